@@ -1,0 +1,63 @@
+# Thin: each target is a line or two over tools/ and the CMake presets.
+PREFIX ?= /usr/local
+DATA ?=
+NPROC ?= 2
+JOBS ?= $(shell nproc)
+
+.PHONY: help run test build bench asan tsan fuzz chaos tidy install fresh clean
+
+help:  ## what can be typed
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+run:  ## train a small GPT on real text with two processes (DATA=path for your own text)
+	@tools/setup run
+	@tools/build dev cadre_command cadre_train
+	build/bin/cadre train examples/gpt.toml $(if $(DATA),data.path=$(DATA)) --nproc-per-node $(NPROC)
+
+test:  ## build everything and run every test
+	@tools/setup check
+	@tools/build dev
+	ctest --preset dev --output-on-failure
+
+build:  ## build everything
+	@tools/setup check
+	@tools/build dev
+
+bench:  ## compare with OpenMPI and PyTorch, side by side (quiet machine; writes bench/reports)
+	@tools/setup check
+	@tools/build dev
+	bench/run
+
+asan:  ## the core under AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/setup check
+	@tools/build asan
+	ctest --preset asan --output-on-failure
+
+tsan:  ## the core under ThreadSanitizer
+	@tools/setup check
+	@tools/build tsan
+	ctest --preset tsan --output-on-failure
+
+fuzz:  ## every parser of outside bytes, 60 s each, with its coverage
+	@tools/setup check
+	tools/fuzz
+
+chaos:  ## 10,000 rounds of all_reduce under random kill -9
+	@tools/setup check
+	@tools/build dev
+	tools/chaos
+
+tidy:  ## the project's own rules, formatting and clang-tidy
+	@tools/setup check
+	@tools/tidy --clang-tidy
+
+install:  ## into PREFIX (default /usr/local)
+	@tools/setup run
+	@tools/build release
+	cmake --install build-release --prefix $(PREFIX)
+
+fresh:  ## make run and make test in a new Debian 12 made by debootstrap (root)
+	tools/fresh_machine
+
+clean:  ## forget what was built
+	rm -rf build build-*

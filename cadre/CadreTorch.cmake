@@ -1,0 +1,70 @@
+# Everything above the torch line. The libraries use per-operator ATen headers; train, examples and
+# tests share one precompiled torch/torch.h.
+set(torch_folders group buckets mesh parallel data checkpoint)
+cadre_sources(torch_sources library ${torch_folders})
+if(NOT torch_sources)
+  return()
+endif()
+
+add_library(cadre_torch_objects OBJECT ${torch_sources})
+target_include_directories(cadre_torch_objects PUBLIC ${CMAKE_SOURCE_DIR})
+target_link_libraries(cadre_torch_objects PRIVATE cadre_options PUBLIC LibTorch::LibTorch)
+set_target_properties(cadre_torch_objects PROPERTIES JOB_POOL_COMPILE torch_compile)
+
+add_library(cadre SHARED $<TARGET_OBJECTS:cadre_torch_objects>)
+target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
+
+# The precompiled header, compiled once and reused.
+file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "")
+add_library(cadre_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cpp)
+target_link_libraries(cadre_torch_pch PRIVATE cadre_options PUBLIC LibTorch::LibTorch)
+target_precompile_headers(cadre_torch_pch PRIVATE <torch/torch.h>)
+
+# The trainer: the only place where the wrappers meet.
+cadre_sources(train_sources library train)
+if(train_sources)
+  find_package(tomlplusplus REQUIRED)
+  add_library(cadre_train_objects OBJECT ${train_sources})
+  target_link_libraries(cadre_train_objects PRIVATE cadre_options PUBLIC cadre_torch_objects
+                                                                        nlohmann_json::nlohmann_json)
+  target_precompile_headers(cadre_train_objects REUSE_FROM cadre_torch_pch)
+  set_target_properties(cadre_train_objects PROPERTIES JOB_POOL_COMPILE torch_compile)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/train/cadre_train_main.cpp)
+    add_executable(cadre_train train/cadre_train_main.cpp $<TARGET_OBJECTS:cadre_train_objects>)
+    set_target_properties(cadre_train PROPERTIES OUTPUT_NAME cadre-train RUNTIME_OUTPUT_DIRECTORY
+                                                 ${CMAKE_BINARY_DIR}/libexec/cadre)
+    target_link_libraries(cadre_train PRIVATE cadre cadre_options nlohmann_json::nlohmann_json)
+    target_precompile_headers(cadre_train REUSE_FROM cadre_torch_pch)
+    target_compile_options(cadre_train PRIVATE -fPIC)  # as the precompiled header was
+  endif()
+endif()
+
+if(CADRE_WITH_TESTS)
+  # Few big binaries: linking and start-up of libtorch dominate.
+  foreach(folder IN LISTS torch_folders ITEMS train)
+    cadre_sources(tests test ${folder})
+    if(tests)
+      set(name cadre_${folder}_test)
+      add_executable(${name} ${tests} $<TARGET_OBJECTS:cadre_torch_objects>
+                             $<TARGET_OBJECTS:cadre_core_objects>)
+      if(TARGET cadre_testing)
+        target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_testing>)
+      endif()
+      if(folder STREQUAL "train")
+        target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_train_objects>)
+      endif()
+      target_link_libraries(
+        ${name} PRIVATE LibTorch::LibTorch cadre_options GTest::gtest_main GTest::gmock
+                        OpenSSL::Crypto Threads::Threads rt nlohmann_json::nlohmann_json)
+      target_link_libraries(${name} PRIVATE /usr/lib/x86_64-linux-gnu/libfmt.so)
+      target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+      target_compile_definitions(
+        ${name} PRIVATE CADRE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CADRE_BINARY_DIR="${CMAKE_BINARY_DIR}")
+      target_precompile_headers(${name} REUSE_FROM cadre_torch_pch)
+      target_compile_options(${name} PRIVATE -fPIC)  # as the precompiled header was
+      set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch_compile)
+      add_test(NAME ${folder} COMMAND ${name})
+      set_tests_properties(${folder} PROPERTIES TIMEOUT 600 LABELS torch)
+    endif()
+  endforeach()
+endif()

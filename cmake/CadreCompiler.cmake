@@ -1,0 +1,36 @@
+# Warnings, sanitizers, ccache and the number of jobs.
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+
+if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(CADRE_CCACHE ccache)
+  if(CADRE_CCACHE)
+    # Precompiled headers need the sloppiness; without it ccache would refuse those files.
+    set(CMAKE_CXX_COMPILER_LAUNCHER
+        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CADRE_CCACHE})
+  endif()
+endif()
+
+# A file that includes torch/torch.h takes about 1.6 GB to compile: never more of them at once than
+# memory allows.
+cmake_host_system_information(RESULT cadre_memory_mb QUERY AVAILABLE_PHYSICAL_MEMORY)
+math(EXPR cadre_torch_jobs "${cadre_memory_mb} / 1800")
+if(cadre_torch_jobs LESS 1)
+  set(cadre_torch_jobs 1)
+endif()
+set_property(GLOBAL PROPERTY JOB_POOLS torch_compile=${cadre_torch_jobs})
+
+add_library(cadre_options INTERFACE)
+target_compile_options(cadre_options INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+                                               -Woverloaded-virtual -Wno-missing-field-initializers)
+if(CADRE_WERROR)
+  target_compile_options(cadre_options INTERFACE -Werror)
+endif()
+if(CADRE_SANITIZE)
+  add_compile_options(-fsanitize=${CADRE_SANITIZE} -fno-omit-frame-pointer
+                      -fno-sanitize-recover=all)
+  # g++ 12 takes the sanitizers' own branches for paths on which a value is not set.
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  add_link_options(-fsanitize=${CADRE_SANITIZE})
+endif()

@@ -1,0 +1,47 @@
+# Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
+# toolkit for a CUDA wheel. Looks at CADRE_TORCH (a torch folder, or a Python whose torch is used),
+# then .venv of the source tree, then python3. Makes the target LibTorch::LibTorch and sets
+# LibTorch_VERSION and LibTorch_DIR (the torch folder).
+set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING "A torch folder, or the Python whose torch to use")
+
+set(candidates "")
+if(CADRE_TORCH)
+  list(APPEND candidates "${CADRE_TORCH}")
+endif()
+list(APPEND candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python" python3)
+
+foreach(candidate IN LISTS candidates)
+  if(IS_DIRECTORY "${candidate}")
+    set(LibTorch_DIR "${candidate}")
+    break()
+  endif()
+  # find_spec does not import torch, so this takes milliseconds.
+  execute_process(
+    COMMAND "${candidate}" -c
+            "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(found)
+    set(LibTorch_DIR "${found}")
+    break()
+  endif()
+endforeach()
+
+if(LibTorch_DIR AND EXISTS "${LibTorch_DIR}/version.py")
+  file(STRINGS "${LibTorch_DIR}/version.py" version_line REGEX "^__version__")
+  string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" LibTorch_VERSION "${version_line}")
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(
+  LibTorch REQUIRED_VARS LibTorch_DIR VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "set CADRE_TORCH to a torch folder, or run tools/setup")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
+  add_library(LibTorch::LibTorch INTERFACE IMPORTED)
+  target_include_directories(
+    LibTorch::LibTorch SYSTEM INTERFACE "${LibTorch_DIR}/include"
+                                        "${LibTorch_DIR}/include/torch/csrc/api/include")
+  target_link_libraries(LibTorch::LibTorch INTERFACE "${LibTorch_DIR}/lib/libtorch_cpu.so"
+                                                     "${LibTorch_DIR}/lib/libc10.so")
+  target_link_options(LibTorch::LibTorch INTERFACE "-Wl,-rpath,${LibTorch_DIR}/lib")
+endif()
