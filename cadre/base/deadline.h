@@ -1,0 +1,44 @@
+// Points in time that are handed down, so that nested calls share one budget of waiting.
+//
+// Threads: plain values. Blocking: never. Errors: none.
+// There is no "for ever": every Deadline is a finite point on its clock. Clocks live in cadre/os
+// (real time) and cadre/sim (virtual time); base only carries the values.
+#pragma once
+
+#include <chrono>
+#include <compare>
+#include <cstdint>
+
+namespace cadre {
+
+using Duration = std::chrono::nanoseconds;
+
+// Nanoseconds since the epoch of the clock that made it (real: CLOCK_MONOTONIC, so all processes
+// of a host share it; simulated: the start of the simulation).
+struct TimePoint {
+  int64_t ns = 0;
+
+  friend constexpr auto operator<=>(TimePoint, TimePoint) = default;
+  friend constexpr TimePoint operator+(TimePoint t, Duration d) { return {t.ns + d.count()}; }
+  friend constexpr Duration operator-(TimePoint a, TimePoint b) { return Duration(a.ns - b.ns); }
+};
+
+class Deadline {
+ public:
+  constexpr explicit Deadline(TimePoint at) : at_(at) {}
+
+  constexpr TimePoint at() const { return at_; }
+  constexpr bool has_passed(TimePoint now) const { return now >= at_; }
+  // What is left at `now`; zero once it has passed.
+  constexpr Duration remaining(TimePoint now) const {
+    return now >= at_ ? Duration::zero() : at_ - now;
+  }
+  constexpr Deadline earlier(Deadline other) const { return at_ <= other.at_ ? *this : other; }
+
+  friend constexpr auto operator<=>(Deadline, Deadline) = default;
+
+ private:
+  TimePoint at_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,50 @@
+#include "cadre/base/types.h"
+
+#include <array>
+
+namespace cadre {
+namespace {
+
+constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {"uint8",    "int32",   "int64",
+                                                                  "bfloat16", "float32", "float64"};
+constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {"sum", "avg", "min", "max"};
+constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
+    "broadcast", "all_reduce", "all_gather", "reduce_scatter",
+    "barrier",   "send",       "recv",       "allocate_symmetric"};
+
+template <typename Enum, size_t kCount>
+std::optional<Enum> find_name(const std::array<std::string_view, kCount>& names,
+                              std::string_view text) {
+  for (size_t i = 0; i < kCount; ++i) {
+    if (names[i] == text) return static_cast<Enum>(i);
+  }
+  return std::nullopt;
+}
+
+// Values may come from the wire, so the index is checked.
+template <typename Enum, size_t kCount>
+std::string_view name_of(const std::array<std::string_view, kCount>& names, Enum value) {
+  const auto index = static_cast<size_t>(value);
+  return index < kCount ? names[index] : std::string_view("unknown");
+}
+
+}  // namespace
+
+std::string_view to_string(DType dtype) {
+  return name_of(kDTypeNames, dtype);
+}
+std::string_view to_string(ReduceOp op) {
+  return name_of(kReduceOpNames, op);
+}
+std::string_view to_string(OpKind kind) {
+  return name_of(kOpKindNames, kind);
+}
+
+std::optional<DType> parse_dtype(std::string_view text) {
+  return find_name<DType>(kDTypeNames, text);
+}
+std::optional<ReduceOp> parse_reduce_op(std::string_view text) {
+  return find_name<ReduceOp>(kReduceOpNames, text);
+}
+
+}  // namespace cadre

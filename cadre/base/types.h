@@ -1,0 +1,79 @@
+// The small vocabulary of every collective: Rank, DType, ReduceOp and byte spans.
+//
+// Threads: plain values. Blocking: never. Names are c10d's, lower-cased where they are texts.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "cadre/base/export.h"
+
+namespace cadre {
+
+using Bytes = std::span<std::byte>;
+using ConstBytes = std::span<const std::byte>;
+
+// A member's number in a group, 0 .. world_size - 1. Converts to and from int, so that
+// `world.rank() == 0` reads as in PyTorch; as a parameter type it keeps ranks from sizes.
+struct Rank {
+  int value = 0;
+
+  constexpr Rank() = default;
+  constexpr Rank(int rank) : value(rank) {}         // NOLINT: implicit by design
+  constexpr operator int() const { return value; }  // NOLINT: implicit by design
+};
+
+enum class DType : uint8_t { kUint8, kInt32, kInt64, kBfloat16, kFloat32, kFloat64 };
+inline constexpr int kNumDTypes = 6;
+
+// Bytes of one element.
+constexpr size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kUint8:
+      return 1;
+    case DType::kBfloat16:
+      return 2;
+    case DType::kInt32:
+    case DType::kFloat32:
+      return 4;
+    case DType::kInt64:
+    case DType::kFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+// AVG is the sum divided by the number of ranks; on integers it is refused.
+enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax };
+inline constexpr int kNumReduceOps = 4;
+
+// Whether the pair has a meaning; false only for AVG on integers.
+constexpr bool is_supported(DType dtype, ReduceOp op) {
+  const bool is_floating =
+      dtype == DType::kBfloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64;
+  return op != ReduceOp::kAvg || is_floating;
+}
+
+enum class OpKind : uint8_t {
+  kBroadcast,
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kBarrier,
+  kSend,
+  kRecv,
+  kAllocate  // of symmetric memory
+};
+inline constexpr int kNumOpKinds = 8;
+
+CADRE_EXPORT std::string_view to_string(DType dtype);  // "float32"
+CADRE_EXPORT std::string_view to_string(ReduceOp op);  // "sum"
+CADRE_EXPORT std::string_view to_string(OpKind kind);  // "all_reduce"
+CADRE_EXPORT std::optional<DType> parse_dtype(std::string_view text);
+CADRE_EXPORT std::optional<ReduceOp> parse_reduce_op(std::string_view text);
+
+}  // namespace cadre
