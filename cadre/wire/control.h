@@ -1,0 +1,151 @@
+// The messages by which the ranks of a group know each other: cards in the store, the handshake of
+// every connection, and what travels on control connections afterwards.
+//
+// Threads: plain values; a ControlSplitter has one owner. Blocking: never.
+// Errors: kCorruption for bytes that are not such a message; nothing from outside is trusted.
+// Format: docs/formats/control-messages.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+
+namespace cadre::wire {
+
+inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
+inline constexpr size_t kMaxControlTextBytes = 4 << 10;
+
+using Nonce = std::array<std::byte, 32>;
+using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
+
+// Who a rank is and where it listens; published in the store under a key of the round.
+struct RankCard {
+  std::string version;  // of the library; all ranks must have the same
+  std::string host;
+  std::string boot_id;
+  int32_t pid = 0;
+  std::string tcp_address;
+  std::string unix_address;
+  uint64_t probe = 0;  // a random number that proves a mapping of this rank's segment
+
+  friend bool operator==(const RankCard&, const RankCard&) = default;
+};
+
+enum class LinkPurpose : uint8_t { kControl, kCollective, kPointToPoint, kSide };
+inline constexpr int kNumLinkPurposes = 4;
+
+// First message of a connection, from the rank that connects.
+struct Hello {
+  LinkPurpose purpose = LinkPurpose::kControl;
+  int32_t from = 0;
+  int32_t to = 0;
+  uint64_t round = 0;
+  std::string group;
+  std::string version;
+  Nonce nonce{};
+
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+// The answer of the rank that accepts: its own nonce, and the proof that it knows the token.
+struct Challenge {
+  Nonce nonce{};
+  Proof proof{};
+
+  friend bool operator==(const Challenge&, const Challenge&) = default;
+};
+
+// The proof of the rank that connected.
+struct Answer {
+  Proof proof{};
+
+  friend bool operator==(const Answer&, const Answer&) = default;
+};
+
+// Why a connection was not taken; the connection ends after it.
+struct Refusal {
+  std::string reason;
+
+  friend bool operator==(const Refusal&, const Refusal&) = default;
+};
+
+enum class ActivityState : uint8_t { kNothingYet, kRunning, kDone, kFailed };
+inline constexpr int kNumActivityStates = 4;
+
+// What a rank is doing, or did last.
+struct Activity {
+  ActivityState state = ActivityState::kNothingYet;
+  uint64_t number = 0;
+  uint64_t fingerprint = 0;  // its kind tells collectives from send and recv, which count apart
+  int32_t waiting_for = -1;
+  int64_t age_ns = 0;  // since it began (running) or ended
+  std::string phase;
+
+  friend bool operator==(const Activity&, const Activity&) = default;
+};
+
+// A rank's activity: unasked now and then (request 0), or the answer to a request.
+struct StatusReport {
+  uint64_t request = 0;
+  Activity activity;
+
+  friend bool operator==(const StatusReport&, const StatusReport&) = default;
+};
+
+struct StatusRequest {
+  uint64_t request = 0;
+
+  friend bool operator==(const StatusRequest&, const StatusRequest&) = default;
+};
+
+// The sender's group failed; `culprit` is the rank at fault, or -1.
+struct AbortNotice {
+  ErrorCode code = ErrorCode::kAborted;
+  int32_t culprit = -1;
+  std::string cause;    // the sentence that explains it, the same on all ranks
+  std::string message;  // the whole first failure, as its rank throws it
+
+  friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
+};
+
+// The sender left in good order after this many collectives.
+struct Goodbye {
+  uint64_t number = 0;
+
+  friend bool operator==(const Goodbye&, const Goodbye&) = default;
+};
+
+struct GoodbyeReceipt {
+  friend bool operator==(const GoodbyeReceipt&, const GoodbyeReceipt&) = default;
+};
+
+using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, StatusReport, StatusRequest,
+                                    AbortNotice, Goodbye, GoodbyeReceipt>;
+
+std::string encode_card(const RankCard& card);
+Result<RankCard> decode_card(std::string_view text);
+
+// With its frame: a 32-bit length, the type, the fields. Over-long texts are cut.
+std::vector<std::byte> encode_control(const ControlMessage& message);
+// Without its frame's length.
+Result<ControlMessage> decode_control(ConstBytes body);
+
+// Cuts a stream into messages.
+class ControlSplitter {
+ public:
+  void append(ConstBytes received);
+  // The next whole message; nullopt when more bytes are needed. After an error the stream is lost.
+  Result<std::optional<ControlMessage>> next();
+
+ private:
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace cadre::wire

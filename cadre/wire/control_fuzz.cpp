@@ -1,0 +1,40 @@
+// Fuzzes the parsers of control messages and of cards: decode or refuse, and what was decoded must
+// encode to the same bytes.
+#include <algorithm>
+#include <cstdlib>
+
+#include "cadre/wire/byte_codec.h"
+#include "cadre/wire/control.h"
+
+namespace cadre {
+namespace {
+
+void decode(ConstBytes input) {
+  if (const auto card = wire::decode_card(wire::as_text(input)); card.ok()) {
+    if (wire::encode_card(*card) != wire::as_text(input)) std::abort();
+  }
+  wire::ControlSplitter splitter;
+  size_t consumed = 0;
+  for (size_t at = 0; at < input.size(); at += 7) {
+    splitter.append(input.subspan(at, std::min<size_t>(7, input.size() - at)));
+    while (true) {
+      const auto next = splitter.next();
+      if (!next.ok()) return;
+      if (!next.value()) break;
+      const auto frame = wire::encode_control(*next.value());
+      if (consumed + frame.size() > input.size() ||
+          wire::as_text(frame) != wire::as_text(input.subspan(consumed, frame.size()))) {
+        std::abort();
+      }
+      consumed += frame.size();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cadre
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  cadre::decode({reinterpret_cast<const std::byte*>(data), size});
+  return 0;
+}

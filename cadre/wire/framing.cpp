@@ -1,0 +1,46 @@
+#include "cadre/wire/framing.h"
+
+#include "cadre/base/format.h"
+#include "cadre/wire/byte_codec.h"
+
+namespace cadre::wire {
+
+void StreamBuffer::append(ConstBytes bytes) {
+  // Moving the rest to the front only once half is consumed keeps the cost per byte constant.
+  if (begin_ > data_.size() / 2) {
+    data_.erase(data_.begin(), data_.begin() + static_cast<ptrdiff_t>(begin_));
+    begin_ = 0;
+  }
+  data_.insert(data_.end(), bytes.begin(), bytes.end());
+}
+
+void StreamBuffer::consume(size_t num_bytes) {
+  begin_ += num_bytes;
+  if (begin_ < data_.size()) return;
+  begin_ = 0;
+  data_.clear();
+  // One large value must not hold its memory for the life of a connection.
+  constexpr size_t kKeptBytes = 256 << 10;
+  if (data_.capacity() > kKeptBytes) data_ = {};
+}
+
+void append_frame(StreamBuffer& out, ConstBytes payload) {
+  ByteWriter header;
+  header.integer(static_cast<uint32_t>(payload.size()));
+  out.append(header.bytes());
+  out.append(payload);
+}
+
+Result<std::optional<ConstBytes>> peek_frame(const StreamBuffer& buffer, size_t max_payload_bytes) {
+  ByteReader reader(buffer.view());
+  const auto length = reader.integer<uint32_t>();
+  if (!reader.ok()) return std::optional<ConstBytes>();
+  if (length > max_payload_bytes) {
+    return Error(ErrorCode::kCorruption,
+                 format("frame of {} bytes is over the limit of {}", length, max_payload_bytes));
+  }
+  if (length > reader.remaining()) return std::optional<ConstBytes>();
+  return std::optional(buffer.view().subspan(kFrameHeaderBytes, length));
+}
+
+}  // namespace cadre::wire

@@ -1,0 +1,93 @@
+// The native store protocol: handshake, requests and responses (docs/formats/store-native.md).
+//
+// Threads: plain values. Blocking: never. Errors: kCorruption for whatever the format does not
+// allow. Every message travels in a frame (framing.h); decoders take the payload of one frame.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/wire/challenge.h"
+
+namespace cadre::wire {
+
+// The first bytes of a client, before its first frame. c10d's clients begin with a zero byte.
+inline constexpr std::string_view kStoreMagic = "CDRS";
+inline constexpr uint16_t kStoreProtocol = 1;
+
+inline constexpr size_t kMaxStoreFrameBytes = 64 << 20;
+inline constexpr size_t kMaxHandshakeFrameBytes = 1024;
+inline constexpr size_t kMaxKeyBytes = 4096;
+inline constexpr size_t kMaxValueBytes = 16 << 20;
+inline constexpr size_t kMaxKeysPerRequest = 1 << 16;
+inline constexpr size_t kMaxBuildBytes = 64;
+
+// Of both sides; the server's build and protocol let the client name both when they differ.
+struct StoreHello {
+  uint16_t protocol = kStoreProtocol;
+  std::string build;  // CADRE_VERSION
+  Nonce nonce = {};
+
+  friend bool operator==(const StoreHello&, const StoreHello&) = default;
+};
+
+// Of both sides, after the hellos.
+struct StoreProof {
+  Digest digest = {};
+
+  friend bool operator==(const StoreProof&, const StoreProof&) = default;
+};
+
+enum class StoreVerb : uint8_t {
+  kSet,
+  kGet,
+  kAdd,
+  kWait,
+  kCheck,
+  kCompareSet,
+  kErase,
+  kNumKeys,
+  kAppend,
+  kMultiGet,
+  kMultiSet,
+  kCancel,  // forgets the pending request with this id; has no response
+};
+inline constexpr int kNumStoreVerbs = 12;
+
+CADRE_EXPORT std::string_view to_string(StoreVerb verb);
+
+struct StoreRequest {
+  uint64_t id = 0;
+  StoreVerb verb = StoreVerb::kSet;
+  int64_t amount = 0;  // of kAdd
+  std::vector<std::string> keys;
+  std::vector<std::string> values;  // compare_set: expected, desired
+
+  friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
+};
+
+struct StoreResponse {
+  uint64_t id = 0;
+  std::optional<Error> error;  // then the rest is empty
+  int64_t number = 0;          // add: the sum; check and erase: 0 or 1; num_keys: the count
+  std::vector<std::string> values;
+
+  friend bool operator==(const StoreResponse&, const StoreResponse&) = default;
+};
+
+CADRE_EXPORT std::vector<std::byte> encode(const StoreHello& hello);
+CADRE_EXPORT std::vector<std::byte> encode(const StoreProof& proof);
+CADRE_EXPORT std::vector<std::byte> encode(const StoreRequest& request);
+CADRE_EXPORT std::vector<std::byte> encode(const StoreResponse& response);
+
+CADRE_EXPORT Result<StoreHello> decode_store_hello(ConstBytes payload);
+CADRE_EXPORT Result<StoreProof> decode_store_proof(ConstBytes payload);
+CADRE_EXPORT Result<StoreRequest> decode_store_request(ConstBytes payload);
+CADRE_EXPORT Result<StoreResponse> decode_store_response(ConstBytes payload);
+
+}  // namespace cadre::wire
