@@ -1,0 +1,14 @@
+// What the machine and the process say about themselves.
+//
+// Threads: any. Blocking: never. Errors: Error(kInternal) when /proc cannot be read.
+#pragma once
+
+#include "cadre/os/system.h"
+
+namespace cadre::os {
+
+HostInfo read_host_info();
+// Cores this process may run on (its affinity mask), at least 1.
+int num_usable_cores();
+
+}  // namespace cadre::os

@@ -1,0 +1,15 @@
+// The date and time for people, for log lines and file names only: it jumps when someone sets it.
+//
+// Threads: any. Blocking: never.
+#pragma once
+
+#include <string>
+
+#include "cadre/base/export.h"
+
+namespace cadre::os {
+
+// UTC in ISO 8601 with milliseconds: "2026-11-21T10:04:11.042Z".
+CADRE_EXPORT std::string wall_clock_text();
+
+}  // namespace cadre::os

@@ -1,0 +1,103 @@
+#include "cadre/os/io/durable_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <array>
+#include <filesystem>
+#include <string_view>
+
+#include "cadre/os/io/file.h"
+#include "cadre/os/mem/read_only_file.h"
+
+namespace cadre::os {
+namespace {
+
+class DurableFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "durable_file_test";
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  static ConstBytes bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+  std::string folder_;
+};
+
+TEST_F(DurableFile, HoldsThePiecesInOrder) {
+  const std::array<ConstBytes, 3> pieces = {bytes("ab"), bytes(""), bytes("cde")};
+  ASSERT_TRUE(write_file(folder_ + "/a", pieces).ok());
+  EXPECT_EQ(*read_file(folder_ + "/a", 100), "abcde");
+  const auto mapped = ReadOnlyFile::open(folder_ + "/a");
+  ASSERT_TRUE(mapped.ok());
+  EXPECT_EQ(mapped->bytes().size(), 5u);
+  EXPECT_EQ(mapped->bytes()[4], std::byte{'e'});
+}
+
+// Stands in for a full disk: the kernel refuses to let the file grow.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t num_bytes) : previous_handler_(::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &previous_);
+    const rlimit limit = {.rlim_cur = num_bytes, .rlim_max = previous_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &previous_);
+    ::signal(SIGXFSZ, previous_handler_);
+  }
+
+ private:
+  rlimit previous_ = {};
+  sighandler_t previous_handler_;
+};
+
+TEST_F(DurableFile, AFailedWriteLeavesNothing) {
+  const std::array<ConstBytes, 1> pieces = {bytes("more than four bytes")};
+  Status status;
+  {
+    const FileSizeLimit limit(4);
+    status = write_file(folder_ + "/a", pieces);
+  }
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(status.error().message(), ::testing::HasSubstr("write " + folder_ + "/a"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/a"));
+}
+
+TEST_F(DurableFile, AFolderAppearsAtOnce) {
+  const std::array<ConstBytes, 1> pieces = {bytes("x")};
+  std::filesystem::create_directory(folder_ + "/temporary");
+  ASSERT_TRUE(write_file(folder_ + "/temporary/a", pieces).ok());
+  ASSERT_TRUE(rename_path(folder_ + "/temporary", folder_ + "/final").ok());
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/final/a"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/temporary"));
+  EXPECT_FALSE(rename_path(folder_ + "/missing", folder_ + "/b").ok());
+}
+
+TEST_F(DurableFile, FoldersChangePlaces) {
+  for (const std::string name : {"/a", "/b"}) {
+    std::filesystem::create_directory(folder_ + name);
+    const std::array<ConstBytes, 1> pieces = {bytes(name)};
+    ASSERT_TRUE(write_file(folder_ + name + "/x", pieces).ok());
+  }
+  ASSERT_TRUE(exchange_paths(folder_ + "/a", folder_ + "/b").ok());
+  EXPECT_EQ(*read_file(folder_ + "/a/x", 10), "/b");
+  EXPECT_EQ(*read_file(folder_ + "/b/x", 10), "/a");
+}
+
+TEST_F(DurableFile, MappingNamesWhatItCannotOpen) {
+  EXPECT_THAT(ReadOnlyFile::open(folder_ + "/none").error().message(),
+              ::testing::HasSubstr(folder_ + "/none"));
+  EXPECT_FALSE(ReadOnlyFile::open(folder_).ok());
+  ASSERT_TRUE(write_file(folder_ + "/empty", {}).ok());
+  EXPECT_EQ(ReadOnlyFile::open(folder_ + "/empty")->bytes().size(), 0u);
+}
+
+}  // namespace
+}  // namespace cadre::os

@@ -1,0 +1,55 @@
+// Sockets of the kernel: non-blocking TCP and abstract unix streams.
+//
+// Threads, blocking, lifetime and errors: see os/socket.h. shutdown() may come from another thread.
+#pragma once
+
+#include <atomic>
+
+#include "cadre/base/deadline.h"
+#include "cadre/os/io/fd.h"
+#include "cadre/os/mem/segment.h"
+#include "cadre/os/socket.h"
+
+namespace cadre::os {
+
+class NativeSocket final : public Socket {
+ public:
+  // `fd` is connected and non-blocking; `segments` outlives the socket.
+  NativeSocket(Fd fd, SegmentTable& segments);
+
+  Result<size_t> try_send(ConstBytes data) override;
+  Result<size_t> try_recv(Bytes buffer) override;
+  Result<bool> try_send_segment(const SharedMemory& segment) override;
+  Result<std::unique_ptr<SharedMemory>> try_recv_segment() override;
+  void shutdown() override;
+  Address local_address() const override { return local_; }
+  Address peer_address() const override { return peer_; }
+  int poll_handle() const override { return fd_.get(); }
+
+ private:
+  Error lost(int error_number) const;
+  Error ended() const;
+  Status require_unix() const;
+
+  Fd fd_;
+  SegmentTable& segments_;
+  Address local_;
+  Address peer_;
+  std::atomic<bool> was_shut_down_{false};
+};
+
+class NativeListener final : public Listener {
+ public:
+  NativeListener(Fd fd, SegmentTable& segments);
+
+  Result<std::unique_ptr<Socket>> try_accept() override;
+  Address address() const override { return address_; }
+  int poll_handle() const override { return fd_.get(); }
+
+ private:
+  Fd fd_;
+  SegmentTable& segments_;
+  Address address_;
+};
+
+}  // namespace cadre::os

@@ -1,0 +1,75 @@
+#include "cadre/os/mem/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/errno_error.h"
+
+namespace cadre::os {
+namespace {
+
+// A peer that shrank the file would turn every access of the others into SIGBUS.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+}  // namespace
+
+Mapping::~Mapping() {
+  ::munmap(bytes_.data(), bytes_.size());
+}
+
+Result<std::unique_ptr<SharedMemory>> SegmentTable::create(size_t num_bytes) {
+  if (num_bytes == 0) {
+    return Error(ErrorCode::kInvalidArgument, "a shared segment of 0 bytes; expected at least 1");
+  }
+  Fd fd(::memfd_create("cadre", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, "memfd_create", errno);
+  if (::ftruncate(fd.get(), static_cast<off_t>(num_bytes)) != 0) {
+    return errno_error(ErrorCode::kUnavailable,
+                       cadre::format("size a shared segment to {} bytes", num_bytes), errno);
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+    return errno_error(ErrorCode::kUnavailable, "seal a shared segment", errno);
+  }
+  return map(std::move(fd));
+}
+
+Result<std::unique_ptr<SharedMemory>> SegmentTable::adopt(Fd fd) {
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return Error(ErrorCode::kCorruption,
+                 cadre::format("a received descriptor is not a sealed shared segment (seals {}); "
+                               "check that the peer runs the same version",
+                               seals));
+  }
+  return map(std::move(fd));
+}
+
+Result<std::unique_ptr<SharedMemory>> SegmentTable::map(Fd fd) {
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) {
+    return errno_error(ErrorCode::kInternal, "fstat a shared segment", errno);
+  }
+  const std::scoped_lock lock(mutex_);
+  // Entries of dead mappings go now, so the table stays as small as what is alive.
+  std::erase_if(mappings_, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Mapping>& known = mappings_[{info.st_dev, info.st_ino}];
+  if (std::shared_ptr<Mapping> mapping = known.lock()) {
+    return std::unique_ptr<SharedMemory>(std::make_unique<NativeSharedMemory>(std::move(mapping)));
+  }
+  const auto num_bytes = static_cast<size_t>(info.st_size);
+  void* start = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (start == MAP_FAILED) {
+    return errno_error(ErrorCode::kUnavailable,
+                       cadre::format("map a shared segment of {} bytes", num_bytes), errno);
+  }
+  auto mapping =
+      std::make_shared<Mapping>(std::move(fd), Bytes(static_cast<std::byte*>(start), num_bytes));
+  known = mapping;
+  return std::unique_ptr<SharedMemory>(std::make_unique<NativeSharedMemory>(std::move(mapping)));
+}
+
+}  // namespace cadre::os

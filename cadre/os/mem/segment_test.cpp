@@ -1,0 +1,51 @@
+#include "cadre/os/mem/segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cadre/testing/leftovers.h"
+
+namespace cadre::os {
+namespace {
+
+Fd duplicate(const SharedMemory& segment) {
+  return Fd(::fcntl(dynamic_cast<const NativeSharedMemory&>(segment).fd(), F_DUPFD_CLOEXEC, 0));
+}
+
+TEST(SegmentTable, MapsAKnownSegmentOnce) {
+  const testing::Resources before = testing::count_resources();
+  {
+    SegmentTable table;
+    const auto first = table.create(5000).value_or_throw();
+    const auto second = table.adopt(duplicate(*first)).value_or_throw();
+    EXPECT_EQ(first->bytes().data(), second->bytes().data());
+    SegmentTable other_system;
+    const auto third = other_system.adopt(duplicate(*first)).value_or_throw();
+    EXPECT_NE(first->bytes().data(), third->bytes().data());
+    first->bytes()[4999] = std::byte{9};
+    EXPECT_EQ(third->bytes()[4999], std::byte{9});
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+TEST(SegmentTable, NoHolderCanChangeTheSize) {
+  SegmentTable table;
+  const auto segment = table.create(8192).value_or_throw();
+  const Fd fd = duplicate(*segment);
+  EXPECT_NE(::ftruncate(fd.get(), 0), 0);
+  EXPECT_NE(::ftruncate(fd.get(), 1 << 20), 0);
+}
+
+TEST(SegmentTable, RefusesADescriptorThatItsSenderCouldShrink) {
+  SegmentTable table;
+  Fd unsealed(::memfd_create("foreign", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(unsealed.get(), 4096), 0);
+  EXPECT_EQ(table.adopt(std::move(unsealed)).error().code(), ErrorCode::kCorruption);
+  Fd no_memory(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_EQ(table.adopt(std::move(no_memory)).error().code(), ErrorCode::kCorruption);
+}
+
+}  // namespace
+}  // namespace cadre::os

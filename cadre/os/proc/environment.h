@@ -1,0 +1,31 @@
+// The environment of this process, read once and then passed down as a value.
+//
+// Threads: plain values; read_environment() before anyone changes the environment.
+// Blocking: never.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cadre::os {
+
+class Environment {
+ public:
+  std::optional<std::string> get(std::string_view name) const;
+  // The value, or `otherwise` when the variable is absent or empty.
+  std::string get_or(std::string_view name, std::string_view otherwise) const;
+  void set(std::string_view name, std::string_view value);
+
+  // "NAME=value", sorted by name: what a new process is given.
+  std::vector<std::string> to_texts() const;
+
+ private:
+  std::map<std::string, std::string, std::less<>> values_;
+};
+
+Environment read_environment();
+
+}  // namespace cadre::os

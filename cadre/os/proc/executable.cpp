@@ -1,0 +1,67 @@
+#include "cadre/os/proc/executable.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
+
+#include "cadre/base/format.h"
+
+namespace cadre::os {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_executable_file(const fs::path& path) {
+  std::error_code failure;
+  return fs::is_regular_file(path, failure) && ::access(path.c_str(), X_OK) == 0;
+}
+
+Result<std::string> check_path(const std::string& path) {
+  std::error_code failure;
+  if (!fs::exists(path, failure)) {
+    return Error(ErrorCode::kUnavailable, cadre::format("\"{}\" does not exist", path));
+  }
+  if (fs::is_directory(path, failure)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("\"{}\" is a directory, not a program", path));
+  }
+  if (!is_executable_file(path)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("\"{0}\" is not executable: chmod +x {0}", path));
+  }
+  return path;
+}
+
+}  // namespace
+
+Result<std::string> find_executable(const std::string& name, std::string_view search_path) {
+  if (name.find('/') != std::string::npos) return check_path(name);
+  while (true) {
+    const size_t colon = search_path.find(':');
+    const std::string_view folder = search_path.substr(0, colon);
+    const fs::path candidate = fs::path(folder.empty() ? "." : folder) / name;
+    if (is_executable_file(candidate)) return candidate.string();
+    if (colon == std::string_view::npos) break;
+    search_path.remove_prefix(colon + 1);
+  }
+  std::error_code failure;
+  if (!name.empty() && fs::exists(name, failure)) {
+    return Error(
+        ErrorCode::kUnavailable,
+        cadre::format("\"{0}\" is not in PATH; for the file in this folder say ./{0}", name));
+  }
+  return Error(ErrorCode::kUnavailable, cadre::format("\"{}\" was not found in PATH", name));
+}
+
+Result<std::string> own_executable() {
+  std::error_code failure;
+  const fs::path path = fs::read_symlink("/proc/self/exe", failure);
+  if (failure) {
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("cannot read /proc/self/exe: {}", failure.message()));
+  }
+  return path.string();
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,92 @@
+#include "cadre/os/proc/guardian.h"
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <string>
+
+#include "cadre/base/format.h"
+#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/io/errno_error.h"
+#include "cadre/os/io/poll.h"
+#include "cadre/os/proc/descendants.h"
+#include "cadre/os/proc/pipe.h"
+#include "cadre/os/proc/signals.h"
+
+namespace cadre::os {
+namespace {
+
+constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+// Long waits are cut into these, because every wait has a deadline.
+constexpr Duration kNap = std::chrono::minutes(1);
+constexpr Duration kKillTimeout = std::chrono::seconds(5);
+
+class PidFd final : public Pollable {
+ public:
+  explicit PidFd(int pid) : fd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {
+    if (!fd_.is_open()) throw errno_error(ErrorCode::kUnavailable, "pidfd_open", errno);
+  }
+  int poll_handle() const override { return fd_.get(); }
+
+ private:
+  Fd fd_;
+};
+
+// Kills and reaps until no child is left, or the time is up: a process in an uninterruptible system
+// call dies only when that returns.
+void kill_everything_below() {
+  const Deadline deadline(monotonic_now() + kKillTimeout);
+  while (has_children() && !deadline.has_passed(monotonic_now())) {
+    signal_processes(list_descendants(), SIGKILL);
+    reap_orphans({});
+    poll_items({}, Deadline(monotonic_now() + std::chrono::milliseconds(2)));
+  }
+}
+
+int guard(int supervisor) {
+  become_subreaper();
+  SignalListener signals(kForwarded);
+  PidFd ended(supervisor);
+  std::array<PollItem, 2> items{PollItem{.target = &ended, .want_read = true},
+                                PollItem{.target = &signals, .want_read = true}};
+  while (!items[0].can_read) {
+    poll_items(items, Deadline(monotonic_now() + kNap));
+    while (const auto signal = signals.try_next()) ::kill(supervisor, *signal);
+  }
+  int raw = 0;
+  ::waitpid(supervisor, &raw, 0);
+  kill_everything_below();
+  if (!WIFSIGNALED(raw)) return WEXITSTATUS(raw);
+  const std::string message = cadre::format(
+      "cadre: the launcher's own process (pid {}) was ended by {}; its workers were killed\n",
+      supervisor, signal_name(WTERMSIG(raw)));
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, message.data(), message.size());
+  return 128 + WTERMSIG(raw);
+}
+
+}  // namespace
+
+int run_guarded(const std::function<int(Pollable& guardian_gone)>& body) {
+  auto life = make_pipe();
+  if (!life.ok()) throw life.error();
+  // Blocked before the fork, so that no signal falls between the two processes' first steps.
+  SignalListener blocked(kForwarded);
+  const int supervisor = ::fork();
+  if (supervisor < 0) throw errno_error(ErrorCode::kUnavailable, "start a process", errno);
+  if (supervisor > 0) {
+    life->read_end.close();
+    return guard(supervisor);
+  }
+  life->write_end.close();
+  ::setpgid(0, 0);
+  become_subreaper();
+  PipeReader guardian_gone(std::move(life->read_end));
+  return body(guardian_gone);
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,46 @@
+#include "cadre/os/proc/output_stream.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "cadre/base/format.h"
+
+namespace cadre::os {
+
+OutputStream::OutputStream(Target target)
+    : handle_(target == Target::kStandardOutput ? STDOUT_FILENO : STDERR_FILENO),
+      is_terminal_(::isatty(handle_) == 1) {
+  if (!is_terminal_) return;
+  const std::string path = cadre::format("/proc/self/fd/{}", handle_);
+  reopened_ = Fd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  if (reopened_.is_open()) handle_ = reopened_.get();
+}
+
+size_t OutputStream::try_write(std::string_view text) {
+  size_t taken = 0;
+  while (taken < text.size() && !is_gone_ && is_ready()) {
+    // A pipe that polls as writable takes at least PIPE_BUF bytes at once.
+    const size_t piece = std::min<size_t>(text.size() - taken, PIPE_BUF);
+    const ssize_t written = ::write(handle_, text.data() + taken, piece);
+    if (written >= 0) {
+      taken += static_cast<size_t>(written);
+    } else if (errno == EAGAIN) {
+      return taken;
+    } else if (errno != EINTR) {
+      is_gone_ = true;
+    }
+  }
+  return is_gone_ ? text.size() : taken;
+}
+
+bool OutputStream::is_ready() const {
+  pollfd item{.fd = handle_, .events = POLLOUT, .revents = 0};
+  return ::poll(&item, 1, 0) > 0;
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,40 @@
+// Standard output or standard error of this process, written without ever blocking for long.
+//
+// Threads: one owner at a time. Blocking: never on pipes, terminals and sockets; for the time of
+// the disk on files. Lifetime: the process's own descriptor stays open. Errors: an output whose
+// reader is gone swallows all that follows, as a terminal does that was closed: the work is worth
+// more than its log.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "cadre/base/export.h"
+#include "cadre/os/io/fd.h"
+#include "cadre/os/socket.h"
+
+namespace cadre::os {
+
+class CADRE_EXPORT OutputStream final : public Pollable {
+ public:
+  enum class Target { kStandardOutput, kStandardError };
+  explicit OutputStream(Target target);
+
+  bool is_terminal() const { return is_terminal_; }
+  // Bytes taken; fewer than given when the reader is slow.
+  size_t try_write(std::string_view text);
+
+  int poll_handle() const override { return handle_; }
+
+ private:
+  bool is_ready() const;
+
+  // The flag O_NONBLOCK belongs to the open file, which is shared with the shell; so a terminal is
+  // opened once more, and pipes are written in pieces that poll() promises not to block.
+  Fd reopened_;
+  int handle_;
+  bool is_terminal_ = false;
+  bool is_gone_ = false;
+};
+
+}  // namespace cadre::os

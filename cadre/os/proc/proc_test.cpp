@@ -1,0 +1,60 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "cadre/os/proc/pending_signal.h"
+#include "cadre/os/proc/program_output.h"
+#include "cadre/os/system.h"
+
+namespace cadre::os {
+namespace {
+
+TEST(PendingSignal, RemembersWithoutInterrupting) {
+  PendingSignal signal(SIGTERM);
+  EXPECT_FALSE(signal.has_arrived());
+  ::kill(::getpid(), SIGTERM);
+  EXPECT_TRUE(signal.has_arrived());
+  EXPECT_TRUE(signal.has_arrived());
+}
+
+TEST(PendingSignal, SwallowsWhatCameUnasked) {
+  {
+    PendingSignal signal(SIGTERM);
+    ::kill(::getpid(), SIGTERM);
+  }
+  PendingSignal next(SIGTERM);
+  EXPECT_FALSE(next.has_arrived());
+}
+
+class ProgramOutput : public ::testing::Test {
+ protected:
+  Deadline soon() { return system_->deadline_in(std::chrono::seconds(10)); }
+
+  std::unique_ptr<System> system_ = make_native_system();
+};
+
+TEST_F(ProgramOutput, ComesBackWhole) {
+  const auto output = program_output({"sh", "-c", "printf 'a b\\n'; printf c"}, soon());
+  ASSERT_TRUE(output.ok()) << output.error().message();
+  EXPECT_EQ(*output, "a b\nc");
+}
+
+TEST_F(ProgramOutput, SaysHowTheProgramFailed) {
+  EXPECT_EQ(program_output({"sh", "-c", "exit 3"}, soon()).error().message(),
+            "sh ended with exit code 3");
+  EXPECT_EQ(program_output({"sh", "-c", "kill -9 $$"}, soon()).error().message(),
+            "sh was ended by signal 9");
+  EXPECT_THAT(program_output({"no-such-program"}, soon()).error().message(),
+              ::testing::HasSubstr("run no-such-program"));
+}
+
+TEST_F(ProgramOutput, KillsWhatDoesNotEnd) {
+  const auto output =
+      program_output({"sleep", "60"}, system_->deadline_in(std::chrono::milliseconds(50)));
+  ASSERT_FALSE(output.ok());
+  EXPECT_EQ(output.error().code(), ErrorCode::kTimeout);
+}
+
+}  // namespace
+}  // namespace cadre::os

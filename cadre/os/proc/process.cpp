@@ -1,0 +1,176 @@
+#include "cadre/os/proc/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+
+#include "cadre/base/format.h"
+#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/io/errno_error.h"
+#include "cadre/os/io/poll.h"
+
+namespace cadre::os {
+namespace {
+
+constexpr Duration kKillTimeout = std::chrono::seconds(1);
+
+std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// Everything the child needs after fork(), made before it: between fork and exec only
+// async-signal-safe calls are allowed, and malloc is not one of them.
+struct ChildPlan {
+  const char* executable;
+  std::vector<char*> arguments;
+  std::vector<char*> environment;
+  int parent_pid;
+  int output;
+  int error;
+  int failure_report;
+};
+
+[[noreturn]] void report_and_exit(int failure_report, int error_number) {
+  [[maybe_unused]] const ssize_t written =
+      ::write(failure_report, &error_number, sizeof(error_number));
+  ::_exit(127);
+}
+
+void reset_signals() {
+  ::signal(SIGPIPE, SIG_DFL);
+  ::signal(SIGTTOU, SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+[[noreturn]] void run_child(const ChildPlan& plan) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The parent may have died before the line above took effect.
+  if (::getppid() != plan.parent_pid) ::_exit(127);
+  const int nothing = ::open("/dev/null", O_RDONLY);
+  if (nothing < 0 || ::dup2(nothing, STDIN_FILENO) < 0 || ::dup2(plan.output, STDOUT_FILENO) < 0 ||
+      ::dup2(plan.error, STDERR_FILENO) < 0) {
+    report_and_exit(plan.failure_report, errno);
+  }
+  // The report's descriptor too: it closes when exec succeeds.
+  ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
+  reset_signals();
+  ::execve(plan.executable, plan.arguments.data(), plan.environment.data());
+  report_and_exit(plan.failure_report, errno);
+}
+
+// The errno with which the child failed to execute the program; 0 when it runs.
+int read_failure(const Fd& report) {
+  int error_number = 0;
+  ssize_t got = 0;
+  do {
+    got = ::read(report.get(), &error_number, sizeof(error_number));
+  } while (got < 0 && errno == EINTR);
+  return got == sizeof(error_number) ? error_number : 0;
+}
+
+Error cannot_execute(const ProcessOptions& options, int error_number) {
+  if (error_number == ENOEXEC) {
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("\"{}\" cannot be executed: it is neither a program for this machine "
+                      "nor a script that begins with #!",
+                      options.executable));
+  }
+  if (error_number == ENOENT) {
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("\"{}\" cannot be executed: the interpreter named in its first line, "
+                      "or its loader, does not exist",
+                      options.executable));
+  }
+  return errno_error(ErrorCode::kInvalidArgument,
+                     cadre::format("\"{}\" cannot be executed", options.executable), error_number);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
+  auto output = make_pipe();
+  if (!output.ok()) return output.error();
+  auto error = make_pipe();
+  if (!error.ok()) return error.error();
+  int report_ends[2] = {-1, -1};
+  if (::pipe2(report_ends, O_CLOEXEC) != 0) {
+    return errno_error(ErrorCode::kUnavailable, "make a pipe", errno);
+  }
+  const Fd report_reader(report_ends[0]);
+  Fd report_writer(report_ends[1]);
+
+  const ChildPlan plan{.executable = options.executable.c_str(),
+                       .arguments = pointers_to(options.arguments),
+                       .environment = pointers_to(options.environment),
+                       .parent_pid = ::getpid(),
+                       .output = output->write_end.get(),
+                       .error = error->write_end.get(),
+                       .failure_report = report_writer.get()};
+  const int pid = ::fork();
+  if (pid == 0) run_child(plan);
+  if (pid < 0) return errno_error(ErrorCode::kUnavailable, "start a process", errno);
+  // Nobody else reaps the child, so its number cannot be reused before this.
+  Fd exit_event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  const int pidfd_error = errno;
+  report_writer.close();
+  const int error_number = read_failure(report_reader);
+  auto process = std::make_unique<Process>(Parts{.pid = pid,
+                                                 .exit_event = std::move(exit_event),
+                                                 .standard_output = std::move(output->read_end),
+                                                 .standard_error = std::move(error->read_end)});
+  if (error_number != 0) return cannot_execute(options, error_number);
+  if (process->exit_event_.poll_handle() < 0) {
+    return errno_error(ErrorCode::kUnavailable, "watch a process (pidfd_open)", pidfd_error);
+  }
+  return process;
+}
+
+Process::Process(Parts parts)
+    : pid_(parts.pid),
+      exit_event_(std::move(parts.exit_event)),
+      standard_output_(std::move(parts.standard_output)),
+      standard_error_(std::move(parts.standard_error)) {}
+
+Process::~Process() {
+  if (try_wait()) return;
+  signal_group(SIGKILL);
+  if (exit_event_.poll_handle() >= 0) {
+    poll_one(exit_event_.poll_handle(), POLLIN, Deadline(monotonic_now() + kKillTimeout));
+  }
+  try_wait();
+}
+
+std::optional<ExitStatus> Process::try_wait() {
+  if (status_) return status_;
+  int raw = 0;
+  const int reaped = ::waitpid(pid_, &raw, WNOHANG);
+  if (reaped != pid_) return std::nullopt;
+  status_ =
+      WIFSIGNALED(raw) ? ExitStatus{.signal = WTERMSIG(raw)} : ExitStatus{.code = WEXITSTATUS(raw)};
+  return status_;
+}
+
+void Process::signal(int signal) {
+  if (!status_) ::kill(pid_, signal);
+}
+
+void Process::signal_group(int signal) {
+  if (!status_) ::kill(-pid_, signal);
+}
+
+}  // namespace cadre::os

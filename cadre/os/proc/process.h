@@ -1,0 +1,79 @@
+// A child process: started, watched, signalled and reaped.
+//
+// Threads: start() from the thread that outlives the child, because the kernel ties the
+// parent-death signal to the *thread* that forked; everything else from one thread.
+// Blocking: start() until the child has executed the program or failed to (milliseconds);
+// the destructor for at most a second.
+// Lifetime: the destructor kills the child's process group and reaps the child if it still runs.
+// Errors: kInvalidArgument when the program cannot be executed, with the system's reason;
+// kUnavailable when the machine has no process, memory or descriptor left.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/os/proc/exit_status.h"
+#include "cadre/os/proc/pipe.h"
+
+namespace cadre::os {
+
+struct ProcessOptions {
+  std::string executable;                // a path
+  std::vector<std::string> arguments;    // argv, the program's name first
+  std::vector<std::string> environment;  // "NAME=value"; nothing is inherited
+};
+
+// The child leads a process group of its own, reads from /dev/null, writes to two pipes, inherits
+// no other descriptor, starts with default signal handling, and is killed when its parent dies.
+class Process {
+  struct Parts;  // so that only start() can make one
+
+ public:
+  static Result<std::unique_ptr<Process>> start(const ProcessOptions& options);
+  explicit Process(Parts parts);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  int pid() const { return pid_; }
+  // Readable once the child has ended (a pidfd).
+  Pollable& exit_event() { return exit_event_; }
+  PipeReader& standard_output() { return standard_output_; }
+  PipeReader& standard_error() { return standard_error_; }
+
+  // Reaps the child if it has ended; the same answer from then on.
+  std::optional<ExitStatus> try_wait();
+  // To the child alone. Nothing once the child was reaped.
+  void signal(int signal);
+  // To every process of the child's group; nothing once the child was reaped, because its number
+  // may belong to someone else then.
+  void signal_group(int signal);
+
+ private:
+  struct Parts {
+    int pid = 0;
+    Fd exit_event;
+    Fd standard_output;
+    Fd standard_error;
+  };
+
+  class ExitEvent final : public Pollable {
+   public:
+    explicit ExitEvent(Fd fd) : fd_(std::move(fd)) {}
+    int poll_handle() const override { return fd_.get(); }
+
+   private:
+    Fd fd_;
+  };
+
+  const int pid_;
+  ExitEvent exit_event_;
+  PipeReader standard_output_;
+  PipeReader standard_error_;
+  std::optional<ExitStatus> status_;
+};
+
+}  // namespace cadre::os

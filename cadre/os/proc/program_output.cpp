@@ -1,0 +1,102 @@
+#include "cadre/os/proc/program_output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "cadre/base/format.h"
+#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/io/errno_error.h"
+#include "cadre/os/io/fd.h"
+
+namespace cadre::os {
+namespace {
+
+constexpr size_t kMaxOutputBytes = size_t{1} << 20;
+
+// Reads until the program closes its end; the error says why it did not.
+Result<std::string> read_to_end(int fd, const std::string& program, Deadline deadline) {
+  std::string output;
+  std::array<char, 4096> chunk;
+  while (output.size() <= kMaxOutputBytes) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining(monotonic_now()));
+    pollfd item = {.fd = fd, .events = POLLIN, .revents = 0};
+    const int ready = ::poll(&item, 1, static_cast<int>(left.count()));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) {
+      return Error(ErrorCode::kTimeout,
+                   cadre::format("{} did not end in time and was killed", program));
+    }
+    const ssize_t received = ::read(fd, chunk.data(), chunk.size());
+    if (received < 0 && errno == EINTR) continue;
+    if (received < 0) {
+      return errno_error(ErrorCode::kUnavailable, cadre::format("read from {}", program), errno);
+    }
+    if (received == 0) return output;
+    output.append(chunk.data(), static_cast<size_t>(received));
+  }
+  return Error(ErrorCode::kUnavailable,
+               cadre::format("{} printed more than {} bytes", program, kMaxOutputBytes));
+}
+
+Result<pid_t> spawn(const std::vector<std::string>& arguments, int output_fd) {
+  std::vector<char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawn_file_actions_adddup2(&actions, output_fd, STDOUT_FILENO);
+  // A signal that this process asks for instead of receiving must reach the program as usual.
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = 0;
+  const int status = ::posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), ::environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (status != 0) {
+    return errno_error(ErrorCode::kUnavailable, cadre::format("run {}", arguments[0]), status);
+  }
+  return pid;
+}
+
+}  // namespace
+
+Result<std::string> program_output(const std::vector<std::string>& arguments, Deadline deadline) {
+  std::array<int, 2> ends = {};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    return errno_error(ErrorCode::kUnavailable, "make a pipe", errno);
+  }
+  const Fd read_end(ends[0]);
+  Fd write_end(ends[1]);
+  const Result<pid_t> pid = spawn(arguments, write_end.get());
+  if (!pid.ok()) return pid.error();
+  write_end.close();  // so that the pipe ends with the program
+
+  Result<std::string> output = read_to_end(read_end.get(), arguments[0], deadline);
+  // A program that closed its output may still run; it has said what it had to say.
+  if (!output.ok()) ::kill(*pid, SIGKILL);
+  int status = 0;
+  while (::waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (output.ok() && !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
+    return Error(
+        ErrorCode::kUnavailable,
+        WIFEXITED(status)
+            ? cadre::format("{} ended with exit code {}", arguments[0], WEXITSTATUS(status))
+            : cadre::format("{} was ended by signal {}", arguments[0], WTERMSIG(status)));
+  }
+  return output;
+}
+
+}  // namespace cadre::os

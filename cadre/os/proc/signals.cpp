@@ -1,0 +1,47 @@
+#include "cadre/os/proc/signals.h"
+
+#include <string.h>
+#include <sys/signalfd.h>
+
+#include <cerrno>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/errno_error.h"
+
+namespace cadre::os {
+
+SignalListener::SignalListener(std::span<const int> signals) {
+  sigset_t mask;
+  ::sigemptyset(&mask);
+  for (const int signal : signals) ::sigaddset(&mask, signal);
+  fd_ = Fd(::signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (!fd_.is_open()) throw errno_error(ErrorCode::kUnavailable, "signalfd", errno);
+  ::pthread_sigmask(SIG_BLOCK, &mask, &previous_mask_);
+}
+
+SignalListener::~SignalListener() {
+  ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+}
+
+std::optional<int> SignalListener::try_next() {
+  signalfd_siginfo info;
+  while (true) {
+    const ssize_t got = ::read(fd_.get(), &info, sizeof(info));
+    if (got == sizeof(info)) return static_cast<int>(info.ssi_signo);
+    if (got < 0 && errno == EINTR) continue;
+    return std::nullopt;
+  }
+}
+
+std::string signal_name(int signal) {
+  const char* abbreviation = ::sigabbrev_np(signal);
+  if (abbreviation == nullptr) return cadre::format("signal {}", signal);
+  return std::string("SIG") + abbreviation;
+}
+
+void ignore_broken_output() {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGTTOU, SIG_IGN);
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,43 @@
+// Signals as things to poll instead of interruptions (signalfd).
+//
+// Threads: make it before the process starts other threads, which then inherit the blocked mask;
+// use it from one thread. Blocking: never.
+// Lifetime: the destructor restores the mask, so a signal that was not taken then acts.
+// Errors: the constructor throws Error(kUnavailable) when no descriptor is left.
+#pragma once
+
+#include <signal.h>
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cadre/base/export.h"
+#include "cadre/os/io/fd.h"
+#include "cadre/os/socket.h"
+
+namespace cadre::os {
+
+class SignalListener final : public Pollable {
+ public:
+  // Signals that the process already ignores (nohup) stay ignored: the kernel never queues them.
+  explicit SignalListener(std::span<const int> signals);
+  ~SignalListener() override;
+
+  // The next one that arrived; nothing when none has.
+  std::optional<int> try_next();
+
+  int poll_handle() const override { return fd_.get(); }
+
+ private:
+  sigset_t previous_mask_;
+  Fd fd_;
+};
+
+// "SIGTERM"; "signal 63" for one without a name.
+std::string signal_name(int signal);
+
+// Writing to a pipe or terminal that nobody reads or owns becomes an error instead of a signal.
+void ignore_broken_output();
+
+}  // namespace cadre::os

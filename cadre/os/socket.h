@@ -1,0 +1,93 @@
+// Byte streams and what can be polled: the only way in which ranks talk over a network.
+//
+// Threads: a Pollable belongs to one thread at a time, except Event::notify (any thread).
+// Blocking: nothing here blocks; waiting is System::poll.
+// Lifetime: closed by the destructor. Peers see the end of stream.
+// Errors: Results; kPeerLost for an ended or reset stream, kUnavailable for a refused connection.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+
+namespace cadre::os {
+
+// Where a listener is reached: "tcp:127.0.0.1:29500" or "unix:@name" (an abstract name, gone with
+// its last socket).
+struct CADRE_EXPORT Address {
+  enum class Kind : uint8_t { kTcp, kUnix };
+
+  Kind kind = Kind::kTcp;
+  std::string host;   // numeric or a name for TCP; the abstract name for unix
+  uint16_t port = 0;  // TCP only; 0 asks listen() for a free one
+
+  std::string to_string() const;
+  static Result<Address> parse(std::string_view text);
+  friend bool operator==(const Address&, const Address&) = default;
+};
+
+class Pollable {
+ public:
+  virtual ~Pollable() = default;
+  Pollable() = default;
+  Pollable(const Pollable&) = delete;
+  Pollable& operator=(const Pollable&) = delete;
+
+  // The kernel's number for it, for the native System only; -1 where there is no kernel.
+  virtual int poll_handle() const { return -1; }
+};
+
+class SharedMemory;
+
+// One connected stream. Ordered bytes, full duplex.
+class Socket : public Pollable {
+ public:
+  // Bytes taken, at most data.size(); 0 when the stream is full just now.
+  virtual Result<size_t> try_send(ConstBytes data) = 0;
+  // Bytes received; 0 when none is there just now. The peer's orderly end is kPeerLost too.
+  virtual Result<size_t> try_recv(Bytes buffer) = 0;
+
+  // Passes a segment to a process of the same host, with one byte of the stream. Unix sockets only;
+  // false when the stream is full just now.
+  virtual Result<bool> try_send_segment(const SharedMemory& segment) = 0;
+  // The next segment; null when none is there just now. Must match the peer's try_send_segment.
+  virtual Result<std::unique_ptr<SharedMemory>> try_recv_segment() = 0;
+
+  // Ends both directions at once and wakes a poll on it; the object stays valid.
+  virtual void shutdown() = 0;
+  // Of TCP: the numeric address of this or the other end; of unix: its name.
+  virtual Address local_address() const = 0;
+  virtual Address peer_address() const = 0;
+};
+
+class Listener : public Pollable {
+ public:
+  // The next connection; null when none waits.
+  virtual Result<std::unique_ptr<Socket>> try_accept() = 0;
+  // With the port that was chosen.
+  virtual Address address() const = 0;
+};
+
+// Wakes a poll from another thread. Readable from notify() until clear().
+class Event : public Pollable {
+ public:
+  virtual void notify() = 0;
+  virtual void clear() = 0;
+};
+
+// An item that wants nothing is passed over.
+struct PollItem {
+  Pollable* target = nullptr;
+  bool want_read = false;
+  bool want_write = false;
+  // Set by poll(); an ended or broken stream is both, so that the next call reports the error.
+  bool can_read = false;
+  bool can_write = false;
+};
+
+}  // namespace cadre::os
