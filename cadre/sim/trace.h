@@ -1,0 +1,29 @@
+// What happened in a simulation, one line each, and a hash that tells two runs apart.
+//
+// Threads: whoever holds the baton. Blocking: never.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+
+namespace cadre::sim {
+
+class Trace {
+ public:
+  // "1500 rank0/main: poll": nanoseconds of virtual time, who, what.
+  void add(TimePoint at, std::string_view who, std::string_view what);
+
+  const std::vector<std::string>& lines() const { return lines_; }
+  // FNV-1a over all lines.
+  uint64_t hash() const { return hash_; }
+
+ private:
+  std::vector<std::string> lines_;
+  uint64_t hash_ = 0xcbf29ce484222325ULL;
+};
+
+}  // namespace cadre::sim

@@ -1,0 +1,43 @@
+// Who sleeps on which WaitWord. One table for all ranks: a word's address is the same for all of
+// them, because simulated processes share one address space.
+//
+// Threads: the holder of the baton. Blocking: never.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "cadre/os/wait_word.h"
+
+namespace cadre::sim {
+
+class Words {
+ public:
+  // One thread's sleep, from construction to destruction.
+  class Sleep {
+   public:
+    Sleep(Words& words, const os::WaitWord& word) : words_(words), word_(&word) {
+      words_.sleeps_.push_back(this);
+    }
+    ~Sleep() { std::erase(words_.sleeps_, this); }
+    Sleep(const Sleep&) = delete;
+    Sleep& operator=(const Sleep&) = delete;
+
+    bool is_over() const { return is_over_; }
+
+   private:
+    friend class Words;
+    Words& words_;
+    const os::WaitWord* word_;
+    bool is_over_ = false;
+  };
+
+  void wake(const os::WaitWord& word) {
+    for (Sleep* sleep : sleeps_) sleep->is_over_ |= sleep->word_ == &word;
+  }
+
+ private:
+  std::vector<Sleep*> sleeps_;
+};
+
+}  // namespace cadre::sim
