@@ -1,0 +1,46 @@
+// Ordered bytes between the ranks of a group: one Channel to each peer.
+//
+// Threads: a Transport belongs to one thread at a time (whoever holds the group's progress role).
+// Blocking: only wait(). Lifetime: channels live as long as their Transport.
+// Errors: kPeerLost with the peer's stream ended, kAborted when the Interrupt is raised, kTimeout.
+// The same file names stand in tcp/ and shm/.
+#pragma once
+
+#include <span>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+
+namespace cadre {
+
+// Ordered bytes to and from one peer, full duplex. Never blocks.
+class Channel {
+ public:
+  virtual ~Channel() = default;
+  // Bytes taken, 0 .. data.size(); 0 means: wait for can_send.
+  virtual Result<size_t> try_send(ConstBytes data) = 0;
+  // Bytes received, 0 .. buffer.size(); 0 means: wait for can_recv.
+  virtual Result<size_t> try_recv(Bytes buffer) = 0;
+};
+
+struct ChannelInterest {
+  Rank peer;
+  bool want_send = false;
+  bool want_recv = false;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual Rank rank() const = 0;
+  virtual int world_size() const = 0;
+  // REQUIRES: peer != rank().
+  virtual Channel& channel(Rank peer) = 0;
+  // Until one of the interests can make progress. kTimeout at the deadline, kAborted when the group
+  // was interrupted; a broken channel counts as progress, so that the next try reports it.
+  virtual Status wait(std::span<const ChannelInterest> interests, Deadline deadline) = 0;
+};
+
+}  // namespace cadre
