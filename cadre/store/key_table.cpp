@@ -1,0 +1,220 @@
+#include "cadre/store/key_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/store/store.h"
+
+namespace cadre {
+namespace {
+
+Result<int64_t> parse_counter(const std::string& key, const std::string& text) {
+  int64_t number = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (code == std::errc() && end == text.data() + text.size()) return number;
+  return Error(ErrorCode::kInvalidArgument,
+               format("store key \"{}\" holds \"{}\", which is not a decimal 64-bit counter; use "
+                      "one key either as a value or as a counter",
+                      key, std::string_view(text).substr(0, 64)));
+}
+
+}  // namespace
+
+Status KeyTable::reserve(const std::string& key, size_t old_bytes, size_t new_bytes) {
+  if (new_bytes > old_bytes && new_bytes - old_bytes > max_bytes_ - num_bytes_) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("store is full: key \"{}\" needs {} more bytes, {} of {} are in use; erase "
+                        "keys that are no longer read",
+                        key, new_bytes - old_bytes, num_bytes_, max_bytes_));
+  }
+  num_bytes_ = num_bytes_ - old_bytes + new_bytes;
+  return {};
+}
+
+Status KeyTable::set(const std::string& key, std::string value) {
+  const auto found = values_.find(key);
+  if (found != values_.end()) {
+    CADRE_RETURN_IF_ERROR(reserve(key, found->second.size(), value.size()));
+    found->second = std::move(value);
+    return {};
+  }
+  CADRE_RETURN_IF_ERROR(reserve(key, 0, key.size() + value.size()));
+  values_.emplace(key, std::move(value));
+  key_appeared(key);
+  return {};
+}
+
+const std::string* KeyTable::find(const std::string& key) const {
+  const auto found = values_.find(key);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+Result<int64_t> KeyTable::add(const std::string& key, int64_t amount) {
+  int64_t sum = amount;
+  if (const std::string* text = find(key)) {
+    const Result<int64_t> old = parse_counter(key, *text);
+    if (!old.ok()) return old.error();
+    if (__builtin_add_overflow(*old, amount, &sum)) {
+      return Error(
+          ErrorCode::kInvalidArgument,
+          format("store counter \"{}\" at {} would overflow by adding {}", key, *old, amount));
+    }
+  }
+  CADRE_RETURN_IF_ERROR(set(key, std::to_string(sum)));
+  return sum;
+}
+
+Result<std::string> KeyTable::compare_set(const std::string& key, const std::string& expected,
+                                          const std::string& desired) {
+  const std::string* current = find(key);
+  const bool matches = current ? *current == expected : expected.empty();
+  if (!matches) return current ? *current : expected;
+  CADRE_RETURN_IF_ERROR(set(key, desired));
+  return desired;
+}
+
+Status KeyTable::append(const std::string& key, std::string_view value) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return set(key, std::string(value));
+  if (value.size() > kMaxStoreValueBytes - found->second.size()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("appending {} bytes to store key \"{}\" of {} bytes would pass the limit "
+                        "of {} bytes",
+                        value.size(), key, found->second.size(), kMaxStoreValueBytes));
+  }
+  CADRE_RETURN_IF_ERROR(reserve(key, 0, value.size()));
+  found->second.append(value);
+  return {};
+}
+
+bool KeyTable::erase(const std::string& key) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return false;
+  num_bytes_ -= key.size() + found->second.size();
+  values_.erase(found);
+  return true;
+}
+
+std::vector<std::string> KeyTable::list_keys() const {
+  std::vector<std::string> keys;
+  keys.reserve(values_.size());
+  for (const auto& [key, value] : values_) keys.push_back(key);
+  std::sort(keys.begin(), keys.end());  // the order of a hash table is nobody's contract
+  return keys;
+}
+
+bool KeyTable::has_all(std::span<const std::string> keys) const {
+  return first_missing(keys) == nullptr;
+}
+
+const std::string* KeyTable::first_missing(std::span<const std::string> keys) const {
+  for (const std::string& key : keys) {
+    if (!values_.contains(key) && queue_length(key) == 0) return &key;
+  }
+  return nullptr;
+}
+
+Status KeyTable::push(const std::string& queue, std::string value) {
+  CADRE_RETURN_IF_ERROR(reserve(queue, 0, value.size()));
+  queues_[queue].push_back(std::move(value));
+  const auto parked = parked_.find(queue);
+  if (parked != parked_.end()) {
+    const Ticket first = parked->second.front();
+    parked->second.erase(parked->second.begin());
+    if (parked->second.empty()) parked_.erase(parked);
+    unpark(first);
+  }
+  return {};
+}
+
+std::optional<std::string> KeyTable::pop(const std::string& queue) {
+  const auto found = queues_.find(queue);
+  if (found == queues_.end()) return std::nullopt;
+  std::string value = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) queues_.erase(found);
+  num_bytes_ -= value.size();
+  return value;
+}
+
+int64_t KeyTable::queue_length(const std::string& queue) const {
+  const auto found = queues_.find(queue);
+  return found == queues_.end() ? 0 : static_cast<int64_t>(found->second.size());
+}
+
+bool KeyTable::wait(Ticket ticket, std::vector<std::string> keys) {
+  Wait wait{.keys = std::move(keys)};
+  if (advance(wait)) return true;
+  parked_[wait.keys[wait.cursor]].push_back(ticket);
+  waits_.emplace(ticket, std::move(wait));
+  return false;
+}
+
+Result<bool> KeyTable::arrive(Ticket ticket, const std::string& key, int64_t num_arrivals) {
+  const Result<int64_t> count = add(key, 1);
+  if (!count.ok()) return count.error();
+  if (*count < num_arrivals) {
+    parked_[key].push_back(ticket);
+    waits_.emplace(ticket, Wait{.keys = {key}, .barrier = true});
+    return false;
+  }
+  const auto parked = parked_.find(key);
+  if (parked == parked_.end()) return true;
+  for (const Ticket waiting : std::exchange(parked->second, {})) {
+    waits_.erase(waiting);
+    ready_.push_back(waiting);
+  }
+  parked_.erase(key);
+  return true;
+}
+
+void KeyTable::cancel(Ticket ticket) {
+  const auto found = waits_.find(ticket);
+  if (found != waits_.end()) {
+    const auto parked = parked_.find(found->second.keys[found->second.cursor]);
+    std::erase(parked->second, ticket);
+    if (parked->second.empty()) parked_.erase(parked);
+    waits_.erase(found);
+  }
+  std::erase(ready_, ticket);
+}
+
+std::vector<KeyTable::Ticket> KeyTable::take_ready() {
+  return std::exchange(ready_, {});
+}
+
+bool KeyTable::advance(Wait& wait) const {
+  const auto missing_from = [&](size_t begin) {
+    const std::span<const std::string> rest = std::span(wait.keys).subspan(begin);
+    const std::string* key = first_missing(rest);
+    return key ? begin + static_cast<size_t>(key - rest.data()) : wait.keys.size();
+  };
+  // Going on from the cursor makes a wait for n keys cost n look-ups and not n^2; the second scan,
+  // from the start, is for keys that were erased meanwhile.
+  wait.cursor = missing_from(wait.cursor);
+  if (wait.cursor == wait.keys.size()) wait.cursor = missing_from(0);
+  return wait.cursor == wait.keys.size();
+}
+
+void KeyTable::key_appeared(const std::string& key) {
+  const auto parked = parked_.find(key);
+  if (parked == parked_.end()) return;
+  const std::vector<Ticket> tickets = std::move(parked->second);
+  parked_.erase(parked);
+  for (const Ticket ticket : tickets) unpark(ticket);
+}
+
+void KeyTable::unpark(Ticket ticket) {
+  const auto found = waits_.find(ticket);
+  Wait& wait = found->second;
+  if (!wait.barrier && advance(wait)) {
+    waits_.erase(found);
+    ready_.push_back(ticket);
+  } else {
+    parked_[wait.keys[wait.cursor]].push_back(ticket);
+  }
+}
+
+}  // namespace cadre

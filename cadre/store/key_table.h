@@ -1,0 +1,88 @@
+// The keys and values of one store and who waits for which: a passive table with no lock, no clock
+// and no socket, shared by HashStore and TcpStoreServer.
+//
+// Threads: one at a time; the owner locks. Blocking: never; a wait is a Ticket that becomes ready.
+// Lifetime: returned views hold until the next change of the table.
+// Errors: kInvalidArgument for a counter that is no number, a value grown over
+// kMaxStoreValueBytes, or a table over its limit of bytes.
+// Source: the verbs are c10d's TCPStore daemon, its queues and barrier included.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "cadre/base/error.h"
+
+namespace cadre {
+
+class KeyTable {
+ public:
+  // Names one pending wait; chosen by the owner, unique among the pending ones.
+  using Ticket = uint64_t;
+
+  static constexpr size_t kDefaultMaxBytes = size_t{1} << 30;
+
+  // `max_bytes` bounds the sum of all keys, values and queued items.
+  explicit KeyTable(size_t max_bytes = kDefaultMaxBytes) : max_bytes_(max_bytes) {}
+
+  Status set(const std::string& key, std::string value);
+  // Null when absent.
+  const std::string* find(const std::string& key) const;
+  Result<int64_t> add(const std::string& key, int64_t amount);
+  Result<std::string> compare_set(const std::string& key, const std::string& expected,
+                                  const std::string& desired);
+  Status append(const std::string& key, std::string_view value);
+  bool erase(const std::string& key);
+  int64_t num_keys() const { return static_cast<int64_t>(values_.size()); }
+  std::vector<std::string> list_keys() const;
+  // Whether every key is set or names a queue that is not empty.
+  bool has_all(std::span<const std::string> keys) const;
+  // The first key that has_all() misses; nullptr when none.
+  const std::string* first_missing(std::span<const std::string> keys) const;
+
+  // First in, first out; a push wakes one waiter only, since only one can pop it.
+  Status push(const std::string& queue, std::string value);
+  std::optional<std::string> pop(const std::string& queue);
+  int64_t queue_length(const std::string& queue) const;
+
+  // True when all keys are there; else the ticket becomes ready once they are.
+  bool wait(Ticket ticket, std::vector<std::string> keys);
+  // Counts an arrival at `key`. True when it is the last of `num_arrivals`, whose tickets all
+  // become ready; else the ticket waits.
+  Result<bool> arrive(Ticket ticket, const std::string& key, int64_t num_arrivals);
+  // Forgets a pending ticket; unknown ones are ignored.
+  void cancel(Ticket ticket);
+  // Tickets that became ready since the last call, in the order of becoming so.
+  std::vector<Ticket> take_ready();
+
+ private:
+  struct Wait {
+    std::vector<std::string> keys;
+    size_t cursor = 0;  // every key before it was seen; the ticket is parked on keys[cursor]
+    bool barrier = false;
+  };
+
+  Status reserve(const std::string& key, size_t old_bytes, size_t new_bytes);
+  // Moves the wait to its next missing key. True when there is none.
+  bool advance(Wait& wait) const;
+  void key_appeared(const std::string& key);
+  void unpark(Ticket ticket);
+
+  size_t max_bytes_;
+  size_t num_bytes_ = 0;
+  std::unordered_map<std::string, std::string> values_;
+  std::unordered_map<std::string, std::deque<std::string>> queues_;
+  std::map<Ticket, Wait> waits_;
+  // Tickets by the key they are parked on, oldest first.
+  std::unordered_map<std::string, std::vector<Ticket>> parked_;
+  std::vector<Ticket> ready_;
+};
+
+}  // namespace cadre

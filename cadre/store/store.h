@@ -1,0 +1,54 @@
+// A small key-value store through which the ranks of a job find each other.
+//
+// Threads: every method may be called from any thread; a blocking call of one thread does not delay
+// another's. Blocking: every method until its Deadline at most.
+// Lifetime: values are copies. Errors: kTimeout names the key that was waited for; kPeerLost when
+// the server is gone; kInvalidArgument for a key or value over the limits below.
+// Source: the verbs are c10d's Store.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+
+namespace cadre {
+
+inline constexpr size_t kMaxStoreKeyBytes = 4096;
+inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
+
+class CADRE_EXPORT Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual Status set(std::string_view key, std::string_view value, Deadline deadline) = 0;
+  // Waits until the key is set.
+  virtual Result<std::string> get(std::string_view key, Deadline deadline) = 0;
+  // Adds to a decimal counter (absent: 0) and returns the new value.
+  virtual Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) = 0;
+  // Waits until all keys are set.
+  virtual Status wait(std::span<const std::string> keys, Deadline deadline) = 0;
+  // Whether all keys are set just now.
+  virtual Result<bool> check(std::span<const std::string> keys, Deadline deadline) = 0;
+  // Sets `desired` if the value equals `expected`, or if the key is absent and `expected` is empty;
+  // returns the value after the call (`expected` for an absent key that was not set).
+  virtual Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                          std::string_view desired, Deadline deadline) = 0;
+  // Whether the key was there.
+  virtual Result<bool> erase(std::string_view key, Deadline deadline) = 0;
+  virtual Result<int64_t> num_keys(Deadline deadline) = 0;
+  // Appends to the value (absent: empty).
+  virtual Status append(std::string_view key, std::string_view value, Deadline deadline) = 0;
+  // Waits for all keys, then returns their values in order, in one round trip.
+  virtual Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                                     Deadline deadline) = 0;
+  virtual Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
+                           Deadline deadline) = 0;
+};
+
+}  // namespace cadre

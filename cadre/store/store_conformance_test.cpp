@@ -1,0 +1,320 @@
+// What every Store must do, run against each implementation.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/os/system.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/store/prefix_store.h"
+#include "cadre/store/tcp_store.h"
+#include "cadre/store/tcp_store_server.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// One store that several ranks open.
+class StoreHarness {
+ public:
+  virtual ~StoreHarness() = default;
+  // A handle as a rank would hold it; handles see the same keys.
+  virtual std::shared_ptr<Store> open() = 0;
+};
+
+class HashHarness final : public StoreHarness {
+ public:
+  explicit HashHarness(os::System& system) : store_(std::make_shared<HashStore>(system)) {}
+  std::shared_ptr<Store> open() override { return store_; }
+
+ private:
+  std::shared_ptr<Store> store_;
+};
+
+class PrefixHarness final : public StoreHarness {
+ public:
+  explicit PrefixHarness(os::System& system) : store_(std::make_shared<HashStore>(system)) {}
+  std::shared_ptr<Store> open() override {
+    return std::make_shared<PrefixStore>("round/7", store_);
+  }
+
+ private:
+  std::shared_ptr<Store> store_;
+};
+
+// A server in this process; every handle is a client of its own.
+class TcpHarness final : public StoreHarness {
+ public:
+  TcpHarness(os::System& system, StoreProtocol protocol) : system_(system), protocol_(protocol) {
+    server_ = TcpStoreServer::start(system, {.token = "secret"}).value_or_throw();
+  }
+  std::shared_ptr<Store> open() override {
+    const TcpStoreOptions options{
+        .address = server_->address(), .token = "secret", .protocol = protocol_};
+    return TcpStore::connect(system_, options, system_.deadline_in(seconds(10))).value_or_throw();
+  }
+
+ private:
+  os::System& system_;
+  StoreProtocol protocol_;
+  std::unique_ptr<TcpStoreServer> server_;
+};
+
+struct StoreKind {
+  const char* name;
+  std::function<std::unique_ptr<StoreHarness>(os::System&)> make;
+};
+
+void PrintTo(const StoreKind& kind, std::ostream* out) {
+  *out << kind.name;
+}
+
+class StoreConformance : public testing::TestWithParam<StoreKind> {
+ protected:
+  Deadline soon() { return system_->deadline_in(seconds(20)); }
+  Deadline at_once() { return system_->deadline_in(milliseconds(50)); }
+
+  // Runs the bodies at the same time and joins them.
+  void run_together(std::vector<std::function<void()>> bodies) {
+    std::vector<std::unique_ptr<os::Thread>> threads;
+    for (auto& body : bodies) threads.push_back(system_->spawn("store_test", std::move(body)));
+    for (auto& thread : threads) thread->join();
+  }
+
+  std::unique_ptr<os::System> system_ = os::make_native_system();
+  std::unique_ptr<StoreHarness> harness_ = GetParam().make(*system_);
+  std::shared_ptr<Store> store_ = harness_->open();
+};
+
+#define EXPECT_OK(expression)                               \
+  do {                                                      \
+    const auto& result_ = (expression);                     \
+    EXPECT_TRUE(result_.ok()) << result_.error().message(); \
+  } while (false)
+
+TEST_P(StoreConformance, SetThenGetReturnsTheLastValue) {
+  EXPECT_OK(store_->set("color", "red", soon()));
+  EXPECT_OK(store_->set("color", "blue", soon()));
+  EXPECT_EQ(store_->get("color", soon()).value(), "blue");
+}
+
+TEST_P(StoreConformance, KeysAndValuesAreBytesNotText) {
+  const std::string key("a\0b/\xff\n", 6);
+  const std::string value("\0\x01\xfe\0", 4);
+  EXPECT_OK(store_->set(key, value, soon()));
+  EXPECT_OK(store_->set("empty", "", soon()));
+  EXPECT_EQ(store_->get(key, soon()).value(), value);
+  EXPECT_EQ(store_->get("empty", soon()).value(), "");
+}
+
+TEST_P(StoreConformance, GetOfAMissingKeyTimesOutAndNamesIt) {
+  const auto value = store_->get("nobody/sets/this", at_once());
+  ASSERT_FALSE(value.ok());
+  EXPECT_EQ(value.error().code(), ErrorCode::kTimeout);
+  EXPECT_NE(value.error().message().find("nobody/sets/this"), std::string::npos)
+      << value.error().message();
+}
+
+TEST_P(StoreConformance, TheStoreWorksAfterATimeout) {
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_FALSE(store_->get("late", system_->deadline_in(milliseconds(5))).ok());
+  }
+  EXPECT_OK(store_->set("late", "here", soon()));
+  EXPECT_EQ(store_->get("late", soon()).value(), "here");
+  EXPECT_EQ(store_->add("counter", 2, soon()).value(), 2);
+}
+
+TEST_P(StoreConformance, GetWaitsForAnotherRanksSet) {
+  const auto other = harness_->open();
+  std::string got;
+  run_together({[&] { got = store_->get("handshake", soon()).value(); },
+                [&] { EXPECT_OK(other->set("handshake", "done", soon())); }});
+  EXPECT_EQ(got, "done");
+}
+
+TEST_P(StoreConformance, AWaitOfOneThreadDoesNotDelayAnothersCalls) {
+  std::string got;
+  std::atomic<int> done = 0;
+  run_together({[&] { got = store_->get("last", soon()).value(); },
+                [&] {
+                  for (int i = 0; i < 50; ++i) {
+                    EXPECT_OK(store_->set(format("key {}", i), "x", soon()));
+                    done.fetch_add(1);
+                  }
+                  EXPECT_OK(store_->set("last", "end", soon()));
+                }});
+  EXPECT_EQ(got, "end");
+  EXPECT_EQ(done.load(), 50);
+}
+
+TEST_P(StoreConformance, WaitIsForAllKeysInWhateverOrderTheyCome) {
+  const auto other = harness_->open();
+  const std::vector<std::string> keys = {"a", "b", "c"};
+  EXPECT_OK(store_->set("b", "", soon()));
+  EXPECT_FALSE(store_->check(keys, soon()).value());
+  const Status early = store_->wait(keys, at_once());
+  ASSERT_FALSE(early.ok());
+  EXPECT_EQ(early.error().code(), ErrorCode::kTimeout);
+  run_together({[&] { EXPECT_OK(store_->wait(keys, soon())); },
+                [&] {
+                  EXPECT_OK(other->set("c", "", soon()));
+                  EXPECT_OK(other->set("a", "", soon()));
+                }});
+  EXPECT_TRUE(store_->check(keys, soon()).value());
+}
+
+TEST_P(StoreConformance, ConcurrentAddsLoseNothing) {
+  constexpr int kThreads = 4;
+  constexpr int kAdds = 50;
+  std::vector<std::vector<int64_t>> seen(kThreads);
+  std::vector<std::function<void()>> bodies;
+  for (int t = 0; t < kThreads; ++t) {
+    bodies.push_back([&, t] {
+      const auto mine = harness_->open();
+      for (int i = 0; i < kAdds; ++i) seen[t].push_back(mine->add("n", 3, soon()).value());
+    });
+  }
+  run_together(std::move(bodies));
+  EXPECT_EQ(store_->get("n", soon()).value(), std::to_string(3 * kThreads * kAdds));
+  std::vector<int64_t> all;
+  for (const auto& part : seen) all.insert(all.end(), part.begin(), part.end());
+  std::sort(all.begin(), all.end());
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], 3 * static_cast<int64_t>(i + 1));
+}
+
+TEST_P(StoreConformance, AddCountsDownAndContinuesASetNumber) {
+  EXPECT_OK(store_->set("n", "40", soon()));
+  EXPECT_EQ(store_->add("n", 2, soon()).value(), 42);
+  EXPECT_EQ(store_->add("n", -50, soon()).value(), -8);
+  EXPECT_EQ(store_->get("n", soon()).value(), "-8");
+}
+
+TEST_P(StoreConformance, CompareSetCreatesReplacesAndReportsTheHolder) {
+  EXPECT_EQ(store_->compare_set("leader", "", "rank 1", soon()).value(), "rank 1");
+  EXPECT_EQ(store_->compare_set("leader", "", "rank 2", soon()).value(), "rank 1");
+  EXPECT_EQ(store_->compare_set("leader", "rank 1", "rank 3", soon()).value(), "rank 3");
+  EXPECT_EQ(store_->compare_set("absent", "something", "new", soon()).value(), "something");
+  EXPECT_FALSE(store_->check(std::vector<std::string>{"absent"}, soon()).value());
+}
+
+TEST_P(StoreConformance, OneOfManyWinsACompareSet) {
+  constexpr int kThreads = 4;
+  std::vector<std::string> results(kThreads);
+  std::vector<std::function<void()>> bodies;
+  for (int t = 0; t < kThreads; ++t) {
+    bodies.push_back([&, t] {
+      results[t] = harness_->open()->compare_set("winner", "", std::to_string(t), soon()).value();
+    });
+  }
+  run_together(std::move(bodies));
+  for (const std::string& result : results) EXPECT_EQ(result, results[0]);
+}
+
+TEST_P(StoreConformance, EraseTellsWhetherTheKeyWasThere) {
+  const int64_t before = store_->num_keys(soon()).value();
+  EXPECT_OK(store_->set("k", "v", soon()));
+  EXPECT_EQ(store_->num_keys(soon()).value(), before + 1);
+  EXPECT_TRUE(store_->erase("k", soon()).value());
+  EXPECT_FALSE(store_->erase("k", soon()).value());
+  EXPECT_EQ(store_->num_keys(soon()).value(), before);
+  EXPECT_EQ(store_->get("k", at_once()).error().code(), ErrorCode::kTimeout);
+}
+
+TEST_P(StoreConformance, AppendStartsEmptyAndWakesWaiters) {
+  const auto other = harness_->open();
+  std::string got;
+  run_together({[&] { got = store_->get("log", soon()).value(); },
+                [&] { EXPECT_OK(other->append("log", "one,", soon())); }});
+  EXPECT_EQ(got, "one,");
+  EXPECT_OK(store_->append("log", "two", soon()));
+  EXPECT_EQ(store_->get("log", soon()).value(), "one,two");
+}
+
+TEST_P(StoreConformance, MultiSetAndMultiGetKeepTheOrder) {
+  std::vector<std::string> keys;
+  std::vector<std::string> values;
+  for (int i = 0; i < 100; ++i) {
+    keys.push_back(format("k{}", i));
+    values.push_back(format("value {}", i * i));
+  }
+  const auto other = harness_->open();
+  std::vector<std::string> got;
+  run_together({[&] { got = store_->multi_get(keys, soon()).value(); },
+                [&] { EXPECT_OK(other->multi_set(keys, values, soon())); }});
+  EXPECT_EQ(got, values);
+  EXPECT_EQ(store_->multi_get({}, soon()).value(), std::vector<std::string>());
+}
+
+TEST_P(StoreConformance, AValueAtTheLimitPassesAndOneOverItIsRefused) {
+  std::string big(kMaxStoreValueBytes, '\0');
+  for (size_t i = 0; i < big.size(); i += 997) big[i] = static_cast<char>(i);
+  EXPECT_OK(store_->set("big", big, soon()));
+  const auto back = store_->get("big", soon());
+  EXPECT_OK(back);
+  EXPECT_TRUE(back.value() == big);
+  big.push_back('x');
+  EXPECT_EQ(store_->set("bigger", big, soon()).error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(store_->check(std::vector<std::string>{"bigger"}, soon()).value());
+}
+
+TEST_P(StoreConformance, KeysOverTheLimitAreRefusedByEveryVerb) {
+  const std::string long_key(kMaxStoreKeyBytes + 1, 'k');
+  const std::vector<std::string> keys = {long_key};
+  const auto refused = [](const auto& result) {
+    return !result.ok() && result.error().code() == ErrorCode::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused(store_->set(long_key, "", soon())));
+  EXPECT_TRUE(refused(store_->get(long_key, soon())));
+  EXPECT_TRUE(refused(store_->add(long_key, 1, soon())));
+  EXPECT_TRUE(refused(store_->wait(keys, soon())));
+  EXPECT_TRUE(refused(store_->check(keys, soon())));
+  EXPECT_TRUE(refused(store_->compare_set(long_key, "", "", soon())));
+  EXPECT_TRUE(refused(store_->erase(long_key, soon())));
+  EXPECT_TRUE(refused(store_->append(long_key, "", soon())));
+  EXPECT_TRUE(refused(store_->multi_get(keys, soon())));
+  EXPECT_TRUE(refused(store_->multi_set(keys, keys, soon())));
+  EXPECT_TRUE(refused(store_->multi_set(std::vector<std::string>{"a", "b"}, keys, soon())));
+}
+
+TEST_P(StoreConformance, ManyRanksMeetAtOneKeyEach) {
+  constexpr int kRanks = 6;
+  std::vector<std::vector<std::string>> tables(kRanks);
+  std::vector<std::function<void()>> bodies;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    bodies.push_back([&, rank] {
+      const auto mine = harness_->open();
+      EXPECT_OK(mine->set(format("address/{}", rank), format("host:{}", rank), soon()));
+      std::vector<std::string> keys;
+      for (int r = 0; r < kRanks; ++r) keys.push_back(format("address/{}", r));
+      tables[rank] = mine->multi_get(keys, soon()).value();
+    });
+  }
+  run_together(std::move(bodies));
+  for (const auto& table : tables) {
+    EXPECT_EQ(table, (std::vector<std::string>{"host:0", "host:1", "host:2", "host:3", "host:4",
+                                               "host:5"}));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Stores, StoreConformance,
+    testing::Values(
+        StoreKind{"HashStore", [](os::System& s) { return std::make_unique<HashHarness>(s); }},
+        StoreKind{"PrefixStore", [](os::System& s) { return std::make_unique<PrefixHarness>(s); }},
+        StoreKind{
+            "TcpStore",
+            [](os::System& s) { return std::make_unique<TcpHarness>(s, StoreProtocol::kNative); }},
+        StoreKind{
+            "TcpStoreC10d",
+            [](os::System& s) { return std::make_unique<TcpHarness>(s, StoreProtocol::kC10d); }}),
+    [](const auto& kind) { return std::string(kind.param.name); });
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,109 @@
+#include "cadre/store/tcp/native_connection.h"
+
+#include <optional>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/store/tcp/protocol.h"
+#include "cadre/wire/byte_codec.h"
+
+namespace cadre::store {
+namespace {
+
+using wire::StoreRequest;
+using wire::StoreResponse;
+
+std::vector<std::byte> frame(ConstBytes payload) {
+  wire::StreamBuffer out;
+  wire::append_frame(out, payload);
+  return {out.view().begin(), out.view().end()};
+}
+
+// Waits for one frame, decodes it, and takes it off the stream.
+template <typename Decode>
+auto receive(BlockingStream& stream, Decode decode, Deadline deadline)
+    -> decltype(decode(ConstBytes())) {
+  while (true) {
+    const auto payload = wire::peek_frame(stream.buffer(), wire::kMaxStoreFrameBytes);
+    if (!payload.ok()) return payload.error();
+    if (payload->has_value()) {
+      auto message = decode(**payload);
+      stream.buffer().consume(wire::kFrameHeaderBytes + (*payload)->size());
+      return message;
+    }
+    CADRE_RETURN_IF_ERROR(stream.receive_more(deadline));
+  }
+}
+
+Status shake_hands(BlockingStream& stream, const wire::StoreHello& hello, const std::string& token,
+                   Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(stream.send(wire::as_bytes(wire::kStoreMagic), deadline));
+  CADRE_RETURN_IF_ERROR(stream.send(frame(wire::encode(hello)), deadline));
+  const auto server = receive(stream, wire::decode_store_hello, deadline);
+  if (!server.ok()) return server.error();
+  CADRE_RETURN_IF_ERROR(check_same_build(*server, hello));
+  const auto proof = wire::prove_token(token, kClientProver, server->nonce, hello.nonce);
+  if (!proof.ok()) return proof.error();
+  CADRE_RETURN_IF_ERROR(stream.send(frame(wire::encode(wire::StoreProof{*proof})), deadline));
+  const auto welcome = receive(stream, wire::decode_store_response, deadline);
+  if (!welcome.ok()) return welcome.error();
+  if (welcome->error) return *welcome->error;
+  const auto expected = wire::prove_token(token, kServerProver, hello.nonce, server->nonce);
+  if (!expected.ok()) return expected.error();
+  if (welcome->values.size() == 1 &&
+      wire::equals_in_constant_time(wire::as_bytes(welcome->values[0]), *expected)) {
+    return {};
+  }
+  return Error(ErrorCode::kInvalidArgument,
+               "the store server did not prove that it knows the job token: another job may be "
+               "listening there");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ServerConnection>> NativeConnection::open(os::System& system,
+                                                                 BlockingStream stream,
+                                                                 const std::string& token,
+                                                                 Deadline deadline) {
+  wire::StoreHello hello{.build = std::string(this_build())};
+  system.random_bytes(hello.nonce);
+  CADRE_RETURN_IF_ERROR(shake_hands(stream, hello, token, deadline));
+  return std::unique_ptr<ServerConnection>(std::make_unique<NativeConnection>(std::move(stream)));
+}
+
+Result<StoreResponse> NativeConnection::call(StoreRequest request, Deadline deadline) {
+  request.id = ++last_id_;
+  const std::vector<std::byte> payload = wire::encode(request);
+  if (payload.size() > wire::kMaxStoreFrameBytes) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("store {} of {} bytes is over the limit of {} bytes for one call; split it",
+                        wire::to_string(request.verb), payload.size(), wire::kMaxStoreFrameBytes));
+  }
+  // A request that was sent in part leaves a stream on which nothing else can be said.
+  is_usable_ = false;
+  CADRE_RETURN_IF_ERROR(stream_.send(frame(payload), deadline));
+  Result<StoreResponse> response = receive_answer(request.id, deadline);
+  if (response.ok()) {
+    is_usable_ = true;
+  } else if (response.error().code() == ErrorCode::kTimeout) {
+    // A cancellation is so short that the socket takes it at once or is stuck.
+    const StoreRequest cancel{.id = request.id, .verb = wire::StoreVerb::kCancel};
+    is_usable_ = stream_.send(frame(wire::encode(cancel)), deadline).ok();
+  }
+  return response;
+}
+
+Result<StoreResponse> NativeConnection::receive_answer(uint64_t id, Deadline deadline) {
+  while (true) {
+    Result<StoreResponse> response = receive(stream_, wire::decode_store_response, deadline);
+    if (!response.ok()) return response.error();
+    if (response->id == id) return response;
+    if (response->id > id) {
+      return Error(
+          ErrorCode::kCorruption,
+          format("the store server answered request {} while {} was the last", response->id, id));
+    }
+  }
+}
+
+}  // namespace cadre::store

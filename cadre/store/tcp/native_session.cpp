@@ -1,0 +1,200 @@
+#include "cadre/store/tcp/native_session.h"
+
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/store/tcp/protocol.h"
+#include "cadre/wire/byte_codec.h"
+
+namespace cadre::store {
+namespace {
+
+using wire::StoreRequest;
+using wire::StoreResponse;
+using wire::StoreVerb;
+
+constexpr size_t kBytesPerValue = sizeof(uint32_t);
+constexpr size_t kMaxAnswerBytes = wire::kMaxStoreFrameBytes - 1024;  // less its fixed fields
+
+void write(wire::StreamBuffer& out, const StoreResponse& response) {
+  wire::append_frame(out, wire::encode(response));
+}
+
+}  // namespace
+
+NativeSession::NativeSession(KeyTable& table, TicketSource tickets, const std::string& token,
+                             wire::Nonce nonce)
+    : table_(table),
+      tickets_(tickets),
+      token_(token),
+      hello_{.build = std::string(this_build()), .nonce = nonce} {}
+
+NativeSession::~NativeSession() {
+  for (const auto& [ticket, request] : pending_) table_.cancel(ticket);
+}
+
+Result<bool> NativeSession::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
+  const size_t limit = is_accepted() ? wire::kMaxStoreFrameBytes : wire::kMaxHandshakeFrameBytes;
+  const Result<std::optional<ConstBytes>> frame = wire::peek_frame(in, limit);
+  if (!frame.ok()) return frame.error();
+  if (!frame->has_value()) return false;
+  const ConstBytes payload = **frame;
+  const size_t num_bytes = wire::kFrameHeaderBytes + payload.size();
+  switch (phase_) {
+    case Phase::kHello:
+      CADRE_RETURN_IF_ERROR(on_hello(payload, out));
+      break;
+    case Phase::kProof:
+      CADRE_RETURN_IF_ERROR(on_proof(payload, out));
+      break;
+    case Phase::kServing:
+      CADRE_RETURN_IF_ERROR(on_request(payload, out));
+      break;
+  }
+  in.consume(num_bytes);
+  return true;
+}
+
+Status NativeSession::on_hello(ConstBytes payload, wire::StreamBuffer& out) {
+  Result<wire::StoreHello> hello = wire::decode_store_hello(payload);
+  if (!hello.ok()) return hello.error();
+  client_hello_ = std::move(hello).value();
+  // Sent in any case: a client of another build names both builds to its user.
+  wire::append_frame(out, wire::encode(hello_));
+  CADRE_RETURN_IF_ERROR(check_same_build(hello_, client_hello_));
+  phase_ = Phase::kProof;
+  return {};
+}
+
+Status NativeSession::on_proof(ConstBytes payload, wire::StreamBuffer& out) {
+  const Result<wire::StoreProof> proof = wire::decode_store_proof(payload);
+  if (!proof.ok()) return proof.error();
+  const Result<wire::Digest> expected =
+      wire::prove_token(token_, kClientProver, hello_.nonce, client_hello_.nonce);
+  if (!expected.ok()) return expected.error();
+  if (!wire::equals_in_constant_time(proof->digest, *expected)) {
+    const Error refusal(ErrorCode::kInvalidArgument,
+                        "the job token differs from the store server's; give every rank of the "
+                        "job the same CADRE_JOB_TOKEN");
+    write(out, StoreResponse{.error = refusal});
+    return refusal;
+  }
+  const Result<wire::Digest> own =
+      wire::prove_token(token_, kServerProver, client_hello_.nonce, hello_.nonce);
+  if (!own.ok()) return own.error();
+  write(out, StoreResponse{.values = {std::string(wire::as_text(*own))}});
+  phase_ = Phase::kServing;
+  return {};
+}
+
+Status NativeSession::on_request(ConstBytes payload, wire::StreamBuffer& out) {
+  Result<StoreRequest> decoded = wire::decode_store_request(payload);
+  if (!decoded.ok()) return decoded.error();
+  StoreRequest request = std::move(decoded).value();
+  switch (request.verb) {
+    case StoreVerb::kGet:
+    case StoreVerb::kWait:
+    case StoreVerb::kMultiGet: {
+      const KeyTable::Ticket ticket = tickets_.next();
+      if (table_.wait(ticket, request.keys)) {
+        write(out, answer_wait(request));
+      } else {
+        pending_.emplace(ticket, std::move(request));
+      }
+      return {};
+    }
+    case StoreVerb::kCancel:
+      cancel(request.id);
+      return {};
+    default:
+      write(out, answer(request));
+      return {};
+  }
+}
+
+void NativeSession::on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) {
+  const auto found = pending_.find(ticket);
+  if (found == pending_.end()) return;
+  write(out, answer_wait(found->second));
+  pending_.erase(found);
+}
+
+StoreResponse NativeSession::answer_wait(const StoreRequest& request) const {
+  StoreResponse response{.id = request.id};
+  if (request.verb == StoreVerb::kWait) return response;
+  size_t num_bytes = 0;
+  for (const std::string& key : request.keys) {
+    // A key that names a queue of c10d has no value: it reads as empty there too.
+    const std::string* value = table_.find(key);
+    response.values.push_back(value ? *value : std::string());
+    num_bytes += kBytesPerValue + response.values.back().size();
+    if (num_bytes <= kMaxAnswerBytes) continue;
+    return {.id = request.id,
+            .error =
+                Error(ErrorCode::kInvalidArgument,
+                      format("store {} of {} keys has an answer over the limit of {} bytes; "
+                             "ask for fewer keys at once",
+                             wire::to_string(request.verb), request.keys.size(), kMaxAnswerBytes))};
+  }
+  return response;
+}
+
+StoreResponse NativeSession::answer(const StoreRequest& request) {
+  StoreResponse response{.id = request.id};
+  const auto note = [&response](const Status& status) {
+    if (!status.ok()) response.error = status.error();
+  };
+  switch (request.verb) {
+    case StoreVerb::kSet:
+      note(table_.set(request.keys[0], request.values[0]));
+      break;
+    case StoreVerb::kAppend:
+      note(table_.append(request.keys[0], request.values[0]));
+      break;
+    case StoreVerb::kMultiSet:
+      for (size_t i = 0; i < request.keys.size() && !response.error; ++i) {
+        note(table_.set(request.keys[i], request.values[i]));
+      }
+      break;
+    case StoreVerb::kAdd: {
+      const Result<int64_t> sum = table_.add(request.keys[0], request.amount);
+      if (sum.ok()) {
+        response.number = *sum;
+      } else {
+        response.error = sum.error();
+      }
+      break;
+    }
+    case StoreVerb::kCompareSet: {
+      const Result<std::string> value =
+          table_.compare_set(request.keys[0], request.values[0], request.values[1]);
+      if (value.ok()) {
+        response.values = {*value};
+      } else {
+        response.error = value.error();
+      }
+      break;
+    }
+    case StoreVerb::kCheck:
+      response.number = table_.has_all(request.keys) ? 1 : 0;
+      break;
+    case StoreVerb::kErase:
+      response.number = table_.erase(request.keys[0]) ? 1 : 0;
+      break;
+    default:  // kNumKeys; the waiting verbs never come here
+      response.number = table_.num_keys();
+      break;
+  }
+  return response;
+}
+
+void NativeSession::cancel(uint64_t request_id) {
+  for (auto it = pending_.begin(); it != pending_.end(); ++it) {
+    if (it->second.id != request_id) continue;
+    table_.cancel(it->first);
+    pending_.erase(it);
+    return;
+  }
+}
+
+}  // namespace cadre::store

@@ -1,0 +1,53 @@
+#include "cadre/store/tcp/server_connection.h"
+
+#include <array>
+#include <span>
+
+#include "cadre/store/tcp/c10d_connection.h"
+#include "cadre/store/tcp/native_connection.h"
+
+namespace cadre::store {
+
+Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
+                                               Deadline deadline) {
+  Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
+  if (!socket.ok()) return socket.error();
+  BlockingStream stream(system, std::move(socket).value());
+  if (options.protocol == StoreProtocol::kC10d) {
+    return C10dConnection::open(system, std::move(stream), deadline);
+  }
+  return NativeConnection::open(system, std::move(stream), options.token, deadline);
+}
+
+Status BlockingStream::send(ConstBytes data, Deadline deadline) {
+  while (!data.empty()) {
+    const Result<size_t> sent = socket_->try_send(data);
+    if (!sent.ok()) return sent.error();
+    data = data.subspan(*sent);
+    if (*sent > 0) continue;
+    os::PollItem item{.target = socket_.get(), .want_write = true};
+    if (!system_.poll(std::span(&item, 1), deadline)) {
+      return Error(ErrorCode::kTimeout, "the store server did not take a request in time");
+    }
+  }
+  return {};
+}
+
+Status BlockingStream::receive_more(Deadline deadline) {
+  constexpr size_t kReadBytes = 64 << 10;
+  std::array<std::byte, kReadBytes> chunk;
+  while (true) {
+    const Result<size_t> received = socket_->try_recv(chunk);
+    if (!received.ok()) return received.error();
+    if (*received > 0) {
+      buffer_.append(ConstBytes(chunk).first(*received));
+      return {};
+    }
+    os::PollItem item{.target = socket_.get(), .want_read = true};
+    if (!system_.poll(std::span(&item, 1), deadline)) {
+      return Error(ErrorCode::kTimeout, "the store server did not answer in time");
+    }
+  }
+}
+
+}  // namespace cadre::store

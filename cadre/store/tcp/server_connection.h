@@ -1,0 +1,50 @@
+// A client's connection to a store server: sends one request and waits for its answer.
+//
+// Threads: one at a time. Blocking: dial and call, until their Deadline. Lifetime: the System
+// outlives it. Errors: kPeerLost when the server is gone, kTimeout, kCorruption for an answer that
+// makes no sense, kInvalidArgument from the handshake.
+// Every protocol takes the native request and gives the native response, so TcpStore knows one.
+#pragma once
+
+#include <memory>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/os/system.h"
+#include "cadre/store/tcp_store.h"
+#include "cadre/wire/framing.h"
+#include "cadre/wire/store_message.h"
+
+namespace cadre::store {
+
+class ServerConnection {
+ public:
+  virtual ~ServerConnection() = default;
+  // `request.id` is set by the connection.
+  virtual Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline) = 0;
+  // False once the stream can no longer be trusted: the connection must be thrown away.
+  virtual bool is_usable() const = 0;
+};
+
+// Connects once and runs the handshake of the protocol.
+Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
+                                               Deadline deadline);
+
+// A socket that is written and read with deadlines.
+class BlockingStream {
+ public:
+  BlockingStream(os::System& system, std::unique_ptr<os::Socket> socket)
+      : system_(system), socket_(std::move(socket)) {}
+
+  Status send(ConstBytes data, Deadline deadline);
+  // Waits until at least one more byte is in the buffer.
+  Status receive_more(Deadline deadline);
+  wire::StreamBuffer& buffer() { return buffer_; }
+
+ private:
+  os::System& system_;
+  std::unique_ptr<os::Socket> socket_;
+  wire::StreamBuffer buffer_;
+};
+
+}  // namespace cadre::store

@@ -1,0 +1,213 @@
+#include "cadre/store/tcp_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/store/checks.h"
+#include "cadre/store/tcp/server_connection.h"
+
+namespace cadre {
+
+static_assert(kMaxStoreKeyBytes == wire::kMaxKeyBytes);
+static_assert(kMaxStoreValueBytes == wire::kMaxValueBytes);
+
+namespace {
+
+using wire::StoreRequest;
+using wire::StoreResponse;
+using wire::StoreVerb;
+
+// More calls at once than this close their connection afterwards.
+constexpr size_t kMaxIdleConnections = 4;
+constexpr Duration kRetryPause = std::chrono::milliseconds(20);
+constexpr Duration kMaxRetryPause = std::chrono::milliseconds(500);
+
+std::vector<std::string> to_strings(std::span<const std::string> texts) {
+  return {texts.begin(), texts.end()};
+}
+
+// A lost stream is told with whose it was and what was asked.
+Error explain(const Error& error, const os::Address& address, StoreVerb verb,
+              const std::vector<std::string>& keys) {
+  const std::string what = keys.empty() ? std::string() : format(" \"{}\"", keys.front());
+  switch (error.code()) {
+    case ErrorCode::kTimeout:
+      return store_timeout(wire::to_string(verb), keys);
+    case ErrorCode::kPeerLost:
+    case ErrorCode::kUnavailable:
+      return Error(ErrorCode::kPeerLost,
+                   format("store {}{}: the store server at {} is gone ({}); the process that hosts "
+                          "it, the launcher or rank 0, has ended",
+                          wire::to_string(verb), what, address.to_string(), error.message()));
+    default:
+      return error.with_context(
+          format("store {}{} at {}", wire::to_string(verb), what, address.to_string()));
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
+                                                    const TcpStoreOptions& options,
+                                                    Deadline deadline) {
+  const std::unique_ptr<os::Waiter> nap = system.make_waiter();
+  Duration pause = kRetryPause;
+  while (true) {
+    auto connection = store::dial(system, options, deadline);
+    if (connection.ok()) {
+      return std::make_unique<TcpStore>(system, options, std::move(connection).value());
+    }
+    const ErrorCode code = connection.error().code();
+    const bool may_come = code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost;
+    const std::string where = format("connecting to the store at {}", options.address.to_string());
+    if (!may_come && code != ErrorCode::kTimeout) return connection.error().with_context(where);
+    if (code == ErrorCode::kTimeout || deadline.has_passed(system.now())) {
+      return Error(ErrorCode::kTimeout,
+                   format("{}: no store answered before the deadline ({}); check that rank 0 or "
+                          "the launcher is running and that MASTER_ADDR and MASTER_PORT name it",
+                          where, connection.error().message()));
+    }
+    nap->park(deadline.earlier(system.deadline_in(pause)));
+    pause = std::min(2 * pause, kMaxRetryPause);
+  }
+}
+
+TcpStore::TcpStore(os::System& system, const TcpStoreOptions& options,
+                   std::unique_ptr<store::ServerConnection> first)
+    : system_(system), options_(options) {
+  idle_.push_back(std::move(first));
+}
+
+TcpStore::~TcpStore() = default;
+
+Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadline deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      auto connection = std::move(idle_.back());
+      idle_.pop_back();
+      return connection;
+    }
+  }
+  return store::dial(system_, options_, deadline);
+}
+
+Result<StoreResponse> TcpStore::call(StoreRequest request, Deadline deadline) {
+  const StoreVerb verb = request.verb;
+  const std::vector<std::string> keys = request.keys;
+  auto connection = take_connection(deadline);
+  if (!connection.ok()) return explain(connection.error(), options_.address, verb, keys);
+  Result<StoreResponse> response = (*connection)->call(std::move(request), deadline);
+  if ((*connection)->is_usable()) {
+    const std::lock_guard lock(mutex_);
+    if (idle_.size() < kMaxIdleConnections) idle_.push_back(std::move(connection).value());
+  }
+  if (!response.ok()) return explain(response.error(), options_.address, verb, keys);
+  if (response->error) return *response->error;
+  return response;
+}
+
+Status TcpStore::call_for_nothing(StoreRequest request, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(call(std::move(request), deadline));
+  return {};
+}
+
+Result<int64_t> TcpStore::call_for_number(StoreRequest request, Deadline deadline) {
+  const Result<StoreResponse> response = call(std::move(request), deadline);
+  if (!response.ok()) return response.error();
+  return response->number;
+}
+
+Result<std::vector<std::string>> TcpStore::call_for_values(StoreRequest request, size_t count,
+                                                           Deadline deadline) {
+  const StoreVerb verb = request.verb;
+  Result<StoreResponse> response = call(std::move(request), deadline);
+  if (!response.ok()) return response.error();
+  if (response->values.size() == count) return std::move(response->values);
+  return Error(
+      ErrorCode::kCorruption,
+      format("the store server at {} answered {} with {} values, expected {}",
+             options_.address.to_string(), wire::to_string(verb), response->values.size(), count));
+}
+
+Status TcpStore::set(std::string_view key, std::string_view value, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
+  return call_for_nothing(
+      {.verb = StoreVerb::kSet, .keys = {std::string(key)}, .values = {std::string(value)}},
+      deadline);
+}
+
+Result<std::string> TcpStore::get(std::string_view key, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_key(key));
+  auto values = call_for_values({.verb = StoreVerb::kGet, .keys = {std::string(key)}}, 1, deadline);
+  if (!values.ok()) return values.error();
+  return std::move(values->front());
+}
+
+Result<int64_t> TcpStore::add(std::string_view key, int64_t amount, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_key(key));
+  return call_for_number({.verb = StoreVerb::kAdd, .amount = amount, .keys = {std::string(key)}},
+                         deadline);
+}
+
+Status TcpStore::wait(std::span<const std::string> keys, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
+  return call_for_nothing({.verb = StoreVerb::kWait, .keys = to_strings(keys)}, deadline);
+}
+
+Result<bool> TcpStore::check(std::span<const std::string> keys, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
+  const auto number =
+      call_for_number({.verb = StoreVerb::kCheck, .keys = to_strings(keys)}, deadline);
+  if (!number.ok()) return number.error();
+  return *number == 1;
+}
+
+Result<std::string> TcpStore::compare_set(std::string_view key, std::string_view expected,
+                                          std::string_view desired, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_entry(key, expected));
+  CADRE_RETURN_IF_ERROR(check_store_entry(key, desired));
+  auto values = call_for_values({.verb = StoreVerb::kCompareSet,
+                                 .keys = {std::string(key)},
+                                 .values = {std::string(expected), std::string(desired)}},
+                                1, deadline);
+  if (!values.ok()) return values.error();
+  return std::move(values->front());
+}
+
+Result<bool> TcpStore::erase(std::string_view key, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_key(key));
+  const auto number =
+      call_for_number({.verb = StoreVerb::kErase, .keys = {std::string(key)}}, deadline);
+  if (!number.ok()) return number.error();
+  return *number == 1;
+}
+
+Result<int64_t> TcpStore::num_keys(Deadline deadline) {
+  return call_for_number({.verb = StoreVerb::kNumKeys}, deadline);
+}
+
+Status TcpStore::append(std::string_view key, std::string_view value, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
+  return call_for_nothing(
+      {.verb = StoreVerb::kAppend, .keys = {std::string(key)}, .values = {std::string(value)}},
+      deadline);
+}
+
+Result<std::vector<std::string>> TcpStore::multi_get(std::span<const std::string> keys,
+                                                     Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
+  return call_for_values({.verb = StoreVerb::kMultiGet, .keys = to_strings(keys)}, keys.size(),
+                         deadline);
+}
+
+Status TcpStore::multi_set(std::span<const std::string> keys, std::span<const std::string> values,
+                           Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_entries(keys, values));
+  return call_for_nothing(
+      {.verb = StoreVerb::kMultiSet, .keys = to_strings(keys), .values = to_strings(values)},
+      deadline);
+}
+
+}  // namespace cadre

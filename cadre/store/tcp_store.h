@@ -1,0 +1,81 @@
+// A Store that lives in a server process: native (a TcpStoreServer) or c10d's TCPStore.
+//
+// Threads: any. Each call has a connection of its own while it runs, so a blocking wait of one
+// thread delays nobody; idle connections are kept for the next calls.
+// Blocking: every call, until its Deadline. Lifetime: the System outlives it; no call may be in
+// progress when it is destroyed.
+// Errors: as in store.h, and kInvalidArgument from connect() when the server runs another build or
+// has another token. Over c10d's protocol keys get c10d's prefix "/", so that they are the keys of
+// Python's TCPStore; torch's own server takes values of at most 8 MiB.
+// Source: c10d::TCPStore.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cadre/os/system.h"
+#include "cadre/store/store.h"
+
+namespace cadre {
+
+namespace store {
+class ServerConnection;
+}  // namespace store
+
+namespace wire {
+struct StoreRequest;
+struct StoreResponse;
+}  // namespace wire
+
+enum class StoreProtocol { kNative, kC10d };
+
+struct TcpStoreOptions {
+  os::Address address;
+  std::string token;  // of the job; native protocol only
+  StoreProtocol protocol = StoreProtocol::kNative;
+};
+
+class CADRE_EXPORT TcpStore final : public Store {
+ public:
+  // Tries again until the deadline while nobody listens, because the server may start later.
+  static Result<std::unique_ptr<TcpStore>> connect(os::System& system,
+                                                   const TcpStoreOptions& options,
+                                                   Deadline deadline);
+  // Use connect().
+  TcpStore(os::System& system, const TcpStoreOptions& options,
+           std::unique_ptr<store::ServerConnection> first);
+  ~TcpStore() override;
+
+  Status set(std::string_view key, std::string_view value, Deadline deadline) override;
+  Result<std::string> get(std::string_view key, Deadline deadline) override;
+  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override;
+  Status wait(std::span<const std::string> keys, Deadline deadline) override;
+  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override;
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired, Deadline deadline) override;
+  Result<bool> erase(std::string_view key, Deadline deadline) override;
+  Result<int64_t> num_keys(Deadline deadline) override;
+  Status append(std::string_view key, std::string_view value, Deadline deadline) override;
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                             Deadline deadline) override;
+  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
+                   Deadline deadline) override;
+
+ private:
+  // One request and its answer over a connection that no other call uses meanwhile.
+  Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
+  Status call_for_nothing(wire::StoreRequest request, Deadline deadline);
+  Result<int64_t> call_for_number(wire::StoreRequest request, Deadline deadline);
+  Result<std::vector<std::string>> call_for_values(wire::StoreRequest request, size_t count,
+                                                   Deadline deadline);
+  Result<std::unique_ptr<store::ServerConnection>> take_connection(Deadline deadline);
+
+  os::System& system_;
+  const TcpStoreOptions options_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<store::ServerConnection>> idle_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,193 @@
+#include "cadre/store/tcp_store_server.h"
+
+#include <atomic>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/store/key_table.h"
+#include "cadre/store/tcp/client_connection.h"
+
+namespace cadre {
+
+using store::ClientConnection;
+
+class TcpStoreServer::Impl {
+ public:
+  Impl(os::System& system, const TcpStoreServerOptions& options,
+       std::unique_ptr<os::Listener> listener)
+      : system_(system),
+        options_(options),
+        log_(options.log ? *options.log : null_log_sink()),
+        listener_(std::move(listener)),
+        address_(listener_->address()),
+        stop_event_(system.make_event()),
+        table_(options.max_bytes),
+        context_{table_, options_.token, options_.serve_c10d, system_} {}
+
+  void start() {
+    thread_ = system_.spawn("cadre_store", [this] { run(); });
+  }
+
+  void close() {
+    if (!thread_) return;
+    stopping_.store(true, std::memory_order_release);
+    stop_event_->notify();
+    thread_->join();
+    thread_.reset();
+  }
+
+  const os::Address& address() const { return address_; }
+
+ private:
+  // With nothing to do the loop wakes up so seldom only because no wait may be endless.
+  static constexpr Duration kIdleWait = std::chrono::seconds(60);
+  static constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
+  static constexpr size_t kMaxAcceptsPerTurn = 64;
+
+  void run() {
+    while (!stopping_.load(std::memory_order_acquire)) {
+      std::vector<os::PollItem> items = {{.target = stop_event_.get(), .want_read = true},
+                                         {.target = listener_.get(), .want_read = may_accept()}};
+      std::vector<uint32_t> numbers;
+      for (const auto& [number, connection] : connections_) {
+        items.push_back(connection->interest());
+        numbers.push_back(number);
+      }
+      system_.poll(items, next_deadline());
+      for (size_t i = 0; i < numbers.size(); ++i) serve(numbers[i], items[i + 2]);
+      if (items[1].can_read) accept();
+      drop_strangers();
+    }
+    connections_.clear();
+    listener_.reset();
+  }
+
+  Deadline next_deadline() {
+    Deadline deadline = system_.deadline_in(kIdleWait);
+    if (!may_accept()) deadline = deadline.earlier(Deadline(accept_after_));
+    for (const auto& [number, connection] : connections_) {
+      if (!connection->is_accepted()) deadline = deadline.earlier(connection->greeting_deadline());
+    }
+    return deadline;
+  }
+
+  bool may_accept() { return system_.now() >= accept_after_; }
+
+  void accept() {
+    for (size_t i = 0; i < kMaxAcceptsPerTurn; ++i) {
+      Result<std::unique_ptr<os::Socket>> socket = listener_->try_accept();
+      if (!socket.ok()) {
+        log_.write(LogLevel::kWarning, "store",
+                   format("accept failed reason=\"{}\"", socket.error().message()));
+        // Out of descriptors, most likely: the connection stays in the queue and would be reported
+        // again at once.
+        accept_after_ = system_.now() + kAcceptPause;
+        return;
+      }
+      if (!*socket) return;
+      if (connections_.size() >= options_.max_connections) {
+        log_.write(LogLevel::kWarning, "store",
+                   format("refused peer={} reason=\"{} connections are open\"",
+                          (*socket)->peer_address().to_string(), connections_.size()));
+        continue;
+      }
+      const uint32_t number = next_number_++;
+      connections_.emplace(number, std::make_unique<ClientConnection>(
+                                       context_, number, std::move(*socket),
+                                       system_.deadline_in(options_.greeting_timeout)));
+    }
+  }
+
+  void serve(uint32_t number, const os::PollItem& item) {
+    if (!item.can_read && !item.can_write) return;
+    const auto found = connections_.find(number);
+    if (found == connections_.end()) return;
+    const Status status = found->second->on_ready(item);
+    if (!status.ok()) drop(number, status.error());
+    wake_ready();
+  }
+
+  // What one client wrote may end the waits of others.
+  void wake_ready() {
+    for (const KeyTable::Ticket ticket : table_.take_ready()) {
+      const uint32_t number = store::TicketSource::connection_of(ticket);
+      const auto found = connections_.find(number);
+      if (found == connections_.end()) continue;
+      found->second->on_ticket(ticket);
+      const Status status = found->second->flush();
+      if (!status.ok()) drop(number, status.error());
+    }
+  }
+
+  void drop_strangers() {
+    const TimePoint now = system_.now();
+    std::vector<uint32_t> late;
+    for (const auto& [number, connection] : connections_) {
+      if (!connection->is_accepted() && connection->greeting_deadline().has_passed(now)) {
+        late.push_back(number);
+      }
+    }
+    for (const uint32_t number : late) {
+      drop(number, Error(ErrorCode::kTimeout, "it did not prove itself in time"));
+    }
+  }
+
+  void drop(uint32_t number, const Error& reason) {
+    const auto found = connections_.find(number);
+    if (found == connections_.end()) return;
+    // An accepted client that closes its connection is the normal end of a rank.
+    const bool is_normal = found->second->is_accepted() && reason.code() == ErrorCode::kPeerLost;
+    log_.write(is_normal ? LogLevel::kDebug : LogLevel::kWarning, "store",
+               format("dropped peer={} reason=\"{}\"", found->second->peer(), reason.message()));
+    connections_.erase(found);
+  }
+
+  os::System& system_;
+  const TcpStoreServerOptions options_;
+  LogSink& log_;
+  std::unique_ptr<os::Listener> listener_;
+  const os::Address address_;
+  std::unique_ptr<os::Event> stop_event_;
+  std::atomic<bool> stopping_{false};
+  // From here on: the server thread's alone.
+  KeyTable table_;
+  const store::ServerContext context_;
+  std::map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
+  uint32_t next_number_ = 0;
+  TimePoint accept_after_;
+  std::unique_ptr<os::Thread> thread_;  // the owner's
+};
+
+Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
+    os::System& system, const TcpStoreServerOptions& options) {
+  if (options.token.empty() && !store::is_loopback(options.address)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("a store server on {} can be reached from other hosts and needs a job "
+                        "token; set CADRE_JOB_TOKEN to one secret on all ranks, or listen on "
+                        "127.0.0.1",
+                        options.address.to_string()));
+  }
+  Result<std::unique_ptr<os::Listener>> listener = system.listen(options.address);
+  if (!listener.ok()) return listener.error().with_context("store server");
+  auto impl = std::make_unique<Impl>(system, options, std::move(listener).value());
+  impl->start();
+  return std::make_unique<TcpStoreServer>(std::move(impl));
+}
+
+TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+TcpStoreServer::~TcpStoreServer() {
+  impl_->close();
+}
+
+os::Address TcpStoreServer::address() const {
+  return impl_->address();
+}
+
+void TcpStoreServer::close() {
+  impl_->close();
+}
+
+}  // namespace cadre

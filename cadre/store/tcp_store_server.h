@@ -1,0 +1,56 @@
+// The store server of a job: one thread that speaks the native and c10d's protocol on one port.
+//
+// A client's first bytes tell its protocol. Native clients prove the job's token and run the same
+// build. c10d's protocol cannot authenticate: it is served to peers on loopback only, and can be
+// switched off. Whoever has not proved itself within a second is dropped with a log line.
+//
+// Threads: start() and close() from one thread; address() from any. Blocking: start() and close()
+// for the time of a few system calls. Lifetime: the System and the log outlive the server.
+// Errors: start(): kInvalidArgument for an address beyond loopback without a token, or that of
+// System::listen. What clients do wrong never reaches the owner: they are answered or dropped.
+// Source: the verbs of c10d::TCPStore; formats in docs/formats/store-native.md and store-c10d.md.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/log.h"
+#include "cadre/os/socket.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+
+struct TcpStoreServerOptions {
+  os::Address address{os::Address::Kind::kTcp, "127.0.0.1", 0};
+  std::string token;       // the job's secret; required when `address` is not on loopback
+  bool serve_c10d = true;  // to peers on loopback
+  size_t max_bytes = size_t{1} << 30;  // of all keys and values
+  size_t max_connections = 8192;
+  Duration greeting_timeout = std::chrono::seconds(1);
+  LogSink* log = nullptr;  // null: dropped
+};
+
+class CADRE_EXPORT TcpStoreServer {
+ public:
+  static Result<std::unique_ptr<TcpStoreServer>> start(os::System& system,
+                                                       const TcpStoreServerOptions& options);
+  class Impl;  // private to store
+  explicit TcpStoreServer(std::unique_ptr<Impl> impl);
+  ~TcpStoreServer();
+  TcpStoreServer(const TcpStoreServer&) = delete;
+  TcpStoreServer& operator=(const TcpStoreServer&) = delete;
+
+  // Where clients connect, with the port that was chosen.
+  os::Address address() const;
+  // Drops all clients and joins the thread. Idempotent.
+  void close();
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,280 @@
+// What only a store over sockets can get wrong: strangers, builds, tokens, lost servers, garbage.
+#include "cadre/store/tcp_store.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/os/system.h"
+#include "cadre/store/tcp_store_server.h"
+#include "cadre/wire/byte_codec.h"
+#include "cadre/wire/c10d_message.h"
+#include "cadre/wire/framing.h"
+#include "cadre/wire/store_message.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class CollectingLog final : public LogSink {
+ public:
+  void write(LogLevel, std::string_view, std::string_view message) override {
+    const std::lock_guard lock(mutex_);
+    text_ += std::string(message) + "\n";
+  }
+  std::string text() {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string text_;
+};
+
+class TcpStoreTest : public testing::Test {
+ protected:
+  Deadline soon() { return system_->deadline_in(seconds(20)); }
+
+  std::unique_ptr<TcpStoreServer> start(TcpStoreServerOptions options = {}) {
+    options.token = "secret";
+    options.log = &log_;
+    return TcpStoreServer::start(*system_, options).value_or_throw();
+  }
+  Result<std::unique_ptr<TcpStore>> connect(const TcpStoreServer& server,
+                                            const std::string& token = "secret") {
+    return TcpStore::connect(*system_, {.address = server.address(), .token = token}, soon());
+  }
+
+  // A stranger's connection: says `bytes`, and reads whatever comes until it is dropped.
+  std::string say(const TcpStoreServer& server, ConstBytes bytes) {
+    auto socket = system_->connect(server.address(), soon()).value_or_throw();
+    const Deadline deadline = soon();
+    std::string heard;
+    std::array<std::byte, 4096> buffer;
+    while (true) {
+      if (!bytes.empty()) {
+        const auto sent = socket->try_send(bytes);
+        if (!sent.ok()) return heard;
+        bytes = bytes.subspan(*sent);
+      }
+      const auto received = socket->try_recv(buffer);
+      if (!received.ok()) return heard;
+      heard += wire::as_text(ConstBytes(buffer).first(*received));
+      os::PollItem item{.target = socket.get(), .want_read = true, .want_write = !bytes.empty()};
+      if (!system_->poll(std::span(&item, 1), deadline)) {
+        ADD_FAILURE() << "the server kept a stranger's connection; heard " << heard.size()
+                      << " bytes";
+        return heard;
+      }
+    }
+  }
+  std::string say(const TcpStoreServer& server, std::string_view text) {
+    return say(server, wire::as_bytes(text));
+  }
+
+  std::unique_ptr<os::System> system_ = os::make_native_system();
+  CollectingLog log_;
+};
+
+TEST_F(TcpStoreTest, StrangersAreDroppedWithALogLine) {
+  auto server = start({.greeting_timeout = milliseconds(250)});
+  const std::vector<std::string> strangers = {
+      "GET / HTTP/1.1\r\n\r\n",
+      "",                                           // says nothing until its time is over
+      "CD",                                         // half a magic
+      "CDRS",                                       // the magic and no more
+      std::string("\0\xce\xf7", 3),                 // half of c10d's
+      std::string("\0abcd", 5),                     // c10d's verb with another magic
+      std::string("\x01\0\0\0", 4),                 // c10d's set without validate
+      "CDRS" + std::string("\xff\xff\xff\xff", 4),  // a frame of 4 GiB
+      "CDRS" + std::string("\x02\0\0\0xx", 6),      // a frame that is no hello
+  };
+  for (const std::string& stranger : strangers) EXPECT_EQ(say(*server, stranger), "");
+  const std::string log = log_.text();
+  EXPECT_EQ(static_cast<size_t>(std::count(log.begin(), log.end(), '\n')), strangers.size()) << log;
+  EXPECT_TRUE(connect(*server).ok());
+}
+
+TEST_F(TcpStoreTest, C10dCanBeSwitchedOff) {
+  auto server = start({.serve_c10d = false});
+  const auto hello = wire::encode(
+      wire::C10dRequest{.verb = wire::C10dVerb::kValidate, .number = wire::kC10dMagic});
+  EXPECT_EQ(say(*server, hello), "");
+  EXPECT_NE(log_.text().find("switched off"), std::string::npos) << log_.text();
+}
+
+TEST_F(TcpStoreTest, GarbageAfterAGoodGreetingEndsOnlyThatConnection) {
+  auto server = start();
+  auto good = connect(*server).value_or_throw();
+  std::vector<std::byte> stream = wire::encode(
+      wire::C10dRequest{.verb = wire::C10dVerb::kValidate, .number = wire::kC10dMagic});
+  const auto append = [&](const std::vector<std::byte>& more) {
+    stream.insert(stream.end(), more.begin(), more.end());
+  };
+  append(wire::encode(wire::C10dRequest{.verb = wire::C10dVerb::kPing, .number = 7}));
+  stream.push_back(std::byte{200});  // no such verb
+  EXPECT_EQ(say(*server, stream), std::string("\x07\0\0\0", 4));
+  EXPECT_NE(log_.text().find("unknown verb 200"), std::string::npos) << log_.text();
+  EXPECT_TRUE(good->set("still", "here", soon()).ok());
+}
+
+TEST_F(TcpStoreTest, AC10dCounterThatIsNoNumberEndsTheConnectionAsTorchsServerDoes) {
+  auto server = start();
+  auto store =
+      TcpStore::connect(*system_, {.address = server->address(), .protocol = StoreProtocol::kC10d},
+                        soon())
+          .value_or_throw();
+  ASSERT_TRUE(store->set("text", "abc", soon()).ok());
+  EXPECT_FALSE(store->add("text", 1, soon()).ok());
+  EXPECT_EQ(store->get("text", soon()).value(), "abc");  // over a new connection
+}
+
+TEST_F(TcpStoreTest, ANativeCounterThatIsNoNumberIsTheProgramsFault) {
+  auto server = start();
+  auto store = connect(*server).value_or_throw();
+  ASSERT_TRUE(store->set("text", "abc", soon()).ok());
+  const auto sum = store->add("text", 1, soon());
+  ASSERT_FALSE(sum.ok());
+  EXPECT_EQ(sum.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(sum.error().message().find("abc"), std::string::npos) << sum.error().message();
+}
+
+TEST_F(TcpStoreTest, AnotherTokenIsRefusedOnBothSides) {
+  auto server = start();
+  const auto refused = connect(*server, "wrong");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(refused.error().message().find("CADRE_JOB_TOKEN"), std::string::npos);
+  server->close();
+  EXPECT_NE(log_.text().find("token"), std::string::npos) << log_.text();
+}
+
+TEST_F(TcpStoreTest, AnotherBuildIsRefusedAndBothAreNamed) {
+  auto server = start();
+  wire::StreamBuffer greeting;
+  greeting.append(wire::as_bytes(wire::kStoreMagic));
+  wire::append_frame(greeting, wire::encode(wire::StoreHello{.build = "99.9"}));
+  const std::string heard = say(*server, greeting.view());
+  wire::StreamBuffer answer;
+  answer.append(wire::as_bytes(heard));
+  const auto frame = wire::peek_frame(answer, wire::kMaxHandshakeFrameBytes);
+  ASSERT_TRUE(frame.ok() && frame->has_value());
+  const auto hello = wire::decode_store_hello(**frame);
+  ASSERT_TRUE(hello.ok());
+  // The client can name the server's build; the server's log names both.
+  EXPECT_NE(hello->build, "99.9");
+  EXPECT_NE(log_.text().find("99.9"), std::string::npos) << log_.text();
+  EXPECT_NE(log_.text().find("cadre " + hello->build), std::string::npos) << log_.text();
+}
+
+// A server of another build, played by this test.
+TEST_F(TcpStoreTest, AServerOfAnotherBuildIsRefusedByTheClient) {
+  auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  auto impostor = system_->spawn("impostor", [&] {
+    os::PollItem item{.target = listener.get(), .want_read = true};
+    ASSERT_TRUE(system_->poll(std::span(&item, 1), soon()));
+    auto socket = listener->try_accept().value_or_throw();
+    wire::StreamBuffer hello;
+    wire::append_frame(hello, wire::encode(wire::StoreHello{.build = "99.9"}));
+    ASSERT_EQ(socket->try_send(hello.view()).value(), hello.size());
+    std::array<std::byte, 4096> buffer;
+    item = {.target = socket.get(), .want_read = true};
+    while (system_->poll(std::span(&item, 1), soon()) && socket->try_recv(buffer).ok()) {
+    }
+  });
+  const auto refused =
+      TcpStore::connect(*system_, {.address = listener->address(), .token = "secret"}, soon());
+  impostor->join();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(refused.error().message().find("99.9"), std::string::npos) << refused.error().message();
+}
+
+TEST_F(TcpStoreTest, TheServersEndIsNoticedByWaitingAndLaterCalls) {
+  for (const StoreProtocol protocol : {StoreProtocol::kNative, StoreProtocol::kC10d}) {
+    auto server = start();
+    auto store =
+        TcpStore::connect(*system_,
+                          {.address = server->address(), .token = "secret", .protocol = protocol},
+                          soon())
+            .value_or_throw();
+    // The store answers while another call of it waits for a key that never comes.
+    std::optional<Result<std::string>> waited;
+    auto thread = system_->spawn("waiting", [&] { waited = store->get("never", soon()); });
+    ASSERT_TRUE(store->set("here", "1", soon()).ok());
+    server->close();
+    thread->join();
+    EXPECT_EQ(waited->error().code(), ErrorCode::kPeerLost) << waited->error().message();
+    EXPECT_NE(waited->error().message().find("never"), std::string::npos);
+    const auto later = store->get("here", soon());
+    ASSERT_FALSE(later.ok());
+    EXPECT_EQ(later.error().code(), ErrorCode::kPeerLost) << later.error().message();
+  }
+}
+
+TEST_F(TcpStoreTest, ConnectWaitsForAServerThatStartsLaterAndNamesOneThatNeverDoes) {
+  const os::Address address{os::Address::Kind::kUnix,
+                            format("cadre-store-test-{}", system_->host().pid), 0};
+  const auto never =
+      TcpStore::connect(*system_, {.address = address}, system_->deadline_in(milliseconds(100)));
+  ASSERT_FALSE(never.ok());
+  EXPECT_EQ(never.error().code(), ErrorCode::kTimeout);
+  EXPECT_NE(never.error().message().find(address.host), std::string::npos);
+  std::optional<Result<std::unique_ptr<TcpStore>>> connected;
+  auto early = system_->spawn("early", [&] {
+    connected = TcpStore::connect(*system_, {.address = address, .token = "secret"}, soon());
+  });
+  auto server = start({.address = address});
+  early->join();
+  EXPECT_TRUE(connected->ok()) << connected->error().message();
+}
+
+TEST_F(TcpStoreTest, ListeningBeyondLoopbackNeedsAToken) {
+  for (const char* host : {"0.0.0.0", "::", "10.1.2.3", "node0"}) {
+    const auto server =
+        TcpStoreServer::start(*system_, {.address = {os::Address::Kind::kTcp, host, 0}});
+    ASSERT_FALSE(server.ok()) << host;
+    EXPECT_EQ(server.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(server.error().message().find("CADRE_JOB_TOKEN"), std::string::npos);
+  }
+}
+
+TEST_F(TcpStoreTest, AFullStoreRefusesAndStaysUsable) {
+  auto server = start({.max_bytes = 1000});
+  auto store = connect(*server).value_or_throw();
+  ASSERT_TRUE(store->set("a", std::string(600, 'x'), soon()).ok());
+  EXPECT_EQ(store->set("b", std::string(600, 'x'), soon()).error().code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(store->erase("a", soon()).value());
+  EXPECT_TRUE(store->set("b", std::string(600, 'x'), soon()).ok());
+}
+
+TEST_F(TcpStoreTest, AnAnswerOverTheLimitIsRefusedBeforeItIsBuilt) {
+  auto server = start();
+  auto store = connect(*server).value_or_throw();
+  ASSERT_TRUE(store->set("big", std::string(kMaxStoreValueBytes, 'x'), soon()).ok());
+  const auto values = store->multi_get(std::vector<std::string>(5, "big"), soon());
+  ASSERT_FALSE(values.ok());
+  EXPECT_EQ(values.error().code(), ErrorCode::kInvalidArgument) << values.error().message();
+  EXPECT_EQ(store->get("big", soon())->size(), kMaxStoreValueBytes);
+}
+
+TEST_F(TcpStoreTest, ConnectionsOverTheLimitAreRefusedAndLogged) {
+  auto server = start({.max_connections = 1});
+  auto first = connect(*server).value_or_throw();
+  EXPECT_EQ(say(*server, ""), "");
+  EXPECT_NE(log_.text().find("1 connections are open"), std::string::npos) << log_.text();
+  EXPECT_TRUE(first->set("k", "v", soon()).ok());
+}
+
+}  // namespace
+}  // namespace cadre
