@@ -1,0 +1,127 @@
+#include "cadre/rendezvous/job_environment.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+// Reads variables and keeps the first thing that is wrong.
+class Parser {
+ public:
+  explicit Parser(const VariableLookup& look_up) : look_up_(look_up) {}
+
+  std::optional<std::string> text(std::string_view name) const {
+    std::optional<std::string> value = look_up_(name);
+    return value && value->empty() ? std::nullopt : value;
+  }
+
+  // A decimal number in [low, high].
+  std::optional<int> number(std::string_view name, int low, int high) {
+    const std::optional<std::string> value = text(name);
+    if (!value) return std::nullopt;
+    int parsed = 0;
+    const char* end = value->data() + value->size();
+    const auto [stop, code] = std::from_chars(value->data(), end, parsed);
+    if (code != std::errc() || stop != end || parsed < low || parsed > high) {
+      fail(format("{} is \"{}\", expected a number from {} to {}", name, *value, low, high));
+      return std::nullopt;
+    }
+    return parsed;
+  }
+
+  // "True" and "False" as Python writes them, and 1 and 0.
+  bool flag(std::string_view name) {
+    const std::string value = text(name).value_or("False");
+    if (value == "True" || value == "true" || value == "1") return true;
+    if (value != "False" && value != "false" && value != "0") {
+      fail(format("{} is \"{}\", expected True or False", name, value));
+    }
+    return false;
+  }
+
+  void fail(std::string message) {
+    if (!error_) error_ = Error(ErrorCode::kInvalidArgument, "environment: " + std::move(message));
+  }
+  const std::optional<Error>& error() const { return error_; }
+
+ private:
+  const VariableLookup& look_up_;
+  std::optional<Error> error_;
+};
+
+constexpr int kMaxWorldSize = 1 << 20;
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+
+void parse_place(Parser& parser, JobEnvironment& environment) {
+  environment.world_size = parser.number("WORLD_SIZE", 1, kMaxWorldSize).value_or(1);
+  environment.rank = parser.number("RANK", 0, environment.world_size - 1).value_or(0);
+  environment.local_world_size = parser.number("LOCAL_WORLD_SIZE", 1, environment.world_size);
+  const int local_limit = environment.local_world_size.value_or(environment.world_size);
+  if (const auto local_rank = parser.number("LOCAL_RANK", 0, local_limit - 1)) {
+    environment.local_rank = Rank(*local_rank);
+  }
+}
+
+void parse_store(Parser& parser, JobEnvironment& environment) {
+  environment.master_addr = parser.text("MASTER_ADDR").value_or("");
+  const auto port = parser.number("MASTER_PORT", 1, std::numeric_limits<uint16_t>::max());
+  environment.master_port = static_cast<uint16_t>(port.value_or(0));
+  if (environment.world_size > 1 && environment.master_addr.empty()) {
+    parser.fail(
+        format("MASTER_ADDR is not set, but WORLD_SIZE is {}: start the program with "
+               "cadre run, or name rank 0's host",
+               environment.world_size));
+  }
+  if (environment.world_size > 1 && !port) {
+    parser.fail(
+        format("MASTER_PORT is not set, but WORLD_SIZE is {}: start the program with "
+               "cadre run, or choose a free port of rank 0's host",
+               environment.world_size));
+  }
+  environment.job_token = parser.text("CADRE_JOB_TOKEN").value_or("");
+  environment.uses_agent_store = parser.flag("TORCHELASTIC_USE_AGENT_STORE");
+  const bool is_torchrun = environment.uses_agent_store && environment.job_token.empty();
+  const std::string protocol =
+      parser.text("CADRE_STORE_PROTOCOL").value_or(is_torchrun ? "c10d" : "native");
+  if (protocol == "c10d") {
+    environment.store_protocol = StoreProtocol::kC10d;
+  } else if (protocol != "native") {
+    parser.fail(format("CADRE_STORE_PROTOCOL is \"{}\", expected native or c10d", protocol));
+  }
+}
+
+}  // namespace
+
+Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up) {
+  Parser parser(look_up);
+  JobEnvironment environment;
+  const bool has_rank = parser.text("RANK").has_value();
+  const bool has_world_size = parser.text("WORLD_SIZE").has_value();
+  if (!has_rank && !has_world_size) return environment;
+  if (has_rank != has_world_size) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("environment: {} is set but {} is not; set both, or start the program "
+                        "with cadre run",
+                        has_rank ? "RANK" : "WORLD_SIZE", has_rank ? "WORLD_SIZE" : "RANK"));
+  }
+  environment.is_launched = true;
+  parse_place(parser, environment);
+  environment.restart_count = parser.number("TORCHELASTIC_RESTART_COUNT", 0, kMaxInt).value_or(0);
+  environment.run_id = parser.text("TORCHELASTIC_RUN_ID").value_or("");
+  parse_store(parser, environment);
+  if (parser.error()) return *parser.error();
+  return environment;
+}
+
+Result<JobEnvironment> read_job_environment() {
+  return parse_job_environment([](std::string_view name) -> std::optional<std::string> {
+    const char* value = std::getenv(std::string(name).c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+}  // namespace cadre

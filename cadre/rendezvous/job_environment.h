@@ -1,0 +1,54 @@
+// The environment variables by which a launcher tells a process its place in the job, read once.
+//
+// Threads: plain values. Blocking: never.
+// Errors: kInvalidArgument naming the variable, its value and what it should be.
+// Source: torchrun's contract (torch/distributed/elastic), so that its programs run unchanged.
+//
+//   RANK, WORLD_SIZE               this process's number and how many there are; both or neither
+//   LOCAL_RANK, LOCAL_WORLD_SIZE   the same among the processes of this host; optional
+//   MASTER_ADDR, MASTER_PORT       where the job's store is; needed from two processes on
+//   TORCHELASTIC_RESTART_COUNT     how often the launcher restarted the job; absent: 0
+//   TORCHELASTIC_RUN_ID            the job's name in messages; optional
+//   TORCHELASTIC_USE_AGENT_STORE   "True": the launcher hosts the store; else rank 0 does
+//   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
+//   CADRE_STORE_PROTOCOL           "native" or "c10d"; absent: c10d when a launcher hosts the store
+//                                  and gave no token (torchrun), else native
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/store/tcp_store.h"
+
+namespace cadre {
+
+struct JobEnvironment {
+  bool is_launched = false;  // false: nobody launched us, and all else has its default
+  Rank rank = 0;
+  int world_size = 1;
+  std::optional<Rank> local_rank;
+  std::optional<int> local_world_size;
+  std::string master_addr;
+  uint16_t master_port = 0;
+  int restart_count = 0;
+  std::string run_id;
+  bool uses_agent_store = false;
+  std::string job_token;
+  StoreProtocol store_protocol = StoreProtocol::kNative;
+};
+
+// The value of a variable, nullopt when it is not set. An empty value counts as not set.
+using VariableLookup = std::function<std::optional<std::string>(std::string_view name)>;
+
+CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up);
+
+// Of this process. To be called in main, before other threads change the environment.
+CADRE_EXPORT Result<JobEnvironment> read_job_environment();
+
+}  // namespace cadre

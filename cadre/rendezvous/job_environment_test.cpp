@@ -1,0 +1,113 @@
+#include "cadre/rendezvous/job_environment.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace cadre {
+namespace {
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+Result<JobEnvironment> parse(const Variables& variables) {
+  return parse_job_environment([&](std::string_view name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+Variables launched() {
+  return {{"RANK", "1"},
+          {"WORLD_SIZE", "4"},
+          {"LOCAL_RANK", "1"},
+          {"LOCAL_WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", "29500"}};
+}
+
+TEST(JobEnvironment, WithoutALauncherIsAWorldOfOne) {
+  const auto environment = parse({{"MASTER_PORT", "no port"}, {"LOCAL_RANK", "7"}});
+  ASSERT_TRUE(environment.ok());
+  EXPECT_FALSE(environment->is_launched);
+  EXPECT_EQ(environment->rank, 0);
+  EXPECT_EQ(environment->world_size, 1);
+}
+
+TEST(JobEnvironment, ReadsWhatALauncherSays) {
+  Variables variables = launched();
+  variables["TORCHELASTIC_RESTART_COUNT"] = "2";
+  variables["TORCHELASTIC_RUN_ID"] = "job-7";
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["CADRE_JOB_TOKEN"] = "secret";
+  const auto environment = parse(variables);
+  ASSERT_TRUE(environment.ok()) << environment.error().message();
+  EXPECT_TRUE(environment->is_launched);
+  EXPECT_EQ(environment->rank, 1);
+  EXPECT_EQ(environment->world_size, 4);
+  EXPECT_EQ(environment->local_rank, std::optional(Rank(1)));
+  EXPECT_EQ(environment->local_world_size, std::optional(2));
+  EXPECT_EQ(environment->master_addr, "127.0.0.1");
+  EXPECT_EQ(environment->master_port, 29500);
+  EXPECT_EQ(environment->restart_count, 2);
+  EXPECT_EQ(environment->run_id, "job-7");
+  EXPECT_TRUE(environment->uses_agent_store);
+  EXPECT_EQ(environment->job_token, "secret");
+  EXPECT_EQ(environment->store_protocol, StoreProtocol::kNative);
+}
+
+TEST(JobEnvironment, UnderTorchrunSpeaksC10d) {
+  Variables variables = launched();
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(parse(variables)->store_protocol, StoreProtocol::kC10d);
+  variables["CADRE_STORE_PROTOCOL"] = "native";
+  EXPECT_EQ(parse(variables)->store_protocol, StoreProtocol::kNative);
+}
+
+TEST(JobEnvironment, AWorldOfOneNeedsNoMaster) {
+  const auto environment = parse({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  ASSERT_TRUE(environment.ok());
+  EXPECT_TRUE(environment->is_launched);
+}
+
+// Each change makes the environment impossible; the message must name the variable and its value.
+struct Wrong {
+  const char* variable;
+  const char* value;  // null: removed
+};
+
+class WrongEnvironment : public testing::TestWithParam<Wrong> {};
+
+void PrintTo(const Wrong& wrong, std::ostream* out) {
+  *out << wrong.variable;
+}
+
+TEST_P(WrongEnvironment, IsRefusedByName) {
+  const auto [variable, value] = GetParam();
+  Variables variables = launched();
+  if (value) {
+    variables[variable] = value;
+  } else {
+    variables.erase(variable);
+  }
+  const auto environment = parse(variables);
+  ASSERT_FALSE(environment.ok());
+  EXPECT_EQ(environment.error().code(), ErrorCode::kInvalidArgument);
+  const std::string& message = environment.error().message();
+  EXPECT_NE(message.find(variable), std::string::npos) << message;
+  EXPECT_NE(message.find(value ? value : ""), std::string::npos) << message;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, WrongEnvironment,
+    testing::Values(Wrong{"RANK", nullptr}, Wrong{"RANK", ""}, Wrong{"RANK", "4"},
+                    Wrong{"RANK", "-1"}, Wrong{"RANK", "1x"}, Wrong{"RANK", "99999999999"},
+                    Wrong{"WORLD_SIZE", nullptr}, Wrong{"WORLD_SIZE", "0"},
+                    Wrong{"WORLD_SIZE", "two"}, Wrong{"LOCAL_RANK", "2"},
+                    Wrong{"LOCAL_WORLD_SIZE", "5"}, Wrong{"MASTER_ADDR", nullptr},
+                    Wrong{"MASTER_PORT", nullptr}, Wrong{"MASTER_PORT", "0"},
+                    Wrong{"MASTER_PORT", "65536"}, Wrong{"TORCHELASTIC_RESTART_COUNT", "-3"},
+                    Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
+                    Wrong{"CADRE_STORE_PROTOCOL", "etcd"}));
+
+}  // namespace
+}  // namespace cadre

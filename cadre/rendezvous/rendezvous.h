@@ -1,0 +1,43 @@
+// Who is in the job, which rank am I, which round is this.
+//
+// Threads: join() from one thread. Blocking: until all ranks are known or the Deadline.
+// Lifetime: a Membership shares its Store. Errors: kTimeout names what is missing;
+// kInvalidArgument names the variable or address that is wrong.
+// Source: torchelastic's rendezvous; the environment is torchrun's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/os/system.h"
+#include "cadre/store/store.h"
+
+namespace cadre {
+
+struct Membership {
+  Rank rank = 0;
+  int world_size = 1;
+  uint64_t round = 0;            // part of every key, so rounds never mix
+  std::shared_ptr<Store> store;  // shared by the groups of a job; null for a world of one
+  std::string job_token;         // secret of the job: ranks prove it to each other
+};
+
+class CADRE_EXPORT Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  virtual Result<Membership> join(Deadline deadline) = 0;
+};
+
+// The survivors of `previous` agree on a new Membership with round + 1 in which the ranks keep
+// their order. `lost` are the ranks this survivor knows to be gone; it waits for all others until
+// the deadline and then goes on without them. A rank that comes after the decision gets kAborted.
+CADRE_EXPORT Result<Membership> rejoin(os::System& system, const Membership& previous,
+                                       std::span<const Rank> lost, Deadline deadline);
+
+}  // namespace cadre

@@ -1,0 +1,113 @@
+// Store, rendezvous and rejoin in virtual time: the same code, under seeded schedules, slow and
+// reordering links, and a rank that is killed at any moment. CADRE_SEED=n runs one seed alone.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/base/random.h"
+#include "cadre/rendezvous/tcp_rendezvous.h"
+#include "cadre/sim/simulator.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr int kRanks = 4;  // two hosts of two
+
+std::vector<uint64_t> seeds(uint64_t count) {
+  if (const char* one = std::getenv("CADRE_SEED")) return {std::strtoull(one, nullptr, 10)};
+  std::vector<uint64_t> all;
+  for (uint64_t seed = 1; seed <= count; ++seed) all.push_back(seed);
+  return all;
+}
+
+Membership join(os::System& system, int rank) {
+  TcpRendezvous rendezvous(system, {.address = {os::Address::Kind::kTcp, "node0", 29500},
+                                    .rank = rank,
+                                    .world_size = kRanks,
+                                    .job_token = "job"});
+  return rendezvous.join(system.deadline_in(seconds(60))).value_or_throw();
+}
+
+// All ranks count to the same number and leave only when all have.
+void count_together(os::System& system, Store& store) {
+  const Deadline deadline = system.deadline_in(seconds(60));
+  for (int i = 0; i < 3; ++i) store.add("count", 1, deadline).value_or_throw();
+  if (store.add("done", 1, deadline).value_or_throw() == kRanks) {
+    store.set("all done", "yes", deadline).value_or_throw();
+  }
+  store.get("all done", deadline).value_or_throw();
+}
+
+TEST(RendezvousInTheSimulator, AllMeetAndLoseNoCount) {
+  for (const uint64_t seed : seeds(40)) {
+    sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}});
+    const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
+      const Membership membership = join(system, rank);
+      count_together(system, *membership.store);
+      const Deadline deadline = system.deadline_in(seconds(60));
+      const int64_t left = membership.store->add("left", 1, deadline).value_or_throw();
+      if (rank != 0) return;
+      // Rank 0 hosts the store, so it stays until all others are through.
+      for (int64_t seen = left; seen < kRanks;) {
+        seen = membership.store->add("left", 0, deadline).value_or_throw();
+        system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(5)));
+      }
+      EXPECT_EQ(membership.store->get("count", deadline).value_or_throw(),
+                std::to_string(3 * kRanks))
+          << "seed " << seed;
+    });
+    EXPECT_EQ(result.failure, "") << "seed " << seed;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(result.ranks[static_cast<size_t>(rank)].failure, "")
+          << "rank " << rank << ", seed " << seed;
+    }
+  }
+}
+
+TEST(RendezvousInTheSimulator, SurvivorsOfAKillAgree) {
+  int num_decided_without = 0;
+  for (const uint64_t seed : seeds(60)) {
+    Random random(seed);
+    const int victim = 1 + static_cast<int>(random.below(kRanks - 1));  // rank 0 hosts the store
+    const auto point = static_cast<int64_t>(1 + random.below(200));
+    sim::Simulator simulator(
+        seed, {.ranks_per_host = {2, 2},
+               .faults = {sim::Fault::kill(victim, sim::When::at_point(victim, point))}});
+    std::mutex mutex;
+    std::vector<Membership> agreed;
+    const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
+      const Membership membership = join(system, rank);
+      const Membership next =
+          rejoin(system, membership, {}, system.deadline_in(seconds(20))).value_or_throw();
+      {
+        const std::lock_guard lock(mutex);
+        agreed.push_back(next);
+        agreed.back().store = nullptr;
+      }
+      // Rank 0 hosts the store: it stays until nobody can need it any more.
+      if (rank == 0) system.make_waiter()->park(system.deadline_in(seconds(60)));
+    });
+    EXPECT_EQ(result.failure, "") << "seed " << seed;
+    for (const Membership& one : agreed) {
+      EXPECT_EQ(one.round, 1u);
+      EXPECT_EQ(one.world_size, agreed.front().world_size) << "seed " << seed;
+      for (const Membership& other : agreed) {
+        if (&one == &other) continue;
+        EXPECT_NE(one.rank.value, other.rank.value) << "seed " << seed;
+      }
+    }
+    if (!agreed.empty() && agreed.front().world_size == kRanks - 1) ++num_decided_without;
+  }
+  // The kill has to hit the moments that matter in some of the runs.
+  EXPECT_TRUE(num_decided_without > 0 || std::getenv("CADRE_SEED"));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,50 @@
+// Ranks that know their number and an address meet at the store there: "tcp://host:port".
+//
+// Rank 0 hosts the store in its own process when nobody listens at the address yet; the Membership
+// then owns the server. Every rank leaves its card under its number and reads all others', so a
+// number taken twice and world sizes that differ are found here and named.
+//
+// Threads, blocking, lifetime and errors: rendezvous.h; the System and the log outlive the
+// Membership. Source: torch/distributed/rendezvous.py, "tcp://".
+#pragma once
+
+#include <string_view>
+
+#include "cadre/base/log.h"
+#include "cadre/rendezvous/rendezvous.h"
+#include "cadre/store/tcp_store.h"
+
+namespace cadre {
+
+struct TcpRendezvousOptions {
+  os::Address address;
+  Rank rank = 0;
+  int world_size = 1;
+  std::string job_token;
+  StoreProtocol protocol = StoreProtocol::kNative;
+  bool may_host_store = true;  // false: a launcher hosts it, and rank 0 is a client as well
+  uint64_t round = 0;          // unlike that of any earlier Membership in the same store
+  LogSink* log = nullptr;      // of a store that is hosted here; null: dropped
+};
+
+// "tcp://host:port".
+CADRE_EXPORT Result<os::Address> parse_tcp_url(std::string_view url);
+
+class CADRE_EXPORT TcpRendezvous final : public Rendezvous {
+ public:
+  TcpRendezvous(os::System& system, TcpRendezvousOptions options)
+      : system_(system), options_(std::move(options)) {}
+
+  Result<Membership> join(Deadline deadline) override;
+
+ private:
+  Result<std::shared_ptr<Store>> open_store(Deadline deadline);
+  // Leaves this rank's card and reads those of all others.
+  Status meet(Store& store, Deadline deadline);
+  std::string card_key(int rank) const;
+
+  os::System& system_;
+  TcpRendezvousOptions options_;
+};
+
+}  // namespace cadre
