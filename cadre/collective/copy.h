@@ -1,0 +1,19 @@
+// Copies whose stores either stay in the cache or go around it.
+//
+// Threads: any. Blocking: never. Lifetime: buffers are borrowed until the call returns.
+// Errors: none; REQUIRES: the two buffers do not overlap.
+#pragma once
+
+#include <cstddef>
+
+namespace cadre {
+
+// How results are stored. Streaming (non-temporal) stores do not read the destination's lines first
+// and do not take them away from a peer's cache one at a time: they win for whatever is written
+// once and read much later, or by another core that lies far away. They are complete, for whoever
+// sees a later release store of this thread, when the call returns.
+enum class StorePolicy { kCached, kStreaming };
+
+void copy(std::byte* out, const std::byte* in, size_t num_bytes, StorePolicy stores);
+
+}  // namespace cadre

@@ -1,0 +1,44 @@
+// The arguments of an operation of the host engine, and how its work is cut into parts.
+//
+// Threads: plain values. Blocking: never. Lifetime: borrows the buffers. Errors: none.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "cadre/base/types.h"
+#include "cadre/collective/reduce.h"
+
+namespace cadre::host {
+
+struct Buffers {
+  ConstBytes in;
+  Bytes out;
+};
+
+// A run of bytes.
+struct Range {
+  size_t begin = 0;
+  size_t size = 0;
+};
+
+constexpr size_t divide_rounding_up(size_t a, size_t b) {
+  return (a + b - 1) / b;
+}
+
+// Part `index` of `total` bytes cut into parts of `part` bytes; the last ones may be short or
+// empty.
+constexpr Range part_of(size_t total, size_t part, size_t index) {
+  const size_t begin = std::min(total, index * part);
+  return {begin, std::min(part, total - begin)};
+}
+
+// Bytes of the part that each of `num_ranks` owners gets: whole cache lines, so that no two ranks
+// write one line, and so whole elements.
+constexpr size_t owned_bytes(size_t total, int num_ranks) {
+  constexpr size_t kLine = 64;
+  const size_t share = divide_rounding_up(total, static_cast<size_t>(num_ranks));
+  return divide_rounding_up(share, kLine) * kLine;
+}
+
+}  // namespace cadre::host

@@ -1,0 +1,78 @@
+#include "cadre/collective/host/direct.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cadre/collective/copy.h"
+
+namespace cadre::host {
+namespace {
+
+constexpr size_t kBlockBytes = 4096;
+
+// Nobody may touch its buffers again before all have read and written what they share.
+Status leave_together(Peers& peers, const OpContext& op) {
+  peers.reach(1);
+  op.progress.set_phase("leave");
+  CADRE_RETURN_IF_ERROR(peers.wait_for_all(1, op));
+  peers.end_steps(1);
+  return {};
+}
+
+}  // namespace
+
+// Each rank folds its share of all inputs and stores it in all outputs. In place too: a block's
+// inputs are read before any output is written, and nobody else reads or writes this share. Plain
+// stores: streaming ones took 2.5 to 6 times as long from 64 KiB to 64 MiB.
+Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                         size_t num_bytes, ReduceKind kind) {
+  op.progress.set_phase("reduce");
+  const Range own = part_of(num_bytes, owned_bytes(num_bytes, peers.world_size()),
+                            static_cast<size_t>(peers.rank().value));
+  alignas(64) std::array<std::byte, kBlockBytes> block;
+  std::vector<const std::byte*> inputs(shared.ins.size());
+  for (size_t done = 0; done < own.size; done += kBlockBytes) {
+    const size_t at = own.begin + done;
+    const size_t size = std::min(kBlockBytes, own.size - done);
+    for (size_t rank = 0; rank < inputs.size(); ++rank) inputs[rank] = shared.ins[rank] + at;
+    reduce(block.data(), inputs, size / size_of(kind.dtype), kind);
+    for (std::byte* out : shared.outs) copy(out + at, block.data(), size, StorePolicy::kCached);
+  }
+  return leave_together(peers, op);
+}
+
+Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                             Bytes out, ReduceKind kind) {
+  op.progress.set_phase("reduce");
+  std::vector<const std::byte*> inputs = shared.ins;
+  for (const std::byte*& input : inputs) {
+    input += out.size() * static_cast<size_t>(peers.rank().value);
+  }
+  reduce(out.data(), inputs, out.size() / size_of(kind.dtype), kind);
+  return leave_together(peers, op);
+}
+
+// Starting with the next rank, so that not all read one rank's memory at the same time.
+Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                         const Buffers& buffers) {
+  op.progress.set_phase("copy out");
+  const size_t share = buffers.in.size();
+  for (int i = 0; i < peers.world_size(); ++i) {
+    const auto rank = static_cast<size_t>((peers.rank() + 1 + i) % peers.world_size());
+    std::byte* out = buffers.out.data() + rank * share;
+    if (out != shared.ins[rank]) copy(out, shared.ins[rank], share, StorePolicy::kCached);
+  }
+  return leave_together(peers, op);
+}
+
+Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
+                        Rank root) {
+  op.progress.set_phase("copy out");
+  if (peers.rank() != root) {
+    copy(data.data(), shared.ins[static_cast<size_t>(root.value)], data.size(),
+         StorePolicy::kCached);
+  }
+  return leave_together(peers, op);
+}
+
+}  // namespace cadre::host

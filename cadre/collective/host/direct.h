@@ -1,0 +1,36 @@
+// Operations on symmetric memory: ranks read each other's buffers in place, with no staging.
+//
+// Threads and blocking: as Peers; call after a successful Peers::enter. Lifetime: borrows all; the
+// caller keeps the segments mapped until the return.
+// Errors: those of Peers' waits.
+// Cost of all_reduce, n bytes on P ranks: each rank reads n and writes n, in one pass: the lower
+// bound on memory traffic. The bits equal those of the staged way.
+#pragma once
+
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/collective/host/buffers.h"
+#include "cadre/collective/host/peers.h"
+#include "cadre/collective/op.h"
+
+namespace cadre::host {
+
+// Every rank's input and output, as mapped here, in rank order. `outs` is empty for operations that
+// write only their own output.
+struct SharedBuffers {
+  std::vector<const std::byte*> ins;
+  std::vector<std::byte*> outs;
+};
+
+Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                         size_t num_bytes, ReduceKind kind);
+Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                             Bytes out, ReduceKind kind);
+Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                         const Buffers& buffers);
+Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
+                        Rank root);
+
+}  // namespace cadre::host

@@ -1,0 +1,112 @@
+// What the host engine says when ranks disagree, are missing or are interrupted.
+#include <gtest/gtest.h>
+
+#include "cadre/collective/host/host_engine_test_ranks.h"
+
+namespace cadre {
+namespace {
+
+using testing::RankContext;
+using testing::require;
+using testing::run_ranks_as_processes;
+using testing::run_ranks_as_threads;
+
+constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
+
+void require_code(const Status& status, ErrorCode code) {
+  require(!status.ok(), "the operation did not fail");
+  require(status.error().code() == code, status.error().message());
+}
+
+TEST(HostEngineMismatchTest, EveryRankLearnsWhatAnotherCalled) {
+  const auto arena = make_segment(HostEngine::arena_bytes(3));
+  const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
+    TestRank rank(context, arena);
+    std::vector<std::byte> data(4000);
+    rank.barrier().value_or_throw();
+    const bool is_odd_one = context.rank == 1;
+    const Status status = is_odd_one ? rank.barrier() : rank.all_reduce(data, data, kFloatSum);
+    require_code(status, ErrorCode::kInvalidArgument);
+    const OpDescriptor theirs =
+        OpDescriptor::from_fingerprint(rank.progress().mismatch_fingerprint);
+    require(rank.progress().mismatch_number == 2, "the wrong number");
+    require(theirs.to_string() == (is_odd_one ? "all_reduce(sum, float32 x 1000)" : "barrier()"),
+            theirs.to_string());
+    require((rank.progress().mismatch_peer == 1) != is_odd_one, "the wrong peer");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Ranks 1 and 2 disagree while rank 0, which both wait for first, never comes.
+TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
+  const auto arena = make_segment(HostEngine::arena_bytes(3));
+  const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
+    if (context.rank == 0) return;
+    TestRank rank(context, arena);
+    std::vector<std::byte> data(static_cast<size_t>(context.rank.value) * 8);
+    require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kInvalidArgument);
+    require(rank.progress().mismatch_peer == 3 - context.rank, "the wrong peer");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineMismatchTest, AnotherNumberForTheSameCallIsAMismatch) {
+  const auto arena = make_segment(HostEngine::arena_bytes(2));
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, arena);
+    // Refused before it is announced, so it takes a number and no round.
+    std::vector<std::byte> data(8);
+    if (context.rank == 1) {
+      require(!rank.all_reduce(data, data, {DType::kInt32, ReduceOp::kAvg}).ok(), "not refused");
+    }
+    require_code(rank.barrier(), ErrorCode::kInvalidArgument);
+    require(rank.progress().mismatch_number == (context.rank == 0 ? 2u : 1u), "the wrong number");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineTimeoutTest, NamesTheFirstRankThatIsMissing) {
+  const auto arena = make_segment(HostEngine::arena_bytes(4));
+  const auto result = run_ranks_as_threads(4, [&](RankContext& context) {
+    TestRank rank(context, arena);
+    rank.barrier().value_or_throw();
+    if (context.rank >= 2) return;
+    rank.set_patience(std::chrono::milliseconds(50));
+    require_code(rank.barrier(), ErrorCode::kTimeout);
+    require(rank.progress().waiting_for() == 2, "the wrong rank");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineTimeoutTest, NamesARankThatDiedAsAProcess) {
+  const auto arena = make_segment(HostEngine::arena_bytes(3));
+  const auto result = run_ranks_as_processes(3, [&](RankContext& context) {
+    TestRank rank(context, arena);
+    std::vector<std::byte> data(1 << 20);
+    rank.all_reduce(data, data, kFloatSum).value_or_throw();
+    if (context.rank == 1) return;  // ends, and with it its part of the next operation
+    rank.set_patience(std::chrono::milliseconds(50));
+    require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kTimeout);
+    require(rank.progress().waiting_for() == 1, "the wrong rank");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
+  const auto arena = make_segment(HostEngine::arena_bytes(2));
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    if (context.rank == 1) return;
+    TestRank rank(context, arena);
+    auto raiser = context.system.spawn("raiser", [&] {
+      // Once the wait has a name it is past its spinning.
+      while (rank.progress().waiting_for() != 1) context.system.yield();
+      rank.interrupt().raise();
+    });
+    require_code(rank.barrier(), ErrorCode::kAborted);
+    raiser->join();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,84 @@
+// One rank of a host group for the tests of the host engine: its engine, its counter of operations.
+//
+// Threads: one rank each. Blocking: every operation, until its deadline. Lifetime: borrows the
+// System. Errors: the Status of the engine.
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "cadre/collective/host/host_engine.h"
+#include "cadre/os/system.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+
+inline constexpr Duration kPatience = std::chrono::seconds(60);
+
+// Made before the ranks start, so that threads share the mapping and forked processes inherit it.
+inline std::shared_ptr<os::SharedMemory> make_segment(size_t num_bytes) {
+  return os::make_native_system()->create_segment(num_bytes).value_or_throw();
+}
+
+// Not std::equal, which would take ThreadSanitizer a call for each byte.
+inline bool equal_bytes(ConstBytes a, ConstBytes b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
+class TestRank {
+ public:
+  TestRank(testing::RankContext& context, std::shared_ptr<os::SharedMemory> arena)
+      : system_(context.system),
+        interrupt_(context.system),
+        engine_(context.system, interrupt_, std::move(arena),
+                {.rank = context.rank,
+                 .world_size = context.world_size,
+                 .oversubscribed = context.world_size > context.system.host().num_cores}) {}
+
+  HostEngine& engine() { return engine_; }
+  os::Interrupt& interrupt() { return interrupt_; }
+  const OpProgress& progress() const { return progress_; }
+  void set_patience(Duration patience) { patience_ = patience; }
+
+  Status all_reduce(ConstBytes in, Bytes out, ReduceKind kind) {
+    const OpContext op = next({.kind = OpKind::kAllReduce,
+                               .dtype = kind.dtype,
+                               .reduce_op = kind.op,
+                               .count = in.size() / size_of(kind.dtype)});
+    return engine_.all_reduce(op, in, out, kind.dtype, kind.op);
+  }
+  Status reduce_scatter(ConstBytes in, Bytes out, ReduceKind kind) {
+    const OpContext op = next({.kind = OpKind::kReduceScatter,
+                               .dtype = kind.dtype,
+                               .reduce_op = kind.op,
+                               .count = out.size() / size_of(kind.dtype)});
+    return engine_.reduce_scatter(op, in, out, kind.dtype, kind.op);
+  }
+  Status all_gather(ConstBytes in, Bytes out) {
+    return engine_.all_gather(next({.kind = OpKind::kAllGather, .count = in.size()}), in, out);
+  }
+  Status broadcast(Bytes data, Rank root) {
+    const OpContext op = next({.kind = OpKind::kBroadcast, .root = root, .count = data.size()});
+    return engine_.broadcast(op, data, root);
+  }
+  Status barrier() { return engine_.barrier(next({.kind = OpKind::kBarrier})); }
+
+ private:
+  OpContext next(const OpDescriptor& descriptor) {
+    return {.number = ++number_,
+            .fingerprint = descriptor.fingerprint(),
+            .deadline = system_.deadline_in(patience_),
+            .progress = progress_};
+  }
+
+  os::System& system_;
+  os::Interrupt interrupt_;
+  HostEngine engine_;
+  uint64_t number_ = 0;
+  Duration patience_ = kPatience;
+  OpProgress progress_;  // of all operations: a test looks at the last one, from any thread
+};
+
+}  // namespace cadre

@@ -1,0 +1,27 @@
+// Large operations on private memory: through the staging chunks of the arena, as pipelines.
+//
+// Threads and blocking: as Peers; call after a successful Peers::enter. Lifetime: borrows all.
+// Errors: those of Peers' waits.
+// Cost of all_reduce, n bytes on P ranks: each rank copies n (P-1)/P in, reads n to reduce its
+// share of each chunk, and copies n (P-1)/P out; the staging stays in the caches. (DeepSpeed's
+// "distributed all-reduce" and Rabenseifner's two phases, cut into chunks that overlap.) Every
+// element is folded in rank order by the rank that owns it and copied by all others, so the bits
+// equal those of any other way to reduce in rank order.
+#pragma once
+
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/collective/host/buffers.h"
+#include "cadre/collective/host/peers.h"
+#include "cadre/collective/op.h"
+
+namespace cadre::host {
+
+Status staged_all_reduce(Peers& peers, const OpContext& op, const Buffers& buffers,
+                         ReduceKind kind);
+Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
+                             ReduceKind kind);
+Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers);
+Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root);
+
+}  // namespace cadre::host

@@ -1,0 +1,31 @@
+#include "cadre/collective/net/chooser.h"
+
+namespace cadre {
+
+Algorithm choose(const Choice& choice, const CrossoverTable& table) {
+  // Sums of bfloat16 travel as float32.
+  const uint64_t widening = choice.dtype == DType::kBfloat16 ? 2 : 1;
+  switch (choice.kind) {
+    case OpKind::kAllReduce:
+      return choice.num_bytes * widening < table.all_reduce_ring_bytes
+                 ? Algorithm::kRecursiveDoubling
+                 : Algorithm::kRing;
+    case OpKind::kBroadcast:
+      // With two ranks both are one message, and the tree's is the simpler one.
+      return choice.num_bytes < table.broadcast_chain_bytes || choice.world_size == 2
+                 ? Algorithm::kBinomialTree
+                 : Algorithm::kChain;
+    case OpKind::kAllGather:
+      return choice.num_bytes < table.all_gather_ring_bytes ? Algorithm::kBruck : Algorithm::kRing;
+    case OpKind::kReduceScatter:
+      return Algorithm::kRing;
+    case OpKind::kBarrier:
+    case OpKind::kSend:
+    case OpKind::kRecv:
+    case OpKind::kAllocate:
+      break;
+  }
+  return Algorithm::kDissemination;
+}
+
+}  // namespace cadre

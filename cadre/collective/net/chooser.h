@@ -1,0 +1,32 @@
+// Which algorithm runs an operation: a pure function, so that all ranks choose alike.
+//
+// Threads: any. Blocking: never. Errors: none. Measurements never enter on the fly; a table may be
+// replaced for a whole group, on all its ranks.
+#pragma once
+
+#include <cstdint>
+
+#include "cadre/base/types.h"
+#include "cadre/collective/net/schedule.h"
+
+namespace cadre {
+
+// From so many bytes on the second algorithm of each line is taken.
+struct CrossoverTable {
+  uint64_t all_reduce_ring_bytes = 64 << 10;   // recursive doubling, then ring
+  uint64_t broadcast_chain_bytes = 256 << 10;  // binomial tree, then chain
+  uint64_t all_gather_ring_bytes = 64 << 10;   // of output: Bruck, then ring
+  uint64_t chain_segment_bytes = 128 << 10;
+};
+
+struct Choice {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUint8;
+  uint64_t num_bytes = 0;  // of the larger of the input and the output
+  int world_size = 1;
+};
+
+// REQUIRES: kind is a collective.
+Algorithm choose(const Choice& choice, const CrossoverTable& table);
+
+}  // namespace cadre

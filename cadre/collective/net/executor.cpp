@@ -1,0 +1,184 @@
+#include "cadre/collective/net/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+// What is received to be added goes through so much memory: half of a usual second-level cache.
+constexpr size_t kStagingBytes = 256 << 10;
+// A wait that takes longer looks at all peers, also those of whom nothing is expected: one of them
+// may run another operation, which is why this one does not go on.
+constexpr Duration kUnsuspicious = std::chrono::milliseconds(5);
+
+const char* phase_of(const ScheduleRun& run, size_t step) {
+  switch (run.schedule.key.kind) {
+    case OpKind::kBroadcast:
+      return "copy";
+    case OpKind::kBarrier:
+      return "meet";
+    default:
+      return step < run.schedule.num_reduce_steps ? "reduce" : "gather";
+  }
+}
+
+ConstBytes bytes_of(const ScheduleRun& run, const Block& block) {
+  const size_t size = size_of(run.kind.dtype);
+  const std::byte* slot = block.slot == Slot::kInput    ? run.memory.in
+                          : block.slot == Slot::kOutput ? run.memory.out
+                                                        : run.memory.scratch;
+  // An empty block may lie in memory that is not there.
+  return block.count == 0 ? ConstBytes()
+                          : ConstBytes(slot + block.begin * size, block.count * size);
+}
+
+Bytes writable_bytes_of(const ScheduleRun& run, const Block& block) {
+  const size_t size = size_of(run.kind.dtype);
+  std::byte* slot = block.slot == Slot::kOutput ? run.memory.out : run.memory.scratch;
+  return block.count == 0 ? Bytes() : Bytes(slot + block.begin * size, block.count * size);
+}
+
+IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
+  IncomingPlace place{
+      .combine = step.combine, .target = writable_bytes_of(run, step.recv), .kind = run.kind};
+  if (step.combine == Combine::kStore) return place;
+  place.local = bytes_of(run, step.local).data();
+  if (run.kind.op == ReduceOp::kAvg) {
+    // The sum is divided once, when all ranks have contributed.
+    place.kind.op = ReduceOp::kSum;
+    if (step.completes) place.divisor = run.schedule.key.world_size;
+  }
+  place.target_is_sent =
+      step.send_to != kNobody && bytes_of(run, step.send).data() == place.target.data();
+  return place;
+}
+
+}  // namespace
+
+Executor::Executor(os::System& system, Transport& transport)
+    : system_(system),
+      transport_(transport),
+      links_(static_cast<size_t>(transport.world_size())),
+      staging_(std::make_unique_for_overwrite<std::byte[]>(kStagingBytes)) {
+  for (int peer = 0; peer < transport.world_size(); ++peer) {
+    if (peer != transport.rank()) link(peer).emplace(transport.channel(peer));
+  }
+}
+
+void Executor::begin(const OpContext& op, Algorithm algorithm) {
+  header_ = {.algorithm = algorithm, .number = op.number, .fingerprint = op.fingerprint};
+  for (auto& peer : links_) {
+    if (peer) peer->begin_operation();
+  }
+}
+
+Status Executor::run(const OpContext& op, const ScheduleRun& run) {
+  for (size_t i = run.begin; i < run.end; ++i) {
+    op.progress.set_phase(phase_of(run, i));
+    CADRE_RETURN_IF_ERROR(run_step(op, run, run.schedule.steps[i]));
+  }
+  op.progress.set_waiting_for(kNobody);
+  return {};
+}
+
+Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Step& step) {
+  Link* to = step.send_to == kNobody ? nullptr : &*link(step.send_to);
+  Link* from = step.recv_from == kNobody ? nullptr : &*link(step.recv_from);
+  Incoming incoming(place_of(run, step), Bytes(staging_.get(), kStagingBytes));
+  if (to) to->start_send(header_, bytes_of(run, step.send));
+  for (;;) {
+    size_t moved = 0;
+    if (to && !to->is_send_done()) {
+      const auto sent = to->advance_send();
+      if (!sent.ok()) return fail(op, step.send_to, sent.error());
+      moved += *sent;
+    }
+    if (from && !incoming.is_done(*from)) {
+      const auto received = incoming.advance(*from, header_, to ? to->num_sent() : 0);
+      if (!received.ok()) return fail(op, step.recv_from, received.error());
+      CADRE_RETURN_IF_ERROR(check(op, step.recv_from));
+      moved += *received;
+    }
+    const bool is_sending = to && !to->is_send_done();
+    const bool is_receiving = from && !incoming.is_done(*from);
+    if (!is_sending && !is_receiving) return {};
+    if (moved > 0) continue;
+    std::array<ChannelInterest, 2> interests;
+    size_t num_interests = 0;
+    // The one that is received from comes first: it is the one to be named.
+    if (is_receiving && incoming.wants_bytes()) {
+      interests[num_interests++] = {.peer = step.recv_from, .want_recv = true};
+    }
+    if (is_sending) interests[num_interests++] = {.peer = step.send_to, .want_send = true};
+    CADRE_RETURN_IF_ERROR(wait(op, std::span(interests.data(), num_interests)));
+  }
+}
+
+Status Executor::wait(const OpContext& op, std::span<const ChannelInterest> interests) {
+  op.progress.set_waiting_for(interests.front().peer);
+  const Deadline suspicious = system_.deadline_in(kUnsuspicious);
+  if (op.deadline <= suspicious) return transport_.wait(interests, op.deadline);
+  const auto status = transport_.wait(interests, suspicious);
+  if (status.ok() || status.error().code() != ErrorCode::kTimeout) return status;
+  return wait_watching(op, interests);
+}
+
+Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInterest> interests) {
+  interests_.assign(interests.begin(), interests.end());
+  for (int peer = 0; peer < transport_.world_size(); ++peer) {
+    if (link(peer) && link(peer)->wants_peek()) {
+      interests_.push_back({.peer = peer, .want_recv = true});
+    }
+  }
+  CADRE_RETURN_IF_ERROR(transport_.wait(interests_, op.deadline));
+  for (const ChannelInterest& watched : std::span(interests_).subspan(interests.size())) {
+    CADRE_RETURN_IF_ERROR(link(watched.peer)->peek());
+    // A peer of whom this operation expects nothing may well have begun a later one.
+    if (!link(watched.peer)->is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));
+  }
+  return {};
+}
+
+// Compares what the peer announced, if anything, with what this rank runs.
+Status Executor::check(const OpContext& op, Rank peer) {
+  const auto theirs = link(peer)->difference(header_);
+  if (!theirs) return {};
+  op.progress.set_waiting_for(peer);
+  const auto text = [](uint64_t fingerprint) {
+    return OpDescriptor::from_fingerprint(fingerprint).to_string();
+  };
+  if (theirs->number == header_.number && theirs->fingerprint == header_.fingerprint) {
+    const std::string which = format("net engine: {} #{}", text(op.fingerprint), op.number);
+    if (theirs->kind == OperationHeader::Kind::kRefusal) {
+      return Error(ErrorCode::kAborted,
+                   format("{}: rank {} gave it up, for another rank called something else; look at "
+                          "the first failure",
+                          which, peer));
+    }
+    return Error(ErrorCode::kInternal,
+                 format("{}: rank {} chose {} and rank {} chose {}; all ranks need the same "
+                        "crossover table",
+                        which, transport_.rank(), to_string(header_.algorithm), peer,
+                        to_string(theirs->algorithm)));
+  }
+  op.progress.set_mismatch(peer, theirs->number, theirs->fingerprint);
+  for (auto& other : links_) {
+    if (other) other->refuse(header_);
+  }
+  return Error(ErrorCode::kInvalidArgument,
+               format("net engine: rank {} called {} as #{}, but rank {} called {} as #{}",
+                      transport_.rank(), text(op.fingerprint), op.number, peer,
+                      text(theirs->fingerprint), theirs->number));
+}
+
+Error Executor::fail(const OpContext& op, Rank peer, const Error& error) const {
+  op.progress.set_waiting_for(peer);
+  return error;
+}
+
+}  // namespace cadre

@@ -1,0 +1,36 @@
+// The header by which ranks frame operations on their channels: parse and write.
+//
+// Threads: any. Blocking: never. Errors: kCorruption for bytes that no rank of this build sends.
+// The format stands in docs/formats/net-messages.md; message_fuzz.cpp fuzzes the parser.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/collective/net/schedule.h"
+
+namespace cadre {
+
+// Before the first byte of an operation that one rank sends to another.
+struct OperationHeader {
+  static constexpr size_t kBytes = 24;
+
+  enum class Kind : uint8_t {
+    kBegin = 0,    // the bytes of this operation follow
+    kRefusal = 1,  // the sender runs this operation, saw another one here, and gives up
+  };
+
+  Kind kind = Kind::kBegin;
+  Algorithm algorithm = Algorithm::kRing;
+  uint64_t number = 0;
+  uint64_t fingerprint = 0;
+
+  std::array<std::byte, kBytes> encode() const;
+  // REQUIRES: bytes.size() == kBytes.
+  static Result<OperationHeader> parse(ConstBytes bytes);
+  friend bool operator==(const OperationHeader&, const OperationHeader&) = default;
+};
+
+}  // namespace cadre

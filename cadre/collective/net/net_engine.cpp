@@ -1,0 +1,184 @@
+#include "cadre/collective/net/net_engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/net/elementwise.h"
+
+namespace cadre {
+namespace {
+
+// Schedules are kept for so many different operations; a training step has a few dozen.
+constexpr size_t kMaxSchedules = 256;
+
+Error bad_call(const OpContext& op, std::string_view what) {
+  return Error(ErrorCode::kInvalidArgument,
+               format("net engine: {} #{}: {}",
+                      OpDescriptor::from_fingerprint(op.fingerprint).to_string(), op.number, what));
+}
+
+Status check_reduction(const OpContext& op, DType dtype, ReduceOp reduce_op) {
+  if (is_supported(dtype, reduce_op)) return {};
+  return bad_call(op, "only floating-point elements have an average");
+}
+
+// `whole` bytes on one side against `num_parts` times `part` on the other.
+Status check_sizes(const OpContext& op, size_t whole, size_t part, size_t num_parts) {
+  if (whole == part * num_parts) return {};
+  return bad_call(op, format("{} bytes on one side do not fit {} times {} on the other", whole,
+                             num_parts, part));
+}
+
+Status check_elements(const OpContext& op, size_t num_bytes, DType dtype) {
+  if (num_bytes % size_of(dtype) == 0) return {};
+  return bad_call(op, format("{} bytes are no whole number of {} elements", num_bytes, dtype));
+}
+
+void copy_unless_same(std::byte* to, ConstBytes from) {
+  if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
+}
+
+// Minimum and maximum round nothing.
+bool needs_widening(DType dtype, ReduceOp reduce_op) {
+  return dtype == DType::kBfloat16 && (reduce_op == ReduceOp::kSum || reduce_op == ReduceOp::kAvg);
+}
+
+}  // namespace
+
+NetEngine::NetEngine(os::System& system, Transport& transport, const CrossoverTable& table)
+    : transport_(transport), table_(table), executor_(system, transport) {}
+
+std::byte* NetEngine::Room::bytes(size_t num_bytes) {
+  if (num_bytes > size_) {
+    memory_ = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
+    size_ = num_bytes;
+  }
+  return memory_.get();
+}
+
+const Schedule& NetEngine::schedule_for(const Choice& choice, uint64_t count, Rank root) {
+  const ScheduleKey key{.algorithm = choose(choice, table_),
+                        .kind = choice.kind,
+                        .rank = transport_.rank(),
+                        .world_size = transport_.world_size(),
+                        .count = count,
+                        .root = root,
+                        .segment_count = table_.chain_segment_bytes / size_of(choice.dtype)};
+  const auto known = schedules_.find(key);
+  if (known != schedules_.end()) return known->second;
+  if (schedules_.size() == kMaxSchedules) schedules_.clear();
+  return schedules_.emplace(key, make_schedule(key)).first->second;
+}
+
+Status NetEngine::run(const OpContext& op, const Schedule& schedule, SlotMemory memory,
+                      ReduceKind kind) {
+  executor_.begin(op, schedule.key.algorithm);
+  memory.scratch = scratch_.bytes(schedule.scratch_count * size_of(kind.dtype));
+  return executor_.run(op, {schedule, 0, schedule.steps.size(), memory, kind});
+}
+
+Status NetEngine::broadcast(const OpContext& op, Bytes data, Rank root) {
+  const Schedule& schedule = schedule_for(
+      {.kind = OpKind::kBroadcast, .num_bytes = data.size(), .world_size = transport_.world_size()},
+      data.size(), root);
+  return run(op, schedule, {.in = data.data(), .out = data.data()}, {.dtype = DType::kUint8});
+}
+
+Status NetEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
+                             ReduceOp reduce_op) {
+  CADRE_RETURN_IF_ERROR(check_reduction(op, dtype, reduce_op));
+  CADRE_RETURN_IF_ERROR(check_sizes(op, in.size(), out.size(), 1));
+  CADRE_RETURN_IF_ERROR(check_elements(op, in.size(), dtype));
+  if (transport_.world_size() == 1) {
+    copy_unless_same(out.data(), in);
+    return {};
+  }
+  const Schedule& schedule = schedule_for({.kind = OpKind::kAllReduce,
+                                           .dtype = dtype,
+                                           .num_bytes = in.size(),
+                                           .world_size = transport_.world_size()},
+                                          in.size() / size_of(dtype), 0);
+  const SlotMemory memory{.in = in.data(), .out = out.data()};
+  if (needs_widening(dtype, reduce_op)) return all_reduce_widened(op, schedule, memory, reduce_op);
+  return run(op, schedule, memory, {dtype, reduce_op});
+}
+
+// The steps that add run on a float32 copy; what is complete is rounded once; the steps that only
+// move run on the rounded result.
+Status NetEngine::all_reduce_widened(const OpContext& op, const Schedule& schedule,
+                                     SlotMemory memory, ReduceOp reduce_op) {
+  const uint64_t count = schedule.key.count;
+  std::byte* const wide_bytes = wide_.bytes(count * sizeof(float));
+  auto* const wide = reinterpret_cast<float*>(wide_bytes);
+  widen(wide, memory.in, count);
+  executor_.begin(op, schedule.key.algorithm);
+  CADRE_RETURN_IF_ERROR(executor_.run(op, {schedule,
+                                           0,
+                                           schedule.num_reduce_steps,
+                                           {.in = wide_bytes, .out = wide_bytes},
+                                           {DType::kFloat32, reduce_op}}));
+  for (const Step& step : schedule.steps) {
+    if (!step.completes) continue;
+    narrow(memory.out + step.recv.begin * size_of(DType::kBfloat16), wide + step.recv.begin,
+           step.recv.count);
+  }
+  return executor_.run(op, {schedule,
+                            schedule.num_reduce_steps,
+                            schedule.steps.size(),
+                            memory,
+                            {DType::kBfloat16, reduce_op}});
+}
+
+Status NetEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) {
+  const auto world_size = static_cast<size_t>(transport_.world_size());
+  CADRE_RETURN_IF_ERROR(check_sizes(op, out.size(), in.size(), world_size));
+  copy_unless_same(out.data() + static_cast<size_t>(transport_.rank().value) * in.size(), in);
+  const Schedule& schedule = schedule_for(
+      {.kind = OpKind::kAllGather, .num_bytes = out.size(), .world_size = transport_.world_size()},
+      in.size(), 0);
+  return run(op, schedule, {.in = in.data(), .out = out.data()}, {.dtype = DType::kUint8});
+}
+
+Status NetEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
+                                 ReduceOp reduce_op) {
+  const auto world_size = static_cast<size_t>(transport_.world_size());
+  CADRE_RETURN_IF_ERROR(check_reduction(op, dtype, reduce_op));
+  CADRE_RETURN_IF_ERROR(check_sizes(op, in.size(), out.size(), world_size));
+  CADRE_RETURN_IF_ERROR(check_elements(op, out.size(), dtype));
+  if (world_size == 1) {
+    copy_unless_same(out.data(), in);
+    return {};
+  }
+  const Schedule& schedule = schedule_for({.kind = OpKind::kReduceScatter,
+                                           .dtype = dtype,
+                                           .num_bytes = in.size(),
+                                           .world_size = transport_.world_size()},
+                                          out.size() / size_of(dtype), 0);
+  const SlotMemory memory{.in = in.data(), .out = out.data()};
+  if (needs_widening(dtype, reduce_op)) {
+    return reduce_scatter_widened(op, schedule, memory, reduce_op);
+  }
+  return run(op, schedule, memory, {dtype, reduce_op});
+}
+
+Status NetEngine::reduce_scatter_widened(const OpContext& op, const Schedule& schedule,
+                                         SlotMemory memory, ReduceOp reduce_op) {
+  const uint64_t count = schedule.key.count;
+  const uint64_t in_count = count * static_cast<uint64_t>(transport_.world_size());
+  std::byte* const wide_in = wide_.bytes((in_count + count) * sizeof(float));
+  std::byte* const wide_out = wide_in + in_count * sizeof(float);
+  widen(reinterpret_cast<float*>(wide_in), memory.in, in_count);
+  CADRE_RETURN_IF_ERROR(
+      run(op, schedule, {.in = wide_in, .out = wide_out}, {DType::kFloat32, reduce_op}));
+  narrow(memory.out, reinterpret_cast<const float*>(wide_out), count);
+  return {};
+}
+
+Status NetEngine::barrier(const OpContext& op) {
+  const Schedule& schedule =
+      schedule_for({.kind = OpKind::kBarrier, .world_size = transport_.world_size()}, 0, 0);
+  return run(op, schedule, {}, {.dtype = DType::kUint8});
+}
+
+}  // namespace cadre

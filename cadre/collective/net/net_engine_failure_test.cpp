@@ -1,0 +1,159 @@
+// How operations of the net engine fail: other calls elsewhere, silence, an end, an interrupt.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/net/engine_rank_test.h"
+#include "cadre/testing/ranks.h"
+#include "cadre/testing/transport_group.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::require;
+using testing::TransportGroup;
+using testing::TransportKind;
+
+class NetEngineFailureTest : public ::testing::TestWithParam<TransportKind> {
+ protected:
+  const std::unique_ptr<os::System> system_ = os::make_native_system();
+};
+
+INSTANTIATE_TEST_SUITE_P(All, NetEngineFailureTest,
+                         ::testing::Values(TransportKind::kTcp, TransportKind::kShm),
+                         [](const auto& test) { return std::string(to_string(test.param)); });
+
+void require_mismatch(const Status& status, const OpProgress& progress, int peer, OpKind theirs) {
+  require(!status.ok(), "it succeeded");
+  require(status.error().code() == ErrorCode::kInvalidArgument, status.error().message());
+  require(progress.mismatch_peer == peer, format("peer {} is named", progress.mismatch_peer));
+  const auto other = OpDescriptor::from_fingerprint(progress.mismatch_fingerprint);
+  require(other.kind == theirs, format("it called {}", other.to_string()));
+}
+
+TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::array<std::byte, 64> data{};
+    engine.barrier().value_or_throw();
+    if (transport.rank() == 0) {
+      const auto status = engine.all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+      require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
+      require(engine.progress().mismatch_number == 2, "the wrong number");
+    } else {
+      require_mismatch(engine.barrier(), engine.progress(), 0, OpKind::kAllReduce);
+    }
+  });
+  EXPECT_EQ(failures, "");
+}
+
+TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    // Long enough that neither side could send all of it without the other's help.
+    std::vector<std::byte> data((4 << 20) + 4 * static_cast<size_t>(transport.rank()));
+    const auto status = engine.all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+    require_mismatch(status, engine.progress(), 1 - transport.rank(), OpKind::kAllReduce);
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// The root of a broadcast expects nothing from anybody, and rank 2 waits for rank 1 only. Who finds
+// it first tells the others, so who is named depends on time; but nobody waits for the deadline.
+TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
+  const TransportGroup group(*system_, GetParam(), 3);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::vector<std::byte> data(64 << 20);  // more than channels hold
+    if (transport.rank() == 1) {
+      const auto status = engine.barrier();
+      require_mismatch(status, engine.progress(), engine.progress().mismatch_peer,
+                       OpKind::kBroadcast);
+      return;
+    }
+    const auto status = engine.broadcast(data, 0);
+    require(!status.ok(), "it succeeded");
+    if (status.error().code() == ErrorCode::kAborted) return;  // told by the other bystander
+    require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// Rank 3 waits long for rank 2 while rank 1, which has finished, sends it the next broadcast.
+TEST_P(NetEngineFailureTest, APeerThatIsAheadIsNoMismatch) {
+  const TransportGroup group(*system_, GetParam(), 4);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::array<std::byte, 8> first{};
+    std::array<std::byte, 8> second{};
+    if (transport.rank() == 0) first.fill(std::byte{1});
+    if (transport.rank() == 1) second.fill(std::byte{2});
+    if (transport.rank() == 2) {
+      system_->make_waiter()->park(system_->deadline_in(milliseconds(50)));
+    }
+    engine.broadcast(first, 0).value_or_throw();
+    engine.broadcast(second, 1).value_or_throw();
+    require(first[7] == std::byte{1} && second[7] == std::byte{2}, "wrong data");
+  });
+  EXPECT_EQ(failures, "");
+}
+
+TEST_P(NetEngineFailureTest, TheDeadlineNamesTheSilentPeer) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  EngineRank engine(*system_, group.of(0));
+  engine.set_patience(milliseconds(30));
+  const auto status = engine.barrier();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kTimeout);
+  EXPECT_EQ(engine.progress().waiting_for(), 1);
+  EXPECT_STREQ(engine.progress().phase(), "meet");
+}
+
+TEST_P(NetEngineFailureTest, AnInterruptEndsTheWait) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  EngineRank engine(*system_, group.of(0));
+  const auto thread = system_->spawn("interrupter", [&] {
+    const auto waiter = system_->make_waiter();
+    waiter->park(system_->deadline_in(milliseconds(20)));
+    group.interrupt_of(0).raise();
+  });
+  const auto status = engine.barrier();
+  thread->join();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kAborted);
+}
+
+TEST_P(NetEngineFailureTest, APeerThatIsGoneIsNamed) {
+  TransportGroup group(*system_, GetParam(), 2);
+  group.close(1);
+  EngineRank engine(*system_, group.of(0));
+  std::array<std::byte, 8> data{};
+  const auto status = engine.broadcast(data, 1);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(engine.progress().waiting_for(), 1);
+}
+
+TEST_P(NetEngineFailureTest, AWrongCallIsRefusedBeforeAnythingIsSent) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  EngineRank engine(*system_, group.of(0));
+  std::array<std::byte, 12> data{};
+  const auto code_of = [](const Status& status) {
+    return status.ok() ? std::string_view("ok") : to_string(status.error().code());
+  };
+  EXPECT_EQ(code_of(engine.all_reduce(data, data, DType::kInt32, ReduceOp::kAvg)),
+            "kInvalidArgument");
+  EXPECT_EQ(code_of(engine.all_reduce(data, data, DType::kInt64, ReduceOp::kSum)),
+            "kInvalidArgument");
+  EXPECT_EQ(code_of(engine.all_gather(data, data)), "kInvalidArgument");
+  std::array<std::byte, 24> sink{};
+  EXPECT_EQ(*group.of(1).channel(0).try_recv(sink), 0u);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,145 @@
+#include "cadre/collective/net/schedule.h"
+
+#include <algorithm>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/net/algorithms.h"
+
+namespace cadre {
+namespace {
+
+std::string_view name_of(Slot slot) {
+  switch (slot) {
+    case Slot::kInput:
+      return "input";
+    case Slot::kOutput:
+      return "output";
+    case Slot::kScratch:
+      return "scratch";
+  }
+  return "unknown";
+}
+
+std::string describe(const Block& block) {
+  return cadre::format("{}[{}, +{})", name_of(block.slot), block.begin, block.count);
+}
+
+std::string describe_value(const Step& step) {
+  switch (step.combine) {
+    case Combine::kStore:
+      return "received";
+    case Combine::kReceivedFirst:
+      return "received + " + describe(step.local);
+    case Combine::kLocalFirst:
+      return describe(step.local) + " + received";
+  }
+  return "unknown";
+}
+
+std::string describe(const Step& step) {
+  std::string text;
+  if (step.send_to != kNobody) {
+    text += cadre::format("send {} to {}", describe(step.send), step.send_to);
+  }
+  if (step.recv_from != kNobody) {
+    text += cadre::format("{}recv from {}, {} = {}{}", text.empty() ? "" : "; ", step.recv_from,
+                          describe(step.recv), describe_value(step),
+                          step.completes ? ", complete" : "");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string_view to_string(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kRecursiveDoubling:
+      return "recursive doubling";
+    case Algorithm::kBinomialTree:
+      return "binomial tree";
+    case Algorithm::kChain:
+      return "chain";
+    case Algorithm::kBruck:
+      return "bruck";
+    case Algorithm::kDissemination:
+      return "dissemination";
+  }
+  return "unknown";
+}
+
+std::string Schedule::to_string() const {
+  std::string text =
+      cadre::format("{} {}, rank {} of {}, {} elements\n", cadre::to_string(key.algorithm),
+                    key.kind, key.rank, key.world_size, key.count);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    text += cadre::format("  {}: {}\n", i, describe(steps[i]));
+  }
+  return text;
+}
+
+uint64_t Schedule::num_sent_elements() const {
+  uint64_t total = 0;
+  for (const Step& step : steps) {
+    if (step.send_to != kNobody) total += step.send.count;
+  }
+  return total;
+}
+
+bool implements(Algorithm algorithm, OpKind kind) {
+  switch (algorithm) {
+    case Algorithm::kRing:
+      return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
+             kind == OpKind::kAllGather;
+    case Algorithm::kRecursiveDoubling:
+      return kind == OpKind::kAllReduce;
+    case Algorithm::kBinomialTree:
+    case Algorithm::kChain:
+      return kind == OpKind::kBroadcast;
+    case Algorithm::kBruck:
+      return kind == OpKind::kAllGather;
+    case Algorithm::kDissemination:
+      return kind == OpKind::kBarrier;
+  }
+  return false;
+}
+
+Schedule make_schedule(const ScheduleKey& key) {
+  Schedule schedule{.key = key};
+  if (key.world_size == 1) return schedule;
+  switch (key.algorithm) {
+    case Algorithm::kRing:
+      if (key.kind == OpKind::kAllReduce) add_ring_all_reduce(schedule);
+      if (key.kind == OpKind::kReduceScatter) add_ring_reduce_scatter(schedule);
+      if (key.kind == OpKind::kAllGather) add_ring_all_gather(schedule);
+      break;
+    case Algorithm::kRecursiveDoubling:
+      add_recursive_doubling(schedule);
+      break;
+    case Algorithm::kBinomialTree:
+      add_binomial_broadcast(schedule);
+      break;
+    case Algorithm::kChain:
+      add_chain_broadcast(schedule);
+      break;
+    case Algorithm::kBruck:
+      add_bruck_all_gather(schedule);
+      break;
+    case Algorithm::kDissemination:
+      add_dissemination_barrier(schedule);
+      break;
+  }
+  return schedule;
+}
+
+Block part_of(uint64_t count, int world_size, Rank rank) {
+  const auto size = static_cast<uint64_t>(world_size);
+  const auto index = static_cast<uint64_t>(rank.value);
+  const uint64_t each = count / size;
+  const uint64_t longer = count % size;
+  return {.begin = index * each + std::min(index, longer),
+          .count = each + (index < longer ? 1 : 0)};
+}
+
+}  // namespace cadre

@@ -1,0 +1,331 @@
+// Schedules run here in memory, with no buffer between ranks: a step's send and receive happen only
+// when both sides stand at them. So a schedule that could deadlock on any network stops here, and
+// each value carries who contributed to it, in which order.
+#include "cadre/collective/net/schedule.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <vector>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+constexpr int kMaxRanks = 17;
+constexpr std::array<uint64_t, 7> kCounts = {0, 1, 2, 7, 16, 17, 101};
+constexpr int kBitsPerRank = 3;
+
+// An element's history instead of its number.
+struct Value {
+  uint64_t contributions = 0;  // kBitsPerRank bits for each rank: how often it was added
+  uint64_t history = 0;        // a hash that tells (a+b)+c from a+(b+c) and from (b+a)+c
+  int completions = 0;
+
+  friend bool operator==(const Value&, const Value&) = default;
+};
+
+Value value_of(int rank, uint64_t index) {
+  return {uint64_t{1} << (kBitsPerRank * rank),
+          (static_cast<uint64_t>(rank) * 1'000'003 + index + 1) * 0x9e3779b97f4a7c15ULL, 0};
+}
+
+Value add(const Value& a, const Value& b) {
+  const uint64_t mixed = a.history * 0xbf58476d1ce4e5b9ULL + std::rotl(b.history, 17);
+  return {a.contributions + b.contributions, mixed ^ (mixed >> 29), a.completions + b.completions};
+}
+
+uint64_t everyone_once(int world_size) {
+  uint64_t sum = 0;
+  for (int rank = 0; rank < world_size; ++rank) sum += value_of(rank, 0).contributions;
+  return sum;
+}
+
+struct RankState {
+  Schedule schedule;
+  std::vector<Value> input;
+  std::vector<Value> output;
+  std::vector<Value> scratch;
+  bool is_in_place = false;
+  size_t at = 0;
+  bool sent = false;
+  bool received = false;
+  std::vector<Value> outgoing;  // as it was when the step began
+
+  bool is_done() const { return at == schedule.steps.size(); }
+  const Step& step() const { return schedule.steps[at]; }
+  Value* data(const Block& block) {
+    std::vector<Value>& memory = block.slot == Slot::kScratch                 ? scratch
+                                 : block.slot == Slot::kInput && !is_in_place ? input
+                                                                              : output;
+    EXPECT_LE(block.begin + block.count, memory.size()) << schedule.to_string();
+    return memory.data() + block.begin;
+  }
+  void begin_step() {
+    sent = received = false;
+    if (is_done()) return;
+    sent = step().send_to == kNobody;
+    received = step().recv_from == kNobody;
+    const Value* from = sent ? nullptr : data(step().send);
+    outgoing.assign(from, from + (sent ? 0 : step().send.count));
+    if (!sent && !received) expect_no_partial_overlap();
+  }
+  void expect_no_partial_overlap() {
+    const Value* a = data(step().send);
+    const Value* b = data(step().recv);
+    const bool is_disjoint = a + step().send.count <= b || b + step().recv.count <= a;
+    EXPECT_TRUE(is_disjoint || (a == b && step().send.count == step().recv.count))
+        << schedule.to_string();
+  }
+  void take(const std::vector<Value>& incoming) {
+    ASSERT_EQ(incoming.size(), step().recv.count) << schedule.to_string();
+    const Value* local = step().combine == Combine::kStore ? nullptr : data(step().local);
+    Value* target = data(step().recv);
+    for (size_t i = 0; i < incoming.size(); ++i) {
+      Value result = incoming[i];
+      if (step().combine == Combine::kReceivedFirst) result = add(incoming[i], local[i]);
+      if (step().combine == Combine::kLocalFirst) result = add(local[i], incoming[i]);
+      result.completions += step().completes ? 1 : 0;
+      target[i] = result;
+    }
+    received = true;
+  }
+};
+
+// True when all ranks reach their end.
+bool run(std::vector<RankState>& ranks) {
+  for (RankState& rank : ranks) rank.begin_step();
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (size_t from = 0; from < ranks.size(); ++from) {
+      RankState& sender = ranks[from];
+      if (!sender.is_done() && !sender.sent) {
+        RankState& receiver = ranks[static_cast<size_t>(sender.step().send_to)];
+        if (!receiver.is_done() && !receiver.received &&
+            receiver.step().recv_from == static_cast<int>(from)) {
+          receiver.take(sender.outgoing);
+          sender.sent = true;
+          progress = true;
+        }
+      }
+      while (!sender.is_done() && sender.sent && sender.received) {
+        ++sender.at;
+        sender.begin_step();
+        progress = true;
+      }
+    }
+  }
+  return std::ranges::all_of(ranks, &RankState::is_done);
+}
+
+struct Case {
+  Algorithm algorithm;
+  OpKind kind;
+};
+
+// Input and output sizes, as Backend has them.
+std::vector<RankState> make_ranks(const ScheduleKey& key, bool is_in_place) {
+  std::vector<RankState> ranks(static_cast<size_t>(key.world_size));
+  const auto size = static_cast<uint64_t>(key.world_size);
+  for (int rank = 0; rank < key.world_size; ++rank) {
+    RankState& state = ranks[static_cast<size_t>(rank)];
+    ScheduleKey own = key;
+    own.rank = rank;
+    state.schedule = make_schedule(own);
+    state.is_in_place = is_in_place;
+    const bool is_scatter = key.kind == OpKind::kReduceScatter;
+    for (uint64_t i = 0; i < key.count * (is_scatter ? size : 1); ++i) {
+      state.input.push_back(value_of(rank, i));
+    }
+    state.output.resize(key.count * (key.kind == OpKind::kAllGather ? size : 1));
+    state.scratch.resize(state.schedule.scratch_count);
+    if (is_in_place) state.output = state.input;
+    if (key.kind == OpKind::kBroadcast && rank == key.root) state.output = state.input;
+    if (key.kind == OpKind::kAllGather) {  // the engine puts its own part there before
+      std::ranges::copy(
+          state.input,
+          state.output.begin() + static_cast<ptrdiff_t>(key.count * static_cast<uint64_t>(rank)));
+    }
+  }
+  return ranks;
+}
+
+void expect_result(const ScheduleKey& key, const std::vector<RankState>& ranks) {
+  for (int rank = 0; rank < key.world_size; ++rank) {
+    const RankState& state = ranks[static_cast<size_t>(rank)];
+    for (uint64_t i = 0; i < state.output.size(); ++i) {
+      const Value& value = state.output[i];
+      if (key.kind == OpKind::kBroadcast) {
+        ASSERT_EQ(value, value_of(key.root, i)) << state.schedule.to_string();
+      } else if (key.kind == OpKind::kAllGather) {
+        ASSERT_EQ(value, value_of(static_cast<int>(i / key.count), i % key.count))
+            << state.schedule.to_string();
+      } else {
+        ASSERT_EQ(value.contributions, everyone_once(key.world_size)) << state.schedule.to_string();
+        ASSERT_EQ(value.completions, 1) << state.schedule.to_string();
+        if (key.kind == OpKind::kAllReduce) {
+          ASSERT_EQ(value, ranks[0].output[i]) << "the order of additions differs between ranks";
+        }
+      }
+    }
+  }
+}
+
+class ScheduleTest : public ::testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(All, ScheduleTest,
+                         ::testing::Values(Case{Algorithm::kRing, OpKind::kAllReduce},
+                                           Case{Algorithm::kRecursiveDoubling, OpKind::kAllReduce},
+                                           Case{Algorithm::kRing, OpKind::kReduceScatter},
+                                           Case{Algorithm::kRing, OpKind::kAllGather},
+                                           Case{Algorithm::kBruck, OpKind::kAllGather},
+                                           Case{Algorithm::kBinomialTree, OpKind::kBroadcast},
+                                           Case{Algorithm::kChain, OpKind::kBroadcast}),
+                         [](const auto& test) {
+                           std::string name = cadre::format(
+                               "{}_{}", to_string(test.param.algorithm), test.param.kind);
+                           std::ranges::replace(name, ' ', '_');
+                           return name;
+                         });
+
+TEST_P(ScheduleTest, EveryRankEndsWithTheResultAndNoneWaitsForEver) {
+  const auto [algorithm, kind] = GetParam();
+  ASSERT_TRUE(implements(algorithm, kind));
+  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+    for (const uint64_t count : kCounts) {
+      const int num_roots = kind == OpKind::kBroadcast ? world_size : 1;
+      for (int root = 0; root < num_roots; ++root) {
+        const ScheduleKey key{.algorithm = algorithm,
+                              .kind = kind,
+                              .world_size = world_size,
+                              .count = count,
+                              .root = root,
+                              .segment_count = 5};
+        std::vector<RankState> ranks = make_ranks(key, false);
+        ASSERT_TRUE(run(ranks)) << "stuck: " << ranks[0].schedule.to_string();
+        expect_result(key, ranks);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(SchedulesTest, AllReduceWorksInPlaceWithTheSameOrder) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {
+    for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+      const ScheduleKey key{.algorithm = algorithm,
+                            .kind = OpKind::kAllReduce,
+                            .world_size = world_size,
+                            .count = 23};
+      std::vector<RankState> in_place = make_ranks(key, true);
+      std::vector<RankState> apart = make_ranks(key, false);
+      ASSERT_TRUE(run(in_place));
+      ASSERT_TRUE(run(apart));
+      expect_result(key, in_place);
+      EXPECT_EQ(in_place[0].output, apart[0].output);
+    }
+  }
+}
+
+TEST(SchedulesTest, TheReducePartIsPrefixOfEverySchedule) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {
+    const Schedule schedule = make_schedule({.algorithm = algorithm,
+                                             .kind = OpKind::kAllReduce,
+                                             .rank = 3,
+                                             .world_size = 7,
+                                             .count = 70});
+    for (size_t i = 0; i < schedule.steps.size(); ++i) {
+      if (i >= schedule.num_reduce_steps) {
+        EXPECT_EQ(schedule.steps[i].combine, Combine::kStore);
+      }
+    }
+  }
+}
+
+TEST(SchedulesTest, RingSendsTwiceTheShareOfTheOthers) {
+  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+    const auto size = static_cast<uint64_t>(world_size);
+    const uint64_t count = 12 * size;
+    for (int rank = 0; rank < world_size; ++rank) {
+      const ScheduleKey key{
+          .kind = OpKind::kAllReduce, .rank = rank, .world_size = world_size, .count = count};
+      EXPECT_EQ(make_schedule(key).num_sent_elements(), 2 * (size - 1) * count / size);
+      EXPECT_EQ(make_schedule(key).steps.size(), 2 * (size - 1));
+    }
+  }
+}
+
+TEST(SchedulesTest, LogarithmicAlgorithmsTakeLogarithmicallyManySteps) {
+  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+    const auto log = static_cast<size_t>(std::bit_width(static_cast<unsigned>(world_size - 1)));
+    for (int rank = 0; rank < world_size; ++rank) {
+      const auto steps_of = [&](Algorithm algorithm, OpKind kind) {
+        return make_schedule({.algorithm = algorithm,
+                              .kind = kind,
+                              .rank = rank,
+                              .world_size = world_size,
+                              .count = 3})
+            .steps.size();
+      };
+      EXPECT_EQ(steps_of(Algorithm::kDissemination, OpKind::kBarrier), log);
+      EXPECT_LE(steps_of(Algorithm::kRecursiveDoubling, OpKind::kAllReduce), log + 1);
+      EXPECT_LE(steps_of(Algorithm::kBinomialTree, OpKind::kBroadcast), log);
+      EXPECT_LE(steps_of(Algorithm::kBruck, OpKind::kAllGather), 2 * log);
+    }
+  }
+}
+
+// A barrier is right when each rank's last step depends on every rank's first.
+TEST(SchedulesTest, NobodyLeavesABarrierBeforeAllHaveEntered) {
+  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+    const ScheduleKey key{
+        .algorithm = Algorithm::kDissemination, .kind = OpKind::kBarrier, .world_size = world_size};
+    std::vector<RankState> ranks = make_ranks(key, false);
+    std::vector<uint64_t> heard(ranks.size());
+    for (size_t i = 0; i < ranks.size(); ++i) heard[i] = uint64_t{1} << i;
+    for (size_t step = 0; step < ranks[0].schedule.steps.size(); ++step) {
+      std::vector<uint64_t> before = heard;
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        heard[i] |= before[static_cast<size_t>(ranks[i].schedule.steps[step].recv_from)];
+      }
+    }
+    for (const uint64_t mask : heard) EXPECT_EQ(mask, (uint64_t{1} << world_size) - 1);
+    EXPECT_TRUE(run(ranks));
+  }
+}
+
+TEST(SchedulesTest, AWorldOfOneHasNoSteps) {
+  EXPECT_TRUE(make_schedule({.kind = OpKind::kAllReduce, .count = 8}).steps.empty());
+}
+
+TEST(SchedulesTest, PartsCoverEveryElementOnce) {
+  for (int world_size = 1; world_size <= kMaxRanks; ++world_size) {
+    for (const uint64_t count : kCounts) {
+      uint64_t next = 0;
+      for (int rank = 0; rank < world_size; ++rank) {
+        const Block part = part_of(count, world_size, rank);
+        EXPECT_EQ(part.begin, next);
+        EXPECT_LE(part.count, count / static_cast<uint64_t>(world_size) + 1);
+        next += part.count;
+      }
+      EXPECT_EQ(next, count);
+    }
+  }
+}
+
+TEST(SchedulesTest, PrintsItself) {
+  const Schedule schedule =
+      make_schedule({.kind = OpKind::kAllReduce, .rank = 1, .world_size = 2, .count = 5});
+  EXPECT_EQ(schedule.to_string(),
+            "ring all_reduce, rank 1 of 2, 5 elements\n"
+            "  0: send input[0, +3) to 0; recv from 0, output[3, +2) = received + input[3, +2), "
+            "complete\n"
+            "  1: send output[3, +2) to 0; recv from 0, output[0, +3) = received\n");
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,99 @@
+// What an operation is: its number, its descriptor packed into a 64-bit fingerprint, its deadline.
+//
+// Threads: OpDescriptor is a plain value; an OpProgress is written by the thread that runs the
+// operation and read by any. Blocking: never.
+// The fingerprint travels with the first message of each operation. It is the descriptor itself,
+// packed, not a hash: so a mismatch is found at once and both sides can say what the other called.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/types.h"
+#include "cadre/os/interrupt.h"
+
+namespace cadre {
+
+struct OpDescriptor {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUint8;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  Rank root = 0;       // of broadcast; the peer's view (lower rank * 64 + tag...) is not packed
+  uint64_t count = 0;  // elements of the input on one rank; of all_gather's input, of
+                       // reduce_scatter's output
+
+  // Bits, low to high: kind 4, dtype 4, reduce_op 4, root 12, count 40 (modulo 2^40).
+  uint64_t fingerprint() const;
+  static OpDescriptor from_fingerprint(uint64_t fingerprint);
+  // "all_reduce(sum, float32 x 1024)", "broadcast(uint8 x 3, root 0)", "barrier()".
+  std::string to_string() const;
+};
+
+// A copy of an OpProgress in memory that peers map, so that they can read it even when the writer
+// was stopped or killed. A reader may see the halves of two phases; it is only ever shown to
+// people.
+struct ProgressMirror {
+  std::array<std::atomic<uint64_t>, 2> phase{};  // 16 characters, padded with zeros
+  std::atomic<int32_t> waiting_for{-1};
+};
+
+// Where an operation stands, for diagnosis. Phases are short nouns: "enter", "reduce", "copy out".
+class OpProgress {
+ public:
+  OpProgress() = default;
+  // REQUIRES: the mirror outlives this object.
+  explicit OpProgress(ProgressMirror* mirror) : mirror_(mirror) {
+    set_phase("enter");
+    set_waiting_for(-1);
+  }
+
+  void set_phase(const char* static_text) {
+    phase_.store(static_text, std::memory_order_relaxed);
+    if (mirror_ != nullptr) copy_phase(static_text);
+  }
+  // The rank that is waited for just now; -1 for none.
+  void set_waiting_for(int rank) {
+    waiting_for_.store(rank, std::memory_order_relaxed);
+    if (mirror_ != nullptr) mirror_->waiting_for.store(rank, std::memory_order_relaxed);
+  }
+  // What a peer called when it called something else: its number and fingerprint.
+  void set_mismatch(Rank peer, uint64_t number, uint64_t fingerprint) {
+    mismatch_peer = peer;
+    mismatch_number = number;
+    mismatch_fingerprint = fingerprint;
+  }
+
+  const char* phase() const { return phase_.load(std::memory_order_relaxed); }
+  int waiting_for() const { return waiting_for_.load(std::memory_order_relaxed); }
+
+  int mismatch_peer = -1;  // read by the running thread only, after the operation failed
+  uint64_t mismatch_number = 0;
+  uint64_t mismatch_fingerprint = 0;
+
+ private:
+  void copy_phase(const char* text) {
+    std::array<uint64_t, 2> words{};
+    std::memcpy(words.data(), text, std::min(std::strlen(text), sizeof(words)));
+    mirror_->phase[0].store(words[0], std::memory_order_relaxed);
+    mirror_->phase[1].store(words[1], std::memory_order_relaxed);
+  }
+
+  ProgressMirror* mirror_ = nullptr;
+  std::atomic<const char*> phase_{"enter"};
+  std::atomic<int> waiting_for_{-1};
+};
+
+// Handed to a Backend with each operation.
+struct OpContext {
+  uint64_t number;  // counts the group's collectives from 1; equal on all ranks
+  uint64_t fingerprint;
+  Deadline deadline;
+  OpProgress& progress;
+};
+
+}  // namespace cadre

@@ -1,0 +1,82 @@
+#include "cadre/collective/op.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+namespace cadre {
+namespace {
+
+std::vector<OpDescriptor> samples() {
+  std::vector<OpDescriptor> all;
+  for (int kind = 0; kind < kNumOpKinds; ++kind) {
+    for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
+      for (int reduce_op = 0; reduce_op < kNumReduceOps; ++reduce_op) {
+        for (int root : {0, 1, 63, 4095}) {
+          for (uint64_t count :
+               {uint64_t{0}, uint64_t{1}, uint64_t{1000003}, (uint64_t{1} << 40) - 1}) {
+            all.push_back({.kind = static_cast<OpKind>(kind),
+                           .dtype = static_cast<DType>(dtype),
+                           .reduce_op = static_cast<ReduceOp>(reduce_op),
+                           .root = root,
+                           .count = count});
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST(OpDescriptorTest, FingerprintLosesNothing) {
+  for (const OpDescriptor& op : samples()) {
+    const OpDescriptor back = OpDescriptor::from_fingerprint(op.fingerprint());
+    EXPECT_EQ(back.kind, op.kind);
+    EXPECT_EQ(back.dtype, op.dtype);
+    EXPECT_EQ(back.reduce_op, op.reduce_op);
+    EXPECT_EQ(back.root.value, op.root.value);
+    EXPECT_EQ(back.count, op.count);
+  }
+}
+
+TEST(OpDescriptorTest, DifferentOperationsHaveDifferentFingerprints) {
+  std::set<uint64_t> seen;
+  for (const OpDescriptor& op : samples()) EXPECT_TRUE(seen.insert(op.fingerprint()).second);
+}
+
+TEST(OpDescriptorTest, BitsLieWhereTheHeaderSays) {
+  const OpDescriptor op{.kind = OpKind::kAllReduce,
+                        .dtype = DType::kFloat32,
+                        .reduce_op = ReduceOp::kAvg,
+                        .root = 5,
+                        .count = 7};
+  EXPECT_EQ(op.fingerprint(), 0x1u | 0x4u << 4 | 0x1u << 8 | 0x5u << 12 | 0x7u << 24);
+}
+
+TEST(OpDescriptorTest, CountIsKeptModuloTwoToTheForty) {
+  const OpDescriptor op{.kind = OpKind::kAllGather, .count = (uint64_t{1} << 40) + 3};
+  const OpDescriptor back = OpDescriptor::from_fingerprint(op.fingerprint());
+  EXPECT_EQ(back.count, 3u);
+  EXPECT_EQ(back.kind, OpKind::kAllGather);
+}
+
+TEST(OpDescriptorTest, ReadsAsItsCall) {
+  const auto text = [](OpKind kind, uint64_t count) {
+    return OpDescriptor{.kind = kind, .dtype = DType::kFloat32, .root = 2, .count = count}
+        .to_string();
+  };
+  EXPECT_EQ(text(OpKind::kAllReduce, 1024), "all_reduce(sum, float32 x 1024)");
+  EXPECT_EQ(text(OpKind::kReduceScatter, 9), "reduce_scatter(sum, float32 x 9)");
+  EXPECT_EQ(text(OpKind::kBroadcast, 3), "broadcast(float32 x 3, root 2)");
+  EXPECT_EQ(text(OpKind::kAllGather, 4), "all_gather(float32 x 4)");
+  EXPECT_EQ(text(OpKind::kSend, 4), "send(float32 x 4)");
+  EXPECT_EQ(text(OpKind::kBarrier, 0), "barrier()");
+}
+
+TEST(OpDescriptorTest, AnUnknownKindFromAPeerIsNamedSo) {
+  EXPECT_EQ(OpDescriptor::from_fingerprint(0xf).to_string(), "unknown(uint8 x 0)");
+}
+
+}  // namespace
+}  // namespace cadre
