@@ -1,0 +1,167 @@
+#include "cadre/comm/bootstrap/handshake.h"
+
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/wire/byte_codec.h"
+#include "cadre/wire/challenge.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kPrefixBytes = sizeof(uint32_t);
+
+}  // namespace
+
+Handshake::Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkTerms& terms,
+                     State state)
+    : system_(&system), socket_(std::move(socket)), terms_(terms), state_(state) {}
+
+Handshake Handshake::call(os::System& system, std::unique_ptr<os::Socket> socket,
+                          const LinkTerms& terms, Rank to, wire::LinkPurpose purpose) {
+  Handshake handshake(system, std::move(socket), terms, State::kWantChallenge);
+  handshake.hello_ = {purpose, terms.rank, to, terms.round, terms.group, terms.version, {}};
+  system.random_bytes(handshake.hello_.nonce);
+  handshake.send(handshake.hello_);
+  return handshake;
+}
+
+Handshake Handshake::answer(os::System& system, std::unique_ptr<os::Socket> socket,
+                            const LinkTerms& terms) {
+  return Handshake(system, std::move(socket), terms, State::kWantHello);
+}
+
+os::PollItem Handshake::interest() const {
+  return {.target = socket_.get(),
+          .want_read = state_ != State::kDone,
+          .want_write = !outgoing_.empty()};
+}
+
+Status Handshake::step() {
+  CADRE_RETURN_IF_ERROR(flush());
+  while (state_ != State::kDone) {
+    auto message = receive();
+    if (!message.ok()) return message.error();
+    if (!message.value()) break;
+    CADRE_RETURN_IF_ERROR(handle(*message.value()));
+    CADRE_RETURN_IF_ERROR(flush());
+  }
+  return {};
+}
+
+void Handshake::send(const wire::ControlMessage& message) {
+  const std::vector<std::byte> frame = wire::encode_control(message);
+  outgoing_.insert(outgoing_.end(), frame.begin(), frame.end());
+}
+
+Status Handshake::flush() {
+  while (!outgoing_.empty()) {
+    const Result<size_t> sent = socket_->try_send(outgoing_);
+    if (!sent.ok()) return sent.error();
+    if (*sent == 0) break;
+    outgoing_.erase(outgoing_.begin(), outgoing_.begin() + static_cast<ptrdiff_t>(*sent));
+  }
+  return {};
+}
+
+Result<std::optional<wire::ControlMessage>> Handshake::receive() {
+  while (true) {
+    size_t wanted = kPrefixBytes;
+    if (incoming_.size() >= kPrefixBytes) {
+      const auto size =
+          wire::ByteReader(ConstBytes(incoming_).first(kPrefixBytes)).integer<uint32_t>();
+      if (size > wire::kMaxControlFrameBytes) return refuse("a frame over the limit");
+      wanted += size;
+      if (incoming_.size() == wanted) break;
+    }
+    const size_t have = incoming_.size();
+    incoming_.resize(wanted);
+    const Result<size_t> received = socket_->try_recv(Bytes(incoming_).subspan(have));
+    incoming_.resize(have + (received.ok() ? *received : 0));
+    if (!received.ok()) return received.error();
+    if (*received == 0) return std::optional<wire::ControlMessage>();
+  }
+  Result<wire::ControlMessage> message =
+      wire::decode_control(ConstBytes(incoming_).subspan(kPrefixBytes));
+  incoming_.clear();
+  if (!message.ok()) return message.error();
+  return std::optional<wire::ControlMessage>(std::move(message).value());
+}
+
+Status Handshake::handle(const wire::ControlMessage& message) {
+  if (const auto* refusal = std::get_if<wire::Refusal>(&message)) {
+    return Error(ErrorCode::kUnavailable,
+                 format("the other end refused the connection: {}", refusal->reason));
+  }
+  if (const auto* hello = std::get_if<wire::Hello>(&message); hello && state_ == State::kWantHello)
+    return handle_hello(*hello);
+  if (const auto* challenge = std::get_if<wire::Challenge>(&message);
+      challenge && state_ == State::kWantChallenge)
+    return handle_challenge(*challenge);
+  if (const auto* answer = std::get_if<wire::Answer>(&message);
+      answer && state_ == State::kWantAnswer)
+    return handle_answer(*answer);
+  return refuse("a message out of turn");
+}
+
+Status Handshake::handle_hello(const wire::Hello& hello) {
+  if (hello.version != terms_.version) {
+    return refuse(format("rank {} runs Cadre {}, rank {} runs Cadre {}: use one build", hello.from,
+                         hello.version, terms_.rank, terms_.version));
+  }
+  if (hello.group != terms_.group || hello.round != terms_.round || hello.to != terms_.rank) {
+    return refuse(
+        format("it is for rank {} of group \"{}\" in round {}, and this is rank {} of "
+               "group \"{}\" in round {}",
+               hello.to, hello.group, hello.round, terms_.rank, terms_.group, terms_.round));
+  }
+  hello_ = hello;
+  system_->random_bytes(answer_nonce_);
+  Result<wire::Proof> proof = proof_of("answer");
+  if (!proof.ok()) return proof.error();
+  send(wire::Challenge{answer_nonce_, *proof});
+  state_ = State::kWantAnswer;
+  return {};
+}
+
+Status Handshake::handle_challenge(const wire::Challenge& challenge) {
+  answer_nonce_ = challenge.nonce;
+  const Result<wire::Proof> expected = proof_of("answer");
+  if (!expected.ok()) return expected.error();
+  if (!wire::equals_in_constant_time(*expected, challenge.proof)) {
+    return refuse(format("rank {} has another job token than rank {}", hello_.to, terms_.rank));
+  }
+  Result<wire::Proof> proof = proof_of("call");
+  if (!proof.ok()) return proof.error();
+  send(wire::Answer{*proof});
+  state_ = State::kDone;
+  return {};
+}
+
+Status Handshake::handle_answer(const wire::Answer& answer) {
+  const Result<wire::Proof> expected = proof_of("call");
+  if (!expected.ok()) return expected.error();
+  if (!wire::equals_in_constant_time(*expected, answer.proof)) {
+    return refuse(format("rank {} has another job token than rank {}", hello_.from, terms_.rank));
+  }
+  state_ = State::kDone;
+  return {};
+}
+
+Error Handshake::refuse(std::string reason) {
+  send(wire::Refusal{reason});
+  // Best effort: the other end sees at least the end of the stream.
+  static_cast<void>(flush());
+  return Error(ErrorCode::kInvalidArgument, format("refused a connection: {}", reason));
+}
+
+Result<wire::Proof> Handshake::proof_of(std::string_view end) const {
+  const std::string prover =
+      format("cadre link {} {} from {} to {} round {} group {}", end,
+             static_cast<int>(hello_.purpose), hello_.from, hello_.to, hello_.round, hello_.group);
+  const bool is_call = end == "call";
+  return wire::prove_token(terms_.job_token, prover, is_call ? answer_nonce_ : hello_.nonce,
+                           is_call ? hello_.nonce : answer_nonce_);
+}
+
+}  // namespace cadre

@@ -1,0 +1,77 @@
+// The opening of one connection between two ranks: who calls, for what, and the proof of the job's
+// token both ways. After it the stream belongs to its purpose, with not one byte read too far.
+//
+// Threads: one owner. Blocking: never; step() is called when the socket is ready.
+// Lifetime: owns its socket until take(). Errors: step() fails for a connection that must not be
+// used; what the other end said about it is in the message.
+// Format: docs/formats/control-messages.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/os/system.h"
+#include "cadre/wire/control.h"
+
+namespace cadre {
+
+// What both ends must agree on before anything else.
+struct LinkTerms {
+  Rank rank;  // of this end
+  uint64_t round = 0;
+  std::string group;
+  std::string version;
+  std::string job_token;
+};
+
+class Handshake {
+ public:
+  // The end that connected.
+  static Handshake call(os::System& system, std::unique_ptr<os::Socket> socket,
+                        const LinkTerms& terms, Rank to, wire::LinkPurpose purpose);
+  // The end that accepted.
+  static Handshake answer(os::System& system, std::unique_ptr<os::Socket> socket,
+                          const LinkTerms& terms);
+
+  // As far as the stream allows just now.
+  Status step();
+  bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
+  os::PollItem interest() const;
+
+  // Of the call; for the end that answered it is known when is_done().
+  const wire::Hello& hello() const { return hello_; }
+  // REQUIRES: is_done().
+  std::unique_ptr<os::Socket> take() { return std::move(socket_); }
+
+ private:
+  enum class State { kWantHello, kWantChallenge, kWantAnswer, kDone };
+
+  Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkTerms& terms,
+            State state);
+  Status flush();
+  // One whole message, never more; nullopt when bytes are missing.
+  Result<std::optional<wire::ControlMessage>> receive();
+  Status handle(const wire::ControlMessage& message);
+  Status handle_hello(const wire::Hello& hello);
+  Status handle_challenge(const wire::Challenge& challenge);
+  Status handle_answer(const wire::Answer& answer);
+  void send(const wire::ControlMessage& message);
+  Error refuse(std::string reason);
+  // What `end` ("call" or "answer") proves: the token, for this purpose, pair, round and group.
+  Result<wire::Proof> proof_of(std::string_view end) const;
+
+  os::System* system_;  // never null; a pointer so that handshakes can be moved in a vector
+  std::unique_ptr<os::Socket> socket_;
+  LinkTerms terms_;
+  State state_;
+  wire::Hello hello_;
+  wire::Nonce answer_nonce_{};
+  std::vector<std::byte> incoming_;
+  std::vector<std::byte> outgoing_;
+};
+
+}  // namespace cadre

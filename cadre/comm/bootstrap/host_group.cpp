@@ -1,0 +1,253 @@
+#include "cadre/comm/bootstrap/host_group.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+constexpr std::string_view kConnected = "connected";
+constexpr std::byte kNo{0};
+constexpr std::byte kYes{1};
+
+std::string side_key(const HostGroup::Site& site, int rank) {
+  return format("{}side/{}", site.key_prefix, rank);
+}
+
+// Calls `attempt` (a Result that is empty or false while it would block) until it has a value.
+template <typename Attempt>
+auto retry(os::System& system, os::PollItem item, const os::Interrupt* interrupt, Deadline deadline,
+           const std::string& what, Attempt attempt) -> decltype(attempt()) {
+  while (true) {
+    auto result = attempt();
+    if (!result.ok()) return result.error().with_context(what);
+    if (*result) return result;
+    if (interrupt != nullptr && interrupt->is_raised()) {
+      return Error(ErrorCode::kAborted, "the group was aborted");
+    }
+    std::array<os::PollItem, 2> items = {item, {}};
+    size_t num_items = 1;
+    if (interrupt != nullptr)
+      items[num_items++] = {.target = &interrupt->event(), .want_read = true};
+    if (!system.poll(std::span(items).first(num_items), deadline)) {
+      return Error(ErrorCode::kTimeout, format("the deadline passed while {}", what));
+    }
+  }
+}
+
+Status send_byte(os::System& system, os::Socket& socket, std::byte value, Deadline deadline,
+                 const std::string& what) {
+  const auto sent = retry(system, {.target = &socket, .want_write = true}, nullptr, deadline, what,
+                          [&] { return socket.try_send(ConstBytes(&value, 1)); });
+  return sent.ok() ? Status() : Status(sent.error());
+}
+
+Result<std::byte> receive_byte(os::System& system, os::Socket& socket, Deadline deadline,
+                               const std::string& what) {
+  std::byte value{};
+  const auto received = retry(system, {.target = &socket, .want_read = true}, nullptr, deadline,
+                              what, [&] { return socket.try_recv(Bytes(&value, 1)); });
+  if (!received.ok()) return received.error();
+  return value;
+}
+
+// Runs one handshake to its end.
+Status finish(os::System& system, Handshake& handshake, Deadline deadline, int rank) {
+  while (true) {
+    if (const Status status = handshake.step(); !status.ok()) {
+      return status.error().with_context(format("in the handshake with rank {}", rank));
+    }
+    if (handshake.is_done()) return {};
+    os::PollItem item = handshake.interest();
+    if (!system.poll({&item, 1}, deadline)) {
+      return Error(ErrorCode::kTimeout,
+                   format("the deadline passed in the handshake with rank {}", rank));
+    }
+  }
+}
+
+}  // namespace
+
+Result<HostGroup> HostGroup::form(const Site& site, Deadline deadline) {
+  const Rank rank = site.terms.rank;
+  HostGroup group(rank);
+  const std::string& boot_id = site.cards[static_cast<size_t>(rank.value)].boot_id;
+  for (size_t i = 0; i < site.cards.size(); ++i) {
+    if (site.cards[i].boot_id == boot_id) group.members_.push_back(static_cast<int>(i));
+  }
+  if (group.members_.size() == 1) {
+    group.obstacle_ = format("rank {} is alone on its host", rank);
+    return group;
+  }
+  CADRE_RETURN_IF_ERROR(group.connect_star(site, deadline));
+  CADRE_RETURN_IF_ERROR(group.probe(site, deadline));
+  return group;
+}
+
+// A member says in the store whether it reached the leader, so that the leader knows whom to await.
+Status HostGroup::connect_star(const Site& site, Deadline deadline) {
+  const int leader = members_.front();
+  if (is_leader()) {
+    std::vector<bool> comes = {false};
+    for (size_t i = 1; i < members_.size(); ++i) {
+      const auto report = site.store.get(side_key(site, members_[i]), deadline);
+      if (!report.ok()) {
+        return report.error().with_context(format("waiting for rank {} of this host", members_[i]));
+      }
+      comes.push_back(*report == kConnected);
+    }
+    side_.resize(members_.size());
+    return accept_members(site, comes, deadline);
+  }
+  const auto address = os::Address::parse(site.cards[static_cast<size_t>(leader)].unix_address);
+  if (!address.ok()) return address.error();
+  auto socket = site.system.connect(*address, deadline);
+  CADRE_RETURN_IF_ERROR(site.store.set(side_key(site, rank_.value),
+                                       socket.ok() ? kConnected : "unreachable", deadline));
+  if (!socket.ok()) {
+    obstacle_ = socket.error().message();
+    return {};
+  }
+  Handshake handshake = Handshake::call(site.system, std::move(socket).value(), site.terms, leader,
+                                        wire::LinkPurpose::kSide);
+  CADRE_RETURN_IF_ERROR(finish(site.system, handshake, deadline, leader));
+  side_.push_back(handshake.take());
+  return {};
+}
+
+Status HostGroup::accept_members(const Site& site, const std::vector<bool>& comes,
+                                 Deadline deadline) {
+  auto missing = [&]() -> int {
+    for (size_t i = 1; i < members_.size(); ++i) {
+      if (comes[i] && side_[i] == nullptr) return members_[i];
+    }
+    return -1;
+  };
+  while (missing() >= 0) {
+    const int awaited = missing();
+    auto socket = retry(site.system, {.target = &site.unix_listener, .want_read = true}, nullptr,
+                        deadline, format("waiting for the unix connection of rank {}", awaited),
+                        [&] { return site.unix_listener.try_accept(); });
+    if (!socket.ok()) return socket.error();
+    Handshake handshake = Handshake::answer(site.system, std::move(socket).value(), site.terms);
+    // A stranger's connection ends here and is forgotten; ours have sent their hello already.
+    if (!finish(site.system, handshake, deadline, awaited).ok()) continue;
+    const auto at = std::find(members_.begin(), members_.end(), handshake.hello().from);
+    if (handshake.hello().purpose != wire::LinkPurpose::kSide || at == members_.end()) continue;
+    side_[static_cast<size_t>(at - members_.begin())] = handshake.take();
+  }
+  obstacle_.clear();
+  for (size_t i = 1; i < members_.size(); ++i) {
+    if (!comes[i]) obstacle_ = format("rank {} cannot reach rank {}", members_[i], rank_);
+  }
+  return {};
+}
+
+Status HostGroup::probe(const Site& site, Deadline deadline) {
+  return is_leader() ? probe_as_leader(site, obstacle_.empty(), deadline)
+                     : probe_as_member(site, deadline);
+}
+
+// The leader hands out the status page; each member writes its stamp there; the leader looks at
+// all stamps and tells its verdict.
+Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline deadline) {
+  const int num_slots = static_cast<int>(members_.size());
+  auto segment = site.system.create_segment(StatusPage::bytes_for(num_slots));
+  if (!segment.ok()) return segment.error();
+  StatusPage page(std::move(segment).value(), num_slots);
+  page.slot(0).stamp.store(site.cards[static_cast<size_t>(rank_.value)].probe,
+                           std::memory_order_release);
+  bool verdict = all_came;
+  for (size_t i = 1; i < members_.size(); ++i) {
+    if (side_[i] == nullptr) continue;
+    const std::string what = format("rank {} maps shared memory", members_[i]);
+    const auto sent =
+        retry(site.system, {.target = side_[i].get(), .want_write = true}, nullptr, deadline, what,
+              [&] { return side_[i]->try_send_segment(page.segment()); });
+    if (!sent.ok()) return sent.error();
+    const auto reply = receive_byte(site.system, *side_[i], deadline, what);
+    if (!reply.ok()) return reply.error();
+    const uint64_t expected = site.cards[static_cast<size_t>(members_[i])].probe;
+    const uint64_t stamp = page.slot(static_cast<int>(i)).stamp.load(std::memory_order_acquire);
+    if (*reply != kYes || stamp != expected) {
+      verdict = false;
+      obstacle_ = format("rank {} cannot map memory of rank {}", members_[i], rank_);
+    }
+  }
+  for (size_t i = 1; i < members_.size(); ++i) {
+    if (side_[i] == nullptr) continue;
+    CADRE_RETURN_IF_ERROR(send_byte(site.system, *side_[i], verdict ? kYes : kNo, deadline,
+                                    format("telling rank {} the verdict", members_[i])));
+  }
+  if (verdict) page_ = page;
+  shares_memory_ = verdict;
+  return {};
+}
+
+Status HostGroup::probe_as_member(const Site& site, Deadline deadline) {
+  if (side_.empty()) return {};
+  const int leader = members_.front();
+  const int num_slots = static_cast<int>(members_.size());
+  const int own_slot = slot_of(rank_);
+  const std::string what = format("waiting for the shared memory of rank {}", leader);
+  auto segment = retry(site.system, {.target = side_[0].get(), .want_read = true}, nullptr,
+                       deadline, what, [&] { return side_[0]->try_recv_segment(); });
+  if (!segment.ok() && segment.error().code() == ErrorCode::kTimeout) return segment.error();
+  bool is_mapped = false;
+  if (segment.ok() && (*segment)->bytes().size() >= StatusPage::bytes_for(num_slots)) {
+    StatusPage page(std::move(segment).value(), num_slots);
+    const auto& cards = site.cards;
+    is_mapped = page.slot(0).stamp.load(std::memory_order_acquire) ==
+                cards[static_cast<size_t>(leader)].probe;
+    page.slot(own_slot).stamp.store(cards[static_cast<size_t>(rank_.value)].probe,
+                                    std::memory_order_release);
+    page_ = page;
+  }
+  CADRE_RETURN_IF_ERROR(send_byte(site.system, *side_[0], is_mapped ? kYes : kNo, deadline, what));
+  const auto verdict = receive_byte(site.system, *side_[0], deadline, what);
+  if (!verdict.ok()) return verdict.error();
+  shares_memory_ = *verdict == kYes;
+  if (!shares_memory_) {
+    page_ = StatusPage();
+    obstacle_ = format("not all ranks of this host can map memory of rank {}", leader);
+  }
+  return {};
+}
+
+int HostGroup::slot_of(Rank rank) const {
+  const auto at = std::find(members_.begin(), members_.end(), rank.value);
+  return at == members_.end() ? -1 : static_cast<int>(at - members_.begin());
+}
+
+Result<std::shared_ptr<os::SharedMemory>> HostGroup::share_segment(os::System& system,
+                                                                   size_t num_bytes,
+                                                                   const os::Interrupt* interrupt,
+                                                                   Deadline deadline) {
+  if (!is_leader()) {
+    const std::string what =
+        format("waiting for a segment of {} bytes from rank {}", num_bytes, members_.front());
+    auto segment = retry(system, {.target = side_[0].get(), .want_read = true}, interrupt, deadline,
+                         what, [&] { return side_[0]->try_recv_segment(); });
+    if (!segment.ok()) return segment.error();
+    if ((*segment)->bytes().size() < num_bytes) {
+      return Error(ErrorCode::kInternal,
+                   format("{}: it has only {} bytes", what, (*segment)->bytes().size()));
+    }
+    return std::shared_ptr<os::SharedMemory>(std::move(segment).value());
+  }
+  auto created = system.create_segment(num_bytes);
+  if (!created.ok()) return created.error();
+  std::shared_ptr<os::SharedMemory> segment(std::move(created).value());
+  for (size_t i = 1; i < members_.size(); ++i) {
+    const auto sent = retry(system, {.target = side_[i].get(), .want_write = true}, interrupt,
+                            deadline, format("handing a segment to rank {}", members_[i]),
+                            [&] { return side_[i]->try_send_segment(*segment); });
+    if (!sent.ok()) return sent.error();
+  }
+  return segment;
+}
+
+}  // namespace cadre

@@ -1,0 +1,277 @@
+#include "cadre/comm/bootstrap/mesh.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/bootstrap/handshake.h"
+
+namespace cadre {
+namespace {
+
+using wire::LinkPurpose;
+
+std::string describe(const wire::RankCard& card, int rank) {
+  return format("rank {} ({}, pid {})", rank, card.host, card.pid);
+}
+
+class MeshBuilder {
+ public:
+  MeshBuilder(os::System& system, const Membership& membership, const MeshOptions& options,
+              Deadline deadline)
+      : system_(system),
+        membership_(membership),
+        options_(options),
+        deadline_(deadline),
+        terms_{membership.rank, membership.round, options.name, options.version,
+               membership.job_token},
+        prefix_(format("cadre/{}/{}/", membership.round, options.name)) {}
+
+  Result<Mesh> build();
+
+ private:
+  std::string card_key(int rank) const { return format("{}card/{}", prefix_, rank); }
+  Status listen();
+  Status publish_card();
+  Status read_cards();
+  Error missing_cards(std::span<const std::string> keys, const Error& error);
+  Status check_versions() const;
+  Status connect_links(Mesh& mesh);
+  Status call_lower_ranks(std::span<const LinkPurpose> purposes, std::vector<Handshake>& calls);
+  Status run_handshakes(Mesh& mesh, std::vector<Handshake>& calls, size_t num_wanted);
+  Status place(Mesh& mesh, Handshake& handshake);
+  Error missing_links(const Mesh& mesh) const;
+  Status erase_keys();
+
+  os::System& system_;
+  const Membership& membership_;
+  const MeshOptions& options_;
+  const Deadline deadline_;
+  const LinkTerms terms_;
+  const std::string prefix_;
+  std::unique_ptr<os::Listener> tcp_;
+  std::unique_ptr<os::Listener> unix_;
+  wire::RankCard card_;
+  std::vector<wire::RankCard> cards_;
+};
+
+Result<Mesh> MeshBuilder::build() {
+  CADRE_RETURN_IF_ERROR(listen());
+  CADRE_RETURN_IF_ERROR(publish_card());
+  CADRE_RETURN_IF_ERROR(read_cards());
+  CADRE_RETURN_IF_ERROR(check_versions());
+  auto host =
+      HostGroup::form({system_, terms_, cards_, *unix_, *membership_.store, prefix_}, deadline_);
+  if (!host.ok()) return host.error();
+  Mesh mesh{.cards = cards_, .host = std::move(host).value()};
+  const bool is_one_host = static_cast<int>(mesh.host.members().size()) == membership_.world_size;
+  const bool can_share = is_one_host && mesh.host.shares_memory();
+  if (options_.transport == TransportChoice::kSharedMemory && !can_share) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("shared memory was demanded, but {}: choose kAuto or kTcp",
+                        is_one_host ? mesh.host.obstacle() : "the ranks are on several hosts"));
+  }
+  mesh.uses_shared_memory = can_share && options_.transport != TransportChoice::kTcp;
+  CADRE_RETURN_IF_ERROR(connect_links(mesh));
+  CADRE_RETURN_IF_ERROR(erase_keys());
+  return mesh;
+}
+
+Status MeshBuilder::listen() {
+  auto tcp = system_.listen({os::Address::Kind::kTcp, options_.listen_host, 0});
+  if (!tcp.ok()) return tcp.error();
+  tcp_ = std::move(tcp).value();
+  std::array<uint64_t, 3> random{};
+  system_.random_bytes(std::as_writable_bytes(std::span(random)));
+  card_.probe = random[2] | 1;  // never the zero of fresh memory
+  auto unix_listener = system_.listen(
+      {os::Address::Kind::kUnix, format("cadre-{:016x}{:016x}", random[0], random[1]), 0});
+  if (!unix_listener.ok()) return unix_listener.error();
+  unix_ = std::move(unix_listener).value();
+  return {};
+}
+
+Status MeshBuilder::publish_card() {
+  const os::HostInfo host = system_.host();
+  card_.version = options_.version;
+  card_.host = host.name;
+  card_.boot_id = host.boot_id;
+  card_.pid = host.pid;
+  card_.tcp_address = tcp_->address().to_string();
+  card_.unix_address = unix_->address().to_string();
+  return membership_.store->set(card_key(membership_.rank), wire::encode_card(card_), deadline_);
+}
+
+Status MeshBuilder::read_cards() {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < membership_.world_size; ++rank) keys.push_back(card_key(rank));
+  const auto values = membership_.store->multi_get(keys, deadline_);
+  if (!values.ok()) return missing_cards(keys, values.error());
+  for (size_t i = 0; i < values->size(); ++i) {
+    auto card = wire::decode_card((*values)[i]);
+    if (!card.ok()) return card.error().with_context(format("card of rank {}", i));
+    cards_.push_back(std::move(card).value());
+  }
+  return {};
+}
+
+// Names the ranks that did not come; asking again costs a moment beyond the deadline.
+Error MeshBuilder::missing_cards(std::span<const std::string> keys, const Error& error) {
+  if (error.code() != ErrorCode::kTimeout) return error;
+  constexpr Duration kAskAgain = std::chrono::seconds(1);
+  const Deadline deadline = system_.deadline_in(kAskAgain);
+  std::string names;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto is_there = membership_.store->check(keys.subspan(i, 1), deadline);
+    if (!is_there.ok()) return error;
+    if (!*is_there) names += format("{}{}", names.empty() ? "" : ", ", i);
+  }
+  return Error(ErrorCode::kTimeout,
+               format("these ranks did not come before the deadline: {} (of {}). Look at their "
+                      "logs, or give more time",
+                      names, membership_.world_size));
+}
+
+Status MeshBuilder::check_versions() const {
+  for (size_t i = 0; i < cards_.size(); ++i) {
+    if (cards_[i].version != card_.version) {
+      return Error(ErrorCode::kInvalidArgument,
+                   format("{} runs Cadre {}, {} runs Cadre {}: use one build on all ranks",
+                          describe(cards_[i], static_cast<int>(i)), cards_[i].version,
+                          describe(card_, membership_.rank), card_.version));
+    }
+  }
+  return {};
+}
+
+Status MeshBuilder::connect_links(Mesh& mesh) {
+  const auto world = static_cast<size_t>(membership_.world_size);
+  std::vector<LinkPurpose> purposes = {LinkPurpose::kControl};
+  mesh.control.resize(world);
+  if (!mesh.uses_shared_memory) {
+    purposes.insert(purposes.end(), {LinkPurpose::kCollective, LinkPurpose::kPointToPoint});
+    mesh.collective.resize(world);
+    mesh.point_to_point.resize(world);
+  }
+  std::vector<Handshake> handshakes;
+  CADRE_RETURN_IF_ERROR(call_lower_ranks(purposes, handshakes));
+  return run_handshakes(mesh, handshakes, (world - 1) * purposes.size());
+}
+
+// All ranks listened before they published, so a refused connection means that the rank is gone.
+Status MeshBuilder::call_lower_ranks(std::span<const LinkPurpose> purposes,
+                                     std::vector<Handshake>& calls) {
+  for (int peer = 0; peer < membership_.rank; ++peer) {
+    const wire::RankCard& card = cards_[static_cast<size_t>(peer)];
+    const auto address = os::Address::parse(card.tcp_address);
+    if (!address.ok()) return address.error();
+    for (const LinkPurpose purpose : purposes) {
+      auto socket = system_.connect(*address, deadline_);
+      if (!socket.ok()) {
+        const bool is_gone = socket.error().code() == ErrorCode::kUnavailable;
+        return Error(is_gone ? ErrorCode::kPeerLost : socket.error().code(),
+                     format("cannot reach {}: {}", describe(card, peer), socket.error().message()));
+      }
+      calls.push_back(Handshake::call(system_, std::move(socket).value(), terms_, peer, purpose));
+    }
+  }
+  return {};
+}
+
+// Called and accepted connections together, so that no order of ranks can block.
+Status MeshBuilder::run_handshakes(Mesh& mesh, std::vector<Handshake>& handshakes,
+                                   size_t num_wanted) {
+  size_t num_placed = 0;
+  size_t num_calls = handshakes.size();
+  while (num_placed < num_wanted) {
+    for (size_t i = 0; i < handshakes.size();) {
+      const bool is_call = i < num_calls;
+      Status status = handshakes[i].step();
+      if (status.ok() && !handshakes[i].is_done()) {
+        ++i;
+        continue;
+      }
+      if (status.ok()) status = place(mesh, handshakes[i]);
+      if (status.ok()) ++num_placed;
+      // Whoever called us may be a stranger, so only our own calls are worth an error.
+      if (!status.ok() && is_call) {
+        const int peer = handshakes[i].hello().to;
+        return status.error().with_context(
+            format("connecting to {}", describe(cards_[static_cast<size_t>(peer)], peer)));
+      }
+      if (is_call) --num_calls;
+      handshakes.erase(handshakes.begin() + static_cast<ptrdiff_t>(i));
+    }
+    if (num_placed == num_wanted) break;
+    while (true) {
+      auto accepted = tcp_->try_accept();
+      if (!accepted.ok()) return accepted.error();
+      if (*accepted == nullptr) break;
+      handshakes.push_back(Handshake::answer(system_, std::move(accepted).value(), terms_));
+    }
+    std::vector<os::PollItem> items = {{.target = tcp_.get(), .want_read = true}};
+    for (const Handshake& handshake : handshakes) items.push_back(handshake.interest());
+    if (!system_.poll(items, deadline_)) {
+      return missing_links(mesh);
+    }
+  }
+  return {};
+}
+
+Status MeshBuilder::place(Mesh& mesh, Handshake& handshake) {
+  const wire::Hello& hello = handshake.hello();
+  const int peer = hello.from == membership_.rank.value ? hello.to : hello.from;
+  auto* sockets = hello.purpose == LinkPurpose::kControl        ? &mesh.control
+                  : hello.purpose == LinkPurpose::kCollective   ? &mesh.collective
+                  : hello.purpose == LinkPurpose::kPointToPoint ? &mesh.point_to_point
+                                                                : nullptr;
+  if (sockets == nullptr || peer < 0 || static_cast<size_t>(peer) >= sockets->size() ||
+      peer == membership_.rank.value || (*sockets)[static_cast<size_t>(peer)] != nullptr) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("an unexpected connection from rank {}", peer));
+  }
+  (*sockets)[static_cast<size_t>(peer)] = handshake.take();
+  return {};
+}
+
+Error MeshBuilder::missing_links(const Mesh& mesh) const {
+  std::string names;
+  const auto add = [&](int rank) {
+    names += format("{}{}", names.empty() ? "" : ", ",
+                    describe(cards_[static_cast<size_t>(rank)], rank));
+  };
+  const auto is_missing = [&](const std::vector<std::unique_ptr<os::Socket>>& sockets, int rank) {
+    return !sockets.empty() && sockets[static_cast<size_t>(rank)] == nullptr;
+  };
+  for (int rank = 0; rank < membership_.world_size; ++rank) {
+    if (rank == membership_.rank) continue;
+    if (is_missing(mesh.control, rank) || is_missing(mesh.collective, rank) ||
+        is_missing(mesh.point_to_point, rank)) {
+      add(rank);
+    }
+  }
+  return Error(ErrorCode::kTimeout,
+               format("connected to the store, but not to this rank before the deadline: {}. Look "
+                      "at their logs, or give more time",
+                      names));
+}
+
+Status MeshBuilder::erase_keys() {
+  for (const char* kind : {"card", "side"}) {
+    const auto erased =
+        membership_.store->erase(format("{}{}/{}", prefix_, kind, membership_.rank), deadline_);
+    if (!erased.ok()) return erased.error();
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Mesh> connect_mesh(os::System& system, const Membership& membership,
+                          const MeshOptions& options, Deadline deadline) {
+  return MeshBuilder(system, membership, options, deadline).build();
+}
+
+}  // namespace cadre

@@ -1,0 +1,129 @@
+// How ranks find and refuse each other; on threads.
+#include "cadre/comm/bootstrap/mesh.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "cadre/base/format.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::RankContext;
+
+struct Variation {
+  std::string version = "1.2.3";
+  std::string token = "token";
+  TransportChoice transport = TransportChoice::kAuto;
+  bool comes = true;
+};
+
+class MeshTest : public ::testing::Test {
+ protected:
+  // Each rank hands back "ok" or the error.
+  std::vector<std::string> connect_all(const std::vector<Variation>& ranks, Duration budget,
+                                       const std::function<void(Mesh&, int)>& look = {}) {
+    const auto result =
+        testing::run_ranks_as_threads(static_cast<int>(ranks.size()), [&](RankContext& context) {
+          const Variation& mine = ranks[static_cast<size_t>(context.rank)];
+          context.output = "absent";
+          if (!mine.comes) return;
+          const Membership membership{context.rank, context.world_size, 9, store_, mine.token};
+          auto mesh = connect_mesh(context.system, membership,
+                                   {"group", "127.0.0.1", mine.version, mine.transport},
+                                   context.system.deadline_in(budget));
+          context.output = mesh.ok() ? "ok" : mesh.error().message();
+          if (mesh.ok() && look) look(*mesh, context.rank);
+        });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    std::vector<std::string> outputs;
+    for (const auto& rank : result.ranks) outputs.push_back(rank.output);
+    return outputs;
+  }
+
+  std::unique_ptr<os::System> system_ = os::make_native_system();
+  std::shared_ptr<HashStore> store_ = std::make_shared<HashStore>(*system_);
+};
+
+TEST_F(MeshTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
+  const auto outputs =
+      connect_all(std::vector<Variation>(4), seconds(20), [](Mesh& mesh, int rank) {
+        testing::require(mesh.uses_shared_memory, "all ranks are on this host");
+        testing::require(mesh.collective.empty(), "no sockets for data");
+        testing::require(mesh.host.status_page().num_slots() == 4, "a slot for each");
+        for (int peer = 0; peer < 4; ++peer) {
+          testing::require((mesh.control[static_cast<size_t>(peer)] != nullptr) == (peer != rank),
+                           "one control connection to each peer");
+        }
+      });
+  EXPECT_EQ(outputs, std::vector<std::string>(4, "ok"));
+  EXPECT_EQ(store_->num_keys(system_->deadline_in(seconds(1))).value_or_throw(), 0);
+}
+
+TEST_F(MeshTest, TcpConnectsEveryPairForEveryPurpose) {
+  const std::vector<Variation> ranks(3, {.transport = TransportChoice::kTcp});
+  const auto outputs = connect_all(ranks, seconds(20), [](Mesh& mesh, int rank) {
+    testing::require(!mesh.uses_shared_memory, "TCP was chosen");
+    testing::require(mesh.host.shares_memory(), "the status page is shared all the same");
+    for (const auto* sockets : {&mesh.control, &mesh.collective, &mesh.point_to_point}) {
+      for (int peer = 0; peer < 3; ++peer) {
+        testing::require(((*sockets)[static_cast<size_t>(peer)] != nullptr) == (peer != rank),
+                         "a socket to each peer");
+      }
+    }
+  });
+  EXPECT_EQ(outputs, std::vector<std::string>(3, "ok"));
+}
+
+TEST_F(MeshTest, AnotherBuildIsRefusedWithBothVersions) {
+  const auto outputs = connect_all({{}, {.version = "1.2.4"}}, seconds(20));
+  for (const std::string& output : outputs) {
+    EXPECT_THAT(output, HasSubstr("runs Cadre 1.2.3"));
+    EXPECT_THAT(output, HasSubstr("runs Cadre 1.2.4"));
+    EXPECT_THAT(output, HasSubstr("use one build on all ranks"));
+  }
+}
+
+TEST_F(MeshTest, AnotherTokenIsRefusedOnBothSides) {
+  const auto outputs = connect_all({{}, {.token = "another"}}, milliseconds(500));
+  EXPECT_THAT(outputs[1], HasSubstr("another job token"));
+  // Rank 0 cannot tell rank 1 from a stranger, so it waits for the real one until the deadline.
+  EXPECT_NE(outputs[0], "ok");
+}
+
+TEST_F(MeshTest, RanksThatDoNotComeAreNamed) {
+  const auto outputs = connect_all({{}, {.comes = false}, {}, {.comes = false}}, milliseconds(300));
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(outputs[static_cast<size_t>(rank)],
+                HasSubstr("these ranks did not come before the deadline: 1, 3 (of 4)"));
+  }
+}
+
+TEST_F(MeshTest, AStrangersNonsenseEndsItsHandshake) {
+  const LinkTerms terms{0, 9, "group", "1.2.3", "token"};
+  const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  const Deadline deadline = system_->deadline_in(seconds(5));
+  auto stranger = system_->connect(listener->address(), deadline).value_or_throw();
+  std::unique_ptr<os::Socket> accepted;
+  while (accepted == nullptr) accepted = listener->try_accept().value_or_throw();
+  Handshake handshake = Handshake::answer(*system_, std::move(accepted), terms);
+  const std::array<std::byte, 8> nonsense{std::byte{0xff}, std::byte{0xff}, std::byte{0xff},
+                                          std::byte{0xff}};
+  ASSERT_TRUE(stranger->try_send(nonsense).ok());
+  Status status;
+  while (status.ok() && !deadline.has_passed(system_->now())) status = handshake.step();
+  EXPECT_FALSE(status.ok());
+  EXPECT_FALSE(handshake.is_done());
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,147 @@
+#include "cadre/comm/collective_runner.h"
+
+#include <cstring>
+#include <utility>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+wire::Activity activity_of(const Operation& operation, Duration age) {
+  wire::Activity activity;
+  activity.state = wire::ActivityState::kRunning;
+  activity.number = operation.number;
+  activity.fingerprint = operation.descriptor.fingerprint();
+  activity.age_ns = age.count();
+  return activity;
+}
+
+}  // namespace
+
+Status CollectiveRunner::run(Operation& operation) {
+  Monitor& monitor = parts_.monitor;
+  if (monitor.has_failed()) return monitor.error();
+  const uint64_t fingerprint = operation.descriptor.fingerprint();
+  ActivityCell& cell = monitor.own_slot().collective;
+  OpProgress progress(&cell.progress);
+  began_ = parts_.system.now();
+  cell.begin(operation.number, fingerprint, began_);
+  const uint64_t index = parts_.recorder.begin(operation.number, fingerprint, -1, began_);
+  const OpContext context{operation.number, fingerprint,
+                          operation.deadline.value_or(Deadline(began_ + parts_.timeout)), progress};
+  monitor.enter_collective(operation.number);
+  Status status = monitor.has_failed() ? Status(monitor.error()) : execute(operation, context);
+  if (!status.ok() && !monitor.has_failed()) status = explain(operation, context, status.error());
+  if (!status.ok()) status = monitor.error();
+  monitor.leave_collective();
+  const TimePoint now = parts_.system.now();
+  cell.end(status.ok(), now);
+  parts_.recorder.end(index, {status.ok(), progress.waiting_for(), progress.phase(), now});
+  time_spent_ns_.fetch_add((now - began_).count(), std::memory_order_relaxed);
+  return status;
+}
+
+Status CollectiveRunner::execute(Operation& operation, const OpContext& context) {
+  const OpDescriptor& op = operation.descriptor;
+  if (op.kind == OpKind::kAllocate) return allocate(operation, context);
+  if (parts_.backend == nullptr) {
+    if (operation.in.data() != operation.out.data() && !operation.out.empty()) {
+      std::memmove(operation.out.data(), operation.in.data(), operation.out.size());
+    }
+    return {};
+  }
+  Backend& backend = *parts_.backend;
+  switch (op.kind) {
+    case OpKind::kBroadcast:
+      return backend.broadcast(context, operation.out, op.root);
+    case OpKind::kAllReduce:
+      return backend.all_reduce(context, operation.in, operation.out, op.dtype, op.reduce_op);
+    case OpKind::kAllGather:
+      return backend.all_gather(context, operation.in, operation.out);
+    case OpKind::kReduceScatter:
+      return backend.reduce_scatter(context, operation.in, operation.out, op.dtype, op.reduce_op);
+    case OpKind::kBarrier:
+      return backend.barrier(context);
+    case OpKind::kSend:
+    case OpKind::kRecv:
+    case OpKind::kAllocate:
+      break;
+  }
+  return Error(ErrorCode::kInternal, format("{} is not a collective", op.kind));
+}
+
+Status CollectiveRunner::allocate(Operation& operation, const OpContext& context) {
+  const size_t num_bytes = operation.descriptor.count;
+  if (parts_.heap != nullptr) {
+    auto buffer = parts_.heap->allocate(context, num_bytes);
+    if (!buffer.ok()) return buffer.error();
+    operation.allocated = std::move(buffer).value();
+    return {};
+  }
+  if (parts_.backend != nullptr) CADRE_RETURN_IF_ERROR(parts_.backend->barrier(context));
+  operation.allocated = SymmetricHeap::allocate_private(num_bytes);
+  return {};
+}
+
+Error CollectiveRunner::explain(const Operation& operation, const OpContext& context,
+                                const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kTimeout:
+      return explain_timeout(operation, context);
+    case ErrorCode::kPeerLost:
+      return explain_loss(operation, context, error);
+    case ErrorCode::kAborted:
+      return parts_.monitor.published_failure();
+    case ErrorCode::kInvalidArgument:
+      if (context.progress.mismatch_peer >= 0) return explain_mismatch(operation, context);
+      break;
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kCorruption:
+    case ErrorCode::kInternal:
+      break;
+  }
+  return fail(operation, {error.code(), context.progress.waiting_for(), error.message(), {}});
+}
+
+// Claims the failure before it asks around: a rank that reaches its own deadline says so itself,
+// also when a peer's notice arrives meanwhile.
+Error CollectiveRunner::explain_timeout(const Operation& operation, const OpContext& context) {
+  Monitor& monitor = parts_.monitor;
+  if (!monitor.claim_failure()) return parts_.monitor.published_failure();
+  const wire::Activity activity = activity_of(operation, parts_.system.now() - began_);
+  const std::vector<PeerView> views =
+      monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
+  const Roster& roster = monitor.roster();
+  const int culprit =
+      find_culprit(views, roster.self, operation.number, context.progress.waiting_for());
+  const PeerView view = culprit < 0 ? PeerView() : views[static_cast<size_t>(culprit)];
+  monitor.publish({ErrorCode::kTimeout, culprit, timeout_cause(roster, culprit, view), activity});
+  return monitor.error();
+}
+
+Error CollectiveRunner::explain_loss(const Operation& operation, const OpContext& context,
+                                     const Error& error) {
+  const int peer = context.progress.waiting_for();
+  const auto cause = parts_.monitor.why_stream_ended(peer, error);
+  if (!cause) return parts_.monitor.error();
+  return fail(operation, {ErrorCode::kPeerLost, peer, *cause, {}});
+}
+
+Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpContext& context) {
+  const OpProgress& progress = context.progress;
+  const Mismatch mismatch{operation.number, progress.mismatch_peer, context.fingerprint,
+                          progress.mismatch_number, progress.mismatch_fingerprint};
+  return fail(operation, {ErrorCode::kInvalidArgument,
+                          progress.mismatch_peer,
+                          mismatch_cause(parts_.monitor.roster(), mismatch),
+                          {}});
+}
+
+Error CollectiveRunner::fail(const Operation& operation, Failure failure) {
+  failure.operation = activity_of(operation, parts_.system.now() - began_);
+  parts_.monitor.fail(failure);
+  return parts_.monitor.published_failure();
+}
+
+}  // namespace cadre

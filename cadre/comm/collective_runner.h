@@ -1,0 +1,53 @@
+// Runs the collectives of a group on its engine, and turns whatever goes wrong into the group's one
+// failure, with the rank at fault.
+//
+// Threads: run() from the holder of the progress role; the rest from any. Blocking: run(), until
+// the operation's deadline and the questions that follow a failure (Monitor::kAskTime,
+// kVerdictTime). Lifetime: borrows its parts. Errors: the group's failure.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/collective/backend.h"
+#include "cadre/comm/flight_recorder.h"
+#include "cadre/comm/monitor.h"
+#include "cadre/comm/queue/operation_queue.h"
+#include "cadre/comm/symmetric_heap.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+
+class CollectiveRunner final : public OperationRunner {
+ public:
+  struct Parts {
+    os::System& system;
+    Monitor& monitor;
+    FlightRecorder& recorder;
+    Backend* backend = nullptr;     // null for a world of one, whose operations are copies
+    SymmetricHeap* heap = nullptr;  // null where no memory is shared
+    Duration timeout;               // of operations without a deadline
+  };
+  explicit CollectiveRunner(const Parts& parts) : parts_(parts) {}
+
+  Status run(Operation& operation) override;
+  Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
+
+ private:
+  Status execute(Operation& operation, const OpContext& context);
+  Status allocate(Operation& operation, const OpContext& context);
+  // Makes the failure of the group out of what the engine reported.
+  Error explain(const Operation& operation, const OpContext& context, const Error& error);
+  Error explain_timeout(const Operation& operation, const OpContext& context);
+  Error explain_loss(const Operation& operation, const OpContext& context, const Error& error);
+  Error explain_mismatch(const Operation& operation, const OpContext& context);
+  Error fail(const Operation& operation, Failure failure);
+
+  Parts parts_;
+  TimePoint began_;  // of the running operation
+  std::atomic<int64_t> time_spent_ns_{0};
+};
+
+}  // namespace cadre

@@ -1,0 +1,264 @@
+#include "cadre/comm/communicator.h"
+
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/communicator_impl.h"
+
+namespace cadre {
+namespace {
+
+[[noreturn]] void refuse(std::string message) {
+  throw Error(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+void check_elements(std::string_view call, ConstBytes bytes, DType dtype) {
+  if (bytes.size() % size_of(dtype) == 0) return;
+  refuse(format("{}: {} bytes are not a whole number of {} elements of {} bytes", call,
+                bytes.size(), dtype, size_of(dtype)));
+}
+
+void check_sizes(std::string_view call, size_t actual, size_t expected, std::string_view what) {
+  if (actual == expected) return;
+  refuse(format("{}: {} has {} bytes, expected {}", call, what, actual, expected));
+}
+
+void check_reduction(std::string_view call, DType dtype, ReduceOp op) {
+  if (is_supported(dtype, op)) return;
+  refuse(format("{}: {} of {} has no exact meaning; use a floating-point type or sum", call, op,
+                dtype));
+}
+
+void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size) {
+  if (rank >= 0 && rank < world_size) return;
+  refuse(format("{}: {} {} is not in the group of {} ranks", call, what, rank, world_size));
+}
+
+void check_peer(std::string_view call, Rank peer, Rank self, int world_size) {
+  check_rank(call, "the peer", peer, world_size);
+  if (peer != self) return;
+  refuse(format("{}: rank {} is this rank itself; copy the data instead", call, peer));
+}
+
+Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
+                         const CollectiveOptions& options) {
+  return {.descriptor = descriptor,
+          .in = in,
+          .out = out,
+          .deadline = options.deadline,
+          .keep_alive = options.keep_alive};
+}
+
+Operation broadcast_of(Bytes data, DType dtype, Rank root, int world_size,
+                       const CollectiveOptions& options) {
+  check_elements("broadcast", data, dtype);
+  check_rank("broadcast", "root", root, world_size);
+  return make_operation(
+      {OpKind::kBroadcast, dtype, ReduceOp::kSum, root, data.size() / size_of(dtype)}, data, data,
+      options);
+}
+
+Operation all_reduce_of(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                        const CollectiveOptions& options) {
+  check_elements("all_reduce", in, dtype);
+  check_sizes("all_reduce", out.size(), in.size(), "the output");
+  check_reduction("all_reduce", dtype, op);
+  return make_operation({OpKind::kAllReduce, dtype, op, 0, in.size() / size_of(dtype)}, in, out,
+                        options);
+}
+
+Operation all_gather_of(ConstBytes in, Bytes out, DType dtype, int world_size,
+                        const CollectiveOptions& options) {
+  check_elements("all_gather", in, dtype);
+  check_sizes("all_gather", out.size(), in.size() * static_cast<size_t>(world_size), "the output");
+  return make_operation({OpKind::kAllGather, dtype, ReduceOp::kSum, 0, in.size() / size_of(dtype)},
+                        in, out, options);
+}
+
+Operation reduce_scatter_of(ConstBytes in, Bytes out, DType dtype, ReduceOp op, int world_size,
+                            const CollectiveOptions& options) {
+  check_elements("reduce_scatter", out, dtype);
+  check_sizes("reduce_scatter", in.size(), out.size() * static_cast<size_t>(world_size),
+              "the input");
+  check_reduction("reduce_scatter", dtype, op);
+  return make_operation({OpKind::kReduceScatter, dtype, op, 0, out.size() / size_of(dtype)}, in,
+                        out, options);
+}
+
+Operation barrier_of(const CollectiveOptions& options) {
+  return make_operation({.kind = OpKind::kBarrier}, {}, {}, options);
+}
+
+Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
+                const CollectiveOptions& options) {
+  check_elements("send", data, dtype);
+  return {.kind = OpKind::kSend,
+          .peer = destination,
+          .tag = tag,
+          .dtype = dtype,
+          .in = data,
+          .deadline = options.deadline,
+          .keep_alive = options.keep_alive};
+}
+
+Message recv_of(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options) {
+  check_elements("recv", data, dtype);
+  return {.kind = OpKind::kRecv,
+          .peer = source,
+          .tag = tag,
+          .dtype = dtype,
+          .out = data,
+          .deadline = options.deadline,
+          .keep_alive = options.keep_alive};
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> Communicator::connect(os::System& system,
+                                                    const Membership& membership,
+                                                    const CommunicatorOptions& options,
+                                                    Deadline deadline) {
+  check_rank("connect", "this rank", membership.rank, membership.world_size);
+  if (membership.world_size > 1 && membership.store == nullptr) {
+    refuse(format("connect: a membership of {} ranks needs a store", membership.world_size));
+  }
+  try {
+    return std::unique_ptr<Communicator>(std::make_unique<Communicator>(
+        Key(), std::make_unique<Impl>(system, membership, options, deadline)));
+  } catch (const Error& error) {
+    throw error.with_context(format("connecting rank {} of {} to group \"{}\" in round {}",
+                                    membership.rank, membership.world_size, options.name,
+                                    membership.round));
+  }
+}
+
+Communicator::Communicator(Key, std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Communicator::~Communicator() = default;
+
+Rank Communicator::rank() const {
+  return impl_->rank;
+}
+int Communicator::world_size() const {
+  return impl_->world_size;
+}
+const std::string& Communicator::name() const {
+  return impl_->options.name;
+}
+os::System& Communicator::system() const {
+  return impl_->system;
+}
+std::string_view Communicator::backend_name() const {
+  return impl_->backend_name;
+}
+bool Communicator::shares_memory() const {
+  return impl_->backend_name == "host";
+}
+
+void Communicator::broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options) {
+  Operation operation = broadcast_of(data, dtype, root, world_size(), options);
+  impl_->queue->run(operation);
+}
+void Communicator::all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                              const CollectiveOptions& options) {
+  Operation operation = all_reduce_of(in, out, dtype, op, options);
+  impl_->queue->run(operation);
+}
+void Communicator::all_gather(ConstBytes in, Bytes out, DType dtype,
+                              const CollectiveOptions& options) {
+  Operation operation = all_gather_of(in, out, dtype, world_size(), options);
+  impl_->queue->run(operation);
+}
+void Communicator::reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                                  const CollectiveOptions& options) {
+  Operation operation = reduce_scatter_of(in, out, dtype, op, world_size(), options);
+  impl_->queue->run(operation);
+}
+void Communicator::barrier(const CollectiveOptions& options) {
+  Operation operation = barrier_of(options);
+  impl_->queue->run(operation);
+}
+Work Communicator::broadcast_async(Bytes data, DType dtype, Rank root,
+                                   const CollectiveOptions& options) {
+  return impl_->queue->issue(broadcast_of(data, dtype, root, world_size(), options));
+}
+Work Communicator::all_reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                                    const CollectiveOptions& options) {
+  return impl_->queue->issue(all_reduce_of(in, out, dtype, op, options));
+}
+Work Communicator::all_gather_async(ConstBytes in, Bytes out, DType dtype,
+                                    const CollectiveOptions& options) {
+  return impl_->queue->issue(all_gather_of(in, out, dtype, world_size(), options));
+}
+Work Communicator::reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                                        const CollectiveOptions& options) {
+  return impl_->queue->issue(reduce_scatter_of(in, out, dtype, op, world_size(), options));
+}
+Work Communicator::barrier_async(const CollectiveOptions& options) {
+  return impl_->queue->issue(barrier_of(options));
+}
+void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
+                        const CollectiveOptions& options) {
+  check_peer("send", destination, rank(), world_size());
+  impl_->messages->run(send_of(data, dtype, destination, tag, options));
+}
+void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
+                        const CollectiveOptions& options) {
+  check_peer("recv", source, rank(), world_size());
+  impl_->messages->run(recv_of(data, dtype, source, tag, options));
+}
+Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
+                              const CollectiveOptions& options) {
+  check_peer("send", destination, rank(), world_size());
+  return impl_->messages->issue(send_of(data, dtype, destination, tag, options));
+}
+Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
+                              const CollectiveOptions& options) {
+  check_peer("recv", source, rank(), world_size());
+  return impl_->messages->issue(recv_of(data, dtype, source, tag, options));
+}
+
+std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
+    size_t num_bytes, const CollectiveOptions& options) {
+  Operation operation = make_operation(
+      {OpKind::kAllocate, DType::kUint8, ReduceOp::kSum, 0, num_bytes}, {}, {}, options);
+  impl_->queue->run(operation);
+  return operation.allocated;
+}
+
+Duration Communicator::time_in_operations() const {
+  return impl_->runner->time_spent();
+}
+
+std::vector<PeerStatus> Communicator::peers() const {
+  const Roster& roster = impl_->monitor->roster();
+  const std::vector<PeerView> views = impl_->monitor->peers();
+  std::vector<PeerStatus> peers;
+  for (int i = 0; i < impl_->world_size; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const wire::RankCard& card = roster.cards[at];
+    peers.push_back({i, card.host, card.pid, describe_peer(views[at])});
+  }
+  return peers;
+}
+
+std::vector<Rank> Communicator::lost_ranks() const {
+  const std::vector<PeerView> views = impl_->monitor->peers();
+  std::vector<Rank> lost;
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (views[i].is_gone || views[i].left_after) lost.push_back(static_cast<int>(i));
+  }
+  return lost;
+}
+
+FlightRecord Communicator::flight_record() const {
+  return impl_->recorder->read();
+}
+
+void Communicator::abort(const std::string& reason) {
+  impl_->abort(reason);
+}
+void Communicator::close(Deadline deadline) {
+  impl_->close(deadline);
+}
+
+}  // namespace cadre

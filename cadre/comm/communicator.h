@@ -1,0 +1,157 @@
+// A group of ranks over bytes: membership, transport, engine, op numbers, deadlines, failures.
+// Complete without torch (<cadre/core.h>); ProcessGroup is a tensor shell over it.
+//
+// Threads: every method from any thread. Operations are numbered in the order of the calls; all
+// ranks must issue the same operations in the same order, so a program that issues from two threads
+// orders them itself.
+// Blocking: connect, the blocking operations, allocate_symmetric and close, each until its
+// deadline. Lifetime: buffers of a blocking call are borrowed until it returns; those of an
+// `_async` call must live until its Work is done (attach an owner with AsyncOptions::keep_alive).
+// Errors: cadre::Error. After the first failure the group is unusable: every later call throws that
+// failure; close() it and connect a new one over rejoin().
+// A world of one makes every operation a copy from in to out.
+// Source: c10d's ProcessGroup, cut to what has a meaning for bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/log.h"
+#include "cadre/base/types.h"
+#include "cadre/comm/defaults.h"
+#include "cadre/comm/flight_record.h"
+#include "cadre/comm/work.h"
+#include "cadre/os/system.h"
+#include "cadre/rendezvous/rendezvous.h"
+
+namespace cadre {
+
+enum class TransportChoice {
+  kAuto,          // shared memory where all ranks share a host, else TCP
+  kTcp,           // the net engine over TCP, even on one host
+  kSharedMemory,  // the host engine, or an error if a rank is on another host
+};
+
+struct CommunicatorOptions {
+  std::string name = "world";  // in messages and keys; equal on all ranks, unique in the job
+  Duration timeout = kDefaultOperationTimeout;
+  TransportChoice transport = TransportChoice::kAuto;
+  std::string listen_host = "127.0.0.1";  // the address that the other ranks reach; never all
+  std::string flight_record_path;  // a mapped ring of the last operations; empty: memory only
+  LogSink* log = nullptr;          // null: dropped
+};
+
+// Memory of which every rank of a host group holds a piece that the others can read: all_reduce and
+// friends on it need no copy into a staging area. Elsewhere (TCP, world of one) plain memory with
+// the same interface. Lives as long as the last handle, also after the group is gone.
+class CADRE_EXPORT SymmetricBuffer {
+ public:
+  virtual ~SymmetricBuffer() = default;
+  // This rank's piece, aligned to 4096 bytes, zeroed at first.
+  virtual Bytes local() const = 0;
+};
+
+struct CollectiveOptions {
+  std::optional<Deadline> deadline;  // default: now + the group's timeout when it starts
+  // Of an asynchronous call: released when the operation is done.
+  std::shared_ptr<const void> keep_alive;
+};
+
+// What one rank was last known to do, for messages and traces.
+struct PeerStatus {
+  Rank rank;
+  std::string host;
+  int pid = 0;
+  // "last seen in all_gather #1041, reduce, 61 s ago" or "left the group after #1041".
+  std::string last_seen;
+};
+
+class CADRE_EXPORT Communicator {
+ public:
+  // Collective over the membership. Ranks exchange addresses through the store, prove the job's
+  // token to each other, refuse another build with both versions named, and connect.
+  static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
+                                               const CommunicatorOptions& options,
+                                               Deadline deadline);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  Rank rank() const;
+  int world_size() const;
+  const std::string& name() const;
+  os::System& system() const;
+  // "host" or "net", after what was connected.
+  std::string_view backend_name() const;
+  bool shares_memory() const;
+
+  // Shapes as in collective/backend.h. In place when `in` and `out` are the same memory.
+  void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
+  void all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                  const CollectiveOptions& options = {});
+  void all_gather(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {});
+  void reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                      const CollectiveOptions& options = {});
+  void barrier(const CollectiveOptions& options = {});
+  // Messages between one pair and with one tag arrive in order; sizes and types must match. A send
+  // of up to 16 KiB may return before it is received, a longer one waits for its receive. Of what
+  // nobody receives a rank holds 4 MiB from each peer. Not to this rank itself.
+  void send(ConstBytes data, DType dtype, Rank destination, int tag,
+            const CollectiveOptions& options = {});
+  void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
+
+  Work broadcast_async(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
+  Work all_reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                        const CollectiveOptions& options = {});
+  Work all_gather_async(ConstBytes in, Bytes out, DType dtype,
+                        const CollectiveOptions& options = {});
+  Work reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
+                            const CollectiveOptions& options = {});
+  Work barrier_async(const CollectiveOptions& options = {});
+  Work send_async(ConstBytes data, DType dtype, Rank destination, int tag,
+                  const CollectiveOptions& options = {});
+  Work recv_async(Bytes data, DType dtype, Rank source, int tag,
+                  const CollectiveOptions& options = {});
+
+  // Collective: every rank calls it with the same size, in the order of the operations.
+  std::shared_ptr<SymmetricBuffer> allocate_symmetric(size_t num_bytes,
+                                                      const CollectiveOptions& options = {});
+
+  // Wall time this rank's threads spent inside operations other than messages so far, waiting
+  // included.
+  Duration time_in_operations() const;
+  std::vector<PeerStatus> peers() const;
+  // Ranks known to be gone (killed or left), for rejoin().
+  std::vector<Rank> lost_ranks() const;
+
+  // Ends every wait on this rank and tells the others: they throw kAborted with `reason`. Never
+  // blocks; may be called from any thread and from a signal-handling thread.
+  void abort(const std::string& reason);
+  // Runs what is pending until the deadline, says goodbye, joins the threads. Idempotent. The
+  // destructor only aborts locally and never communicates with a deadline beyond 1 s.
+  void close(Deadline deadline);
+
+  // The last operations of this rank; to_json() makes it readable.
+  FlightRecord flight_record() const;
+
+ private:
+  class Impl;
+  struct Key {  // only connect() can make one
+    explicit Key() = default;
+  };
+
+ public:
+  Communicator(Key, std::unique_ptr<Impl> impl);
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,215 @@
+// What the ranks of a group say when one of them goes wrong; on threads, over shared memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::RankContext;
+using testing::RanksResult;
+using testing::require;
+using ::testing::StartsWith;
+
+constexpr Duration kBudget = seconds(20);
+
+// Each rank runs `body` in one group and hands back what it threw.
+RanksResult run_group(int world_size, Duration timeout,
+                      const std::function<void(RankContext&, Communicator&)>& body) {
+  const auto system = os::make_native_system();
+  const auto store = std::make_shared<HashStore>(*system);
+  return testing::run_ranks_as_threads(world_size, [&](RankContext& context) {
+    CommunicatorOptions options;
+    options.timeout = timeout;
+    const Membership membership{context.rank, context.world_size, 1, store, "token"};
+    const auto group = Communicator::connect(context.system, membership, options,
+                                             context.system.deadline_in(kBudget));
+    context.output = testing::failure_of([&] { body(context, *group); });
+    group->close(context.system.deadline_in(kBudget));
+  });
+}
+
+void sum(Communicator& group, size_t count) {
+  std::vector<float> data(count, 1);
+  const Bytes bytes = std::as_writable_bytes(std::span(data));
+  group.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum);
+}
+
+TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
+  const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
+    group.barrier();
+    sum(group, context.rank == 1 ? 4 : 8);
+    for (int i = 0; i < 3; ++i) group.barrier();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, StartsWith("kInvalidArgument: all_reduce #2 on group \"world\""));
+    EXPECT_THAT(rank.output, HasSubstr("called all_reduce(sum, float32 x 4) as #2"));
+    EXPECT_THAT(rank.output, HasSubstr("called all_reduce(sum, float32 x 8) as #2"));
+    EXPECT_THAT(rank.output,
+                HasSubstr("Remedy: let all ranks call the same operations in the same order."));
+  }
+}
+
+TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
+  const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
+    const int num_steps = context.rank == 2 ? 3 : 5;
+    for (int step = 0; step < num_steps; ++step) sum(group, 100);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[2].output, "");
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string& output = result.ranks[static_cast<size_t>(rank)].output;
+    EXPECT_THAT(output, StartsWith("kPeerLost: all_reduce #4 on group \"world\" failed after "));
+    EXPECT_THAT(output, HasSubstr(") left the group after #3 (it ended its loop early?). Remedy: "
+                                  "rebuild the group."));
+    EXPECT_THAT(output, HasSubstr("\n  rank 2 ("));
+  }
+}
+
+TEST(CommunicatorFailure, ARankThatDoesNotComeIsNamedAtTheDeadline) {
+  const auto result =
+      run_group(3, milliseconds(300), [](RankContext& context, Communicator& group) {
+        sum(group, 10);
+        if (context.rank == 1) context.system.poll({}, context.system.deadline_in(seconds(1)));
+        sum(group, 10);
+      });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  bool is_timeout_somewhere = false;
+  for (const int rank : {0, 2}) {
+    const std::string& output = result.ranks[static_cast<size_t>(rank)].output;
+    EXPECT_THAT(output, HasSubstr("all_reduce #2 on group \"world\" timed out after "));
+    EXPECT_THAT(output, HasSubstr("\n  waiting for rank 1 ("));
+    EXPECT_THAT(output, HasSubstr("): last seen after all_reduce #1, "));
+    is_timeout_somewhere = is_timeout_somewhere || output.starts_with("kTimeout: ");
+  }
+  EXPECT_TRUE(is_timeout_somewhere);
+  EXPECT_THAT(result.ranks[1].output, StartsWith("kAborted: "));
+  EXPECT_THAT(result.ranks[1].output, HasSubstr("\n  first failure: all_reduce #2 on group"));
+}
+
+TEST(CommunicatorFailure, AnAbortEndsEveryWaitAndTellsTheReason) {
+  const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
+    if (context.rank == 0) {
+      group.abort("the loss is not a number");
+      group.abort("a second reason is not heard");
+    }
+    group.barrier();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, StartsWith("kAborted: "));
+    EXPECT_THAT(rank.output, HasSubstr("abort() was called: the loss is not a number"));
+  }
+}
+
+TEST(CommunicatorFailure, LaterCallsAndDroppedWorksThrowTheFirstFailure) {
+  const auto result = run_group(2, kBudget, [](RankContext& context, Communicator& group) {
+    std::vector<float> data(8, 1);
+    const Bytes bytes = std::as_writable_bytes(std::span(data));
+    if (context.rank == 0) group.abort("over");
+    { const Work dropped = group.all_reduce_async(bytes, bytes, DType::kFloat32, ReduceOp::kSum); }
+    const std::string first = testing::failure_of([&] { group.barrier(); });
+    const std::string second = testing::failure_of([&] { group.barrier(); });
+    require(!first.empty() && first == second, "the same failure each time");
+    Work work = group.barrier_async();
+    require(testing::failure_of([&] { work.wait(); }) == first, "also from a work");
+    require(work.error().has_value(), "and as a value");
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
+}
+
+TEST(CommunicatorFailure, WrongArgumentsAreRefusedWithValuesAndDoNotHurtTheGroup) {
+  const auto result = run_group(2, kBudget, [](RankContext&, Communicator& group) {
+    std::vector<std::byte> data(10);
+    const auto refusal = [&](const std::function<void()>& call) {
+      return testing::failure_of(call);
+    };
+    require(refusal([&] { group.broadcast(data, DType::kFloat32, 0); }) ==
+                "kInvalidArgument: broadcast: 10 bytes are not a whole number of float32 elements "
+                "of 4 bytes",
+            "whole elements");
+    require(refusal([&] { group.broadcast(data, DType::kUint8, 2); }) ==
+                "kInvalidArgument: broadcast: root 2 is not in the group of 2 ranks",
+            "root");
+    require(!refusal([&] { group.all_gather(data, data, DType::kUint8); }).empty(), "sizes");
+    require(!refusal([&] { group.all_reduce(data, data, DType::kUint8, ReduceOp::kAvg); }).empty(),
+            "avg of integers");
+    group.barrier();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
+}
+
+TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
+  const auto result = run_group(2, kBudget, [](RankContext& context, Communicator& group) {
+    group.barrier();
+    group.close(context.system.deadline_in(kBudget));
+    group.close(context.system.deadline_in(kBudget));
+    require(testing::failure_of([&] { group.barrier(); }).starts_with("kInvalidArgument: group"),
+            "refused");
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
+}
+
+// Rank 1 leaves its group without close() while nothing is pending: the other sees a goodbye.
+TEST(CommunicatorFailure, ADestructorSaysGoodbye) {
+  const auto system = os::make_native_system();
+  const auto store = std::make_shared<HashStore>(*system);
+  const testing::Resources before = testing::count_resources();
+  const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+    const Membership membership{context.rank, 2, 1, store, "token"};
+    auto group =
+        Communicator::connect(context.system, membership, {}, context.system.deadline_in(kBudget));
+    group->barrier();
+    if (context.rank == 1) return;
+    context.output = testing::failure_of([&] { group->barrier(); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output, HasSubstr("left the group after #1"));
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {
+  const auto system = os::make_native_system();
+  const auto store = std::make_shared<HashStore>(*system);
+  const testing::Resources before = testing::count_resources();
+  const auto result = testing::run_ranks_as_threads(3, [&](RankContext& context) {
+    Membership membership{context.rank, 3, 1, store, "token"};
+    auto group =
+        Communicator::connect(context.system, membership, {}, context.system.deadline_in(kBudget));
+    group->barrier();
+    if (context.rank == 1) return group->close(context.system.deadline_in(kBudget));
+    require(!testing::failure_of([&] { group->barrier(); }).empty(), "rank 1 left");
+    const std::vector<Rank> lost = group->lost_ranks();
+    require(lost.size() == 1 && lost[0] == 1, "and is known to be gone");
+    group->close(context.system.deadline_in(kBudget));
+    membership = rejoin(context.system, membership, lost, context.system.deadline_in(kBudget))
+                     .value_or_throw();
+    group =
+        Communicator::connect(context.system, membership, {}, context.system.deadline_in(kBudget));
+    std::vector<int64_t> data(5000, group->rank() + 1);
+    const Bytes bytes = std::as_writable_bytes(std::span(data));
+    group->all_reduce(bytes, bytes, DType::kInt64, ReduceOp::kSum);
+    require(data.front() == 3 && data.back() == 3, "1 + 2");
+    group->close(context.system.deadline_in(kBudget));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,171 @@
+#include "cadre/comm/communicator_impl.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/host/host_engine.h"
+#include "cadre/collective/net/net_engine.h"
+#include "cadre/transport/shm/shm_transport.h"
+#include "cadre/transport/tcp/tcp_transport.h"
+
+namespace cadre {
+namespace {
+
+// Of the rings between two ranks of a host, for send and recv.
+constexpr size_t kMessageRingBytes = 64 << 10;
+// After an abort every operation ends within the questions that follow a failure.
+constexpr Duration kAbortTime = std::chrono::seconds(5);
+constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
+
+wire::RankCard card_of_this_process(os::System& system) {
+  const os::HostInfo host = system.host();
+  wire::RankCard card;
+  card.host = host.name;
+  card.boot_id = host.boot_id;
+  card.pid = host.pid;
+  return card;
+}
+
+}  // namespace
+
+Communicator::Impl::Impl(os::System& system_in, const Membership& membership,
+                         const CommunicatorOptions& options_in, Deadline deadline)
+    : system(system_in),
+      options(options_in),
+      rank(membership.rank),
+      world_size(membership.world_size),
+      interrupt(system_in) {
+  const wire::RankCard own = card_of_this_process(system);
+  recorder =
+      FlightRecorder::create(options.flight_record_path,
+                             {options.name, own.host, rank, world_size, own.pid, membership.round})
+          .value_or_throw();
+  if (world_size > 1) {
+    connect(membership, deadline);
+  } else {
+    Mesh alone;
+    alone.cards = {own};
+    alone.control.resize(1);
+    start_monitor(alone);
+  }
+  Backend* backend = host_engine != nullptr ? host_engine.get() : net_engine.get();
+  if (backend != nullptr) backend_name = backend->capabilities().name;
+  if (host_engine != nullptr) {
+    heap = std::make_unique<SymmetricHeap>(system, interrupt, *host, host_engine);
+  }
+  runner = std::make_unique<CollectiveRunner>(
+      CollectiveRunner::Parts{system, *monitor, *recorder, backend, heap.get(), options.timeout});
+  if (message_transport != nullptr) {
+    messages = std::make_shared<MessageQueue>(
+        MessageQueue::Parts{system, *monitor, *recorder, *message_transport, options.timeout});
+  }
+  queue = std::make_shared<OperationQueue>(system, *runner);
+}
+
+void Communicator::Impl::connect(const Membership& membership, Deadline deadline) {
+  const MeshOptions mesh_options{options.name, options.listen_host, CADRE_VERSION,
+                                 options.transport};
+  Mesh mesh = connect_mesh(system, membership, mesh_options, deadline).value_or_throw();
+  host = std::move(mesh.host);
+  if (mesh.uses_shared_memory) {
+    build_host_engine(deadline);
+  } else {
+    build_net_engine(mesh);
+  }
+  start_monitor(mesh);
+}
+
+void Communicator::Impl::build_host_engine(Deadline deadline) {
+  auto arena = host->share_segment(system, HostEngine::arena_bytes(world_size), nullptr, deadline)
+                   .value_or_throw();
+  auto rings =
+      host->share_segment(system, ShmTransport::segment_bytes(world_size, kMessageRingBytes),
+                          nullptr, deadline)
+          .value_or_throw();
+  const bool is_oversubscribed = world_size > system.host().num_cores;
+  host_engine = std::make_shared<HostEngine>(
+      system, interrupt, std::move(arena), HostEngineOptions{rank, world_size, is_oversubscribed});
+  message_transport =
+      std::make_unique<ShmTransport>(system, interrupt, rank, world_size, std::move(rings));
+}
+
+void Communicator::Impl::build_net_engine(Mesh& mesh) {
+  transport = std::make_unique<TcpTransport>(system, interrupt, rank, std::move(mesh.collective));
+  message_transport =
+      std::make_unique<TcpTransport>(system, interrupt, rank, std::move(mesh.point_to_point));
+  net_engine = std::make_unique<NetEngine>(system, *transport);
+}
+
+void Communicator::Impl::start_monitor(Mesh& mesh) {
+  std::vector<int> slots(static_cast<size_t>(world_size), -1);
+  StatusPage page;
+  if (host && host->shares_memory()) {
+    page = host->status_page();
+    for (int i = 0; i < world_size; ++i) slots[static_cast<size_t>(i)] = host->slot_of(i);
+  }
+  monitor = std::make_unique<Monitor>(
+      system, interrupt,
+      MonitorSetup{{options.name, rank, std::move(mesh.cards)},
+                   page,
+                   std::move(slots),
+                   std::move(mesh.control),
+                   options.flight_record_path,
+                   options.log != nullptr ? *options.log : null_log_sink()});
+}
+
+// A destructor must not wait for other ranks: what is still pending is aborted.
+Communicator::Impl::~Impl() {
+  const bool is_pending = queue != nullptr && !is_idle();
+  if (!is_closed_ && is_pending && monitor != nullptr) {
+    abort("the group was destroyed while operations were pending; close() it first");
+  }
+  if (queue != nullptr) close(system.deadline_in(kGoodbyeTime));
+}
+
+void Communicator::Impl::abort(const std::string& reason) {
+  monitor->fail({ErrorCode::kAborted, -1, format("abort() was called: {}", reason), {}});
+}
+
+void Communicator::Impl::close(Deadline deadline) {
+  if (is_closed_.exchange(true)) return;
+  const Error refusal = monitor->has_failed()
+                            ? monitor->error()
+                            : Error(ErrorCode::kInvalidArgument,
+                                    format("group \"{}\" is closed on rank {}: connect a new one",
+                                           options.name, rank));
+  queue->refuse(refusal);
+  if (messages != nullptr) messages->refuse(refusal);
+  if (!drain(deadline)) {
+    abort("close() reached its deadline with operations pending");
+    drain(system.deadline_in(kAbortTime));
+  }
+  if (!monitor->has_failed()) {
+    monitor->say_goodbye(queue->num_issued(), deadline.earlier(system.deadline_in(kGoodbyeTime)));
+  }
+  queue->close();
+  if (messages != nullptr) messages->close();
+  monitor->stop();
+  release();
+}
+
+bool Communicator::Impl::is_idle() const {
+  return queue->is_idle() && (messages == nullptr || messages->is_idle());
+}
+
+bool Communicator::Impl::drain(Deadline deadline) {
+  const bool is_drained = queue->drain(deadline);
+  return (messages == nullptr || messages->drain(deadline)) && is_drained;
+}
+
+// Descriptors and mappings go now, not with the last handle to the group.
+void Communicator::Impl::release() {
+  heap.reset();
+  net_engine.reset();
+  host_engine.reset();
+  message_transport.reset();
+  transport.reset();
+  host.reset();
+}
+
+}  // namespace cadre

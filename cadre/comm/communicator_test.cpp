@@ -1,0 +1,201 @@
+// The Communicator on threads that share one native System, over shared memory and over TCP.
+#include "cadre/comm/communicator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::RankContext;
+using testing::RanksResult;
+using testing::require;
+using testing::run_ranks_as_threads;
+
+constexpr Duration kBudget = seconds(20);
+
+// What the ranks of one test share.
+struct Job {
+  std::shared_ptr<Store> store;
+  CommunicatorOptions options;
+  uint64_t round = 1;
+};
+
+std::unique_ptr<Communicator> connect(RankContext& context, const Job& job) {
+  Membership membership;
+  membership.rank = context.rank;
+  membership.world_size = context.world_size;
+  membership.round = job.round;
+  membership.store = job.store;
+  membership.job_token = "token";
+  return Communicator::connect(context.system, membership, job.options,
+                               context.system.deadline_in(kBudget));
+}
+
+template <typename T>
+ConstBytes in_bytes(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+template <typename T>
+Bytes out_bytes(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+
+using Body = std::function<void(RankContext&, Communicator&)>;
+
+RanksResult run_group(int world_size, const CommunicatorOptions& options, const Body& body) {
+  const auto system = os::make_native_system();
+  Job job{std::make_shared<HashStore>(*system), options};
+  return run_ranks_as_threads(world_size, [&](RankContext& context) {
+    const auto communicator = connect(context, job);
+    body(context, *communicator);
+    communicator->close(context.system.deadline_in(kBudget));
+  });
+}
+
+struct Case {
+  TransportChoice transport;
+  int world_size;
+};
+
+class CommunicatorTest : public ::testing::TestWithParam<Case> {
+ protected:
+  RanksResult run(const Body& body) {
+    CommunicatorOptions options;
+    options.transport = GetParam().transport;
+    options.timeout = kBudget;
+    return run_group(GetParam().world_size, options, body);
+  }
+};
+
+// The truth is a formula: rank r contributes (r + 1) * (i + 1).
+TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
+  const auto result = run([](RankContext& context, Communicator& group) {
+    const int world = context.world_size;
+    const auto rank = static_cast<int64_t>(context.rank.value);
+    for (const size_t count : {1UL, 7UL, 1000UL, 100'003UL}) {
+      std::vector<int64_t> mine(count);
+      for (size_t i = 0; i < count; ++i) mine[i] = (rank + 1) * static_cast<int64_t>(i + 1);
+      std::vector<int64_t> out(count);
+      group.all_reduce(in_bytes(mine), out_bytes(out), DType::kInt64, ReduceOp::kSum);
+      const int64_t factor = world * (world + 1) / 2;
+      for (size_t i = 0; i < count; ++i) {
+        require(out[i] == factor * static_cast<int64_t>(i + 1), format("all_reduce at {}", i));
+      }
+      std::vector<int64_t> all(count * static_cast<size_t>(world));
+      group.all_gather(in_bytes(mine), out_bytes(all), DType::kInt64);
+      for (size_t i = 0; i < all.size(); ++i) {
+        const auto owner = static_cast<int64_t>(i / count);
+        require(all[i] == (owner + 1) * static_cast<int64_t>(i % count + 1),
+                format("all_gather at {}", i));
+      }
+      std::vector<int64_t> slice(count);
+      group.reduce_scatter(in_bytes(all), out_bytes(slice), DType::kInt64, ReduceOp::kMax);
+      require(slice == mine, "reduce_scatter of equal inputs gives each rank its slice");
+      std::vector<int64_t> data = mine;
+      group.broadcast(out_bytes(data), DType::kInt64, world - 1);
+      for (size_t i = 0; i < count; ++i) {
+        require(data[i] == world * static_cast<int64_t>(i + 1), format("broadcast at {}", i));
+      }
+      group.barrier();
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST_P(CommunicatorTest, AsynchronousOperationsCompleteInOrderAndKeepTheirOwnersAlive) {
+  const auto result = run([](RankContext& context, Communicator& group) {
+    constexpr size_t kNumWorks = 50;
+    std::vector<std::vector<float>> buffers(kNumWorks);
+    std::vector<Work> works;
+    auto owner = std::make_shared<int>(0);
+    const std::weak_ptr<int> watch = owner;
+    for (size_t i = 0; i < kNumWorks; ++i) {
+      buffers[i].assign(100 + i, static_cast<float>(i));
+      works.push_back(group.all_reduce_async(in_bytes(buffers[i]), out_bytes(buffers[i]),
+                                             DType::kFloat32, ReduceOp::kSum,
+                                             {.keep_alive = owner}));
+    }
+    owner.reset();
+    works.back().wait();
+    for (size_t i = 0; i < kNumWorks; ++i) {
+      require(works[i].is_completed(), "works before the last one are done");
+      require(!works[i].error(), "and well");
+      const float expected = static_cast<float>(i) * static_cast<float>(context.world_size);
+      for (const float value : buffers[i]) require(value == expected, "sum");
+    }
+    require(watch.expired(), "owners are released when the operations are done");
+    works.front().wait(context.system.deadline_in(milliseconds(1)));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST_P(CommunicatorTest, DroppedWorkCompletesBeforeTheNextBlockingCall) {
+  const auto result = run([](RankContext& context, Communicator& group) {
+    std::vector<int32_t> data(1000, 1);
+    {
+      const Work dropped =
+          group.all_reduce_async(in_bytes(data), out_bytes(data), DType::kInt32, ReduceOp::kSum);
+    }
+    group.barrier();
+    require(data[999] == context.world_size, "the dropped work ran first");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST_P(CommunicatorTest, SymmetricMemoryIsZeroedReducedInPlaceAndOutlivesTheGroup) {
+  const auto result = run([](RankContext& context, Communicator& group) {
+    const size_t count = 300'000;
+    const auto buffer = group.allocate_symmetric(count * sizeof(float));
+    const std::span<float> values(reinterpret_cast<float*>(buffer->local().data()), count);
+    for (const float value : values) require(value == 0.0F, "zeroed");
+    for (int round = 1; round <= 3; ++round) {
+      for (size_t i = 0; i < count; ++i) {
+        values[i] = static_cast<float>(context.rank + 1) * static_cast<float>(i % 13);
+      }
+      group.all_reduce(buffer->local(), buffer->local(), DType::kFloat32, ReduceOp::kSum);
+      const int factor = context.world_size * (context.world_size + 1) / 2;
+      for (size_t i = 0; i < count; ++i) {
+        require(values[i] == static_cast<float>(factor) * static_cast<float>(i % 13), "sum");
+      }
+    }
+    group.close(context.system.deadline_in(kBudget));
+    values[count - 1] = 5.0F;
+    require(values[count - 1] == 5.0F, "the memory is still there");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST_P(CommunicatorTest, NothingIsLeftAfterClose) {
+  const testing::Resources before = testing::count_resources();
+  const auto result = run([](RankContext&, Communicator& group) {
+    std::vector<float> data(10, 1);
+    group.all_reduce_async(in_bytes(data), out_bytes(data), DType::kFloat32, ReduceOp::kSum).wait();
+    group.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, CommunicatorTest,
+                         ::testing::Values(Case{TransportChoice::kAuto, 1},
+                                           Case{TransportChoice::kAuto, 2},
+                                           Case{TransportChoice::kSharedMemory, 4}));
+
+INSTANTIATE_TEST_SUITE_P(Tcp, CommunicatorTest,
+                         ::testing::Values(Case{TransportChoice::kTcp, 2},
+                                           Case{TransportChoice::kTcp, 3}));
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,20 @@
+// Joins the job that the environment describes and connects its group: the first line of a program.
+//
+// Threads: call from main, before other threads change the environment. Blocking: until all ranks
+// are there, or the deadline. Lifetime: borrows the System. Errors: cadre::Error, as the rendezvous
+// and Communicator::connect say. Without a launcher: a world of one.
+#pragma once
+
+#include <memory>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/export.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+
+CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
+    os::System& system, const CommunicatorOptions& options, Deadline deadline);
+
+}  // namespace cadre

@@ -1,0 +1,19 @@
+// Every default deadline of the library, with the operations it covers.
+#pragma once
+
+#include <chrono>
+
+#include "cadre/base/deadline.h"
+
+namespace cadre {
+
+// Every collective, send and recv without a deadline of its own; from its start, not its issue.
+inline constexpr Duration kDefaultOperationTimeout = std::chrono::seconds(60);
+// Rendezvous and the connection of all ranks of a group: init_process_group, connect, rejoin.
+inline constexpr Duration kDefaultConnectTimeout = std::chrono::seconds(120);
+// Communicator::close(): draining what is pending, then saying goodbye.
+inline constexpr Duration kDefaultCloseTimeout = std::chrono::seconds(10);
+// How often a rank tells its remote peers which operation it is in.
+inline constexpr Duration kStatusInterval = std::chrono::milliseconds(250);
+
+}  // namespace cadre

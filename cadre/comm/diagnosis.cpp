@@ -1,0 +1,165 @@
+#include "cadre/comm/diagnosis.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/op.h"
+
+namespace cadre {
+namespace {
+
+using wire::Activity;
+using wire::ActivityState;
+
+bool is_message(uint64_t fingerprint) {
+  const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
+  return kind == OpKind::kSend || kind == OpKind::kRecv;
+}
+
+// In collective `number` at this moment, or stuck in it.
+bool is_in(const Activity& activity, uint64_t number) {
+  const bool is_inside =
+      activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
+  return is_inside && !is_message(activity.fingerprint) && activity.number == number;
+}
+
+std::string_view remedy_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kTimeout:
+    case ErrorCode::kPeerLost:
+      return "rebuild the group";
+    case ErrorCode::kInvalidArgument:
+      return "let all ranks call the same operations in the same order";
+    case ErrorCode::kAborted:
+      return "look at the first failure, then rebuild the group";
+    case ErrorCode::kUnavailable:
+      return "retry";
+    case ErrorCode::kCorruption:
+      return "check that all ranks run the same build, then rebuild the group";
+    case ErrorCode::kInternal:
+      break;
+  }
+  return "report it, it is a defect of Cadre";
+}
+
+std::string_view verb_of(ErrorCode code) {
+  if (code == ErrorCode::kTimeout) return "timed out";
+  if (code == ErrorCode::kAborted) return "was aborted";
+  return "failed";
+}
+
+std::string first_line(const Roster& roster, const Failure& failure, const Activity& last_own) {
+  const std::string where = roster.describe(roster.self);
+  if (failure.operation) {
+    const Activity& op = *failure.operation;
+    return format("{} on group \"{}\" {} after {} on {}",
+                  describe_operation(op.number, op.fingerprint), roster.group,
+                  verb_of(failure.code), describe_duration(Duration(op.age_ns)), where);
+  }
+  const std::string when =
+      last_own.state == ActivityState::kNothingYet
+          ? "before its first operation"
+          : "after " + describe_operation(last_own.number, last_own.fingerprint);
+  return format("group \"{}\" {} on {} {}", roster.group, verb_of(failure.code), where, when);
+}
+
+}  // namespace
+
+std::string Roster::describe(int rank) const {
+  if (rank < 0 || rank >= world_size()) return format("rank {}", rank);
+  const wire::RankCard& card = cards[static_cast<size_t>(rank)];
+  return format("rank {} ({}, pid {})", rank, card.host, card.pid);
+}
+
+std::string describe_operation(uint64_t number, uint64_t fingerprint) {
+  return format("{} #{}", OpDescriptor::from_fingerprint(fingerprint).kind, number);
+}
+
+std::string describe_duration(Duration duration) {
+  const double seconds = static_cast<double>(std::max<int64_t>(duration.count(), 0)) * 1e-9;
+  if (seconds < 1) return format("{:.0f} ms", seconds * 1e3);
+  return format(seconds < 10 ? "{:.1f} s" : "{:.0f} s", seconds);
+}
+
+std::string describe_last_seen(const Activity& activity) {
+  if (activity.state == ActivityState::kNothingYet) return "not seen in any operation yet";
+  const std::string operation = describe_operation(activity.number, activity.fingerprint);
+  const std::string age = describe_duration(Duration(activity.age_ns));
+  if (activity.state == ActivityState::kDone) {
+    return format("last seen after {}, {} ago", operation, age);
+  }
+  const std::string phase = activity.phase.empty() ? "" : ", " + activity.phase;
+  return format("last seen in {}{}, {} ago", operation, phase, age);
+}
+
+std::string describe_peer(const PeerView& view) {
+  if (!view.left_after) return describe_last_seen(view.activity);
+  if (*view.left_after == 0) return "left the group before its first collective";
+  return format("left the group after #{}", *view.left_after);
+}
+
+std::string gone_cause(const Roster& roster, int peer, const PeerView& view) {
+  return format("{} is gone: its connection ended, {}", roster.describe(peer),
+                describe_last_seen(view.activity));
+}
+
+std::string left_cause(const Roster& roster, int peer, uint64_t left_after) {
+  PeerView view;
+  view.left_after = left_after;
+  return format("{} {} (it ended its loop early?)", roster.describe(peer), describe_peer(view));
+}
+
+std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view) {
+  if (culprit < 0) return "no rank is known to be late";
+  const std::string silent = view.answers ? "" : ", which does not answer";
+  return format("waiting for {}{}: {}", roster.describe(culprit), silent,
+                describe_last_seen(view.activity));
+}
+
+std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
+  struct Call {
+    int rank;
+    uint64_t number;
+    uint64_t fingerprint;
+  };
+  Call first{roster.self, mismatch.number, mismatch.own_fingerprint};
+  Call second{mismatch.peer, mismatch.peer_number, mismatch.peer_fingerprint};
+  if (first.rank > second.rank) std::swap(first, second);
+  const auto describe = [&](const Call& call) {
+    return format("{} called {} as #{}", roster.describe(call.rank),
+                  OpDescriptor::from_fingerprint(call.fingerprint).to_string(), call.number);
+  };
+  return format("the ranks disagree: {}, {}", describe(first), describe(second));
+}
+
+int find_culprit(std::span<const PeerView> views, Rank self, uint64_t number, int waiting_for) {
+  const int world_size = static_cast<int>(views.size());
+  const auto is_peer = [&](int rank) { return rank >= 0 && rank < world_size && rank != self; };
+  const auto view = [&](int rank) -> const PeerView& { return views[static_cast<size_t>(rank)]; };
+  int at = waiting_for;
+  // At most one look at each rank: ranks that wait for each other in a circle end the walk.
+  for (int steps = 0; steps < world_size && is_peer(at); ++steps) {
+    const PeerView& peer = view(at);
+    if (!peer.answers || !is_in(peer.activity, number)) return at;
+    if (!is_peer(peer.activity.waiting_for)) break;
+    at = peer.activity.waiting_for;
+  }
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (is_peer(rank) && !view(rank).answers) return rank;
+  }
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (is_peer(rank) && !is_in(view(rank).activity, number)) return rank;
+  }
+  return waiting_for;
+}
+
+Error compose_error(const Roster& roster, const Failure& failure, const Activity& last_own,
+                    const std::string& record_path) {
+  const std::string record = record_path.empty() ? "" : format(" Record: {}", record_path);
+  return Error(failure.code,
+               format("{}\n  {}. Remedy: {}.{}", first_line(roster, failure, last_own),
+                      failure.cause, remedy_of(failure.code), record));
+}
+
+}  // namespace cadre

@@ -1,0 +1,79 @@
+// The sentences of failures: what happened to which operation, which rank is at fault and what it
+// was last seen doing, and what to do about it.
+//
+// Threads: pure functions over values. Blocking: never. Errors: none.
+// Golden texts: diagnosis_test.cpp and tests/process.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/wire/control.h"
+
+namespace cadre {
+
+// Who is who in a group.
+struct Roster {
+  std::string group;
+  Rank self;
+  std::vector<wire::RankCard> cards;  // by rank
+
+  int world_size() const { return static_cast<int>(cards.size()); }
+  // "rank 3 (node1, pid 812)"
+  std::string describe(int rank) const;
+};
+
+// What is known of a peer just now.
+struct PeerView {
+  wire::Activity activity;  // as of now
+  bool is_gone = false;     // its connection ended without a goodbye, or another rank saw that
+  bool answers = false;     // it replied to the last question
+  std::optional<uint64_t> left_after;  // it said goodbye after this many collectives
+};
+
+// A failure of the group on one rank, before it becomes an Error.
+struct Failure {
+  ErrorCode code = ErrorCode::kInternal;
+  int culprit = -1;  // the rank at fault, or -1
+  std::string cause;
+  // The operation that failed here; nullopt when none was running.
+  std::optional<wire::Activity> operation;
+};
+
+// "all_reduce #1042"
+std::string describe_operation(uint64_t number, uint64_t fingerprint);
+// "60 s", "1.5 s", "250 ms"
+std::string describe_duration(Duration duration);
+// "last seen in all_gather #1041, reduce, 61 s ago", "last seen after all_gather #1041, 61 s ago"
+std::string describe_last_seen(const wire::Activity& activity);
+// The same for users: "left the group after #1041" where it applies.
+std::string describe_peer(const PeerView& view);
+
+std::string gone_cause(const Roster& roster, int peer, const PeerView& view);
+std::string left_cause(const Roster& roster, int peer, uint64_t left_after);
+std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view);
+// What this rank and `peer` called as the same operation; reads the same on both.
+struct Mismatch {
+  uint64_t number = 0;
+  int peer = -1;
+  uint64_t own_fingerprint = 0;
+  uint64_t peer_number = 0;
+  uint64_t peer_fingerprint = 0;
+};
+std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
+
+// The rank that is really waited for: from `waiting_for` along who waits for whom in collective
+// `number`, up to a rank that does not answer or is elsewhere. `views` is by rank.
+int find_culprit(std::span<const PeerView> views, Rank self, uint64_t number, int waiting_for);
+
+// The Error that users see. `record_path` may be empty.
+Error compose_error(const Roster& roster, const Failure& failure, const wire::Activity& last_own,
+                    const std::string& record_path);
+
+}  // namespace cadre

@@ -1,0 +1,117 @@
+// Golden texts: a failure must read like a diagnosis, and name the true culprit.
+#include "cadre/comm/diagnosis.h"
+
+#include <gtest/gtest.h>
+
+#include "cadre/collective/op.h"
+
+namespace cadre {
+namespace {
+
+using wire::Activity;
+using wire::ActivityState;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+Roster roster() {
+  Roster roster{.group = "fsdp", .self = 0, .cards = {}};
+  for (int rank = 0; rank < 4; ++rank) {
+    wire::RankCard card;
+    card.host = rank < 2 ? "node0" : "node1";
+    card.pid = 4711 + rank;
+    roster.cards.push_back(card);
+  }
+  return roster;
+}
+
+Activity activity(ActivityState state, OpKind kind, uint64_t number, int64_t seconds,
+                  int waiting_for = -1) {
+  Activity result;
+  result.state = state;
+  result.number = number;
+  result.fingerprint = OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 1024}.fingerprint();
+  result.age_ns = seconds * kSecond;
+  result.waiting_for = waiting_for;
+  result.phase = "reduce";
+  return result;
+}
+
+PeerView view(const Activity& what, bool answers = true) {
+  PeerView result;
+  result.activity = what;
+  result.answers = answers;
+  return result;
+}
+
+TEST(Diagnosis, ATimeoutNamesWhoIsWaitedForAndWhatItWasLastSeenDoing) {
+  const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 1042, 60);
+  const PeerView peer = view(activity(ActivityState::kRunning, OpKind::kAllGather, 1041, 61));
+  const Error error =
+      compose_error(roster(), {ErrorCode::kTimeout, 3, timeout_cause(roster(), 3, peer), own}, own,
+                    "logs/flight/rank0");
+  EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+  EXPECT_EQ(error.message(),
+            "all_reduce #1042 on group \"fsdp\" timed out after 60 s on rank 0 (node0, pid 4711)\n"
+            "  waiting for rank 3 (node1, pid 4714): last seen in all_gather #1041, reduce, 61 s "
+            "ago. Remedy: rebuild the group. Record: logs/flight/rank0");
+}
+
+TEST(Diagnosis, ASilentRankIsCalledSilent) {
+  const PeerView peer =
+      view(activity(ActivityState::kDone, OpKind::kBarrier, 7, 5), /*answers=*/false);
+  EXPECT_EQ(timeout_cause(roster(), 2, peer),
+            "waiting for rank 2 (node1, pid 4713), which does not answer: last seen after barrier "
+            "#7, 5.0 s ago");
+}
+
+TEST(Diagnosis, ALostRankBetweenOperations) {
+  const Activity own = activity(ActivityState::kDone, OpKind::kAllReduce, 5, 1);
+  const PeerView peer = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 6, 2));
+  const Error error = compose_error(
+      roster(), {ErrorCode::kPeerLost, 3, gone_cause(roster(), 3, peer), {}}, own, "");
+  EXPECT_EQ(error.message(),
+            "group \"fsdp\" failed on rank 0 (node0, pid 4711) after all_reduce #5\n"
+            "  rank 3 (node1, pid 4714) is gone: its connection ended, last seen in all_reduce #6, "
+            "reduce, 2.0 s ago. Remedy: rebuild the group.");
+}
+
+TEST(Diagnosis, ARankThatEndedItsLoopEarlyHasItsOwnSentence) {
+  EXPECT_EQ(left_cause(roster(), 2, 17),
+            "rank 2 (node1, pid 4713) left the group after #17 (it ended its loop early?)");
+  EXPECT_EQ(left_cause(roster(), 2, 0),
+            "rank 2 (node1, pid 4713) left the group before its first collective (it ended its "
+            "loop early?)");
+}
+
+TEST(Diagnosis, AMismatchReadsTheSameOnBothRanks) {
+  const uint64_t reduce =
+      OpDescriptor{OpKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 1024}.fingerprint();
+  const uint64_t gather =
+      OpDescriptor{OpKind::kAllGather, DType::kFloat32, ReduceOp::kSum, 0, 4}.fingerprint();
+  Roster other = roster();
+  other.self = 2;
+  const std::string text = mismatch_cause(roster(), {7, 2, reduce, 7, gather});
+  EXPECT_EQ(text, mismatch_cause(other, {7, 0, gather, 7, reduce}));
+  EXPECT_EQ(text,
+            "the ranks disagree: rank 0 (node0, pid 4711) called all_reduce(sum, float32 x 1024) "
+            "as #7, rank 2 (node1, pid 4713) called all_gather(float32 x 4) as #7");
+}
+
+TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
+  const auto inside = [](int waiting_for) {
+    return view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1, waiting_for));
+  };
+  const PeerView behind = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1));
+  const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1), false);
+  // A ring in which 0 waits for 1, 1 for 2, 2 for 3.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), inside(2), inside(3), behind}, 0, 9, 1), 3);
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), inside(2), silent, inside(0)}, 0, 9, 1), 2);
+  // Nobody is named by the engine: the silent one before the late one.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), behind, inside(-1), silent}, 0, 9, -1), 3);
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), behind, inside(-1), inside(-1)}, 0, 9, -1), 1);
+  // All wait in a circle: whom this rank waits for.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), inside(2), inside(1)}, 0, 9, 1), 1);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,135 @@
+#include "cadre/comm/flight_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "cadre/base/format.h"
+#include "cadre/base/random.h"
+#include "cadre/collective/op.h"
+#include "cadre/comm/flight_recorder.h"
+
+namespace cadre {
+namespace {
+
+const FlightIdentity kIdentity{"world", "node0", 1, 4, 4711, 3};
+
+uint64_t fingerprint_of(OpKind kind) {
+  return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
+}
+
+class TempFile {
+ public:
+  TempFile() {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    path_ = std::filesystem::temp_directory_path() /
+            format("cadre-flight-{}-{}", test->name(),
+                   ::testing::UnitTest::GetInstance()->random_seed());
+  }
+  ~TempFile() { std::filesystem::remove(path_); }
+  std::string path() const { return path_.string(); }
+  std::vector<std::byte> bytes() const {
+    std::ifstream file(path_, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto* data = reinterpret_cast<const std::byte*>(text.data());
+    return {data, data + text.size()};
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
+  const TempFile file;
+  auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const uint64_t first = recorder->begin(1, fingerprint_of(OpKind::kAllReduce), -1, {100});
+  recorder->end(first, {.now = {150}});
+  const uint64_t second = recorder->begin(2, fingerprint_of(OpKind::kBarrier), -1, {200});
+  recorder->end(second, {.well = false, .waiting_for = 3, .phase = "reduce", .now = {260}});
+  recorder->begin(1, fingerprint_of(OpKind::kRecv), 2, {300});
+  // Read from the file while the recorder lives, as after kill -9.
+  const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
+  EXPECT_EQ(record.identity, kIdentity);
+  const std::vector<FlightEntry> expected = {
+      {0, 1, fingerprint_of(OpKind::kAllReduce), 100, 150, wire::ActivityState::kDone, -1, ""},
+      {1, 2, fingerprint_of(OpKind::kBarrier), 200, 260, wire::ActivityState::kFailed, 3, "reduce"},
+      {2, 1, fingerprint_of(OpKind::kRecv), 300, 0, wire::ActivityState::kRunning, 2, ""}};
+  EXPECT_EQ(record.entries, expected);
+  EXPECT_EQ(recorder->read().entries, expected);
+}
+
+TEST(FlightRecord, TheRingKeepsTheLastTwoThousand) {
+  auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
+  constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;
+  const uint64_t stale = recorder->begin(0, 0, -1, {1});
+  for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, 0, -1, {1});
+  recorder->end(stale, {.now = {2}});  // its slot is another operation's by now
+  const FlightRecord record = recorder->read();
+  ASSERT_EQ(record.entries.size(), kFlightRecordCapacity);
+  for (size_t i = 0; i < record.entries.size(); ++i) {
+    EXPECT_EQ(record.entries[i].number, kNumOperations - kFlightRecordCapacity + i);
+    EXPECT_EQ(record.entries[i].state, wire::ActivityState::kRunning);
+  }
+}
+
+TEST(FlightRecord, JsonHasTheCallsInWords) {
+  auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
+  recorder->end(recorder->begin(5, fingerprint_of(OpKind::kAllGather), -1, {10}), {.now = {20}});
+  const auto json = nlohmann::json::parse(to_json(recorder->read()));
+  EXPECT_EQ(json["group"], "world");
+  EXPECT_EQ(json["rank"], 1);
+  EXPECT_EQ(json["operations"][0]["call"], "all_gather(float32 x 8)");
+  EXPECT_EQ(json["operations"][0]["state"], "done");
+  EXPECT_EQ(json["operations"][0]["end_ns"], 20);
+}
+
+// The layout of docs/formats/flight-record.md, byte by byte.
+TEST(FlightRecord, GoldenHeader) {
+  const TempFile file;
+  const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const std::vector<std::byte> bytes = file.bytes();
+  ASSERT_EQ(bytes.size(), 256u + 2000u * 64u);
+  const auto text = [&](size_t at, size_t size) {
+    return std::string(reinterpret_cast<const char*>(bytes.data()) + at, size);
+  };
+  EXPECT_EQ(text(0, 8), "CDRFLT01");
+  EXPECT_EQ(text(8, 8), std::string("\xd0\x07\0\0\x40\0\0\0", 8));
+  EXPECT_EQ(text(16, 12), std::string("\x01\0\0\0\x04\0\0\0\x67\x12\0\0", 12));
+  EXPECT_EQ(text(32, 8), std::string("\x03\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(text(40, 6), std::string("node0\0", 6));
+  EXPECT_EQ(text(104, 6), std::string("world\0", 6));
+}
+
+TEST(FlightRecord, DamagedFilesAreRefusedOrReadButNeverTrusted) {
+  const TempFile file;
+  const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  for (uint64_t i = 0; i < 50; ++i) recorder->begin(i, i, -1, {1});
+  const std::vector<std::byte> good = file.bytes();
+  EXPECT_FALSE(parse_flight_record(ConstBytes(good).first(255)).ok());
+  EXPECT_FALSE(parse_flight_record(ConstBytes(good).first(good.size() - 1)).ok());
+  Random random(20261121);
+  for (int i = 0; i < 300; ++i) {
+    std::vector<std::byte> bad = good;
+    for (int flips = 0; flips < 20; ++flips) {
+      bad[random.below(4000)] = static_cast<std::byte>(random.next());
+    }
+    const auto record = parse_flight_record(bad);
+    if (record.ok()) {
+      EXPECT_LE(record->entries.size(), kFlightRecordCapacity);
+      EXPECT_TRUE(nlohmann::json::accept(to_json(*record)));
+    }
+  }
+}
+
+TEST(FlightRecord, AFolderThatIsMissingIsNamed) {
+  const auto recorder = FlightRecorder::create("/nonexistent/folder/record", kIdentity);
+  ASSERT_FALSE(recorder.ok());
+  EXPECT_THAT(recorder.error().message(), ::testing::HasSubstr("/nonexistent/folder/record"));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,269 @@
+#include "cadre/comm/messages/message_queue.h"
+
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/op.h"
+#include "cadre/comm/queue/completion.h"
+#include "cadre/comm/queue/waiter_listing.h"
+
+namespace cadre {
+namespace {
+
+// An upper bound for a sleep without the role: every change wakes the sleeper.
+constexpr Duration kSleep = std::chrono::seconds(60);
+
+uint64_t fingerprint_of(const Message& message) {
+  return OpDescriptor{.kind = message.kind,
+                      .dtype = message.dtype,
+                      .root = message.peer,
+                      .count = message.num_bytes() / size_of(message.dtype)}
+      .fingerprint();
+}
+
+const char* phase_of(const Message& message) {
+  return message.kind == OpKind::kSend ? "send" : "receive";
+}
+
+}  // namespace
+
+class MessageQueue::Pending final : public Message, public Completion {
+ public:
+  Pending(std::shared_ptr<MessageQueue> queue, Message message)
+      : Message(std::move(message)), queue_(std::move(queue)) {}
+
+  void wait(std::optional<Deadline> until) override {
+    if (!is_completed()) queue_->wait_for(*this, until);
+    rethrow();
+  }
+  void complete(Status status) {
+    keep_alive.reset();
+    complete_with(std::move(status));
+  }
+
+  TimePoint began;            // the role's
+  uint64_t record_index = 0;  // the role's
+
+ private:
+  const std::shared_ptr<MessageQueue> queue_;
+};
+
+MessageQueue::MessageQueue(const Parts& parts) : parts_(parts), protocol_(parts.transport) {}
+MessageQueue::~MessageQueue() = default;
+
+void MessageQueue::run(Message message) {
+  post(std::move(message), false)->wait(std::nullopt);
+}
+
+Work MessageQueue::issue(Message message) {
+  return Work(post(std::move(message), true));
+}
+
+std::shared_ptr<MessageQueue::Pending> MessageQueue::post(Message message, bool needs_thread) {
+  if (parts_.monitor.has_failed()) throw parts_.monitor.error();
+  if (!message.deadline) message.deadline = parts_.system.deadline_in(parts_.timeout);
+  auto pending = std::make_shared<Pending>(shared_from_this(), std::move(message));
+  bool starts_thread = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (refusal_) throw *refusal_;
+    pending->number = ++num_issued_;
+    ++num_pending_;
+    posted_.push_back(pending);
+    starts_thread = needs_thread && thread_waiter_ == nullptr;
+    if (starts_thread) thread_waiter_ = parts_.system.make_waiter();
+    if (needs_thread && !is_role_taken_) thread_waiter_->unpark();
+  }
+  if (starts_thread) {
+    auto thread = parts_.system.spawn("cadre-messages", [this] { run_thread(); });
+    std::lock_guard lock(mutex_);
+    thread_ = std::move(thread);
+  }
+  return pending;
+}
+
+bool MessageQueue::is_idle() const {
+  std::lock_guard lock(mutex_);
+  return num_pending_ == 0 && !is_role_taken_;
+}
+
+void MessageQueue::refuse(const Error& reason) {
+  std::lock_guard lock(mutex_);
+  if (!refusal_) refusal_ = reason;
+}
+
+bool MessageQueue::try_take_role() {
+  if (is_role_taken_ || num_pending_ == 0) return false;
+  is_role_taken_ = true;
+  return true;
+}
+
+// If anything is left somebody must take the role; not every waiting caller may.
+void MessageQueue::release_role() {
+  std::lock_guard lock(mutex_);
+  is_role_taken_ = false;
+  for (os::Waiter* waiter : waiting_) waiter->unpark();
+  if (num_pending_ > 0 && thread_waiter_ != nullptr) thread_waiter_->unpark();
+}
+
+// A caller with a deadline of its own does not take the role: it could not leave it half-way.
+void MessageQueue::wait_for(const Pending& pending, std::optional<Deadline> deadline) {
+  const std::unique_ptr<os::Waiter> waiter = parts_.system.make_waiter();
+  const WaiterListing listing(mutex_, waiting_, *waiter);
+  while (!pending.is_completed()) {
+    bool has_role = false;
+    if (!deadline) {
+      std::lock_guard lock(mutex_);
+      has_role = try_take_role();
+    }
+    if (has_role) {
+      progress(&pending);
+      release_role();
+      break;
+    }
+    waiter->park(deadline.value_or(parts_.system.deadline_in(kSleep)));
+    if (deadline && deadline->has_passed(parts_.system.now())) break;
+  }
+  if (pending.is_completed()) return;
+  throw Error(ErrorCode::kTimeout,
+              format("waited for {} #{} until the deadline of the wait; the operation goes on",
+                     pending.kind, pending.number));
+}
+
+void MessageQueue::run_thread() {
+  while (true) {
+    bool has_role = false;
+    {
+      std::lock_guard lock(mutex_);
+      if (is_stopping_) return;
+      has_role = try_take_role();
+    }
+    if (has_role) {
+      progress(nullptr);
+      release_role();
+    } else {
+      thread_waiter_->park(parts_.system.deadline_in(kSleep));
+    }
+  }
+}
+
+void MessageQueue::progress(const Pending* until) {
+  const auto is_over = [&] {
+    if (until != nullptr) return until->is_completed();
+    std::lock_guard lock(mutex_);
+    return num_pending_ == 0;
+  };
+  while (!is_over()) {
+    start_posted();
+    // After a failure no byte may move: whose memory it is has been given back.
+    if (parts_.monitor.has_failed()) {
+      protocol_.abandon(parts_.monitor.error());
+    } else {
+      protocol_.advance(parts_.system.now());
+    }
+    for (const auto& ended : protocol_.take_ended()) finish(ended);
+    if (parts_.monitor.has_failed() || is_over()) continue;
+    const Status status = protocol_.wait(parts_.system.deadline_in(kLookAgain));
+    if (!status.ok()) static_cast<void>(parts_.monitor.published_failure());
+  }
+}
+
+void MessageQueue::start_posted() {
+  std::vector<std::shared_ptr<Pending>> posted;
+  {
+    std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  ActivityCell& cell = parts_.monitor.own_slot().message;
+  for (auto& pending : posted) {
+    const uint64_t fingerprint = fingerprint_of(*pending);
+    pending->began = parts_.system.now();
+    OpProgress progress(&cell.progress);
+    progress.set_phase(phase_of(*pending));
+    progress.set_waiting_for(pending->peer.value);
+    cell.begin(pending->number, fingerprint, pending->began);
+    pending->record_index =
+        parts_.recorder.begin(pending->number, fingerprint, pending->peer.value, pending->began);
+    protocol_.post(std::move(pending));
+  }
+}
+
+void MessageQueue::finish(const PointToPoint::Ended& ended) {
+  Pending& pending = static_cast<Pending&>(*ended.message);
+  Status status = ended.status;
+  if (!status.ok()) status = explain(pending, status.error());
+  const TimePoint now = parts_.system.now();
+  parts_.recorder.end(pending.record_index,
+                      {status.ok(), status.ok() ? -1 : pending.peer.value, phase_of(pending), now});
+  ActivityCell& cell = parts_.monitor.own_slot().message;
+  // Of several at once the cell shows the one that began last.
+  if (cell.number.load(std::memory_order_relaxed) == pending.number) cell.end(status.ok(), now);
+  std::lock_guard lock(mutex_);
+  pending.complete(std::move(status));
+  --num_pending_;
+  for (os::Waiter* waiter : waiting_) waiter->unpark();
+}
+
+Error MessageQueue::explain(const Pending& pending, const Error& error) {
+  if (parts_.monitor.has_failed()) return parts_.monitor.error();
+  wire::Activity activity;
+  activity.state = wire::ActivityState::kRunning;
+  activity.number = pending.number;
+  activity.fingerprint = fingerprint_of(pending);
+  activity.age_ns = (parts_.system.now() - pending.began).count();
+  if (error.code() == ErrorCode::kTimeout) {
+    explain_timeout(pending, activity);
+  } else if (error.code() == ErrorCode::kPeerLost) {
+    explain_loss(pending, activity, error);
+  } else {
+    parts_.monitor.fail({error.code(), pending.peer.value,
+                         format("tag {}: {}", pending.tag, error.message()), activity});
+  }
+  return parts_.monitor.published_failure();
+}
+
+// Claims the failure before it asks around, as the runner of collectives does.
+void MessageQueue::explain_timeout(const Pending& pending, const wire::Activity& activity) {
+  Monitor& monitor = parts_.monitor;
+  if (!monitor.claim_failure()) return;
+  const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
+  const int peer = pending.peer.value;
+  monitor.publish({ErrorCode::kTimeout, peer,
+                   format("tag {}: {}", pending.tag,
+                          timeout_cause(monitor.roster(), peer, views[static_cast<size_t>(peer)])),
+                   activity});
+}
+
+void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,
+                                const Error& error) {
+  const int peer = pending.peer.value;
+  const auto cause = parts_.monitor.why_stream_ended(peer, error);
+  if (!cause) return;
+  parts_.monitor.fail(
+      {ErrorCode::kPeerLost, peer, format("tag {}: {}", pending.tag, *cause), activity});
+}
+
+bool MessageQueue::drain(Deadline deadline) {
+  const std::unique_ptr<os::Waiter> waiter = parts_.system.make_waiter();
+  const WaiterListing listing(mutex_, waiting_, *waiter);
+  while (!is_idle()) {
+    if (deadline.has_passed(parts_.system.now())) return false;
+    waiter->park(deadline);
+  }
+  return true;
+}
+
+void MessageQueue::close() {
+  std::unique_ptr<os::Thread> thread;
+  {
+    std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    if (thread_waiter_ != nullptr) thread_waiter_->unpark();
+    thread = std::move(thread_);
+  }
+  if (thread != nullptr) thread->join();
+  // Of messages that failed the protocol still has handles, and each keeps this queue.
+  protocol_.abandon(Error(ErrorCode::kAborted, "the group is closed"));
+}
+
+}  // namespace cadre

@@ -1,0 +1,89 @@
+// The sends and receives of a group: who moves them, who waits for them, and what a failure means.
+//
+// Threads: all methods from any thread; one thread of its own ("cadre-messages"), started by the
+// first asynchronous message. Blocking: run(), wait() of an issued message, and drain(), until the
+// message's deadline and the questions that follow a failure. No lock is held while messages move
+// or a thread waits. Lifetime: shared by the Works it handed out, which may outlive the group;
+// close() first, then its parts may go. Errors: the group's failure, the same one each time.
+//
+// Progress is a role, as in operation_queue.h: its holder moves all pending messages of this rank,
+// so that two ranks that both send first do not wait for each other. Who posts while another holds
+// the role is noticed within kLookAgain.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/comm/flight_recorder.h"
+#include "cadre/comm/messages/point_to_point.h"
+#include "cadre/comm/monitor.h"
+#include "cadre/comm/work.h"
+#include "cadre/os/system.h"
+#include "cadre/transport/transport.h"
+
+namespace cadre {
+
+class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
+ public:
+  struct Parts {
+    os::System& system;
+    Monitor& monitor;
+    FlightRecorder& recorder;
+    Transport& transport;
+    Duration timeout;  // of messages without a deadline
+  };
+  explicit MessageQueue(const Parts& parts);
+  ~MessageQueue();
+
+  void run(Message message);
+  Work issue(Message message);
+
+  bool is_idle() const;
+  // New messages throw `reason` from now on.
+  void refuse(const Error& reason);
+  // Until nothing is left (true) or the deadline has passed.
+  bool drain(Deadline deadline);
+  // Joins the thread. REQUIRES: nothing is left.
+  void close();
+
+ private:
+  class Pending;  // a Message and Work::State
+
+  static constexpr Duration kLookAgain = std::chrono::milliseconds(1);
+
+  std::shared_ptr<Pending> post(Message message, bool needs_thread);
+  void wait_for(const Pending& pending, std::optional<Deadline> deadline);
+  bool try_take_role();  // under the lock
+  void release_role();
+  void run_thread();
+  // With the role: moves messages until this one is done; null: until none is left.
+  void progress(const Pending* until);
+  void start_posted();
+  void finish(const PointToPoint::Ended& ended);
+  // Makes the failure of the group out of what one message reported.
+  Error explain(const Pending& pending, const Error& error);
+  void explain_timeout(const Pending& pending, const wire::Activity& activity);
+  void explain_loss(const Pending& pending, const wire::Activity& activity, const Error& error);
+
+  const Parts parts_;
+  PointToPoint protocol_;  // the role's
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<Pending>> posted_;  // not yet seen by the holder of the role
+  size_t num_pending_ = 0;
+  uint64_t num_issued_ = 0;
+  bool is_role_taken_ = false;
+  bool is_stopping_ = false;
+  std::optional<Error> refusal_;
+  std::vector<os::Waiter*> waiting_;
+  std::unique_ptr<os::Waiter> thread_waiter_;
+  std::unique_ptr<os::Thread> thread_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,270 @@
+#include "cadre/comm/messages/point_to_point.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+PointToPoint::PointToPoint(Transport& transport) : transport_(transport) {
+  peers_.resize(static_cast<size_t>(transport.world_size()));
+  for (int rank = 0; rank < transport.world_size(); ++rank) {
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    peer.rank = rank;
+    if (transport.rank() != rank) peer.channel = &transport.channel(rank);
+  }
+}
+
+void PointToPoint::post(Handle message) {
+  Peer& peer = peers_[static_cast<size_t>(message->peer.value)];
+  pending_.push_back(message);
+  if (message->kind == OpKind::kRecv) return post_receive(peer, message);
+  if (peer.ended) return end(message, *peer.ended);
+  const uint64_t sequence = ++peer.num_sent;
+  if (message->in.size() <= MessageHeader::kMaxEagerBytes) {
+    return queue(peer, MessageHeader::Kind::kEager, message, sequence);
+  }
+  peer.requested.emplace(sequence, message);
+  queue(peer, MessageHeader::Kind::kRequest, message, sequence);
+}
+
+void PointToPoint::queue(Peer& peer, MessageHeader::Kind kind, const Handle& message,
+                         uint64_t sequence) {
+  const bool has_payload =
+      kind == MessageHeader::Kind::kEager || kind == MessageHeader::Kind::kData;
+  const MessageHeader header{kind, message->dtype, message->tag, sequence, message->num_bytes()};
+  peer.outgoing.push_back({.header = header.encode(),
+                           .payload = has_payload ? message->in : ConstBytes(),
+                           .completes = has_payload ? message : nullptr});
+}
+
+void PointToPoint::post_receive(Peer& peer, const Handle& message) {
+  const auto arrival = std::ranges::find(peer.unexpected, message->tag,
+                                         [](const Arrival& a) { return a.header.tag; });
+  if (arrival != peer.unexpected.end()) {
+    const Arrival taken = std::move(*arrival);
+    peer.unexpected.erase(arrival);
+    peer.num_unexpected_bytes -= MessageHeader::kBytes + taken.data.size();
+    return deliver(peer, message, taken);
+  }
+  if (peer.ended) return end(message, *peer.ended);
+  peer.receives.push_back(message);
+}
+
+void PointToPoint::advance(TimePoint now) {
+  for (Peer& peer : peers_) {
+    if (peer.channel == nullptr || peer.ended) continue;
+    advance_receives(peer);
+    if (!peer.ended) advance_sends(peer);
+    if (peer.is_full()) refuse_overflow(peer);
+  }
+  end_where([&](const Message& message) { return message.deadline->has_passed(now); },
+            Error(ErrorCode::kTimeout, "the message did not arrive before the deadline"));
+}
+
+Status PointToPoint::wait(Deadline look_again) {
+  interests_.clear();
+  for (const Peer& peer : peers_) {
+    if (peer.channel == nullptr || peer.ended) continue;
+    const bool want_recv = peer.is_in_payload || !peer.is_full();
+    const bool want_send = !peer.outgoing.empty();
+    if (want_recv || want_send) interests_.push_back({peer.rank, want_send, want_recv});
+  }
+  Deadline until = look_again;
+  for (const Handle& message : pending_) until = until.earlier(*message->deadline);
+  const Status status = transport_.wait(interests_, until);
+  if (!status.ok() && status.error().code() == ErrorCode::kTimeout) return {};
+  return status;
+}
+
+void PointToPoint::abandon(const Error& error) {
+  end_where([](const Message&) { return true; }, error);
+  for (Peer& peer : peers_) {
+    peer.outgoing.clear();
+    peer.requested.clear();
+    peer.receives.clear();
+    peer.cleared.clear();
+    peer.receiving.reset();
+  }
+}
+
+void PointToPoint::advance_sends(Peer& peer) {
+  while (!peer.outgoing.empty()) {
+    Outgoing& front = peer.outgoing.front();
+    const bool is_header = front.num_header_sent < MessageHeader::kBytes;
+    const ConstBytes next =
+        is_header ? ConstBytes(front.header).subspan(front.num_header_sent) : front.payload;
+    if (!next.empty()) {
+      const auto sent = peer.channel->try_send(next);
+      if (!sent.ok()) return lose(peer, sent.error());
+      if (*sent == 0) return;
+      if (is_header) {
+        front.num_header_sent += *sent;
+      } else {
+        front.payload = front.payload.subspan(*sent);
+      }
+    }
+    if (front.num_header_sent < MessageHeader::kBytes || !front.payload.empty()) continue;
+    if (front.completes != nullptr) end(front.completes, {});
+    peer.outgoing.pop_front();
+  }
+}
+
+void PointToPoint::advance_receives(Peer& peer) {
+  while (peer.is_in_payload || !peer.is_full()) {
+    const auto moved = peer.is_in_payload ? receive_payload(peer) : receive_header(peer);
+    if (!moved.ok()) return lose(peer, moved.error());
+    if (!*moved) return;
+  }
+}
+
+Result<bool> PointToPoint::receive_header(Peer& peer) {
+  const auto received =
+      peer.channel->try_recv(Bytes(peer.header).subspan(peer.num_header_received));
+  if (!received.ok()) return received.error();
+  peer.num_header_received += *received;
+  if (peer.num_header_received < MessageHeader::kBytes) return *received > 0;
+  peer.num_header_received = 0;
+  const auto header = MessageHeader::parse(peer.header);
+  if (!header.ok()) return header.error();
+  CADRE_RETURN_IF_ERROR(handle_header(peer, *header));
+  return true;
+}
+
+Status PointToPoint::handle_header(Peer& peer, const MessageHeader& header) {
+  using Kind = MessageHeader::Kind;
+  if (header.kind == Kind::kClear || header.kind == Kind::kData) {
+    auto& waiting = header.kind == Kind::kClear ? peer.requested : peer.cleared;
+    const auto found = waiting.find(header.sequence);
+    if (found == waiting.end() || found->second->num_bytes() != header.num_bytes) {
+      return Error(ErrorCode::kCorruption,
+                   cadre::format("rank {} answers message {} of {} bytes, which is not pending",
+                                 peer.rank, header.sequence, header.num_bytes));
+    }
+    const Handle message = found->second;
+    waiting.erase(found);
+    if (header.kind == Kind::kClear) {
+      queue(peer, Kind::kData, message, header.sequence);
+    } else {
+      peer.receiving = message;
+      peer.target = message->out;
+      peer.is_in_payload = true;
+    }
+    return {};
+  }
+  Handle receive = take_receive(peer, header.tag);
+  if (receive != nullptr && !agree(peer, receive, header)) {
+    return Error(ErrorCode::kInvalidArgument, "an earlier message did not fit its receive");
+  }
+  if (header.kind == Kind::kRequest) {
+    Arrival request{header, {}};
+    if (receive != nullptr) {
+      deliver(peer, receive, request);
+    } else {
+      peer.num_unexpected_bytes += MessageHeader::kBytes;
+      peer.unexpected.push_back(std::move(request));
+    }
+    return {};
+  }
+  peer.is_in_payload = true;
+  peer.receiving = std::move(receive);
+  if (peer.receiving == nullptr) {
+    peer.stashing.emplace(Arrival{header, std::vector<std::byte>(header.num_bytes)});
+  }
+  peer.target = peer.receiving != nullptr ? peer.receiving->out : Bytes(peer.stashing->data);
+  return {};
+}
+
+Result<bool> PointToPoint::receive_payload(Peer& peer) {
+  if (!peer.target.empty()) {
+    const auto received = peer.channel->try_recv(peer.target);
+    if (!received.ok()) return received.error();
+    if (*received == 0) return false;
+    peer.target = peer.target.subspan(*received);
+  }
+  if (peer.target.empty()) finish_payload(peer);
+  return true;
+}
+
+// A receive may have been posted since the header came.
+void PointToPoint::finish_payload(Peer& peer) {
+  peer.is_in_payload = false;
+  if (peer.receiving != nullptr) {
+    end(std::exchange(peer.receiving, nullptr), {});
+    return;
+  }
+  Arrival arrival = std::move(*peer.stashing);
+  peer.stashing.reset();
+  const Handle receive = take_receive(peer, arrival.header.tag);
+  if (receive != nullptr) return deliver(peer, receive, arrival);
+  peer.num_unexpected_bytes += MessageHeader::kBytes + arrival.data.size();
+  peer.unexpected.push_back(std::move(arrival));
+}
+
+PointToPoint::Handle PointToPoint::take_receive(Peer& peer, int tag) {
+  const auto found = std::ranges::find(peer.receives, tag, [](const Handle& m) { return m->tag; });
+  if (found == peer.receives.end()) return nullptr;
+  Handle receive = *found;
+  peer.receives.erase(found);
+  return receive;
+}
+
+bool PointToPoint::agree(const Peer& peer, const Handle& message, const MessageHeader& header) {
+  if (header.num_bytes == message->out.size() && header.dtype == message->dtype) return true;
+  end(message,
+      Error(ErrorCode::kInvalidArgument,
+            cadre::format("the ranks disagree: rank {} sent {} bytes of {}, rank {} receives {} "
+                          "bytes of {}",
+                          peer.rank, header.num_bytes, header.dtype, transport_.rank(),
+                          message->out.size(), message->dtype)));
+  return false;
+}
+
+void PointToPoint::deliver(Peer& peer, const Handle& message, const Arrival& arrival) {
+  if (!agree(peer, message, arrival.header)) return;
+  if (arrival.header.kind == MessageHeader::Kind::kEager) {
+    std::ranges::copy(arrival.data, message->out.begin());
+    return end(message, {});
+  }
+  if (peer.ended) return end(message, *peer.ended);
+  peer.cleared.emplace(arrival.header.sequence, message);
+  queue(peer, MessageHeader::Kind::kClear, message, arrival.header.sequence);
+}
+
+// What has arrived in whole can still be received.
+void PointToPoint::lose(Peer& peer, const Error& error) {
+  peer.ended = error;
+  peer.outgoing.clear();
+  end_where([&](const Message& message) { return message.peer == peer.rank; }, error);
+}
+
+// Nothing is read from this peer until some of it is received; so a message that needs to read more
+// would wait for ever.
+void PointToPoint::refuse_overflow(Peer& peer) {
+  const bool is_stuck = !peer.receives.empty() || !peer.requested.empty() || !peer.cleared.empty();
+  if (!is_stuck) return;
+  end_where(
+      [&](const Message& message) { return message.peer == peer.rank; },
+      Error(ErrorCode::kInvalidArgument,
+            cadre::format("rank {} sent {} bytes of messages, the first with tag {}, that rank {} "
+                          "has not received",
+                          peer.rank, peer.num_unexpected_bytes, peer.unexpected.front().header.tag,
+                          transport_.rank())));
+}
+
+void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,
+                             const Error& error) {
+  std::erase_if(pending_, [&](const Handle& message) {
+    if (!matches(*message)) return false;
+    ended_.push_back({message, error});
+    return true;
+  });
+}
+
+void PointToPoint::end(const Handle& message, Status status) {
+  if (std::erase(pending_, message) > 0) ended_.push_back({message, std::move(status)});
+}
+
+}  // namespace cadre

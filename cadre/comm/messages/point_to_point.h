@@ -1,0 +1,130 @@
+// Tagged messages between pairs of ranks over a Transport: the protocol, without waiting callers.
+//
+// Threads: one at a time, the holder of the progress role. Blocking: only wait().
+// Lifetime: the transport outlives it; a Message's bytes are borrowed until it has ended.
+// Errors: a message ends with kInvalidArgument when sizes or types differ or when too much arrives
+// that nobody awaits, kTimeout, kPeerLost, kCorruption, or what abandon() was given.
+// Short messages travel at once and wait at the receiver; longer ones wait at the sender until
+// their receive is posted. Format: docs/formats/point-to-point.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/comm/messages/message_header.h"
+#include "cadre/transport/transport.h"
+
+namespace cadre {
+
+// One send or recv.
+struct Message {
+  OpKind kind = OpKind::kSend;
+  Rank peer = 0;
+  int tag = 0;
+  DType dtype = DType::kUint8;
+  ConstBytes in;  // of a send
+  Bytes out;      // of a receive
+  std::optional<Deadline> deadline;
+  std::shared_ptr<const void> keep_alive;
+  uint64_t number = 0;  // set by the queue, from 1
+
+  size_t num_bytes() const { return kind == OpKind::kSend ? in.size() : out.size(); }
+};
+
+class PointToPoint {
+ public:
+  // Shared by whoever waits for the message and by what moves it.
+  using Handle = std::shared_ptr<Message>;
+  struct Ended {
+    Handle message;
+    Status status;
+  };
+
+  // What a peer may send that nobody awaits, headers included.
+  static constexpr size_t kMaxUnexpectedBytes = 4 << 20;
+
+  explicit PointToPoint(Transport& transport);
+
+  // REQUIRES: a deadline; the peer is another rank of the group.
+  void post(Handle message);
+  // Moves what can be moved now, and ends what is late.
+  void advance(TimePoint now);
+  // The messages that ended since the last call.
+  std::vector<Ended> take_ended() { return std::exchange(ended_, {}); }
+  // Until something can be moved, a message's deadline or `look_again`; kAborted when interrupted.
+  Status wait(Deadline look_again);
+  // Ends all that is pending. REQUIRES: afterwards no advance(): the memory of messages is gone.
+  void abandon(const Error& error);
+
+ private:
+  struct Outgoing {
+    std::array<std::byte, MessageHeader::kBytes> header;
+    size_t num_header_sent = 0;
+    ConstBytes payload;
+    Handle completes;  // null for a header that is only a part of its message
+  };
+  struct Arrival {  // not awaited yet
+    MessageHeader header;
+    std::vector<std::byte> data;
+  };
+  struct Peer {
+    Rank rank = 0;
+    Channel* channel = nullptr;  // null at this rank
+    std::optional<Error> ended;
+
+    std::deque<Outgoing> outgoing;
+    uint64_t num_sent = 0;
+    std::map<uint64_t, Handle> requested;  // sends that wait for kClear, by sequence
+
+    std::deque<Handle> receives;         // without a message yet
+    std::map<uint64_t, Handle> cleared;  // receives whose data was asked for, by sequence
+    std::deque<Arrival> unexpected;
+    size_t num_unexpected_bytes = 0;
+
+    std::array<std::byte, MessageHeader::kBytes> header;  // the incoming one
+    size_t num_header_received = 0;
+    Bytes target;                     // what is still to be received of the payload
+    Handle receiving;                 // its receive, or
+    std::optional<Arrival> stashing;  // nobody awaits it
+    bool is_in_payload = false;
+
+    bool is_full() const { return num_unexpected_bytes >= kMaxUnexpectedBytes; }
+  };
+
+  void queue(Peer& peer, MessageHeader::Kind kind, const Handle& message, uint64_t sequence);
+  void post_receive(Peer& peer, const Handle& message);
+  void advance_sends(Peer& peer);
+  void advance_receives(Peer& peer);
+  // False when nothing more can be received just now.
+  Result<bool> receive_header(Peer& peer);
+  Result<bool> receive_payload(Peer& peer);
+  Status handle_header(Peer& peer, const MessageHeader& header);
+  void finish_payload(Peer& peer);
+  // The oldest receive with that tag, taken from the list; null if there is none.
+  Handle take_receive(Peer& peer, int tag);
+  // A receive has met its message: false, and the message has ended, if they differ.
+  bool agree(const Peer& peer, const Handle& message, const MessageHeader& header);
+  void deliver(Peer& peer, const Handle& message, const Arrival& arrival);
+  void lose(Peer& peer, const Error& error);
+  void refuse_overflow(Peer& peer);
+  void end_where(const std::function<bool(const Message&)>& matches, const Error& error);
+  void end(const Handle& message, Status status);
+
+  Transport& transport_;
+  std::vector<Peer> peers_;  // by rank
+  std::vector<Handle> pending_;
+  std::vector<Ended> ended_;
+  std::vector<ChannelInterest> interests_;  // kept for its memory
+};
+
+}  // namespace cadre

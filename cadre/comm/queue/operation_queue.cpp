@@ -1,0 +1,203 @@
+#include "cadre/comm/queue/operation_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/queue/completion.h"
+#include "cadre/comm/queue/waiter_listing.h"
+
+namespace cadre {
+namespace {
+
+// An upper bound for a sleep: every change wakes the sleeper.
+constexpr Duration kLookAgain = std::chrono::seconds(60);
+
+}  // namespace
+
+class OperationQueue::Issued final : public Completion {
+ public:
+  Issued(std::shared_ptr<OperationQueue> queue, Operation operation)
+      : queue_(std::move(queue)), operation_(std::move(operation)) {}
+
+  void wait(std::optional<Deadline> deadline) override {
+    if (!is_completed()) queue_->wait_for(*this, deadline);
+    rethrow();
+  }
+  Operation& operation() { return operation_; }
+  void complete(Status status) {
+    operation_.keep_alive.reset();
+    complete_with(std::move(status));
+  }
+
+ private:
+  const std::shared_ptr<OperationQueue> queue_;
+  Operation operation_;
+};
+
+OperationQueue::OperationQueue(os::System& system, OperationRunner& runner)
+    : system_(system), runner_(runner) {}
+
+OperationQueue::~OperationQueue() = default;
+
+void OperationQueue::run(Operation& operation) {
+  std::shared_ptr<Issued> queued;
+  {
+    std::lock_guard lock(mutex_);
+    if (refusal_) throw *refusal_;
+    operation.number = ++num_issued_;
+    if (pending_.empty() && !is_role_taken_) {
+      is_role_taken_ = true;
+    } else {
+      queued = std::make_shared<Issued>(shared_from_this(), operation);
+      pending_.push_back(queued);
+    }
+  }
+  if (queued == nullptr) {
+    const Status status = runner_.run(operation);
+    release_role();
+    status.value_or_throw();
+    return;
+  }
+  queued->wait(std::nullopt);
+  operation = std::move(queued->operation());
+}
+
+Work OperationQueue::issue(Operation operation) {
+  std::shared_ptr<Issued> issued;
+  bool needs_thread = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (refusal_) throw *refusal_;
+    needs_thread = thread_waiter_ == nullptr;
+    if (needs_thread) thread_waiter_ = system_.make_waiter();
+    operation.number = ++num_issued_;
+    issued = std::make_shared<Issued>(shared_from_this(), std::move(operation));
+    pending_.push_back(issued);
+    if (!is_role_taken_) thread_waiter_->unpark();
+  }
+  if (needs_thread) {
+    std::unique_ptr<os::Thread> thread = system_.spawn("cadre-progress", [this] { run_thread(); });
+    std::lock_guard lock(mutex_);
+    thread_ = std::move(thread);
+  }
+  return Work(issued);
+}
+
+uint64_t OperationQueue::num_issued() const {
+  std::lock_guard lock(mutex_);
+  return num_issued_;
+}
+
+bool OperationQueue::is_idle() const {
+  std::lock_guard lock(mutex_);
+  return pending_.empty() && !is_role_taken_;
+}
+
+bool OperationQueue::try_take_role() {
+  if (is_role_taken_ || pending_.empty()) return false;
+  is_role_taken_ = true;
+  return true;
+}
+
+void OperationQueue::run_front() {
+  std::shared_ptr<Issued> front;
+  {
+    std::lock_guard lock(mutex_);
+    front = pending_.front();
+  }
+  Status status = runner_.run(front->operation());
+  std::lock_guard lock(mutex_);
+  front->complete(std::move(status));
+  pending_.pop_front();
+  for (os::Waiter* waiter : waiting_) waiter->unpark();
+}
+
+void OperationQueue::release_role() {
+  std::lock_guard lock(mutex_);
+  is_role_taken_ = false;
+  wake_successors();
+}
+
+// If anything is left somebody must take the role; not every waiting caller may, so the thread is
+// woken too.
+void OperationQueue::wake_successors() {
+  for (os::Waiter* waiter : waiting_) waiter->unpark();
+  if (!pending_.empty() && thread_waiter_ != nullptr) thread_waiter_->unpark();
+}
+
+// A caller with a deadline of its own does not take the role: it could not leave an operation
+// half-way.
+void OperationQueue::wait_for(Issued& issued, std::optional<Deadline> deadline) {
+  const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
+  const WaiterListing listing(mutex_, waiting_, *waiter);
+  while (!issued.is_completed()) {
+    bool has_role = false;
+    if (!deadline) {
+      std::lock_guard lock(mutex_);
+      has_role = try_take_role();
+    }
+    if (has_role) {
+      while (!issued.is_completed()) run_front();
+      release_role();
+      return;
+    }
+    if (issued.is_completed()) return;
+    if (deadline && deadline->has_passed(system_.now())) break;
+    waiter->park(deadline.value_or(system_.deadline_in(kLookAgain)));
+  }
+  if (issued.is_completed()) return;
+  const Operation& operation = issued.operation();
+  throw Error(ErrorCode::kTimeout,
+              format("waited for {} #{} until the deadline of the wait; the operation goes on",
+                     operation.descriptor.to_string(), operation.number));
+}
+
+void OperationQueue::run_thread() {
+  while (true) {
+    bool has_role = false;
+    {
+      std::lock_guard lock(mutex_);
+      if (is_stopping_) return;
+      has_role = try_take_role();
+    }
+    if (!has_role) {
+      thread_waiter_->park(system_.deadline_in(kLookAgain));
+      continue;
+    }
+    while (true) {
+      run_front();
+      std::lock_guard lock(mutex_);
+      if (pending_.empty() || is_stopping_) break;
+    }
+    release_role();
+  }
+}
+
+void OperationQueue::refuse(const Error& reason) {
+  std::lock_guard lock(mutex_);
+  if (!refusal_) refusal_ = reason;
+}
+
+bool OperationQueue::drain(Deadline deadline) {
+  const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
+  const WaiterListing listing(mutex_, waiting_, *waiter);
+  while (!is_idle()) {
+    if (deadline.has_passed(system_.now())) return false;
+    waiter->park(deadline);
+  }
+  return true;
+}
+
+void OperationQueue::close() {
+  std::unique_ptr<os::Thread> thread;
+  {
+    std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    if (thread_waiter_ != nullptr) thread_waiter_->unpark();
+    thread = std::move(thread_);
+  }
+  if (thread != nullptr) thread->join();
+}
+
+}  // namespace cadre

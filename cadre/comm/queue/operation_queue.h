@@ -1,0 +1,94 @@
+// Numbers the collectives of a group and runs them in that order, one at a time, by whichever
+// thread holds the progress role.
+//
+// Threads: all methods from any thread; one thread of its own ("cadre-progress"), started by the
+// first asynchronous operation. Blocking: run(), wait() of an issued operation, and drain(). No
+// lock is held while an operation runs or a thread waits. Lifetime: shared by the Works it handed
+// out, which may outlive the group; close() first, then the runner may go. Errors: those of the
+// runner, thrown by run() and wait(), the same one each time.
+//
+// Progress is a role: a blocking call that finds the queue empty runs its operation itself; a
+// waiting caller runs the queue up to its own operation if nobody else does; else the thread does.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/collective/op.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/comm/work.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+
+struct Operation {
+  OpDescriptor descriptor;
+  ConstBytes in;
+  Bytes out;
+  std::optional<Deadline> deadline = {};
+  std::shared_ptr<const void> keep_alive = nullptr;
+  uint64_t number = 0;                                   // set by the queue, from 1
+  std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of kAllocate
+};
+
+// Runs one operation to its end.
+class OperationRunner {
+ public:
+  virtual ~OperationRunner() = default;
+  virtual Status run(Operation& operation) = 0;
+};
+
+class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
+ public:
+  OperationQueue(os::System& system, OperationRunner& runner);
+  ~OperationQueue();
+
+  // Issues the operation and returns when it is done, or throws its error.
+  void run(Operation& operation);
+  // Issues the operation; a Work of it keeps this queue.
+  Work issue(Operation operation);
+
+  // Operations issued so far.
+  uint64_t num_issued() const;
+  bool is_idle() const;
+  // New operations throw `reason` from now on.
+  void refuse(const Error& reason);
+  // Until nothing is left (true) or the deadline has passed. Does not take the role: what is left
+  // has a thread or a waiting caller.
+  bool drain(Deadline deadline);
+  // Joins the thread. REQUIRES: nothing is left.
+  void close();
+
+ private:
+  class Issued;  // Work::State
+
+  void wait_for(Issued& issued, std::optional<Deadline> deadline);
+  bool try_take_role();  // under the lock
+  void run_front();      // with the role, without the lock
+  void release_role();
+  void run_thread();
+  void wake_successors();  // under the lock
+
+  os::System& system_;
+  OperationRunner& runner_;
+
+  mutable std::mutex mutex_;
+  std::deque<std::shared_ptr<Issued>> pending_;
+  bool is_role_taken_ = false;
+  bool is_stopping_ = false;
+  uint64_t num_issued_ = 0;
+  std::optional<Error> refusal_;
+  std::vector<os::Waiter*> waiting_;
+  std::unique_ptr<os::Waiter> thread_waiter_;
+  std::unique_ptr<os::Thread> thread_;
+};
+
+}  // namespace cadre

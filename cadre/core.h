@@ -1,0 +1,19 @@
+// The core of Cadre in one header: groups of ranks over bytes, complete without torch.
+//
+// A program calls os::make_native_system(), connect_from_environment(), the operations of the
+// Communicator, and its close().
+#pragma once
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/comm/connect.h"
+#include "cadre/comm/defaults.h"
+#include "cadre/comm/flight_record.h"
+#include "cadre/comm/work.h"
+#include "cadre/os/system.h"
+#include "cadre/rendezvous/rendezvous.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/store/store.h"
+#include "cadre/store/tcp_store.h"
