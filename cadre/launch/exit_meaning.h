@@ -1,0 +1,20 @@
+// What an exit code or a signal means, in words.
+//
+// Threads: pure functions. Blocking: never.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cadre/os/proc/exit_status.h"
+
+namespace cadre::launch {
+
+// "exit code 3", "signal 11 (SIGSEGV)".
+std::string exit_name(const os::ExitStatus& status);
+
+// A sentence about the likely cause and where to look; empty for codes that only the program can
+// explain. `num_oom_kills`: processes that the kernel killed for want of memory during the job.
+std::string exit_meaning(const os::ExitStatus& status, uint64_t num_oom_kills);
+
+}  // namespace cadre::launch

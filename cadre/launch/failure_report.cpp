@@ -1,0 +1,108 @@
+#include "cadre/launch/failure_report.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/launch/exit_meaning.h"
+#include "cadre/os/io/file.h"
+
+namespace cadre::launch {
+namespace {
+
+constexpr size_t kMaxErrorFileBytes = 1 << 20;
+constexpr size_t kMaxExceptionBytes = 1000;
+
+// Control characters could move the cursor over the report; colours are of no use in it.
+std::string printable(std::string_view line) {
+  std::string shown(line);
+  for (char& c : shown) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte < 0x20 && c != '\t') || byte == 0x7f) c = '?';
+  }
+  return shown;
+}
+
+std::string last_lines_text(const FailureReport& report) {
+  if (report.last_lines.empty()) {
+    return cadre::format("cadre: rank {} wrote nothing\n", report.failure.rank);
+  }
+  const size_t count = report.last_lines.size();
+  std::string text =
+      count == 1
+          ? cadre::format("cadre: the last line of rank {}:\n", report.failure.rank)
+          : cadre::format("cadre: the last {} lines of rank {}:\n", count, report.failure.rank);
+  for (const std::string& line : report.last_lines) text += "    " + printable(line) + "\n";
+  return text;
+}
+
+// One line for all others, grouped by how they ended.
+std::string others_text(const FailureReport& report) {
+  std::map<std::string, std::vector<int>> by_ending;
+  for (const WorkerExit& ended : report.exits) {
+    if (ended.rank == report.failure.rank) continue;
+    std::string ending = "ended by " + exit_name(ended.status);
+    if (ended.status.is_success()) {
+      ending = ended.was_asked_to_stop ? "stopped" : "had succeeded";
+    } else if (ended.was_asked_to_stop && ended.status.signal != 0) {
+      ending = "stopped";
+    }
+    by_ending[ending].push_back(ended.rank);
+  }
+  std::string text;
+  for (auto& [ending, ranks] : by_ending) {
+    std::ranges::sort(ranks);
+    text += cadre::format("{}{} {}: {}", text.empty() ? "  others: " : "; ",
+                          ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks), ending);
+  }
+  return text.empty() ? text : text + "\n";
+}
+
+}  // namespace
+
+std::string to_text(const FailureReport& report) {
+  const WorkerExit& failure = report.failure;
+  std::string text = last_lines_text(report);
+  text += cadre::format("cadre: rank {} of {} failed with {} on {}, pid {}, after {:.1f} s\n",
+                        failure.rank, report.num_workers, exit_name(failure.status), report.host,
+                        failure.pid, std::chrono::duration<double>(failure.lifetime).count());
+  const std::string meaning = exit_meaning(failure.status, report.num_oom_kills);
+  if (!meaning.empty()) text += "  meaning: " + meaning + "\n";
+  if (!report.exception.empty()) {
+    text += "  exception: " + printable(report.exception.substr(0, kMaxExceptionBytes)) + "\n";
+  }
+  text += others_text(report);
+  text.pop_back();
+  return text;
+}
+
+std::string rank_ranges(std::span<const int> ranks) {
+  std::string text;
+  for (size_t first = 0; first < ranks.size();) {
+    size_t last = first;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (!text.empty()) text += ", ";
+    text += cadre::format("{}", ranks[first]);
+    if (last > first) text += cadre::format("-{}", ranks[last]);
+    first = last + 1;
+  }
+  return text;
+}
+
+std::string exception_in(const std::string& error_file) {
+  const auto content = os::read_file(error_file, kMaxErrorFileBytes);
+  if (!content.ok()) return "";
+  const auto json = nlohmann::json::parse(*content, nullptr, /*allow_exceptions=*/false);
+  // {"message": {"message": "ValueError: ...", "extraInfo": {...}}}, or the inner text directly.
+  if (!json.is_object() || !json.contains("message")) return "";
+  const auto& message = json["message"];
+  if (message.is_string()) return message.get<std::string>();
+  if (!message.is_object()) return "";
+  const auto inner = message.find("message");
+  return inner != message.end() && inner->is_string() ? inner->get<std::string>() : "";
+}
+
+}  // namespace cadre::launch

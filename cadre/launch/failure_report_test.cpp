@@ -1,0 +1,78 @@
+#include "cadre/launch/failure_report.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "cadre/launch/exit_meaning.h"
+
+namespace cadre::launch {
+namespace {
+
+WorkerExit worker_exit(int rank, os::ExitStatus status, bool was_asked = false) {
+  return {.rank = rank,
+          .pid = 1000 + rank,
+          .status = status,
+          .lifetime = std::chrono::milliseconds(12340),
+          .was_asked_to_stop = was_asked};
+}
+
+TEST(FailureReport, SaysWhoWhereAndWhy) {
+  const std::vector exits{worker_exit(3, {.signal = SIGKILL}), worker_exit(0, {.code = 0}, true),
+                          worker_exit(1, {.signal = SIGTERM}, true),
+                          worker_exit(2, {.code = 1}, true), worker_exit(4, {.code = 0})};
+  EXPECT_EQ(
+      to_text({.failure = exits[0],
+               .host = "node7",
+               .exception = "OutOfMemory: 40 GB\n\x1b[31m",
+               .last_lines = {"step 10", "\x1b[31mred\x07"},
+               .num_workers = 5,
+               .exits = exits,
+               .num_oom_kills = 1}),
+      "cadre: the last 2 lines of rank 3:\n"
+      "    step 10\n"
+      "    ?[31mred?\n"
+      "cadre: rank 3 of 5 failed with signal 9 (SIGKILL) on node7, pid 1003, after 12.3 s\n"
+      "  meaning: killed, most likely for want of memory: the kernel killed 1 process of this "
+      "machine for that during the job. Use a smaller batch or fewer workers\n"
+      "  exception: OutOfMemory: 40 GB??[31m\n"
+      "  others: rank 2: ended by exit code 1; rank 4: had succeeded; ranks 0-1: stopped");
+}
+
+TEST(FailureReport, FoldsRanksIntoRanges) {
+  EXPECT_EQ(rank_ranges({}), "");
+  EXPECT_EQ(rank_ranges(std::vector{4}), "4");
+  EXPECT_EQ(rank_ranges(std::vector{0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
+}
+
+TEST(FailureReport, ReadsOnlyWellFormedErrorFiles) {
+  const std::string path =
+      ::testing::TempDir() + "cadre_error_file_" + std::to_string(::getpid()) + ".json";
+  const auto message_of = [&](const std::string& content) {
+    std::ofstream(path) << content;
+    return exception_in(path);
+  };
+  EXPECT_EQ(message_of(R"({"message": {"message": "RuntimeError: x", "extraInfo": {}}})"),
+            "RuntimeError: x");
+  EXPECT_EQ(message_of(R"({"message": "plain"})"), "plain");
+  for (const char* broken : {"", "{", "[]", "3", R"({"message": 3})",
+                             R"({"message": {"message": 1}})", R"({"message": {}})"}) {
+    EXPECT_EQ(message_of(broken), "") << broken;
+  }
+  std::filesystem::remove(path);
+  EXPECT_EQ(exception_in(path), "");
+}
+
+TEST(ExitMeaning, NamesCodesAndSignals) {
+  EXPECT_EQ(exit_name({.code = 3}), "exit code 3");
+  EXPECT_EQ(exit_name({.signal = SIGABRT}), "signal 6 (SIGABRT)");
+  EXPECT_EQ(exit_meaning({.code = 1}, 0), "");
+  EXPECT_EQ(exit_meaning({.signal = SIGSEGV}, 0), "invalid memory access");
+  EXPECT_NE(exit_meaning({.code = 127}, 0).find("not found"), std::string::npos);
+  EXPECT_NE(exit_meaning({.code = 137}, 0).find("SIGKILL"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cadre::launch

@@ -1,0 +1,309 @@
+#include "cadre/launch/job.h"
+
+#include <signal.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/launch/failure_report.h"
+#include "cadre/launch/worker_environment.h"
+#include "cadre/launch/worker_group.h"
+#include "cadre/os/proc/descendants.h"
+#include "cadre/os/proc/memory_kills.h"
+#include "cadre/os/proc/signals.h"
+#include "cadre/store/tcp_store_server.h"
+
+namespace cadre::launch {
+namespace {
+
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD};
+// Nobody presses Ctrl-C twice within this; a program such as timeout(1) signals twice at once.
+constexpr Duration kSameKeyPress = std::chrono::milliseconds(100);
+// What workers leave running may end by itself for so long (Python's resource tracker does) ...
+constexpr Duration kLinger = std::chrono::milliseconds(500);
+// ... and then has this long after SIGTERM.
+constexpr Duration kLeftoverGrace = std::chrono::seconds(5);
+constexpr Duration kKillTimeout = std::chrono::seconds(5);
+constexpr Duration kDrainTimeout = std::chrono::seconds(5);
+constexpr Duration kTick = std::chrono::seconds(1);
+// While killing: a process that forks faster than it is killed is found again.
+constexpr Duration kKillTick = std::chrono::milliseconds(20);
+constexpr size_t kTokenBytes = 16;
+constexpr size_t kRunIdBytes = 4;
+
+std::string random_hex(os::System& system, size_t num_bytes) {
+  std::vector<std::byte> bytes(num_bytes);
+  system.random_bytes(bytes);
+  std::string text;
+  for (const std::byte byte : bytes) text += cadre::format("{:02x}", std::to_integer<int>(byte));
+  return text;
+}
+
+std::string replace_all(std::string text, std::string_view macro, std::string_view value) {
+  for (size_t at = text.find(macro); at != std::string::npos;
+       at = text.find(macro, at + value.size())) {
+    text.replace(at, macro.size(), value);
+  }
+  return text;
+}
+
+// Colours that are readable on light and on dark terminals.
+std::string coloured(const std::string& prefix, Rank rank) {
+  constexpr std::array kColours{36, 33, 35, 32, 34, 31};
+  return cadre::format("\x1b[{}m{}\x1b[0m", kColours[static_cast<size_t>(rank) % kColours.size()],
+                       prefix);
+}
+
+std::string names_of(std::span<const os::Descendant> processes) {
+  std::string text;
+  for (const os::Descendant& process : processes) {
+    text += cadre::format("{}{} (pid {})", text.empty() ? "" : ", ", process.name, process.pid);
+  }
+  return text;
+}
+
+class JobRun {
+ public:
+  JobRun(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone)
+      : system_(system),
+        spec_(spec),
+        guardian_gone_(guardian_gone),
+        signals_(kSignals),
+        group_(system, output_, error_),
+        phase_deadline_(system.now()) {}
+
+  Result<int> run();
+
+ private:
+  // Each ends at phase_deadline_ but the first.
+  enum class Phase {
+    kRunning,
+    kLingering,  // the workers have ended; what they left has a moment to end by itself
+    kStopping,   // everything was asked to end
+    kKilling     // everything is being killed
+  };
+
+  Status start();
+  std::vector<WorkerSpec> worker_specs(const JobIdentity& identity);
+  std::string prefix_of(Rank rank) const;
+  void watch();
+  void take_signals();
+  void on_stop_signal(int signal);
+  void ask_to_stop(Duration grace);
+  void kill_all();
+  bool is_over();
+  void advance();
+  void say(std::string_view line) { error_.append_line("cadre: ", line); }
+  int finish();
+  int exit_code(const std::optional<WorkerExit>& failure) const;
+
+  void enter(Phase phase, Duration limit) {
+    phase_ = phase;
+    phase_deadline_ = system_.deadline_in(limit);
+  }
+
+  os::System& system_;
+  const JobSpec& spec_;
+  os::Pollable& guardian_gone_;
+  // Before everything that starts a thread.
+  os::SignalListener signals_;
+  BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
+  BufferedOutput error_{os::OutputStream::Target::kStandardError};
+  std::unique_ptr<TcpStoreServer> store_;
+  WorkerGroup group_;
+  JobIdentity identity_;
+  uint64_t num_memory_kills_before_ = 0;
+
+  Phase phase_ = Phase::kRunning;
+  Deadline phase_deadline_;
+  TimePoint last_stop_signal_;
+  int stop_signal_ = 0;  // the first signal that stopped the job; 0 if none did
+  bool guardian_is_gone_ = false;
+  std::vector<os::Descendant> unkillable_;
+};
+
+std::string JobRun::prefix_of(Rank rank) const {
+  const std::string number = cadre::format("{}", rank);
+  std::string prefix = replace_all(spec_.prefix_template, "${rank}", number);
+  prefix = replace_all(prefix, "${local_rank}", number);
+  prefix = replace_all(prefix, "${role_name}", spec_.role);
+  prefix = replace_all(prefix, "${host}", system_.host().name);
+  return spec_.colour_prefix ? coloured(prefix, rank) : prefix;
+}
+
+std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
+  std::vector<WorkerSpec> specs;
+  for (int rank = 0; rank < spec_.num_workers; ++rank) {
+    os::ProcessOptions process{
+        .executable = spec_.executable,
+        .environment = worker_environment(spec_.environment, identity, rank).to_texts()};
+    for (const std::string& argument : spec_.arguments) {
+      process.arguments.push_back(
+          replace_all(argument, "${local_rank}", cadre::format("{}", rank)));
+    }
+    specs.push_back(
+        {.rank = rank,
+         .process = std::move(process),
+         .output = {.prefix = prefix_of(rank), .is_raw = spec_.is_rank0_raw && rank == 0}});
+  }
+  return specs;
+}
+
+Status JobRun::start() {
+  identity_ = {.num_workers = spec_.num_workers,
+               .run_id = spec_.run_id.empty() ? random_hex(system_, kRunIdBytes) : spec_.run_id,
+               .role = spec_.role,
+               .token = random_hex(system_, kTokenBytes),
+               .error_folder = spec_.folder,
+               .num_cores = system_.host().num_cores};
+  TcpStoreServerOptions options{.token = identity_.token};
+  options.address.port = spec_.store_port;
+  auto store = TcpStoreServer::start(system_, options);
+  if (!store.ok()) return store.error().with_context("start the job's store");
+  store_ = *std::move(store);
+  identity_.store_host = store_->address().host;
+  identity_.store_port = store_->address().port;
+
+  num_memory_kills_before_ = os::count_memory_kills();
+  return group_.start(worker_specs(identity_));
+}
+
+Result<int> JobRun::run() {
+  CADRE_RETURN_IF_ERROR(start());
+  watch();
+  return finish();
+}
+
+void JobRun::watch() {
+  while (!is_over()) {
+    std::array also{os::PollItem{.target = &signals_, .want_read = true},
+                    os::PollItem{.target = &guardian_gone_, .want_read = !guardian_is_gone_}};
+    Deadline wake = system_.deadline_in(phase_ == Phase::kKilling ? kKillTick : kTick);
+    if (phase_ != Phase::kRunning) wake = wake.earlier(phase_deadline_);
+    group_.step(also, wake);
+    if (also[1].can_read) {
+      guardian_is_gone_ = true;
+      kill_all();
+    }
+    take_signals();
+    advance();
+  }
+}
+
+void JobRun::take_signals() {
+  while (const auto signal = signals_.try_next()) {
+    if (*signal == SIGCHLD) {
+      group_.reap_orphans();
+    } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
+      group_.forward_signal(*signal);  // batch systems announce the end of the time so
+    } else {
+      on_stop_signal(*signal);
+    }
+  }
+}
+
+void JobRun::on_stop_signal(int signal) {
+  const TimePoint now = system_.now();
+  const bool is_repeated = stop_signal_ != 0 && now - last_stop_signal_ < kSameKeyPress;
+  last_stop_signal_ = now;
+  if (phase_ == Phase::kRunning || phase_ == Phase::kLingering) {
+    stop_signal_ = signal;
+    say(cadre::format("{}: asked {} worker{} to stop, for at most {:.0f} s{}",
+                      os::signal_name(signal), group_.size(), group_.size() == 1 ? "" : "s",
+                      std::chrono::duration<double>(spec_.stop_grace).count(),
+                      signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
+    group_.ask_to_stop(signal);
+    enter(Phase::kStopping, spec_.stop_grace);
+  } else if (signal == SIGINT && !is_repeated && phase_ == Phase::kStopping) {
+    if (stop_signal_ == 0) stop_signal_ = signal;
+    say("Ctrl-C again: killing what is left");
+    kill_all();
+  }
+}
+
+void JobRun::kill_all() {
+  if (phase_ != Phase::kKilling) enter(Phase::kKilling, kKillTimeout);
+  group_.ask_to_stop(SIGKILL);
+  os::signal_processes(os::list_descendants(), SIGKILL);
+}
+
+bool JobRun::is_over() {
+  if (group_.all_ended() && !os::has_children()) return true;
+  if (phase_ != Phase::kKilling || !phase_deadline_.has_passed(system_.now())) return false;
+  unkillable_ = os::list_descendants();
+  return true;
+}
+
+// Moves on to the next phase when it is time.
+void JobRun::advance() {
+  if (phase_ == Phase::kRunning) {
+    if (group_.first_failure()) {
+      group_.ask_to_stop(SIGTERM);
+      enter(Phase::kStopping, spec_.stop_grace);
+    } else if (group_.all_ended()) {
+      enter(Phase::kLingering, kLinger);
+    }
+    return;
+  }
+  if (phase_ == Phase::kKilling) return kill_all();
+  if (!phase_deadline_.has_passed(system_.now())) return;
+  if (phase_ == Phase::kStopping) return kill_all();
+  const auto leftovers = os::list_descendants();
+  if (leftovers.empty()) return group_.reap_orphans();
+  say(cadre::format("the workers have ended; stopping what they left running: {}",
+                    names_of(leftovers)));
+  os::signal_processes(leftovers, SIGTERM);
+  enter(Phase::kStopping, kLeftoverGrace);
+}
+
+int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
+  if (guardian_is_gone_) return 128 + SIGKILL;
+  if (failure) return failure->status.shell_code();
+  if (stop_signal_ != 0) return 128 + stop_signal_;
+  return unkillable_.empty() ? 0 : 1;
+}
+
+int JobRun::finish() {
+  const Deadline drained = system_.deadline_in(kDrainTimeout);
+  while (!group_.output_has_ended() && !drained.has_passed(system_.now())) {
+    group_.step({}, drained);
+  }
+  group_.finish_output();
+
+  const auto failure = group_.first_failure();
+  if (failure) {
+    // A progress line of rank 0 may stand unfinished on the same terminal.
+    if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
+    output_.drain(system_, drained);
+    error_.append_line(
+        "", to_text({.failure = *failure,
+                     .host = system_.host().name,
+                     .exception = exception_in(error_file_of(identity_, failure->rank)),
+                     .last_lines = group_.tail(failure->rank).lines(),
+                     .num_workers = group_.size(),
+                     .exits = group_.exits(),
+                     .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_}));
+  }
+  if (!unkillable_.empty()) {
+    say(cadre::format("could not be killed, for they are stuck in the kernel: {}",
+                      names_of(unkillable_)));
+  }
+  if (guardian_is_gone_) say("`cadre run` was killed; its workers were killed too");
+  output_.drain(system_, drained);
+  error_.drain(system_, drained);
+  return exit_code(failure);
+}
+
+}  // namespace
+
+Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone) {
+  os::ignore_broken_output();
+  JobRun run(system, spec, guardian_gone);
+  return run.run();
+}
+
+}  // namespace cadre::launch

@@ -1,0 +1,32 @@
+#include "cadre/launch/worker_environment.h"
+
+#include <gtest/gtest.h>
+
+namespace cadre::launch {
+namespace {
+
+TEST(WorkerEnvironment, SharesTheCoresOut) {
+  const auto threads = [](int num_workers, int num_cores) {
+    const JobIdentity job{.num_workers = num_workers, .num_cores = num_cores};
+    return worker_environment({}, job, 0).get("OMP_NUM_THREADS");
+  };
+  EXPECT_EQ(threads(1, 8), "8");
+  EXPECT_EQ(threads(3, 8), "2");
+  EXPECT_EQ(threads(16, 8), "1");
+}
+
+TEST(WorkerEnvironment, KeepsWhatTheUserSet) {
+  os::Environment inherited;
+  inherited.set("OMP_NUM_THREADS", "5");
+  inherited.set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3");
+  inherited.set("LD_LIBRARY_PATH", "/opt/lib");
+  inherited.set("RANK", "77");  // of a job around this one
+  const auto environment = worker_environment(inherited, {.num_workers = 2, .num_cores = 8}, 1);
+  EXPECT_EQ(environment.get("OMP_NUM_THREADS"), "5");
+  EXPECT_EQ(environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"), "3");
+  EXPECT_EQ(environment.get("LD_LIBRARY_PATH"), "/opt/lib");
+  EXPECT_EQ(environment.get("RANK"), "1");
+}
+
+}  // namespace
+}  // namespace cadre::launch

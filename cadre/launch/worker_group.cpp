@@ -1,0 +1,158 @@
+#include "cadre/launch/worker_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "cadre/base/format.h"
+
+namespace cadre::launch {
+namespace {
+
+using Stream = WorkerOutput::Stream;
+
+constexpr Duration kProgressPeriod = std::chrono::seconds(1);
+
+}  // namespace
+
+struct WorkerGroup::Worker {
+  Rank rank;
+  std::unique_ptr<os::Process> process;
+  WorkerOutput output;
+  TimePoint started;
+  bool output_is_open = true;
+  bool error_is_open = true;
+  bool has_ended = false;
+  bool was_asked_to_stop = false;
+
+  void pump() {
+    output_is_open = output_is_open && output.pump(Stream::kOutput, process->standard_output());
+    error_is_open = error_is_open && output.pump(Stream::kError, process->standard_error());
+  }
+};
+
+WorkerGroup::WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error)
+    : system_(system), output_(output), error_(error), last_progress_(system.now()) {}
+
+WorkerGroup::~WorkerGroup() = default;
+
+Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
+  for (const WorkerSpec& spec : specs) {
+    auto process = os::Process::start(spec.process);
+    if (!process.ok()) {
+      workers_.clear();  // kills those that were started
+      return process.error();
+    }
+    workers_.push_back(
+        std::make_unique<Worker>(Worker{.rank = spec.rank,
+                                        .process = *std::move(process),
+                                        .output = WorkerOutput(spec.output, output_, error_),
+                                        .started = system_.now()}));
+  }
+  return {};
+}
+
+std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> also) {
+  std::vector<os::PollItem> items(also.begin(), also.end());
+  for (const auto& worker : workers_) {
+    if (!worker->has_ended) {
+      items.push_back({.target = &worker->process->exit_event(), .want_read = true});
+    }
+    if (worker->output_is_open && worker->output.has_room(Stream::kOutput)) {
+      items.push_back({.target = &worker->process->standard_output(), .want_read = true});
+    }
+    if (worker->error_is_open && worker->output.has_room(Stream::kError)) {
+      items.push_back({.target = &worker->process->standard_error(), .want_read = true});
+    }
+  }
+  for (BufferedOutput* sink : {&output_, &error_}) {
+    if (!sink->is_empty()) items.push_back({.target = &sink->pollable(), .want_write = true});
+  }
+  return items;
+}
+
+void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
+  std::vector<os::PollItem> items = poll_items(also);
+  system_.poll(items, deadline.earlier(system_.deadline_in(kProgressPeriod)));
+  std::copy_n(items.begin(), also.size(), also.begin());
+
+  for (const auto& worker : workers_) worker->pump();
+  if (system_.now() - last_progress_ >= kProgressPeriod) {
+    for (const auto& worker : workers_) worker->output.show_progress();
+    last_progress_ = system_.now();
+  }
+  collect_exits();
+  output_.flush();
+  error_.flush();
+}
+
+void WorkerGroup::collect_exits() {
+  const size_t before = exits_.size();
+  for (const auto& worker : workers_) {
+    if (worker->has_ended) continue;
+    const auto status = worker->process->try_wait();
+    if (!status) continue;
+    worker->has_ended = true;
+    exits_.push_back({.rank = worker->rank,
+                      .pid = worker->process->pid(),
+                      .status = *status,
+                      .lifetime = system_.now() - worker->started,
+                      .was_asked_to_stop = worker->was_asked_to_stop});
+  }
+  // Of those noticed at once, one that a signal ended is the likelier cause: when a worker crashes,
+  // its peers see a broken connection and exit by themselves within the same millisecond.
+  std::stable_sort(exits_.begin() + static_cast<std::ptrdiff_t>(before), exits_.end(),
+                   [](const WorkerExit& a, const WorkerExit& b) {
+                     return (a.status.signal != 0) > (b.status.signal != 0);
+                   });
+}
+
+std::optional<WorkerExit> WorkerGroup::first_failure() const {
+  const auto found = std::ranges::find_if(exits_, [](const WorkerExit& ended) {
+    return !ended.status.is_success() && !ended.was_asked_to_stop;
+  });
+  if (found == exits_.end()) return std::nullopt;
+  return *found;
+}
+
+const LineTail& WorkerGroup::tail(Rank rank) const {
+  const auto found =
+      std::ranges::find_if(workers_, [&](const auto& worker) { return worker->rank == rank; });
+  if (found == workers_.end()) {
+    throw Error(ErrorCode::kInternal, cadre::format("rank {} is not of this group", rank));
+  }
+  return (*found)->output.tail();
+}
+
+void WorkerGroup::forward_signal(int signal) {
+  for (const auto& worker : workers_) {
+    if (!worker->has_ended) worker->process->signal(signal);
+  }
+}
+
+void WorkerGroup::ask_to_stop(int signal) {
+  // Who has ended by now ended by itself.
+  collect_exits();
+  for (const auto& worker : workers_) {
+    if (worker->has_ended) continue;
+    worker->was_asked_to_stop = true;
+    worker->process->signal_group(signal);
+  }
+}
+
+void WorkerGroup::reap_orphans() {
+  std::vector<int> pids;
+  for (const auto& worker : workers_) pids.push_back(worker->process->pid());
+  os::reap_orphans(pids);
+}
+
+bool WorkerGroup::output_has_ended() const {
+  return std::ranges::none_of(
+      workers_, [](const auto& worker) { return worker->output_is_open || worker->error_is_open; });
+}
+
+void WorkerGroup::finish_output() {
+  for (const auto& worker : workers_) worker->output.finish();
+}
+
+}  // namespace cadre::launch
