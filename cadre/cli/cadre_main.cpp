@@ -1,0 +1,65 @@
+// The `cadre` command, as git does it: it links only the core and starts in milliseconds; the
+// trainer, which needs libtorch, is a program of its own that it executes.
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/cli/command.h"
+#include "cadre/cli/nearest.h"
+
+namespace {
+
+using cadre::cli::Words;
+
+constexpr std::string_view kHelp = R"(cadre COMMAND [options]
+
+  cadre run --nproc-per-node 4 ./train            start a program as the ranks of one job
+  cadre train examples/gpt.toml                   train a model from a configuration file
+  cadre info                                      what this machine and this build have
+
+Commands
+  run        start a C++ or Python program several times, with torchrun's environment
+  train      train a model from a configuration file, on one or more processes
+  info       versions, torch, cores, memory, limits, transports
+  help       this text; cadre COMMAND --help explains a command
+  --version  the version
+)";
+
+const std::vector<std::string> kCommands{"run", "train", "info", "help"};
+
+int dispatch(const std::string& command, Words words) {
+  if (command == "run") return cadre::cli::run_command(words);
+  if (command == "train") return cadre::cli::train_command(words);
+  if (command == "info") return cadre::cli::info_command(words);
+  if (command == "help" || command == "--help" || command == "-h") {
+    cadre::cli::print(kHelp);
+    return 0;
+  }
+  if (command == "--version" || command == "version") {
+    cadre::cli::print("cadre " CADRE_VERSION "\n");
+    return 0;
+  }
+  const std::string near = cadre::cli::nearest(command, kCommands);
+  return cadre::cli::fail(
+      "cadre",
+      near.empty() ? cadre::format("unknown command \"{}\"; cadre help lists all", command)
+                   : cadre::format("unknown command \"{}\"; did you mean \"{}\"?", command, near),
+      cadre::cli::kUsageExitCode);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.empty()) {
+    cadre::cli::print(kHelp);
+    return cadre::cli::kUsageExitCode;
+  }
+  try {
+    return dispatch(words.front(), Words(words).subspan(1));
+  } catch (const cadre::Error& error) {
+    return cadre::cli::fail("cadre", error.what(), 1);
+  }
+}

@@ -1,0 +1,31 @@
+#include "cadre/cli/launch_job.h"
+
+#include "cadre/cli/command.h"
+#include "cadre/os/proc/guardian.h"
+#include "cadre/os/proc/temporary_folder.h"
+
+namespace cadre::cli {
+
+int start_failure_code(const Error& error) {
+  return error.code() == ErrorCode::kUnavailable ? kNotFoundExitCode : kNotExecutableExitCode;
+}
+
+int launch_job(std::string_view command, launch::JobSpec spec) {
+  // Made before the guardian and the supervisor part, so that whichever survives removes it.
+  const auto folder =
+      os::TemporaryFolder::make(spec.environment.get_or("TMPDIR", "/tmp"), "cadre-run-");
+  if (!folder.ok()) return fail(command, folder.error().message(), 1);
+  spec.folder = (*folder)->path();
+  try {
+    return os::run_guarded([&](os::Pollable& guardian_gone) {
+      const auto system = os::make_native_system();
+      const auto exit_code = launch::run_job(*system, spec, guardian_gone);
+      if (exit_code.ok()) return *exit_code;
+      return fail(command, exit_code.error().message(), start_failure_code(exit_code.error()));
+    });
+  } catch (const Error& error) {
+    return fail(command, error.message(), 1);
+  }
+}
+
+}  // namespace cadre::cli

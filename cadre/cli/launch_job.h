@@ -1,0 +1,21 @@
+// Runs a job under the guardian: what `cadre run` and `cadre train` have in common.
+//
+// Threads: the main thread, before any other was started. Blocking: as long as the job runs.
+// Errors: reported on standard error as one sentence; 126 or 127 when the program cannot be
+// started.
+#pragma once
+
+#include <string_view>
+
+#include "cadre/base/error.h"
+#include "cadre/launch/job.h"
+
+namespace cadre::cli {
+
+// Returns the exit code. `command` begins the sentence of an error ("cadre run").
+int launch_job(std::string_view command, launch::JobSpec spec);
+
+// The exit code for a program that cannot be started for this reason.
+int start_failure_code(const Error& error);
+
+}  // namespace cadre::cli

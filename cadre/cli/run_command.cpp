@@ -1,0 +1,115 @@
+// `cadre run`: from its command line to a JobSpec.
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/cli/command.h"
+#include "cadre/cli/launch_job.h"
+#include "cadre/cli/run_options.h"
+#include "cadre/os/proc/executable.h"
+#include "cadre/os/proc/machine.h"
+#include "cadre/os/proc/output_stream.h"
+
+namespace cadre::cli {
+namespace {
+
+constexpr std::string_view kCommand = "cadre run";
+constexpr int kMaxWorkers = 4096;
+
+Result<int> resolve_num_workers(const std::string& text, const os::Environment& environment) {
+  const os::MachineInfo machine = os::read_machine_info(environment);
+  if (text == "cpu") return machine.num_cores;
+  if (text == "auto") return machine.num_gpus > 0 ? machine.num_gpus : machine.num_cores;
+  if (text == "gpu") {
+    if (machine.num_gpus > 0) return machine.num_gpus;
+    return Error(ErrorCode::kInvalidArgument,
+                 "--nproc-per-node gpu: this machine has no GPU; say auto or a number");
+  }
+  int count = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || count < 1 ||
+      count > kMaxWorkers) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("--nproc-per-node {}: expected a number from 1 to {}, auto, gpu or "
+                               "cpu",
+                               text, kMaxWorkers));
+  }
+  return count;
+}
+
+// Fills in what is executed: the program itself, or Python with the script or module.
+Status resolve_program(const RunOptions& options, launch::JobSpec& spec) {
+  const std::string search_path = spec.environment.get_or("PATH", "/usr/local/bin:/usr/bin:/bin");
+  const std::string& program = options.program.front();
+  const bool is_script = program.ends_with(".py") && !options.no_python;
+  if (!is_script && !options.is_module) {
+    auto found = os::find_executable(program, search_path);
+    if (!found.ok()) return found.error();
+    spec.executable = *std::move(found);
+    spec.arguments = options.program;
+    return {};
+  }
+  std::error_code failure;
+  if (!options.is_module && !std::filesystem::is_regular_file(program, failure)) {
+    return Error(ErrorCode::kUnavailable, cadre::format("there is no script \"{}\"", program));
+  }
+  const std::string python = spec.environment.get_or("PYTHON_EXEC", "python3");
+  auto found = os::find_executable(python, search_path);
+  if (!found.ok()) return found.error().with_context("to run Python (set PYTHON_EXEC)");
+  spec.executable = *std::move(found);
+  spec.arguments = {python, "-u"};  // unbuffered, so that lines come when they are written
+  if (options.is_module) spec.arguments.push_back("-m");
+  spec.arguments.insert(spec.arguments.end(), options.program.begin(), options.program.end());
+  return {};
+}
+
+Duration stop_grace(const RunOptions& options, const os::Environment& environment) {
+  double seconds = options.shutdown_timeout_s;
+  if (seconds < 0) {
+    const std::string text = environment.get_or("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30");
+    if (std::from_chars(text.data(), text.data() + text.size(), seconds).ec != std::errc()) {
+      seconds = 30;
+    }
+  }
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+int run_command(Words words) {
+  const auto options = parse_run_options(words);
+  if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
+  if (options->wants_help) {
+    print(run_help());
+    return 0;
+  }
+  launch::JobSpec spec;
+  spec.environment = os::read_environment();
+  const auto num_workers = resolve_num_workers(options->num_workers, spec.environment);
+  if (!num_workers.ok()) return fail(kCommand, num_workers.error().message(), kUsageExitCode);
+  if (options->no_python && options->is_module) {
+    return fail(kCommand, "--no-python and -m contradict each other", kUsageExitCode);
+  }
+
+  spec.num_workers = *num_workers;
+  spec.run_id = options->run_id;
+  spec.role = options->role;
+  spec.store_port = options->master_port;
+  spec.stop_grace = stop_grace(*options, spec.environment);
+  spec.prefix_template = options->prefix_template;
+  if (spec.prefix_template.empty()) {
+    spec.prefix_template =
+        spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ");
+  }
+  spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&
+                       spec.environment.get_or("NO_COLOR", "").empty();
+  if (const Status resolved = resolve_program(*options, spec); !resolved.ok()) {
+    return fail(kCommand, resolved.error().message(), start_failure_code(resolved.error()));
+  }
+  return launch_job(kCommand, std::move(spec));
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,141 @@
+// How `cadre run` ends and what it says then: exit codes, reports, programs that cannot be started.
+#include <fstream>
+
+#include "cadre/cli/cadre_command_test.h"
+
+namespace cadre::cli {
+namespace {
+
+TEST(RunExit, SucceedsSilentlyWhenAllWorkersSucceed) {
+  const auto result = run_cadre(shell_job(2, "exit 0"));
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.output, "");
+  EXPECT_EQ(result.error, "");
+}
+
+TEST(RunExit, ReportsTheFirstFailureLast) {
+  const auto result = run_cadre(shell_job(
+      4,
+      "if [ $RANK = 2 ]; then echo about to fail; echo 'no such layer' >&2; exit 3; fi; sleep 50"));
+  EXPECT_EQ(result.exit_code, 3);
+  const size_t report = result.error.find("cadre: the last");
+  ASSERT_NE(report, std::string::npos) << result.error;
+  EXPECT_EQ(masked(result.error.substr(report)),
+            "cadre: the last 2 lines of rank 2:\n"
+            "    about to fail\n"
+            "    no such layer\n"
+            "cadre: rank 2 of 4 failed with exit code 3 on HOST, pid #, after # s\n"
+            "  others: ranks 0-1, 3: stopped\n");
+}
+
+TEST(RunExit, ExplainsASegmentationFault) {
+  const auto result = run_cadre(shell_job(2, "if [ $RANK = 1 ]; then kill -SEGV $$; fi; sleep 50"));
+  EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
+  EXPECT_EQ(masked(result.error),
+            "cadre: rank 1 wrote nothing\n"
+            "cadre: rank 1 of 2 failed with signal 11 (SIGSEGV) on HOST, pid #, after # s\n"
+            "  meaning: invalid memory access\n"
+            "  others: rank 0: stopped\n");
+}
+
+TEST(RunExit, ExplainsAKill) {
+  const auto result = run_cadre(shell_job(1, "kill -KILL $$"));
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_EQ(masked(result.error),
+            "cadre: rank 0 wrote nothing\n"
+            "cadre: rank 0 of 1 failed with signal 9 (SIGKILL) on HOST, pid #, after # s\n"
+            "  meaning: killed from outside: by someone's kill -9, a batch system's limit, or a "
+            "container's memory limit (see dmesg)\n");
+}
+
+TEST(RunExit, FoldsOtherEndingsIntoOneLine) {
+  // Rank 0 succeeds first; rank 1 fails; rank 2 has an exit code of its own when asked to stop;
+  // rank 3 does not listen and is killed.
+  const auto result = run_cadre(
+      {"run", "--nproc-per-node", "4", "--shutdown-timeout", "1", "sh", "-c",
+       "case $RANK in 0) exit 0;; 1) sleep 1; exit 9;; 2) trap 'exit 5' TERM;; 3) trap '' TERM;; "
+       "esac; while true; do sleep 0.05; done"});
+  EXPECT_EQ(result.exit_code, 9);
+  EXPECT_NE(result.error.find(
+                "  others: rank 2: ended by exit code 5; rank 0: had succeeded; rank 3: stopped\n"),
+            std::string::npos)
+      << result.error;
+}
+
+TEST(RunExit, ShowsTheMessageThatPythonLeft) {
+  const auto result = run_cadre(shell_job(
+      1,
+      R"(echo '{"message": {"message": "ValueError: odd"}}' > $TORCHELASTIC_ERROR_FILE; exit 1)"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.error.find("  exception: ValueError: odd\n"), std::string::npos) << result.error;
+}
+
+TEST(RunExit, KeepsTheLastThirtyLines) {
+  const auto result = run_cadre(shell_job(1, "seq 1 100; exit 1"));
+  EXPECT_NE(result.error.find("cadre: the last 30 lines of rank 0:\n    71\n    72\n"),
+            std::string::npos)
+      << result.error;
+  EXPECT_NE(result.error.find("\n    100\ncadre: rank 0 of 1 failed"), std::string::npos);
+}
+
+struct Unstartable {
+  std::vector<std::string> words;
+  int exit_code;
+  std::string sentence;
+};
+
+class RunUnstartable : public ::testing::Test {
+ protected:
+  RunUnstartable()
+      : folder_(::testing::TempDir() + "cadre_unstartable_" + std::to_string(::getpid())) {
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ + "/plain") << "text\n";
+    std::ofstream(folder_ + "/orphan") << "#!/no/such/interpreter\n";
+    std::ofstream(folder_ + "/text") << "neither\n";
+    for (const char* name : {"/orphan", "/text"}) {
+      std::filesystem::permissions(folder_ + name, std::filesystem::perms::owner_all);
+    }
+  }
+  ~RunUnstartable() override { std::filesystem::remove_all(folder_); }
+  const std::string folder_;
+};
+
+TEST_F(RunUnstartable, SaysWhyInOneSentence) {
+  const std::vector<Unstartable> cases = {
+      {{"no-such-program"}, 127, "\"no-such-program\" was not found in PATH"},
+      {{"./no/such"}, 127, "\"./no/such\" does not exist"},
+      {{"train.py"}, 127, "there is no script \"train.py\""},
+      {{folder_}, 126, "\"" + folder_ + "\" is a directory, not a program"},
+      {{folder_ + "/plain"},
+       126,
+       "\"" + folder_ + "/plain\" is not executable: chmod +x " + folder_ + "/plain"},
+      {{folder_ + "/orphan"},
+       126,
+       "\"" + folder_ +
+           "/orphan\" cannot be executed: the interpreter named in its first line, or "
+           "its loader, does not exist"},
+      {{folder_ + "/text"},
+       126,
+       "\"" + folder_ +
+           "/text\" cannot be executed: it is neither a program for this machine nor a "
+           "script that begins with #!"},
+      {{"--nproc-per-node", "0", "true"},
+       2,
+       "--nproc-per-node 0: expected a number from 1 to 4096, auto, gpu or cpu"},
+      {{"--nnodes", "2", "true"}, 2, "--nnodes 2: this launcher starts workers on one host only"},
+      {{"--nproc-per-nod", "2", "true"},
+       2,
+       "unknown option --nproc-per-nod; did you mean --nproc-per-node?"},
+      {{}, 2, "no program to run; for example: cadre run --nproc-per-node 2 ./train"},
+  };
+  for (const Unstartable& one : cases) {
+    std::vector<std::string> words = one.words;
+    words.insert(words.begin(), "run");
+    const auto result = run_cadre(words);
+    EXPECT_EQ(result.exit_code, one.exit_code) << one.sentence;
+    EXPECT_EQ(result.error, "cadre run: " + one.sentence + "\n");
+  }
+}
+
+}  // namespace
+}  // namespace cadre::cli

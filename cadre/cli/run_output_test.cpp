@@ -1,0 +1,142 @@
+// What `cadre run` shows of its workers' output, and what workers find in their environment.
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "cadre/cli/cadre_command_test.h"
+
+namespace cadre::cli {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(RunOutput, PrefixesEachLineWithItsRank) {
+  const auto result = run_cadre(shell_job(2, "echo out $RANK; echo err $RANK >&2"));
+  EXPECT_EQ(result.exit_code, 0);
+  const auto output = lines_of(result.output);
+  EXPECT_EQ(std::set(output.begin(), output.end()),
+            (std::set<std::string>{"[0] out 0", "[1] out 1"}));
+  const auto error = lines_of(result.error);
+  EXPECT_EQ(std::set(error.begin(), error.end()),
+            (std::set<std::string>{"[0] err 0", "[1] err 1"}));
+}
+
+TEST(RunOutput, TakesAPrefixTemplate) {
+  const auto result =
+      run_cadre({"run", "--role", "trainer", "--log_line_prefix_template",
+                 "<${role_name} ${rank} ${local_rank}> ", "echo", "hello", "${local_rank}"});
+  EXPECT_EQ(result.output, "<trainer 0 0> hello 0\n");
+}
+
+TEST(RunOutput, EndsAPartialLineAndKeepsBytesAsTheyAre) {
+  const auto result = run_cadre(shell_job(1, R"(printf 'a\000b\377\nlast')"));
+  EXPECT_EQ(result.output, std::string("[0] a\0b\xff\n[0] last\n", 18));
+}
+
+TEST(RunOutput, ShowsTheEndOfALineThatRewritesItself) {
+  const auto result = run_cadre(shell_job(1, R"(printf '\r10%%\r20%%\r30%%\ndone\r\n')"));
+  EXPECT_EQ(result.output, "[0] 30%\n[0] done\n");
+}
+
+TEST(RunOutput, ShowsProgressThatEndsNoLine) {
+  CadreCommand command(shell_job(1, R"(printf '\r10%%'; sleep 1000)"));
+  EXPECT_TRUE(command.wait_for("[0] 10%\n"));
+}
+
+TEST(RunOutput, LosesNothingOfAFlood) {
+  constexpr int kLines = 200000;
+  const auto result = run_cadre(shell_job(2, cadre::format("seq 1 {}", kLines)));
+  EXPECT_EQ(result.exit_code, 0);
+  std::map<std::string, int> next;  // of each rank: the lines come in order
+  for (const std::string& line : lines_of(result.output)) {
+    const std::string prefix = line.substr(0, 4);
+    ASSERT_EQ(line, prefix + std::to_string(++next[prefix]));
+  }
+  EXPECT_EQ(next, (std::map<std::string, int>{{"[0] ", kLines}, {"[1] ", kLines}}));
+}
+
+TEST(RunOutput, BoundsLinesThatNeverEnd) {
+  constexpr size_t kBytes = 5'000'000;
+  const auto result =
+      run_cadre(shell_job(1, cadre::format("head -c {} /dev/zero | tr '\\000' x", kBytes)));
+  EXPECT_EQ(static_cast<size_t>(std::ranges::count(result.output, 'x')), kBytes);
+  for (const std::string& line : lines_of(result.output)) ASSERT_LE(line.size(), (64U << 10) + 4);
+}
+
+uint64_t resident_bytes(int pid) {
+  std::ifstream file(cadre::format("/proc/{}/statm", pid));
+  uint64_t total_pages = 0;
+  uint64_t resident_pages = 0;
+  file >> total_pages >> resident_pages;
+  return resident_pages * 4096;
+}
+
+TEST(RunOutput, ASleepingReaderBoundsMemoryAndHidesNoDeath) {
+  // `yes` writes gigabytes a second; the launcher's reader sleeps. It must still see the failure.
+  CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1", "sh", "-c",
+                        "if [ $RANK = 0 ]; then yes; else sleep 1; exit 7; fi"},
+                       {.reads_output = false});
+  const auto system = os::make_native_system();
+  system->poll({}, system->deadline_in(std::chrono::milliseconds(800)));
+  for (const int pid : command.marked_processes()) {
+    // Some 10 MB, and what a sanitizer adds; unbounded it would be a gigabyte.
+    EXPECT_LT(resident_bytes(pid), 200U << 20) << "process " << pid;
+  }
+  EXPECT_EQ(command.wait().exit_code, 7);
+}
+
+TEST(RunOutput, GivesWorkersTorchrunsEnvironment) {
+  const auto result =
+      run_cadre({"run", "--nproc-per-node=2", "--rdzv-id", "job7", "--role=trainer", "env"},
+                {{"OMP_NUM_THREADS", "3"}});
+  std::map<std::string, std::string> found;
+  for (const std::string& line : lines_of(result.output)) {
+    const size_t equals = line.find('=');
+    if (line.starts_with("[1] ")) found[line.substr(4, equals - 4)] = line.substr(equals + 1);
+  }
+  const std::map<std::string, std::string> expected = {{"RANK", "1"},
+                                                       {"LOCAL_RANK", "1"},
+                                                       {"GROUP_RANK", "0"},
+                                                       {"ROLE_RANK", "1"},
+                                                       {"WORLD_SIZE", "2"},
+                                                       {"LOCAL_WORLD_SIZE", "2"},
+                                                       {"GROUP_WORLD_SIZE", "1"},
+                                                       {"ROLE_WORLD_SIZE", "2"},
+                                                       {"ROLE_NAME", "trainer"},
+                                                       {"MASTER_ADDR", "127.0.0.1"},
+                                                       {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                                       {"TORCHELASTIC_MAX_RESTARTS", "0"},
+                                                       {"TORCHELASTIC_RUN_ID", "job7"},
+                                                       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+                                                       {"OMP_NUM_THREADS", "3"},
+                                                       {"CADRE_STORE_PROTOCOL", "native"}};
+  for (const auto& [name, value] : expected) EXPECT_EQ(found[name], value) << name;
+  EXPECT_GT(std::atoi(found["MASTER_PORT"].c_str()), 0);
+  EXPECT_TRUE(std::regex_match(found["CADRE_JOB_TOKEN"], std::regex("[0-9a-f]{32}")));
+  EXPECT_TRUE(found["TORCHELASTIC_ERROR_FILE"].ends_with("/rank1.json"));
+}
+
+TEST(RunOutput, SharesTheCoresWhenTheUserDoesNot) {
+  os::Environment environment = os::read_environment();
+  const auto result = run_cadre({"run", "--nproc-per-node", "1000000", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  const auto shared = run_cadre({"run", "--nproc-per-node", "1", "env", "-u", "NOTHING", "sh", "-c",
+                                 "echo threads $OMP_NUM_THREADS"});
+  if (environment.get("OMP_NUM_THREADS")) GTEST_SKIP() << "the tests' own environment sets it";
+  EXPECT_EQ(shared.output,
+            cadre::format("[0] threads {}\n", os::make_native_system()->host().num_cores));
+}
+
+TEST(RunOutput, WorkersInheritNoDescriptorAndNoInput) {
+  const auto result = run_cadre(shell_job(1, "readlink /proc/self/fd/0; ls /proc/$$/fd"));
+  EXPECT_EQ(result.output, "[0] /dev/null\n[0] 0\n[0] 1\n[0] 2\n");
+}
+
+}  // namespace
+}  // namespace cadre::cli

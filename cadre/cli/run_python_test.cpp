@@ -1,0 +1,95 @@
+// Python programs under `cadre run`: scripts, modules, and unmodified PyTorch.
+#include <fstream>
+
+#include "cadre/cli/cadre_command_test.h"
+
+namespace cadre::cli {
+namespace {
+
+class RunPython : public ::testing::Test {
+ protected:
+  RunPython() : folder_(::testing::TempDir() + "cadre_python_" + std::to_string(::getpid())) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~RunPython() override { std::filesystem::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name) << text;
+    return folder_ + "/" + name;
+  }
+
+  const std::string folder_;
+};
+
+TEST_F(RunPython, RunsAScriptByItsSuffix) {
+  const auto script =
+      write("hello.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n");
+  const auto result = run_cadre({"run", script, "--lr", "0.1"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.output, "[0] 0 ['--lr', '0.1']\n");
+}
+
+TEST_F(RunPython, RunsAModule) {
+  write("hello.py", "import sys\nprint(__name__, sys.argv[1:])\n");
+  const auto result = run_cadre({"run", "-m", "hello", "--lr"}, {{"PYTHONPATH", folder_}});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "[0] __main__ ['--lr']\n");
+}
+
+TEST_F(RunPython, ExecutesAScriptItselfWhenTold) {
+  const auto script = write("job.py", "#!/bin/sh\necho shell\n");
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  EXPECT_EQ(run_cadre({"run", "--no_python", script}).output, "[0] shell\n");
+}
+
+TEST_F(RunPython, TakesTheInterpreterFromTheEnvironment) {
+  const auto script = write("job.py", "");
+  EXPECT_EQ(run_cadre({"run", script}, {{"PYTHON_EXEC", "echo"}}).output,
+            "[0] -u " + script + "\n");
+  const auto missing = run_cadre({"run", script}, {{"PYTHON_EXEC", "no-such-python"}});
+  EXPECT_EQ(missing.exit_code, 127);
+  EXPECT_EQ(
+      missing.error,
+      "cadre run: to run Python (set PYTHON_EXEC): \"no-such-python\" was not found in PATH\n");
+}
+
+TEST_F(RunPython, ShowsThePythonTraceback) {
+  const auto script = write("broken.py", "raise ValueError('the odd one')\n");
+  const auto result = run_cadre({"run", "--nproc_per_node", "2", script});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.error.find("    ValueError: the odd one\ncadre: rank "), std::string::npos)
+      << result.error;
+}
+
+#ifdef CADRE_LIBTORCH_DIR
+// As a PyTorch user writes it: nothing in it knows of cadre.
+constexpr const char* kGlooScript = R"(
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+mine = torch.arange(4) + rank
+dist.all_reduce(mine)
+assert mine.tolist() == [sum(i + r for r in range(size)) for i in range(4)], mine
+parts = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+dist.all_gather(parts, torch.tensor([rank * rank]))
+assert [int(part) for part in parts] == [r * r for r in range(size)], parts
+dist.barrier()
+print("rank", rank, "of", size, "sum", mine.tolist())
+dist.destroy_process_group()
+)";
+
+TEST_F(RunPython, RunsUnmodifiedPyTorchWithGloo) {
+  const auto script = write("gloo.py", kGlooScript);
+  // PREFIX/bin/python3 of PREFIX/lib/python3.X/site-packages/torch.
+  std::string python = CADRE_LIBTORCH_DIR "/../../../../bin/python3";
+  if (!std::filesystem::exists(python)) python = "python3";
+  const auto result =
+      run_cadre({"run", "--standalone", "--nproc-per-node=2", script}, {{"PYTHON_EXEC", python}});
+  EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+  EXPECT_NE(result.output.find("[0] rank 0 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
+  EXPECT_NE(result.output.find("[1] rank 1 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
+}
+#endif
+
+}  // namespace
+}  // namespace cadre::cli
