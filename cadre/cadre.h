@@ -1,0 +1,9 @@
+// Cadre: distributed training for C++ on libtorch. One header for programs; each part documents its
+// own threads, blocking, lifetime and errors.
+#pragma once
+
+#include "cadre/base/error.h"
+#include "cadre/checkpoint/module_file.h"
+#include "cadre/data/data_loader.h"
+#include "cadre/group/process_group.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"

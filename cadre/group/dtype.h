@@ -1,0 +1,18 @@
+// The map between libtorch's element types and the ones that a group moves.
+//
+// Threads: pure functions. Blocking: never. Errors: nullopt for a type that no group moves.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+
+namespace cadre {
+
+CADRE_EXPORT std::optional<DType> to_dtype(at::ScalarType type);
+CADRE_EXPORT at::ScalarType to_scalar_type(DType dtype);
+
+}  // namespace cadre

@@ -1,0 +1,35 @@
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/group/process_group.h"
+#include "cadre/os/system.h"
+#include "cadre/rendezvous/environment_rendezvous.h"
+#include "cadre/rendezvous/job_environment.h"
+
+namespace cadre {
+
+namespace {
+
+// What a launched process owns, in the order in which it is made; destroyed in reverse.
+struct Job {
+  std::unique_ptr<os::System> system;
+  Membership membership;
+  std::unique_ptr<Communicator> communicator;
+};
+
+}  // namespace
+
+ProcessGroup init_process_group(const InitOptions& options) {
+  // Shared: the handle's copies own the job together.
+  const auto job = std::make_shared<Job>();
+  job->system = os::make_native_system();
+  const Deadline deadline = job->system->deadline_in(options.connect_timeout);
+  EnvironmentRendezvous rendezvous(*job->system, read_job_environment().value_or_throw());
+  job->membership = rendezvous.join(deadline).value_or_throw();
+  job->communicator =
+      Communicator::connect(*job->system, job->membership,
+                            {.timeout = options.timeout, .transport = options.transport}, deadline);
+  return ProcessGroup(std::shared_ptr<Communicator>(job, job->communicator.get()));
+}
+
+}  // namespace cadre

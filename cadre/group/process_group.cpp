@@ -1,0 +1,274 @@
+#include "cadre/group/process_group.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/dtype.h"
+
+namespace cadre {
+
+namespace {
+
+[[noreturn]] void refuse(const Communicator& communicator, std::string_view operation,
+                         const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{} on group \"{}\", rank {}: {}", operation, communicator.name(),
+                     communicator.rank(), problem));
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  std::string text = "(";
+  for (const int64_t size : tensor.sizes()) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(size);
+  }
+  return text + ")";
+}
+
+// The dtype of a tensor that can take part; `role` is "the tensor", "the input", "the output".
+DType check(const Communicator& communicator, std::string_view operation, std::string_view role,
+            const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse(communicator, operation, format("{} is undefined; pass one with data", role));
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse(communicator, operation,
+           format("{} {} is sparse; only dense tensors are exchanged: use to_dense()", role,
+                  shape_of(tensor)));
+  }
+  if (!tensor.device().is_cpu()) {
+    refuse(communicator, operation,
+           format("{} {} is on {}; this group exchanges CPU tensors: use cpu()", role,
+                  shape_of(tensor), tensor.device().str()));
+  }
+  const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
+  if (!dtype) {
+    refuse(communicator, operation,
+           format("{} {} is {}; supported are uint8, int32, int64, bfloat16, float32 and float64",
+                  role, shape_of(tensor), c10::toString(tensor.scalar_type())));
+  }
+  return *dtype;
+}
+
+void check_contiguous(const Communicator& communicator, std::string_view operation,
+                      std::string_view role, const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return;
+  refuse(communicator, operation,
+         format("{} {} is not contiguous; pass {}.contiguous()", role, shape_of(tensor), "tensor"));
+}
+
+void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
+                     ReduceOp op) {
+  if (is_supported(dtype, op)) return;
+  refuse(communicator, operation,
+         format("{} has no meaning for {}; use sum and divide, or a floating-point tensor", op,
+                dtype));
+}
+
+// Of the pair of an all_gather or reduce_scatter: `large` has world_size times the elements.
+DType check_pair(const Communicator& communicator, std::string_view operation,
+                 const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+  const DType dtype = check(communicator, operation, "the input", input);
+  if (check(communicator, operation, "the output", output) != dtype) {
+    refuse(communicator, operation,
+           format("the input is {} but the output is {}; both must have one dtype",
+                  c10::toString(input.scalar_type()), c10::toString(output.scalar_type())));
+  }
+  check_contiguous(communicator, operation, "the input", input);
+  check_contiguous(communicator, operation, "the output", output);
+  const at::Tensor& large = output_is_large ? output : input;
+  const at::Tensor& small = output_is_large ? input : output;
+  if (large.numel() != small.numel() * communicator.world_size()) {
+    refuse(communicator, operation,
+           format("the {} has {} elements {}, expected world size {} times the {}'s {} {}",
+                  output_is_large ? "output" : "input", large.numel(), shape_of(large),
+                  communicator.world_size(), output_is_large ? "input" : "output", small.numel(),
+                  shape_of(small)));
+  }
+  return dtype;
+}
+
+Bytes bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+ConstBytes const_bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+template <typename... Tensors>
+CollectiveOptions keeping(std::optional<Deadline> deadline, const Tensors&... tensors) {
+  using Kept = std::array<at::Tensor, sizeof...(Tensors)>;
+  return {.deadline = deadline, .keep_alive = std::make_shared<const Kept>(Kept{tensors...})};
+}
+
+// Runs `operation` on the tensor's memory, or on a packed copy that is copied back.
+template <typename Operation>
+void run_packed(const at::Tensor& tensor, Operation operation) {
+  if (tensor.is_contiguous()) {
+    operation(tensor);
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor packed = tensor.detach().contiguous();
+  operation(packed);
+  tensor.detach().copy_(packed);
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(std::shared_ptr<Communicator> communicator)
+    : communicator_(std::move(communicator)) {
+  if (!communicator_) {
+    throw Error(ErrorCode::kInvalidArgument, "ProcessGroup: the communicator is null");
+  }
+}
+
+Rank ProcessGroup::rank() const {
+  return communicator_->rank();
+}
+
+int ProcessGroup::world_size() const {
+  return communicator_->world_size();
+}
+
+const std::string& ProcessGroup::name() const {
+  return communicator_->name();
+}
+
+Communicator& ProcessGroup::communicator() const {
+  return *communicator_;
+}
+
+void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) const {
+  const DType dtype = check(*communicator_, "all_reduce", "the tensor", tensor);
+  check_reduce_op(*communicator_, "all_reduce", dtype, options.op);
+  run_packed(tensor, [&](const at::Tensor& data) {
+    communicator_->all_reduce(const_bytes_of(data), bytes_of(data), dtype, options.op,
+                              {.deadline = options.deadline});
+  });
+}
+
+Work ProcessGroup::all_reduce_async(const at::Tensor& tensor,
+                                    const AllReduceOptions& options) const {
+  const DType dtype = check(*communicator_, "all_reduce_async", "the tensor", tensor);
+  check_reduce_op(*communicator_, "all_reduce_async", dtype, options.op);
+  check_contiguous(*communicator_, "all_reduce_async", "the tensor", tensor);
+  return communicator_->all_reduce_async(const_bytes_of(tensor), bytes_of(tensor), dtype,
+                                         options.op, keeping(options.deadline, tensor));
+}
+
+void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& options) const {
+  const DType dtype = check(*communicator_, "broadcast", "the tensor", tensor);
+  run_packed(tensor, [&](const at::Tensor& data) {
+    communicator_->broadcast(bytes_of(data), dtype, options.root, {.deadline = options.deadline});
+  });
+}
+
+Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
+                                   const BroadcastOptions& options) const {
+  const DType dtype = check(*communicator_, "broadcast_async", "the tensor", tensor);
+  check_contiguous(*communicator_, "broadcast_async", "the tensor", tensor);
+  return communicator_->broadcast_async(bytes_of(tensor), dtype, options.root,
+                                        keeping(options.deadline, tensor));
+}
+
+void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input,
+                              const AllGatherOptions& options) const {
+  const DType dtype = check_pair(*communicator_, "all_gather", output, input, true);
+  communicator_->all_gather(const_bytes_of(input), bytes_of(output), dtype,
+                            {.deadline = options.deadline});
+}
+
+Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
+                                    const AllGatherOptions& options) const {
+  const DType dtype = check_pair(*communicator_, "all_gather_async", output, input, true);
+  return communicator_->all_gather_async(const_bytes_of(input), bytes_of(output), dtype,
+                                         keeping(options.deadline, output, input));
+}
+
+void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                  const ReduceScatterOptions& options) const {
+  const DType dtype = check_pair(*communicator_, "reduce_scatter", output, input, false);
+  check_reduce_op(*communicator_, "reduce_scatter", dtype, options.op);
+  communicator_->reduce_scatter(const_bytes_of(input), bytes_of(output), dtype, options.op,
+                                {.deadline = options.deadline});
+}
+
+Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                        const ReduceScatterOptions& options) const {
+  const DType dtype = check_pair(*communicator_, "reduce_scatter_async", output, input, false);
+  check_reduce_op(*communicator_, "reduce_scatter_async", dtype, options.op);
+  return communicator_->reduce_scatter_async(const_bytes_of(input), bytes_of(output), dtype,
+                                             options.op, keeping(options.deadline, output, input));
+}
+
+void ProcessGroup::barrier(const BarrierOptions& options) const {
+  communicator_->barrier({.deadline = options.deadline});
+}
+
+void ProcessGroup::send(const at::Tensor& tensor, Rank destination,
+                        const SendOptions& options) const {
+  const DType dtype = check(*communicator_, "send", "the tensor", tensor);
+  const at::Tensor packed = tensor.detach().contiguous();
+  communicator_->send(const_bytes_of(packed), dtype, destination, options.tag,
+                      {.deadline = options.deadline});
+}
+
+Work ProcessGroup::send_async(const at::Tensor& tensor, Rank destination,
+                              const SendOptions& options) const {
+  const DType dtype = check(*communicator_, "send_async", "the tensor", tensor);
+  const at::Tensor packed = tensor.detach().contiguous();
+  return communicator_->send_async(const_bytes_of(packed), dtype, destination, options.tag,
+                                   keeping(options.deadline, packed));
+}
+
+void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions& options) const {
+  const DType dtype = check(*communicator_, "recv", "the tensor", tensor);
+  run_packed(tensor, [&](const at::Tensor& data) {
+    communicator_->recv(bytes_of(data), dtype, source, options.tag, {.deadline = options.deadline});
+  });
+}
+
+Work ProcessGroup::recv_async(const at::Tensor& tensor, Rank source,
+                              const SendOptions& options) const {
+  const DType dtype = check(*communicator_, "recv_async", "the tensor", tensor);
+  check_contiguous(*communicator_, "recv_async", "the tensor", tensor);
+  return communicator_->recv_async(bytes_of(tensor), dtype, source, options.tag,
+                                   keeping(options.deadline, tensor));
+}
+
+at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) const {
+  const std::optional<DType> dtype = to_dtype(type);
+  if (!dtype || numel < 0) {
+    refuse(*communicator_, "empty_symmetric",
+           format("{} elements of {} cannot be exchanged; pass a count >= 0 and one of uint8, "
+                  "int32, int64, bfloat16, float32, float64",
+                  numel, c10::toString(type)));
+  }
+  const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
+  if (num_bytes == 0) return at::zeros({0}, at::TensorOptions().dtype(type));
+  std::shared_ptr<SymmetricBuffer> buffer = communicator_->allocate_symmetric(num_bytes);
+  void* data = buffer->local().data();
+  // The deleter owns the buffer: it goes with the last tensor that points into it.
+  return at::from_blob(
+      data, {numel}, [buffer = std::move(buffer)](void*) mutable { buffer.reset(); },
+      at::TensorOptions().dtype(type));
+}
+
+void ProcessGroup::abort(const std::string& reason) const {
+  communicator_->abort(reason);
+}
+
+void ProcessGroup::close() const {
+  communicator_->close(communicator_->system().deadline_in(kDefaultCloseTimeout));
+}
+
+}  // namespace cadre

@@ -1,0 +1,102 @@
+// A group of ranks that exchange tensors: checks, the dtype map, and lifetime over a Communicator.
+//
+// Threads: as Communicator; it has no thread, socket or lock of its own.
+// Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
+// keeps its tensors alive. Errors: cadre::Error, kInvalidArgument for a tensor that cannot take
+// part. Tensors: CPU, dense; dtypes uint8, int32, int64, bfloat16, float32, float64; any shape,
+// also 0-dim and empty. Ranks are group ranks. Source: c10d::ProcessGroup.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/comm/work.h"
+
+namespace cadre {
+
+struct AllReduceOptions {
+  ReduceOp op = ReduceOp::kSum;
+  std::optional<Deadline> deadline = {};
+};
+struct BroadcastOptions {
+  Rank root = 0;
+  std::optional<Deadline> deadline = {};
+};
+struct ReduceScatterOptions {
+  ReduceOp op = ReduceOp::kSum;
+  std::optional<Deadline> deadline = {};
+};
+struct AllGatherOptions {
+  std::optional<Deadline> deadline = {};
+};
+struct BarrierOptions {
+  std::optional<Deadline> deadline = {};
+};
+struct SendOptions {
+  int tag = 0;
+  std::optional<Deadline> deadline = {};
+};
+
+class CADRE_EXPORT ProcessGroup {
+ public:
+  explicit ProcessGroup(std::shared_ptr<Communicator> communicator);
+
+  Rank rank() const;
+  int world_size() const;
+  const std::string& name() const;
+  Communicator& communicator() const;
+
+  // In place, on the values: a leaf that requires grad is allowed, and no version counter moves.
+  // tensor: any shape. The blocking calls pack a non-contiguous tensor and copy it back; the
+  // asynchronous ones refuse it, because nobody would be there to copy back.
+  void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
+  Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
+  void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
+  Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
+  // output: (world_size * n, ...) or (world_size, n, ...) for input (n, ...); output.numel() ==
+  // world_size * input.numel(); both contiguous.
+  void all_gather(const at::Tensor& output, const at::Tensor& input,
+                  const AllGatherOptions& options = {}) const;
+  Work all_gather_async(const at::Tensor& output, const at::Tensor& input,
+                        const AllGatherOptions& options = {}) const;
+  // input.numel() == world_size * output.numel(); both contiguous.
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      const ReduceScatterOptions& options = {}) const;
+  Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                            const ReduceScatterOptions& options = {}) const;
+  void barrier(const BarrierOptions& options = {}) const;
+  void send(const at::Tensor& tensor, Rank destination, const SendOptions& options = {}) const;
+  Work send_async(const at::Tensor& tensor, Rank destination,
+                  const SendOptions& options = {}) const;
+  void recv(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
+  Work recv_async(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
+
+  // (numel) of `dtype` in memory that the ranks of a host share; collective, same arguments on all
+  // ranks. Zeroed. The tensor keeps the memory alive, also after the group is closed.
+  at::Tensor empty_symmetric(int64_t numel, at::ScalarType dtype) const;
+
+  void abort(const std::string& reason) const;
+  void close() const;
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+};
+
+struct InitOptions {
+  Duration timeout = kDefaultOperationTimeout;
+  Duration connect_timeout = kDefaultConnectTimeout;
+  TransportChoice transport = TransportChoice::kAuto;
+};
+
+// Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as set
+// by `cadre run` or torchrun); without it, a world of one.
+CADRE_EXPORT ProcessGroup init_process_group(const InitOptions& options = {});
+
+}  // namespace cadre
