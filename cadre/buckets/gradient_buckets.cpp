@@ -1,0 +1,66 @@
+#include "cadre/buckets/gradient_buckets.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <optional>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/dtype.h"
+
+namespace cadre {
+
+namespace {
+
+// A gradient must have its parameter's memory order: libtorch accumulates without a copy only then,
+// and its fused optimizers walk both in memory order. To autograd it must not be a view: the
+// optimizers' zero_grad() calls detach_(), which refuses views.
+at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, int64_t offset) {
+  if (parameter.is_non_overlapping_and_dense()) {
+    return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset)
+        .variable_data();
+  }
+  return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data();
+}
+
+}  // namespace
+
+GradientBuckets::GradientBuckets(std::span<const at::Tensor> parameters, BucketLayout layout,
+                                 ReplicaGroup& group)
+    : layout_(std::move(layout)), views_(parameters.size()), bucket_of_(parameters.size()) {
+  const at::NoGradGuard no_grad;
+  for (size_t b = 0; b < layout_.buckets.size(); ++b) {
+    const BucketLayout::Bucket& bucket = layout_.buckets[b];
+    const bool is_last = b + 1 == layout_.buckets.size();
+    int64_t numel = 0;
+    for (const int64_t index : bucket.parameters) numel += parameters[index].numel();
+    const at::Tensor flat =
+        group.empty_flat(numel + (is_last ? 1 : 0), to_scalar_type(bucket.dtype));
+    int64_t offset = 0;
+    for (const int64_t index : bucket.parameters) {
+      views_[index] = gradient_like(parameters[index], flat, offset);
+      bucket_of_[index] = b;
+      offset += parameters[index].numel();
+    }
+    if (is_last) trailer_ = flat.narrow(0, numel, 1);
+    flats_.push_back(flat);
+  }
+}
+
+std::vector<ParameterSize> sizes_of(std::span<const at::Tensor> parameters) {
+  std::vector<ParameterSize> sizes;
+  for (const at::Tensor& parameter : parameters) {
+    const std::optional<DType> dtype = to_dtype(parameter.scalar_type());
+    if (!dtype) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("a parameter of {} elements is {}, which no group can reduce; use "
+                         "bfloat16, float32 or float64",
+                         parameter.numel(), c10::toString(parameter.scalar_type())));
+    }
+    sizes.push_back({.dtype = *dtype, .numel = parameter.numel()});
+  }
+  return sizes;
+}
+
+}  // namespace cadre

@@ -1,0 +1,36 @@
+#include "cadre/buckets/replica_group.h"
+
+namespace cadre {
+
+namespace {
+
+class ProcessGroupReplicas final : public ReplicaGroup {
+ public:
+  explicit ProcessGroupReplicas(const ProcessGroup& group) : group_(group) {}
+
+  Rank rank() const override { return group_.rank(); }
+  int world_size() const override { return group_.world_size(); }
+  at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override {
+    return group_.empty_symmetric(numel, dtype);
+  }
+  std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
+    return [work = group_.all_reduce_async(tensor, {.op = op})] { work.wait(); };
+  }
+  void broadcast(const at::Tensor& tensor, Rank root) override {
+    group_.broadcast(tensor, {.root = root});
+  }
+  void all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    group_.all_gather(output, input);
+  }
+
+ private:
+  ProcessGroup group_;
+};
+
+}  // namespace
+
+std::shared_ptr<ReplicaGroup> make_replica_group(const ProcessGroup& group) {
+  return std::make_shared<ProcessGroupReplicas>(group);
+}
+
+}  // namespace cadre

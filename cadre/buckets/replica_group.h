@@ -1,0 +1,39 @@
+// The collectives that a data-parallel wrapper needs, cut out of ProcessGroup so that a test can
+// stand in for the other replicas: with a formula, or with a fault.
+//
+// Threads: one thread at a time. Blocking: all but all_reduce_async, until the group's deadline.
+// Lifetime: an implementation keeps its tensors alive until they are reduced.
+// Errors: cadre::Error, as ProcessGroup.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/group/process_group.h"
+
+namespace cadre {
+
+class CADRE_EXPORT ReplicaGroup {
+ public:
+  virtual ~ReplicaGroup() = default;
+
+  virtual Rank rank() const = 0;
+  virtual int world_size() const = 0;
+  // (numel), zeroed, in memory that is cheap to reduce. Collective: same arguments on all ranks.
+  virtual at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) = 0;
+  // In place on a contiguous tensor. The returned function waits for the result and throws its
+  // error; the operation runs whether or not it is called.
+  virtual std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) = 0;
+  virtual void broadcast(const at::Tensor& tensor, Rank root) = 0;
+  // output: (world_size * n) for input (n), both contiguous.
+  virtual void all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
+};
+
+// The real one. The handle is shared because output hooks may outlive the wrapper.
+CADRE_EXPORT std::shared_ptr<ReplicaGroup> make_replica_group(const ProcessGroup& group);
+
+}  // namespace cadre
