@@ -1,0 +1,95 @@
+#include "cadre/parallel/ddp/autograd_hooks.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+namespace cadre {
+
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+class PostHook final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit PostHook(std::function<void()> on_gradient) : on_gradient_(std::move(on_gradient)) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    // A custom Function may return an undefined gradient for a leaf; nothing was added then.
+    if (!inputs.empty() && inputs[0].defined()) on_gradient_();
+    return outputs;
+  }
+
+ private:
+  std::function<void()> on_gradient_;
+};
+
+// Owned by the engine's callback: destroyed unrun when the backward ends by an exception.
+struct EndOfBackward {
+  std::function<void()> on_end;
+  std::function<void()> on_failure;
+  bool has_run = false;
+
+  ~EndOfBackward() {
+    if (!has_run) on_failure();
+  }
+};
+
+}  // namespace
+
+// The tensor has only a weak reference to its accumulator: dropping it would drop the hook.
+struct AccumulationHooks::Installed {
+  c10::intrusive_ptr<Node> accumulator;
+  uintptr_t key;
+};
+
+AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
+                                     std::function<void(size_t)> on_gradient) {
+  installed_.reserve(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    c10::intrusive_ptr<Node> accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
+    const uintptr_t key = accumulator->add_post_hook(
+        std::make_unique<PostHook>([on_gradient, i] { on_gradient(i); }));
+    installed_.push_back({std::move(accumulator), key});
+  }
+}
+
+AccumulationHooks::~AccumulationHooks() {
+  for (const Installed& hook : installed_) hook.accumulator->del_post_hook(hook.key);
+}
+
+bool AccumulationHooks::current_backward_reaches_a_parameter() const {
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  if (exec_info == nullptr || exec_info->empty()) return true;  // a plain backward()
+  for (const Installed& hook : installed_) {
+    const auto found = exec_info->find(hook.accumulator.get());
+    if (found != exec_info->end() && found->second.needed_) return true;
+  }
+  return false;
+}
+
+void at_start_of_backward(const at::Tensor& output, std::function<void()> on_start) {
+  if (!output.defined() || !output.requires_grad()) return;
+  output.register_hook([on_start = std::move(on_start)](const at::Tensor&) { on_start(); });
+}
+
+void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_failure) {
+  auto end = std::make_shared<EndOfBackward>();
+  end->on_end = std::move(on_end);
+  end->on_failure = std::move(on_failure);
+  torch::autograd::Engine::get_default_engine().queue_callback([end] {
+    end->has_run = true;
+    end->on_end();
+  });
+}
+
+bool current_backward_creates_graph() {
+  return at::GradMode::is_enabled();
+}
+
+}  // namespace cadre

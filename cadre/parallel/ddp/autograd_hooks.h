@@ -1,0 +1,50 @@
+// What data parallelism asks of libtorch's autograd: to be told of each gradient, of the start of a
+// backward and of its end. All knowledge of autograd's internals stands in autograd_hooks.cpp.
+//
+// Threads: callbacks run in the thread that called backward() (in a pool thread beyond 60 nested
+// backwards), one at a time for one backward. Blocking: never. Lifetime: AccumulationHooks removes
+// its hooks; it keeps the parameters alive. Errors: what a callback throws leaves backward().
+// Source: c10d's Reducer, torch/csrc/distributed/c10d/reducer.cpp; docs/decisions/0003.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace cadre {
+
+// Calls `on_gradient(i)` each time a backward has added to the gradient of parameters[i]: once in a
+// backward however often the parameter was used, and never when the gradient is undefined.
+class AccumulationHooks {
+ public:
+  // REQUIRES: every parameter is a leaf that requires grad.
+  AccumulationHooks(std::span<const at::Tensor> parameters,
+                    std::function<void(size_t)> on_gradient);
+  ~AccumulationHooks();
+  AccumulationHooks(const AccumulationHooks&) = delete;
+  AccumulationHooks& operator=(const AccumulationHooks&) = delete;
+
+  // Of the backward that runs in this thread: false for autograd::grad() and for a backward whose
+  // `inputs` name none of the parameters.
+  bool current_backward_reaches_a_parameter() const;
+
+ private:
+  struct Installed;
+  std::vector<Installed> installed_;
+};
+
+// Calls `on_start` when a backward is about to pass through `output`, before any gradient of what
+// made the output. Nothing happens for a tensor that does not require grad.
+void at_start_of_backward(const at::Tensor& output, std::function<void()> on_start);
+
+// To be called inside a backward: `on_end` runs when that backward is done, after all its hooks,
+// before it returns; `on_failure` runs instead, and must not throw, if it ends by an exception.
+void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_failure);
+
+// Whether the backward that runs in this thread was called with create_graph=true.
+bool current_backward_creates_graph();
+
+}  // namespace cadre

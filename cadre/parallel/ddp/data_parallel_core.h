@@ -1,0 +1,61 @@
+// Everything of DistributedDataParallel that does not depend on the module's type.
+//
+// Threads: forward, backward and every method from one thread.
+// Blocking: the constructor and, with buffers to broadcast, before_forward() are collective.
+// Lifetime: keeps the parameters and the group alive. Errors: cadre::Error.
+// With a world of one it holds no hooks and copies nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/buckets/bucket_layout.h"
+#include "cadre/buckets/replica_group.h"
+#include "cadre/parallel/ddp/options.h"
+#include "cadre/parallel/ddp/replica_check.h"
+
+namespace cadre {
+
+class Reducer;
+
+class CADRE_EXPORT DataParallelCore {
+ public:
+  // Checks that the replicas match, then copies rank 0's parameters and buffers to all. Parameters
+  // registered under two names count once.
+  DataParallelCore(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
+                   std::shared_ptr<ReplicaGroup> group,
+                   const DistributedDataParallelOptions& options);
+  ~DataParallelCore();
+  DataParallelCore(const DataParallelCore&) = delete;
+  DataParallelCore& operator=(const DataParallelCore&) = delete;
+
+  void before_forward(bool is_training);
+  // `outputs`: the tensors that the forward returned.
+  void after_forward(std::span<const at::Tensor> outputs);
+
+  void set_num_samples(int64_t count);
+  void enter_no_sync();
+  void leave_no_sync();
+  void reduce_gradients();
+  std::optional<BucketLayout> learned_layout() const;
+
+ private:
+  void check_frozen() const;
+
+  std::shared_ptr<ReplicaGroup> group_;
+  DistributedDataParallelOptions options_;
+  std::vector<NamedTensor> frozen_;
+  std::vector<NamedTensor> buffers_;
+  std::unique_ptr<Reducer> reducer_;  // null in a world of one
+  int num_no_sync_ = 0;               // guards that live
+  std::optional<int64_t> num_samples_;
+};
+
+}  // namespace cadre

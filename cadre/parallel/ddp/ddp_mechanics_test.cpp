@@ -1,0 +1,343 @@
+// How gradients are reduced while a backward runs, property by property, on small models with peers
+// that are a formula: what decision 0003 says is proved here.
+#include <torch/optim/sgd.h>
+#include <functional>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/ddp/ddp_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::HasSubstr;
+
+using DdpMechanics = DdpTest;
+
+TEST_F(DdpMechanics, GradientsAreTheMeanWhenBackwardReturns) {
+  auto model = wrap();
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+  EXPECT_GT(peers_->num_waited, 2);
+}
+
+TEST_F(DdpMechanics, GradientsLieInBucketsHoweverTheyAreZeroed) {
+  auto model = wrap();
+  const auto expected = local_gradients(*net_, plain_step);
+  loss_of(model(input())).backward();  // learns the layout
+  loss_of(model(input()).mul(0)).backward();
+  std::vector<void*> homes;
+  for (const Tensor& p : net_->parameters()) homes.push_back(p.grad().data_ptr());
+  torch::optim::SGD optimizer(net_->parameters(), 0.1);
+  for (const bool set_to_none : {true, false, true, false}) {
+    net_->zero_grad(set_to_none);
+    optimizer.zero_grad(set_to_none);  // another code, which refuses views of autograd's kind
+    loss_of(model(input())).backward();
+    for (size_t i = 0; i < homes.size(); ++i) {
+      EXPECT_EQ(net_->parameters()[i].grad().data_ptr(), homes[i]) << "set_to_none " << set_to_none;
+    }
+    expect_gradients(*net_, expected, peers_->mean_factor());
+  }
+}
+
+TEST_F(DdpMechanics, BackwardAddsToReducedGradients) {
+  auto model = wrap();
+  loss_of(model(input())).backward();
+  loss_of(model(input())).backward();
+  // The second pass averages mean + own: equal means stay, as the formula peers scale both.
+  const double f = peers_->mean_factor();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), f * (f + 1));
+}
+
+TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
+  net_->use_side = false;
+  auto model = wrap();
+  for (int step = 0; step < 2; ++step) {
+    net_->zero_grad();
+    loss_of(model(input())).backward();
+    EXPECT_FALSE(net_->side->weight.grad().defined());
+    expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+  }
+  // A gradient from before keeps its bits, though the bucket around it is reduced.
+  net_->side->weight.mutable_grad() = torch::full_like(net_->side->weight, 0.1);
+  net_->first->zero_grad();
+  net_->second->zero_grad();
+  loss_of(model(input())).backward();
+  EXPECT_TRUE(torch::equal(net_->side->weight.grad(), torch::full_like(net_->side->weight, 0.1)));
+}
+
+TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
+  net_->use_side = false;
+  auto model = wrap();
+  peers_->peer_counts = torch::full({6 + kWorld}, 3, torch::kInt);
+  peers_->peer_counts.narrow(0, 6, kWorld).zero_();
+  loss_of(model(input())).backward();
+  ASSERT_TRUE(net_->side->weight.grad().defined());
+  EXPECT_TRUE(torch::equal(net_->side->weight.grad(), torch::zeros_like(net_->side->weight)));
+}
+
+TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
+  auto model = wrap();
+  peers_->flag_of_peers = 1;
+  peers_->peer_counts = torch::zeros({6 + kWorld}, torch::kInt);
+  peers_->peer_counts[6 + 2] = 1;
+  const std::string error =
+      error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kAborted);
+  EXPECT_THAT(error, HasSubstr("rank 2 left this backward by an exception"));
+}
+
+struct HeadImpl : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+  void tie(const Tensor& other) { weight = parameters_["weight"] = other; }
+};
+TORCH_MODULE(Head);
+
+// One tensor is the embedding and the head, under two names; another one is frozen.
+struct Tied : torch::nn::Module {
+  Tied() {
+    torch::manual_seed(3);
+    embedding = register_module("embedding", torch::nn::Embedding(6, 3));
+    head = register_module("head", Head(torch::nn::LinearOptions(3, 6).bias(false)));
+    frozen = register_module("frozen", torch::nn::Linear(3, 3));
+    to(kDouble);
+    head->tie(embedding->weight);
+    for (Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
+  }
+  Tensor forward(const Tensor& tokens) { return head(frozen(embedding(tokens))); }
+
+  torch::nn::Embedding embedding{nullptr};
+  Head head{nullptr};
+  torch::nn::Linear frozen{nullptr};
+};
+
+TEST_F(DdpMechanics, TiedAndFrozenParameters) {
+  const Tensor tokens = torch::tensor({0, 2, 5}, torch::kLong);
+  auto reference = std::make_shared<Tied>();
+  loss_of(reference->forward(tokens)).backward();
+
+  auto net = std::make_shared<Tied>();
+  auto model = DistributedDataParallel(net, peers_, options_);
+  for (int step = 0; step < 2; ++step) {
+    net->zero_grad();
+    loss_of(model(tokens)).backward();
+    EXPECT_TRUE(torch::allclose(net->embedding->weight.grad(),
+                                reference->embedding->weight.grad() * peers_->mean_factor()));
+    EXPECT_FALSE(net->frozen->weight.grad().defined());
+  }
+  ASSERT_TRUE(model.learned_layout());
+  EXPECT_EQ(model.learned_layout()->to_string(), "float64:0") << "the tied tensor counts once";
+  net->frozen->weight.set_requires_grad(true);
+  EXPECT_THAT(error_of([&] { model(tokens); }, ErrorCode::kInvalidArgument),
+              HasSubstr("\"frozen.weight\" was frozen"));
+}
+
+TEST_F(DdpMechanics, NoSyncAccumulatesAndTheNextBackwardReducesTheSum) {
+  auto model = wrap();
+  const auto local = local_gradients(*net_, plain_step);
+  {
+    const auto guard = model.no_sync();
+    loss_of(model(input())).backward();
+    loss_of(model(input())).backward();
+    expect_gradients(*net_, local, 2);
+    EXPECT_EQ(peers_->num_waited, 0);
+  }
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local, 3 * peers_->mean_factor());
+}
+
+TEST_F(DdpMechanics, ParametersUsedOnlyUnderNoSyncAreReduced) {
+  auto model = wrap();
+  const auto with_side = local_gradients(*net_, plain_step);
+  {
+    const auto guard = model.no_sync();
+    loss_of(model(input())).backward();
+  }
+  net_->use_side = false;
+  loss_of(model(input())).backward();
+  EXPECT_TRUE(torch::allclose(net_->side->weight.grad(), with_side[4] * peers_->mean_factor()));
+}
+
+TEST_F(DdpMechanics, ReduceGradientsEndsAnAccumulationWithoutABackward) {
+  auto model = wrap();
+  {
+    const auto guard = model.no_sync();
+    loss_of(model(input())).backward();
+  }
+  model.reduce_gradients();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+}
+
+TEST_F(DdpMechanics, SecondBackwardThroughOneForwardIsRefused) {
+  auto model = wrap();
+  const Tensor output = model(input());
+  loss_of(output).backward({}, /*retain_graph=*/true);
+  EXPECT_THAT(error_of([&] { loss_of(output).backward(); }, ErrorCode::kInvalidArgument),
+              HasSubstr("second backward() through one forward"));
+  // The remedy of the message.
+  net_->zero_grad();
+  const Tensor again = model(input());
+  {
+    const auto guard = model.no_sync();
+    loss_of(again).backward({}, /*retain_graph=*/true);
+  }
+  loss_of(again).backward();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), 2 * peers_->mean_factor());
+}
+
+TEST_F(DdpMechanics, TwoForwardsThenOneOrTwoBackwards) {
+  auto model = wrap();
+  const auto local = local_gradients(*net_, plain_step);
+  const Tensor a = model(input());
+  const Tensor b = model(input());
+  (loss_of(a) + loss_of(b)).backward();
+  expect_gradients(*net_, local, 2 * peers_->mean_factor());
+  net_->zero_grad();
+  const Tensor c = model(input());
+  const Tensor d = model(input());
+  loss_of(c).backward();
+  net_->zero_grad();
+  loss_of(d).backward();
+  expect_gradients(*net_, local, peers_->mean_factor());
+}
+
+TEST_F(DdpMechanics, ModuleCalledDirectlyIsRefused) {
+  auto model = wrap();
+  const auto direct = [&] { loss_of(model.module()->forward(input())).backward(); };
+  EXPECT_THAT(error_of(direct, ErrorCode::kInvalidArgument),
+              HasSubstr("came without a forward through the wrapper"));
+}
+
+TEST_F(DdpMechanics, CreateGraphIsRefusedAndTheNextStepIsRight) {
+  auto model = wrap();
+  const auto second_order = [&] {
+    loss_of(model(input())).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+  };
+  EXPECT_THAT(error_of(second_order, ErrorCode::kInvalidArgument), HasSubstr("create_graph=true"));
+  net_->zero_grad();
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+}
+
+TEST_F(DdpMechanics, GradientPenaltyByAutogradGradIsRight) {
+  const auto penalty_step = [](auto&& forward) {
+    const Tensor x = input().requires_grad_(true);
+    const Tensor y = forward(x);
+    const auto slope = torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true,
+                                             /*create_graph=*/true)[0];
+    (slope.pow(2).sum() + loss_of(y)).backward();
+  };
+  auto model = wrap();
+  penalty_step([&](const Tensor& x) { return model(x); });
+  const auto local = local_gradients(
+      *net_, [&](Net& net) { penalty_step([&](const Tensor& x) { return net.forward(x); }); });
+  expect_gradients(*net_, local, peers_->mean_factor());
+}
+
+// A nested backward, as activation checkpointing does it: recomputes `net` and reaches its
+// parameters inside the outer backward.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static inline std::function<Tensor(const Tensor&)> body;
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    context->save_for_backward({x});
+    const torch::NoGradGuard no_grad;
+    return body(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const torch::AutoGradMode with_grad(true);
+    const Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    torch::autograd::backward({body(x)}, {grads[0]});
+    return {x.grad()};
+  }
+};
+
+struct Checkpointed : Net {
+  Tensor forward(const Tensor& x) {
+    Tensor hidden = first(x);
+    for (int i = 0; i < num_passes; ++i) hidden = Checkpoint::apply(hidden);
+    return second(hidden);
+  }
+  int num_passes = 1;
+};
+
+TEST_F(DdpMechanics, NestedBackwardBelongsToTheOuterPass) {
+  auto net = std::make_shared<Checkpointed>();
+  Checkpoint::body = [&net](const Tensor& x) { return torch::tanh(x * net->side->bias.sum()); };
+  auto reference = std::make_shared<Checkpointed>();
+  loss_of(reference->second(torch::tanh(reference->first(input()) * reference->side->bias.sum())))
+      .backward();
+  auto model = DistributedDataParallel(net, peers_, options_);
+  for (int step = 0; step < 2; ++step) {
+    net->zero_grad();
+    loss_of(model(input())).backward();
+    for (const char* name : {"first.weight", "first.bias", "side.bias", "second.weight"}) {
+      EXPECT_TRUE(
+          torch::allclose(net->named_parameters()[name].grad(),
+                          reference->named_parameters()[name].grad() * peers_->mean_factor()))
+          << name;
+    }
+  }
+  Checkpoint::body = nullptr;
+}
+
+TEST_F(DdpMechanics, AGradientThatComesTwiceIsRefusedAndTheRemedyIsRight) {
+  auto net = std::make_shared<Checkpointed>();
+  net->num_passes = 2;
+  Checkpoint::body = [&net](const Tensor& x) { return torch::tanh(x * net->side->bias.sum()); };
+  auto model = DistributedDataParallel(net, peers_, options_);
+  EXPECT_THAT(error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kInvalidArgument),
+              HasSubstr("\"side.bias\" came twice"));
+  net->zero_grad();
+  std::vector<Tensor> local;
+  {
+    const auto guard = model.no_sync();
+    loss_of(model(input())).backward();
+    for (const Tensor& p : net->parameters())
+      local.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
+  }
+  model.reduce_gradients();
+  expect_gradients(*net, local, peers_->mean_factor());
+  Checkpoint::body = nullptr;
+}
+
+struct Failing : Net {
+  Tensor forward(const Tensor& x) {
+    return second(torch::tanh(Probe::apply(first(x), torch::zeros({1}, kDouble))));
+  }
+};
+
+TEST_F(DdpMechanics, AnExceptionThroughTheEngineLeavesTheWrapperUsable) {
+  auto net = std::make_shared<Failing>();
+  auto model = DistributedDataParallel(net, peers_, options_);
+  for (int round = 0; round < 2; ++round) {
+    Probe::fail = true;
+    EXPECT_THROW(loss_of(model(input())).backward(), std::runtime_error);
+    Probe::fail = false;
+    net->zero_grad();
+    net_->use_side = false;
+    loss_of(model(input())).backward();
+    expect_gradients(*net, local_gradients(*net_, plain_step), peers_->mean_factor());
+  }
+}
+
+TEST_F(DdpMechanics, TheEngineHandsOnTheErrorOfTheReduction) {
+  struct Broken : FormulaReplicas {
+    using FormulaReplicas::FormulaReplicas;
+    std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
+      if (!is_broken) return FormulaReplicas::all_reduce_async(tensor, op);
+      return [] { throw Error(ErrorCode::kPeerLost, "rank 2 is gone"); };
+    }
+    bool is_broken = true;
+  };
+  const auto broken = std::make_shared<Broken>(kWorld);
+  DistributedDataParallel model{net_, broken, options_};
+  EXPECT_EQ(error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kPeerLost),
+            "rank 2 is gone");
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,265 @@
+// What happens when the ranks are not alike: other parameters used, other orders, an exception on
+// one of them, another model, other buffers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr int kWorld = 3;
+constexpr auto kDouble = torch::kDouble;
+
+// y = x * a + x * b, in the order and with the branches that a rank is told; the gradient of the
+// sum is sum(x) for each branch that was used.
+struct Branches : nn::Module {
+  Branches() {
+    for (const char* name : {"a", "b", "c"}) {
+      weights.push_back(register_parameter(name, torch::ones({20}, kDouble)));
+    }
+  }
+  Tensor forward(const Tensor& x, const std::vector<int>& used) {
+    Tensor sum = torch::zeros({20}, kDouble);
+    for (const int branch : used) sum = sum + x * weights[branch];
+    return sum.sum();
+  }
+  std::vector<Tensor> weights;
+};
+
+// Several buckets, so that orders and gaps matter.
+DistributedDataParallelOptions small_buckets() {
+  return {.bucket_caps = {.first_bytes = 100, .bytes = 100}};
+}
+
+Tensor ones_times(double value) {
+  return torch::full({20}, value, kDouble);
+}
+
+void require_gradient(const Tensor& parameter, double expected, const char* what) {
+  require(parameter.grad().defined() && torch::allclose(parameter.grad(), ones_times(expected)),
+          format("{}: expected {}, got {}", what, expected,
+                 parameter.grad().defined() ? parameter.grad()[0].item<double>() : -1.0));
+}
+
+void expect_ok(const testing::RanksResult& result) {
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DdpReplicas, UnusedOnSomeRanksOnly) {
+  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+    const auto module = std::make_shared<Branches>();
+    DistributedDataParallel model{module, group, small_buckets()};
+    for (int step = 0; step < 3; ++step) {
+      module->zero_grad();
+      // Branch 1 on rank 1 alone, branch 2 on none.
+      const std::vector<int> used = group.rank() == 1 ? std::vector<int>{0, 1} : std::vector{0};
+      model(ones_times(group.rank() + 1), used).backward();
+      require_gradient(module->weights[0], (1 + 2 + 3) / 3.0, "used by all");
+      require_gradient(module->weights[1], 2 / 3.0, "used by rank 1");
+      require(!module->weights[2].grad().defined(), "used by none stays undefined");
+    }
+  }));
+}
+
+TEST(DdpReplicas, ARankWhoseLossIsZeroTakesPart) {
+  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+    const auto module = std::make_shared<Branches>();
+    DistributedDataParallel model{module, group, small_buckets()};
+    const Tensor loss = model(ones_times(1), std::vector<int>{0, 1, 2});
+    (group.rank() == 0 ? loss * 0 : loss).backward();
+    require_gradient(module->weights[0], 2 / 3.0, "zero on rank 0");
+  }));
+}
+
+TEST(DdpReplicas, OrdersThatDifferLearnRankZerosLayout) {
+  const auto result = run_groups(kWorld, [](const ProcessGroup& group, std::string& output) {
+    const auto module = std::make_shared<Branches>();
+    DistributedDataParallel model{module, group, small_buckets()};
+    const std::vector<std::vector<int>> orders = {{0, 2, 1}, {1, 0, 2}, {2, 1, 0}};
+    for (int step = 0; step < 3; ++step) {
+      module->zero_grad();
+      model(ones_times(group.rank() + 1), orders[group.rank()]).backward();
+      for (const Tensor& weight : module->weights) require_gradient(weight, 2, "any order");
+    }
+    output = model.learned_layout()->to_string();
+  });
+  expect_ok(result);
+  EXPECT_EQ(result.ranks[0].output, "float64:1;float64:2;float64:0");
+  EXPECT_EQ(result.ranks[1].output, result.ranks[0].output);
+  EXPECT_EQ(result.ranks[2].output, result.ranks[0].output);
+}
+
+// Throws in backward, between the gradients of the branches after and before it.
+struct Bomb : torch::autograd::Function<Bomb> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, bool armed) {
+    context->saved_data["armed"] = armed;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    if (context->saved_data["armed"].toBool()) throw std::runtime_error("bomb");
+    return {grads[0], Tensor()};
+  }
+};
+
+struct Armed : Branches {
+  Tensor forward(const Tensor& x, bool armed) {
+    return (Bomb::apply(x * weights[0], armed) * weights[1] * weights[2]).sum();
+  }
+};
+
+TEST(DdpReplicas, AnExceptionOnOneRankReachesAllAndTheNextStepIsRight) {
+  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+    const auto module = std::make_shared<Armed>();
+    DistributedDataParallel model{module, group, small_buckets()};
+    for (int round = 0; round < 3; ++round) {
+      const bool armed = group.rank() == 1;
+      const std::string failure =
+          testing::failure_of([&] { model(ones_times(group.rank() + 1), armed).backward(); });
+      if (armed) {
+        require(failure.find("bomb") != std::string::npos, failure);
+      } else {
+        require(failure.find("kAborted") != std::string::npos, failure);
+        require(failure.find("rank 1 left this backward") != std::string::npos, failure);
+      }
+      module->zero_grad();
+      model(ones_times(group.rank() + 1), false).backward();
+      for (const Tensor& weight : module->weights) require_gradient(weight, 2, "after the bomb");
+      module->zero_grad();
+    }
+  }));
+}
+
+TEST(DdpReplicas, ModelsThatDifferAreNamedOnAllRanks) {
+  const auto construct = [](const ProcessGroup& group, std::string& output) {
+    const nn::Sequential model(nn::Linear(4, group.rank() == 2 ? 6 : 5), nn::Linear(6, 1));
+    output = testing::failure_of([&] { DistributedDataParallel{model, group}; });
+  };
+  const auto result = run_groups(kWorld, construct);
+  expect_ok(result);
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("parameter \"0.weight\" is Float (5, 4) that requires grad "
+                                       "on rank 0 but Float (6, 4) that requires grad on rank 2"));
+  }
+  const auto shorter = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    nn::Sequential model(nn::Linear(4, 5));
+    if (group.rank() == 1) model->push_back(nn::Linear(5, 1));
+    output = testing::failure_of([&] { DistributedDataParallel{model, group}; });
+  });
+  EXPECT_THAT(shorter.ranks[0].output,
+              HasSubstr("rank 0 has nothing more where rank 1 has parameter \"1.weight\""));
+  EXPECT_EQ(shorter.ranks[0].output, shorter.ranks[1].output);
+}
+
+TEST(DdpReplicas, RankZerosParametersAndBuffersOfAnyDType) {
+  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+    const double own = group.rank() + 7;
+    struct Module : nn::Module {
+      Tensor forward(const Tensor& x) { return x * weight; }
+      Tensor weight, mask, half;
+    };
+    const auto module = std::make_shared<Module>();
+    module->weight = module->register_parameter("weight", torch::full({2, 3}, own));
+    module->mask = module->register_buffer(
+        "mask", torch::full({4}, group.rank() == 0, torch::TensorOptions(torch::kBool)));
+    module->half = module->register_buffer("half", torch::full({2, 3}, own, torch::kHalf).t());
+    DistributedDataParallel model{module, group};
+    require(torch::equal(module->weight, torch::full({2, 3}, 7.0)), "rank 0's parameter");
+    require(module->mask.all().item<bool>(), "rank 0's boolean buffer");
+    require(torch::equal(module->half, torch::full({3, 2}, 7.0, torch::kHalf)),
+            "rank 0's transposed half buffer");
+  }));
+}
+
+TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
+  expect_ok(run_groups(2, [](const ProcessGroup& group, std::string&) {
+    nn::BatchNorm1d norm(3);
+    norm->to(kDouble);
+    DistributedDataParallel model{norm, group};
+    const auto data = [&](int step) {
+      return torch::linspace(0, 1 + step + 10.0 * group.rank(), 12, kDouble).view({4, 3});
+    };
+    // Two forwards before one backward: the broadcast of the second must not break the first.
+    const Tensor first = model(data(0)).pow(3).sum();
+    const Tensor second = model(data(1)).pow(3).sum();
+    (first + second).backward();
+    model(data(2)).sum().backward();
+    // Before the forward of step 2, all ranks held what rank 0 had after steps 0 and 1.
+    nn::BatchNorm1d reference(3);
+    reference->to(kDouble);
+    for (const int step : {0, 1}) {
+      reference->forward(torch::linspace(0, 1 + step, 12, kDouble).view({4, 3}));
+    }
+    reference->forward(data(2));
+    require(torch::allclose(norm->running_mean, reference->running_mean), "running_mean");
+    require(norm->num_batches_tracked.item<int64_t>() == 3, "num_batches_tracked");
+    // Evaluation on one rank alone talks to nobody.
+    if (group.rank() == 0) {
+      const torch::NoGradGuard no_grad;
+      model(data(3));
+    }
+  }));
+}
+
+TEST(DdpReplicas, ResumingWithTheLearnedLayoutKeepsTheBits) {
+  const auto run = [](int from, int to, std::optional<BucketLayout>& layout,
+                      std::vector<std::vector<Tensor>>& state) {
+    const auto result = run_groups(kWorld, [&](const ProcessGroup& group, std::string& output) {
+      nn::Sequential net(nn::Linear(6, 10), nn::Tanh(), nn::Linear(10, 2));
+      {
+        const torch::NoGradGuard no_grad;
+        for (size_t i = 0; i < net->parameters().size(); ++i) {
+          Tensor parameter = net->parameters()[i];
+          if (state[group.rank()].empty()) {
+            parameter.copy_(torch::linspace(-1, 1, parameter.numel()).view_as(parameter));
+          } else {
+            parameter.copy_(state[group.rank()][i]);
+          }
+        }
+      }
+      DistributedDataParallelOptions options = small_buckets();
+      options.layout = layout;
+      DistributedDataParallel model{net, group, options};
+      torch::optim::SGD optimizer(net->parameters(), 0.05);
+      for (int step = from; step < to; ++step) {
+        optimizer.zero_grad();
+        const Tensor x = torch::linspace(0.1 * group.rank(), 1.0 + step, 24).view({4, 6});
+        model(x).pow(2).mean().backward();
+        optimizer.step();
+      }
+      state[group.rank()].clear();
+      for (const Tensor& p : net->parameters()) state[group.rank()].push_back(p.detach().clone());
+      output = model.learned_layout()->to_string();
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    layout = *BucketLayout::parse(result.ranks[0].output);
+  };
+  std::vector<std::vector<Tensor>> whole(kWorld), resumed(kWorld);
+  std::optional<BucketLayout> layout;
+  run(0, 6, layout, whole);
+  layout.reset();
+  run(0, 3, layout, resumed);
+  run(3, 6, layout, resumed);
+  for (size_t i = 0; i < whole[0].size(); ++i)
+    EXPECT_TRUE(torch::equal(whole[0][i], resumed[2][i]));
+}
+
+}  // namespace
+}  // namespace cadre

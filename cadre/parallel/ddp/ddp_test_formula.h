@@ -1,0 +1,65 @@
+// A group of replicas whose peers are a formula, for tests of one rank.
+//
+// Threads: one. Blocking: never. It reduces only in the wait of an operation, so a caller that
+// reads before it waits sees unreduced values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/buckets/replica_group.h"
+
+namespace cadre::testing {
+
+// Rank 0 of `world_size`. Rank r's gradients are r + 1 times this rank's; its flags and used
+// parameters are this rank's unless said otherwise.
+class FormulaReplicas : public ReplicaGroup {
+ public:
+  explicit FormulaReplicas(int world_size) : world_size_(world_size) {}
+
+  // The mean of all ranks' gradients over this rank's.
+  double mean_factor() const { return (world_size_ + 1) / 2.0; }
+
+  Rank rank() const override { return 0; }
+  int world_size() const override { return world_size_; }
+  at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override {
+    return at::zeros({numel}, dtype);
+  }
+  std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
+    log.push_back("all_reduce " + std::to_string(tensor.numel()));
+    return [this, tensor, op] {
+      ++num_waited;
+      const at::NoGradGuard no_grad;
+      if (tensor.scalar_type() == at::kInt) {
+        tensor.add_(peer_counts.defined() ? peer_counts : tensor * (world_size_ - 1));
+      } else if (tensor.scalar_type() == at::kLong) {
+        tensor.add_(peer_samples);
+      } else {
+        if (flag_of_peers != 0) tensor[-1] += flag_of_peers;
+        tensor.mul_(op == ReduceOp::kAvg ? mean_factor() : mean_factor() * world_size_);
+      }
+    };
+  }
+  void broadcast(const at::Tensor& tensor, Rank) override {
+    log.push_back("broadcast " + std::to_string(tensor.numel()));
+  }
+  void all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    output.copy_(input.repeat({world_size_}));
+  }
+
+  std::vector<std::string> log;
+  int num_waited = 0;
+  at::Tensor peer_counts;    // of the int32 reduction; undefined: as this rank
+  int64_t peer_samples = 0;  // of the int64 reduction
+  double flag_of_peers = 0;  // added to the last element of each floating-point reduction
+
+ private:
+  int world_size_;
+};
+
+}  // namespace cadre::testing

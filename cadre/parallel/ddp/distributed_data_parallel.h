@@ -1,0 +1,123 @@
+// Trains one model on many ranks: each computes the gradients of its share of a batch, and every
+// rank steps with their mean.
+// examples/ddp_toy.cpp is a whole program.
+//
+// Threads: forward, backward and every method from one thread; several wrappers in one process may
+// each have a thread. Blocking: the constructor (collective: it checks that the models match and
+// copies rank 0's values), a forward in training mode when there are buffers to broadcast, and
+// backward(), each until the group's deadline.
+// Lifetime: shares the module; keeps the group alive. Gradients are views of flat buckets.
+// Errors: cadre::Error. In a world of one it only calls the module.
+// Parameters keep the names they have in the module. Not seen by the wrapper: torch::autograd::grad
+// reduces nothing; hooks of your own see this rank's gradient, before it is reduced.
+// Source: torch.nn.parallel.DistributedDataParallel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/buckets/replica_group.h"
+#include "cadre/group/process_group.h"
+#include "cadre/parallel/ddp/data_parallel_core.h"
+#include "cadre/parallel/ddp/options.h"
+#include "cadre/parallel/ddp/output_tensors.h"
+
+namespace cadre {
+
+// While it lives, backward() adds to this rank's gradients and reduces nothing; the next backward()
+// without it reduces the sum.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<DataParallelCore> core) : core_(std::move(core)) {
+    core_->enter_no_sync();
+  }
+  ~NoSync() {
+    if (core_) core_->leave_no_sync();
+  }
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
+
+ private:
+  std::shared_ptr<DataParallelCore> core_;  // shared: the guard may outlive the wrapper
+};
+
+// M: a torch::nn::Module with a forward() of any arguments. What forward() returns may be a tensor,
+// or tuples, pairs, vectors and optionals of such.
+template <typename M>
+class DistributedDataParallel {
+ public:
+  DistributedDataParallel(std::shared_ptr<M> module, const ProcessGroup& group,
+                          const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(std::move(module), make_replica_group(group), options) {}
+
+  DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<ReplicaGroup> group,
+                          const DistributedDataParallelOptions& options = {})
+      : module_(std::move(module)),
+        core_(std::make_shared<DataParallelCore>(named(module_->named_parameters()),
+                                                 named(module_->named_buffers()), std::move(group),
+                                                 options)) {}
+
+  // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
+  template <typename Holder, typename Group>
+    requires std::is_same_v<typename Holder::ContainedType, M>
+  DistributedDataParallel(const Holder& module, const Group& group,
+                          const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(module.ptr(), group, options) {}
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    core_->before_forward(module_->is_training());
+    auto output = module_->forward(std::forward<Args>(args)...);
+    core_->after_forward(tensors_of(output));
+    return output;
+  }
+
+  // The wrapped module: model->parameters(), model->train(), model->to(...) before wrapping only.
+  M* operator->() const { return module_.get(); }
+  const std::shared_ptr<M>& module() const { return module_; }
+
+  NoSync no_sync() { return NoSync(core_); }
+
+  // With GradientWeighting::kSamples: how many samples the next forward has on this rank. The loss
+  // must be the mean over them. Under no_sync() counts add up, and the gradients that are reduced
+  // in the end must be the mean over all samples counted since the last reduction.
+  void set_num_samples(int64_t count) { core_->set_num_samples(count); }
+
+  // Reduces what no_sync() backwards have gathered, without a further backward. Collective.
+  void reduce_gradients() { core_->reduce_gradients(); }
+
+  // The order of reduction that the first step has taught, for a snapshot; empty before that, and
+  // in a world of one. Hand it to DistributedDataParallelOptions::layout on resume.
+  std::optional<BucketLayout> learned_layout() const { return core_->learned_layout(); }
+
+ private:
+  template <typename Dict>
+  static std::vector<NamedTensor> named(const Dict& dict) {
+    std::vector<NamedTensor> tensors;
+    for (const auto& item : dict) tensors.push_back({item.key(), item.value()});
+    return tensors;
+  }
+
+  std::shared_ptr<M> module_;
+  std::shared_ptr<DataParallelCore> core_;  // shared with NoSync guards
+};
+
+template <typename Holder, typename Group>
+DistributedDataParallel(const Holder&, const Group&)
+    -> DistributedDataParallel<typename Holder::ContainedType>;
+template <typename Holder, typename Group>
+DistributedDataParallel(const Holder&, const Group&, const DistributedDataParallelOptions&)
+    -> DistributedDataParallel<typename Holder::ContainedType>;
+
+}  // namespace cadre

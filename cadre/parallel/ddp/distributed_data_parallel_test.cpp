@@ -1,0 +1,157 @@
+// The wrapper's layouts, weights, and what it takes and gives.
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cadre/buckets/gradient_buckets.h"
+#include "cadre/parallel/ddp/ddp_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::HasSubstr;
+
+using DistributedDataParallelTest = DdpTest;
+
+TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
+  options_.bucket_caps = {.first_bytes = 32, .bytes = 80};
+  auto model = wrap();
+  EXPECT_FALSE(model.learned_layout());
+  loss_of(model(input())).backward();
+  ASSERT_TRUE(model.learned_layout());
+  const BucketLayout layout = *model.learned_layout();
+  // Last layers first, and in each the bias before the weight: unlike the reverse of registration,
+  // from which the first step starts.
+  EXPECT_EQ(layout.to_string(), "float64:3,2;float64:5,4;float64:1,0");
+  const auto parsed = BucketLayout::parse(layout.to_string());
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(*parsed, layout);
+
+  // Imported: used from the first step, and never learned again.
+  BucketLayout odd = plan_bucket_layout(
+      sizes_of(net_->parameters()), std::vector<int64_t>{2, 0, 5, 1, 4, 3}, options_.bucket_caps);
+  options_.layout = odd;
+  net_ = std::make_shared<Net>();
+  auto resumed = wrap();
+  peers_->log.clear();
+  loss_of(resumed(input())).backward();
+  EXPECT_EQ(*resumed.learned_layout(), odd);
+  for (const std::string& operation : peers_->log) EXPECT_THAT(operation, HasSubstr("all_reduce"));
+  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+
+  options_.layout->buckets.pop_back();
+  EXPECT_THAT(error_of([&] { wrap(); }, ErrorCode::kInvalidArgument),
+              HasSubstr("it belongs to another model"));
+}
+
+TEST_F(DistributedDataParallelTest, GradientsKeepTheirParametersMemoryOrder) {
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 4, 2));
+  conv->to(kDouble);
+  conv->weight.set_data(conv->weight.data().contiguous(torch::MemoryFormat::ChannelsLast));
+  DistributedDataParallel model{conv, peers_, options_};
+  const Tensor x = torch::ones({1, 3, 4, 4}, kDouble);
+  loss_of(model(x)).backward();
+  EXPECT_EQ(conv->weight.grad().strides(), conv->weight.strides());
+  auto copy = std::dynamic_pointer_cast<torch::nn::Conv2dImpl>(conv->clone());
+  copy->zero_grad();
+  loss_of(copy->forward(x)).backward();
+  EXPECT_TRUE(torch::allclose(conv->weight.grad(), copy->weight.grad() * peers_->mean_factor()));
+}
+
+TEST_F(DistributedDataParallelTest, ReplicasAreWeightedBySamples) {
+  options_.weighting = GradientWeighting::kSamples;
+  auto model = wrap();
+  const auto local = local_gradients(*net_, plain_step);
+  EXPECT_THAT(error_of([&] { model(input()); }, ErrorCode::kInvalidArgument),
+              HasSubstr("call set_num_samples()"));
+  // Formula peers contribute multiples of this rank's weighted gradient.
+  const double sum_factor = peers_->mean_factor() * kWorld;
+  peers_->peer_samples = 20;
+  model.set_num_samples(5);
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local, sum_factor * 5 / 25);
+  net_->zero_grad(/*set_to_none=*/false);
+  model.set_num_samples(30);
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local, sum_factor * 30 / 50);
+  net_->zero_grad();
+  {
+    const auto guard = model.no_sync();
+    model.set_num_samples(30);
+    loss_of(model(input())).backward();
+  }
+  model.set_num_samples(10);
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local, 2 * sum_factor * 40 / 60);
+}
+
+TEST_F(DistributedDataParallelTest, ARankWithoutSamplesContributesNothingNotNaN) {
+  options_.weighting = GradientWeighting::kSamples;
+  auto model = wrap();
+  peers_->peer_samples = 8;
+  model.set_num_samples(0);
+  const Tensor nothing = torch::zeros({0, 3}, kDouble);
+  loss_of(model(nothing)).backward();
+  for (const Tensor& p : net_->parameters()) {
+    EXPECT_TRUE(torch::equal(p.grad(), torch::zeros_like(p)));
+  }
+}
+
+TEST_F(DistributedDataParallelTest, SparseGradientsAreRefused) {
+  torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+  DistributedDataParallel model{embedding, peers_, options_};
+  const Tensor tokens = torch::tensor({1, 2}, torch::kLong);
+  EXPECT_THAT(error_of([&] { loss_of(model(tokens)).backward(); }, ErrorCode::kInvalidArgument),
+              HasSubstr("\"weight\" is sparse"));
+}
+
+TEST_F(DistributedDataParallelTest, OutputsMayBeTuplesVectorsAndOptionals) {
+  const Tensor a = torch::ones({1}), b = torch::ones({2}), c = torch::ones({3});
+  const auto nested =
+      std::make_tuple(a, std::vector<Tensor>{b, Tensor()},
+                      std::make_pair(7, std::optional<Tensor>(c)), std::string("x"));
+  const auto found = tensors_of(nested);
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[1].numel(), 2);
+  EXPECT_EQ(found[2].numel(), 3);
+  EXPECT_EQ(tensors_of(a).size(), 1u);
+}
+
+TEST_F(DistributedDataParallelTest, TakesHoldersSequentialAndTupleOutputs) {
+  torch::nn::Sequential sequential(torch::nn::Linear(3, 2), torch::nn::Tanh());
+  sequential->to(kDouble);
+  DistributedDataParallel wrapped{sequential, peers_};
+  loss_of(wrapped(input())).backward();
+  EXPECT_TRUE(sequential->parameters()[0].grad().defined());
+
+  torch::nn::LSTM lstm(3, 2);
+  lstm->to(kDouble);
+  DistributedDataParallel recurrent{lstm, peers_};
+  const auto [output, state] = recurrent(input().unsqueeze(1));
+  loss_of(output).backward();
+  EXPECT_TRUE(lstm->parameters()[0].grad().defined());
+  EXPECT_EQ(recurrent->named_parameters()[0].key(), "weight_ih_l0") << "no prefix";
+}
+
+TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
+  const auto alone = std::make_shared<FormulaReplicas>(1);
+  DistributedDataParallel model{net_, alone, options_};
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), 1);
+  EXPECT_TRUE(alone->log.empty());
+}
+
+TEST_F(DistributedDataParallelTest, AModuleWithNothingToTrainIsRefused) {
+  for (Tensor& p : net_->parameters()) p.set_requires_grad(false);
+  EXPECT_THAT(error_of([&] { wrap(); }, ErrorCode::kInvalidArgument),
+              HasSubstr("none of the module's 6 parameters requires grad"));
+}
+
+}  // namespace
+}  // namespace cadre

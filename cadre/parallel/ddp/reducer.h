@@ -1,0 +1,117 @@
+// Averages gradients over replicas while a backward computes them.
+//
+// Threads: one backward at a time; forward, backward and every method from one thread.
+// Blocking: the end of a backward that synchronizes, until the group's deadline; the constructor,
+// reduce_now() and the end of the first backward are collective beyond the reduction.
+// Lifetime: hooks are removed by the destructor; gradients stay, as views of their buckets.
+// Errors: cadre::Error, thrown out of backward().
+//
+// One pass, from the first event of a backward to its end:
+//   begin    the first hook of an output of the wrapped forward (or of a parameter) queues the end.
+//   ready    each parameter's hook moves the gradient into its bucket, unless it is there already;
+//            a bucket whose gradients are all ready is reduced in the background, and buckets only
+//            in their order, so all ranks issue the same operations.
+//   finish   what the engine runs last: parameters that were not reached are unused on this rank
+//            and contribute zeros; the rest of the buckets follow, always the last; wait for all.
+// No rank knows whether another had unused parameters, or gave up by an exception. Each says so in
+// the trailer, one element behind the last bucket: zero everywhere means all is well. Otherwise all
+// ranks reduce one vector of counts, see who used what and who gave up, and end alike.
+// The first pass also learns the order in which gradients become ready on rank 0 and lays the
+// buckets out anew. Source: c10d's Reducer; what differs stands in docs/decisions/0003.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/buckets/bucket_layout.h"
+#include "cadre/buckets/gradient_buckets.h"
+#include "cadre/buckets/replica_group.h"
+#include "cadre/parallel/ddp/autograd_hooks.h"
+#include "cadre/parallel/ddp/options.h"
+
+namespace cadre {
+
+class Reducer {
+ public:
+  // parameters[i] has the name names[i]; distinct leaves that require grad, the same on all ranks.
+  Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+          std::shared_ptr<ReplicaGroup> group, const DistributedDataParallelOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // After each forward with grad: the tensors it returned.
+  void watch(std::span<const at::Tensor> outputs);
+  // While it is off, gradients accumulate on this rank.
+  void set_sync(bool on) { sync_ = on; }
+  // Of the forward to come. Counts of forwards under no sync add up until the next pass.
+  void set_num_samples(int64_t count);
+  // Reduces what stands in the gradients, outside of a backward.
+  void reduce_now();
+  std::optional<BucketLayout> learned_layout() const;
+
+ private:
+  // One backward may pass through a forward's outputs; a second one is a mistake.
+  struct Forward {
+    bool is_reduced = false;
+  };
+  struct Pass {
+    bool is_active = false;
+    bool is_backward = false;          // not reduce_now()
+    double weight = 1.0;               // of this rank, when replicas are weighted by samples
+    std::vector<bool> fired;           // by parameter: its hook ran
+    std::vector<int64_t> arrivals;     // parameters in the order of their hooks
+    std::vector<int64_t> num_missing;  // by bucket: gradients that are not ready
+    size_t num_launched = 0;           // buckets, from the first
+    std::vector<std::function<void()>> waits;
+    std::vector<std::shared_ptr<Forward>> forwards;
+  };
+
+  void on_output(const std::shared_ptr<Forward>& forward);
+  void on_gradient(size_t parameter);
+  void begin_pass();
+  void begin_backward();
+  double agree_on_weight();
+  void place_gradient(size_t parameter);
+  void launch_complete_buckets();
+  void launch_bucket(bool needs_attention);
+  void finish_pass();
+  // Launches what remains. Returns copies of the gradients that this rank did not change.
+  std::vector<at::Tensor> launch_rest();
+  bool contributes(size_t parameter) const;
+  void wait_for_buckets();
+  // The counts that all ranks reduce when a trailer was not zero: for each parameter the ranks that
+  // used it, then for each rank whether it gave up.
+  at::Tensor attention_counts(bool gave_up) const;
+  void settle_unused(const at::Tensor& counts, const std::vector<at::Tensor>& untouched);
+  void abandon_pass() noexcept;
+  void learn_layout();
+  void move_gradients_to(std::unique_ptr<GradientBuckets> buckets);
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
+  std::shared_ptr<ReplicaGroup> group_;
+  BucketCaps caps_;
+  GradientWeighting weighting_;
+  std::unique_ptr<GradientBuckets> buckets_;
+  bool layout_is_learned_ = false;
+  bool sync_ = true;
+  int64_t num_samples_ = 0;              // of the last forward
+  int64_t num_accumulated_samples_ = 0;  // of forwards under no sync before it
+  int num_unreduced_forwards_ = 0;
+  std::vector<bool> is_dirty_;  // by parameter: holds gradients of this rank alone
+  Pass pass_;
+  std::vector<std::function<void()>> leftover_waits_;  // of a pass that was given up
+  // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
+  std::shared_ptr<Reducer*> self_;
+  std::unique_ptr<AccumulationHooks> hooks_;
+};
+
+}  // namespace cadre

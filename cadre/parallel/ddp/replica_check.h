@@ -1,0 +1,32 @@
+// Makes replicas equal before training: checks that all ranks hold the same model, then copies rank
+// 0's values.
+//
+// Threads: one. Blocking: collective, until the group's deadline. Errors: kInvalidArgument naming
+// the first tensor that differs, the same sentence on all ranks.
+// Source: c10d's _verify_param_shape_across_processes and _sync_module_states.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/buckets/replica_group.h"
+
+namespace cadre {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// Names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are the same on
+// all ranks.
+void check_replicas_match(std::span<const NamedTensor> parameters,
+                          std::span<const NamedTensor> buffers, ReplicaGroup& group);
+
+// Rank `root`'s values everywhere, in few messages. Any dtype.
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group);
+
+}  // namespace cadre
