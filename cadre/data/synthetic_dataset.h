@@ -1,0 +1,32 @@
+// Samples from a formula, for tests and examples that need no files.
+//
+// Threads: any. Blocking: never. Errors: none.
+#pragma once
+
+#include "cadre/base/export.h"
+#include "cadre/data/dataset.h"
+
+namespace cadre {
+
+struct SyntheticRegressionOptions {
+  int64_t num_samples = 1024;
+  int64_t num_inputs = 8;
+  int64_t num_outputs = 1;
+  int64_t seed = 0;
+};
+
+// data: (B, num_inputs) float32, normal; target: (B, num_outputs) float32 = tanh(data W), for one
+// fixed W drawn from the seed. Sample i depends on (seed, i) alone.
+class CADRE_EXPORT SyntheticRegression : public Dataset {
+ public:
+  explicit SyntheticRegression(const SyntheticRegressionOptions& options);
+
+  int64_t size() const override { return data_.size(0); }
+  Batch get(std::span<const int64_t> indices) const override;
+
+ private:
+  at::Tensor data_;
+  at::Tensor target_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,38 @@
+#include "cadre/data/text_dataset.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+TextDataset::TextDataset(std::shared_ptr<const TextCorpus> corpus, TokenRange range,
+                         int64_t context)
+    : corpus_(std::move(corpus)), range_(range), context_(context) {
+  num_samples_ = (range.size() - 1) / context;
+  if (num_samples_ < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("{} tokens of text are too few for one sample of {} + 1; give more "
+                              "text or a shorter context",
+                              range.size(), context));
+  }
+}
+
+Batch TextDataset::get(std::span<const int64_t> indices) const {
+  const auto num_rows = static_cast<int64_t>(indices.size());
+  // One copy of T + 1 tokens a row; data and target are views of it, one token apart.
+  const at::Tensor rows = at::empty({num_rows, context_ + 1}, at::kLong);
+  auto* first = rows.mutable_data_ptr<int64_t>();
+  const auto row_size = static_cast<size_t>(context_ + 1);
+  for (const int64_t index : indices) {
+    corpus_->copy_tokens(range_.begin + index * context_, std::span(first, row_size));
+    first += row_size;
+  }
+  return {.data = rows.narrow(1, 0, context_), .target = rows.narrow(1, 1, context_)};
+}
+
+}  // namespace cadre

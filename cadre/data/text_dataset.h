@@ -1,0 +1,31 @@
+// Samples for next-token prediction, cut from a range of a corpus.
+//
+// Threads, blocking, errors: as TextCorpus; kInvalidArgument for a range too short for one sample.
+// Lifetime: shares the corpus.
+#pragma once
+
+#include <memory>
+
+#include "cadre/base/export.h"
+#include "cadre/data/dataset.h"
+#include "cadre/data/text_corpus.h"
+
+namespace cadre {
+
+// Sample i is the tokens [i*T, i*T + T + 1) of the range: data its first T, target its last T, so
+// each token is predicted once an epoch. data, target: (B, T) int64.
+class CADRE_EXPORT TextDataset : public Dataset {
+ public:
+  TextDataset(std::shared_ptr<const TextCorpus> corpus, TokenRange range, int64_t context);
+
+  int64_t size() const override { return num_samples_; }
+  Batch get(std::span<const int64_t> indices) const override;
+
+ private:
+  std::shared_ptr<const TextCorpus> corpus_;
+  TokenRange range_;
+  int64_t context_;
+  int64_t num_samples_;
+};
+
+}  // namespace cadre
