@@ -1,0 +1,55 @@
+#include "cadre/checkpoint/module_file.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <map>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/durable_file.h"
+
+namespace cadre {
+
+NamedTensors named_state(const torch::nn::Module& module) {
+  NamedTensors state;
+  for (const auto& item : module.named_parameters()) state.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) state.emplace_back(item.key(), item.value());
+  return state;
+}
+
+void save(const torch::nn::Module& module, const std::string& path) {
+  const std::string temporary = path + ".tmp";
+  write_safetensors(temporary, named_state(module), {{"format", "pt"}}).value_or_throw();
+  os::rename_path(temporary, path).value_or_throw();
+}
+
+void load(torch::nn::Module& module, const std::string& path) {
+  NamedTensors read = SafetensorsFile::open(path).read_all();
+  std::map<std::string, at::Tensor> by_name(read.begin(), read.end());
+  const NamedTensors state = named_state(module);
+  for (const auto& [name, tensor] : state) {
+    const auto found = by_name.find(name);
+    if (found == by_name.end()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("{} has no tensor '{}', which the model needs", path, name));
+    }
+    if (found->second.sizes() != tensor.sizes() ||
+        found->second.scalar_type() != tensor.scalar_type()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("{}: tensor '{}' is {} {}, but the model has {} {}", path, name,
+                        c10::toString(found->second.scalar_type()), c10::str(found->second.sizes()),
+                        c10::toString(tensor.scalar_type()), c10::str(tensor.sizes())));
+    }
+  }
+  if (by_name.size() != state.size()) {
+    for (const auto& [name, tensor] : state) by_name.erase(name);
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("{} has a tensor '{}', which the model does not", path,
+                              by_name.begin()->first));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : state) tensor.copy_(by_name.at(name));
+}
+
+}  // namespace cadre

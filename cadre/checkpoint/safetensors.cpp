@@ -1,0 +1,141 @@
+#include "cadre/checkpoint/safetensors.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+#include <string_view>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/durable_file.h"
+
+namespace cadre {
+namespace {
+
+struct DTypeName {
+  at::ScalarType type;
+  std::string_view name;
+};
+constexpr std::array<DTypeName, 14> kDTypeNames = {{{at::kBool, "BOOL"},
+                                                    {at::kByte, "U8"},
+                                                    {at::kChar, "I8"},
+                                                    {at::kShort, "I16"},
+                                                    {at::kUInt16, "U16"},
+                                                    {at::kHalf, "F16"},
+                                                    {at::kBFloat16, "BF16"},
+                                                    {at::kInt, "I32"},
+                                                    {at::kUInt32, "U32"},
+                                                    {at::kFloat, "F32"},
+                                                    {at::kDouble, "F64"},
+                                                    {at::kLong, "I64"},
+                                                    {at::kUInt64, "U64"},
+                                                    {at::kComplexFloat, "C64"}}};
+
+ConstBytes bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+Status check_writable(const NamedTensors& tensors) {
+  std::set<std::string_view> names;
+  for (const auto& [name, tensor] : tensors) {
+    if (!names.insert(name).second) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("safetensors: two tensors are named '{}'", name));
+    }
+    const bool is_plain = tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu();
+    if (!is_plain || std::ranges::find(kDTypeNames, tensor.scalar_type(), &DTypeName::type) ==
+                         kDTypeNames.end()) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("safetensors: '{}' is {}; expected a dense CPU tensor of a dtype "
+                                 "that the format has",
+                                 name, tensor.defined() ? tensor.toString() : "undefined"));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status write_safetensors(const std::string& path, const NamedTensors& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  CADRE_RETURN_IF_ERROR(check_writable(tensors));
+  // The format's own order: largest elements first, so that every tensor is aligned, then names.
+  NamedTensors sorted = tensors;
+  std::ranges::sort(sorted, [](const auto& a, const auto& b) {
+    const auto key = [](const auto& item) {
+      return std::make_pair(-static_cast<int64_t>(item.second.element_size()), item.first);
+    };
+    return key(a) < key(b);
+  });
+
+  SafetensorsHeader header;
+  header.metadata = metadata;
+  std::vector<at::Tensor> contiguous;  // keeps the bytes alive until they are written
+  uint64_t offset = 0;
+  for (const auto& [name, tensor] : sorted) {
+    contiguous.push_back(tensor.contiguous());
+    const auto dtype = std::ranges::find(kDTypeNames, tensor.scalar_type(), &DTypeName::type);
+    header.tensors.push_back({.name = name,
+                              .dtype = std::string(dtype->name),
+                              .shape = tensor.sizes().vec(),
+                              .begin = offset,
+                              .end = offset + contiguous.back().nbytes()});
+    offset = header.tensors.back().end;
+  }
+  const std::string encoded = encode_safetensors_header(header);
+  std::vector<ConstBytes> pieces = {std::as_bytes(std::span(encoded))};
+  for (const at::Tensor& tensor : contiguous) pieces.push_back(bytes_of(tensor));
+  return os::write_file(path, pieces);
+}
+
+SafetensorsFile::SafetensorsFile(std::string path, os::ReadOnlyFile file, SafetensorsHeader header)
+    : path_(std::move(path)), file_(std::move(file)), header_(std::move(header)) {}
+
+SafetensorsFile SafetensorsFile::open(const std::string& path) {
+  os::ReadOnlyFile file = os::ReadOnlyFile::open(path).value_or_throw();
+  Result<SafetensorsHeader> header = parse_safetensors_header(file.bytes(), file.bytes().size());
+  if (!header.ok()) throw header.error().with_context(path);
+  return SafetensorsFile(path, std::move(file), std::move(header).value());
+}
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> names;
+  for (const SafetensorsEntry& entry : header_.tensors) names.push_back(entry.name);
+  return names;
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name) const {
+  const auto entry = std::ranges::find(header_.tensors, name, &SafetensorsEntry::name);
+  if (entry == header_.tensors.end()) {
+    throw Error(ErrorCode::kInvalidArgument, cadre::format("{} has no tensor '{}'", path_, name));
+  }
+  return read(*entry);
+}
+
+NamedTensors SafetensorsFile::read_all() const {
+  NamedTensors tensors;
+  for (const SafetensorsEntry& entry : header_.tensors) {
+    tensors.emplace_back(entry.name, read(entry));
+  }
+  return tensors;
+}
+
+at::Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
+  const auto dtype = std::ranges::find(kDTypeNames, entry.dtype, &DTypeName::name);
+  if (dtype == kDTypeNames.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("{}: tensor '{}' has dtype {}, which this library cannot hold", path_,
+                              entry.name, entry.dtype));
+  }
+  const at::Tensor tensor = at::empty(entry.shape, dtype->type);
+  const ConstBytes source =
+      file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
+  // The header's bounds were checked against dtype and shape, so the sizes are equal.
+  if (!source.empty()) std::memcpy(tensor.mutable_data_ptr(), source.data(), source.size());
+  return tensor;
+}
+
+}  // namespace cadre

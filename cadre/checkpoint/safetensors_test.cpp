@@ -1,0 +1,156 @@
+#include "cadre/checkpoint/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "cadre/checkpoint/module_file.h"
+#include "cadre/os/io/file.h"
+#include "cadre/os/proc/program_output.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+namespace {
+
+class SafetensorsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "safetensors_test/";
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    path_ = folder_ + "x.safetensors";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string folder_;
+  std::string path_;
+};
+
+TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
+  const auto options = [](at::ScalarType type) { return at::TensorOptions(type); };
+  NamedTensors tensors;
+  for (const at::ScalarType type :
+       {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
+        at::kDouble, at::kBool, at::kComplexFloat}) {
+    tensors.emplace_back(c10::toString(type), torch::arange(7).to(type));
+  }
+  tensors.emplace_back("transposed", torch::arange(6, options(at::kFloat)).view({2, 3}).t());
+  tensors.emplace_back("scalar", torch::tensor(2.5));
+  tensors.emplace_back("empty", torch::empty({3, 0}));
+  ASSERT_TRUE(write_safetensors(path_, tensors, {{"step", "7"}}).ok());
+
+  const SafetensorsFile file = SafetensorsFile::open(path_);
+  EXPECT_EQ(file.metadata().at("step"), "7");
+  EXPECT_EQ(file.names().size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor read = file.read(name);
+    EXPECT_EQ(read.scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(read.equal(tensor)) << name;
+  }
+  EXPECT_THROW(file.read("none"), Error);
+}
+
+TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
+  const auto message = [&](const NamedTensors& tensors) {
+    return write_safetensors(path_, tensors).error().message();
+  };
+  EXPECT_THAT(message({{"a", torch::ones(1)}, {"a", torch::ones(1)}}),
+              ::testing::HasSubstr("two tensors are named 'a'"));
+  EXPECT_THAT(message({{"a", torch::ones({2, 2}).to_sparse()}}), ::testing::HasSubstr("'a'"));
+  EXPECT_THAT(message({{"a", at::Tensor()}}), ::testing::HasSubstr("undefined"));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_F(SafetensorsTest, NamesTheFileThatIsDamaged) {
+  const std::string text = "garbage!garbage!";
+  ASSERT_TRUE(os::replace_file(path_, std::as_bytes(std::span(text))).ok());
+  try {
+    SafetensorsFile::open(path_);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorruption);
+    EXPECT_THAT(error.message(), ::testing::HasSubstr(path_));
+  }
+}
+
+// The format from its description alone: struct and json, no package.
+constexpr const char* kPythonReader = R"(
+import json, struct, sys
+raw = open(sys.argv[1], 'rb').read()
+(n,) = struct.unpack('<Q', raw[:8])
+header = json.loads(raw[8:8 + n])
+assert (8 + n) % 8 == 0
+meta = header.pop('__metadata__')
+codes = {'F32': 'f', 'I64': 'q', 'U8': 'B'}
+end = 0
+for name, t in header.items():
+    begin, stop = t['data_offsets']
+    assert begin == end, name
+    end = stop
+    values = struct.unpack('<%d%s' % ((stop - begin) // struct.calcsize('<' + codes[t['dtype']]),
+                                      codes[t['dtype']]), raw[8 + n + begin:8 + n + stop])
+    print(name, t['dtype'], t['shape'], *values)
+assert 8 + n + end == len(raw)
+print(meta)
+)";
+
+TEST_F(SafetensorsTest, PythonReadsIt) {
+  ASSERT_TRUE(write_safetensors(path_,
+                                {{"u", torch::arange(3, at::kByte)},
+                                 {"f", torch::tensor({{0.5F}, {-2.0F}})},
+                                 {"i", torch::tensor(int64_t{-9})}},
+                                {{"format", "pt"}})
+                  .ok());
+  const auto system = os::make_native_system();
+  const auto output = os::program_output({"python3", "-c", kPythonReader, path_},
+                                         system->deadline_in(std::chrono::seconds(60)));
+  ASSERT_TRUE(output.ok()) << output.error().message();
+  EXPECT_EQ(*output,
+            "i I64 [] -9\n"
+            "f F32 [2, 1] 0.5 -2.0\n"
+            "u U8 [3] 0 1 2\n"
+            "{'format': 'pt'}\n");
+}
+
+TEST_F(SafetensorsTest, AModuleComesBack) {
+  torch::nn::Sequential a(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  torch::nn::Sequential b(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  a->forward(torch::randn({5, 3}));  // moves the running statistics
+  save(*a, path_);
+  load(*b, path_);
+  const NamedTensors expected = named_state(*a);
+  const NamedTensors actual = named_state(*b);
+  ASSERT_EQ(actual.size(), 7u);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(actual[i].second.equal(expected[i].second)) << expected[i].first;
+  }
+  EXPECT_TRUE(b->parameters()[0].requires_grad());
+}
+
+TEST_F(SafetensorsTest, AModuleThatDoesNotFitIsLeftAlone) {
+  torch::nn::Linear small(2, 2);
+  save(*small, path_);
+  const auto message = [&](torch::nn::Module& module) {
+    try {
+      load(module, path_);
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string();
+  };
+  torch::nn::Linear wide(3, 2);
+  const at::Tensor before = wide->bias.clone();
+  EXPECT_THAT(message(*wide), ::testing::HasSubstr("'weight' is Float [2, 2], but the model has "
+                                                   "Float [2, 3]"));
+  EXPECT_TRUE(wide->bias.equal(before));
+  torch::nn::Linear without(torch::nn::LinearOptions(2, 2).bias(false));
+  EXPECT_THAT(message(*without), ::testing::HasSubstr("'bias', which the model does not"));
+  torch::nn::Bilinear other(2, 2, 2);
+  EXPECT_THAT(message(*other), ::testing::HasSubstr("'weight' is Float"));
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,83 @@
+#include "cadre/checkpoint/snapshot_folder.h"
+
+#include <filesystem>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/durable_file.h"
+#include "cadre/os/io/file.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxLatestBytes = 4096;
+
+std::string name_of(int64_t step) {
+  return cadre::format("step-{:06}", step);
+}
+
+Status to_status(const std::error_code& error, const std::string& what) {
+  if (!error) return {};
+  return Error(ErrorCode::kUnavailable, cadre::format("{}: {}", what, error.message()));
+}
+
+Status make_empty_folder(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);  // of a run that was killed while it wrote
+  CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("remove {}", path)));
+  fs::create_directories(path, error);
+  return to_status(error, cadre::format("create {}", path));
+}
+
+}  // namespace
+
+SnapshotFolder::SnapshotFolder(std::string run_folder) : run_folder_(std::move(run_folder)) {}
+
+std::string SnapshotFolder::path_of(int64_t step) const {
+  return cadre::format("{}/{}", run_folder_, name_of(step));
+}
+
+Status SnapshotFolder::save(int64_t step,
+                            const std::function<Status(const std::string&)>& write_files) {
+  const std::string temporary = cadre::format("{}/.{}.tmp", run_folder_, name_of(step));
+  Status status = write_and_publish(step, temporary, write_files);
+  if (!status.ok()) {
+    std::error_code ignored;  // the first error is the one to report
+    fs::remove_all(temporary, ignored);
+    return status.error().with_context(cadre::format("snapshot of step {}", step));
+  }
+  return status;
+}
+
+Status SnapshotFolder::write_and_publish(
+    int64_t step, const std::string& temporary,
+    const std::function<Status(const std::string&)>& write_files) {
+  CADRE_RETURN_IF_ERROR(make_empty_folder(temporary));
+  CADRE_RETURN_IF_ERROR(write_files(temporary));
+  const std::string target = path_of(step);
+  std::error_code error;
+  if (fs::exists(target, error)) {
+    CADRE_RETURN_IF_ERROR(os::exchange_paths(temporary, target));
+    fs::remove_all(temporary, error);  // what the target was
+    CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("remove {}", temporary)));
+  } else {
+    CADRE_RETURN_IF_ERROR(os::rename_path(temporary, target));
+  }
+  const std::string name = name_of(step) + "\n";
+  return os::replace_file(run_folder_ + "/latest", std::as_bytes(std::span(name)));
+}
+
+std::optional<std::string> SnapshotFolder::latest() const {
+  const auto name = os::read_file(run_folder_ + "/latest", kMaxLatestBytes);
+  if (!name.ok()) return std::nullopt;
+  const std::string path = cadre::format("{}/{}", run_folder_, name->substr(0, name->find('\n')));
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return std::nullopt;
+  return path;
+}
+
+}  // namespace cadre

@@ -1,0 +1,40 @@
+// Snapshots of a run as folders that are there completely or not at all.
+//
+// runs/NAME/step-000100/ holds the files of one snapshot, runs/NAME/latest its folder's name. A
+// snapshot is written into a temporary folder, renamed into place last, and only then named by
+// `latest`; so a crash at any moment, or a full disk, leaves every earlier one usable.
+// Threads: one writer. Blocking: for the time of the disk. Errors: kUnavailable with the path.
+// Layout: docs/formats/snapshot.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+
+namespace cadre {
+
+class CADRE_EXPORT SnapshotFolder {
+ public:
+  explicit SnapshotFolder(std::string run_folder);
+
+  // Calls `write_files` with an empty folder to fill (with synced files), then publishes it as this
+  // step's snapshot, in place of an earlier one of the same step. After an error nothing of it is
+  // left.
+  Status save(int64_t step, const std::function<Status(const std::string& folder)>& write_files);
+
+  // The folder of the newest snapshot; nullopt when there is none.
+  std::optional<std::string> latest() const;
+  std::string path_of(int64_t step) const;
+
+ private:
+  Status write_and_publish(int64_t step, const std::string& temporary,
+                           const std::function<Status(const std::string&)>& write_files);
+
+  std::string run_folder_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,88 @@
+#include "cadre/checkpoint/snapshot_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <string>
+
+#include "cadre/os/io/durable_file.h"
+#include "cadre/os/io/file.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+class SnapshotFolderTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    run_ = ::testing::TempDir() + "snapshot_folder_test";
+    fs::remove_all(run_);
+  }
+  void TearDown() override { fs::remove_all(run_); }
+
+  static Status write(const std::string& folder, std::string_view text) {
+    const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
+    return os::write_file(folder + "/x", pieces);
+  }
+  Status save(int64_t step, std::string_view text) {
+    return SnapshotFolder(run_).save(
+        step, [&](const std::string& folder) { return write(folder, text); });
+  }
+  std::string content_of_latest() {
+    const auto latest = SnapshotFolder(run_).latest();
+    return latest ? *os::read_file(*latest + "/x", 100) : "none";
+  }
+  size_t num_entries() {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(run_), {}));
+  }
+
+  std::string run_;
+};
+
+TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
+  EXPECT_EQ(content_of_latest(), "none");
+  ASSERT_TRUE(save(100, "a").ok());
+  EXPECT_EQ(SnapshotFolder(run_).latest(), run_ + "/step-000100");
+  ASSERT_TRUE(save(200, "b").ok());
+  EXPECT_EQ(content_of_latest(), "b");
+  ASSERT_TRUE(save(100, "c").ok());  // a run that went back
+  EXPECT_EQ(content_of_latest(), "c");
+  EXPECT_EQ(num_entries(), 3u);  // two snapshots and `latest`
+}
+
+TEST_F(SnapshotFolderTest, AFailureAtAnyPointLosesNothing) {
+  ASSERT_TRUE(save(100, "a").ok());
+  const Status status = SnapshotFolder(run_).save(200, [](const std::string& folder) -> Status {
+    CADRE_RETURN_IF_ERROR(write(folder, "half"));
+    return Error(ErrorCode::kUnavailable, "disk full");
+  });
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().message(), "snapshot of step 200: disk full");
+  EXPECT_EQ(content_of_latest(), "a");
+  EXPECT_EQ(num_entries(), 2u);
+}
+
+TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {
+  ASSERT_TRUE(save(100, "a").ok());
+  fs::create_directories(run_ + "/.step-000200.tmp");
+  ASSERT_TRUE(write(run_ + "/.step-000200.tmp", "half").ok());
+  EXPECT_EQ(content_of_latest(), "a");
+  ASSERT_TRUE(save(200, "b").ok());
+  EXPECT_EQ(content_of_latest(), "b");
+  EXPECT_EQ(num_entries(), 3u);
+}
+
+TEST_F(SnapshotFolderTest, SaysWhereItCannotWrite) {
+  const Status status = SnapshotFolder("/proc/none").save(1, [](const std::string&) -> Status {
+    ADD_FAILURE() << "there is no folder to write into";
+    return {};
+  });
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(status.error().message(), ::testing::HasSubstr("create /proc/none/.step-000001.tmp"));
+}
+
+}  // namespace
+}  // namespace cadre
