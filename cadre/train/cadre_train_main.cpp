@@ -1,0 +1,100 @@
+// cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train` starts as
+// many as are asked for; alone it is a world of one.
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/group/process_group.h"
+#include "cadre/os/proc/output_stream.h"
+#include "cadre/os/proc/pending_signal.h"
+#include "cadre/os/system.h"
+#include "cadre/train/config/config_file.h"
+#include "cadre/train/trainer.h"
+
+namespace cadre {
+namespace {
+
+constexpr int kUsageExitCode = 2;
+
+constexpr const char* kHelp =
+    "Trains a language model on text.\n\n"
+    "  cadre train examples/gpt.toml --nproc-per-node 2\n"
+    "  cadre train examples/gpt.toml data.path=/home/me/books model.width=256\n"
+    "  cadre train examples/gpt.toml run.resume=auto\n\n"
+    "What was learned is kept in run.folder/run.name: metrics.jsonl, and a folder for each "
+    "snapshot.\nSIGTERM ends the run with a snapshot. Every key that a file or key=value may "
+    "set:\n\n";
+
+void print(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+// The launcher reads this process's output through a pipe and says what is behind it.
+bool shows_on_terminal() {
+  const char* progress = std::getenv("CADRE_PROGRESS");
+  if (progress != nullptr) return std::string_view(progress) == "terminal";
+  using os::OutputStream;
+  return OutputStream(OutputStream::Target::kStandardOutput).is_terminal();
+}
+
+struct CommandLine {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  bool print_config = false;
+};
+
+int run_training(const CommandLine& command) {
+  const train::Config config = train::load_config(command.config_path, command.overrides);
+  if (command.print_config) {
+    print(train::config_text(config));
+    return 0;
+  }
+  os::PendingSignal termination(SIGTERM);  // before any thread starts
+  const auto system = os::make_native_system();
+  const ProcessGroup world = init_process_group();
+  torch::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
+  train::Trainer trainer(
+      config, {.replicas = make_replica_group(world),
+               .system = *system,
+               .time_in_communication = [&] { return world.communicator().time_in_operations(); },
+               .stop_is_requested = [&] { return termination.has_arrived(); },
+               .print = print,
+               .is_terminal = shows_on_terminal()});
+  trainer.run();
+  world.close();
+  return 0;
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  cadre::CommandLine command;
+  CLI::App app(cadre::kHelp + cadre::train::config_text({}, {.explain = true}), "cadre-train");
+  app.add_option("config", command.config_path, "a TOML file")->required();
+  app.add_option("overrides", command.overrides, "key=value: wins over the file");
+  app.add_flag("--print-config", command.print_config, "print every key and value, and end");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : cadre::kUsageExitCode;
+  }
+  try {
+    return cadre::run_training(command);
+  } catch (const cadre::Error& error) {
+    std::fprintf(stderr, "cadre-train: %s\n", error.what());
+    return error.code() == cadre::ErrorCode::kInvalidArgument ? cadre::kUsageExitCode : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cadre-train: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,77 @@
+// Everything that a training run is asked to do: one struct for each section of the TOML file.
+//
+// Threads: plain values. Blocking: never. The texts that explain each key, and the values it may
+// have, stand in config_fields.cpp; reading a file in
+// config_file.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cadre::train {
+
+struct ModelConfig {
+  std::string kind = "gpt";
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t width = 128;
+  int64_t context = 128;
+  int64_t window = 8;
+};
+
+struct DataConfig {
+  std::string path = "python-stdlib";
+  std::vector<std::string> suffixes;
+  std::vector<std::string> skipped_folders;
+  double held_out = 0.05;
+};
+
+struct OptimizerConfig {
+  std::string kind = "adamw";
+  double learning_rate = 3e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double momentum = 0.9;
+  bool nesterov = false;
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;
+};
+
+struct ScheduleConfig {
+  std::string kind = "cosine";
+  int64_t warmup_steps = 50;
+  double final_fraction = 0.1;
+};
+
+struct RunConfig {
+  std::string name = "run";
+  std::string folder = "runs";
+  int64_t steps = 1000;
+  int64_t batch_size = 32;
+  int64_t seed = 0;
+  int64_t threads = 1;
+  int64_t evaluate_every = 0;
+  int64_t evaluate_tokens = 65536;
+  int64_t snapshot_every = 0;
+  std::string resume = "none";
+};
+
+struct SampleConfig {
+  int64_t tokens = 400;
+  std::string prompt = "\n";
+  double temperature = 0.8;
+  int64_t top_k = 40;
+};
+
+struct Config {
+  ModelConfig model;
+  DataConfig data;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  RunConfig run;
+  SampleConfig sample;
+};
+
+}  // namespace cadre::train

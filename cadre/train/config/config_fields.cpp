@@ -1,0 +1,217 @@
+#include "cadre/train/config/config_fields.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "cadre/base/format.h"
+
+namespace cadre::train {
+namespace {
+
+// Levenshtein's: insertions, deletions and replacements.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
+    }
+  }
+  return row.back();
+}
+
+void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
+  fields.push_back({.name = "model.kind",
+                    .meaning = "gpt: a transformer; mlp: a perceptron over the last few tokens",
+                    .value = &model.kind,
+                    .choices = {"gpt", "mlp"}});
+  fields.push_back(
+      {"model.layers", "blocks of the gpt, hidden layers of the mlp", &model.layers, 1, 1000});
+  fields.push_back(
+      {"model.heads", "attention heads of the gpt; they divide the width", &model.heads, 1, 1024});
+  fields.push_back({"model.width", "features of a token", &model.width, 1, 65536});
+  fields.push_back({"model.context", "tokens that one sample has, and the model sees at most",
+                    &model.context, 1, 1 << 20});
+  fields.push_back({"model.window", "tokens that the mlp sees", &model.window, 1, 65536});
+}
+
+void add_data_fields(std::vector<ConfigField>& fields, DataConfig& data) {
+  fields.push_back({"data.path",
+                    "a text file, a folder of them, or python-stdlib: the sources of the standard "
+                    "library of python3",
+                    &data.path});
+  fields.push_back(
+      {"data.suffixes", "of a folder, only files whose names end so; [] for all", &data.suffixes});
+  fields.push_back({"data.skipped_folders", "names of folders that are left out anywhere below",
+                    &data.skipped_folders});
+  fields.push_back({"data.held_out", "share of the text, at its end, that is never trained on",
+                    &data.held_out, 0.001, 0.5});
+}
+
+void add_optimizer_fields(std::vector<ConfigField>& fields, OptimizerConfig& optimizer) {
+  fields.push_back({.name = "optimizer.kind",
+                    .meaning = "the rule by which gradients change parameters",
+                    .value = &optimizer.kind,
+                    .choices = {"adamw", "sgd"}});
+  fields.push_back({"optimizer.learning_rate", "at its peak", &optimizer.learning_rate, 0, 100});
+  fields.push_back({"optimizer.beta1", "of adamw: memory of the gradient's mean", &optimizer.beta1,
+                    0, 0.9999999});
+  fields.push_back({"optimizer.beta2", "of adamw: memory of the gradient's square",
+                    &optimizer.beta2, 0, 0.9999999});
+  fields.push_back(
+      {"optimizer.epsilon", "of adamw: added to the divisor", &optimizer.epsilon, 0, 1});
+  fields.push_back({"optimizer.momentum", "of sgd", &optimizer.momentum, 0, 0.9999999});
+  fields.push_back({"optimizer.nesterov", "of sgd: look ahead", &optimizer.nesterov});
+  fields.push_back({"optimizer.weight_decay", "of matrices; norms and biases do not decay",
+                    &optimizer.weight_decay, 0, 10});
+  fields.push_back({"optimizer.clip_norm", "the norm of all gradients at most; 0: no limit",
+                    &optimizer.clip_norm, 0, 1e9});
+}
+
+void add_schedule_fields(std::vector<ConfigField>& fields, ScheduleConfig& schedule) {
+  fields.push_back({.name = "schedule.kind",
+                    .meaning = "how the learning rate goes on after the warm-up",
+                    .value = &schedule.kind,
+                    .choices = {"cosine", "constant"}});
+  fields.push_back({"schedule.warmup_steps", "steps in which it rises to its peak",
+                    &schedule.warmup_steps, 0, 1e9});
+  fields.push_back(
+      {"schedule.final_fraction", "of the peak, in the last step", &schedule.final_fraction, 0, 1});
+}
+
+void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
+  fields.push_back({"run.name", "the run's folder is run.folder/run.name", &run.name});
+  fields.push_back({"run.folder", "where runs are kept", &run.folder});
+  fields.push_back({"run.steps", "updates of the parameters", &run.steps, 1, 1e12});
+  fields.push_back({"run.batch_size", "samples of one step, of all processes together",
+                    &run.batch_size, 1, 1 << 24});
+  fields.push_back({"run.seed", "of the first parameters, the order of samples and the text sample",
+                    &run.seed, 0, 9e15});
+  fields.push_back({"run.threads",
+                    "threads of each process; more than the cores there are is slower by far",
+                    &run.threads, 1, 1024});
+  fields.push_back({"run.evaluate_every", "steps between held-out losses; 0: at the end only",
+                    &run.evaluate_every, 0, 1e12});
+  fields.push_back({"run.evaluate_tokens", "held-out tokens that the loss is measured on",
+                    &run.evaluate_tokens, 1, 1e12});
+  fields.push_back({"run.snapshot_every", "steps between snapshots; 0: at the end only",
+                    &run.snapshot_every, 0, 1e12});
+  fields.push_back({"run.resume",
+                    "none: start anew (an earlier run is moved aside); auto: go on from the latest "
+                    "snapshot if there is one; or the path of a snapshot",
+                    &run.resume});
+}
+
+void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
+  fields.push_back(
+      {"sample.tokens", "length of the text written at the end; 0: none", &sample.tokens, 0, 1e6});
+  fields.push_back({"sample.prompt", "what the text goes on from", &sample.prompt});
+  fields.push_back({"sample.temperature", "0: always the likeliest token; 1: as the model says",
+                    &sample.temperature, 0, 100});
+  fields.push_back(
+      {"sample.top_k", "draw among so many likeliest tokens; 0: among all", &sample.top_k, 0, 1e6});
+}
+
+// The shortest text that reads back as the same number; JSON has no word for what is none.
+std::string number_text(double value) {
+  return std::isfinite(value) ? nlohmann::json(value).dump() : cadre::format("{}", value);
+}
+
+}  // namespace
+
+std::vector<ConfigField> config_fields(Config& config) {
+  std::vector<ConfigField> fields;
+  add_model_fields(fields, config.model);
+  add_data_fields(fields, config.data);
+  add_optimizer_fields(fields, config.optimizer);
+  add_schedule_fields(fields, config.schedule);
+  add_run_fields(fields, config.run);
+  add_sample_fields(fields, config.sample);
+  return fields;
+}
+
+std::string check_value(const ConfigField& field) {
+  if (const auto* text = std::get_if<std::string*>(&field.value); text && !field.choices.empty()) {
+    if (std::ranges::find(field.choices, **text) != field.choices.end()) return "";
+    std::string list;
+    for (const std::string& choice : field.choices) list += (list.empty() ? "" : ", ") + choice;
+    return cadre::format("must be one of {}, is {}", list, value_text(field));
+  }
+  double value = 0;
+  if (const auto* integer = std::get_if<int64_t*>(&field.value)) {
+    value = static_cast<double>(**integer);
+  } else if (const auto* real = std::get_if<double*>(&field.value)) {
+    value = **real;
+  } else {
+    return "";
+  }
+  // Written so that NaN, which compares false with everything, is refused.
+  if (field.min && !(value >= *field.min)) {
+    return cadre::format("must be at least {}, is {}", *field.min, value_text(field));
+  }
+  if (field.max && !(value <= *field.max)) {
+    return cadre::format("must be at most {}, is {}", *field.max, value_text(field));
+  }
+  return "";
+}
+
+std::optional<ConfigConflict> find_conflict(const Config& config) {
+  const ModelConfig& model = config.model;
+  if (model.kind == "gpt" && model.width % model.heads != 0) {
+    return ConfigConflict{
+        "model.heads", cadre::format("must divide model.width: {} heads cannot share {} features",
+                                     model.heads, model.width)};
+  }
+  if (config.schedule.warmup_steps > config.run.steps) {
+    return ConfigConflict{
+        "schedule.warmup_steps",
+        cadre::format("must be at most run.steps: {} steps of warm-up in {} steps",
+                      config.schedule.warmup_steps, config.run.steps)};
+  }
+  if (config.optimizer.nesterov && config.optimizer.momentum == 0) {
+    return ConfigConflict{"optimizer.nesterov", "needs optimizer.momentum above 0"};
+  }
+  if (config.run.name.empty() || config.run.name.find('/') != std::string::npos) {
+    return ConfigConflict{"run.name",
+                          cadre::format("must be a plain folder name, is \"{}\"", config.run.name)};
+  }
+  return std::nullopt;
+}
+
+std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown) {
+  return std::ranges::min_element(
+             fields, {},
+             [&](const ConfigField& field) {
+               // A right key in the wrong section, or without one, is nearer than a chance
+               // likeness.
+               const std::string_view name = field.name;
+               const std::string_view key = name.substr(name.find('.') + 1);
+               const std::string_view unknown_key = unknown.substr(unknown.find('.') + 1);
+               return std::min(edit_distance(name, unknown), edit_distance(key, unknown_key) + 1);
+             })
+      ->name;
+}
+
+std::string value_text(const ConfigField& field) {
+  return std::visit(
+      [](const auto* value) -> std::string {
+        using Value = std::remove_cvref_t<decltype(*value)>;
+        if constexpr (std::is_same_v<Value, double>) return number_text(*value);
+        // A JSON text, number, truth value or list of texts is a TOML one, too.
+        return nlohmann::json(*value).dump();
+      },
+      field.value);
+}
+
+std::string_view type_name(const ConfigField& field) {
+  constexpr std::array<std::string_view, 5> kNames = {"an integer", "a number", "true or false",
+                                                      "a text", "a list of texts"};
+  return kNames[field.value.index()];
+}
+
+}  // namespace cadre::train

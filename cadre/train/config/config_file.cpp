@@ -1,0 +1,185 @@
+#include "cadre/train/config/config_file.h"
+
+#include <toml++/toml.h>
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/os/io/file.h"
+#include "cadre/train/config/config_fields.h"
+
+namespace cadre::train {
+namespace {
+
+constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+constexpr std::string_view kCommandLine = "command line";
+
+[[noreturn]] void refuse(std::string_view place, const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", place, what));
+}
+
+std::optional<std::vector<std::string>> texts_of(const toml::node& node) {
+  if (!node.is_array()) return std::nullopt;
+  std::vector<std::string> texts;
+  for (const toml::node& item : *node.as_array()) {
+    const auto text = item.value_exact<std::string>();
+    if (!text) return std::nullopt;
+    texts.push_back(*text);
+  }
+  return texts;
+}
+
+// False when the node is of another type. An integer will do where a number is asked for.
+bool assign(const ConfigField& field, const toml::node& node) {
+  return std::visit(
+      [&](auto* target) {
+        using Value = std::remove_cvref_t<decltype(*target)>;
+        std::optional<Value> value;
+        if constexpr (std::is_same_v<Value, std::vector<std::string>>) {
+          value = texts_of(node);
+        } else if constexpr (std::is_same_v<Value, double>) {
+          if (node.is_number()) value = node.value<double>();
+        } else {
+          value = node.value_exact<Value>();
+        }
+        if (value) *target = *value;
+        return value.has_value();
+      },
+      field.value);
+}
+
+// Puts values into the fields and remembers where each came from, for messages.
+class ConfigReader {
+ public:
+  explicit ConfigReader(Config& config) : fields_(config_fields(config)) {}
+
+  void read_file(const std::string& path) {
+    const std::string text = os::read_file(path, kMaxConfigBytes).value_or_throw();
+    toml::table table;
+    try {
+      table = toml::parse(text, path);
+    } catch (const toml::parse_error& error) {
+      refuse(cadre::format("{}:{}", path, error.source().begin.line),
+             std::string(error.description()));
+    }
+    for (const auto& [section, node] : table) {
+      if (!node.is_table()) {
+        read_key(std::string(section.str()), node, place_of(path, node));
+        continue;
+      }
+      for (const auto& [key, value] : *node.as_table()) {
+        read_key(cadre::format("{}.{}", section.str(), key.str()), value, place_of(path, value));
+      }
+    }
+  }
+
+  void read_override(const std::string& text) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos) {
+      refuse(kCommandLine, cadre::format("'{}' is no override; expected key=value", text));
+    }
+    const std::string key = text.substr(0, equals);
+    const std::string value = text.substr(equals + 1);
+    const ConfigField& field = find(key, kCommandLine);
+    places_[key] = kCommandLine;
+    if (auto* const* target = std::get_if<std::string*>(&field.value)) {
+      **target = value;  // as it is: a shell has taken its quotes already
+    } else {
+      read_value(field, value);
+    }
+    check(field, kCommandLine);
+  }
+
+  // Where the value of the field was set; for a default, the file it could be set in.
+  std::string place_of_field(const std::string& name, const std::string& path) const {
+    const auto found = places_.find(name);
+    return found == places_.end() ? path : found->second;
+  }
+
+ private:
+  static std::string place_of(const std::string& path, const toml::node& node) {
+    return cadre::format("{}:{}", path, node.source().begin.line);
+  }
+
+  const ConfigField& find(const std::string& key, std::string_view place) const {
+    const auto found = std::ranges::find(fields_, key, &ConfigField::name);
+    if (found == fields_.end()) {
+      refuse(place,
+             cadre::format("unknown key '{}'; did you mean '{}'?", key, nearest_key(fields_, key)));
+    }
+    return *found;
+  }
+
+  void read_key(const std::string& key, const toml::node& node, const std::string& place) {
+    const ConfigField& field = find(key, place);
+    places_[key] = place;
+    if (!assign(field, node)) {
+      refuse(place, cadre::format("{} must be {}", key, type_name(field)));
+    }
+    check(field, place);
+  }
+
+  void read_value(const ConfigField& field, const std::string& value) {
+    try {
+      const toml::table table = toml::parse(cadre::format("value = {}", value));
+      if (table.size() == 1 && assign(field, *table.get("value"))) return;
+    } catch (const toml::parse_error&) {
+      // Said below, in the words of the override.
+    }
+    refuse(kCommandLine,
+           cadre::format("{} must be {}, is '{}'", field.name, type_name(field), value));
+  }
+
+  static void check(const ConfigField& field, std::string_view place) {
+    const std::string problem = check_value(field);
+    if (!problem.empty()) refuse(place, cadre::format("{} {}", field.name, problem));
+  }
+
+  std::vector<ConfigField> fields_;
+  std::map<std::string, std::string> places_;
+};
+
+std::string bounds_text(const ConfigField& field) {
+  if (field.min && field.max) {
+    return cadre::format(" ({} to {})", *field.min, *field.max);
+  }
+  std::string choices;
+  for (const std::string& choice : field.choices) choices += (choices.empty() ? "" : ", ") + choice;
+  return choices.empty() ? "" : cadre::format(" ({})", choices);
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  Config config;
+  ConfigReader reader(config);
+  reader.read_file(path);
+  for (const std::string& text : overrides) reader.read_override(text);
+  if (const auto conflict = find_conflict(config)) {
+    refuse(reader.place_of_field(conflict->field, path),
+           cadre::format("{} {}", conflict->field, conflict->reason));
+  }
+  return config;
+}
+
+std::string config_text(const Config& config, const ConfigTextOptions& options) {
+  Config copy = config;
+  std::string text;
+  std::string section;
+  for (const ConfigField& field : config_fields(copy)) {
+    const size_t dot = field.name.find('.');
+    if (field.name.substr(0, dot) != section) {
+      text += section.empty() ? "" : "\n";
+      section = field.name.substr(0, dot);
+      text += cadre::format("[{}]\n", section);
+    }
+    if (options.explain) text += cadre::format("# {}{}\n", field.meaning, bounds_text(field));
+    text += cadre::format("{} = {}\n", field.name.substr(dot + 1), value_text(field));
+  }
+  return text;
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,118 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "cadre/base/error.h"
+#include "cadre/train/config/config_fields.h"
+#include "cadre/train/config/config_file.h"
+
+namespace cadre::train {
+namespace {
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  void SetUp() override { path_ = ::testing::TempDir() + "config_test.toml"; }
+  void TearDown() override { std::filesystem::remove(path_); }
+
+  Config load(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    std::ofstream(path_) << text;
+    return load_config(path_, overrides);
+  }
+
+  // The message, with the file's path cut to its name.
+  std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    try {
+      load(text, overrides);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      std::string message = error.message();
+      const size_t at = message.find(::testing::TempDir());
+      if (at != std::string::npos) message.erase(at, ::testing::TempDir().size());
+      return message;
+    }
+    return "accepted";
+  }
+
+  std::string path_;
+};
+
+TEST_F(ConfigTest, ReadsFileThenOverrides) {
+  const Config config =
+      load("[model]\nwidth = 64\n[data]\nsuffixes = ['.c', '.h']\n[optimizer]\nlearning_rate = 1\n",
+           {"model.width=96", "data.path=/tmp/a b", "schedule.warmup_steps=7", "model.width=192",
+            "optimizer.nesterov=true", "data.suffixes=[\".py\"]"});
+  EXPECT_EQ(config.model.width, 192);
+  EXPECT_EQ(config.data.path, "/tmp/a b");
+  EXPECT_EQ(config.data.suffixes, (std::vector<std::string>{".py"}));
+  EXPECT_EQ(config.optimizer.learning_rate, 1.0);
+  EXPECT_TRUE(config.optimizer.nesterov);
+  EXPECT_EQ(config.schedule.warmup_steps, 7);
+}
+
+TEST_F(ConfigTest, RefusesWithLineAndNearestKey) {
+  EXPECT_EQ(refusal("[model]\n\nwidht = 64\n"),
+            "config_test.toml:3: unknown key 'model.widht'; did you mean 'model.width'?");
+  EXPECT_EQ(refusal("[optimiser]\nlearning_rate = 1\n"),
+            "config_test.toml:2: unknown key 'optimiser.learning_rate'; did you mean "
+            "'optimizer.learning_rate'?");
+  EXPECT_EQ(refusal("steps = 3\n"),
+            "config_test.toml:1: unknown key 'steps'; did you mean 'run.steps'?");
+  EXPECT_EQ(refusal("[run]\nsteps = 'many'\n"), "config_test.toml:2: run.steps must be an integer");
+  EXPECT_EQ(refusal("[run]\nsteps = 1.5\n"), "config_test.toml:2: run.steps must be an integer");
+  EXPECT_EQ(refusal("[run]\n# two\nsteps = 0\n"),
+            "config_test.toml:3: run.steps must be at least 1, is 0");
+  EXPECT_EQ(refusal("[optimizer]\nbeta1 = nan\n"),
+            "config_test.toml:2: optimizer.beta1 must be at least 0, is nan");
+  EXPECT_EQ(refusal("[model]\nkind = 'rnn'\n"),
+            "config_test.toml:2: model.kind must be one of gpt, mlp, is \"rnn\"");
+  EXPECT_EQ(refusal("[model]\nwidth = 100\nheads = 3\n"),
+            "config_test.toml:3: model.heads must divide model.width: 3 heads cannot share 100 "
+            "features");
+  EXPECT_EQ(refusal("[model]\nwidth = \n").substr(0, 19), "config_test.toml:2:");
+}
+
+TEST_F(ConfigTest, RefusesOverridesInTheirOwnWords) {
+  EXPECT_EQ(refusal("", {"model.with=3"}),
+            "command line: unknown key 'model.with'; did you mean 'model.width'?");
+  EXPECT_EQ(refusal("", {"model.width"}),
+            "command line: 'model.width' is no override; expected key=value");
+  EXPECT_EQ(refusal("", {"model.width=big"}),
+            "command line: model.width must be an integer, is 'big'");
+  EXPECT_EQ(refusal("", {"model.width=3\nx=4"}),
+            "command line: model.width must be an integer, is '3\nx=4'");
+  EXPECT_EQ(refusal("", {"run.name=a/b"}),
+            "command line: run.name must be a plain folder name, is \"a/b\"");
+}
+
+TEST_F(ConfigTest, AMissingFileIsNamed) {
+  try {
+    load_config("/none.toml", {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), ::testing::HasSubstr("/none.toml"));
+  }
+}
+
+TEST_F(ConfigTest, ItsTextIsReadBack) {
+  Config config = load("", {"data.suffixes=[\".py\", \"a\\\"b\"]", "sample.prompt=x\ty\n",
+                            "optimizer.learning_rate=0.1", "run.seed=123456789012"});
+  for (const bool explain : {false, true}) {
+    const std::string text = config_text(config, {.explain = explain});
+    EXPECT_EQ(config_text(load(text)), config_text(config)) << text;
+  }
+}
+
+TEST_F(ConfigTest, EveryFieldHasAMeaningAndAnAllowedDefault) {
+  Config config;
+  for (const ConfigField& field : config_fields(config)) {
+    EXPECT_FALSE(field.meaning.empty()) << field.name;
+    EXPECT_EQ(check_value(field), "") << field.name;
+    EXPECT_EQ(nearest_key(config_fields(config), field.name), field.name);
+  }
+}
+
+}  // namespace
+}  // namespace cadre::train

@@ -1,0 +1,29 @@
+#include "cadre/train/models/language_model.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "cadre/train/models/gpt.h"
+#include "cadre/train/models/window_mlp.h"
+
+namespace cadre::train {
+
+std::shared_ptr<LanguageModel> make_language_model(const ModelConfig& config, int64_t vocabulary,
+                                                   uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  if (config.kind == "mlp") return std::make_shared<WindowMlp>(config, vocabulary, generator);
+  return std::make_shared<Gpt>(config, vocabulary, generator);
+}
+
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets) {
+  // The mean over nothing would be NaN; the sum keeps the graph, so backward still runs.
+  if (targets.numel() == 0) return logits.sum();
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
+}
+
+int64_t num_parameters(const torch::nn::Module& model) {
+  int64_t total = 0;
+  for (const at::Tensor& parameter : model.parameters()) total += parameter.numel();
+  return total;
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,32 @@
+// A multilayer perceptron over the last few tokens: small, fast, without attention.
+//
+// Threads, blocking, errors: as torch::nn::Module.
+// Source: Bengio et al., "A Neural Probabilistic Language Model", 2003.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "cadre/train/models/language_model.h"
+
+namespace cadre::train {
+
+// The embeddings of the last `config.window` tokens (zeros before the text), side by side, through
+// `config.layers` hidden layers of `config.width` with GELU.
+class WindowMlp : public LanguageModel {
+ public:
+  WindowMlp(const ModelConfig& config, int64_t vocabulary, const at::Generator& generator);
+
+  at::Tensor forward(const at::Tensor& tokens) override;
+  int64_t context() const override { return context_; }
+
+ private:
+  int64_t context_;
+  int64_t window_;
+  torch::nn::Embedding embedding_;
+  std::vector<torch::nn::Linear> hidden_;
+  torch::nn::Linear head_;
+};
+
+}  // namespace cadre::train

@@ -1,0 +1,113 @@
+#include "cadre/train/progress.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/os/io/file.h"
+
+namespace cadre::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kEraseLine = "\r\x1b[K";
+constexpr size_t kMaxStatmBytes = 4096;
+constexpr int64_t kPageBytes = 4096;  // of x86-64 and of arm64 as Debian builds it
+
+// The lines of an earlier run that still hold when it goes on behind `step`.
+std::vector<std::string> lines_until(const std::string& path, int64_t step) {
+  std::vector<std::string> kept;
+  std::ifstream file(path);
+  for (std::string line; step > 0 && std::getline(file, line);) {
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    // The last line of a run that was killed may be half a line.
+    if (json.is_object() && json.value("step", step + 1) <= step) kept.push_back(line);
+  }
+  return kept;
+}
+
+std::string duration_text(double seconds) {
+  const auto total = static_cast<int64_t>(std::ceil(std::max(seconds, 0.0)));
+  if (total < 3600) return cadre::format("{}:{:02}", total / 60, total % 60);
+  return cadre::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
+}
+
+}  // namespace
+
+Progress::Progress(const ProgressOptions& options) : options_(options) {
+  const std::vector<std::string> kept =
+      lines_until(options.metrics_path, options.keep_metrics_until_step);
+  metrics_.open(options.metrics_path, std::ios::trunc);
+  for (const std::string& line : kept) metrics_ << line << '\n';
+  if (!metrics_) {
+    throw Error(
+        ErrorCode::kUnavailable,
+        cadre::format("cannot write {}: check the folder and the disk", options.metrics_path));
+  }
+}
+
+void Progress::report(const StepReport& step) {
+  const std::string line = step_line(step);
+  if (options_.is_terminal) {
+    options_.print(cadre::format("{}{}", kEraseLine, line));
+    line_is_open_ = true;
+  } else {
+    options_.print(line + "\n");
+  }
+  write_metrics(Json{{"step", step.step},
+                     {"loss", step.loss},
+                     {"learning_rate", step.learning_rate},
+                     {"gradient_norm", step.gradient_norm},
+                     {"tokens_per_second", step.tokens_per_second},
+                     {"communication_share", step.communication_share},
+                     {"memory_bytes", step.memory_bytes}}
+                    .dump());
+}
+
+void Progress::report(const EvaluationReport& evaluation) {
+  say(cadre::format("held-out loss {:.4f} nats (bigram conditional entropy {:.4f})",
+                    evaluation.held_out_loss, evaluation.bigram_entropy));
+  write_metrics(Json{{"step", evaluation.step},
+                     {"held_out_loss", evaluation.held_out_loss},
+                     {"bigram_entropy", evaluation.bigram_entropy}}
+                    .dump());
+}
+
+void Progress::say(std::string_view line) {
+  if (std::exchange(line_is_open_, false)) options_.print("\n");
+  options_.print(cadre::format("{}\n", line));
+}
+
+void Progress::write_metrics(const std::string& json_line) {
+  metrics_ << json_line << std::endl;  // flushed, so that a watcher sees each step
+  if (metrics_ || has_lost_metrics_) return;
+  has_lost_metrics_ = true;
+  say(cadre::format("warning: cannot write {}; training goes on without it",
+                    options_.metrics_path));
+}
+
+std::string step_line(const StepReport& step) {
+  const std::string total = std::to_string(step.num_steps);
+  std::string number = std::to_string(step.step);
+  number.insert(0, total.size() - std::min(total.size(), number.size()), ' ');
+  return cadre::format("step {}/{}  loss {:.4f}  {:.1f}k tokens/s  comm {:2.0f} %  {} MB  {} left",
+                       number, total, step.loss, step.tokens_per_second / 1000,
+                       100 * step.communication_share, step.memory_bytes >> 20,
+                       duration_text(step.seconds_left));
+}
+
+int64_t resident_memory_bytes() {
+  // Pages: of the whole address space, then resident ones.
+  std::istringstream fields(os::read_file("/proc/self/statm", kMaxStatmBytes).value_or_throw());
+  int64_t mapped = 0;
+  int64_t resident = 0;
+  fields >> mapped >> resident;
+  return resident * kPageBytes;
+}
+
+}  // namespace cadre::train

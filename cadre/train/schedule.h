@@ -1,0 +1,18 @@
+// The learning rate of each step.
+//
+// Threads: a pure function. Blocking: never. Errors: none.
+// Source: linear warm-up, then half a cosine down to a fraction of the peak (Loshchilov and Hutter,
+// "SGDR", 2017, without restarts).
+#pragma once
+
+#include <cstdint>
+
+#include "cadre/train/config/config.h"
+
+namespace cadre::train {
+
+// Of step 1 .. num_steps. The peak is reached in step `warmup_steps` and the end value in the last.
+double learning_rate_at(int64_t step, int64_t num_steps, const OptimizerConfig& optimizer,
+                        const ScheduleConfig& schedule);
+
+}  // namespace cadre::train

@@ -1,0 +1,19 @@
+// Finds the text that a configuration names.
+//
+// Threads: any. Blocking: runs the Python interpreter for the name "python-stdlib", until the
+// deadline. Errors: kUnavailable when there is no python3; as TextCorpus::open.
+#pragma once
+
+#include "cadre/base/deadline.h"
+#include "cadre/data/text_corpus.h"
+#include "cadre/train/config/config.h"
+
+namespace cadre::train {
+
+// "python-stdlib" stands for the sources of the standard library of the python3 in PATH, without
+// what was installed beside it: real text that every machine has.
+inline constexpr std::string_view kPythonStdlib = "python-stdlib";
+
+TextCorpus open_text(const DataConfig& config, Deadline deadline);
+
+}  // namespace cadre::train

@@ -1,0 +1,112 @@
+#include "cadre/train/train_state.h"
+
+#include <array>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/safetensors.h"
+#include "cadre/os/io/durable_file.h"
+#include "cadre/os/io/file.h"
+
+namespace cadre::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormat = 1;
+constexpr size_t kMaxStateBytes = size_t{64} << 20;
+constexpr std::string_view kHexDigits = "0123456789abcdef";
+
+std::string to_hex(const at::Tensor& bytes) {
+  std::string text;
+  const auto* first = bytes.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < bytes.numel(); ++i) {
+    text += kHexDigits[first[i] >> 4];
+    text += kHexDigits[first[i] & 15];
+  }
+  return text;
+}
+
+at::Tensor from_hex(const std::string& text) {
+  const at::Tensor bytes = torch::empty({static_cast<int64_t>(text.size() / 2)}, torch::kByte);
+  auto* out = bytes.mutable_data_ptr<uint8_t>();
+  for (size_t i = 0; i + 1 < text.size(); i += 2, ++out) {
+    const char* pair = text.data() + i;
+    if (std::from_chars(pair, pair + 2, *out, 16).ptr != pair + 2) {
+      throw Error(ErrorCode::kCorruption, "a generator's state is no hexadecimal number");
+    }
+  }
+  return bytes;
+}
+
+Json to_json(const TrainState& state) {
+  Json json = {{"format", kFormat},
+               {"step", state.step},
+               {"loader", {{"epoch", state.loader.epoch}, {"samples", state.loader.samples}}},
+               {"text",
+                {{"num_tokens", state.num_tokens},
+                 {"fingerprint", cadre::format("{:016x}", state.text_fingerprint)}}},
+               {"bucket_layout", state.bucket_layout},
+               {"generators", Json::array()},
+               {"config", state.config}};
+  for (const at::Tensor& generator : state.generators) {
+    json["generators"].push_back(to_hex(generator));
+  }
+  return json;
+}
+
+TrainState from_json(const Json& json) {
+  if (json.at("format").get<int>() != kFormat) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("it has format {}; this program reads format {}",
+                              json.at("format").get<int>(), kFormat));
+  }
+  TrainState state;
+  state.step = json.at("step").get<int64_t>();
+  state.loader.epoch = json.at("loader").at("epoch").get<int64_t>();
+  state.loader.samples = json.at("loader").at("samples").get<int64_t>();
+  state.num_tokens = json.at("text").at("num_tokens").get<int64_t>();
+  state.text_fingerprint =
+      std::stoull(json.at("text").at("fingerprint").get<std::string>(), nullptr, 16);
+  state.bucket_layout = json.at("bucket_layout").get<std::string>();
+  for (const Json& generator : json.at("generators")) {
+    state.generators.push_back(from_hex(generator.get<std::string>()));
+  }
+  state.config = json.at("config").get<std::string>();
+  return state;
+}
+
+}  // namespace
+
+Status write_train_state(const std::string& folder, const TrainState& state,
+                         const torch::nn::Module& model, const Optimizer& optimizer) {
+  CADRE_RETURN_IF_ERROR(
+      write_safetensors(folder + "/model.safetensors", named_state(model), {{"format", "pt"}}));
+  CADRE_RETURN_IF_ERROR(write_safetensors(folder + "/optimizer.safetensors", optimizer.state()));
+  const std::string text = to_json(state).dump(2) + "\n";
+  const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
+  return os::write_file(folder + "/state.json", pieces);
+}
+
+TrainState read_train_state(const std::string& folder) {
+  const std::string path = folder + "/state.json";
+  const std::string text = os::read_file(path, kMaxStateBytes).value_or_throw();
+  try {
+    return from_json(Json::parse(text));
+  } catch (const Error& error) {
+    throw error.with_context(path);
+  } catch (const std::exception& error) {
+    // nlohmann's and stoull's exceptions: a field that is missing or of another type.
+    throw Error(ErrorCode::kCorruption,
+                cadre::format("{}: {}; use an older snapshot", path, error.what()));
+  }
+}
+
+void read_tensors(const std::string& folder, torch::nn::Module& model, Optimizer& optimizer) {
+  load(model, folder + "/model.safetensors");
+  optimizer.load_state(SafetensorsFile::open(folder + "/optimizer.safetensors").read_all());
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,41 @@
+// All that a run needs to go on as if it had never stopped, and its form on disk.
+//
+// Threads: one. Blocking: for the time of the disk. Lifetime: plain values beside the model and the
+// optimizer, which stay where they are. Errors: writing gives a Status, because a run survives a
+// failed snapshot; reading throws kCorruption or kInvalidArgument with the file and what differs.
+// Format: docs/formats/snapshot.md.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/data/data_loader.h"
+#include "cadre/train/config/config.h"
+#include "cadre/train/optimizer.h"
+
+namespace cadre::train {
+
+struct TrainState {
+  int64_t step = 0;  // updates done
+  LoaderPosition loader;
+  int64_t num_tokens = 0;  // of the text, and its fingerprint: a resumed run must see the same
+  uint64_t text_fingerprint = 0;
+  std::string bucket_layout;  // empty in a world of one, and before it is learned
+  // Of each rank's default generator, in rank order: (bytes) uint8.
+  std::vector<at::Tensor> generators;
+  std::string config;  // as TOML
+};
+
+// Fills an empty folder: model.safetensors, optimizer.safetensors, state.json.
+Status write_train_state(const std::string& folder, const TrainState& state,
+                         const torch::nn::Module& model, const Optimizer& optimizer);
+
+TrainState read_train_state(const std::string& folder);
+// Fills model and optimizer in place.
+void read_tensors(const std::string& folder, torch::nn::Module& model, Optimizer& optimizer);
+
+}  // namespace cadre::train
