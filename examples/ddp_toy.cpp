@@ -1,0 +1,27 @@
+// Fits y = sin(x) on as many processes as there are: `cadre run --nproc-per-node 2 ddp_toy`. Alone
+// it trains on one.
+#include <cadre/cadre.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+int main() {
+  auto world = cadre::init_process_group();
+  torch::manual_seed(world.rank());  // other weights and other samples on each rank
+  torch::nn::Sequential net(torch::nn::Linear(1, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  cadre::DistributedDataParallel model{net, world};  // rank 0's weights everywhere
+  torch::optim::Adam optimizer{model->parameters(), /*lr=*/0.01};
+  float loss_value = 0;
+  for (int step = 0; step < 300; ++step) {
+    auto x = torch::rand({64, 1}) * 6.2832f;
+    optimizer.zero_grad();
+    auto loss = torch::mse_loss(model(x), x.sin());
+    loss.backward();  // the gradients of all ranks, averaged while backward runs
+    optimizer.step();
+    loss_value = loss.item<float>();
+  }
+  std::cout << "rank " << world.rank() << " of " << world.world_size() << ": loss " << loss_value
+            << ", weights " << model->parameters()[0].abs().sum().item<double>() << std::endl;
+  world.close();
+  return loss_value < 0.05f ? 0 : 1;
+}
