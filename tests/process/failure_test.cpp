@@ -1,0 +1,247 @@
+// Real kills: a rank is killed or stopped inside each operation; every survivor raises the named
+// failure in time, the group is rebuilt in the same processes, and nothing is left.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/testing/leftovers.h"
+#include "job.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AnyOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using testing::JobOptions;
+using testing::mask;
+using testing::nap;
+using testing::RankContext;
+using testing::require;
+using ::testing::StartsWith;
+
+constexpr int kWorldSize = 3;
+constexpr int kKiller = 0;
+constexpr int kVictim = 1;
+constexpr Duration kStopTimeout = seconds(1);
+// Enough for every engine to need the victim's hands and not only its announcement.
+constexpr size_t kCount = 1 << 20;
+
+struct Case {
+  OpKind kind;
+  TransportChoice transport;
+  int signal;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  return format("{}_{}_{}", info.param.kind,
+                info.param.transport == TransportChoice::kTcp ? "tcp" : "host",
+                info.param.signal == SIGKILL ? "kill" : "stop");
+}
+
+// One call of the operation under test.
+class Call {
+ public:
+  Call(OpKind kind, int world_size)
+      : kind_(kind), in_(kCount, 1.0F), out_(kCount * static_cast<size_t>(world_size), 1.0F) {}
+
+  void operator()(Communicator& group) {
+    const ConstBytes in = std::as_bytes(std::span(in_));
+    const Bytes out = std::as_writable_bytes(std::span(out_));
+    const Bytes same = out.first(in.size());
+    switch (kind_) {
+      case OpKind::kBroadcast:
+        return group.broadcast(out, DType::kFloat32, kVictim);
+      case OpKind::kAllReduce:
+        return group.all_reduce(in, same, DType::kFloat32, ReduceOp::kSum);
+      case OpKind::kAllGather:
+        return group.all_gather(in, out, DType::kFloat32);
+      case OpKind::kReduceScatter:
+        return group.reduce_scatter(out, same, DType::kFloat32, ReduceOp::kSum);
+      case OpKind::kSend:
+      case OpKind::kRecv:
+        return exchange(group, same);
+      default:
+        return group.barrier();
+    }
+  }
+
+ private:
+  // Survivors send to, or receive from, the victim, which waits for a message that never comes.
+  void exchange(Communicator& group, Bytes data) {
+    const bool is_victim = group.rank() == kVictim;
+    if (is_victim) return group.recv(data.first(4), DType::kFloat32, kKiller, /*tag=*/99);
+    if (kind_ == OpKind::kSend) return group.send(data, DType::kFloat32, kVictim, /*tag=*/1);
+    group.recv(data, DType::kFloat32, kVictim, /*tag=*/2);
+  }
+
+  OpKind kind_;
+  std::vector<float> in_;
+  std::vector<float> out_;
+};
+
+void disturb_when_inside(RankContext& context, Communicator& group, const Case& test) {
+  const bool is_message = test.kind == OpKind::kSend || test.kind == OpKind::kRecv;
+  const std::string inside =
+      is_message ? "last seen in recv #1," : format("last seen in {} #2,", test.kind);
+  const Deadline patience = context.system.deadline_in(seconds(10));
+  int pid = 0;
+  while (pid == 0 && !patience.has_passed(context.system.now())) {
+    const PeerStatus victim = group.peers()[kVictim];
+    if (victim.last_seen.starts_with(inside)) pid = victim.pid;
+    nap(context.system, milliseconds(2));
+  }
+  require(pid > 0, "the victim is inside the operation");
+  require(::kill(pid, test.signal) == 0, "the signal is sent");
+}
+
+// The failure of the group; a rank whose contribution was already made may still finish a call.
+Error failure_of(Call& call, Communicator& group) {
+  for (int i = 0; i < 3; ++i) {
+    try {
+      call(group);
+    } catch (const Error& error) {
+      return error;
+    }
+  }
+  throw Error(ErrorCode::kInternal, "no failure after three calls");
+}
+
+void rebuild(RankContext& context, const Membership& membership, const std::vector<Rank>& lost,
+             const CommunicatorOptions& options) {
+  const Membership next =
+      rejoin(context.system, membership, lost, context.system.deadline_in(seconds(2)))
+          .value_or_throw();
+  require(next.world_size == kWorldSize - 1, "two ranks are left");
+  const auto group = testing::connect(context, next, options);
+  std::vector<int32_t> values(1000, next.rank + 1);
+  const Bytes bytes = std::as_writable_bytes(std::span(values));
+  group->all_reduce(bytes, bytes, DType::kInt32, ReduceOp::kSum);
+  for (const int32_t value : values) require(value == 3, "1 + 2 in the rebuilt group");
+  group->close(context.system.deadline_in(seconds(5)));
+}
+
+void live_through(RankContext& context, const Membership& membership, const Case& test) {
+  const testing::Resources before = testing::count_resources();
+  CommunicatorOptions options;
+  options.transport = test.transport;
+  options.timeout = test.signal == SIGKILL ? Duration(seconds(30)) : kStopTimeout;
+  {
+    auto group = testing::connect(context, membership, options);
+    group->barrier();
+    Call call(test.kind, kWorldSize);
+    const int victim_pid = group->peers()[kVictim].pid;
+    if (context.rank == kKiller) disturb_when_inside(context, *group, test);
+    const TimePoint start = context.system.now();
+    const Error error = failure_of(call, *group);
+    const Duration waited = context.system.now() - start;
+    // Every later call throws the same.
+    try {
+      group->barrier();
+      require(false, "a failed group refuses operations");
+    } catch (const Error& later) {
+      require(later == error, "later calls throw the first failure");
+    }
+    // The killer waits for nobody, so its time runs from the signal.
+    const Duration limit = test.signal == SIGKILL ? seconds(2) : 3 * kStopTimeout + seconds(2);
+    require(context.rank != kKiller || waited < limit,
+            format("raised after {} ms", waited.count() / 1'000'000));
+    context.output = format("{}: {}", to_string(error.code()), error.message());
+    const std::vector<Rank> lost = group->lost_ranks();
+    group->close(context.system.deadline_in(seconds(2)));
+    group.reset();
+    rebuild(context, membership, lost, options);
+    if (context.rank == kKiller) ::kill(victim_pid, SIGKILL);
+  }
+  const std::string left = testing::leftovers_since(before);
+  require(left.empty(), left);
+}
+
+class FailureTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
+  const Case& test = GetParam();
+  const testing::Resources before = testing::count_resources();
+  JobOptions options{.world_size = kWorldSize};
+  options.processes.time_limit = seconds(40);
+  const auto result =
+      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
+        live_through(context, membership, test);
+      });
+  EXPECT_EQ(result.ranks[kVictim].signal, SIGKILL);
+  for (const int rank : {0, 2}) {
+    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    ASSERT_EQ(outcome.failure, "") << "rank " << rank;
+    const std::string message = mask(outcome.output);
+    SCOPED_TRACE(outcome.output);
+    if (test.signal == SIGKILL) {
+      // Whoever learns it between two operations says so.
+      EXPECT_THAT(message,
+                  AnyOf(StartsWith(format("kPeerLost: {} #N on group \"world\" failed after N s on "
+                                          "rank {} (HOST, pid N)\n",
+                                          test.kind, rank)),
+                        StartsWith(format("kPeerLost: group \"world\" failed on rank {} (HOST, pid "
+                                          "N) after ",
+                                          rank))));
+      EXPECT_THAT(message, HasSubstr("\n  rank 1 (HOST, pid N) is gone: its connection ended, last "
+                                     "seen in "));
+      EXPECT_THAT(message, EndsWith(" #N, PHASE, N s ago. Remedy: rebuild the group."));
+    } else {
+      EXPECT_THAT(message, AnyOf(StartsWith("kTimeout: "), StartsWith("kAborted: ")));
+      EXPECT_THAT(message, HasSubstr(" #N on group \"world\" timed out after N s on rank "));
+      const std::string tag = test.kind == OpKind::kSend   ? "tag 1: "
+                              : test.kind == OpKind::kRecv ? "tag 2: "
+                                                           : "";
+      EXPECT_THAT(message,
+                  HasSubstr(format("\n  {}waiting for rank 1 (HOST, pid N), which does not "
+                                   "answer: last seen in ",
+                                   tag)));
+    }
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Host, FailureTest,
+    ::testing::Values(Case{OpKind::kBroadcast, TransportChoice::kAuto, SIGKILL},
+                      Case{OpKind::kAllReduce, TransportChoice::kAuto, SIGKILL},
+                      Case{OpKind::kAllGather, TransportChoice::kAuto, SIGKILL},
+                      Case{OpKind::kReduceScatter, TransportChoice::kAuto, SIGKILL},
+                      Case{OpKind::kBarrier, TransportChoice::kAuto, SIGKILL},
+                      Case{OpKind::kSend, TransportChoice::kAuto, SIGKILL},
+                      Case{OpKind::kRecv, TransportChoice::kAuto, SIGKILL},
+                      Case{OpKind::kBroadcast, TransportChoice::kAuto, SIGSTOP},
+                      Case{OpKind::kAllReduce, TransportChoice::kAuto, SIGSTOP},
+                      Case{OpKind::kAllGather, TransportChoice::kAuto, SIGSTOP},
+                      Case{OpKind::kReduceScatter, TransportChoice::kAuto, SIGSTOP},
+                      Case{OpKind::kBarrier, TransportChoice::kAuto, SIGSTOP},
+                      Case{OpKind::kSend, TransportChoice::kAuto, SIGSTOP},
+                      Case{OpKind::kRecv, TransportChoice::kAuto, SIGSTOP}),
+    name_of);
+
+INSTANTIATE_TEST_SUITE_P(
+    Tcp, FailureTest,
+    ::testing::Values(Case{OpKind::kBroadcast, TransportChoice::kTcp, SIGKILL},
+                      Case{OpKind::kAllReduce, TransportChoice::kTcp, SIGKILL},
+                      Case{OpKind::kAllGather, TransportChoice::kTcp, SIGKILL},
+                      Case{OpKind::kReduceScatter, TransportChoice::kTcp, SIGKILL},
+                      Case{OpKind::kBarrier, TransportChoice::kTcp, SIGKILL},
+                      Case{OpKind::kSend, TransportChoice::kTcp, SIGKILL},
+                      Case{OpKind::kRecv, TransportChoice::kTcp, SIGKILL},
+                      Case{OpKind::kBroadcast, TransportChoice::kTcp, SIGSTOP},
+                      Case{OpKind::kAllReduce, TransportChoice::kTcp, SIGSTOP},
+                      Case{OpKind::kAllGather, TransportChoice::kTcp, SIGSTOP},
+                      Case{OpKind::kReduceScatter, TransportChoice::kTcp, SIGSTOP},
+                      Case{OpKind::kBarrier, TransportChoice::kTcp, SIGSTOP},
+                      Case{OpKind::kSend, TransportChoice::kTcp, SIGSTOP},
+                      Case{OpKind::kRecv, TransportChoice::kTcp, SIGSTOP}),
+    name_of);
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,97 @@
+#include "job.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <regex>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/fd.h"
+#include "cadre/store/tcp_store.h"
+#include "cadre/store/tcp_store_server.h"
+
+namespace cadre::testing {
+namespace {
+
+constexpr char kToken[] = "token of the test";
+constexpr Duration kConnectTime = std::chrono::seconds(20);
+
+// Every rank holds the writing end as long as it lives; nobody writes.
+struct LifeLine {
+  os::Fd reading_end;
+  os::Fd writing_end;
+};
+
+LifeLine make_life_line() {
+  std::array<int, 2> ends{};
+  require(::pipe2(ends.data(), O_CLOEXEC) == 0, "pipe2");
+  return {os::Fd(ends[0]), os::Fd(ends[1])};
+}
+
+// Until the last rank is gone, killed or ended.
+void hold_store(RankContext& context, LifeLine& line) {
+  const auto server =
+      TcpStoreServer::start(context.system, {.address = context.meeting_address, .token = kToken})
+          .value_or_throw();
+  line.writing_end = os::Fd();
+  std::byte nothing{};
+  while (::read(line.reading_end.get(), &nothing, 1) < 0 && errno == EINTR) {
+  }
+  server->close();
+}
+
+}  // namespace
+
+RanksResult run_job(const JobOptions& options, const JobMain& rank_main) {
+  const int world_size = options.world_size;
+  LifeLine line = make_life_line();
+  ProcessOptions processes = options.processes;
+  processes.disturb = [&](std::span<const int> pids) {
+    line.writing_end = os::Fd();
+    if (options.processes.disturb) options.processes.disturb(pids);
+  };
+  RanksResult result = run_ranks_as_processes(
+      world_size + 1,
+      [&](RankContext& context) {
+        if (context.rank == world_size) return hold_store(context, line);
+        const std::shared_ptr<Store> store =
+            TcpStore::connect(context.system, {context.meeting_address, kToken},
+                              context.system.deadline_in(kConnectTime))
+                .value_or_throw();
+        const Membership membership{.rank = context.rank,
+                                    .world_size = world_size,
+                                    .round = 1,
+                                    .store = store,
+                                    .job_token = kToken};
+        rank_main(context, membership);
+      },
+      processes);
+  result.ranks.pop_back();
+  return result;
+}
+
+std::unique_ptr<Communicator> connect(RankContext& context, const Membership& membership,
+                                      const CommunicatorOptions& options, Duration budget) {
+  return Communicator::connect(context.system, membership, options,
+                               context.system.deadline_in(budget));
+}
+
+void nap(os::System& system, Duration duration) {
+  system.poll({}, system.deadline_in(duration));
+}
+
+std::string mask(std::string text) {
+  const std::array<std::pair<std::regex, const char*>, 4> rules = {{
+      {std::regex(R"(\([^()]*, pid [0-9]+\))"), "(HOST, pid N)"},
+      {std::regex(R"(\b[0-9]+(\.[0-9]+)? m?s\b)"), "N s"},
+      {std::regex(R"(#[0-9]+)"), "#N"},
+      {std::regex(R"((seen in [a-z_]+ #N), [a-z ]+,)"), "$1, PHASE,"},
+  }};
+  for (const auto& [pattern, word] : rules) text = std::regex_replace(text, pattern, word);
+  return text;
+}
+
+}  // namespace cadre::testing

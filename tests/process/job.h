@@ -1,0 +1,37 @@
+// A job for tests with real processes: ranks, and one process more that holds their store, so that
+// any rank may be killed. The store goes when the last rank is gone.
+//
+// Threads: call from a process with no other thread. Blocking: until all have ended.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cadre/comm/communicator.h"
+#include "cadre/rendezvous/rendezvous.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre::testing {
+
+struct JobOptions {
+  int world_size = 2;
+  ProcessOptions processes = {};
+};
+
+using JobMain = std::function<void(RankContext&, const Membership&)>;
+
+// The outcomes of the ranks, without that of the store.
+RanksResult run_job(const JobOptions& options, const JobMain& rank_main);
+
+std::unique_ptr<Communicator> connect(RankContext& context, const Membership& membership,
+                                      const CommunicatorOptions& options,
+                                      Duration budget = std::chrono::seconds(20));
+
+// Lets time pass, without work.
+void nap(os::System& system, Duration duration);
+
+// Pids, host names, durations, operation numbers and phases replaced by words.
+std::string mask(std::string text);
+
+}  // namespace cadre::testing

@@ -1,0 +1,119 @@
+// Bugs on purpose, to prove that the simulated tests would find them: a System and a Store that
+// pass everything on, but for one thing.
+//
+// Threads, blocking, lifetime: as what they wrap, which outlives them. For tests only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/os/system.h"
+#include "cadre/store/store.h"
+
+namespace cadre::testing {
+
+enum class PlantedBug {
+  kNone,
+  kLostWakeUp,         // publish() forgets the sleepers
+  kMissingAbortCheck,  // poll() does not look at the last item, where waits put the interrupt
+  kDoubleFreeOfASlot,  // a segment that is in use is handed out again
+  kStaleRound,         // keys of all rounds are the same, and none is erased (in the store)
+};
+
+class BuggySystem final : public os::System {
+ public:
+  BuggySystem(os::System& inner, PlantedBug bug) : inner_(inner), bug_(bug) {}
+
+  TimePoint now() override { return inner_.now(); }
+  os::HostInfo host() override { return inner_.host(); }
+  std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
+    return inner_.spawn(std::move(name), std::move(body));
+  }
+  std::unique_ptr<os::Waiter> make_waiter() override { return inner_.make_waiter(); }
+  int spin_limit() override { return inner_.spin_limit(); }
+  void yield() override { inner_.yield(); }
+  bool wait_while(os::WaitWord& word, uint32_t old, Deadline deadline) override {
+    return inner_.wait_while(word, old, deadline);
+  }
+  void publish(os::WaitWord& word, uint32_t value) override {
+    if (bug_ != PlantedBug::kLostWakeUp) return inner_.publish(word, value);
+    word.value.store(value, std::memory_order_release);
+    inner_.yield();
+  }
+  void wake(os::WaitWord& word) override {
+    if (bug_ != PlantedBug::kLostWakeUp) inner_.wake(word);
+  }
+  bool poll(std::span<os::PollItem> items, Deadline deadline) override {
+    const bool hides_last = bug_ == PlantedBug::kMissingAbortCheck && items.size() > 1;
+    return inner_.poll(hides_last ? items.first(items.size() - 1) : items, deadline);
+  }
+  Result<std::unique_ptr<os::Listener>> listen(const os::Address& address) override {
+    return inner_.listen(address);
+  }
+  Result<std::unique_ptr<os::Socket>> connect(const os::Address& address,
+                                              Deadline deadline) override {
+    return inner_.connect(address, deadline);
+  }
+  std::unique_ptr<os::Event> make_event() override { return inner_.make_event(); }
+  Result<std::unique_ptr<os::SharedMemory>> create_segment(size_t num_bytes) override;
+  void random_bytes(Bytes out) override { inner_.random_bytes(out); }
+
+ private:
+  os::System& inner_;
+  PlantedBug bug_;
+  std::shared_ptr<os::SharedMemory> last_segment_;
+};
+
+class BuggyStore final : public Store {
+ public:
+  BuggyStore(Store& inner, PlantedBug bug) : inner_(inner), bug_(bug) {}
+
+  Status set(std::string_view key, std::string_view value, Deadline deadline) override {
+    return inner_.set(rename(key), value, deadline);
+  }
+  Result<std::string> get(std::string_view key, Deadline deadline) override {
+    return inner_.get(rename(key), deadline);
+  }
+  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override {
+    return inner_.add(rename(key), amount, deadline);
+  }
+  Status wait(std::span<const std::string> keys, Deadline deadline) override {
+    return inner_.wait(rename(keys), deadline);
+  }
+  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override {
+    return inner_.check(rename(keys), deadline);
+  }
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired, Deadline deadline) override {
+    return inner_.compare_set(rename(key), expected, desired, deadline);
+  }
+  Result<bool> erase(std::string_view key, Deadline deadline) override {
+    if (bug_ == PlantedBug::kStaleRound) return true;
+    return inner_.erase(key, deadline);
+  }
+  Result<int64_t> num_keys(Deadline deadline) override { return inner_.num_keys(deadline); }
+  Status append(std::string_view key, std::string_view value, Deadline deadline) override {
+    return inner_.append(rename(key), value, deadline);
+  }
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                             Deadline deadline) override {
+    return inner_.multi_get(rename(keys), deadline);
+  }
+  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
+                   Deadline deadline) override {
+    return inner_.multi_set(rename(keys), values, deadline);
+  }
+
+ private:
+  std::string rename(std::string_view key) const;
+  std::vector<std::string> rename(std::span<const std::string> keys) const;
+
+  Store& inner_;
+  PlantedBug bug_;
+};
+
+}  // namespace cadre::testing
