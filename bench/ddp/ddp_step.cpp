@@ -1,0 +1,98 @@
+// The time of one training step without its optimizer (zero_grad, forward, backward) on rank 0:
+// alone while the other ranks wait, on all ranks at once without communication, and with
+// DistributedDataParallel. Rank 0 prints the medians as one line of JSON. Blocks until done.
+//
+//   cadre run --nproc-per-node 2 --no-python ddp_step [steps [layers [width [batch]]]]
+#include <cadre/cadre.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+
+torch::nn::Sequential make_mlp(int layers, int width) {
+  torch::nn::Sequential mlp;
+  for (int i = 0; i < layers; ++i) {
+    mlp->push_back(torch::nn::Linear(width, width));
+    mlp->push_back(torch::nn::ReLU());
+  }
+  return mlp;
+}
+
+double median_ms(int steps, const std::function<void()>& step) {
+  std::vector<double> times;
+  for (int i = 0; i < steps; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    step();
+    const std::chrono::duration<double, std::milli> spent =
+        std::chrono::steady_clock::now() - start;
+    times.push_back(spent.count());
+  }
+  std::nth_element(times.begin(), times.begin() + steps / 2, times.end());
+  return times[static_cast<size_t>(steps) / 2];
+}
+
+int argument(int argc, char** argv, int index, int otherwise) {
+  return argc > index ? std::atoi(argv[index]) : otherwise;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int steps = argument(argc, argv, 1, 20);
+  const int layers = argument(argc, argv, 2, 6);
+  const int width = argument(argc, argv, 3, 1024);
+  const int batch = argument(argc, argv, 4, 64);
+  at::set_num_threads(1);
+  const auto world = cadre::init_process_group();
+  torch::manual_seed(world.rank());
+  auto plain = make_mlp(layers, width);
+  auto wrapped = make_mlp(layers, width);
+  cadre::DistributedDataParallel model{wrapped, world};
+  {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      plain->parameters()[i].copy_(wrapped->parameters()[i]);
+    }
+  }
+  const auto x = torch::randn({batch, width});
+  const std::function<void()> local_step = [&] {
+    plain->zero_grad();
+    plain->forward(x).pow(2).mean().backward();
+  };
+  const std::function<void()> ddp_step = [&] {
+    wrapped->zero_grad();
+    model(x).pow(2).mean().backward();
+  };
+
+  // The result is checked before it is timed: the mean of what each rank computes alone.
+  local_step();
+  ddp_step();
+  const auto mean = plain->parameters()[0].grad().clone();
+  world.all_reduce(mean, {.op = cadre::ReduceOp::kAvg});
+  if (!torch::allclose(mean, wrapped->parameters()[0].grad(), 1e-5, 1e-9)) {
+    std::cerr << "rank " << world.rank() << ": the reduced gradient is wrong" << std::endl;
+    return 1;
+  }
+
+  for (int i = 0; i < 3; ++i) local_step(), ddp_step();
+  world.barrier();
+  const double alone = world.rank() == 0 ? median_ms(steps, local_step) : 0;
+  world.barrier();
+  const double together = median_ms(steps, local_step);
+  world.barrier();
+  const double ddp = median_ms(steps, ddp_step);
+  if (world.rank() == 0) {
+    std::cout << "{\"alone_ms\": " << alone << ", \"together_ms\": " << together
+              << ", \"ddp_ms\": " << ddp << "}" << std::endl;
+  }
+  world.close();
+  return 0;
+}
