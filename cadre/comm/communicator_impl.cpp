@@ -69,31 +69,32 @@ void Communicator::Impl::connect(const Membership& membership, Deadline deadline
   Mesh mesh = connect_mesh(system, membership, mesh_options, deadline).value_or_throw();
   host = std::move(mesh.host);
   if (mesh.uses_shared_memory) {
-    build_host_engine(deadline);
+    build_host_engine(mesh, deadline);
   } else {
     build_net_engine(mesh);
   }
   start_monitor(mesh);
 }
 
-void Communicator::Impl::build_host_engine(Deadline deadline) {
+void Communicator::Impl::build_host_engine(const Mesh& mesh, Deadline deadline) {
   auto arena = host->share_segment(system, HostEngine::arena_bytes(world_size), nullptr, deadline)
                    .value_or_throw();
   auto rings =
       host->share_segment(system, ShmTransport::segment_bytes(world_size, kMessageRingBytes),
                           nullptr, deadline)
           .value_or_throw();
-  const bool is_oversubscribed = world_size > system.host().num_cores;
-  host_engine = std::make_shared<HostEngine>(
-      system, interrupt, std::move(arena), HostEngineOptions{rank, world_size, is_oversubscribed});
-  message_transport =
-      std::make_unique<ShmTransport>(system, interrupt, rank, world_size, std::move(rings));
+  host_engine = std::make_shared<HostEngine>(system, interrupt, std::move(arena),
+                                             HostEngineOptions{rank, world_size, mesh.is_crowded});
+  message_transport = std::make_unique<ShmTransport>(
+      system, interrupt, ShmTransportOptions{rank, world_size, mesh.is_crowded}, std::move(rings));
 }
 
 void Communicator::Impl::build_net_engine(Mesh& mesh) {
-  transport = std::make_unique<TcpTransport>(system, interrupt, rank, std::move(mesh.collective));
-  message_transport =
-      std::make_unique<TcpTransport>(system, interrupt, rank, std::move(mesh.point_to_point));
+  const TcpTransportOptions transport_options{rank, mesh.is_crowded};
+  transport = std::make_unique<TcpTransport>(system, interrupt, transport_options,
+                                             std::move(mesh.collective));
+  message_transport = std::make_unique<TcpTransport>(system, interrupt, transport_options,
+                                                     std::move(mesh.point_to_point));
   net_engine = std::make_unique<NetEngine>(system, *transport);
 }
 

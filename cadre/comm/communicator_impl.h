@@ -55,7 +55,7 @@ class Communicator::Impl {
 
  private:
   void connect(const Membership& membership, Deadline deadline);
-  void build_host_engine(Deadline deadline);
+  void build_host_engine(const Mesh& mesh, Deadline deadline);
   void build_net_engine(Mesh& mesh);
   void start_monitor(Mesh& mesh);
   bool is_idle() const;

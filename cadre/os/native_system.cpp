@@ -54,7 +54,7 @@ class NativeSystem final : public System {
 
  private:
   // Spinning on the only core keeps the one that is waited for from running.
-  const int spin_limit_ = num_usable_cores() > 1 ? kSpinLimit : 0;
+  const int spin_limit_ = num_online_cores() > 1 ? kSpinLimit : 0;
   SegmentTable segments_;
 };
 

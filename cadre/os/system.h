@@ -48,6 +48,8 @@ struct HostInfo {
   std::string boot_id;  // equal for all processes of one running kernel
   int pid = 0;
   int num_cores = 1;  // cores this process may run on
+  // Those cores: bit i % 8 of byte i / 8 for core i, without zero bytes at the end.
+  std::string core_mask;
 };
 
 class CADRE_EXPORT System {

@@ -58,6 +58,13 @@ bool look(std::span<os::PollItem> items) {
   return is_any_ready;
 }
 
+// A core for each rank of the host.
+std::string first_cores(int num_cores) {
+  std::string mask(static_cast<size_t>(num_cores) / 8, '\xff');
+  if (num_cores % 8 != 0) mask += static_cast<char>((1U << num_cores % 8) - 1);
+  return mask;
+}
+
 }  // namespace
 
 World::World(uint64_t sim_seed, SimOptions sim_options, int num_ranks)
@@ -73,10 +80,12 @@ SimulatedSystem::SimulatedSystem(World& world, int rank)
 
 os::HostInfo SimulatedSystem::host() {
   const int host = world_.network.host_of(rank_);
+  const int num_cores = world_.options.ranks_per_host[static_cast<size_t>(host)];
   return {.name = cadre::format("node{}", host),
           .boot_id = cadre::format("simulated-boot-{}", host),
           .pid = kFirstPid + rank_,
-          .num_cores = world_.options.ranks_per_host[static_cast<size_t>(host)]};
+          .num_cores = num_cores,
+          .core_mask = first_cores(num_cores)};
 }
 
 std::unique_ptr<os::Thread> SimulatedSystem::spawn(std::string name, std::function<void()> body) {

@@ -51,7 +51,9 @@ void TransportGroup::connect_tcp(int world_size) {
   }
   for (size_t rank = 0; rank < size; ++rank) {
     transports_.push_back(std::make_unique<TcpTransport>(
-        system_, *interrupts_[rank], static_cast<int>(rank), std::move(sockets[rank])));
+        system_, *interrupts_[rank],
+        TcpTransportOptions{static_cast<int>(rank), is_crowded(world_size)},
+        std::move(sockets[rank])));
   }
 }
 
@@ -60,7 +62,8 @@ void TransportGroup::share_memory(int world_size) {
       system_.create_segment(ShmTransport::segment_bytes(world_size, kRingBytes)).value_or_throw();
   for (int rank = 0; rank < world_size; ++rank) {
     transports_.push_back(std::make_unique<ShmTransport>(
-        system_, *interrupts_[static_cast<size_t>(rank)], rank, world_size, segment));
+        system_, *interrupts_[static_cast<size_t>(rank)],
+        ShmTransportOptions{rank, world_size, is_crowded(world_size)}, segment));
   }
 }
 

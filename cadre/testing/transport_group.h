@@ -45,6 +45,7 @@ class TransportGroup {
  private:
   void connect_tcp(int world_size);
   void share_memory(int world_size);
+  bool is_crowded(int world_size) const { return world_size > system_.host().num_cores; }
 
   os::System& system_;
   std::vector<std::unique_ptr<os::Interrupt>> interrupts_;

@@ -154,6 +154,7 @@ std::string encode_card(const RankCard& card) {
   out.text(cut(card.tcp_address));
   out.text(cut(card.unix_address));
   out.integer(card.probe);
+  out.text(cut(card.core_mask));
   return std::string(as_text(out.bytes()));
 }
 
@@ -168,6 +169,7 @@ Result<RankCard> decode_card(std::string_view text) {
   card.tcp_address = in.text(kMaxControlTextBytes);
   card.unix_address = in.text(kMaxControlTextBytes);
   card.probe = in.integer<uint64_t>();
+  card.core_mask = in.text(kMaxControlTextBytes);
   if (magic != kCardMagic || !in.is_complete()) return malformed("card of a rank in the store");
   return card;
 }

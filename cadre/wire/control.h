@@ -33,7 +33,8 @@ struct RankCard {
   int32_t pid = 0;
   std::string tcp_address;
   std::string unix_address;
-  uint64_t probe = 0;  // a random number that proves a mapping of this rank's segment
+  uint64_t probe = 0;     // a random number that proves a mapping of this rank's segment
+  std::string core_mask;  // cores it may run on, as in os::HostInfo
 
   friend bool operator==(const RankCard&, const RankCard&) = default;
 };

@@ -134,7 +134,8 @@ TEST(Control, LongTextsAreCutSoThatAFrameAlwaysFits) {
 }
 
 TEST(Control, CardsSurviveARoundTripAndDamageIsRefused) {
-  const RankCard card{"0.1.0", "node0", "boot", 4711, "tcp:127.0.0.1:29500", "unix:@cadre-1", 42};
+  const RankCard card{"0.1.0",         "node0", "boot", 4711, "tcp:127.0.0.1:29500",
+                      "unix:@cadre-1", 42,      "\x03"};
   const std::string text = encode_card(card);
   const auto decoded = decode_card(text);
   ASSERT_TRUE(decoded.ok());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -38,6 +39,7 @@ class MeshBuilder {
   Status read_cards();
   Error missing_cards(std::span<const std::string> keys, const Error& error);
   Status check_versions() const;
+  int num_cores_of(const HostGroup& host) const;
   Status connect_links(Mesh& mesh);
   Status call_lower_ranks(std::span<const LinkPurpose> purposes, std::vector<Handshake>& calls);
   Status run_handshakes(Mesh& mesh, std::vector<Handshake>& calls, size_t num_wanted);
@@ -74,6 +76,7 @@ Result<Mesh> MeshBuilder::build() {
                         is_one_host ? mesh.host.obstacle() : "the ranks are on several hosts"));
   }
   mesh.uses_shared_memory = can_share && options_.transport != TransportChoice::kTcp;
+  mesh.is_crowded = static_cast<int>(mesh.host.members().size()) > num_cores_of(mesh.host);
   CADRE_RETURN_IF_ERROR(connect_links(mesh));
   CADRE_RETURN_IF_ERROR(erase_keys());
   return mesh;
@@ -99,6 +102,7 @@ Status MeshBuilder::publish_card() {
   card_.host = host.name;
   card_.boot_id = host.boot_id;
   card_.pid = host.pid;
+  card_.core_mask = host.core_mask;
   card_.tcp_address = tcp_->address().to_string();
   card_.unix_address = unix_->address().to_string();
   return membership_.store->set(card_key(membership_.rank), wire::encode_card(card_), deadline_);
@@ -144,6 +148,19 @@ Status MeshBuilder::check_versions() const {
     }
   }
   return {};
+}
+
+// Of all members together: each alone may be bound to a core of its own.
+int MeshBuilder::num_cores_of(const HostGroup& host) const {
+  std::vector<unsigned char> cores;
+  for (const int member : host.members()) {
+    const std::string& mask = cards_[static_cast<size_t>(member)].core_mask;
+    cores.resize(std::max(cores.size(), mask.size()));
+    for (size_t i = 0; i < mask.size(); ++i) cores[i] |= static_cast<unsigned char>(mask[i]);
+  }
+  int num_cores = 0;
+  for (const unsigned char byte : cores) num_cores += std::popcount(byte);
+  return num_cores;
 }
 
 Status MeshBuilder::connect_links(Mesh& mesh) {

@@ -34,6 +34,8 @@ struct Mesh {
   HostGroup host;
   // All ranks share memory and were allowed to: no sockets for data then.
   bool uses_shared_memory = false;
+  // The ranks of this host outnumber the cores that they may run on, all of them together.
+  bool is_crowded = false;
   // By rank; null for this one. The latter two are empty where memory is shared.
   std::vector<std::unique_ptr<os::Socket>> control;
   std::vector<std::unique_ptr<os::Socket>> collective;

@@ -26,20 +26,42 @@ std::string read_host_name() {
   return name.data();
 }
 
+// Fails on machines with more than 1024 cores; there all cores are near enough.
+cpu_set_t usable_cores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) return cores;
+  const int num_online = num_online_cores();
+  for (int core = 0; core < std::min(num_online, CPU_SETSIZE); ++core) CPU_SET(core, &cores);
+  return cores;
+}
+
+std::string mask_of(const cpu_set_t& cores) {
+  std::string mask;
+  for (size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &cores)) continue;
+    mask.resize(core / 8 + 1);
+    mask.back() = static_cast<char>(static_cast<unsigned char>(mask.back()) | (1U << core % 8));
+  }
+  return mask;
+}
+
 }  // namespace
 
 HostInfo read_host_info() {
   return {.name = read_host_name(),
           .boot_id = read_boot_id(),
           .pid = ::getpid(),
-          .num_cores = num_usable_cores()};
+          .num_cores = num_usable_cores(),
+          .core_mask = mask_of(usable_cores())};
 }
 
 int num_usable_cores() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  // Fails on machines with more than 1024 cores; there the count of all is near enough.
-  if (::sched_getaffinity(0, sizeof(mask), &mask) == 0) return std::max(1, CPU_COUNT(&mask));
+  const cpu_set_t cores = usable_cores();
+  return std::max(1, CPU_COUNT(&cores));
+}
+
+int num_online_cores() {
   return std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
 }
 

@@ -10,5 +10,7 @@ namespace cadre::os {
 HostInfo read_host_info();
 // Cores this process may run on (its affinity mask), at least 1.
 int num_usable_cores();
+// Cores of the machine, at least 1.
+int num_online_cores();
 
 }  // namespace cadre::os

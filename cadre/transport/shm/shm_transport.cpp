@@ -28,9 +28,11 @@ size_t ShmTransport::segment_bytes(int world_size, size_t ring_bytes) {
 
 // The segment: one doorbell for each rank, the controls of all rings, then their bytes. Rings are
 // in the order of (writer, reader), without the pairs of a rank and itself.
-ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt, Rank rank, int world_size,
+ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt,
+                           const ShmTransportOptions& options,
                            std::shared_ptr<os::SharedMemory> segment)
-    : system_(system), interrupt_(interrupt), rank_(rank), segment_(std::move(segment)) {
+    : system_(system), interrupt_(interrupt), rank_(options.rank), segment_(std::move(segment)) {
+  const int world_size = options.world_size;
   channels_.resize(static_cast<size_t>(world_size));
   const Bytes bytes = segment_->bytes();
   const size_t rings = num_rings(world_size);
@@ -53,14 +55,14 @@ ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt, Rank ra
     return bytes.subspan(data_at + index * capacity, capacity);
   };
   for (int peer = 0; peer < world_size; ++peer) {
-    if (peer == rank.value) continue;
-    const size_t out = ring_index(rank.value, peer);
-    const size_t in = ring_index(peer, rank.value);
+    if (peer == rank_.value) continue;
+    const size_t out = ring_index(rank_.value, peer);
+    const size_t in = ring_index(peer, rank_.value);
     channels_[static_cast<size_t>(peer)].emplace(*this, peer,
                                                  RingWriter(controls[out], data_of(out)),
                                                  RingReader(controls[in], data_of(in)));
   }
-  spins_ = system.host().num_cores >= world_size ? system.spin_limit() : 0;
+  spins_ = options.crowded ? 0 : system.spin_limit();
   yields_ = system.spin_limit() > 0 ? kYields : 0;
 }
 

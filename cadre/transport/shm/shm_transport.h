@@ -19,6 +19,13 @@
 
 namespace cadre {
 
+struct ShmTransportOptions {
+  Rank rank = 0;
+  int world_size = 1;
+  // More ranks than cores: waiting must give the core away at once.
+  bool crowded = false;
+};
+
 class ShmTransport final : public Transport {
  public:
   // Size of the segment for rings of `ring_bytes` each, rounded up to a power of two, at least one
@@ -27,7 +34,7 @@ class ShmTransport final : public Transport {
 
   // `segment` has segment_bytes() bytes and is zero at first; every rank maps the same one. The
   // rings' size follows from the segment's, so that all ranks agree on it.
-  ShmTransport(os::System& system, os::Interrupt& interrupt, Rank rank, int world_size,
+  ShmTransport(os::System& system, os::Interrupt& interrupt, const ShmTransportOptions& options,
                std::shared_ptr<os::SharedMemory> segment);  // shared with the group's other users
   ~ShmTransport() override;
 

@@ -16,23 +16,16 @@ constexpr int kLooksWhenCrowded = 10;
 
 constexpr Deadline kAtOnce{TimePoint{0}};
 
-// Ranks whose connection has this host at both ends, this one included.
-int count_local_ranks(std::span<const std::unique_ptr<os::Socket>> peers) {
-  return 1 + static_cast<int>(std::ranges::count_if(peers, [](const auto& socket) {
-           return socket && socket->local_address().host == socket->peer_address().host;
-         }));
-}
-
 }  // namespace
 
-TcpTransport::TcpTransport(os::System& system, os::Interrupt& interrupt, Rank rank,
+TcpTransport::TcpTransport(os::System& system, os::Interrupt& interrupt,
+                           const TcpTransportOptions& options,
                            std::vector<std::unique_ptr<os::Socket>> peers)
-    : system_(system), interrupt_(interrupt), rank_(rank) {
-  is_crowded_ = count_local_ranks(peers) > system.host().num_cores;
+    : system_(system), interrupt_(interrupt), rank_(options.rank), is_crowded_(options.crowded) {
   num_looks_ = system.spin_limit() == 0 ? 0 : is_crowded_ ? kLooksWhenCrowded : kLooks;
   channels_.resize(peers.size());
   for (size_t peer = 0; peer < peers.size(); ++peer) {
-    if (peers[peer]) channels_[peer].emplace(rank, static_cast<int>(peer), std::move(peers[peer]));
+    if (peers[peer]) channels_[peer].emplace(rank_, static_cast<int>(peer), std::move(peers[peer]));
   }
 }
 

@@ -19,10 +19,16 @@
 
 namespace cadre {
 
+struct TcpTransportOptions {
+  Rank rank = 0;
+  // More ranks than cores on this host: waiting gives the core away instead of looking again.
+  bool crowded = false;
+};
+
 class TcpTransport final : public Transport {
  public:
   // `peers` has one connected socket for each rank of the group, and null at `rank`.
-  TcpTransport(os::System& system, os::Interrupt& interrupt, Rank rank,
+  TcpTransport(os::System& system, os::Interrupt& interrupt, const TcpTransportOptions& options,
                std::vector<std::unique_ptr<os::Socket>> peers);
 
   Rank rank() const override { return rank_; }
@@ -53,10 +59,10 @@ class TcpTransport final : public Transport {
   os::System& system_;
   os::Interrupt& interrupt_;
   Rank rank_;
+  const bool is_crowded_;
   std::vector<std::optional<TcpChannel>> channels_;  // by rank, none at rank_
   std::vector<os::PollItem> items_;                  // of the current wait, kept for its memory
   int num_looks_ = 0;                                // polls without sleeping before one sleeps
-  bool is_crowded_ = false;                          // more ranks than cores on this host
 };
 
 }  // namespace cadre
