@@ -17,21 +17,24 @@ constexpr std::string_view kHelp = R"(cadre COMMAND [options]
 
   cadre run --nproc-per-node 4 ./train            start a program as the ranks of one job
   cadre train examples/gpt.toml                   train a model from a configuration file
+  cadre trace records                             who owes what, from the ranks' flight records
   cadre info                                      what this machine and this build have
 
 Commands
   run        start a C++ or Python program several times, with torchrun's environment
   train      train a model from a configuration file, on one or more processes
+  trace      read flight records after a failure or during a hang: where it stopped, who owes what
   info       versions, torch, cores, memory, limits, transports
   help       this text; cadre COMMAND --help explains a command
   --version  the version
 )";
 
-const std::vector<std::string> kCommands{"run", "train", "info", "help"};
+const std::vector<std::string> kCommands{"run", "train", "trace", "info", "help"};
 
 int dispatch(const std::string& command, Words words) {
   if (command == "run") return cadre::cli::run_command(words);
   if (command == "train") return cadre::cli::train_command(words);
+  if (command == "trace") return cadre::cli::trace_command(words);
   if (command == "info") return cadre::cli::info_command(words);
   if (command == "help" || command == "--help" || command == "-h") {
     cadre::cli::print(kHelp);

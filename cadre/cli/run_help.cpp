@@ -24,6 +24,9 @@ Output
                              before each line; ${rank}, ${local_rank}, ${role_name} and ${host} are
                              replaced (default "[${rank}] ")
   --role NAME                the role's name for workers and prefixes (default "default")
+When things go wrong
+  --flight-records FOLDER    keep each rank's last 2,000 operations there, readable by cadre trace
+                             after any end, and while it hangs
 The job
   --master-port PORT         where the job's store listens, on 127.0.0.1 (default: a free port)
   --rdzv-id ID               the job's name (default: a random one)
@@ -39,7 +42,8 @@ When a worker fails, the others are stopped, and the last thing on the screen is
 where, why, and the last 30 lines that it wrote; its exit code becomes that of cadre run (128 + N if
 signal N ended it). Ctrl-C asks the workers to stop, a second Ctrl-C kills them. However cadre run
 ends, kill -9 included, no process of the job is left.
-Variables: PYTHON_EXEC names the Python; OMP_NUM_THREADS, if unset, becomes a fair share of the cores.
+Variables: PYTHON_EXEC names the Python; OMP_NUM_THREADS, if unset, becomes a fair share of the cores;
+CADRE_LOG (debug, info, warning, error, off; default warning) says what the library tells on stderr.
 )";
 }
 

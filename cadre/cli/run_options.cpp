@@ -35,6 +35,7 @@ void declare(CLI::App& app, RunOptions& options, OneHostOptions& one_host, bool&
   app.add_option("--role", options.role);
   app.add_option(both_spellings("--master-port"), options.master_port);
   app.add_option(both_spellings("--log-line-prefix-template"), options.prefix_template);
+  app.add_option(both_spellings("--flight-records"), options.flight_folder);
   app.add_option(both_spellings("--shutdown-timeout"), options.shutdown_timeout_s)
       ->check(CLI::NonNegativeNumber);
   app.add_option("--nnodes", one_host.num_nodes);

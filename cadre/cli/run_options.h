@@ -25,6 +25,7 @@ struct RunOptions {
   std::string role = "default";
   uint16_t master_port = 0;
   std::string prefix_template;       // empty: the default
+  std::string flight_folder;         // empty: records stay in memory
   double shutdown_timeout_s = -1;    // negative: not given
   std::vector<std::string> program;  // and its arguments
 };

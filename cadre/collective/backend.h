@@ -11,6 +11,7 @@
 // the operations are c10d's, with one flat buffer a side.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "cadre/base/error.h"
@@ -23,6 +24,7 @@ namespace cadre {
 struct Capabilities {
   std::string_view name;       // "host" or "net"
   bool shares_memory = false;  // reads peers' symmetric buffers in place
+  std::string algorithms;      // by size, for the log's first line
 };
 
 class Backend {

@@ -45,7 +45,7 @@ struct CommunicatorOptions {
   TransportChoice transport = TransportChoice::kAuto;
   std::string listen_host = "127.0.0.1";  // the address that the other ranks reach; never all
   std::string flight_record_path;  // a mapped ring of the last operations; empty: memory only
-  LogSink* log = nullptr;          // null: dropped
+  std::shared_ptr<LogSink> log;    // shared with the group's threads; null: dropped
 };
 
 // Memory of which every rank of a host group holds a piece that the others can read: all_reduce and

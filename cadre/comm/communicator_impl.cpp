@@ -1,6 +1,8 @@
 #include "cadre/comm/communicator_impl.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -51,6 +53,7 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership,
   }
   Backend* backend = host_engine != nullptr ? host_engine.get() : net_engine.get();
   if (backend != nullptr) backend_name = backend->capabilities().name;
+  if (rank == 0 && options.log) log_start(membership.round, own, backend);
   if (host_engine != nullptr) {
     heap = std::make_unique<SymmetricHeap>(system, interrupt, *host, host_engine);
   }
@@ -63,11 +66,29 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership,
   queue = std::make_shared<OperationQueue>(system, *runner);
 }
 
+// One line that says what was connected, and by what every size travels.
+void Communicator::Impl::log_start(uint64_t round, const wire::RankCard& own,
+                                   const Backend* backend) const {
+  const Capabilities engine = backend == nullptr ? Capabilities{} : backend->capabilities();
+  options.log->write(
+      LogLevel::kInfo, "comm",
+      format("connected group={} round={} world_size={} hosts={} host={} pid={} engine={} "
+             "transport={} timeout_s={} version={} algorithms=\"{}\"",
+             options.name, round, world_size, num_hosts_, own.host, own.pid, backend_name,
+             backend == nullptr     ? "none"
+             : engine.shares_memory ? "shared_memory"
+                                    : "tcp",
+             options.timeout.count() / 1'000'000'000, CADRE_VERSION, engine.algorithms));
+}
+
 void Communicator::Impl::connect(const Membership& membership, Deadline deadline) {
   const MeshOptions mesh_options{options.name, options.listen_host, CADRE_VERSION,
                                  options.transport};
   Mesh mesh = connect_mesh(system, membership, mesh_options, deadline).value_or_throw();
   host = std::move(mesh.host);
+  std::set<std::string_view> boot_ids;
+  for (const wire::RankCard& card : mesh.cards) boot_ids.insert(card.boot_id);
+  num_hosts_ = static_cast<int>(boot_ids.size());
   if (mesh.uses_shared_memory) {
     build_host_engine(mesh, deadline);
   } else {
@@ -105,14 +126,13 @@ void Communicator::Impl::start_monitor(Mesh& mesh) {
     page = host->status_page();
     for (int i = 0; i < world_size; ++i) slots[static_cast<size_t>(i)] = host->slot_of(i);
   }
-  monitor = std::make_unique<Monitor>(
-      system, interrupt,
-      MonitorSetup{{options.name, rank, std::move(mesh.cards)},
-                   page,
-                   std::move(slots),
-                   std::move(mesh.control),
-                   options.flight_record_path,
-                   options.log != nullptr ? *options.log : null_log_sink()});
+  monitor = std::make_unique<Monitor>(system, interrupt,
+                                      MonitorSetup{{options.name, rank, std::move(mesh.cards)},
+                                                   page,
+                                                   std::move(slots),
+                                                   std::move(mesh.control),
+                                                   options.flight_record_path,
+                                                   options.log ? *options.log : null_log_sink()});
 }
 
 // A destructor must not wait for other ranks: what is still pending is aborted.

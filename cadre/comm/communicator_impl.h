@@ -58,11 +58,13 @@ class Communicator::Impl {
   void build_host_engine(const Mesh& mesh, Deadline deadline);
   void build_net_engine(Mesh& mesh);
   void start_monitor(Mesh& mesh);
+  void log_start(uint64_t round, const wire::RankCard& own, const Backend* backend) const;
   bool is_idle() const;
   // Whether nothing is left at the deadline.
   bool drain(Deadline deadline);
   void release();
 
+  int num_hosts_ = 1;
   std::atomic<bool> is_closed_{false};
 };
 

@@ -1,16 +1,33 @@
 #include "cadre/comm/connect.h"
 
+#include "cadre/base/format.h"
+#include "cadre/os/host/stderr_log.h"
 #include "cadre/rendezvous/environment_rendezvous.h"
-#include "cadre/rendezvous/job_environment.h"
 
 namespace cadre {
+
+std::string flight_record_path(const JobEnvironment& environment, std::string_view group,
+                               uint64_t round) {
+  if (environment.flight_folder.empty()) return "";
+  return format("{}/{}-round{}-rank{}.flight", environment.flight_folder, group, round,
+                environment.rank);
+}
 
 std::unique_ptr<Communicator> connect_from_environment(os::System& system,
                                                        const CommunicatorOptions& options,
                                                        Deadline deadline) {
-  EnvironmentRendezvous rendezvous(system, read_job_environment().value_or_throw(), options.log);
+  const JobEnvironment environment = read_job_environment().value_or_throw();
+  CommunicatorOptions completed = options;
+  if (!completed.log) {
+    completed.log = std::make_shared<os::StderrLog>(environment.log_level, environment.rank);
+  }
+  EnvironmentRendezvous rendezvous(system, environment, completed.log.get());
   const Membership membership = rendezvous.join(deadline).value_or_throw();
-  return Communicator::connect(system, membership, options, deadline);
+  if (completed.flight_record_path.empty()) {
+    completed.flight_record_path =
+        flight_record_path(environment, completed.name, membership.round);
+  }
+  return Communicator::connect(system, membership, completed, deadline);
 }
 
 }  // namespace cadre

@@ -1,5 +1,7 @@
 #include "cadre/rendezvous/job_environment.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -94,11 +96,25 @@ void parse_store(Parser& parser, JobEnvironment& environment) {
   }
 }
 
+LogLevel parse_log_level(Parser& parser) {
+  constexpr std::array<std::string_view, 5> kNames = {"debug", "info", "warning", "error", "off"};
+  const std::string text = parser.text("CADRE_LOG").value_or("warning");
+  const auto found = std::find(kNames.begin(), kNames.end(), text);
+  if (found == kNames.end()) {
+    parser.fail(format("CADRE_LOG is \"{}\", expected debug, info, warning, error or off", text));
+    return LogLevel::kWarning;
+  }
+  return static_cast<LogLevel>(found - kNames.begin());
+}
+
 }  // namespace
 
 Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up) {
   Parser parser(look_up);
   JobEnvironment environment;
+  environment.log_level = parse_log_level(parser);
+  environment.flight_folder = parser.text("CADRE_FLIGHT_RECORDS").value_or("");
+  if (parser.error()) return *parser.error();
   const bool has_rank = parser.text("RANK").has_value();
   const bool has_world_size = parser.text("WORLD_SIZE").has_value();
   if (!has_rank && !has_world_size) return environment;

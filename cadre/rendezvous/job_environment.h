@@ -11,6 +11,8 @@
 //   TORCHELASTIC_RUN_ID            the job's name in messages; optional
 //   TORCHELASTIC_USE_AGENT_STORE   "True": the launcher hosts the store; else rank 0 does
 //   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
+//   CADRE_LOG                      what is logged: debug, info, warning (default), error, off
+//   CADRE_FLIGHT_RECORDS           a folder for the flight records; absent: memory only
 //   CADRE_STORE_PROTOCOL           "native" or "c10d"; absent: c10d when a launcher hosts the store
 //                                  and gave no token (torchrun), else native
 #pragma once
@@ -23,6 +25,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
+#include "cadre/base/log.h"
 #include "cadre/base/types.h"
 #include "cadre/store/tcp_store.h"
 
@@ -41,6 +44,8 @@ struct JobEnvironment {
   bool uses_agent_store = false;
   std::string job_token;
   StoreProtocol store_protocol = StoreProtocol::kNative;
+  LogLevel log_level = LogLevel::kWarning;  // also of a process that nobody launched
+  std::string flight_folder;                // likewise
 };
 
 // The value of a variable, nullopt when it is not set. An empty value counts as not set.

@@ -58,7 +58,10 @@ void HostEngine::unregister_symmetric(uint32_t id) {
 }
 
 Capabilities HostEngine::capabilities() const {
-  return {.name = "host", .shares_memory = true};
+  return {.name = "host",
+          .shares_memory = true,
+          .algorithms = format("inline to {} B, flat to {} B, then staged by {} B or direct",
+                               host::kInlineBytes, host::kFlatBytes, host::kChunkBytes)};
 }
 
 Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) {

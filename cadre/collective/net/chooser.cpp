@@ -1,6 +1,15 @@
 #include "cadre/collective/net/chooser.h"
 
+#include "cadre/base/format.h"
+
 namespace cadre {
+
+std::string to_string(const CrossoverTable& table) {
+  return format(
+      "all_reduce recursive doubling, ring from {} B; broadcast tree, chain from {} B; all_gather "
+      "Bruck, ring from {} B",
+      table.all_reduce_ring_bytes, table.broadcast_chain_bytes, table.all_gather_ring_bytes);
+}
 
 Algorithm choose(const Choice& choice, const CrossoverTable& table) {
   // Sums of bfloat16 travel as float32.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "cadre/base/types.h"
 #include "cadre/collective/net/schedule.h"
@@ -18,6 +19,9 @@ struct CrossoverTable {
   uint64_t all_gather_ring_bytes = 64 << 10;   // of output: Bruck, then ring
   uint64_t chain_segment_bytes = 128 << 10;
 };
+
+// "all_reduce recursive doubling, ring from 65536 B; ..."
+std::string to_string(const CrossoverTable& table);
 
 struct Choice {
   OpKind kind = OpKind::kBarrier;

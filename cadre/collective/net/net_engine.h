@@ -22,7 +22,9 @@ class NetEngine final : public Backend {
  public:
   NetEngine(os::System& system, Transport& transport, const CrossoverTable& table = {});
 
-  Capabilities capabilities() const override { return {.name = "net", .shares_memory = false}; }
+  Capabilities capabilities() const override {
+    return {.name = "net", .shares_memory = false, .algorithms = to_string(table_)};
+  }
   Status broadcast(const OpContext& op, Bytes data, Rank root) override;
   Status all_reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
                     ReduceOp reduce_op) override;

@@ -1,0 +1,79 @@
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cadre/cli/cadre_command_test.h"
+#include "cadre/cli/command.h"
+#include "cadre/collective/op.h"
+#include "cadre/comm/flight_recorder.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What two ranks leave when the second is killed inside its first all_reduce.
+void write_records(const std::string& folder) {
+  const uint64_t call =
+      OpDescriptor{OpKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto recorder =
+        FlightRecorder::create(cadre::format("{}/world-round0-rank{}.flight", folder, rank),
+                               {"world", "node0", rank, 2, 4711 + rank, 0})
+            .value_or_throw();
+    const uint64_t index = recorder->begin(1, call, -1, TimePoint{1000});
+    if (rank == 0) {
+      recorder->end(index,
+                    {.well = false, .waiting_for = 1, .phase = "enter", .now = TimePoint{2000}});
+    }
+  }
+}
+
+TEST(TraceCommand, SaysWhoOwesWhat) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  const auto result = run_cadre({"trace", folder.path()});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, HasSubstr("stopped at #1 all_reduce(sum, float32 x 8)"));
+  EXPECT_THAT(result.output, HasSubstr("owes       rank 1 (node0, pid 4712)"));
+  EXPECT_THAT(result.output, HasSubstr("the last 1 collectives"));
+  const auto json = nlohmann::json::parse(run_cadre({"trace", "--json", folder.path()}).output);
+  EXPECT_EQ(json[0]["stopped_at"], 1);
+}
+
+TEST(TraceCommand, NamesFilesThatAreNoRecordsAndReadsTheOthers) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  std::ofstream(std::filesystem::path(folder.path()) / "torn.flight") << "CDRFLT01 torn";
+  const auto result = run_cadre({"trace", folder.path()});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("torn.flight: "));
+  EXPECT_THAT(result.output, HasSubstr("stopped at #1"));
+}
+
+TEST(TraceCommand, TeachesWhatItNeeds) {
+  EXPECT_THAT(run_cadre({"trace", "--help"}).output, HasSubstr("--flight-records"));
+  const auto nothing = run_cadre({"trace"});
+  EXPECT_EQ(nothing.exit_code, kUsageExitCode);
+  EXPECT_THAT(nothing.error, HasSubstr("name a folder or files"));
+  const cadre::testing::TemporaryFolder folder;
+  const auto empty = run_cadre({"trace", folder.path()});
+  EXPECT_EQ(empty.exit_code, 1);
+  EXPECT_THAT(empty.error, HasSubstr("has no file that ends in .flight"));
+}
+
+TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {
+  const cadre::testing::TemporaryFolder folder;
+  const std::string records = folder.file("a/b");
+  const auto result = run_cadre({"run", "--flight-records", records, "--no-python", "/bin/sh", "-c",
+                                 "echo $CADRE_FLIGHT_RECORDS"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output, HasSubstr(records));
+  EXPECT_TRUE(std::filesystem::is_directory(records));
+}
+
+}  // namespace
+}  // namespace cadre::cli

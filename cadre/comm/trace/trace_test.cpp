@@ -1,0 +1,182 @@
+#include "cadre/comm/trace/trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/op.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using wire::ActivityState;
+using Kind = RankStanding::Kind;
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+uint64_t call(OpKind kind, uint64_t count = 8) {
+  return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, count}.fingerprint();
+}
+
+// A rank's record, written as it might have happened.
+class Story {
+ public:
+  explicit Story(int rank, int world_size = 3) {
+    record_.identity = {"world", "node0", rank, world_size, 4000 + rank, 1};
+  }
+  Story& done(uint64_t number, uint64_t fingerprint, int64_t begin, int64_t end) {
+    return add({0, number, fingerprint, begin, end, ActivityState::kDone, -1, ""});
+  }
+  Story& running(uint64_t number, uint64_t fingerprint, int64_t begin, int peer = -1) {
+    return add({0, number, fingerprint, begin, 0, ActivityState::kRunning, peer, ""});
+  }
+  Story& failed(uint64_t number, uint64_t fingerprint, int64_t begin, int64_t end, int peer) {
+    return add({0, number, fingerprint, begin, end, ActivityState::kFailed, peer, "reduce"});
+  }
+  FlightRecord record() const { return record_; }
+
+ private:
+  Story& add(FlightEntry entry) {
+    entry.index = record_.entries.size();
+    record_.entries.push_back(std::move(entry));
+    return *this;
+  }
+  FlightRecord record_;
+};
+
+GroupTrace trace_of(std::vector<FlightRecord> records) {
+  auto traces = trace_groups(std::move(records));
+  EXPECT_EQ(traces.size(), 1U);
+  return traces.front();
+}
+
+std::vector<Kind> kinds(const GroupTrace& trace) {
+  std::vector<Kind> kinds;
+  for (const RankStanding& standing : trace.standings) kinds.push_back(standing.kind);
+  return kinds;
+}
+
+const uint64_t kReduce = call(OpKind::kAllReduce);
+const uint64_t kGather = call(OpKind::kAllGather);
+
+TEST(Trace, NamesTheRankThatDidNotCall) {
+  const GroupTrace trace = trace_of({
+      Story(0).done(1, kGather, 0, 10).failed(2, kReduce, 20, 20 + 60 * kSecond, 2).record(),
+      Story(1).done(1, kGather, 0, 10).failed(2, kReduce, 30, 20 + 60 * kSecond, 2).record(),
+      Story(2).done(1, kGather, 0, 12).record(),
+  });
+  EXPECT_EQ(trace.stopped_at, 2U);
+  EXPECT_EQ(trace.call, "all_reduce(sum, float32 x 8)");
+  EXPECT_THAT(kinds(trace), ElementsAre(Kind::kWaiting, Kind::kWaiting, Kind::kOwing));
+  EXPECT_EQ(trace.standings[0].text,
+            "was in it for 60 s, then failed in \"reduce\", waiting for rank 2");
+  EXPECT_EQ(trace.standings[2].text,
+            "did not call it: last seen after all_gather #1, 60 s before the records end");
+  EXPECT_EQ(to_text(trace, 0),
+            "group \"world\", round 1: 3 ranks; records of ranks 0-2 on 1 host\n"
+            "  stopped at #2 all_reduce(sum, float32 x 8)\n"
+            "    waited     rank 0 (node0, pid 4000): was in it for 60 s, then failed in "
+            "\"reduce\", waiting for rank 2\n"
+            "    waited     rank 1 (node0, pid 4001): was in it for 60 s, then failed in "
+            "\"reduce\", waiting for rank 2\n"
+            "    owes       rank 2 (node0, pid 4002): did not call it: last seen after all_gather "
+            "#1, 60 s before the records end\n");
+}
+
+TEST(Trace, NamesTheRankThatWasKilledInside) {
+  const GroupTrace trace = trace_of({
+      Story(0).failed(1, kReduce, 0, kSecond, 1).record(),
+      Story(1).running(1, kReduce, 0).record(),
+      Story(2).failed(1, kReduce, 0, kSecond, 1).record(),
+  });
+  EXPECT_EQ(trace.stopped_at, 1U);
+  EXPECT_THAT(kinds(trace), ElementsAre(Kind::kWaiting, Kind::kOwing, Kind::kWaiting));
+  EXPECT_THAT(trace.standings[1].text, HasSubstr("did not end it"));
+}
+
+TEST(Trace, NamesTheRankWithoutARecord) {
+  const GroupTrace trace = trace_of({
+      Story(0).running(1, kReduce, 0).record(),
+      Story(2).running(1, kReduce, 0).record(),
+  });
+  EXPECT_THAT(kinds(trace), ElementsAre(Kind::kWaiting, Kind::kNoRecord, Kind::kWaiting));
+  EXPECT_THAT(to_text(trace, 3), HasSubstr("records of ranks 0, 2 on 1 host"));
+}
+
+TEST(Trace, ReportsNothingWhenAllFinished) {
+  const GroupTrace trace = trace_of({
+      Story(0, 2).done(1, kReduce, 0, 10).done(2, kGather, 20, 30).record(),
+      Story(1, 2).done(1, kReduce, 5, 10).done(2, kGather, 21, 30).record(),
+  });
+  EXPECT_EQ(trace.stopped_at, std::nullopt);
+  EXPECT_THAT(trace.standings, IsEmpty());
+  const std::string text = to_text(trace, 1);
+  EXPECT_THAT(text, HasSubstr("every rank with a record finished"));
+  EXPECT_THAT(text, HasSubstr("#2"));
+  EXPECT_THAT(text, Not(HasSubstr("#1 ")));
+}
+
+// A rank that ran ahead has lost what its ring no longer holds, and had finished it.
+TEST(Trace, WhatTheRingForgotCountsAsFinished) {
+  const GroupTrace trace = trace_of({
+      Story(0, 2).done(5000, kReduce, 0, 10).running(5001, kReduce, 20).record(),
+      Story(1, 2).done(5000, kReduce, 0, 10).record(),
+  });
+  EXPECT_EQ(trace.stopped_at, 5001U);
+  EXPECT_THAT(kinds(trace), ElementsAre(Kind::kWaiting, Kind::kOwing));
+}
+
+TEST(Trace, ShowsBothSidesOfADisagreement) {
+  const GroupTrace trace = trace_of({
+      Story(0, 2).failed(1, kReduce, 0, 10, 1).record(),
+      Story(1, 2).failed(1, kGather, 0, 10, 0).record(),
+  });
+  EXPECT_THAT(trace.disagreements,
+              ElementsAre("#1: rank 0 (node0, pid 4000) called all_reduce(sum, float32 x 8), rank "
+                          "1 (node0, pid 4001) called all_gather(float32 x 8)"));
+}
+
+TEST(Trace, SaysWhatBecameOfMessages) {
+  const uint64_t recv = call(OpKind::kRecv);
+  const uint64_t send = call(OpKind::kSend, 4);
+  const GroupTrace trace = trace_of({
+      Story(0).running(1, recv, 0, 1).record(),
+      Story(1).running(1, send, 0, 0).record(),
+      Story(2).running(1, recv, 0, 0).record(),
+  });
+  ASSERT_EQ(trace.open_messages.size(), 3U);
+  EXPECT_THAT(trace.open_messages[0], HasSubstr("rank 1 had send"));
+  EXPECT_THAT(trace.open_messages[0], HasSubstr("another tag, type or size?"));
+  EXPECT_THAT(trace.open_messages[2], HasSubstr("rank 0 owes the send"));
+}
+
+TEST(Trace, KeepsGroupsAndRoundsApartAndTheLaterRecordOfARank) {
+  FlightRecord later = Story(0, 1).done(1, kReduce, 100, 110).record();
+  FlightRecord second_round = Story(0, 1).done(7, kReduce, 0, 10).record();
+  second_round.identity.round = 2;
+  const auto traces =
+      trace_groups({Story(0, 1).running(1, kReduce, 0).record(), later, std::move(second_round)});
+  ASSERT_EQ(traces.size(), 2U);
+  EXPECT_EQ(traces[0].round, 1U);
+  EXPECT_EQ(traces[0].stopped_at, std::nullopt);
+  EXPECT_EQ(traces[1].round, 2U);
+}
+
+TEST(Trace, TellsProgramsTheSame) {
+  const auto traces = trace_groups({Story(0, 2).running(1, kReduce, 0).record()});
+  const auto json = nlohmann::json::parse(to_json(traces));
+  ASSERT_EQ(json.size(), 1U);
+  EXPECT_EQ(json[0]["stopped_at"], 1);
+  EXPECT_EQ(json[0]["standings"][0]["standing"], "waited");
+  EXPECT_EQ(json[0]["standings"][1]["standing"], "no record");
+  EXPECT_EQ(json[0]["records"][0]["operations"][0]["state"], "running");
+}
+
+}  // namespace
+}  // namespace cadre
