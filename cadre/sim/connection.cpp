@@ -86,6 +86,11 @@ bool Connection::can_recv(int side) const {
   return !into(side).arrived.empty() || !check_readable(side).ok();
 }
 
+bool Connection::is_open() const {
+  return std::none_of(sides_.begin(), sides_.end(),
+                      [](const SideState& side) { return side.is_shut || side.is_broken; });
+}
+
 void Connection::shutdown(int side) {
   if (state(side).is_shut) return;
   state(side).is_shut = true;
@@ -118,10 +123,11 @@ void Connection::transmit(int side, Packet packet) {
   const int to = end(1 - side).rank;
   pipe.num_unread += packet.bytes.size();
   const TimePoint now = network_.scheduler().now();
-  const TimePoint arrival = now + network_.latency(from, to, packet.bytes.size());
-  pipe.last_arrival = std::max(pipe.last_arrival, arrival);  // a stream keeps its order
+  const Network::Transit transit = network_.transit(from, to, packet.bytes.size());
+  // A stream keeps its order.
+  pipe.last_arrival = std::max(pipe.last_arrival, now + transit.time);
   const uint64_t number = network_.next_packet_number();
-  network_.deliver(from, to, pipe.last_arrival,
+  network_.deliver(from, to, pipe.last_arrival, transit,
                    [self = shared_from_this(), side, number,
                     shared = std::make_shared<Packet>(std::move(packet))] {
                      self->arrive(side, number, std::move(*shared));

@@ -39,6 +39,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Result<std::shared_ptr<os::SharedMemory>> try_recv_segment(int side);
   bool can_send(int side) const;
   bool can_recv(int side) const;
+  // Neither end has ended it or found it reset.
+  bool is_open() const;
 
   // Ends both directions of this side: what was sent still arrives, then the end.
   void shutdown(int side);

@@ -103,9 +103,9 @@ Result<std::shared_ptr<Connection>> Network::connect(int rank, const os::Address
   // Any rank of the other host stands for it on the way there.
   const auto other = std::find(host_of_rank_.begin(), host_of_rank_.end(), place->host);
   const int there = static_cast<int>(other - host_of_rank_.begin());
-  deliver(
-      rank, there, scheduler_.now() + latency(rank, there, 0),
-      [this, rank, address, place = *place, attempt] { arrive(rank, address, place, attempt); });
+  deliver_soon(rank, there, [this, rank, address, place = *place, attempt] {
+    arrive(rank, address, place, attempt);
+  });
   // Also when this rank is killed while it waits.
   struct AbandonUnlessDone {
     Attempt& attempt;
@@ -145,22 +145,31 @@ void Network::arrive(int rank, const os::Address& address, const Place& place,
 }
 
 void Network::answer(int from, int to, const std::shared_ptr<Attempt>& attempt) {
-  deliver(from, to, scheduler_.now() + latency(from, to, 0), [attempt] {
+  deliver_soon(from, to, [attempt] {
     attempt->is_done = !attempt->is_abandoned;
     if (attempt->is_abandoned && attempt->connection) attempt->connection->close(0);
   });
 }
 
-void Network::deliver(int from, int to, TimePoint time, std::function<void()> action) {
+void Network::deliver_soon(int from, int to, std::function<void()> action) {
+  const Transit soon = transit(from, to, 0);
+  deliver(from, to, scheduler_.now() + soon.time, soon, std::move(action));
+}
+
+void Network::deliver(int from, int to, TimePoint arrival, const Transit& transit,
+                      std::function<void()> action) {
   const std::pair<int, int> hosts = std::minmax(host_of(from), host_of(to));
-  scheduler_.at(time, [this, hosts, action = std::move(action)]() mutable {
+  scheduler_.at(arrival, [this, hosts, transit, action = std::move(action)]() mutable {
+    if (transit.is_delayed) counts_.add(FaultKind::kDelay);
+    if (transit.is_slow) counts_.add(FaultKind::kSlowLink);
     if (!partitions_.contains(hosts)) return action();
     counts_.add(FaultKind::kPartition);
     held_.push_back({hosts, std::move(action)});
   });
 }
 
-Duration Network::latency(int from, int to, size_t num_bytes) {
+Network::Transit Network::transit(int from, int to, size_t num_bytes) {
+  Transit result;
   const int64_t least = options_.min_latency.count();
   const int64_t spread = std::max<int64_t>(1, options_.max_latency.count() - least);
   int64_t ns =
@@ -170,16 +179,17 @@ Duration Network::latency(int from, int to, size_t num_bytes) {
   if (hosts.first == hosts.second) {
     ns = ns / kSameHostFactor + bytes * kNsPerByte;
   } else if (links_[hosts].is_slow) {
-    counts_.add(FaultKind::kSlowLink);
+    result.is_slow = true;
     ns = ns * kSlowLinkLatencyFactor + bytes * kSlowLinkNsPerByte;
   } else {
     ns += bytes * kNsPerByte;
   }
   if (chance(options_.delay_probability)) {
-    counts_.add(FaultKind::kDelay);
+    result.is_delayed = true;
     ns *= kDelayFactor;
   }
-  return Duration(ns);
+  result.time = Duration(ns);
+  return result;
 }
 
 void Network::note_arrival(uint64_t packet_number) {
@@ -193,19 +203,19 @@ void Network::cut(int rank, int other) {
     if (!connection) continue;
     const std::pair<int, int> ranks = std::minmax(connection->end(0).rank, connection->end(1).rank);
     if (ranks != std::pair<int, int>(std::minmax(rank, other))) continue;
-    counts_.add(FaultKind::kCut);
+    if (connection->is_open()) counts_.add(FaultKind::kCut);
     connection->reset();
   }
 }
 
 void Network::heal(int host, int other) {
   const std::pair<int, int> hosts = std::minmax(host, other);
-  if (partitions_.erase(hosts) == 0) return;
-  counts_.add(FaultKind::kHeal);
+  partitions_.erase(hosts);
   std::vector<HeldAction> held;
   held.swap(held_);
   for (HeldAction& entry : held) {
     if (entry.hosts == hosts) {
+      counts_.add(FaultKind::kHeal);
       entry.action();
     } else {
       held_.push_back(std::move(entry));

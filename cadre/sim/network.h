@@ -37,11 +37,18 @@ class Network {
                                               Deadline deadline);
   void close(ListenPoint& point);
 
-  // Runs `action` at the other end of the link between two ranks: after `time`, or when a
-  // partition that holds it back then is healed.
-  void deliver(int from, int to, TimePoint time, std::function<void()> action);
-  // How long a packet takes just now.
-  Duration latency(int from, int to, size_t num_bytes);
+  // How long a packet takes, and why.
+  struct Transit {
+    Duration time;
+    bool is_delayed = false;
+    bool is_slow = false;
+  };
+  // Of a packet that leaves just now.
+  Transit transit(int from, int to, size_t num_bytes);
+  // Runs `action` at the other end of the link between two ranks: at `arrival`, or when a partition
+  // that holds it back then is healed.
+  void deliver(int from, int to, TimePoint arrival, const Transit& transit,
+               std::function<void()> action);
   uint64_t next_packet_number() { return ++num_packets_; }
   // Tells the order in which packets arrive, to count those that overtook others.
   void note_arrival(uint64_t packet_number);
@@ -79,6 +86,8 @@ class Network {
   void arrive(int rank, const os::Address& address, const Place& place,
               const std::shared_ptr<Attempt>& attempt);
   void answer(int from, int to, const std::shared_ptr<Attempt>& attempt);
+  // Without bytes, after its transit.
+  void deliver_soon(int from, int to, std::function<void()> action);
   bool is_partitioned(int host, int other) const {
     return partitions_.contains(std::minmax(host, other));
   }

@@ -17,18 +17,19 @@ namespace cadre::sim {
 // What can go other than a program would like. The simulation counts each as often as it was felt,
 // so that a test can show that it was there.
 enum class FaultKind {
-  kDelay,         // a packet took many times the usual latency
+  kDelay,         // a packet arrived after many times the usual latency
   kReorder,       // a packet overtook one of another connection that was sent earlier
   kSlowLink,      // a packet crossed a slow link
   kShortIo,       // a send or a receive moved fewer bytes than it could have
   kSpuriousWake,  // a wait on a word returned early for no reason
-  kCut,           // a connection was reset
+  kCut,           // a connection that was open at both ends was reset
   kKill,          // a rank was killed
   kPartition,     // a packet was held back by a partition
-  kHeal,          // a partition ended
+  kHeal,          // the end of a partition let a packet go on
   kStop,          // a rank was stopped, as by SIGSTOP
+  kContinue,      // a stopped rank went on, as by SIGCONT
 };
-inline constexpr int kNumFaultKinds = 10;
+inline constexpr int kNumFaultKinds = 11;
 std::string_view to_string(FaultKind kind);
 
 class FaultCounts {
@@ -52,21 +53,30 @@ struct When {
 };
 
 struct Fault {
-  FaultKind kind = FaultKind::kKill;  // kCut, kKill, kPartition, kHeal or kStop
+  FaultKind kind = FaultKind::kKill;  // kCut, kKill, kPartition, kHeal, kStop or kContinue
   When when;
-  // kKill and kStop: the rank is `a`. kCut: all connections between ranks a and b. kPartition and
-  // kHeal: the link between hosts a and b.
+  // kKill, kStop and kContinue: the rank is `a`. kCut: all connections between ranks a and b.
+  // kPartition and kHeal: the link between hosts a and b.
   int a = 0;
   int b = 0;
+  // Of kPartition and kStop: when kHeal or kContinue follows by itself.
+  std::optional<Duration> duration;
 
-  static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0}; }
-  static Fault stop(int rank, When when) { return {FaultKind::kStop, when, rank, 0}; }
-  static Fault cut(int rank, int other, When when) { return {FaultKind::kCut, when, rank, other}; }
+  static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0, {}}; }
+  static Fault stop(int rank, When when) { return {FaultKind::kStop, when, rank, 0, {}}; }
+  static Fault cut(int rank, int other, When when) {
+    return {FaultKind::kCut, when, rank, other, {}};
+  }
   static Fault partition(int host, int other, When when) {
-    return {FaultKind::kPartition, when, host, other};
+    return {FaultKind::kPartition, when, host, other, {}};
   }
   static Fault heal(int host, int other, When when) {
-    return {FaultKind::kHeal, when, host, other};
+    return {FaultKind::kHeal, when, host, other, {}};
+  }
+  Fault lasting(Duration time) const {
+    Fault copy = *this;
+    copy.duration = time;
+    return copy;
   }
 };
 

@@ -224,13 +224,15 @@ Scheduler::SimThread* Scheduler::pick_next() {
   }
 }
 
-// To the next event or deadline; false when no thread waits for one.
+// To the next event or deadline; false when no thread waits for one. A stopped thread has no
+// deadline, but an event may let it go on.
 bool Scheduler::advance_time() {
   std::optional<TimePoint> next;
   bool is_anyone_left = false;
   for (const SimThread& thread : threads_) {
-    if (thread.is_finished || is_frozen(thread)) continue;
+    if (thread.is_finished) continue;
     is_anyone_left = true;
+    if (is_frozen(thread)) continue;
     const TimePoint deadline = thread.deadline.at();
     if (deadline != kNever && (!next || deadline < *next)) next = deadline;
   }

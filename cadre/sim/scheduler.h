@@ -81,6 +81,7 @@ class Scheduler {
   // Ends a rank: its threads unwind, beginning at once with the others' next turn.
   void kill(int rank) { processes_[static_cast<size_t>(rank)].is_killed = true; }
   void stop(int rank) { processes_[static_cast<size_t>(rank)].is_stopped = true; }
+  void resume(int rank) { processes_[static_cast<size_t>(rank)].is_stopped = false; }
   bool is_killed(int rank) const { return processes_[static_cast<size_t>(rank)].is_killed; }
   bool is_stopped(int rank) const { return processes_[static_cast<size_t>(rank)].is_stopped; }
   int64_t num_points(int rank) const { return processes_[static_cast<size_t>(rank)].num_points; }

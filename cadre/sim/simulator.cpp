@@ -12,6 +12,7 @@ std::string describe(const Fault& fault) {
   switch (fault.kind) {
     case FaultKind::kKill:
     case FaultKind::kStop:
+    case FaultKind::kContinue:
       return cadre::format("{} rank {}", to_string(fault.kind), fault.a);
     case FaultKind::kCut:
       return cadre::format("cut ranks {} and {}", fault.a, fault.b);
@@ -20,12 +21,19 @@ std::string describe(const Fault& fault) {
   }
 }
 
+// Of one process, not of a link.
+bool is_of_rank(const Fault& fault) {
+  return fault.kind == FaultKind::kKill || fault.kind == FaultKind::kStop ||
+         fault.kind == FaultKind::kContinue;
+}
+
 void check_fault(const Fault& fault, int num_ranks, int num_hosts) {
   const bool is_of_hosts = fault.kind == FaultKind::kPartition || fault.kind == FaultKind::kHeal;
-  const bool is_planned = is_of_hosts || fault.kind == FaultKind::kKill ||
-                          fault.kind == FaultKind::kStop || fault.kind == FaultKind::kCut;
+  const bool is_planned = is_of_hosts || is_of_rank(fault) || fault.kind == FaultKind::kCut;
   const int bound = is_of_hosts ? num_hosts : num_ranks;
-  const bool fits = fault.a >= 0 && fault.a < bound && fault.b >= 0 && fault.b < bound;
+  const bool may_last = fault.kind == FaultKind::kPartition || fault.kind == FaultKind::kStop;
+  const bool fits = (may_last || !fault.duration) && fault.a >= 0 && fault.a < bound &&
+                    fault.b >= 0 && fault.b < bound;
   if (is_planned && fits) return;
   throw Error(ErrorCode::kInvalidArgument,
               cadre::format("fault \"{}\" cannot be planned with {} ranks on {} hosts",
@@ -68,6 +76,7 @@ SimResult Simulator::run(const std::function<void(os::System& system, int rank)>
   result.trace = world_->scheduler.trace().lines();
   result.trace_hash = world_->scheduler.trace().hash();
   result.failure = world_->scheduler.failure();
+  result.strikes = strikes_;
   return result;
 }
 
@@ -112,9 +121,9 @@ void Simulator::plan_faults() {
 void Simulator::strike(const Fault& fault) {
   Scheduler& scheduler = world_->scheduler;
   // A rank that has ended is killed already, and cannot be struck again.
-  const bool is_of_rank = fault.kind == FaultKind::kKill || fault.kind == FaultKind::kStop;
-  if (is_of_rank && scheduler.is_killed(fault.a)) return;
+  if (is_of_rank(fault) && scheduler.is_killed(fault.a)) return;
   scheduler.trace().add(scheduler.now(), "fault", describe(fault));
+  strikes_.push_back({fault.kind, scheduler.now()});
   switch (fault.kind) {
     case FaultKind::kKill:
       scheduler.kill(fault.a);
@@ -124,6 +133,10 @@ void Simulator::strike(const Fault& fault) {
     case FaultKind::kStop:
       scheduler.stop(fault.a);
       world_->counts.add(FaultKind::kStop);
+      break;
+    case FaultKind::kContinue:
+      if (scheduler.is_stopped(fault.a)) world_->counts.add(FaultKind::kContinue);
+      scheduler.resume(fault.a);
       break;
     case FaultKind::kCut:
       world_->network.cut(fault.a, fault.b);
@@ -135,6 +148,15 @@ void Simulator::strike(const Fault& fault) {
       world_->network.heal(fault.a, fault.b);
       break;
   }
+  if (fault.duration) plan_end(fault);
+}
+
+void Simulator::plan_end(const Fault& fault) {
+  Fault end = fault;
+  end.kind = fault.kind == FaultKind::kPartition ? FaultKind::kHeal : FaultKind::kContinue;
+  end.duration.reset();
+  Scheduler& scheduler = world_->scheduler;
+  scheduler.at(scheduler.now() + *fault.duration, [this, end] { strike(end); });
 }
 
 }  // namespace cadre::sim

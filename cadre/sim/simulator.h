@@ -34,9 +34,16 @@ struct RankEnd {
   int64_t num_points = 0;  // scheduling points it came to
 };
 
+// A planned fault when it struck; also one that nobody felt.
+struct Strike {
+  FaultKind kind;
+  TimePoint at;
+};
+
 struct SimResult {
   std::vector<RankEnd> ranks;
   FaultCounts faults;
+  std::vector<Strike> strikes;
   std::vector<std::string> trace;
   uint64_t trace_hash = 0;
   std::string failure;  // empty, or why the simulation was ended before the ranks
@@ -58,9 +65,11 @@ class Simulator {
   void run_rank(int rank, const std::function<void(os::System&, int)>& rank_main, RankEnd& end);
   void plan_faults();
   void strike(const Fault& fault);
+  void plan_end(const Fault& fault);
 
   std::unique_ptr<World> world_;
   std::vector<std::unique_ptr<SimulatedSystem>> systems_;
+  std::vector<Strike> strikes_;
 };
 
 }  // namespace cadre::sim

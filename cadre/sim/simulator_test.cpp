@@ -17,6 +17,7 @@ namespace {
 using os::Address;
 using os::Socket;
 using os::System;
+using std::chrono::hours;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -195,7 +196,7 @@ TEST(Simulator, AHealedPartitionLosesNothing) {
   const SimResult result = run_echo(5, {Fault::partition(0, 1, When::at_point(0, 30)),
                                         Fault::heal(0, 1, When::at_time(seconds(5)))});
   EXPECT_GE(result.faults.of(FaultKind::kPartition), 1);
-  EXPECT_EQ(result.faults.of(FaultKind::kHeal), 1);
+  EXPECT_EQ(result.faults.of(FaultKind::kHeal), result.faults.of(FaultKind::kPartition));
   for (const RankEnd& end : result.ranks) {
     EXPECT_EQ(end.failure, "");
     EXPECT_GE(end.at, TimePoint{} + seconds(5));
@@ -208,6 +209,41 @@ TEST(Simulator, AStoppedRankIsSilent) {
   EXPECT_EQ(result.faults.of(FaultKind::kStop), 1);
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kStopped);
   EXPECT_TRUE(result.ranks[0].failure.starts_with("kTimeout")) << result.ranks[0].failure;
+}
+
+TEST(Simulator, AStoppedRankThatGoesOnLosesNothing) {
+  const SimResult result = run_echo(6, {Fault::stop(1, When::at_point(1, 30)).lasting(seconds(5))});
+  EXPECT_EQ(result.faults.of(FaultKind::kContinue), 1);
+  ASSERT_EQ(result.strikes.size(), 2u);
+  EXPECT_EQ(result.strikes[1].kind, FaultKind::kContinue);
+  EXPECT_EQ(result.strikes[1].at, result.strikes[0].at + seconds(5));
+  for (const RankEnd& end : result.ranks) {
+    EXPECT_EQ(end.failure, "");
+    EXPECT_EQ(end.kind, RankEnd::Kind::kReturned);
+    EXPECT_GE(end.at, TimePoint{} + seconds(5));
+  }
+}
+
+// Also when nobody else is left to wait for it.
+TEST(Simulator, ARankGoesOnAfterAllOthersHaveEnded) {
+  Simulator simulator(1, {.ranks_per_host = {2},
+                          .faults = {Fault::stop(1, When::at_point(1, 1)).lasting(hours(1))}});
+  const SimResult result = simulator.run([](System& system, int rank) {
+    if (rank == 1) system.yield();
+  });
+  EXPECT_EQ(result.faults.of(FaultKind::kContinue), 1);
+  EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kReturned);
+  EXPECT_GE(result.ranks[1].at, TimePoint{} + hours(1));
+}
+
+TEST(Simulator, APartitionThatLastsHealsByItself) {
+  const SimResult result =
+      run_echo(5, {Fault::partition(0, 1, When::at_point(0, 30)).lasting(seconds(3))});
+  EXPECT_GE(result.faults.of(FaultKind::kHeal), 1);
+  for (const RankEnd& end : result.ranks) {
+    EXPECT_EQ(end.failure, "");
+    EXPECT_GE(end.at, TimePoint{} + seconds(3));
+  }
 }
 
 TEST(Simulator, ADeadlockNamesEachThreadAndItsWait) {
@@ -303,6 +339,11 @@ TEST(Simulator, RefusesWhatCannotBe) {
   EXPECT_THROW(Simulator(1, {.ranks_per_host = {2},
                              .faults = {Fault::partition(0, 1, When::at_time(seconds(1)))}}),
                Error);
+}
+
+TEST(Simulator, OnlyAStopOrAPartitionLasts) {
+  const Fault kill = Fault::kill(0, When::at_time(seconds(1))).lasting(seconds(1));
+  EXPECT_THROW(Simulator(1, {.ranks_per_host = {1}, .faults = {kill}}), Error);
 }
 
 TEST(Simulator, HostsAreApart) {

@@ -16,10 +16,16 @@ class Words {
   // One thread's sleep, from construction to destruction.
   class Sleep {
    public:
-    Sleep(Words& words, const os::WaitWord& word) : words_(words), word_(&word) {
+    // Counts itself in the word, as the native System does: who rings may skip the call of wake()
+    // when nobody sleeps.
+    Sleep(Words& words, os::WaitWord& word) : words_(words), word_(&word) {
+      word_->sleepers.fetch_add(1);
       words_.sleeps_.push_back(this);
     }
-    ~Sleep() { std::erase(words_.sleeps_, this); }
+    ~Sleep() {
+      std::erase(words_.sleeps_, this);
+      word_->sleepers.fetch_sub(1);
+    }
     Sleep(const Sleep&) = delete;
     Sleep& operator=(const Sleep&) = delete;
 
@@ -28,7 +34,7 @@ class Words {
    private:
     friend class Words;
     Words& words_;
-    const os::WaitWord* word_;
+    os::WaitWord* word_;
     bool is_over_ = false;
   };
 
