@@ -1,6 +1,7 @@
 // Ordered bytes between the ranks of a group: one Channel to each peer.
 //
-// Threads: a Transport belongs to one thread at a time (whoever holds the group's progress role).
+// Threads: a Transport belongs to one thread at a time (whoever holds the group's progress role);
+// wake() may be called from any.
 // Blocking: only wait(). Lifetime: channels live as long as their Transport.
 // Errors: kPeerLost with the peer's stream ended, kAborted when the Interrupt is raised, kTimeout.
 // The same file names stand in tcp/ and shm/.
@@ -41,6 +42,9 @@ class Transport {
   // Until one of the interests can make progress. kTimeout at the deadline, kAborted when the group
   // was interrupted; a broken channel counts as progress, so that the next try reports it.
   virtual Status wait(std::span<const ChannelInterest> interests, Deadline deadline) = 0;
+  // Ends the wait() of another thread, or the next one: it returns well, as if there were progress.
+  // Never blocks; allowed under a mutex.
+  virtual void wake() = 0;
 };
 
 }  // namespace cadre

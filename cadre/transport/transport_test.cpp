@@ -228,6 +228,24 @@ TEST_P(TransportTest, InterruptEndsAWaitFromAnotherThread) {
   EXPECT_EQ(group.of(0).wait(std::span(&interest, 1), soon()).error().code(), ErrorCode::kAborted);
 }
 
+TEST_P(TransportTest, AWakeUpEndsAWaitOnce) {
+  const auto group = make_group(2);
+  const ChannelInterest interest{.peer = 1, .want_recv = true};
+  const auto thread = system_->spawn("waker", [&] {
+    const auto waiter = system_->make_waiter();
+    waiter->park(system_->deadline_in(milliseconds(20)));
+    group.of(0).wake();
+  });
+  EXPECT_TRUE(group.of(0).wait(std::span(&interest, 1), soon()).ok());
+  thread->join();
+  const auto again =
+      group.of(0).wait(std::span(&interest, 1), system_->deadline_in(milliseconds(10)));
+  EXPECT_EQ(again.error().code(), ErrorCode::kTimeout);
+  // One that comes before the wait is not lost.
+  group.of(0).wake();
+  EXPECT_TRUE(group.of(0).wait(std::span(&interest, 1), soon()).ok());
+}
+
 TEST_P(TransportTest, AClosedPeerIsLostAfterItsLastByte) {
   auto group = make_group(2);
   const auto sent = make_stream(1000, 1, 0);

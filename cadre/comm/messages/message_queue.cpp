@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// An upper bound for a sleep without the role: every change wakes the sleeper.
+// An upper bound for a sleep: every change wakes the sleeper.
 constexpr Duration kSleep = std::chrono::seconds(60);
 
 uint64_t fingerprint_of(const Message& message) {
@@ -72,7 +72,11 @@ std::shared_ptr<MessageQueue::Pending> MessageQueue::post(Message message, bool 
     posted_.push_back(pending);
     starts_thread = needs_thread && thread_waiter_ == nullptr;
     if (starts_thread) thread_waiter_ = parts_.system.make_waiter();
-    if (needs_thread && !is_role_taken_) thread_waiter_->unpark();
+    if (is_role_taken_) {
+      parts_.transport.wake();
+    } else if (needs_thread) {
+      thread_waiter_->unpark();
+    }
   }
   if (starts_thread) {
     auto thread = parts_.system.spawn("cadre-messages", [this] { run_thread(); });
@@ -163,7 +167,7 @@ void MessageQueue::progress(const Pending* until) {
     }
     for (const auto& ended : protocol_.take_ended()) finish(ended);
     if (parts_.monitor.has_failed() || is_over()) continue;
-    const Status status = protocol_.wait(parts_.system.deadline_in(kLookAgain));
+    const Status status = protocol_.wait(parts_.system.deadline_in(kSleep));
     if (!status.ok()) static_cast<void>(parts_.monitor.published_failure());
   }
 }

@@ -8,7 +8,7 @@
 //
 // Progress is a role, as in operation_queue.h: its holder moves all pending messages of this rank,
 // so that two ranks that both send first do not wait for each other. Who posts while another holds
-// the role is noticed within kLookAgain.
+// the role wakes it; else the holder sleeps until bytes come or go, a deadline or a failure.
 #pragma once
 
 #include <atomic>
@@ -54,8 +54,6 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
 
  private:
   class Pending;  // a Message and Work::State
-
-  static constexpr Duration kLookAgain = std::chrono::milliseconds(1);
 
   std::shared_ptr<Pending> post(Message message, bool needs_thread);
   void wait_for(const Pending& pending, std::optional<Deadline> deadline);

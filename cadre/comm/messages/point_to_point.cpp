@@ -64,7 +64,7 @@ void PointToPoint::advance(TimePoint now) {
             Error(ErrorCode::kTimeout, "the message did not arrive before the deadline"));
 }
 
-Status PointToPoint::wait(Deadline look_again) {
+Status PointToPoint::wait(Deadline latest) {
   interests_.clear();
   for (const Peer& peer : peers_) {
     if (peer.channel == nullptr || peer.ended) continue;
@@ -72,7 +72,7 @@ Status PointToPoint::wait(Deadline look_again) {
     const bool want_send = !peer.outgoing.empty();
     if (want_recv || want_send) interests_.push_back({peer.rank, want_send, want_recv});
   }
-  Deadline until = look_again;
+  Deadline until = latest;
   for (const Handle& message : pending_) until = until.earlier(*message->deadline);
   const Status status = transport_.wait(interests_, until);
   if (!status.ok() && status.error().code() == ErrorCode::kTimeout) return {};

@@ -61,8 +61,9 @@ class PointToPoint {
   void advance(TimePoint now);
   // The messages that ended since the last call.
   std::vector<Ended> take_ended() { return std::exchange(ended_, {}); }
-  // Until something can be moved, a message's deadline or `look_again`; kAborted when interrupted.
-  Status wait(Deadline look_again);
+  // Until something can be moved, the transport is woken, a message's deadline or `latest`;
+  // kAborted when interrupted.
+  Status wait(Deadline latest);
   // Ends all that is pending. REQUIRES: afterwards no advance(): the memory of messages is gone.
   void abandon(const Error& error);
 

@@ -95,12 +95,23 @@ bool ShmTransport::is_any_ready(std::span<const ChannelInterest> interests) cons
   });
 }
 
+// The flag first: who reads the word that this rings has the flag too.
+void ShmTransport::wake() {
+  is_woken_.store(true, std::memory_order_release);
+  ring_doorbell_of(rank_);
+}
+
+bool ShmTransport::take_wake_up() {
+  return is_woken_.load(std::memory_order_acquire) &&
+         is_woken_.exchange(false, std::memory_order_acq_rel);
+}
+
 Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline deadline) {
   os::WaitWord& word = doorbell(rank_).word;
   for (int look = 0;; ++look) {
     // Before the rings are looked at: whatever comes after that look changes the word.
     const uint32_t seen = word.value.load(std::memory_order_acquire);
-    const bool is_ready = is_any_ready(interests);
+    const bool is_ready = is_any_ready(interests) || take_wake_up();
     if (interrupt_.is_raised()) return interrupted_error(rank_, interests);
     // Reading the clock costs as much as the whole look, so only where it matters; a trickle of
     // bytes must not carry an operation over its deadline.

@@ -7,6 +7,7 @@
 // of a process is not seen here: whoever watches processes raises the Interrupt.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,6 +43,7 @@ class ShmTransport final : public Transport {
   int world_size() const override { return static_cast<int>(channels_.size()); }
   Channel& channel(Rank peer) override;
   Status wait(std::span<const ChannelInterest> interests, Deadline deadline) override;
+  void wake() override;
 
  private:
   // Each rank sleeps on one word only, whatever rings it waits for: a peer rings it after every
@@ -73,11 +75,13 @@ class ShmTransport final : public Transport {
   Doorbell& doorbell(Rank rank) const;
   void ring_doorbell_of(Rank peer) const;
   bool is_any_ready(std::span<const ChannelInterest> interests) const;
+  bool take_wake_up();
 
   os::System& system_;
   os::Interrupt& interrupt_;
   Rank rank_;
   std::shared_ptr<os::SharedMemory> segment_;
+  std::atomic<bool> is_woken_{false};                // until wait() has seen it
   std::vector<std::optional<ShmChannel>> channels_;  // by rank, none at rank_
   int spins_ = 0;                                    // looks with a pause in between
   int yields_ = 0;                                   // then looks with a yield in between

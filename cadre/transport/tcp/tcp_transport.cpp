@@ -21,7 +21,11 @@ constexpr Deadline kAtOnce{TimePoint{0}};
 TcpTransport::TcpTransport(os::System& system, os::Interrupt& interrupt,
                            const TcpTransportOptions& options,
                            std::vector<std::unique_ptr<os::Socket>> peers)
-    : system_(system), interrupt_(interrupt), rank_(options.rank), is_crowded_(options.crowded) {
+    : system_(system),
+      interrupt_(interrupt),
+      rank_(options.rank),
+      is_crowded_(options.crowded),
+      wake_up_(system.make_event()) {
   num_looks_ = system.spin_limit() == 0 ? 0 : is_crowded_ ? kLooksWhenCrowded : kLooks;
   channels_.resize(peers.size());
   for (size_t peer = 0; peer < peers.size(); ++peer) {
@@ -40,9 +44,12 @@ Status TcpTransport::wait(std::span<const ChannelInterest> interests, Deadline d
                       .want_read = interest.want_recv,
                       .want_write = interest.want_send});
   }
+  const size_t wake_up_at = items_.size();
+  items_.push_back({.target = wake_up_.get(), .want_read = true});
   items_.push_back({.target = &interrupt_.event(), .want_read = true});
   for (;;) {
     const bool is_ready = is_ready_soon() || system_.poll(items_, deadline);
+    if (items_[wake_up_at].can_read) wake_up_->clear();
     if (interrupt_.is_raised()) return interrupted_error(rank_, interests);
     // Also when something is ready: a trickle of bytes must not carry an operation over its
     // deadline.

@@ -35,6 +35,7 @@ class TcpTransport final : public Transport {
   int world_size() const override { return static_cast<int>(channels_.size()); }
   Channel& channel(Rank peer) override;
   Status wait(std::span<const ChannelInterest> interests, Deadline deadline) override;
+  void wake() override { wake_up_->notify(); }
 
  private:
   class TcpChannel final : public Channel {
@@ -60,6 +61,7 @@ class TcpTransport final : public Transport {
   os::Interrupt& interrupt_;
   Rank rank_;
   const bool is_crowded_;
+  const std::unique_ptr<os::Event> wake_up_;
   std::vector<std::optional<TcpChannel>> channels_;  // by rank, none at rank_
   std::vector<os::PollItem> items_;                  // of the current wait, kept for its memory
   int num_looks_ = 0;                                // polls without sleeping before one sleeps
