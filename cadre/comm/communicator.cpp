@@ -153,6 +153,15 @@ std::string_view Communicator::backend_name() const {
 bool Communicator::shares_memory() const {
   return impl_->backend_name == "host";
 }
+const Membership& Communicator::membership() const {
+  return impl_->membership;
+}
+const CommunicatorOptions& Communicator::options() const {
+  return impl_->options;
+}
+uint64_t Communicator::num_collectives() const {
+  return impl_->queue->num_issued();
+}
 
 void Communicator::broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options) {
   Operation operation = broadcast_of(data, dtype, root, world_size(), options);

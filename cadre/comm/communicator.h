@@ -91,6 +91,11 @@ class CADRE_EXPORT Communicator {
   // "host" or "net", after what was connected.
   std::string_view backend_name() const;
   bool shares_memory() const;
+  // What it was connected with.
+  const Membership& membership() const;
+  const CommunicatorOptions& options() const;
+  // Issued so far on this rank; equal on all ranks between operations.
+  uint64_t num_collectives() const;
 
   // Shapes as in collective/backend.h. In place when `in` and `out` are the same memory.
   void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});

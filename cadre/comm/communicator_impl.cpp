@@ -31,9 +31,10 @@ wire::RankCard card_of_this_process(os::System& system) {
 
 }  // namespace
 
-Communicator::Impl::Impl(os::System& system_in, const Membership& membership,
+Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
                          const CommunicatorOptions& options_in, Deadline deadline)
     : system(system_in),
+      membership(membership_in),
       options(options_in),
       rank(membership.rank),
       world_size(membership.world_size),
@@ -44,7 +45,7 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership,
                              {options.name, own.host, rank, world_size, own.pid, membership.round})
           .value_or_throw();
   if (world_size > 1) {
-    connect(membership, deadline);
+    connect(deadline);
   } else {
     Mesh alone;
     alone.cards = {own};
@@ -81,7 +82,7 @@ void Communicator::Impl::log_start(uint64_t round, const wire::RankCard& own,
              options.timeout.count() / 1'000'000'000, CADRE_VERSION, engine.algorithms));
 }
 
-void Communicator::Impl::connect(const Membership& membership, Deadline deadline) {
+void Communicator::Impl::connect(Deadline deadline) {
   const MeshOptions mesh_options{options.name, options.listen_host, CADRE_VERSION,
                                  options.transport};
   Mesh mesh = connect_mesh(system, membership, mesh_options, deadline).value_or_throw();

@@ -24,7 +24,7 @@ namespace cadre {
 
 class Communicator::Impl {
  public:
-  Impl(os::System& system_in, const Membership& membership, const CommunicatorOptions& options_in,
+  Impl(os::System& system_in, const Membership& membership_in, const CommunicatorOptions& options_in,
        Deadline deadline);
   ~Impl();
 
@@ -33,6 +33,7 @@ class Communicator::Impl {
   void abort(const std::string& reason);
 
   os::System& system;
+  const Membership membership;
   const CommunicatorOptions options;
   const Rank rank;
   const int world_size;
@@ -54,7 +55,7 @@ class Communicator::Impl {
   std::shared_ptr<MessageQueue> messages;  // null for a world of one
 
  private:
-  void connect(const Membership& membership, Deadline deadline);
+  void connect(Deadline deadline);
   void build_host_engine(const Mesh& mesh, Deadline deadline);
   void build_net_engine(Mesh& mesh);
   void start_monitor(Mesh& mesh);

@@ -12,11 +12,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/groups/split.h"
 #include "cadre/comm/work.h"
 
 namespace cadre {
@@ -82,10 +84,17 @@ class CADRE_EXPORT ProcessGroup {
   // ranks. Zeroed. The tensor keeps the memory alive, also after the group is closed.
   at::Tensor empty_symmetric(int64_t numel, at::ScalarType dtype) const;
 
+  // Groups of some of these ranks; every rank of this group calls them in the order of the
+  // operations. A rank that is in none gets nullopt. See comm/groups/split.h.
+  std::optional<ProcessGroup> split(const SplitOptions& options) const;
+  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks) const;
+
   void abort(const std::string& reason) const;
   void close() const;
 
  private:
+  std::optional<ProcessGroup> child(std::unique_ptr<Communicator> communicator) const;
+
   std::shared_ptr<Communicator> communicator_;
 };
 

@@ -98,7 +98,7 @@ Status Peers::wait(const Goal& goal, const OpContext& op) {
     }
     // Not at first: on many CPUs a pause lasts as long as a transfer between cores.
     if (i >= kEagerSpins) pause();
-    if (i % kEagerSpins == kEagerSpins - 1) CADRE_RETURN_IF_ERROR(check_interruptions(op));
+    if (i % kEagerSpins == kEagerSpins - 1) CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
   }
   // In vain: perhaps the scheduler has put the two of us on one core, where spinning only keeps the
   // other from running.
@@ -115,12 +115,12 @@ Status Peers::sleep(const Goal& goal, const OpContext& op) {
   for (int i = 0; i < yield_limit_; ++i) {
     system_.yield();
     if (has_reached(goal.word, goal.value)) return {};
-    CADRE_RETURN_IF_ERROR(check_interruptions(op));
+    CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
   }
   while (true) {
     const uint32_t seen = goal.word.value.load(std::memory_order_acquire);
     if (static_cast<int32_t>(seen - goal.value) >= 0) return {};
-    CADRE_RETURN_IF_ERROR(check_interruptions(op));
+    CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
     CADRE_RETURN_IF_ERROR(compare_arrived(op));
     if (!system_.wait_while(goal.word, seen, op.deadline) && !has_reached(goal.word, goal.value)) {
       return Error(ErrorCode::kTimeout,
@@ -130,8 +130,11 @@ Status Peers::sleep(const Goal& goal, const OpContext& op) {
   }
 }
 
-Status Peers::check_interruptions(const OpContext& op) {
+// A failure of a later operation may interrupt while this one is complete: whoever went on had seen
+// to that before, so what it published is looked at once more.
+Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
   if (interrupt_.is_raised()) {
+    if (has_reached(goal.word, goal.value)) return {};
     return Error(ErrorCode::kAborted, format("host engine: rank {} was interrupted in \"{}\"",
                                              rank_, op.progress.phase()));
   }

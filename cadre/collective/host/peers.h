@@ -71,7 +71,7 @@ class Peers {
 
   Status wait(const Goal& goal, const OpContext& op);
   Status sleep(const Goal& goal, const OpContext& op);
-  Status check_interruptions(const OpContext& op);
+  Status check_interruptions(const Goal& goal, const OpContext& op);
   bool found_by_others() const;
   Status compare_entry(Rank peer, const OpContext& op);
   Status compare_arrived(const OpContext& op);

@@ -1,0 +1,44 @@
+// Groups of some of a group's ranks.
+//
+// Threads: like an operation of the parent: all its ranks call it in the same order.
+// Blocking: until the deadline: one all_gather of the parent, then Communicator::connect among the
+// new group's ranks. Lifetime: a new group borrows the parent's System and shares its Store; it is
+// independent of the parent otherwise, which may be closed first.
+// Errors: cadre::Error. After a failure a subgroup is not rebuilt by itself: rejoin() the world and
+// split again.
+// Ranks of the new group are 0 .. size - 1; its name is the parent's, a slash, the number of the
+// parent's operation and the colour, unless one is given.
+// Source: MPI_Comm_split; c10d's new_group.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/comm/communicator.h"
+
+namespace cadre {
+
+struct SplitOptions {
+  // Ranks of one colour form a group; without one a rank is in none.
+  std::optional<int> color;
+  // Orders the new group's ranks; equal keys by the parent's rank.
+  int key = 0;
+  std::string name;  // unique in the job, equal on the ranks of a colour; empty: derived
+};
+
+// Null on a rank without a colour.
+CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
+                                                 Deadline deadline);
+
+// A group of these ranks of the parent, in this order. Every rank of the parent calls it with the
+// same list, members or not, which is checked; null on a rank that is not in the list.
+CADRE_EXPORT std::unique_ptr<Communicator> new_group(Communicator& parent,
+                                                     std::span<const Rank> ranks,
+                                                     Deadline deadline);
+
+}  // namespace cadre
