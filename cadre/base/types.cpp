@@ -5,9 +5,11 @@
 namespace cadre {
 namespace {
 
-constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {"uint8",    "int32",   "int64",
-                                                                  "bfloat16", "float32", "float64"};
-constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {"sum", "avg", "min", "max"};
+constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {
+    "uint8",   "int32", "int64", "bfloat16", "float32",
+    "float64", "int8",  "int16", "bool",     "float16"};
+constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {
+    "sum", "avg", "min", "max", "product", "band", "bor", "bxor", "premul_sum"};
 constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
     "broadcast", "all_reduce", "all_gather", "reduce_scatter",
     "barrier",   "send",       "recv",       "allocate_symmetric"};

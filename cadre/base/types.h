@@ -27,15 +27,31 @@ struct Rank {
   constexpr operator int() const { return value; }  // NOLINT: implicit by design
 };
 
-enum class DType : uint8_t { kUint8, kInt32, kInt64, kBfloat16, kFloat32, kFloat64 };
-inline constexpr int kNumDTypes = 6;
+// The numbers travel in messages and stand in records: new types come last.
+enum class DType : uint8_t {
+  kUint8,
+  kInt32,
+  kInt64,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kInt8,
+  kInt16,
+  kBool,  // one byte: 0 or 1
+  kFloat16
+};
+inline constexpr int kNumDTypes = 10;
 
 // Bytes of one element.
 constexpr size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kUint8:
+    case DType::kInt8:
+    case DType::kBool:
       return 1;
+    case DType::kInt16:
     case DType::kBfloat16:
+    case DType::kFloat16:
       return 2;
     case DType::kInt32:
     case DType::kFloat32:
@@ -47,16 +63,11 @@ constexpr size_t size_of(DType dtype) {
   return 0;
 }
 
-// AVG is the sum divided by the number of ranks; on integers it is refused.
-enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax };
-inline constexpr int kNumReduceOps = 4;
-
-// Whether the pair has a meaning; false only for AVG on integers.
-constexpr bool is_supported(DType dtype, ReduceOp op) {
-  const bool is_floating =
-      dtype == DType::kBfloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat64;
-  return op != ReduceOp::kAvg || is_floating;
-}
+// What each does to each dtype, or why it is refused: collective/reduction_table.h. AVG is the sum
+// divided by the number of ranks; PREMUL_SUM the sum of each rank's input times its own factor.
+// The numbers travel too.
+enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
+inline constexpr int kNumReduceOps = 9;
 
 enum class OpKind : uint8_t {
   kBroadcast,

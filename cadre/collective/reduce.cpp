@@ -13,85 +13,97 @@ namespace {
 
 using kernels::Fold;
 
-InstructionSet detect_instruction_set() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return InstructionSet::kAvx512;
-  }
-  if (__builtin_cpu_supports("avx2")) return InstructionSet::kAvx2;
-#endif
-  return InstructionSet::kBaseline;
-}
-
-// One function per instruction set. Not target_clones: its ifunc resolvers run before a sanitizer's
-// runtime is ready.
-template <typename Kernel>
-void run_baseline(const Fold& fold) {
-  Kernel::run(fold);
-}
-
-#if defined(__x86_64__)
-template <typename Kernel>
-[[gnu::target("avx2")]] void run_avx2(const Fold& fold) {
-  Kernel::run(fold);
-}
-
-template <typename Kernel>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] void run_avx512(
-    const Fold& fold) {
-  Kernel::run(fold);
-}
-#endif
-
 template <typename Lanes, typename Op, typename Finish = kernels::AsIs>
 void run(const Fold& fold, InstructionSet set) {
-  using Kernel = kernels::Kernel<Lanes, Op, Finish>;
-#if defined(__x86_64__)
-  if (set == InstructionSet::kAvx512) return run_avx512<Kernel>(fold);
-  if (set == InstructionSet::kAvx2) return run_avx2<Kernel>(fold);
-#else
-  static_cast<void>(set);
-#endif
-  run_baseline<Kernel>(fold);
+  kernels::run_with<kernels::Kernel<Lanes, Op, Finish>>(set, fold);
 }
 
-// Sums of integers wrap, which only unsigned types may do; MIN and MAX need the sign.
+// Whole bytes, whatever the width of the integers.
+template <typename Op>
+void run_bits(const Fold& fold, size_t element_bytes, InstructionSet set) {
+  Fold bytes = fold;
+  bytes.count *= element_bytes;
+  run<kernels::Lanes<uint8_t>, Op>(bytes, set);
+}
+
+// Sums and products of integers wrap, which only unsigned types may do; MIN and MAX need the sign.
 template <typename T>
 void run_integer(const Fold& fold, ReduceOp op, InstructionSet set) {
+  using Unsigned = kernels::Lanes<std::make_unsigned_t<T>>;
   switch (op) {
     case ReduceOp::kMin:
       return run<kernels::Lanes<T>, kernels::Min>(fold, set);
     case ReduceOp::kMax:
       return run<kernels::Lanes<T>, kernels::Max>(fold, set);
+    case ReduceOp::kProduct:
+      return run<Unsigned, kernels::Product>(fold, set);
+    case ReduceOp::kBand:
+      return run_bits<kernels::And>(fold, sizeof(T), set);
+    case ReduceOp::kBor:
+      return run_bits<kernels::Or>(fold, sizeof(T), set);
+    case ReduceOp::kBxor:
+      return run_bits<kernels::Xor>(fold, sizeof(T), set);
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
-      return run<kernels::Lanes<std::make_unsigned_t<T>>, kernels::Sum>(fold, set);
+    case ReduceOp::kPremulSum:
+      return run<Unsigned, kernels::Sum>(fold, set);
+  }
+}
+
+void run_bool(const Fold& fold, ReduceOp op, InstructionSet set) {
+  switch (op) {
+    case ReduceOp::kMin:
+    case ReduceOp::kProduct:
+    case ReduceOp::kBand:
+      return run<kernels::BoolLanes, kernels::And>(fold, set);
+    case ReduceOp::kBxor:
+      return run<kernels::BoolLanes, kernels::Xor>(fold, set);
+    case ReduceOp::kSum:
+    case ReduceOp::kMax:
+    case ReduceOp::kBor:
+    case ReduceOp::kAvg:
+    case ReduceOp::kPremulSum:
+      return run<kernels::BoolLanes, kernels::Or>(fold, set);
   }
 }
 
 template <typename Lanes>
 void run_floating(const Fold& fold, ReduceOp op, InstructionSet set) {
   switch (op) {
-    case ReduceOp::kSum:
-      return run<Lanes, kernels::Sum>(fold, set);
     case ReduceOp::kAvg:
       return run<Lanes, kernels::Sum, kernels::DivideByNumInputs>(fold, set);
     case ReduceOp::kMin:
       return run<Lanes, kernels::Min>(fold, set);
     case ReduceOp::kMax:
       return run<Lanes, kernels::Max>(fold, set);
+    case ReduceOp::kProduct:
+      return run<Lanes, kernels::Product>(fold, set);
+    case ReduceOp::kSum:
+    case ReduceOp::kPremulSum:
+    case ReduceOp::kBand:
+    case ReduceOp::kBor:
+    case ReduceOp::kBxor:
+      return run<Lanes, kernels::Sum>(fold, set);
   }
 }
 
+// Pairs that the table refuses never come here.
 void run_any(const Fold& fold, ReduceKind kind, InstructionSet set) {
   switch (kind.dtype) {
     case DType::kUint8:
       return run_integer<uint8_t>(fold, kind.op, set);
+    case DType::kInt8:
+      return run_integer<int8_t>(fold, kind.op, set);
+    case DType::kInt16:
+      return run_integer<int16_t>(fold, kind.op, set);
     case DType::kInt32:
       return run_integer<int32_t>(fold, kind.op, set);
     case DType::kInt64:
       return run_integer<int64_t>(fold, kind.op, set);
+    case DType::kBool:
+      return run_bool(fold, kind.op, set);
+    case DType::kFloat16:
+      return run_floating<kernels::Float16Lanes>(fold, kind.op, set);
     case DType::kBfloat16:
       return run_floating<kernels::Bfloat16Lanes>(fold, kind.op, set);
     case DType::kFloat32:
@@ -118,11 +130,6 @@ void run_streaming(const Fold& fold, ReduceKind kind, InstructionSet set) {
 }
 
 }  // namespace
-
-InstructionSet best_instruction_set() {
-  static const InstructionSet best = detect_instruction_set();
-  return best;
-}
 
 void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, ReduceKind kind,
             const ReduceOptions& options) {

@@ -5,13 +5,12 @@
 // Numerics: out[i] = (...((in[0][i] op in[1][i]) op in[2][i])...): a fold in the order of the
 // inputs, for every element alike, so the bits depend neither on an element's offset nor on how a
 // buffer is cut into calls, nor on the CPU's vector width.
-//   bfloat16  sums and averages in float32 over all inputs, rounded once, to nearest even; a NaN
-//             becomes the quiet NaN 0x7fc0, as in libtorch.
-//   AVG       the sum divided by the number of inputs (bfloat16: before the rounding).
-//   MIN, MAX  a NaN in any input gives NaN. Of two equal values, such as -0 and +0, the later
-//             input's is taken.
-//   integers  sums wrap.
-// Which NaN comes out where several go in (sign, payload) is the hardware's choice.
+// What each pair of dtype and operation means, NaN and overflow included, stands in
+// reduction_table.h. Beyond it:
+//   NaN   a float16 or bfloat16 result that is NaN is the quiet one, 0x7e00 or 0x7fc0. Which NaN
+//         comes out of a float32 or float64 sum or product of several is the hardware's choice.
+//   flags a thread that flushes denormals (FTZ, DAZ) does so in float32, float64 and bfloat16;
+//         float16 is the same either way.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +18,7 @@
 
 #include "cadre/base/types.h"
 #include "cadre/collective/copy.h"
+#include "cadre/collective/instruction_set.h"
 
 namespace cadre {
 
@@ -27,18 +27,14 @@ struct ReduceKind {
   ReduceOp op = ReduceOp::kSum;
 };
 
-enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
-
-// The widest one that this CPU has. Narrower ones give the same bits.
-InstructionSet best_instruction_set();
-
 struct ReduceOptions {
   StorePolicy stores = StorePolicy::kCached;
   InstructionSet instruction_set = best_instruction_set();
 };
 
-// REQUIRES: is_supported(kind.dtype, kind.op); at least one input; `out` is disjoint from each
-// input or identical to it. Buffers need no alignment.
+// REQUIRES: check_engine_reduction(kind.dtype, kind.op).ok(), that is, premul_sum comes as sum; at
+// least one input; `out` is disjoint from each input or identical to it. Buffers need no alignment.
+// One input is copied as it is.
 void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, ReduceKind kind,
             const ReduceOptions& options = {});
 

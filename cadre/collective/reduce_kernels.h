@@ -1,71 +1,50 @@
 // The loops behind reduce(), written once over vectors and compiled for each instruction set.
 //
-// Threads: any. Blocking: never. Private to reduce.cpp.
-// Everything here is forced inline into a function that carries the target attribute, so the same
-// text becomes SSE2, AVX2 and AVX-512 code. Vectors are GCC's and clang's vector extension: plain
-// operators, no reliance on the auto-vectoriser. A tail shorter than a vector goes through the same
-// instructions, padded with zeros, so that an element's bits do not depend on its place.
+// Threads: any. Blocking: never. Private to the reductions of this folder.
+// A tail shorter than a vector goes through the same instructions, padded with zeros, so that an
+// element's bits do not depend on its place.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-#define CADRE_KERNEL_INLINE [[gnu::always_inline]] static inline
+#include "cadre/collective/lanes.h"
 
 namespace cadre::kernels {
-
-inline constexpr size_t kVectorBytes = 64;
-
-template <typename T>
-using Vector [[gnu::vector_size(kVectorBytes)]] = T;
-
-// Elements that are computed in the type they are stored in.
-template <typename T>
-struct Lanes {
-  using Accumulator = Vector<T>;
-  static constexpr size_t kNumLanes = kVectorBytes / sizeof(T);
-  static constexpr size_t kStep = kVectorBytes;  // bytes of a vector's elements in memory
-
-  CADRE_KERNEL_INLINE void load(Accumulator& vector, const std::byte* from) {
-    std::memcpy(&vector, from, kStep);
-  }
-  CADRE_KERNEL_INLINE void store(std::byte* to, const Accumulator& vector) {
-    std::memcpy(to, &vector, kStep);
-  }
-};
-
-// bfloat16 in memory, float32 in registers. The rounding is written in integers and not with the
-// CPU's own instruction (AVX512-BF16), which flushes denormals: bits must not depend on the CPU.
-struct Bfloat16Lanes {
-  using Accumulator = Vector<float>;
-  using Words = Vector<uint32_t>;
-  using Halves [[gnu::vector_size(kVectorBytes / 2)]] = uint16_t;
-  static constexpr size_t kNumLanes = kVectorBytes / sizeof(float);
-  static constexpr size_t kStep = kVectorBytes / 2;
-
-  CADRE_KERNEL_INLINE void load(Accumulator& vector, const std::byte* from) {
-    Halves halves;
-    std::memcpy(&halves, from, kStep);
-    const Words words = __builtin_convertvector(halves, Words) << 16;
-    std::memcpy(&vector, &words, sizeof(words));
-  }
-  CADRE_KERNEL_INLINE void store(std::byte* to, const Accumulator& vector) {
-    Words bits;
-    std::memcpy(&bits, &vector, sizeof(bits));
-    const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const Words quiet_nan = Words{} + 0x7fc0;
-    const Words chosen = vector != vector ? quiet_nan : rounded;
-    const Halves halves = __builtin_convertvector(chosen, Halves);
-    std::memcpy(to, &halves, kStep);
-  }
-};
 
 struct Sum {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V& total, const V& next) {
     total += next;
+  }
+};
+
+struct Product {
+  template <typename V>
+  CADRE_KERNEL_INLINE void apply(V& total, const V& next) {
+    total *= next;
+  }
+};
+
+struct And {
+  template <typename V>
+  CADRE_KERNEL_INLINE void apply(V& total, const V& next) {
+    total &= next;
+  }
+};
+
+struct Or {
+  template <typename V>
+  CADRE_KERNEL_INLINE void apply(V& total, const V& next) {
+    total |= next;
+  }
+};
+
+struct Xor {
+  template <typename V>
+  CADRE_KERNEL_INLINE void apply(V& total, const V& next) {
+    total ^= next;
   }
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/collective/scale.h"
 #include "cadre/testing/reference_reduction.h"
 
 namespace cadre {
@@ -95,11 +96,28 @@ TEST(ReduceTest, TheOutputMayBeAnyInput) {
   }
 }
 
-TEST(ReduceTest, SpecialValuesOfBfloat16EqualTheFormula) {
-  // Ties both ways, the largest finite values, infinities, denormals, zeros and NaNs.
-  const std::vector<uint16_t> specials = {0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080,
-                                          0x3f80, 0x3b80, 0x3c00, 0x3f81, 0x7f7f, 0xff7f,
-                                          0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 0x4049};
+TEST(ReduceTest, BuffersNeedNoAlignment) {
+  constexpr size_t kCount = 203;
+  for (ReduceKind kind : all_reduce_kinds()) {
+    const size_t num_bytes = kCount * size_of(kind.dtype);
+    const Inputs inputs = random_inputs(3, kCount, kind.dtype, 13);
+    const std::vector<std::byte> expected = reference_reduction(inputs, kind);
+    for (size_t offset : {1, 3, 31, 63}) {
+      Inputs moved(3, std::vector<std::byte>(num_bytes + offset));
+      for (size_t r = 0; r < 3; ++r) {
+        std::memcpy(moved[r].data() + offset, inputs[r].data(), num_bytes);
+      }
+      std::vector<std::byte> out(num_bytes + offset + 1);
+      reduce(out.data() + offset, pointers(moved, offset), kCount, kind);
+      ASSERT_EQ(std::memcmp(out.data() + offset, expected.data(), num_bytes), 0)
+          << describe(kind, 3, kCount, best_instruction_set()) << " at " << offset;
+      ASSERT_EQ(out.back(), std::byte{0}) << "the byte behind the output was written";
+    }
+  }
+}
+
+// All pairs of the given 16-bit numbers, for every operation and instruction set.
+void expect_formula_for_pairs(const std::vector<uint16_t>& specials, DType dtype) {
   Inputs inputs(2, std::vector<std::byte>(specials.size() * specials.size() * 2));
   for (size_t i = 0; i < specials.size(); ++i) {
     for (size_t j = 0; j < specials.size(); ++j) {
@@ -108,8 +126,8 @@ TEST(ReduceTest, SpecialValuesOfBfloat16EqualTheFormula) {
     }
   }
   const size_t count = specials.size() * specials.size();
-  for (int op = 0; op < kNumReduceOps; ++op) {
-    const ReduceKind kind{DType::kBfloat16, static_cast<ReduceOp>(op)};
+  for (ReduceKind kind : all_reduce_kinds()) {
+    if (kind.dtype != dtype) continue;
     const std::vector<std::byte> expected = reference_reduction(inputs, kind);
     for (InstructionSet set : all_instruction_sets()) {
       std::vector<std::byte> out(count * 2);
@@ -120,6 +138,56 @@ TEST(ReduceTest, SpecialValuesOfBfloat16EqualTheFormula) {
                       read_element<uint16_t>(inputs[1], i));
       }
     }
+  }
+}
+
+// Ties both ways, the largest finite values, infinities, denormals, zeros and NaNs.
+TEST(ReduceTest, SpecialValuesOfBfloat16EqualTheFormula) {
+  expect_formula_for_pairs({0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x3f80, 0x3b80, 0x3c00,
+                            0x3f81, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 0x4049},
+                           DType::kBfloat16);
+}
+
+TEST(ReduceTest, SpecialValuesOfFloat16EqualTheFormula) {
+  expect_formula_for_pairs({0x0000, 0x8000, 0x0001, 0x8001, 0x0003, 0x03ff, 0x83ff, 0x0400, 0x0401,
+                            0x1000, 0x1001, 0x1400, 0x3800, 0x3c00, 0xbc00, 0x3c01, 0x4c00, 0x4c01,
+                            0x7800, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0x7e00, 0xffff, 0x4248},
+                           DType::kFloat16);
+}
+
+// Every float16 there is, beside every twentieth or so.
+TEST(ReduceTest, EveryFloat16EqualsTheFormula) {
+  std::vector<std::byte> all(0x10000 * 2);
+  for (size_t i = 0; i < 0x10000; ++i) write_element(all, i, static_cast<uint16_t>(i));
+  for (uint32_t other : {0x0000U, 0x8001U, 0x3c00U, 0x2e66U, 0xfbffU}) {
+    std::vector<std::byte> others(all.size());
+    for (size_t i = 0; i < 0x10000; ++i) {
+      write_element(others, i, static_cast<uint16_t>(other + i * 0x4f1d));
+    }
+    const Inputs inputs = {all, others};
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMax}) {
+      const ReduceKind kind{DType::kFloat16, op};
+      const std::vector<std::byte> expected = reference_reduction(inputs, kind);
+      for (InstructionSet set : all_instruction_sets()) {
+        std::vector<std::byte> out(all.size());
+        reduce(out.data(), pointers(inputs), 0x10000, kind, {.instruction_set = set});
+        ASSERT_EQ(out, expected) << describe(kind, 2, 0x10000, set);
+      }
+    }
+  }
+}
+
+TEST(ReduceTest, AnyByteButZeroIsTrueAndTrueIsOne) {
+  Inputs inputs(2, std::vector<std::byte>(4));
+  for (size_t i = 0; i < 4; ++i) {
+    inputs[0][i] = std::byte{static_cast<uint8_t>(i % 2 == 0 ? 0 : 2)};
+    inputs[1][i] = std::byte{static_cast<uint8_t>(i < 2 ? 0 : 5)};
+  }
+  for (ReduceKind kind : all_reduce_kinds()) {
+    if (kind.dtype != DType::kBool) continue;
+    std::vector<std::byte> out(4);
+    reduce(out.data(), pointers(inputs), 4, kind);
+    EXPECT_EQ(out, reference_reduction(inputs, kind)) << format("{}", kind.op);
   }
 }
 
@@ -135,7 +203,8 @@ TEST(ReduceTest, Bfloat16IsRoundedOnceAndNotAtEachAddition) {
 }
 
 TEST(ReduceTest, ANanInAnyInputComesOut) {
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax}) {
+  for (ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
     for (size_t where = 0; where < 3; ++where) {
       Inputs inputs(3, std::vector<std::byte>(5 * sizeof(double)));
       for (auto& input : inputs) {
@@ -147,6 +216,25 @@ TEST(ReduceTest, ANanInAnyInputComesOut) {
       EXPECT_TRUE(std::isnan(read_element<double>(out, 3))) << format("{} at {}", op, where);
       EXPECT_FALSE(std::isnan(read_element<double>(out, 2)));
       EXPECT_EQ(read_element<double>(out, 1), -kInfinity);
+    }
+  }
+}
+
+TEST(ScaleTest, EqualsTheFormulaBitForBitAlsoInPlace) {
+  for (DType dtype : {DType::kFloat16, DType::kBfloat16, DType::kFloat32, DType::kFloat64}) {
+    for (size_t count : {0, 1, 15, 16, 17, 1031}) {
+      const auto input = random_inputs(1, count, dtype, count)[0];
+      for (double factor : {0.5, 1.0 / 3, -3e5, 0.0}) {
+        const auto expected = testing::reference_scaling(input, dtype, factor);
+        for (InstructionSet set : all_instruction_sets()) {
+          std::vector<std::byte> out(input.size());
+          scale(out.data(), input.data(), count, dtype, factor, set);
+          ASSERT_EQ(out, expected) << format("{} x {} times {}", dtype, count, factor);
+          std::vector<std::byte> in_place = input;
+          scale(in_place.data(), in_place.data(), count, dtype, factor, set);
+          ASSERT_EQ(in_place, expected) << format("{} x {} times {}", dtype, count, factor);
+        }
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/collective/scale.h"
 
 namespace cadre {
 namespace {
@@ -45,6 +46,10 @@ Status CollectiveRunner::run(Operation& operation) {
 Status CollectiveRunner::execute(Operation& operation, const OpContext& context) {
   const OpDescriptor& op = operation.descriptor;
   if (op.kind == OpKind::kAllocate) return allocate(operation, context);
+  if (operation.premul_factor) {
+    Operation sum = premultiplied(operation);
+    return execute(sum, context);
+  }
   if (parts_.backend == nullptr) {
     if (operation.in.data() != operation.out.data() && !operation.out.empty()) {
       std::memmove(operation.out.data(), operation.in.data(), operation.out.size());
@@ -69,6 +74,24 @@ Status CollectiveRunner::execute(Operation& operation, const OpContext& context)
       break;
   }
   return Error(ErrorCode::kInternal, format("{} is not a collective", op.kind));
+}
+
+// What is left of a PREMUL_SUM is a SUM, in place where the output has room for the whole input. To
+// the peers and in messages it is still a PREMUL_SUM: its fingerprint stands in the context.
+Operation CollectiveRunner::premultiplied(const Operation& operation) {
+  const size_t num_bytes = operation.in.size();
+  std::byte* scaled = operation.out.data();
+  if (operation.out.size() != num_bytes) {
+    if (scaled_.size() < num_bytes) scaled_.resize(num_bytes);
+    scaled = scaled_.data();
+  }
+  const DType dtype = operation.descriptor.dtype;
+  scale(scaled, operation.in.data(), num_bytes / size_of(dtype), dtype, *operation.premul_factor);
+  Operation sum = operation;
+  sum.in = {scaled, num_bytes};
+  sum.descriptor.reduce_op = ReduceOp::kSum;
+  sum.premul_factor.reset();
+  return sum;
 }
 
 Status CollectiveRunner::allocate(Operation& operation, const OpContext& context) {

@@ -7,7 +7,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
@@ -37,6 +39,7 @@ class CollectiveRunner final : public OperationRunner {
 
  private:
   Status execute(Operation& operation, const OpContext& context);
+  Operation premultiplied(const Operation& operation);
   Status allocate(Operation& operation, const OpContext& context);
   // Makes the failure of the group out of what the engine reported.
   Error explain(const Operation& operation, const OpContext& context, const Error& error);
@@ -46,7 +49,8 @@ class CollectiveRunner final : public OperationRunner {
   Error fail(const Operation& operation, Failure failure);
 
   Parts parts_;
-  TimePoint began_;  // of the running operation
+  TimePoint began_;                // of the running operation
+  std::vector<std::byte> scaled_;  // the input of a PREMUL_SUM whose output is smaller
   std::atomic<int64_t> time_spent_ns_{0};
 };
 

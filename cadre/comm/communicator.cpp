@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/collective/reduction_table.h"
 #include "cadre/comm/communicator_impl.h"
 
 namespace cadre {
@@ -24,9 +25,21 @@ void check_sizes(std::string_view call, size_t actual, size_t expected, std::str
 }
 
 void check_reduction(std::string_view call, DType dtype, ReduceOp op) {
-  if (is_supported(dtype, op)) return;
-  refuse(format("{}: {} of {} has no exact meaning; use a floating-point type or sum", call, op,
-                dtype));
+  const Status status = cadre::check_reduction(dtype, op);
+  if (!status.ok()) throw status.error().with_context(call);
+}
+
+// A factor and the operation that needs it come together or not at all.
+void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& options) {
+  const bool is_needed = descriptor.reduce_op == ReduceOp::kPremulSum;
+  if (is_needed == options.premul_factor.has_value()) return;
+  if (is_needed) {
+    refuse(format("{}: {} needs this rank's factor; set CollectiveOptions::premul_factor",
+                  descriptor.kind, descriptor.reduce_op));
+  }
+  refuse(format("{}: a premul_factor of {} was given, which only {} uses; leave it out or call {}",
+                descriptor.kind, *options.premul_factor, ReduceOp::kPremulSum,
+                ReduceOp::kPremulSum));
 }
 
 void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size) {
@@ -42,11 +55,13 @@ void check_peer(std::string_view call, Rank peer, Rank self, int world_size) {
 
 Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
                          const CollectiveOptions& options) {
+  check_factor(descriptor, options);
   return {.descriptor = descriptor,
           .in = in,
           .out = out,
           .deadline = options.deadline,
-          .keep_alive = options.keep_alive};
+          .keep_alive = options.keep_alive,
+          .premul_factor = options.premul_factor};
 }
 
 Operation broadcast_of(Bytes data, DType dtype, Rank root, int world_size,
@@ -92,6 +107,7 @@ Operation barrier_of(const CollectiveOptions& options) {
 Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
                 const CollectiveOptions& options) {
   check_elements("send", data, dtype);
+  check_factor({.kind = OpKind::kSend}, options);
   return {.kind = OpKind::kSend,
           .peer = destination,
           .tag = tag,
@@ -103,6 +119,7 @@ Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
 
 Message recv_of(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options) {
   check_elements("recv", data, dtype);
+  check_factor({.kind = OpKind::kRecv}, options);
   return {.kind = OpKind::kRecv,
           .peer = source,
           .tag = tag,

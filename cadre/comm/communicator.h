@@ -62,6 +62,9 @@ struct CollectiveOptions {
   std::optional<Deadline> deadline;  // default: now + the group's timeout when it starts
   // Of an asynchronous call: released when the operation is done.
   std::shared_ptr<const void> keep_alive;
+  // Of ReduceOp::kPremulSum, which is refused without it, and of no other: what this rank's input
+  // is multiplied by before the sum. It may differ from rank to rank, as in NCCL.
+  std::optional<double> premul_factor = {};
 };
 
 // What one rank was last known to do, for messages and traces.
@@ -97,7 +100,8 @@ class CADRE_EXPORT Communicator {
   // Issued so far on this rank; equal on all ranks between operations.
   uint64_t num_collectives() const;
 
-  // Shapes as in collective/backend.h. In place when `in` and `out` are the same memory.
+  // Shapes as in collective/backend.h; what an operation means for a dtype, or why it is refused,
+  // stands in collective/reduction_table.h. In place when `in` and `out` are the same memory.
   void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
   void all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                   const CollectiveOptions& options = {});

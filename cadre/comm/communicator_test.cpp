@@ -114,6 +114,82 @@ TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Rank r brings r + 1 and multiplies by (r + 2) / 2: exact in every dtype and order.
+TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
+  const auto result = run([](RankContext& context, Communicator& group) {
+    const int world = context.world_size;
+    const CollectiveOptions options{.premul_factor = (context.rank + 2) / 2.0};
+    double expected = 0;
+    for (int rank = 0; rank < world; ++rank) expected += (rank + 1) * (rank + 2) / 2.0;
+    for (const size_t count : {0UL, 1UL, 7UL, 30'001UL}) {
+      const std::vector<double> mine(count, context.rank + 1.0);
+      std::vector<double> out(count);
+      group.all_reduce(in_bytes(mine), out_bytes(out), DType::kFloat64, ReduceOp::kPremulSum,
+                       options);
+      require(out == std::vector<double>(count, expected), "all_reduce");
+      require(mine == std::vector<double>(count, context.rank + 1.0), "the input is as it was");
+      out = mine;
+      group
+          .all_reduce_async(in_bytes(out), out_bytes(out), DType::kFloat64, ReduceOp::kPremulSum,
+                            options)
+          .wait();
+      require(out == std::vector<double>(count, expected), "all_reduce in place");
+      const std::vector<double> whole(count * static_cast<size_t>(world), context.rank + 1.0);
+      std::vector<double> part(count);
+      group.reduce_scatter(in_bytes(whole), out_bytes(part), DType::kFloat64, ReduceOp::kPremulSum,
+                           options);
+      require(part == std::vector<double>(count, expected), "reduce_scatter");
+    }
+    require(to_json(group.flight_record()).find("premul_sum") != std::string::npos,
+            "it is recorded by its own name");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST_P(CommunicatorTest, AFactorAndItsOperationComeTogetherOrAreRefused) {
+  const auto result = run([](RankContext&, Communicator& group) {
+    std::vector<float> data(3, 1);
+    const auto reduce = [&](ReduceOp op, const CollectiveOptions& options) {
+      return testing::failure_of(
+          [&] { group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32, op, options); });
+    };
+    require(reduce(ReduceOp::kPremulSum, {}) ==
+                "kInvalidArgument: all_reduce: premul_sum needs this rank's factor; set "
+                "CollectiveOptions::premul_factor",
+            "without a factor");
+    const CollectiveOptions with_factor{.premul_factor = 0.5};
+    require(reduce(ReduceOp::kSum, with_factor) ==
+                "kInvalidArgument: all_reduce: a premul_factor of 0.5 was given, which only "
+                "premul_sum uses; leave it out or call premul_sum",
+            "with another operation");
+    const std::string said = testing::failure_of(
+        [&] { group.broadcast(out_bytes(data), DType::kFloat32, 0, with_factor); });
+    require(said.find("broadcast: a premul_factor of 0.5") != std::string::npos, said);
+    group.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A sum on one rank and a premul_sum on the other are two operations.
+TEST(CommunicatorMismatchTest, ASumIsNoPremulSum) {
+  CommunicatorOptions options;
+  options.timeout = kBudget;
+  const auto result = run_group(2, options, [](RankContext& context, Communicator& group) {
+    std::vector<float> data(3, 1);
+    const bool is_premul = context.rank == 1;
+    const std::string said = testing::failure_of([&] {
+      group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32,
+                       is_premul ? ReduceOp::kPremulSum : ReduceOp::kSum,
+                       is_premul ? CollectiveOptions{.premul_factor = 2} : CollectiveOptions{});
+    });
+    require(said.starts_with("kInvalidArgument") &&
+                said.find("all_reduce(sum, float32 x 3)") != std::string::npos &&
+                said.find("all_reduce(premul_sum, float32 x 3)") != std::string::npos,
+            said);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST_P(CommunicatorTest, AsynchronousOperationsCompleteInOrderAndKeepTheirOwnersAlive) {
   const auto result = run([](RankContext& context, Communicator& group) {
     constexpr size_t kNumWorks = 50;

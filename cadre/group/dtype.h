@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <optional>
+#include <string>
 
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
@@ -13,6 +14,8 @@
 namespace cadre {
 
 CADRE_EXPORT std::optional<DType> to_dtype(at::ScalarType type);
+// "uint8, int32, ... and float16": for messages.
+std::string dtype_names();
 CADRE_EXPORT at::ScalarType to_scalar_type(DType dtype);
 
 }  // namespace cadre

@@ -1,5 +1,6 @@
 #include "cadre/group/process_group.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
@@ -10,6 +11,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/collective/reduction_table.h"
 #include "cadre/group/dtype.h"
 
 namespace cadre {
@@ -48,11 +50,16 @@ DType check(const Communicator& communicator, std::string_view operation, std::s
            format("{} {} is on {}; this group exchanges CPU tensors: use cpu()", role,
                   shape_of(tensor), tensor.device().str()));
   }
+  // Its memory holds the numbers with the other sign.
+  if (tensor.is_neg()) {
+    refuse(communicator, operation,
+           format("{} {} is a negated view; pass tensor.resolve_neg()", role, shape_of(tensor)));
+  }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
   if (!dtype) {
     refuse(communicator, operation,
-           format("{} {} is {}; supported are uint8, int32, int64, bfloat16, float32 and float64",
-                  role, shape_of(tensor), c10::toString(tensor.scalar_type())));
+           format("{} {} is {}; supported are {}", role, shape_of(tensor),
+                  c10::toString(tensor.scalar_type()), dtype_names()));
   }
   return *dtype;
 }
@@ -66,10 +73,24 @@ void check_contiguous(const Communicator& communicator, std::string_view operati
 
 void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
                      ReduceOp op) {
-  if (is_supported(dtype, op)) return;
+  const Status status = check_reduction(dtype, op);
+  if (!status.ok()) refuse(communicator, operation, status.error().message());
+}
+
+// Two tensors may share memory only where the engines allow it: the small one is this rank's slice
+// of the large one.
+void check_aliasing(const Communicator& communicator, std::string_view operation,
+                    const at::Tensor& large, const at::Tensor& small) {
+  const auto* whole = static_cast<const std::byte*>(large.const_data_ptr());
+  const auto* part = static_cast<const std::byte*>(small.const_data_ptr());
+  const bool is_apart =
+      small.numel() == 0 || part + small.nbytes() <= whole || whole + large.nbytes() <= part;
+  const auto rank = static_cast<size_t>(communicator.rank().value);
+  if (is_apart || part == whole + rank * small.nbytes()) return;
   refuse(communicator, operation,
-         format("{} has no meaning for {}; use sum and divide, or a floating-point tensor", op,
-                dtype));
+         format("the input and the output share memory, and {} is not slice {} of {}; pass that "
+                "slice or a clone()",
+                shape_of(small), communicator.rank(), shape_of(large)));
 }
 
 // Of the pair of an all_gather or reduce_scatter: `large` has world_size times the elements.
@@ -92,6 +113,7 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
                   communicator.world_size(), output_is_large ? "input" : "output", small.numel(),
                   shape_of(small)));
   }
+  check_aliasing(communicator, operation, large, small);
   return dtype;
 }
 
@@ -109,13 +131,29 @@ CollectiveOptions keeping(std::optional<Deadline> deadline, const Tensors&... te
   return {.deadline = deadline, .keep_alive = std::make_shared<const Kept>(Kept{tensors...})};
 }
 
+CollectiveOptions with_factor(CollectiveOptions options, std::optional<double> premul_factor) {
+  options.premul_factor = premul_factor;
+  return options;
+}
+
+// An expanded tensor could not hold a result for each of its elements.
+void check_elements_apart(const Communicator& communicator, std::string_view name,
+                          const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  refuse(communicator, name,
+         format("elements of the tensor {} share memory, as after expand(); pass tensor.clone()",
+                shape_of(tensor)));
+}
+
 // Runs `operation` on the tensor's memory, or on a packed copy that is copied back.
 template <typename Operation>
-void run_packed(const at::Tensor& tensor, Operation operation) {
+void run_packed(const Communicator& communicator, std::string_view name, const at::Tensor& tensor,
+                Operation operation) {
   if (tensor.is_contiguous()) {
     operation(tensor);
     return;
   }
+  check_elements_apart(communicator, name, tensor);
   const at::NoGradGuard no_grad;
   const at::Tensor packed = tensor.detach().contiguous();
   operation(packed);
@@ -150,9 +188,9 @@ Communicator& ProcessGroup::communicator() const {
 void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) const {
   const DType dtype = check(*communicator_, "all_reduce", "the tensor", tensor);
   check_reduce_op(*communicator_, "all_reduce", dtype, options.op);
-  run_packed(tensor, [&](const at::Tensor& data) {
+  run_packed(*communicator_, "all_reduce", tensor, [&](const at::Tensor& data) {
     communicator_->all_reduce(const_bytes_of(data), bytes_of(data), dtype, options.op,
-                              {.deadline = options.deadline});
+                              with_factor({.deadline = options.deadline}, options.premul_factor));
   });
 }
 
@@ -161,13 +199,14 @@ Work ProcessGroup::all_reduce_async(const at::Tensor& tensor,
   const DType dtype = check(*communicator_, "all_reduce_async", "the tensor", tensor);
   check_reduce_op(*communicator_, "all_reduce_async", dtype, options.op);
   check_contiguous(*communicator_, "all_reduce_async", "the tensor", tensor);
-  return communicator_->all_reduce_async(const_bytes_of(tensor), bytes_of(tensor), dtype,
-                                         options.op, keeping(options.deadline, tensor));
+  return communicator_->all_reduce_async(
+      const_bytes_of(tensor), bytes_of(tensor), dtype, options.op,
+      with_factor(keeping(options.deadline, tensor), options.premul_factor));
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& options) const {
   const DType dtype = check(*communicator_, "broadcast", "the tensor", tensor);
-  run_packed(tensor, [&](const at::Tensor& data) {
+  run_packed(*communicator_, "broadcast", tensor, [&](const at::Tensor& data) {
     communicator_->broadcast(bytes_of(data), dtype, options.root, {.deadline = options.deadline});
   });
 }
@@ -199,15 +238,16 @@ void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& in
   const DType dtype = check_pair(*communicator_, "reduce_scatter", output, input, false);
   check_reduce_op(*communicator_, "reduce_scatter", dtype, options.op);
   communicator_->reduce_scatter(const_bytes_of(input), bytes_of(output), dtype, options.op,
-                                {.deadline = options.deadline});
+                                with_factor({.deadline = options.deadline}, options.premul_factor));
 }
 
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                         const ReduceScatterOptions& options) const {
   const DType dtype = check_pair(*communicator_, "reduce_scatter_async", output, input, false);
   check_reduce_op(*communicator_, "reduce_scatter_async", dtype, options.op);
-  return communicator_->reduce_scatter_async(const_bytes_of(input), bytes_of(output), dtype,
-                                             options.op, keeping(options.deadline, output, input));
+  return communicator_->reduce_scatter_async(
+      const_bytes_of(input), bytes_of(output), dtype, options.op,
+      with_factor(keeping(options.deadline, output, input), options.premul_factor));
 }
 
 void ProcessGroup::barrier(const BarrierOptions& options) const {
@@ -232,7 +272,7 @@ Work ProcessGroup::send_async(const at::Tensor& tensor, Rank destination,
 
 void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions& options) const {
   const DType dtype = check(*communicator_, "recv", "the tensor", tensor);
-  run_packed(tensor, [&](const at::Tensor& data) {
+  run_packed(*communicator_, "recv", tensor, [&](const at::Tensor& data) {
     communicator_->recv(bytes_of(data), dtype, source, options.tag, {.deadline = options.deadline});
   });
 }
@@ -249,9 +289,8 @@ at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) con
   const std::optional<DType> dtype = to_dtype(type);
   if (!dtype || numel < 0) {
     refuse(*communicator_, "empty_symmetric",
-           format("{} elements of {} cannot be exchanged; pass a count >= 0 and one of uint8, "
-                  "int32, int64, bfloat16, float32, float64",
-                  numel, c10::toString(type)));
+           format("{} elements of {} cannot be exchanged; pass a count >= 0 and one of {}", numel,
+                  c10::toString(type), dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
   if (num_bytes == 0) return at::zeros({0}, at::TensorOptions().dtype(type));

@@ -3,8 +3,9 @@
 // Threads: as Communicator; it has no thread, socket or lock of its own.
 // Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
 // keeps its tensors alive. Errors: cadre::Error, kInvalidArgument for a tensor that cannot take
-// part. Tensors: CPU, dense; dtypes uint8, int32, int64, bfloat16, float32, float64; any shape,
-// also 0-dim and empty. Ranks are group ranks. Source: c10d::ProcessGroup.
+// part. Tensors: CPU, dense; every dtype of base/types.h; any shape, also 0-dim and empty. What an
+// operation means for a dtype, or that it is refused: docs/guide/reductions.md. Ranks are group
+// ranks. Source: c10d::ProcessGroup.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +24,10 @@
 
 namespace cadre {
 
+// premul_factor: of ReduceOp::kPremulSum and of no other, what this rank's input is multiplied by.
 struct AllReduceOptions {
   ReduceOp op = ReduceOp::kSum;
+  std::optional<double> premul_factor = {};
   std::optional<Deadline> deadline = {};
 };
 struct BroadcastOptions {
@@ -33,6 +36,7 @@ struct BroadcastOptions {
 };
 struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::kSum;
+  std::optional<double> premul_factor = {};
   std::optional<Deadline> deadline = {};
 };
 struct AllGatherOptions {

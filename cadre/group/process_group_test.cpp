@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -60,6 +61,7 @@ TEST_P(OnRanks, AllReduceOfEveryDTypeAndShape) {
            {std::vector<int64_t>{}, {0}, {1}, {3, 5}, {40000}}) {
         const Tensor tensor = torch::full(shape, group.rank() + 1, type);
         group.all_reduce(tensor);
+        // A bool holds whether any is true, and full() stores 1 for it.
         require(torch::equal(tensor, torch::full(shape, n * (n + 1) / 2, type)), "sum");
         const Tensor largest = torch::full(shape, group.rank() + 1, type);
         group.all_reduce_async(largest, {.op = ReduceOp::kMax}).wait();
@@ -69,6 +71,102 @@ TEST_P(OnRanks, AllReduceOfEveryDTypeAndShape) {
     const Tensor mean = torch::full({7}, group.rank() + 1.0);
     group.all_reduce(mean, {.op = ReduceOp::kAvg});
     require(torch::allclose(mean, torch::full({7}, (n + 1) / 2.0)), "average");
+  });
+}
+
+// PyTorch's own operators over the stacked inputs of all ranks are the truth.
+TEST_P(OnRanks, AllReduceOfEveryOperationEqualsTorch) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const auto brought = [](int rank) { return (torch::arange(7) * 3 + rank * 5).fmod(6) + 1; };
+    std::vector<Tensor> all;
+    for (int rank = 0; rank < n; ++rank) all.push_back(brought(rank));
+    const Tensor stacked = torch::stack(all).to(torch::kDouble);
+    const auto reduced = [&](at::ScalarType type, const AllReduceOptions& options) {
+      const Tensor tensor = brought(group.rank()).to(type);
+      group.all_reduce(tensor, options);
+      return tensor.to(torch::kDouble);
+    };
+    for (const at::ScalarType type :
+         {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble, torch::kShort}) {
+      require(torch::equal(reduced(type, {.op = ReduceOp::kSum}), stacked.sum(0)), "sum");
+      require(torch::equal(reduced(type, {.op = ReduceOp::kProduct}), stacked.prod(0)), "product");
+      require(torch::equal(reduced(type, {.op = ReduceOp::kMin}), std::get<0>(stacked.min(0))),
+              "min");
+      require(torch::equal(reduced(type, {.op = ReduceOp::kMax}), std::get<0>(stacked.max(0))),
+              "max");
+    }
+    Tensor band = all[0];
+    Tensor bor = all[0];
+    Tensor bxor = all[0];
+    for (int rank = 1; rank < n; ++rank) {
+      band = torch::bitwise_and(band, all[static_cast<size_t>(rank)]);
+      bor = torch::bitwise_or(bor, all[static_cast<size_t>(rank)]);
+      bxor = torch::bitwise_xor(bxor, all[static_cast<size_t>(rank)]);
+    }
+    require(torch::equal(reduced(torch::kChar, {.op = ReduceOp::kBand}), band.to(torch::kDouble)),
+            "band");
+    require(torch::equal(reduced(torch::kInt, {.op = ReduceOp::kBor}), bor.to(torch::kDouble)),
+            "bor");
+    require(torch::equal(reduced(torch::kLong, {.op = ReduceOp::kBxor}), bxor.to(torch::kDouble)),
+            "bxor");
+    Tensor weighted = torch::zeros({7}, torch::kDouble);
+    for (int rank = 0; rank < n; ++rank) weighted += stacked[rank] * (rank + 0.5);
+    const AllReduceOptions premul{.op = ReduceOp::kPremulSum, .premul_factor = group.rank() + 0.5};
+    require(torch::equal(reduced(torch::kHalf, premul), weighted), "premul_sum");
+    const Tensor part = torch::empty({7}, torch::kDouble);
+    group.reduce_scatter(part, brought(group.rank()).to(torch::kDouble).repeat({n}),
+                         {.op = ReduceOp::kPremulSum, .premul_factor = group.rank() + 0.5});
+    require(torch::equal(part, weighted), "premul_sum, scattered");
+  });
+}
+
+TEST_P(OnRanks, BoolsNaNsAndHalvesKeepTheTablesPromises) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor mine = torch::tensor({group.rank() == 0, true, false});
+    const Tensor any = mine.clone();
+    group.all_reduce(any, {.op = ReduceOp::kSum});
+    require(torch::equal(any, torch::tensor({true, true, false})), "sum of bools is any");
+    const Tensor every = mine.clone();
+    group.all_reduce(every, {.op = ReduceOp::kProduct});
+    require(torch::equal(every, torch::tensor({n == 1, true, false})), "product of bools is all");
+    const Tensor last_has_nan = torch::full({3}, group.rank() == n - 1 ? NAN : 1.0F, torch::kHalf);
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+      const Tensor tensor = last_has_nan.clone();
+      group.all_reduce(tensor, {.op = op});
+      require(tensor.isnan().all().item<bool>(), "a NaN comes out");
+    }
+    // 2048 + 1 is no float16, but n - 1 ones are added to it in float32 first.
+    const Tensor half = torch::full({3}, group.rank() == 0 ? 2048 : 1, torch::kHalf);
+    group.all_reduce(half);
+    require(torch::equal(half, torch::full({3}, 2048 + n - 1, torch::kFloat).to(torch::kHalf)),
+            "rounded once");
+  });
+}
+
+TEST_P(OnRanks, TheInputMayBeThisRanksSliceOfTheOutput) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor whole = torch::zeros({n, 3});
+    whole[group.rank()].fill_(group.rank() + 1);
+    group.all_gather(whole, whole[group.rank()]);
+    for (int rank = 0; rank < n; ++rank) {
+      require(torch::equal(whole[rank], torch::full({3}, rank + 1.0)), "gathered in place");
+    }
+    group.reduce_scatter(whole[group.rank()], whole);
+    require(torch::equal(whole[group.rank()], torch::full({3}, n * (group.rank() + 1.0))),
+            "scattered in place");
+    const Tensor scalar = torch::tensor(group.rank() + 1.0);
+    const Tensor scalars = torch::empty({n}, torch::kDouble);
+    group.all_gather(scalars, scalar.to(torch::kDouble));
+    require(torch::equal(scalars, torch::arange(1, n + 1, torch::kDouble)), "0-dim");
+    group.all_gather(torch::empty({n, 0}), torch::empty({0}));
+    Tensor leaf = torch::ones({n, 3}).requires_grad_(true);
+    const Tensor row = torch::zeros({3}).requires_grad_(true);
+    group.reduce_scatter(row, leaf);
+    require(torch::equal(row.detach(), torch::full({3}, 1.0 * n)), "leaves that require grad");
+    require(row.is_leaf() && leaf.is_leaf(), "no graph");
   });
 }
 
@@ -160,18 +258,33 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     };
     const std::string where = "on group \"world\", rank 0: ";
     expect([&] { group.all_reduce(Tensor()); }, "all_reduce " + where + "the tensor is undefined");
-    expect([&] { group.all_reduce(torch::zeros({2}, torch::kHalf)); },
-           "the tensor (2) is Half; supported are");
+    expect([&] { group.all_reduce(torch::zeros({2}, torch::kComplexFloat)); },
+           "the tensor (2) is ComplexFloat; supported are uint8, int32,");
+    expect([&] { group.all_reduce(torch::zeros({1}).expand({4})); },
+           "all_reduce " + where + "elements of the tensor (4) share memory, as after expand()");
+    expect([&] { group.recv(torch::zeros({1}).expand({4}), 0); }, "share memory");
+    expect([&] { group.all_reduce(torch::imag(torch::zeros({2}, torch::kComplexFloat).conj())); },
+           "is a negated view; pass tensor.resolve_neg()");
+    const Tensor six = torch::zeros({6});
+    expect([&] { group.all_gather(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
+           "the input and the output share memory, and (4) is not slice 0 of (4)");
+    expect([&] { group.reduce_scatter(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); }, "share memory");
+    expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
+           "premul_sum needs this rank's factor");
+    expect([&] { group.all_reduce(six, {.premul_factor = 2}); }, "which only premul_sum uses");
     expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },
-           "avg has no meaning for int32");
+           "all_reduce " + where + "avg of int32 is refused: the mean of integers is no integer");
+    expect([&] { group.reduce_scatter(six, six.clone(), {.op = ReduceOp::kBor}); },
+           "bor of float32 is refused");
     expect([&] { (void)group.all_reduce_async(torch::zeros({4, 4}).t()); }, "is not contiguous");
     expect([&] { group.all_gather(torch::zeros({3}), torch::zeros({2})); },
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
     expect([&] { group.reduce_scatter(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
            "the input is Int but the output is Float");
-    expect([&] { (void)group.empty_symmetric(4, torch::kBool); }, "elements of Bool");
+    expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
+           "elements of ComplexDouble");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -6,6 +6,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/copy.h"
 #include "cadre/collective/host/staged.h"
+#include "cadre/collective/reduction_table.h"
 
 namespace cadre {
 
@@ -27,10 +28,11 @@ size_t flat_limit(int world_size) {
 }
 
 Status check_supported(const OpContext& op, DType dtype, ReduceOp reduce_op) {
-  if (is_supported(dtype, reduce_op)) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               format("{} of {} in operation #{}: only floating-point elements have an average",
-                      reduce_op, dtype, op.number));
+  const Status status = check_engine_reduction(dtype, reduce_op);
+  if (status.ok()) return {};
+  return status.error().with_context(
+      format("host engine: {} #{}", OpDescriptor::from_fingerprint(op.fingerprint).to_string(),
+             op.number));
 }
 
 }  // namespace

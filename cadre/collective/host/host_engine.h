@@ -3,7 +3,7 @@
 // Threads: one operation at a time, from any thread; register and unregister from any thread.
 // Blocking: every operation, until all ranks have entered it and this rank has its result.
 // Lifetime: shares the arena and the symmetric segments; borrows the System and the Interrupt.
-// Errors: as Backend says. An AVG of integers is kInvalidArgument.
+// Errors: as Backend says. What reduction_table.h refuses is kInvalidArgument.
 // Numerics: every way to reduce folds in rank order, so the bits depend neither on the regime nor
 // on whether memory is symmetric; see collective/reduce.h. Source:
 // docs/decisions/0006-host-engine.md

@@ -10,6 +10,7 @@
 #include "cadre/base/format.h"
 #include "cadre/base/random.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
+#include "cadre/collective/reduction_table.h"
 #include "cadre/testing/reference_reduction.h"
 
 namespace cadre {
@@ -261,16 +262,27 @@ TEST(HostEngineProcessTest, TwoRunsGiveTheSameBitsOnAllRanks) {
   for (const std::string& output : results) EXPECT_EQ(output, results[0]);
 }
 
-TEST(HostEngineRefusalTest, AnAverageOfIntegersIsRefusedWithItsReason) {
+TEST(HostEngineRefusalTest, WhatTheTableRefusesIsRefusedWithItsSentence) {
   const auto arena = make_segment(HostEngine::arena_bytes(1));
   const auto result = run_ranks_as_threads(1, [&](RankContext& context) {
     TestRank rank(context, arena);
-    std::vector<std::byte> data(8);
-    const Status status = rank.all_reduce(data, data, {DType::kInt32, ReduceOp::kAvg});
-    require(!status.ok() && status.error().code() == ErrorCode::kInvalidArgument,
-            "was not refused");
-    require(status.error().message().find("avg of int32") != std::string::npos,
-            status.error().message());
+    int num_refused = 0;
+    for (int d = 0; d < kNumDTypes; ++d) {
+      for (int o = 0; o < kNumReduceOps; ++o) {
+        const ReduceKind kind{static_cast<DType>(d), static_cast<ReduceOp>(o)};
+        const Status rule = check_engine_reduction(kind.dtype, kind.op);
+        if (rule.ok()) continue;
+        ++num_refused;
+        std::vector<std::byte> data(8);
+        for (const Status& status :
+             {rank.all_reduce(data, data, kind), rank.reduce_scatter(data, data, kind)}) {
+          require(!status.ok() && status.error().code() == rule.error().code() &&
+                      status.error().message().ends_with(": " + rule.error().message()),
+                  rule.error().message());
+        }
+      }
+    }
+    require(num_refused == 28, "six dtypes without avg, four without bits, premul_sum everywhere");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -12,8 +12,9 @@ std::string to_string(const CrossoverTable& table) {
 }
 
 Algorithm choose(const Choice& choice, const CrossoverTable& table) {
-  // Sums of bfloat16 travel as float32.
-  const uint64_t widening = choice.dtype == DType::kBfloat16 ? 2 : 1;
+  // Sums of float16 and bfloat16 travel as float32.
+  const bool is_half = choice.dtype == DType::kBfloat16 || choice.dtype == DType::kFloat16;
+  const uint64_t widening = is_half ? 2 : 1;
   switch (choice.kind) {
     case OpKind::kAllReduce:
       return choice.num_bytes * widening < table.all_reduce_ring_bytes

@@ -12,9 +12,9 @@ namespace cadre {
 
 // data[i] /= divisor. REQUIRES: dtype is float32 or float64.
 void divide(std::byte* data, size_t count, DType dtype, int divisor);
-// bfloat16 to float32, exactly.
-void widen(float* out, const std::byte* in, size_t count);
-// float32 to bfloat16, rounded to nearest even; a NaN becomes 0x7fc0.
-void narrow(std::byte* out, const float* in, size_t count);
+// float16 or bfloat16, as `dtype` says, to float32, exactly.
+void widen(float* out, const std::byte* in, size_t count, DType dtype);
+// float32 to float16 or bfloat16, rounded to nearest even; a NaN becomes 0x7e00 or 0x7fc0.
+void narrow(std::byte* out, const float* in, size_t count, DType dtype);
 
 }  // namespace cadre

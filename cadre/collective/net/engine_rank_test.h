@@ -4,12 +4,11 @@
 // System and the Transport.
 #pragma once
 
-#include <bit>
 #include <chrono>
-#include <cstring>
 #include <vector>
 
 #include "cadre/collective/net/net_engine.h"
+#include "cadre/testing/reference_reduction.h"
 
 namespace cadre {
 
@@ -51,38 +50,11 @@ class EngineRank {
   OpProgress progress_;  // of all operations: a test looks at the last one
 };
 
-inline uint16_t to_bfloat16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-inline float from_bfloat16(uint16_t bits) {
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-}
-
-template <typename T>
-void append(std::vector<std::byte>& bytes, T value) {
-  const auto* begin = reinterpret_cast<const std::byte*>(&value);
-  bytes.insert(bytes.end(), begin, begin + sizeof(T));
-}
-
-// A number as an element of the dtype; it must be one that the dtype can hold, but for bfloat16,
-// which rounds.
+// A number as an element of the dtype; it must be one that the dtype can hold, but for float16 and
+// bfloat16, which round.
 inline void append_element(std::vector<std::byte>& bytes, DType dtype, double value) {
-  switch (dtype) {
-    case DType::kUint8:
-      return append(bytes, static_cast<uint8_t>(value));
-    case DType::kInt32:
-      return append(bytes, static_cast<int32_t>(value));
-    case DType::kInt64:
-      return append(bytes, static_cast<int64_t>(value));
-    case DType::kBfloat16:
-      return append(bytes, to_bfloat16(static_cast<float>(value)));
-    case DType::kFloat32:
-      return append(bytes, static_cast<float>(value));
-    case DType::kFloat64:
-      return append(bytes, value);
-  }
+  bytes.resize(bytes.size() + size_of(dtype));
+  testing::write_number(bytes, bytes.size() / size_of(dtype) - 1, dtype, value);
 }
 
 }  // namespace cadre

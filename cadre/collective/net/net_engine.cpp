@@ -5,6 +5,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/collective/net/elementwise.h"
+#include "cadre/collective/reduction_table.h"
 
 namespace cadre {
 namespace {
@@ -19,8 +20,10 @@ Error bad_call(const OpContext& op, std::string_view what) {
 }
 
 Status check_reduction(const OpContext& op, DType dtype, ReduceOp reduce_op) {
-  if (is_supported(dtype, reduce_op)) return {};
-  return bad_call(op, "only floating-point elements have an average");
+  const Status status = check_engine_reduction(dtype, reduce_op);
+  if (status.ok()) return {};
+  return status.error().with_context(format(
+      "net engine: {} #{}", OpDescriptor::from_fingerprint(op.fingerprint).to_string(), op.number));
 }
 
 // `whole` bytes on one side against `num_parts` times `part` on the other.
@@ -41,7 +44,8 @@ void copy_unless_same(std::byte* to, ConstBytes from) {
 
 // Minimum and maximum round nothing.
 bool needs_widening(DType dtype, ReduceOp reduce_op) {
-  return dtype == DType::kBfloat16 && (reduce_op == ReduceOp::kSum || reduce_op == ReduceOp::kAvg);
+  const bool is_half = dtype == DType::kBfloat16 || dtype == DType::kFloat16;
+  return is_half && reduce_op != ReduceOp::kMin && reduce_op != ReduceOp::kMax;
 }
 
 }  // namespace
@@ -100,34 +104,32 @@ Status NetEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DTyp
                                            .world_size = transport_.world_size()},
                                           in.size() / size_of(dtype), 0);
   const SlotMemory memory{.in = in.data(), .out = out.data()};
-  if (needs_widening(dtype, reduce_op)) return all_reduce_widened(op, schedule, memory, reduce_op);
+  if (needs_widening(dtype, reduce_op))
+    return all_reduce_widened(op, schedule, memory, {dtype, reduce_op});
   return run(op, schedule, memory, {dtype, reduce_op});
 }
 
 // The steps that add run on a float32 copy; what is complete is rounded once; the steps that only
 // move run on the rounded result.
 Status NetEngine::all_reduce_widened(const OpContext& op, const Schedule& schedule,
-                                     SlotMemory memory, ReduceOp reduce_op) {
+                                     SlotMemory memory, ReduceKind kind) {
   const uint64_t count = schedule.key.count;
   std::byte* const wide_bytes = wide_.bytes(count * sizeof(float));
   auto* const wide = reinterpret_cast<float*>(wide_bytes);
-  widen(wide, memory.in, count);
+  widen(wide, memory.in, count, kind.dtype);
   executor_.begin(op, schedule.key.algorithm);
   CADRE_RETURN_IF_ERROR(executor_.run(op, {schedule,
                                            0,
                                            schedule.num_reduce_steps,
                                            {.in = wide_bytes, .out = wide_bytes},
-                                           {DType::kFloat32, reduce_op}}));
+                                           {DType::kFloat32, kind.op}}));
   for (const Step& step : schedule.steps) {
     if (!step.completes) continue;
-    narrow(memory.out + step.recv.begin * size_of(DType::kBfloat16), wide + step.recv.begin,
-           step.recv.count);
+    narrow(memory.out + step.recv.begin * size_of(kind.dtype), wide + step.recv.begin,
+           step.recv.count, kind.dtype);
   }
-  return executor_.run(op, {schedule,
-                            schedule.num_reduce_steps,
-                            schedule.steps.size(),
-                            memory,
-                            {DType::kBfloat16, reduce_op}});
+  return executor_.run(op,
+                       {schedule, schedule.num_reduce_steps, schedule.steps.size(), memory, kind});
 }
 
 Status NetEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) {
@@ -157,21 +159,21 @@ Status NetEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, 
                                           out.size() / size_of(dtype), 0);
   const SlotMemory memory{.in = in.data(), .out = out.data()};
   if (needs_widening(dtype, reduce_op)) {
-    return reduce_scatter_widened(op, schedule, memory, reduce_op);
+    return reduce_scatter_widened(op, schedule, memory, {dtype, reduce_op});
   }
   return run(op, schedule, memory, {dtype, reduce_op});
 }
 
 Status NetEngine::reduce_scatter_widened(const OpContext& op, const Schedule& schedule,
-                                         SlotMemory memory, ReduceOp reduce_op) {
+                                         SlotMemory memory, ReduceKind kind) {
   const uint64_t count = schedule.key.count;
   const uint64_t in_count = count * static_cast<uint64_t>(transport_.world_size());
   std::byte* const wide_in = wide_.bytes((in_count + count) * sizeof(float));
   std::byte* const wide_out = wide_in + in_count * sizeof(float);
-  widen(reinterpret_cast<float*>(wide_in), memory.in, in_count);
+  widen(reinterpret_cast<float*>(wide_in), memory.in, in_count, kind.dtype);
   CADRE_RETURN_IF_ERROR(
-      run(op, schedule, {.in = wide_in, .out = wide_out}, {DType::kFloat32, reduce_op}));
-  narrow(memory.out, reinterpret_cast<const float*>(wide_out), count);
+      run(op, schedule, {.in = wide_in, .out = wide_out}, {DType::kFloat32, kind.op}));
+  narrow(memory.out, reinterpret_cast<const float*>(wide_out), count, kind.dtype);
   return {};
 }
 

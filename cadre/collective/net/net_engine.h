@@ -2,9 +2,10 @@
 //
 // Threads: one operation at a time, from any thread. Blocking: every operation, until done, its
 // deadline or the Interrupt of its Transport. Lifetime: borrows the System and the Transport.
-// Errors: as Backend says. An AVG of integers and sizes that do not fit are kInvalidArgument.
-// Numerics: the order of additions stands in the Schedule; sums and averages of bfloat16 travel as
-// float32 until they are complete and are rounded once. Both: docs/decisions/0005-net-engine.md.
+// Errors: as Backend says. What reduction_table.h refuses and sizes that do not fit are
+// kInvalidArgument. Numerics: the order of additions stands in the Schedule; sums, averages and
+// products of float16 and bfloat16 travel as float32 until they are complete and are rounded once.
+// Both: docs/decisions/0005-net-engine.md.
 #pragma once
 
 #include <map>
@@ -48,9 +49,9 @@ class NetEngine final : public Backend {
   const Schedule& schedule_for(const Choice& choice, uint64_t count, Rank root);
   Status run(const OpContext& op, const Schedule& schedule, SlotMemory memory, ReduceKind kind);
   Status all_reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
-                            ReduceOp reduce_op);
+                            ReduceKind kind);
   Status reduce_scatter_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
-                                ReduceOp reduce_op);
+                                ReduceKind kind);
 
   Transport& transport_;
   CrossoverTable table_;

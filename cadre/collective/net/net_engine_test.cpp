@@ -10,6 +10,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/collective/net/engine_rank_test.h"
+#include "cadre/collective/reduction_table.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/transport_group.h"
 
@@ -21,9 +22,6 @@ using testing::TransportGroup;
 using testing::TransportKind;
 
 constexpr int kMaxRanks = 9;
-constexpr std::array kDTypes = {DType::kUint8,    DType::kInt32,   DType::kInt64,
-                                DType::kBfloat16, DType::kFloat32, DType::kFloat64};
-constexpr std::array kReduceOps = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax};
 // None, fewer than ranks, odd, and more than a header's inline payload.
 constexpr std::array<uint64_t, 4> kCounts = {0, 1, 7, 4099};
 // Large ones take the other algorithms with this table, and without it on few ranks.
@@ -32,39 +30,32 @@ constexpr CrossoverTable kSmallCrossovers = {.all_reduce_ring_bytes = 16,
                                              .all_gather_ring_bytes = 500,
                                              .chain_segment_bytes = 1000};
 
-// Small whole numbers: their sums are exact in every dtype, so any order gives the same.
-int number_of(int rank, uint64_t index) {
-  return static_cast<int>((static_cast<uint64_t>(rank) * 5 + index * 3 + index / 7) % 11);
+// Small whole numbers: their sums are exact in every dtype, so any order gives the same. Factors
+// are 1, -1 and 2, so that products are exact too.
+int number_of(int rank, uint64_t index, ReduceOp op) {
+  const uint64_t mixed = static_cast<uint64_t>(rank) * 5 + index * 3 + index / 7;
+  if (op == ReduceOp::kProduct) return std::array{1, -1, 2}[mixed % 3];
+  return static_cast<int>(mixed % 11);
 }
 
-std::vector<std::byte> input_of(int rank, DType dtype, uint64_t count) {
-  std::vector<std::byte> bytes;
-  bytes.reserve(count * size_of(dtype));
-  for (uint64_t i = 0; i < count; ++i) append_element(bytes, dtype, number_of(rank, i));
-  return bytes;
-}
-
-std::vector<std::byte> reduced(DType dtype, ReduceOp op, int world_size, uint64_t begin,
-                               uint64_t count) {
-  std::vector<std::byte> bytes;
-  bytes.reserve(count * size_of(dtype));
-  for (uint64_t i = begin; i < begin + count; ++i) {
-    int sum = 0;
-    int least = number_of(0, i);
-    int greatest = least;
-    for (int rank = 0; rank < world_size; ++rank) {
-      sum += number_of(rank, i);
-      least = std::min(least, number_of(rank, i));
-      greatest = std::max(greatest, number_of(rank, i));
-    }
-    double value = op == ReduceOp::kMin ? least : op == ReduceOp::kMax ? greatest : sum;
-    if (op == ReduceOp::kAvg) {
-      value = dtype == DType::kFloat64 ? value / world_size
-                                       : static_cast<float>(sum) / static_cast<float>(world_size);
-    }
-    append_element(bytes, dtype, value);
+// Elements begin .. begin + count - 1 of what the rank brings.
+std::vector<std::byte> input_of(int rank, DType dtype, uint64_t count, ReduceOp op = ReduceOp::kSum,
+                                uint64_t begin = 0) {
+  std::vector<std::byte> bytes(count * size_of(dtype));
+  for (uint64_t i = 0; i < count; ++i) {
+    testing::write_number(bytes, i, dtype, number_of(rank, begin + i, op));
   }
   return bytes;
+}
+
+// The reference folds in rank order; here every order gives the same.
+std::vector<std::byte> reduced(DType dtype, ReduceOp op, int world_size, uint64_t begin,
+                               uint64_t count) {
+  testing::Inputs inputs;
+  for (int rank = 0; rank < world_size; ++rank) {
+    inputs.push_back(input_of(rank, dtype, count, op, begin));
+  }
+  return testing::reference_reduction(inputs, {dtype, op});
 }
 
 class NetEngineTest : public ::testing::TestWithParam<TransportKind> {
@@ -91,19 +82,16 @@ INSTANTIATE_TEST_SUITE_P(All, NetEngineTest,
 
 TEST_P(NetEngineTest, AllReduceOfEveryKindIsTheFormula) {
   for_each_world([](EngineRank& engine, int rank, int world_size) {
-    for (const DType dtype : kDTypes) {
-      for (const ReduceOp op : kReduceOps) {
-        if (!is_supported(dtype, op)) continue;
-        for (const uint64_t count : kCounts) {
-          const auto in = input_of(rank, dtype, count);
-          const auto expected = reduced(dtype, op, world_size, 0, count);
-          std::vector<std::byte> out(in.size());
-          engine.all_reduce(in, out, dtype, op).value_or_throw();
-          require(out == expected, format("wrong: {} {} x {}", op, dtype, count));
-          auto in_place = in;
-          engine.all_reduce(in_place, in_place, dtype, op).value_or_throw();
-          require(in_place == expected, format("wrong in place: {} {} x {}", op, dtype, count));
-        }
+    for (const auto& [dtype, op] : testing::all_reduce_kinds()) {
+      for (const uint64_t count : kCounts) {
+        const auto in = input_of(rank, dtype, count, op);
+        const auto expected = reduced(dtype, op, world_size, 0, count);
+        std::vector<std::byte> out(in.size());
+        engine.all_reduce(in, out, dtype, op).value_or_throw();
+        require(out == expected, format("wrong: {} {} x {}", op, dtype, count));
+        auto in_place = in;
+        engine.all_reduce(in_place, in_place, dtype, op).value_or_throw();
+        require(in_place == expected, format("wrong in place: {} {} x {}", op, dtype, count));
       }
     }
   });
@@ -112,21 +100,18 @@ TEST_P(NetEngineTest, AllReduceOfEveryKindIsTheFormula) {
 TEST_P(NetEngineTest, ReduceScatterOfEveryKindIsTheFormula) {
   for_each_world([](EngineRank& engine, int rank, int world_size) {
     const auto size = static_cast<uint64_t>(world_size);
-    for (const DType dtype : kDTypes) {
-      for (const ReduceOp op : kReduceOps) {
-        if (!is_supported(dtype, op)) continue;
-        for (const uint64_t count : kCounts) {
-          auto in = input_of(rank, dtype, count * size);
-          const auto begin = static_cast<uint64_t>(rank) * count;
-          const auto expected = reduced(dtype, op, world_size, begin, count);
-          std::vector<std::byte> out(count * size_of(dtype));
-          engine.reduce_scatter(in, out, dtype, op).value_or_throw();
-          require(out == expected, format("wrong: {} {} x {}", op, dtype, count));
-          const Bytes own = Bytes(in).subspan(begin * size_of(dtype), out.size());
-          engine.reduce_scatter(in, own, dtype, op).value_or_throw();
-          require(std::ranges::equal(own, expected),
-                  format("wrong in place: {} {} x {}", op, dtype, count));
-        }
+    for (const auto& [dtype, op] : testing::all_reduce_kinds()) {
+      for (const uint64_t count : kCounts) {
+        auto in = input_of(rank, dtype, count * size, op);
+        const auto begin = static_cast<uint64_t>(rank) * count;
+        const auto expected = reduced(dtype, op, world_size, begin, count);
+        std::vector<std::byte> out(count * size_of(dtype));
+        engine.reduce_scatter(in, out, dtype, op).value_or_throw();
+        require(out == expected, format("wrong: {} {} x {}", op, dtype, count));
+        const Bytes own = Bytes(in).subspan(begin * size_of(dtype), out.size());
+        engine.reduce_scatter(in, own, dtype, op).value_or_throw();
+        require(std::ranges::equal(own, expected),
+                format("wrong in place: {} {} x {}", op, dtype, count));
       }
     }
   });
@@ -201,6 +186,26 @@ TEST_P(NetEngineTest, RecursiveDoublingOfMuchInPlace) {
     });
     EXPECT_EQ(failures, "") << "world size " << world_size;
   }
+}
+
+TEST_P(NetEngineTest, RefusesWhatTheTableRefusesWithItsSentence) {
+  for_each_world([](EngineRank& engine, int, int) {
+    for (int d = 0; d < kNumDTypes; ++d) {
+      for (int o = 0; o < kNumReduceOps; ++o) {
+        const auto dtype = static_cast<DType>(d);
+        const auto op = static_cast<ReduceOp>(o);
+        const Status rule = check_engine_reduction(dtype, op);
+        if (rule.ok()) continue;
+        std::vector<std::byte> data(8);
+        for (const Status& status : {engine.all_reduce(data, data, dtype, op),
+                                     engine.reduce_scatter(data, data, dtype, op)}) {
+          require(!status.ok() && status.error().code() == rule.error().code() &&
+                      status.error().message().ends_with(": " + rule.error().message()),
+                  rule.error().message());
+        }
+      }
+    }
+  });
 }
 
 // No rank leaves before the last one has entered: each counts itself in before it enters.

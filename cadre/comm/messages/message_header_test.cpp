@@ -33,7 +33,7 @@ TEST(MessageHeader, ReadsAndWritesTheDocumentedBytes) {
 TEST(MessageHeader, RefusesWhatNoRankSends) {
   // An offset and a value there that is out of bounds; at 4 and 26 the size does not fit the kind.
   for (const auto& [at, value] :
-       {std::pair{0, 0}, {4, 4}, {4, 0}, {5, 6}, {6, 1}, {12, 1}, {26, 0}}) {
+       {std::pair{0, 0}, {4, 4}, {4, 0}, {5, kNumDTypes}, {6, 1}, {12, 1}, {26, 0}}) {
     auto bytes = documented_bytes();
     bytes[static_cast<size_t>(at)] = static_cast<std::byte>(value);
     const auto header = MessageHeader::parse(bytes);

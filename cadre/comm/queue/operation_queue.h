@@ -35,6 +35,7 @@ struct Operation {
   Bytes out;
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;
+  std::optional<double> premul_factor = {};              // of kPremulSum
   uint64_t number = 0;                                   // set by the queue, from 1
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of kAllocate
 };

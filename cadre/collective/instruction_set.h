@@ -1,0 +1,47 @@
+// Which vector instructions this CPU has, and the call of a kernel that was compiled for them.
+//
+// Threads: any. Blocking: never. Errors: none. Narrower sets give the same bits.
+#pragma once
+
+namespace cadre {
+
+enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
+
+// The widest one that this CPU has.
+InstructionSet best_instruction_set();
+
+namespace kernels {
+
+// One function per instruction set. Not target_clones: its ifunc resolvers run before a sanitizer's
+// runtime is ready. Kernel::run is forced inline.
+template <typename Kernel, typename Work>
+void run_baseline(const Work& work) {
+  Kernel::run(work);
+}
+
+#if defined(__x86_64__)
+template <typename Kernel, typename Work>
+[[gnu::target("avx2")]] void run_avx2(const Work& work) {
+  Kernel::run(work);
+}
+
+template <typename Kernel, typename Work>
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] void run_avx512(
+    const Work& work) {
+  Kernel::run(work);
+}
+#endif
+
+template <typename Kernel, typename Work>
+void run_with(InstructionSet set, const Work& work) {
+#if defined(__x86_64__)
+  if (set == InstructionSet::kAvx512) return run_avx512<Kernel>(work);
+  if (set == InstructionSet::kAvx2) return run_avx2<Kernel>(work);
+#else
+  static_cast<void>(set);
+#endif
+  run_baseline<Kernel>(work);
+}
+
+}  // namespace kernels
+}  // namespace cadre

@@ -1,0 +1,35 @@
+// What each reduction means for each dtype, or why it is refused: the one table that engines,
+// kernels, checks, tests and docs/guide/reductions.md go by.
+//
+// Threads: pure functions. Blocking: never. Lifetime: texts are static. Errors: check_reduction.
+// Source: c10d's operations; where its backends differ (bool, NaN, integers) the table decides.
+#pragma once
+
+#include <string_view>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+
+namespace cadre {
+
+struct ReductionRule {
+  bool is_supported = false;
+  // Of a supported pair: what comes out. Of a refused one: why, and what to do instead.
+  std::string_view meaning;
+};
+
+// Also for values of the enumerations that do not exist: they are refused.
+CADRE_EXPORT ReductionRule reduction_rule(DType dtype, ReduceOp op);
+
+CADRE_EXPORT bool is_supported(DType dtype, ReduceOp op);
+
+// kInvalidArgument for a refused pair: "avg of int32 is refused: " and the rule's meaning. The same
+// sentence wherever it is refused.
+CADRE_EXPORT Status check_reduction(DType dtype, ReduceOp op);
+
+// For engines, to which a PREMUL_SUM comes as a SUM of inputs that are multiplied already: it is
+// kInternal here.
+Status check_engine_reduction(DType dtype, ReduceOp op);
+
+}  // namespace cadre
