@@ -4,10 +4,10 @@ DATA ?=
 NPROC ?= 2
 JOBS ?= $(shell nproc)
 
-.PHONY: help run test build bench asan tsan fuzz chaos tidy install fresh clean
+.PHONY: help run test build conformance bench asan tsan fuzz chaos tidy install fresh clean
 
 help:  ## what can be typed
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 run:  ## train a small GPT on real text with two processes (DATA=path for your own text)
 	@tools/setup run
@@ -22,6 +22,11 @@ test:  ## build everything and run every test
 build:  ## build everything
 	@tools/setup check
 	@tools/build dev
+
+conformance:  ## every collective x dtype x operation x ranks x count, on every engine
+	@tools/setup check
+	@tools/build dev cadre_conformance
+	build/bin/cadre_conformance
 
 bench:  ## compare with OpenMPI and PyTorch, side by side (quiet machine; writes bench/reports)
 	@tools/setup check

@@ -1,0 +1,109 @@
+#include "settings.h"
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "../process/job.h"
+#include "cadre/base/format.h"
+#include "cadre/sim/simulator.h"
+#include "cadre/store/hash_store.h"
+
+namespace cadre::conformance {
+namespace {
+
+using std::chrono::hours;
+using std::chrono::minutes;
+
+// Of one operation; far more than any takes, as ranks may outnumber cores.
+constexpr Duration kPatience = minutes(2);
+constexpr char kToken[] = "token of the conformance program";
+
+std::string run_rank(os::System& system, const Membership& membership,
+                     const CommunicatorOptions& options, const GroupMain& group_main) {
+  const auto group =
+      Communicator::connect(system, membership, options, system.deadline_in(options.timeout));
+  std::string output = group_main(*group);
+  group->close(system.deadline_in(options.timeout));
+  return output;
+}
+
+testing::RanksResult run_threads(int world_size, const CommunicatorOptions& options,
+                                 const GroupMain& group_main) {
+  const auto system = os::make_native_system();
+  const auto store = std::make_shared<HashStore>(*system);
+  return testing::run_ranks_as_threads(world_size, [&](testing::RankContext& context) {
+    const Membership membership{context.rank, world_size, 1, store, kToken};
+    context.output = run_rank(context.system, membership, options, group_main);
+  });
+}
+
+testing::RanksResult run_processes(int world_size, const CommunicatorOptions& options,
+                                   const GroupMain& group_main) {
+  return testing::run_job({.world_size = world_size, .processes = {.time_limit = minutes(20)}},
+                          [&](testing::RankContext& context, const Membership& membership) {
+                            context.output =
+                                run_rank(context.system, membership, options, group_main);
+                          });
+}
+
+// Over TCP each rank has a host of its own.
+testing::RanksResult run_simulated(int world_size, uint64_t seed, CommunicatorOptions options,
+                                   const GroupMain& group_main) {
+  const auto num_ranks = static_cast<size_t>(world_size);
+  const bool is_tcp = options.transport == TransportChoice::kTcp;
+  options.timeout = hours(100);  // of virtual time
+  const sim::SimOptions sim_options{
+      .ranks_per_host = is_tcp ? std::vector<int>(num_ranks, 1) : std::vector<int>{world_size},
+      .slow_link_probability = 0,
+      .max_points = int64_t{1} << 40};
+  sim::Simulator simulator(seed, sim_options);
+  HashStore store(simulator.system(0));
+  testing::RanksResult result;
+  result.ranks.resize(num_ranks);
+  const sim::SimResult ends = simulator.run([&](os::System& system, int rank) {
+    CommunicatorOptions own = options;
+    if (is_tcp) own.listen_host = format("10.0.0.{}", rank + 1);
+    // The store outlives the run; the pointer owns nothing.
+    const Membership membership{rank, world_size, 1,
+                                std::shared_ptr<Store>(std::shared_ptr<void>(), &store), kToken};
+    result.ranks[static_cast<size_t>(rank)].output = run_rank(system, membership, own, group_main);
+  });
+  for (size_t rank = 0; rank < num_ranks; ++rank) {
+    result.ranks[rank].failure = ends.failure.empty() ? ends.ranks[rank].failure : ends.failure;
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string Setting::to_string() const {
+  const std::string engine = is_tcp() ? "tcp" : "host";
+  switch (home) {
+    case Home::kProcesses:
+      return engine + ", processes";
+    case Home::kThreads:
+      return engine + ", threads";
+    case Home::kSimulator:
+      return engine + ", simulator";
+  }
+  return engine;
+}
+
+testing::RanksResult run_group(const Setting& setting, int world_size, uint64_t seed,
+                               const GroupMain& group_main) {
+  CommunicatorOptions options;
+  options.transport = setting.transport;
+  options.timeout = kPatience;
+  switch (setting.home) {
+    case Home::kProcesses:
+      return run_processes(world_size, options, group_main);
+    case Home::kThreads:
+      return run_threads(world_size, options, group_main);
+    case Home::kSimulator:
+      return run_simulated(world_size, seed, options, group_main);
+  }
+  return {};
+}
+
+}  // namespace cadre::conformance
