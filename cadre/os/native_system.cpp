@@ -85,9 +85,9 @@ void NativeSystem::wake(WaitWord& word) {
 }
 
 Result<std::unique_ptr<Listener>> NativeSystem::listen(const Address& address) {
-  auto fd = open_listener(address);
-  if (!fd.ok()) return fd.error();
-  return std::unique_ptr<Listener>(std::make_unique<NativeListener>(*std::move(fd), segments_));
+  auto fds = open_listeners(address);
+  if (!fds.ok()) return fds.error();
+  return std::unique_ptr<Listener>(std::make_unique<NativeListener>(*std::move(fds), segments_));
 }
 
 Result<std::unique_ptr<Socket>> NativeSystem::connect(const Address& address, Deadline deadline) {

@@ -10,13 +10,14 @@
 #include "cadre/base/format.h"
 #include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/errno_error.h"
+#include "cadre/os/io/interfaces.h"
 #include "cadre/os/io/poll.h"
 #include "cadre/os/io/socket_address.h"
 
 namespace cadre::os {
 namespace {
 
-constexpr int kBacklog = 1024;  // the kernel lowers it to net.core.somaxconn
+constexpr int kBacklog = 4096;  // the kernel lowers it to net.core.somaxconn
 constexpr Duration kFullBacklogPause = std::chrono::milliseconds(1);
 
 Fd open_stream(int family) {
@@ -51,15 +52,9 @@ bool is_connected_to_itself(int fd) {
   return local.kind == Address::Kind::kTcp && local == peer_address_of(fd);
 }
 
-}  // namespace
-
-Result<Fd> open_listener(const Address& address) {
-  auto targets = resolve(address);
-  if (!targets.ok()) return targets.error();
-  const SocketAddress& target = targets->front();
-  const std::string what = cadre::format("listen on {}", address.to_string());
+Result<Fd> listen_at(const SocketAddress& target, const std::string& what) {
   Fd fd = open_stream(target.family());
-  if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, what, errno);
+  if (!fd.is_open()) return errno_error(ErrorCode::kInvalidArgument, what, errno);
   const int on = 1;
   // Connections of a server that has ended must not keep its successor from the port.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -74,20 +69,65 @@ Result<Fd> open_listener(const Address& address) {
   return fd;
 }
 
+}  // namespace
+
+Result<std::vector<Fd>> open_listeners(const Address& address) {
+  auto targets = listening_addresses(address);
+  if (!targets.ok()) return targets.error();
+  std::vector<Fd> listeners;
+  std::optional<Error> last;
+  uint16_t port = address.port;
+  for (SocketAddress& target : *targets) {
+    Address here = to_address(target);
+    here.port = port;
+    // A port that was chosen for the first holds for the others.
+    const auto resolved = resolve(target.family() == AF_UNIX ? address : here);
+    if (!resolved.ok()) return resolved.error();
+    Result<Fd> fd = listen_at(resolved->front(), cadre::format("listen on {}", here.to_string()));
+    if (fd.ok()) {
+      port = local_address_of(fd->get()).port;
+      listeners.push_back(std::move(fd).value());
+    } else if (fd.error().code() == ErrorCode::kUnavailable) {
+      return fd.error();
+    } else {
+      last = fd.error();  // a name may resolve to an address that no interface has, too
+    }
+  }
+  if (listeners.empty()) {
+    return last
+               ? *last
+               : Error(ErrorCode::kUnavailable,
+                       cadre::format("listen on {}: the host has no address", address.to_string()));
+  }
+  return listeners;
+}
+
 Result<Fd> connect_socket(const Address& address, Deadline deadline) {
   auto targets = resolve(address);
   if (!targets.ok()) return targets.error();
-  const std::string what = cadre::format("connect to {}", address.to_string());
-  Error last(ErrorCode::kUnavailable, what + ": the host has no address");
-  for (const SocketAddress& target : *targets) {
+  Error last(ErrorCode::kUnavailable,
+             cadre::format("connect to {}: the host has no address", address.to_string()));
+  for (size_t i = 0; i < targets->size(); ++i) {
+    const SocketAddress& target = (*targets)[i];
+    const auto what = [&] {
+      return cadre::format("connect to {} {}",
+                           (target.family() == AF_UNIX ? address : to_address(target)).to_string(),
+                           describe_route_to(target));
+    };
     Fd fd = open_stream(target.family());
-    if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, what, errno);
-    const std::optional<int> status = try_connect(fd.get(), target, deadline);
-    if (!status) return Error(ErrorCode::kTimeout, what + ": no answer before the deadline");
-    if (*status != 0) {
-      last = errno_error(ErrorCode::kUnavailable, what, *status);
+    if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, what(), errno);
+    // One address of a name that does not answer must not use up the time of the others.
+    const TimePoint now = monotonic_now();
+    const auto num_left = static_cast<int64_t>(targets->size() - i);
+    const Deadline share(now + deadline.remaining(now) / num_left);
+    const std::optional<int> status = try_connect(fd.get(), target, share);
+    if (!status) {
+      last =
+          errno_error(ErrorCode::kTimeout, what() + ": no answer before the deadline", ETIMEDOUT);
+    } else if (*status != 0) {
+      last = errno_error(ErrorCode::kUnavailable, what(), *status);
     } else if (is_connected_to_itself(fd.get())) {
-      last = errno_error(ErrorCode::kUnavailable, what, ECONNREFUSED);
+      last = errno_error(ErrorCode::kUnavailable, what(), ECONNREFUSED);
     } else {
       return fd;
     }

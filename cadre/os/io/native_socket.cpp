@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -156,12 +157,30 @@ Status NativeSocket::require_unix() const {
                              local_.to_string()));
 }
 
-NativeListener::NativeListener(Fd fd, SegmentTable& segments)
-    : fd_(std::move(fd)), segments_(segments), address_(local_address_of(fd_.get())) {}
+NativeListener::NativeListener(std::vector<Fd> fds, SegmentTable& segments)
+    : fds_(std::move(fds)), segments_(segments), address_(local_address_of(fds_[0].get())) {
+  if (fds_.size() == 1) return;
+  any_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
+  for (const Fd& fd : fds_) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (!any_.is_open() || ::epoll_ctl(any_.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
+      throw errno_error(ErrorCode::kInternal, "epoll of several listeners", errno);
+    }
+  }
+}
 
 Result<std::unique_ptr<Socket>> NativeListener::try_accept() {
+  for (const Fd& fd : fds_) {
+    Result<std::unique_ptr<Socket>> accepted = try_accept_at(fd.get());
+    if (!accepted.ok() || *accepted != nullptr) return accepted;
+  }
+  return std::unique_ptr<Socket>();
+}
+
+Result<std::unique_ptr<Socket>> NativeListener::try_accept_at(int number) {
   Fd accepted(static_cast<int>(retry_interrupted([&]() -> ssize_t {
-    return ::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    return ::accept4(number, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   })));
   if (accepted.is_open()) {
     return std::unique_ptr<Socket>(std::make_unique<NativeSocket>(std::move(accepted), segments_));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/os/io/fd.h"
@@ -40,14 +41,19 @@ class NativeSocket final : public Socket {
 
 class NativeListener final : public Listener {
  public:
-  NativeListener(Fd fd, SegmentTable& segments);
+  // `fds` is not empty: one for each address of the name that is listened on.
+  NativeListener(std::vector<Fd> fds, SegmentTable& segments);
 
   Result<std::unique_ptr<Socket>> try_accept() override;
+  // The first one's.
   Address address() const override { return address_; }
-  int poll_handle() const override { return fd_.get(); }
+  int poll_handle() const override { return fds_.size() == 1 ? fds_[0].get() : any_.get(); }
 
  private:
-  Fd fd_;
+  Result<std::unique_ptr<Socket>> try_accept_at(int number);
+
+  std::vector<Fd> fds_;
+  Fd any_;  // of several: an epoll that is readable when one of them is
   SegmentTable& segments_;
   Address address_;
 };
