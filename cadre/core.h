@@ -14,6 +14,7 @@
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 #include "cadre/rendezvous/rendezvous.h"
+#include "cadre/store/file_store.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/store/store.h"
 #include "cadre/store/tcp_store.h"

@@ -39,6 +39,14 @@ Status check_store_entries(std::span<const std::string> keys, std::span<const st
   return {};
 }
 
+Status check_store_barrier(std::string_view key, int64_t num_arrivals) {
+  CADRE_RETURN_IF_ERROR(check_store_key(key));
+  if (num_arrivals >= 1) return {};
+  return Error(
+      ErrorCode::kInvalidArgument,
+      format("store barrier \"{}\" of {} arrivals; expected at least 1", key, num_arrivals));
+}
+
 Error store_timeout(std::string_view verb, std::span<const std::string> keys) {
   if (keys.empty()) {
     return Error(ErrorCode::kTimeout,

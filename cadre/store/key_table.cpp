@@ -40,7 +40,7 @@ Status KeyTable::set(const std::string& key, std::string value) {
     found->second = std::move(value);
     return {};
   }
-  CADRE_RETURN_IF_ERROR(reserve(key, 0, key.size() + value.size()));
+  CADRE_RETURN_IF_ERROR(reserve(key, 0, key.size() + value.size() + kEntryBytes));
   values_.emplace(key, std::move(value));
   key_appeared(key);
   return {};
@@ -92,7 +92,7 @@ Status KeyTable::append(const std::string& key, std::string_view value) {
 bool KeyTable::erase(const std::string& key) {
   const auto found = values_.find(key);
   if (found == values_.end()) return false;
-  num_bytes_ -= key.size() + found->second.size();
+  num_bytes_ -= key.size() + found->second.size() + kEntryBytes;
   values_.erase(found);
   return true;
 }
@@ -117,16 +117,52 @@ const std::string* KeyTable::first_missing(std::span<const std::string> keys) co
 }
 
 Status KeyTable::push(const std::string& queue, std::string value) {
-  CADRE_RETURN_IF_ERROR(reserve(queue, 0, value.size()));
-  queues_[queue].push_back(std::move(value));
-  const auto parked = parked_.find(queue);
-  if (parked != parked_.end()) {
-    const Ticket first = parked->second.front();
-    parked->second.erase(parked->second.begin());
-    if (parked->second.empty()) parked_.erase(parked);
-    unpark(first);
+  const std::optional<Ticket> popper = first_popper(queue);
+  if (popper && waits_.at(*popper).kind == Kind::kPop) {
+    waits_.erase(*popper);
+    deliveries_.emplace(*popper, Delivery{queue, std::move(value)});
+    ready_.push_back(*popper);
+    return {};
   }
+  const Status reserved = reserve(queue, 0, queue.size() + value.size() + kEntryBytes);
+  if (!reserved.ok()) {
+    if (popper) parked_[queue].insert(parked_[queue].begin(), *popper);
+    return reserved;
+  }
+  queues_[queue].push_back(std::move(value));
+  if (popper) unpark(*popper);
+  wake_watchers(queue);
   return {};
+}
+
+std::optional<KeyTable::Ticket> KeyTable::first_popper(const std::string& queue) {
+  const auto parked = parked_.find(queue);
+  if (parked == parked_.end()) return std::nullopt;
+  const auto is_popper = [this](Ticket ticket) {
+    const Wait& wait = waits_.at(ticket);
+    return wait.kind == Kind::kPop || (wait.kind == Kind::kKeys && wait.wake == Wake::kOnePerPush);
+  };
+  const auto first = std::find_if(parked->second.begin(), parked->second.end(), is_popper);
+  if (first == parked->second.end()) return std::nullopt;
+  const Ticket ticket = *first;
+  parked->second.erase(first);
+  if (parked->second.empty()) parked_.erase(parked);
+  return ticket;
+}
+
+void KeyTable::wake_watchers(const std::string& queue) {
+  const auto parked = parked_.find(queue);
+  if (parked == parked_.end()) return;
+  const std::vector<Ticket> tickets = std::move(parked->second);
+  parked_.erase(parked);
+  for (const Ticket ticket : tickets) {
+    const Wait& wait = waits_.at(ticket);
+    if (wait.kind == Kind::kKeys && wait.wake == Wake::kAlways) {
+      unpark(ticket);
+    } else {
+      parked_[queue].push_back(ticket);
+    }
+  }
 }
 
 std::optional<std::string> KeyTable::pop(const std::string& queue) {
@@ -135,8 +171,23 @@ std::optional<std::string> KeyTable::pop(const std::string& queue) {
   std::string value = std::move(found->second.front());
   found->second.pop_front();
   if (found->second.empty()) queues_.erase(found);
-  num_bytes_ -= value.size();
+  num_bytes_ -= queue.size() + value.size() + kEntryBytes;
   return value;
+}
+
+std::optional<std::string> KeyTable::pop_or_wait(Ticket ticket, const std::string& queue) {
+  if (auto item = pop(queue)) return item;
+  parked_[queue].push_back(ticket);
+  waits_.emplace(ticket, Wait{.keys = {queue}, .kind = Kind::kPop});
+  return std::nullopt;
+}
+
+std::optional<std::string> KeyTable::take_item(Ticket ticket) {
+  const auto found = deliveries_.find(ticket);
+  if (found == deliveries_.end()) return std::nullopt;
+  std::string item = std::move(found->second.item);
+  deliveries_.erase(found);
+  return item;
 }
 
 int64_t KeyTable::queue_length(const std::string& queue) const {
@@ -144,8 +195,8 @@ int64_t KeyTable::queue_length(const std::string& queue) const {
   return found == queues_.end() ? 0 : static_cast<int64_t>(found->second.size());
 }
 
-bool KeyTable::wait(Ticket ticket, std::vector<std::string> keys) {
-  Wait wait{.keys = std::move(keys)};
+bool KeyTable::wait(Ticket ticket, std::vector<std::string> keys, Wake wake) {
+  Wait wait{.keys = std::move(keys), .wake = wake};
   if (advance(wait)) return true;
   parked_[wait.keys[wait.cursor]].push_back(ticket);
   waits_.emplace(ticket, std::move(wait));
@@ -157,16 +208,21 @@ Result<bool> KeyTable::arrive(Ticket ticket, const std::string& key, int64_t num
   if (!count.ok()) return count.error();
   if (*count < num_arrivals) {
     parked_[key].push_back(ticket);
-    waits_.emplace(ticket, Wait{.keys = {key}, .barrier = true});
+    waits_.emplace(ticket, Wait{.keys = {key}, .kind = Kind::kBarrier});
     return false;
   }
   const auto parked = parked_.find(key);
   if (parked == parked_.end()) return true;
-  for (const Ticket waiting : std::exchange(parked->second, {})) {
+  const std::vector<Ticket> tickets = std::move(parked->second);
+  parked_.erase(parked);
+  for (const Ticket waiting : tickets) {
+    if (waits_.at(waiting).kind != Kind::kBarrier) {
+      parked_[key].push_back(waiting);
+      continue;
+    }
     waits_.erase(waiting);
     ready_.push_back(waiting);
   }
-  parked_.erase(key);
   return true;
 }
 
@@ -179,6 +235,22 @@ void KeyTable::cancel(Ticket ticket) {
     waits_.erase(found);
   }
   std::erase(ready_, ticket);
+  const auto delivery = deliveries_.find(ticket);
+  if (delivery == deliveries_.end()) return;
+  const Delivery given = std::move(delivery->second);
+  deliveries_.erase(delivery);
+  // It was the oldest item, so it goes to the front, or to the next that waits for one.
+  const std::optional<Ticket> popper = first_popper(given.queue);
+  if (popper && waits_.at(*popper).kind == Kind::kPop) {
+    waits_.erase(*popper);
+    deliveries_.emplace(*popper, given);
+    ready_.push_back(*popper);
+    return;
+  }
+  num_bytes_ += given.queue.size() + given.item.size() + kEntryBytes;
+  queues_[given.queue].push_front(given.item);
+  if (popper) unpark(*popper);
+  wake_watchers(given.queue);
 }
 
 std::vector<KeyTable::Ticket> KeyTable::take_ready() {
@@ -209,7 +281,7 @@ void KeyTable::key_appeared(const std::string& key) {
 void KeyTable::unpark(Ticket ticket) {
   const auto found = waits_.find(ticket);
   Wait& wait = found->second;
-  if (!wait.barrier && advance(wait)) {
+  if (wait.kind == Kind::kKeys && advance(wait)) {
     waits_.erase(found);
     ready_.push_back(ticket);
   } else {

@@ -47,32 +47,54 @@ class KeyTable {
   // The first key that has_all() misses; nullptr when none.
   const std::string* first_missing(std::span<const std::string> keys) const;
 
-  // First in, first out; a push wakes one waiter only, since only one can pop it.
+  // First in, first out. A push serves one: the oldest that waits to pop gets the item itself.
   Status push(const std::string& queue, std::string value);
   std::optional<std::string> pop(const std::string& queue);
+  // The first item; if there is none, the ticket becomes ready once it has one (take_item).
+  std::optional<std::string> pop_or_wait(Ticket ticket, const std::string& queue);
+  // What a ticket of pop_or_wait() was given; once. Cancelling the ticket instead puts the item
+  // back where it was.
+  std::optional<std::string> take_item(Ticket ticket);
   int64_t queue_length(const std::string& queue) const;
 
+  // Whether a push wakes this wait always, or as one of those of whom each push wakes one: a c10d
+  // client that waits for a queue is going to pop.
+  enum class Wake { kAlways, kOnePerPush };
   // True when all keys are there; else the ticket becomes ready once they are.
-  bool wait(Ticket ticket, std::vector<std::string> keys);
+  bool wait(Ticket ticket, std::vector<std::string> keys, Wake wake = Wake::kAlways);
   // Counts an arrival at `key`. True when it is the last of `num_arrivals`, whose tickets all
   // become ready; else the ticket waits.
   Result<bool> arrive(Ticket ticket, const std::string& key, int64_t num_arrivals);
+  bool is_waiting(Ticket ticket) const { return waits_.contains(ticket); }
   // Forgets a pending ticket; unknown ones are ignored.
   void cancel(Ticket ticket);
   // Tickets that became ready since the last call, in the order of becoming so.
   std::vector<Ticket> take_ready();
 
  private:
+  enum class Kind { kKeys, kPop, kBarrier };
   struct Wait {
     std::vector<std::string> keys;
     size_t cursor = 0;  // every key before it was seen; the ticket is parked on keys[cursor]
-    bool barrier = false;
+    Kind kind = Kind::kKeys;
+    Wake wake = Wake::kAlways;
   };
+  // An item handed to a ticket that has not taken it yet.
+  struct Delivery {
+    std::string queue;
+    std::string item;
+  };
+
+  // Counted for every key and queued item beside its bytes, so that a bound on bytes bounds memory.
+  static constexpr size_t kEntryBytes = 64;
 
   Status reserve(const std::string& key, size_t old_bytes, size_t new_bytes);
   // Moves the wait to its next missing key. True when there is none.
   bool advance(Wait& wait) const;
   void key_appeared(const std::string& key);
+  // Takes the first of the tickets parked on `queue` that is there to pop; nullopt when none is.
+  std::optional<Ticket> first_popper(const std::string& queue);
+  void wake_watchers(const std::string& queue);
   void unpark(Ticket ticket);
 
   size_t max_bytes_;
@@ -80,6 +102,7 @@ class KeyTable {
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::deque<std::string>> queues_;
   std::map<Ticket, Wait> waits_;
+  std::map<Ticket, Delivery> deliveries_;
   // Tickets by the key they are parked on, oldest first.
   std::unordered_map<std::string, std::vector<Ticket>> parked_;
   std::vector<Ticket> ready_;

@@ -63,4 +63,48 @@ Status PrefixStore::multi_set(std::span<const std::string> keys,
   return store_->multi_set(join(keys), values, deadline);
 }
 
+Result<std::vector<std::string>> PrefixStore::list_keys(Deadline deadline) {
+  Result<std::vector<std::string>> all = store_->list_keys(deadline);
+  if (!all.ok()) return all.error();
+  const std::string begin = join("");
+  std::vector<std::string> own;
+  for (const std::string& key : *all) {
+    if (key.starts_with(begin)) own.push_back(key.substr(begin.size()));
+  }
+  return own;
+}
+
+Status PrefixStore::queue_push(std::string_view queue, std::string_view value, Deadline deadline) {
+  return store_->queue_push(join(queue), value, deadline);
+}
+
+Result<std::string> PrefixStore::queue_pop(std::string_view queue, Deadline deadline) {
+  return store_->queue_pop(join(queue), deadline);
+}
+
+Result<std::optional<std::string>> PrefixStore::try_queue_pop(std::string_view queue,
+                                                              Deadline deadline) {
+  return store_->try_queue_pop(join(queue), deadline);
+}
+
+Result<int64_t> PrefixStore::queue_length(std::string_view queue, Deadline deadline) {
+  return store_->queue_length(join(queue), deadline);
+}
+
+Status PrefixStore::barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) {
+  return store_->barrier(join(key), num_arrivals, deadline);
+}
+
+Result<std::unique_ptr<StoreWill>> PrefixStore::leave_will(std::string_view key,
+                                                           std::string_view value,
+                                                           Deadline deadline) {
+  return store_->leave_will(join(key), value, deadline);
+}
+
+Result<std::shared_ptr<Store>> PrefixStore::clone(Deadline deadline) {
+  Result<std::shared_ptr<Store>> beneath = store_->clone(deadline);
+  if (!beneath.ok()) return beneath.error();
+  return std::shared_ptr<Store>(std::make_shared<PrefixStore>(prefix_, std::move(beneath).value()));
+}
+
 }  // namespace cadre

@@ -1,8 +1,9 @@
 // A view of another Store in which every key gets a prefix: "round 3" + "/" + key.
 //
 // Threads, blocking and errors: those of the store beneath. Lifetime: shares the store beneath.
-// num_keys() counts the keys of the whole store beneath, as c10d's does.
-// Source: c10d::PrefixStore, whose join with "/" it keeps, so that Python and C++ ranks agree.
+// num_keys() counts the keys of the whole store beneath, as c10d's does; list_keys() gives the
+// view's own, without the prefix. Source: c10d::PrefixStore, whose join with "/" it keeps, so that
+// Python and C++ ranks agree.
 #pragma once
 
 #include <memory>
@@ -30,6 +31,16 @@ class CADRE_EXPORT PrefixStore final : public Store {
                                              Deadline deadline) override;
   Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
                    Deadline deadline) override;
+  Result<std::vector<std::string>> list_keys(Deadline deadline) override;
+  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override;
+  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override;
+  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
+                                                   Deadline deadline) override;
+  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override;
+  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override;
+  Result<std::unique_ptr<StoreWill>> leave_will(std::string_view key, std::string_view value,
+                                                Deadline deadline) override;
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
 
  private:
   std::string join(std::string_view key) const;

@@ -4,10 +4,13 @@
 // another's. Blocking: every method until its Deadline at most.
 // Lifetime: values are copies. Errors: kTimeout names the key that was waited for; kPeerLost when
 // the server is gone; kInvalidArgument for a key or value over the limits below.
-// Source: the verbs are c10d's Store.
+// Source: the verbs are c10d's Store, all of torch 2.13 but the handle's own timeout: here every
+// call has its Deadline.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +24,12 @@ namespace cadre {
 
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
+
+// What a process has left with a store for the case of its death. Destroying it retracts it.
+class CADRE_EXPORT StoreWill {
+ public:
+  virtual ~StoreWill() = default;
+};
 
 class CADRE_EXPORT Store {
  public:
@@ -49,6 +58,33 @@ class CADRE_EXPORT Store {
                                                      Deadline deadline) = 0;
   virtual Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
                            Deadline deadline) = 0;
+  // The keys that are set, sorted. Queues are not among them.
+  virtual Result<std::vector<std::string>> list_keys(Deadline deadline) = 0;
+
+  // Queues of values, first in, first out, each under a name of its own; apart from the keys, but a
+  // queue that is not empty counts as a key that is set for wait() and check().
+  virtual Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) = 0;
+  // Waits until there is an item, and takes it; each item goes to one caller.
+  virtual Result<std::string> queue_pop(std::string_view queue, Deadline deadline) = 0;
+  // Without waiting; nullopt when the queue is empty.
+  virtual Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
+                                                           Deadline deadline) = 0;
+  virtual Result<int64_t> queue_length(std::string_view queue, Deadline deadline) = 0;
+
+  // Waits until `num_arrivals` calls were made with this key, in one step where add() and wait()
+  // are two. A key serves one barrier; a call that timed out has arrived all the same.
+  virtual Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) = 0;
+
+  // When this process dies before it has destroyed the result, `value` is appended to the key. Null
+  // where nobody would notice the death: in one process, in a file, and over c10d's protocol.
+  virtual Result<std::unique_ptr<StoreWill>> leave_will(std::string_view /*key*/,
+                                                        std::string_view /*value*/,
+                                                        Deadline /*deadline*/) {
+    return std::unique_ptr<StoreWill>();
+  }
+
+  // Another handle on the same keys, which shares no connection with this one.
+  virtual Result<std::shared_ptr<Store>> clone(Deadline deadline) = 0;
 };
 
 }  // namespace cadre

@@ -1,103 +1,13 @@
-// What every Store must do, run against each implementation.
-#include <gtest/gtest.h>
+// What every Store must do with keys and values, run against each implementation.
+#include "cadre/store/store_conformance_test.h"
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/os/system.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/store/prefix_store.h"
-#include "cadre/store/tcp_store.h"
-#include "cadre/store/tcp_store_server.h"
 
 namespace cadre {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-// One store that several ranks open.
-class StoreHarness {
- public:
-  virtual ~StoreHarness() = default;
-  // A handle as a rank would hold it; handles see the same keys.
-  virtual std::shared_ptr<Store> open() = 0;
-};
-
-class HashHarness final : public StoreHarness {
- public:
-  explicit HashHarness(os::System& system) : store_(std::make_shared<HashStore>(system)) {}
-  std::shared_ptr<Store> open() override { return store_; }
-
- private:
-  std::shared_ptr<Store> store_;
-};
-
-class PrefixHarness final : public StoreHarness {
- public:
-  explicit PrefixHarness(os::System& system) : store_(std::make_shared<HashStore>(system)) {}
-  std::shared_ptr<Store> open() override {
-    return std::make_shared<PrefixStore>("round/7", store_);
-  }
-
- private:
-  std::shared_ptr<Store> store_;
-};
-
-// A server in this process; every handle is a client of its own.
-class TcpHarness final : public StoreHarness {
- public:
-  TcpHarness(os::System& system, StoreProtocol protocol) : system_(system), protocol_(protocol) {
-    server_ = TcpStoreServer::start(system, {.token = "secret"}).value_or_throw();
-  }
-  std::shared_ptr<Store> open() override {
-    const TcpStoreOptions options{
-        .address = server_->address(), .token = "secret", .protocol = protocol_};
-    return TcpStore::connect(system_, options, system_.deadline_in(seconds(10))).value_or_throw();
-  }
-
- private:
-  os::System& system_;
-  StoreProtocol protocol_;
-  std::unique_ptr<TcpStoreServer> server_;
-};
-
-struct StoreKind {
-  const char* name;
-  std::function<std::unique_ptr<StoreHarness>(os::System&)> make;
-};
-
-void PrintTo(const StoreKind& kind, std::ostream* out) {
-  *out << kind.name;
-}
-
-class StoreConformance : public testing::TestWithParam<StoreKind> {
- protected:
-  Deadline soon() { return system_->deadline_in(seconds(20)); }
-  Deadline at_once() { return system_->deadline_in(milliseconds(50)); }
-
-  // Runs the bodies at the same time and joins them.
-  void run_together(std::vector<std::function<void()>> bodies) {
-    std::vector<std::unique_ptr<os::Thread>> threads;
-    for (auto& body : bodies) threads.push_back(system_->spawn("store_test", std::move(body)));
-    for (auto& thread : threads) thread->join();
-  }
-
-  std::unique_ptr<os::System> system_ = os::make_native_system();
-  std::unique_ptr<StoreHarness> harness_ = GetParam().make(*system_);
-  std::shared_ptr<Store> store_ = harness_->open();
-};
-
-#define EXPECT_OK(expression)                               \
-  do {                                                      \
-    const auto& result_ = (expression);                     \
-    EXPECT_TRUE(result_.ok()) << result_.error().message(); \
-  } while (false)
 
 TEST_P(StoreConformance, SetThenGetReturnsTheLastValue) {
   EXPECT_OK(store_->set("color", "red", soon()));
@@ -305,8 +215,9 @@ TEST_P(StoreConformance, ManyRanksMeetAtOneKeyEach) {
 
 INSTANTIATE_TEST_SUITE_P(
     Stores, StoreConformance,
-    testing::Values(
+    ::testing::Values(
         StoreKind{"HashStore", [](os::System& s) { return std::make_unique<HashHarness>(s); }},
+        StoreKind{"FileStore", [](os::System& s) { return std::make_unique<FileHarness>(s); }},
         StoreKind{"PrefixStore", [](os::System& s) { return std::make_unique<PrefixHarness>(s); }},
         StoreKind{
             "TcpStore",

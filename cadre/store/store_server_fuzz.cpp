@@ -109,15 +109,18 @@ std::vector<std::byte> sample(bool is_native, unsigned seed) {
     return wire::encode(request);
   }
   wire::StoreRequest request{.id = seed,
-                             .verb = static_cast<wire::StoreVerb>(seed / 3 % 12),
+                             .verb = static_cast<wire::StoreVerb>(seed / 3 % wire::kNumStoreVerbs),
                              .amount = static_cast<int64_t>(seed % 7)};
   if (request.verb == wire::StoreVerb::kCancel) {
     request.id = seed % 64;
-  } else if (request.verb != wire::StoreVerb::kNumKeys) {
+  } else if (request.verb != wire::StoreVerb::kNumKeys &&
+             request.verb != wire::StoreVerb::kListKeys &&
+             request.verb != wire::StoreVerb::kRetractWill) {
     request.keys = {key};
   }
   if (request.verb == wire::StoreVerb::kSet || request.verb == wire::StoreVerb::kAppend ||
-      request.verb == wire::StoreVerb::kMultiSet) {
+      request.verb == wire::StoreVerb::kMultiSet || request.verb == wire::StoreVerb::kQueuePush ||
+      request.verb == wire::StoreVerb::kLeaveWill) {
     request.values = {value};
   }
   if (request.verb == wire::StoreVerb::kCompareSet) request.values = {value, value};

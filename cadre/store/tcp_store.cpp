@@ -46,6 +46,24 @@ Error explain(const Error& error, const os::Address& address, StoreVerb verb,
   }
 }
 
+class ConnectionWill final : public StoreWill {
+ public:
+  ConnectionWill(os::System& system, std::unique_ptr<store::ServerConnection> connection)
+      : system_(system), connection_(std::move(connection)) {}
+  ~ConnectionWill() override {
+    // A server that is gone carries nothing out either.
+    (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
+  }
+  ConnectionWill(const ConnectionWill&) = delete;
+  ConnectionWill& operator=(const ConnectionWill&) = delete;
+
+ private:
+  static constexpr Duration kRetractTime = std::chrono::milliseconds(500);
+
+  os::System& system_;
+  std::unique_ptr<store::ServerConnection> connection_;
+};
+
 }  // namespace
 
 Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
@@ -54,9 +72,10 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
   const std::unique_ptr<os::Waiter> nap = system.make_waiter();
   Duration pause = kRetryPause;
   while (true) {
-    auto connection = store::dial(system, options, deadline);
+    StoreRoute route;
+    auto connection = store::dial(system, options, deadline, &route);
     if (connection.ok()) {
-      return std::make_unique<TcpStore>(system, options, std::move(connection).value());
+      return std::make_unique<TcpStore>(system, options, std::move(connection).value(), route);
     }
     const ErrorCode code = connection.error().code();
     const bool may_come = code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost;
@@ -74,8 +93,8 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
 }
 
 TcpStore::TcpStore(os::System& system, const TcpStoreOptions& options,
-                   std::unique_ptr<store::ServerConnection> first)
-    : system_(system), options_(options) {
+                   std::unique_ptr<store::ServerConnection> first, const StoreRoute& route)
+    : system_(system), options_(options), route_(route) {
   idle_.push_back(std::move(first));
 }
 
@@ -208,6 +227,75 @@ Status TcpStore::multi_set(std::span<const std::string> keys, std::span<const st
   return call_for_nothing(
       {.verb = StoreVerb::kMultiSet, .keys = to_strings(keys), .values = to_strings(values)},
       deadline);
+}
+
+Result<std::vector<std::string>> TcpStore::list_keys(Deadline deadline) {
+  Result<StoreResponse> response = call({.verb = StoreVerb::kListKeys}, deadline);
+  if (!response.ok()) return response.error();
+  return std::move(response->values);
+}
+
+Status TcpStore::queue_push(std::string_view queue, std::string_view value, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_entry(queue, value));
+  return call_for_nothing(
+      {.verb = StoreVerb::kQueuePush, .keys = {std::string(queue)}, .values = {std::string(value)}},
+      deadline);
+}
+
+Result<std::string> TcpStore::queue_pop(std::string_view queue, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_key(queue));
+  auto values =
+      call_for_values({.verb = StoreVerb::kQueuePop, .keys = {std::string(queue)}}, 1, deadline);
+  if (!values.ok()) return values.error();
+  return std::move(values->front());
+}
+
+Result<std::optional<std::string>> TcpStore::try_queue_pop(std::string_view queue,
+                                                           Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_key(queue));
+  Result<StoreResponse> response =
+      call({.verb = StoreVerb::kTryQueuePop, .keys = {std::string(queue)}}, deadline);
+  if (!response.ok()) return response.error();
+  if (response->number == 0 || response->values.empty()) return std::optional<std::string>();
+  return std::optional(std::move(response->values.front()));
+}
+
+Result<int64_t> TcpStore::queue_length(std::string_view queue, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_key(queue));
+  return call_for_number({.verb = StoreVerb::kQueueLength, .keys = {std::string(queue)}}, deadline);
+}
+
+Status TcpStore::barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_barrier(key, num_arrivals));
+  return call_for_nothing(
+      {.verb = StoreVerb::kBarrier, .amount = num_arrivals, .keys = {std::string(key)}}, deadline);
+}
+
+Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
+                                                        std::string_view value, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
+  if (options_.protocol == StoreProtocol::kC10d) return std::unique_ptr<StoreWill>();
+  const std::vector<std::string> keys = {std::string(key)};
+  const auto explained = [&](const Error& error) {
+    return explain(error, options_.address, StoreVerb::kLeaveWill, keys);
+  };
+  // A connection of its own: its end is the message.
+  auto connection = store::dial(system_, options_, deadline);
+  if (!connection.ok()) return explained(connection.error());
+  const Result<StoreResponse> response =
+      (*connection)
+          ->call({.verb = StoreVerb::kLeaveWill, .keys = keys, .values = {std::string(value)}},
+                 deadline);
+  if (!response.ok()) return explained(response.error());
+  if (response->error) return *response->error;
+  return std::unique_ptr<StoreWill>(
+      std::make_unique<ConnectionWill>(system_, std::move(connection).value()));
+}
+
+Result<std::shared_ptr<Store>> TcpStore::clone(Deadline deadline) {
+  Result<std::unique_ptr<TcpStore>> other = connect(system_, options_, deadline);
+  if (!other.ok()) return other.error();
+  return std::shared_ptr<Store>(std::move(other).value());
 }
 
 }  // namespace cadre

@@ -37,6 +37,12 @@ struct TcpStoreOptions {
   StoreProtocol protocol = StoreProtocol::kNative;
 };
 
+// The two ends of a client's first connection: numeric, whatever name the server was found by.
+struct StoreRoute {
+  os::Address local;
+  os::Address server;
+};
+
 class CADRE_EXPORT TcpStore final : public Store {
  public:
   // Tries again until the deadline while nobody listens, because the server may start later.
@@ -45,7 +51,7 @@ class CADRE_EXPORT TcpStore final : public Store {
                                                    Deadline deadline);
   // Use connect().
   TcpStore(os::System& system, const TcpStoreOptions& options,
-           std::unique_ptr<store::ServerConnection> first);
+           std::unique_ptr<store::ServerConnection> first, const StoreRoute& route);
   ~TcpStore() override;
 
   Status set(std::string_view key, std::string_view value, Deadline deadline) override;
@@ -62,6 +68,18 @@ class CADRE_EXPORT TcpStore final : public Store {
                                              Deadline deadline) override;
   Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
                    Deadline deadline) override;
+  Result<std::vector<std::string>> list_keys(Deadline deadline) override;
+  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override;
+  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override;
+  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
+                                                   Deadline deadline) override;
+  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override;
+  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override;
+  Result<std::unique_ptr<StoreWill>> leave_will(std::string_view key, std::string_view value,
+                                                Deadline deadline) override;
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
+
+  const StoreRoute& route() const { return route_; }
 
  private:
   // One request and its answer over a connection that no other call uses meanwhile.
@@ -74,6 +92,7 @@ class CADRE_EXPORT TcpStore final : public Store {
 
   os::System& system_;
   const TcpStoreOptions options_;
+  const StoreRoute route_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<store::ServerConnection>> idle_;
 };

@@ -1,11 +1,13 @@
 #include "cadre/store/tcp_store_server.h"
 
 #include <atomic>
-#include <map>
+#include <deque>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/os/io/poll_set.h"
 #include "cadre/store/key_table.h"
 #include "cadre/store/tcp/client_connection.h"
 
@@ -24,7 +26,8 @@ class TcpStoreServer::Impl {
         address_(listener_->address()),
         stop_event_(system.make_event()),
         table_(options.max_bytes),
-        context_{table_, options_.token, options_.serve_c10d, system_} {}
+        context_{table_, options_.token, options_.serve_c10d, system_},
+        poll_set_(system) {}
 
   void start() {
     thread_ = system_.spawn("cadre_store", [this] { run(); });
@@ -42,22 +45,27 @@ class TcpStoreServer::Impl {
 
  private:
   // With nothing to do the loop wakes up so seldom only because no wait may be endless.
+  static constexpr uint64_t kStopKey = 0;
+  static constexpr uint64_t kListenerKey = 1;
+  static constexpr uint64_t kFirstClientKey = 2;
   static constexpr Duration kIdleWait = std::chrono::seconds(60);
   static constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
   static constexpr size_t kMaxAcceptsPerTurn = 64;
 
   void run() {
+    poll_set_.watch(kStopKey, {.target = stop_event_.get(), .want_read = true});
     while (!stopping_.load(std::memory_order_acquire)) {
-      std::vector<os::PollItem> items = {{.target = stop_event_.get(), .want_read = true},
-                                         {.target = listener_.get(), .want_read = may_accept()}};
-      std::vector<uint32_t> numbers;
-      for (const auto& [number, connection] : connections_) {
-        items.push_back(connection->interest());
-        numbers.push_back(number);
+      poll_set_.watch(kListenerKey, {.target = listener_.get(), .want_read = may_accept()});
+      // What is done for one client may end another's wait, and its connection with it.
+      const auto ready = poll_set_.wait(next_deadline());
+      const std::vector<os::PollSet::Ready> items(ready.begin(), ready.end());
+      for (const os::PollSet::Ready& item : items) {
+        if (item.key == kListenerKey) {
+          accept();
+        } else if (item.key >= kFirstClientKey) {
+          serve(static_cast<uint32_t>(item.key - kFirstClientKey), item);
+        }
       }
-      system_.poll(items, next_deadline());
-      for (size_t i = 0; i < numbers.size(); ++i) serve(numbers[i], items[i + 2]);
-      if (items[1].can_read) accept();
       drop_strangers();
     }
     connections_.clear();
@@ -67,10 +75,18 @@ class TcpStoreServer::Impl {
   Deadline next_deadline() {
     Deadline deadline = system_.deadline_in(kIdleWait);
     if (!may_accept()) deadline = deadline.earlier(Deadline(accept_after_));
-    for (const auto& [number, connection] : connections_) {
-      if (!connection->is_accepted()) deadline = deadline.earlier(connection->greeting_deadline());
+    forget_accepted();
+    if (strangers_.empty()) return deadline;
+    return deadline.earlier(connections_.at(strangers_.front())->greeting_deadline());
+  }
+
+  // Connections at the front of the queue that have proved themselves or are gone.
+  void forget_accepted() {
+    while (!strangers_.empty()) {
+      const auto found = connections_.find(strangers_.front());
+      if (found != connections_.end() && !found->second->is_accepted()) return;
+      strangers_.pop_front();
     }
-    return deadline;
   }
 
   bool may_accept() { return system_.now() >= accept_after_; }
@@ -80,7 +96,9 @@ class TcpStoreServer::Impl {
       Result<std::unique_ptr<os::Socket>> socket = listener_->try_accept();
       if (!socket.ok()) {
         log_.write(LogLevel::kWarning, "store",
-                   format("accept failed reason=\"{}\"", socket.error().message()));
+                   format("accept failed clients={} reason=\"{}\"; raise ulimit -n if descriptors "
+                          "ran out",
+                          connections_.size(), socket.error().message()));
         // Out of descriptors, most likely: the connection stays in the queue and would be reported
         // again at once.
         accept_after_ = system_.now() + kAcceptPause;
@@ -94,42 +112,61 @@ class TcpStoreServer::Impl {
         continue;
       }
       const uint32_t number = next_number_++;
-      connections_.emplace(number, std::make_unique<ClientConnection>(
-                                       context_, number, std::move(*socket),
-                                       system_.deadline_in(options_.greeting_timeout)));
+      const auto [place, is_fresh] = connections_.emplace(
+          number,
+          std::make_unique<ClientConnection>(context_, number, std::move(*socket),
+                                             system_.deadline_in(options_.greeting_timeout)));
+      strangers_.push_back(number);
+      watch(number, *place->second);
     }
   }
 
-  void serve(uint32_t number, const os::PollItem& item) {
-    if (!item.can_read && !item.can_write) return;
+  static uint64_t key_of(uint32_t number) { return kFirstClientKey + number; }
+
+  void watch(uint32_t number, const ClientConnection& connection) {
+    poll_set_.watch(key_of(number), connection.interest());
+  }
+
+  void serve(uint32_t number, const os::PollSet::Ready& ready) {
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
+    os::PollItem item = found->second->interest();
+    item.can_read = ready.can_read;
+    item.can_write = ready.can_write;
     const Status status = found->second->on_ready(item);
-    if (!status.ok()) drop(number, status.error());
+    if (status.ok()) {
+      watch(number, *found->second);
+    } else {
+      drop(number, status.error());
+    }
     wake_ready();
   }
 
   // What one client wrote may end the waits of others.
   void wake_ready() {
-    for (const KeyTable::Ticket ticket : table_.take_ready()) {
-      const uint32_t number = store::TicketSource::connection_of(ticket);
-      const auto found = connections_.find(number);
-      if (found == connections_.end()) continue;
-      found->second->on_ticket(ticket);
-      const Status status = found->second->flush();
-      if (!status.ok()) drop(number, status.error());
+    // A client that is dropped here may leave a will or give back an item, which wakes others.
+    for (auto ready = table_.take_ready(); !ready.empty(); ready = table_.take_ready()) {
+      for (const KeyTable::Ticket ticket : ready) {
+        const uint32_t number = store::TicketSource::connection_of(ticket);
+        const auto found = connections_.find(number);
+        if (found == connections_.end()) continue;
+        found->second->on_ticket(ticket);
+        const Status status = found->second->flush();
+        if (status.ok()) {
+          watch(number, *found->second);
+        } else {
+          drop(number, status.error());
+        }
+      }
     }
   }
 
+  // All have the same time to prove themselves, so the oldest is the first to be late.
   void drop_strangers() {
     const TimePoint now = system_.now();
-    std::vector<uint32_t> late;
-    for (const auto& [number, connection] : connections_) {
-      if (!connection->is_accepted() && connection->greeting_deadline().has_passed(now)) {
-        late.push_back(number);
-      }
-    }
-    for (const uint32_t number : late) {
+    for (forget_accepted(); !strangers_.empty(); forget_accepted()) {
+      const uint32_t number = strangers_.front();
+      if (!connections_.at(number)->greeting_deadline().has_passed(now)) return;
       drop(number, Error(ErrorCode::kTimeout, "it did not prove itself in time"));
     }
   }
@@ -141,6 +178,7 @@ class TcpStoreServer::Impl {
     const bool is_normal = found->second->is_accepted() && reason.code() == ErrorCode::kPeerLost;
     log_.write(is_normal ? LogLevel::kDebug : LogLevel::kWarning, "store",
                format("dropped peer={} reason=\"{}\"", found->second->peer(), reason.message()));
+    poll_set_.forget(key_of(number));
     connections_.erase(found);
   }
 
@@ -154,7 +192,9 @@ class TcpStoreServer::Impl {
   // From here on: the server thread's alone.
   KeyTable table_;
   const store::ServerContext context_;
-  std::map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
+  os::PollSet poll_set_;
+  std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
+  std::deque<uint32_t> strangers_;  // in the order of their coming; some may be accepted or gone
   uint32_t next_number_ = 0;
   TimePoint accept_after_;
   std::unique_ptr<os::Thread> thread_;  // the owner's

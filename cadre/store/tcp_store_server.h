@@ -29,7 +29,7 @@ struct TcpStoreServerOptions {
   std::string token;       // the job's secret; required when `address` is not on loopback
   bool serve_c10d = true;  // to peers on loopback
   size_t max_bytes = size_t{1} << 30;  // of all keys and values
-  size_t max_connections = 8192;
+  size_t max_connections = 65536;      // the descriptor limit of the process may be lower
   Duration greeting_timeout = std::chrono::seconds(1);
   LogSink* log = nullptr;  // null: dropped
 };

@@ -2,6 +2,7 @@
 #include "cadre/store/tcp_store.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -102,6 +103,37 @@ TEST_F(TcpStoreTest, StrangersAreDroppedWithALogLine) {
   const std::string log = log_.text();
   EXPECT_EQ(static_cast<size_t>(std::count(log.begin(), log.end(), '\n')), strangers.size()) << log;
   EXPECT_TRUE(connect(*server).ok());
+}
+
+// With the limit as it is by default, and by the server's own clock.
+TEST_F(TcpStoreTest, AStrangerIsGoneASecondAfterItCame) {
+  auto server = start();
+  const TimePoint start_time = system_->now();
+  EXPECT_EQ(say(*server, "CDRS"), "");
+  const Duration kept = system_->now() - start_time;
+  EXPECT_GE(kept, milliseconds(900));
+  EXPECT_NE(log_.text().find("did not prove itself in time"), std::string::npos) << log_.text();
+  EXPECT_EQ(TcpStoreServerOptions().greeting_timeout, seconds(1));
+}
+
+TEST_F(TcpStoreTest, AThousandIdleClientsDisturbNobodyAndAllStillWork) {
+  constexpr int kIdle = 1000;
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_max < 2 * kIdle + 200) GTEST_SKIP() << "the hard limit of descriptors is too low";
+  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, 2 * kIdle + 200);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  auto server = start();
+  std::vector<std::unique_ptr<TcpStore>> idle;
+  for (int i = 0; i < kIdle; ++i) idle.push_back(connect(*server).value_or_throw());
+  auto busy = connect(*server).value_or_throw();
+  for (int i = 1; i <= 200; ++i) ASSERT_EQ(busy->add("n", 1, soon()).value(), i);
+  // One in seven leaves; the rest are where they were.
+  for (size_t i = 0; i < idle.size(); i += 7) idle[i].reset();
+  for (size_t i = 0; i < idle.size(); ++i) {
+    if (idle[i] == nullptr) continue;
+    ASSERT_EQ(idle[i]->get("n", soon()).value(), "200") << i;
+  }
 }
 
 TEST_F(TcpStoreTest, C10dCanBeSwitchedOff) {

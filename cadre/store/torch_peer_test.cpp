@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -165,6 +166,18 @@ TEST_F(TorchPeerTest, OurClientFindsEveryVerbInTorchsServers) {
       .protocol = StoreProtocol::kC10d};
   const Deadline soon = system_->deadline_in(seconds(20));
   auto store = TcpStore::connect(*system_, options, soon).value_or_throw();
+  // Torch's server without libuv has no queues, and its list is another.
+  EXPECT_TRUE(store->queue_push("q", "first", soon).ok());
+  EXPECT_TRUE(store->queue_push("q", "second", soon).ok());
+  EXPECT_EQ(store->queue_length("q", soon).value(), 2);
+  EXPECT_EQ(store->queue_pop("q", soon).value(), "first");
+  EXPECT_EQ(store->try_queue_pop("q", soon).value(), "second");
+  EXPECT_EQ(store->try_queue_pop("q", soon).value(), std::nullopt);
+  EXPECT_EQ(store->queue_pop("q", system_->deadline_in(milliseconds(100))).error().code(),
+            ErrorCode::kTimeout);
+  const auto keys = store->list_keys(soon).value();
+  EXPECT_NE(std::find(keys.begin(), keys.end(), "log"), keys.end());
+  EXPECT_TRUE(store->barrier("barrier", 1, soon).ok());
   EXPECT_TRUE(store->set("stop", "1", soon).ok());
   const std::string output = peer.finish();
   EXPECT_TRUE(output.ends_with("ok\n")) << output;

@@ -19,8 +19,9 @@ void StreamBuffer::consume(size_t num_bytes) {
   if (begin_ < data_.size()) return;
   begin_ = 0;
   data_.clear();
-  // One large value must not hold its memory for the life of a connection.
-  constexpr size_t kKeptBytes = 256 << 10;
+  // One large value must not hold its memory for the life of a connection, of which a server has
+  // thousands.
+  constexpr size_t kKeptBytes = 4 << 10;
   if (data_.capacity() > kKeptBytes) data_ = {};
 }
 

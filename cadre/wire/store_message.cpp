@@ -31,6 +31,14 @@ constexpr std::array<Shape, kNumStoreVerbs> kShapes = {{
     {"multi_get", kAnyCount, 0},
     {"multi_set", kAnyCount, kAnyCount},
     {"cancel", 0, 0},
+    {"queue_push", 1, 1},
+    {"queue_pop", 1, 0},
+    {"try_queue_pop", 1, 0},
+    {"queue_length", 1, 0},
+    {"list_keys", 0, 0},
+    {"barrier", 1, 0},
+    {"leave_will", 1, 1},
+    {"retract_will", 0, 0},
 }};
 
 Status check_shape(const StoreRequest& request) {

@@ -18,7 +18,7 @@ namespace cadre::wire {
 
 // The first bytes of a client, before its first frame. c10d's clients begin with a zero byte.
 inline constexpr std::string_view kStoreMagic = "CDRS";
-inline constexpr uint16_t kStoreProtocol = 1;
+inline constexpr uint16_t kStoreProtocol = 2;
 
 inline constexpr size_t kMaxStoreFrameBytes = 64 << 20;
 inline constexpr size_t kMaxHandshakeFrameBytes = 1024;
@@ -56,15 +56,23 @@ enum class StoreVerb : uint8_t {
   kMultiGet,
   kMultiSet,
   kCancel,  // forgets the pending request with this id; has no response
+  kQueuePush,
+  kQueuePop,     // once there is an item
+  kTryQueuePop,  // number: 1 with an item, 0 without
+  kQueueLength,
+  kListKeys,
+  kBarrier,    // amount: the number of arrivals
+  kLeaveWill,  // when this connection ends without a retraction, the value is appended to the key
+  kRetractWill,
 };
-inline constexpr int kNumStoreVerbs = 12;
+inline constexpr int kNumStoreVerbs = 20;
 
 CADRE_EXPORT std::string_view to_string(StoreVerb verb);
 
 struct StoreRequest {
   uint64_t id = 0;
   StoreVerb verb = StoreVerb::kSet;
-  int64_t amount = 0;  // of kAdd
+  int64_t amount = 0;  // of kAdd and kBarrier
   std::vector<std::string> keys;
   std::vector<std::string> values;  // compare_set: expected, desired
 
@@ -74,7 +82,7 @@ struct StoreRequest {
 struct StoreResponse {
   uint64_t id = 0;
   std::optional<Error> error;  // then the rest is empty
-  int64_t number = 0;          // add: the sum; check and erase: 0 or 1; num_keys: the count
+  int64_t number = 0;          // add: the sum; check, erase, try_queue_pop: 0 or 1; else a count
   std::vector<std::string> values;
 
   friend bool operator==(const StoreResponse&, const StoreResponse&) = default;

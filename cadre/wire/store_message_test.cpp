@@ -32,6 +32,14 @@ std::vector<StoreRequest> sample_requests() {
       {.id = 10, .verb = StoreVerb::kMultiGet, .keys = {"a", "b"}},
       {.id = 11, .verb = StoreVerb::kMultiSet, .keys = {"a", "b"}, .values = {"1", "2"}},
       {.id = ~uint64_t{0}, .verb = StoreVerb::kCancel},
+      {.id = 12, .verb = StoreVerb::kQueuePush, .keys = {"q"}, .values = {bytes}},
+      {.id = 13, .verb = StoreVerb::kQueuePop, .keys = {"q"}},
+      {.id = 14, .verb = StoreVerb::kTryQueuePop, .keys = {"q"}},
+      {.id = 15, .verb = StoreVerb::kQueueLength, .keys = {"q"}},
+      {.id = 16, .verb = StoreVerb::kListKeys},
+      {.id = 17, .verb = StoreVerb::kBarrier, .amount = 8, .keys = {"b"}},
+      {.id = 18, .verb = StoreVerb::kLeaveWill, .keys = {"k"}, .values = {"gone"}},
+      {.id = 19, .verb = StoreVerb::kRetractWill},
   };
 }
 

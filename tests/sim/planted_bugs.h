@@ -107,6 +107,28 @@ class BuggyStore final : public Store {
                    Deadline deadline) override {
     return inner_.multi_set(rename(keys), values, deadline);
   }
+  Result<std::vector<std::string>> list_keys(Deadline deadline) override {
+    return inner_.list_keys(deadline);
+  }
+  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override {
+    return inner_.queue_push(rename(queue), value, deadline);
+  }
+  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override {
+    return inner_.queue_pop(rename(queue), deadline);
+  }
+  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
+                                                   Deadline deadline) override {
+    return inner_.try_queue_pop(rename(queue), deadline);
+  }
+  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override {
+    return inner_.queue_length(rename(queue), deadline);
+  }
+  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override {
+    return inner_.barrier(rename(key), num_arrivals, deadline);
+  }
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
+    return inner_.clone(deadline);
+  }
 
  private:
   std::string rename(std::string_view key) const;

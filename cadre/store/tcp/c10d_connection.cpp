@@ -1,5 +1,6 @@
 #include "cadre/store/tcp/c10d_connection.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -80,11 +81,46 @@ Result<StoreResponse> C10dConnection::receive_number(Deadline deadline) {
 }
 
 Result<StoreResponse> C10dConnection::receive_values(size_t count, Deadline deadline) {
+  if (count == 0) return StoreResponse();  // not a byte comes
   const auto decode = [count](ConstBytes bytes) { return wire::decode_c10d_values(bytes, count); };
   Result<std::vector<std::string>> values =
       receive<std::vector<std::string>>(stream_, decode, deadline);
   if (!values.ok()) return values.error();
   return StoreResponse{.values = std::move(values).value()};
+}
+
+Result<StoreResponse> C10dConnection::pop(const std::string& queue, bool waits, Deadline deadline) {
+  while (true) {
+    if (waits) CADRE_RETURN_IF_ERROR(wait({queue}, deadline));
+    CADRE_RETURN_IF_ERROR(send({.verb = C10dVerb::kQueuePop, .keys = {queue}}, deadline));
+    Result<StoreResponse> length = receive_number(deadline);
+    if (!length.ok()) return length.error();
+    if (length->number > 0) {
+      Result<StoreResponse> item = receive_values(1, deadline);
+      if (item.ok()) item->number = 1;
+      return item;
+    }
+    if (!waits) return StoreResponse();
+  }
+}
+
+Result<StoreResponse> C10dConnection::list_keys(Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(send({.verb = C10dVerb::kListKeys}, deadline));
+  const Result<StoreResponse> count = receive_number(deadline);
+  if (!count.ok()) return count.error();
+  if (count->number < 0 || count->number > static_cast<int64_t>(wire::kMaxC10dKeysPerRequest)) {
+    return Error(ErrorCode::kCorruption,
+                 format("the c10d store server lists {} keys, over the limit of {}", count->number,
+                        wire::kMaxC10dKeysPerRequest));
+  }
+  Result<StoreResponse> keys = receive_values(static_cast<size_t>(count->number), deadline);
+  if (!keys.ok()) return keys.error();
+  StoreResponse response;
+  for (std::string& key : keys->values) {
+    if (key.starts_with('/')) response.values.push_back(key.substr(1));
+  }
+  std::sort(response.values.begin(), response.values.end());
+  return response;
 }
 
 Result<StoreResponse> C10dConnection::call(StoreRequest request, Deadline deadline) {
@@ -108,9 +144,11 @@ Result<StoreResponse> C10dConnection::translate(StoreRequest request, Deadline d
     case StoreVerb::kSet:
     case StoreVerb::kAppend:
     case StoreVerb::kMultiSet:
-      CADRE_RETURN_IF_ERROR(ask(request.verb == StoreVerb::kSet      ? C10dVerb::kSet
-                                : request.verb == StoreVerb::kAppend ? C10dVerb::kAppend
-                                                                     : C10dVerb::kMultiSet));
+    case StoreVerb::kQueuePush:
+      CADRE_RETURN_IF_ERROR(ask(request.verb == StoreVerb::kSet        ? C10dVerb::kSet
+                                : request.verb == StoreVerb::kAppend   ? C10dVerb::kAppend
+                                : request.verb == StoreVerb::kMultiSet ? C10dVerb::kMultiSet
+                                                                       : C10dVerb::kQueuePush));
       CADRE_RETURN_IF_ERROR(ping(next_nonce_++, deadline));
       return StoreResponse();
     case StoreVerb::kWait:
@@ -141,10 +179,35 @@ Result<StoreResponse> C10dConnection::translate(StoreRequest request, Deadline d
       if (!answer.ok()) return answer.error();
       return StoreResponse{.number = *answer == wire::kC10dReady ? 1 : 0};
     }
-    case StoreVerb::kCancel:
+    default:
+      return translate_rest(request.verb, message, deadline);
+  }
+}
+
+Result<StoreResponse> C10dConnection::translate_rest(StoreVerb verb, C10dRequest& message,
+                                                     Deadline deadline) {
+  switch (verb) {
+    case StoreVerb::kQueuePop:
+    case StoreVerb::kTryQueuePop:
+      return pop(message.keys[0], verb == StoreVerb::kQueuePop, deadline);
+    case StoreVerb::kQueueLength:
+      message.verb = C10dVerb::kQueueLength;
+      CADRE_RETURN_IF_ERROR(send(message, deadline));
+      return receive_number(deadline);
+    case StoreVerb::kListKeys:
+      return list_keys(deadline);
+    case StoreVerb::kBarrier: {
+      message.verb = C10dVerb::kBarrier;
+      CADRE_RETURN_IF_ERROR(send(message, deadline));
+      const Result<uint8_t> answer = receive<uint8_t>(stream_, wire::decode_c10d_byte, deadline);
+      if (!answer.ok()) return answer.error();
+      return StoreResponse();
+    }
+    default:
       break;
   }
-  return Error(ErrorCode::kInternal, "c10d's protocol has no request to cancel");
+  return Error(ErrorCode::kInternal,
+               format("c10d's protocol has no request {}", wire::to_string(verb)));
 }
 
 }  // namespace cadre::store

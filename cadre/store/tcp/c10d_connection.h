@@ -30,6 +30,12 @@ class C10dConnection final : public ServerConnection {
   Status ping(uint32_t nonce, Deadline deadline);
   Status wait(const std::vector<std::string>& keys, Deadline deadline);
   Result<wire::StoreResponse> translate(wire::StoreRequest request, Deadline deadline);
+  // The verbs of queues, list_keys and barrier.
+  Result<wire::StoreResponse> translate_rest(wire::StoreVerb verb, wire::C10dRequest& message,
+                                             Deadline deadline);
+  // Takes the first item of a queue; with `waits` once there is one.
+  Result<wire::StoreResponse> pop(const std::string& queue, bool waits, Deadline deadline);
+  Result<wire::StoreResponse> list_keys(Deadline deadline);
   Result<wire::StoreResponse> receive_number(Deadline deadline);
   Result<wire::StoreResponse> receive_values(size_t count, Deadline deadline);
 

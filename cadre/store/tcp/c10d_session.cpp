@@ -153,7 +153,7 @@ Status C10dSession::wait(const C10dRequest& request, wire::StreamBuffer& out) {
     if (!arrived.ok()) return arrived.error();
     is_ready = *arrived;
   } else {
-    is_ready = table_.wait(ticket, request.keys);
+    is_ready = table_.wait(ticket, request.keys, KeyTable::Wake::kOnePerPush);
   }
   if (is_ready) {
     out.append(wire::encode_c10d_byte(wire::kC10dStopWaiting));

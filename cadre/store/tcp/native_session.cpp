@@ -14,6 +14,8 @@ using wire::StoreResponse;
 using wire::StoreVerb;
 
 constexpr size_t kBytesPerValue = sizeof(uint32_t);
+// A client that waits for more at once is broken: ours has a connection for each call.
+constexpr size_t kMaxPending = 1024;
 constexpr size_t kMaxAnswerBytes = wire::kMaxStoreFrameBytes - 1024;  // less its fixed fields
 
 void write(wire::StreamBuffer& out, const StoreResponse& response) {
@@ -31,6 +33,8 @@ NativeSession::NativeSession(KeyTable& table, TicketSource tickets, const std::s
 
 NativeSession::~NativeSession() {
   for (const auto& [ticket, request] : pending_) table_.cancel(ticket);
+  // A store that is full cannot take it; then the others learn it at their deadline.
+  if (will_) (void)table_.append(will_->first, will_->second);
 }
 
 Result<bool> NativeSession::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
@@ -94,10 +98,19 @@ Status NativeSession::on_request(ConstBytes payload, wire::StreamBuffer& out) {
   switch (request.verb) {
     case StoreVerb::kGet:
     case StoreVerb::kWait:
-    case StoreVerb::kMultiGet: {
+    case StoreVerb::kMultiGet:
+    case StoreVerb::kQueuePop:
+    case StoreVerb::kBarrier: {
+      if (pending_.size() >= kMaxPending) {
+        return Error(ErrorCode::kCorruption,
+                     format("native client has {} requests waiting at once", pending_.size()));
+      }
       const KeyTable::Ticket ticket = tickets_.next();
-      if (table_.wait(ticket, request.keys)) {
-        write(out, answer_wait(request));
+      StoreResponse response{.id = request.id};
+      const Result<bool> is_ready = begin_wait(ticket, request, response);
+      if (!is_ready.ok()) response.error = is_ready.error();
+      if (!is_ready.ok() || *is_ready) {
+        write(out, response);
       } else {
         pending_.emplace(ticket, std::move(request));
       }
@@ -112,10 +125,34 @@ Status NativeSession::on_request(ConstBytes payload, wire::StreamBuffer& out) {
   }
 }
 
+Result<bool> NativeSession::begin_wait(KeyTable::Ticket ticket, const StoreRequest& request,
+                                       StoreResponse& response) {
+  if (request.verb == StoreVerb::kBarrier) {
+    return table_.arrive(ticket, request.keys[0], request.amount);
+  }
+  if (request.verb == StoreVerb::kQueuePop) {
+    auto item = table_.pop_or_wait(ticket, request.keys[0]);
+    if (!item) return false;
+    response.values.push_back(*std::move(item));
+    return true;
+  }
+  if (!table_.wait(ticket, request.keys)) return false;
+  response = answer_wait(request);
+  return true;
+}
+
 void NativeSession::on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) {
   const auto found = pending_.find(ticket);
   if (found == pending_.end()) return;
-  write(out, answer_wait(found->second));
+  const StoreRequest& request = found->second;
+  if (request.verb == StoreVerb::kBarrier) {
+    write(out, StoreResponse{.id = request.id});
+  } else if (request.verb == StoreVerb::kQueuePop) {
+    write(out, StoreResponse{.id = request.id,
+                             .values = {table_.take_item(ticket).value_or(std::string())}});
+  } else {
+    write(out, answer_wait(request));
+  }
   pending_.erase(found);
 }
 
@@ -140,6 +177,46 @@ StoreResponse NativeSession::answer_wait(const StoreRequest& request) const {
 }
 
 StoreResponse NativeSession::answer(const StoreRequest& request) {
+  switch (request.verb) {
+    case StoreVerb::kCheck:
+    case StoreVerb::kNumKeys:
+    case StoreVerb::kQueueLength:
+      return answer_look(request);
+    case StoreVerb::kListKeys:
+      return answer_list(request);
+    default:
+      return answer_change(request);
+  }
+}
+
+StoreResponse NativeSession::answer_look(const StoreRequest& request) const {
+  StoreResponse response{.id = request.id};
+  if (request.verb == StoreVerb::kCheck) {
+    response.number = table_.has_all(request.keys) ? 1 : 0;
+  } else if (request.verb == StoreVerb::kNumKeys) {
+    response.number = table_.num_keys();
+  } else {
+    response.number = table_.queue_length(request.keys[0]);
+  }
+  return response;
+}
+
+StoreResponse NativeSession::answer_list(const StoreRequest& request) const {
+  StoreResponse response{.id = request.id, .values = table_.list_keys()};
+  size_t num_bytes = 0;
+  for (const std::string& key : response.values) num_bytes += kBytesPerValue + key.size();
+  if (num_bytes <= kMaxAnswerBytes && response.values.size() <= wire::kMaxKeysPerRequest) {
+    return response;
+  }
+  return {.id = request.id,
+          .error = Error(ErrorCode::kInvalidArgument,
+                         format("store list_keys: {} keys of {} bytes are over the limit of {} "
+                                "keys and {} bytes for one answer",
+                                response.values.size(), num_bytes, wire::kMaxKeysPerRequest,
+                                kMaxAnswerBytes))};
+}
+
+StoreResponse NativeSession::answer_change(const StoreRequest& request) {
   StoreResponse response{.id = request.id};
   const auto note = [&response](const Status& status) {
     if (!status.ok()) response.error = status.error();
@@ -158,31 +235,34 @@ StoreResponse NativeSession::answer(const StoreRequest& request) {
       break;
     case StoreVerb::kAdd: {
       const Result<int64_t> sum = table_.add(request.keys[0], request.amount);
-      if (sum.ok()) {
-        response.number = *sum;
-      } else {
-        response.error = sum.error();
-      }
+      if (!sum.ok()) return {.id = request.id, .error = sum.error()};
+      response.number = *sum;
       break;
     }
     case StoreVerb::kCompareSet: {
       const Result<std::string> value =
           table_.compare_set(request.keys[0], request.values[0], request.values[1]);
-      if (value.ok()) {
-        response.values = {*value};
-      } else {
-        response.error = value.error();
-      }
+      if (!value.ok()) return {.id = request.id, .error = value.error()};
+      response.values = {*value};
       break;
     }
-    case StoreVerb::kCheck:
-      response.number = table_.has_all(request.keys) ? 1 : 0;
-      break;
     case StoreVerb::kErase:
       response.number = table_.erase(request.keys[0]) ? 1 : 0;
       break;
-    default:  // kNumKeys; the waiting verbs never come here
-      response.number = table_.num_keys();
+    case StoreVerb::kQueuePush:
+      note(table_.push(request.keys[0], request.values[0]));
+      break;
+    case StoreVerb::kTryQueuePop:
+      if (auto item = table_.pop(request.keys[0])) {
+        response.number = 1;
+        response.values.push_back(*std::move(item));
+      }
+      break;
+    case StoreVerb::kLeaveWill:
+      will_.emplace(request.keys[0], request.values[0]);
+      break;
+    default:  // kRetractWill; the verbs that look or wait never come here
+      will_.reset();
       break;
   }
   return response;

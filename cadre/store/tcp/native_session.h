@@ -4,7 +4,9 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "cadre/store/tcp/session.h"
 #include "cadre/wire/store_message.h"
@@ -29,6 +31,13 @@ class NativeSession final : public Session {
   Status on_request(ConstBytes payload, wire::StreamBuffer& out);
   // The response of a request that never waits.
   wire::StoreResponse answer(const wire::StoreRequest& request);
+  // The response to what changes the table; the other verbs go to answer_look().
+  wire::StoreResponse answer_change(const wire::StoreRequest& request);
+  wire::StoreResponse answer_look(const wire::StoreRequest& request) const;
+  wire::StoreResponse answer_list(const wire::StoreRequest& request) const;
+  // Starts a request that may wait. True when its response, in `response`, is ready at once.
+  Result<bool> begin_wait(KeyTable::Ticket ticket, const wire::StoreRequest& request,
+                          wire::StoreResponse& response);
   // The response of get, wait and multi_get once their keys are there.
   wire::StoreResponse answer_wait(const wire::StoreRequest& request) const;
   void cancel(uint64_t request_id);
@@ -40,6 +49,8 @@ class NativeSession final : public Session {
   wire::StoreHello client_hello_;
   Phase phase_ = Phase::kHello;
   std::map<KeyTable::Ticket, wire::StoreRequest> pending_;
+  // What is appended to which key when the connection ends without a retraction.
+  std::optional<std::pair<std::string, std::string>> will_;
 };
 
 }  // namespace cadre::store

@@ -9,9 +9,10 @@
 namespace cadre::store {
 
 Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
-                                               Deadline deadline) {
+                                               Deadline deadline, StoreRoute* route) {
   Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
   if (!socket.ok()) return socket.error();
+  if (route) *route = {(*socket)->local_address(), (*socket)->peer_address()};
   BlockingStream stream(system, std::move(socket).value());
   if (options.protocol == StoreProtocol::kC10d) {
     return C10dConnection::open(system, std::move(stream), deadline);

@@ -26,9 +26,9 @@ class ServerConnection {
   virtual bool is_usable() const = 0;
 };
 
-// Connects once and runs the handshake of the protocol.
+// Connects once and runs the handshake of the protocol. Tells the two ends unless `route` is null.
 Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
-                                               Deadline deadline);
+                                               Deadline deadline, StoreRoute* route = nullptr);
 
 // A socket that is written and read with deadlines.
 class BlockingStream {

@@ -1,0 +1,86 @@
+// A Store in one file on a file system that all ranks see: for jobs without a network, or before
+// it.
+//
+// Threads: any. Blocking: every call, until its Deadline; what is not there yet is looked for again
+// after naps of 1 to 20 ms. Lifetime: the System outlives it; no call may be in progress when it is
+// destroyed. Errors: as in store.h, kUnavailable from the file system, kCorruption for a damaged
+// file; never kPeerLost: a file does not tell who died.
+// A process killed at any point leaves neither a lock nor half a value behind. The last of
+// `num_ranks` to leave removes the file, and the first of a later job empties what a killed one
+// left; with 0 ranks it stays. The file keeps every change and so grows up to `max_bytes`.
+// Whoever may write the file is trusted; it is made for its owner alone.
+// Source: c10d::FileStore; the format is another (docs/formats/store-file.md).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cadre/os/system.h"
+#include "cadre/store/store.h"
+
+namespace cadre {
+
+namespace store {
+class Journal;
+}  // namespace store
+
+struct FileStoreOptions {
+  std::string path;  // its folder must exist
+  int num_ranks = 0;
+  size_t max_bytes = size_t{1} << 30;
+};
+
+class CADRE_EXPORT FileStore final : public Store {
+ public:
+  static Result<std::unique_ptr<FileStore>> open(os::System& system,
+                                                 const FileStoreOptions& options,
+                                                 Deadline deadline);
+  // Use open().
+  FileStore(os::System& system, const FileStoreOptions& options,
+            std::unique_ptr<store::Journal> journal);
+  ~FileStore() override;
+
+  Status set(std::string_view key, std::string_view value, Deadline deadline) override;
+  Result<std::string> get(std::string_view key, Deadline deadline) override;
+  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override;
+  Status wait(std::span<const std::string> keys, Deadline deadline) override;
+  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override;
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired, Deadline deadline) override;
+  Result<bool> erase(std::string_view key, Deadline deadline) override;
+  Result<int64_t> num_keys(Deadline deadline) override;
+  Status append(std::string_view key, std::string_view value, Deadline deadline) override;
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                             Deadline deadline) override;
+  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
+                   Deadline deadline) override;
+  Result<std::vector<std::string>> list_keys(Deadline deadline) override;
+  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override;
+  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override;
+  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
+                                                   Deadline deadline) override;
+  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override;
+  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override;
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
+
+ private:
+  static Result<std::unique_ptr<FileStore>> open_as(os::System& system,
+                                                    const FileStoreOptions& options, bool joins,
+                                                    Deadline deadline);
+  // Runs `body` with the file locked and the table up to date.
+  Status change(std::string_view verb, std::span<const std::string> keys, Deadline deadline,
+                const std::function<Status(store::Journal&)>& body);
+  // Naps until `is_done` says so of a table that is up to date; then kTimeout.
+  Status look_until(std::string_view verb, std::span<const std::string> keys, Deadline deadline,
+                    const std::function<bool(store::Journal&)>& is_done);
+
+  os::System& system_;
+  const FileStoreOptions options_;
+  std::mutex mutex_;
+  std::unique_ptr<store::Journal> journal_;  // guarded by mutex_
+};
+
+}  // namespace cadre
