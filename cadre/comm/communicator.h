@@ -43,7 +43,9 @@ struct CommunicatorOptions {
   std::string name = "world";  // in messages and keys; equal on all ranks, unique in the job
   Duration timeout = kDefaultOperationTimeout;
   TransportChoice transport = TransportChoice::kAuto;
-  std::string listen_host = "127.0.0.1";  // the address that the other ranks reach; never all
+  // The numeric address that the other ranks reach, never all of them. Empty: where the rendezvous
+  // found that they reach this host, which is loopback as long as all are on one.
+  std::string listen_host;
   std::string flight_record_path;  // a mapped ring of the last operations; empty: memory only
   std::shared_ptr<LogSink> log;    // shared with the group's threads; null: dropped
 };

@@ -11,6 +11,9 @@ namespace cadre {
 inline constexpr Duration kDefaultOperationTimeout = std::chrono::seconds(60);
 // Rendezvous and the connection of all ranks of a group: init_process_group, connect, rejoin.
 inline constexpr Duration kDefaultConnectTimeout = std::chrono::seconds(120);
+// One connection between two ranks, within the above: two that cannot talk say so, and do not wait
+// for packets that a firewall drops.
+inline constexpr Duration kConnectPeerTimeout = std::chrono::seconds(5);
 // Communicator::close(): draining what is pending, then saying goodbye.
 inline constexpr Duration kDefaultCloseTimeout = std::chrono::seconds(10);
 // How often a rank tells its remote peers which operation it is in.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/rendezvous/presence.h"
 #include "cadre/rendezvous/rendezvous.h"
 #include "cadre/store/prefix_store.h"
 
@@ -117,7 +118,9 @@ class Agreement {
     Membership next = previous_;
     next.rank = static_cast<int>(std::distance(ranks->begin(), self));
     next.world_size = static_cast<int>(ranks->size());
+    next.job_size = next.world_size;
     next.round = round_;
+    CADRE_RETURN_IF_ERROR(leave_presence_will(system_, next, deadline_));
     return next;
   }
 

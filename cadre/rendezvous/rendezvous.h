@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
@@ -26,7 +27,16 @@ struct Membership {
   uint64_t round = 0;            // part of every key, so rounds never mix
   std::shared_ptr<Store> store;  // shared by the groups of a job; null for a world of one
   std::string job_token;         // secret of the job: ranks prove it to each other
+  int job_size = 0;  // world_size of the rendezvous; a group of fewer ranks keeps it. 0: unknown
+  // Numeric addresses of this host at which the other ranks reach it; empty: loopback.
+  std::vector<std::string> listen_hosts;
+  std::string store_host;  // the store's host as this rank sees it; empty where unknown
+  // Tells the others if this process dies; shared by the copies of a Membership.
+  std::shared_ptr<StoreWill> will;
 };
+
+// kInvalidArgument for a rank that is not in a world of the size.
+Status check_place(Rank rank, int world_size);
 
 class CADRE_EXPORT Rendezvous {
  public:

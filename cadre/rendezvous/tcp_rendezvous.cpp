@@ -1,10 +1,10 @@
 #include "cadre/rendezvous/tcp_rendezvous.h"
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/rendezvous/meeting.h"
+#include "cadre/rendezvous/presence.h"
 #include "cadre/store/tcp_store_server.h"
 
 namespace cadre {
@@ -16,18 +16,9 @@ struct HostedStore {
   std::unique_ptr<TcpStore> client;
 };
 
-// "rank 2, rank 5 and 3 more", for a message.
-std::string missing_ranks(Store& store, const std::vector<std::string>& keys, Deadline deadline) {
-  constexpr int kMaxNamed = 8;
-  std::string names;
-  int num_missing = 0;
-  for (size_t rank = 0; rank < keys.size(); ++rank) {
-    const Result<bool> is_there = store.check(std::span(&keys[rank], 1), deadline);
-    if (!is_there.ok() || *is_there) continue;
-    if (++num_missing <= kMaxNamed) names += format("{}rank {}", names.empty() ? "" : ", ", rank);
-  }
-  if (num_missing == 0) return "one rank or more";
-  return num_missing <= kMaxNamed ? names : names + format(" and {} more", num_missing - kMaxNamed);
+// The host of a TCP address; empty for unix.
+std::string host_of(const os::Address& address) {
+  return address.kind == os::Address::Kind::kTcp ? address.host : std::string();
 }
 
 }  // namespace
@@ -43,26 +34,43 @@ Result<os::Address> parse_tcp_url(std::string_view url) {
   return address;
 }
 
+Status check_place(Rank rank, int world_size) {
+  if (world_size >= 1 && rank.value >= 0 && rank < world_size) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               format("rank {} is not in a world of {}; ranks go from 0 to the size less one", rank,
+                      world_size));
+}
+
 Result<Membership> TcpRendezvous::join(Deadline deadline) {
   const int world_size = options_.world_size;
-  if (world_size < 1 || options_.rank < 0 || options_.rank >= world_size) {
-    return Error(ErrorCode::kInvalidArgument,
-                 format("rank {} is not in a world of {}; ranks go from 0 to the size less one",
-                        options_.rank, world_size));
-  }
+  CADRE_RETURN_IF_ERROR(check_place(options_.rank, world_size));
   Membership membership{.rank = options_.rank,
                         .world_size = world_size,
                         .round = options_.round,
-                        .job_token = options_.job_token};
+                        .job_token = options_.job_token,
+                        .job_size = world_size};
   if (world_size == 1) return membership;
-  Result<std::shared_ptr<Store>> store = open_store(deadline);
+  StoreRoute route;
+  Result<std::shared_ptr<Store>> store = open_store(deadline, route);
   if (!store.ok()) return store.error();
-  CADRE_RETURN_IF_ERROR(meet(**store, deadline));
   membership.store = std::move(store).value();
+  membership.store_host = host_of(route.server);
+  // Before the others can know of this rank, so that none waits for one that has died since.
+  CADRE_RETURN_IF_ERROR(leave_presence_will(system_, membership, deadline));
+  const auto views = meet(system_, *membership.store,
+                          {.rank = options_.rank,
+                           .world_size = world_size,
+                           .round = options_.round,
+                           .view = {host_of(route.local), membership.store_host}},
+                          deadline);
+  if (!views.ok()) return views.error();
+  auto hosts = choose_listen_hosts(*views, options_.rank);
+  if (!hosts.ok()) return hosts.error();
+  membership.listen_hosts = std::move(hosts).value();
   return membership;
 }
 
-Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline) {
+Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline, StoreRoute& route) {
   auto hosted = std::make_shared<HostedStore>();
   if (options_.rank == 0 && options_.may_host_store) {
     auto server = TcpStoreServer::start(
@@ -79,50 +87,8 @@ Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline) {
     return client.error().with_context(format("rank {} of {}", options_.rank, options_.world_size));
   }
   hosted->client = std::move(client).value();
+  route = hosted->client->route();
   return std::shared_ptr<Store>(hosted, hosted->client.get());
-}
-
-std::string TcpRendezvous::card_key(int rank) const {
-  return format("cadre/{}/rendezvous/{}", options_.round, rank);
-}
-
-Status TcpRendezvous::meet(Store& store, Deadline deadline) {
-  const os::HostInfo host = system_.host();
-  const std::string world = format("a world of {}", options_.world_size);
-  const std::string card = format("{}, on {} (pid {})", world, host.name, host.pid);
-  const auto holder = store.compare_set(card_key(options_.rank), "", card, deadline);
-  if (!holder.ok()) return holder.error();
-  // The same card again is this process joining a second time.
-  if (*holder != card) {
-    return Error(ErrorCode::kInvalidArgument,
-                 format("rank {} was taken before by a process in {}; this one is in {}: give "
-                        "every process its own RANK",
-                        options_.rank, *holder, card));
-  }
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < options_.world_size; ++rank) keys.push_back(card_key(rank));
-  // What is left after the patience is for finding out who is missing.
-  const TimePoint now = system_.now();
-  const Duration budget = deadline.remaining(now);
-  const Deadline patience(now + (budget - std::min<Duration>(budget / 8, std::chrono::seconds(1))));
-  const auto cards = store.multi_get(keys, patience);
-  if (!cards.ok()) {
-    if (cards.error().code() != ErrorCode::kTimeout) return cards.error();
-    return Error(
-        ErrorCode::kTimeout,
-        format("rank {} waited for {} at the store, but {} did not come before the "
-               "deadline; check that every rank was started with WORLD_SIZE={}",
-               options_.rank, world, missing_ranks(store, keys, deadline), options_.world_size));
-  }
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    const std::string& other = (*cards)[static_cast<size_t>(rank)];
-    if (other.starts_with(world + ",")) continue;
-    return Error(ErrorCode::kInvalidArgument,
-                 format("rank {} joined {}, but rank {} joined {}: give all ranks the same "
-                        "WORLD_SIZE",
-                        options_.rank, card, rank, other));
-  }
-  return {};
 }
 
 }  // namespace cadre

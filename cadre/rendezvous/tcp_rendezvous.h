@@ -1,8 +1,8 @@
 // Ranks that know their number and an address meet at the store there: "tcp://host:port".
 //
 // Rank 0 hosts the store in its own process when nobody listens at the address yet; the Membership
-// then owns the server. Every rank leaves its card under its number and reads all others', so a
-// number taken twice and world sizes that differ are found here and named.
+// then owns the server. The way to the store tells each rank where the others reach it (meeting.h):
+// no name of a host is resolved but the one in the address.
 //
 // Threads, blocking, lifetime and errors: rendezvous.h; the System and the log outlive the
 // Membership. Source: torch/distributed/rendezvous.py, "tcp://".
@@ -38,10 +38,7 @@ class CADRE_EXPORT TcpRendezvous final : public Rendezvous {
   Result<Membership> join(Deadline deadline) override;
 
  private:
-  Result<std::shared_ptr<Store>> open_store(Deadline deadline);
-  // Leaves this rank's card and reads those of all others.
-  Status meet(Store& store, Deadline deadline);
-  std::string card_key(int rank) const;
+  Result<std::shared_ptr<Store>> open_store(Deadline deadline, StoreRoute& route);
 
   os::System& system_;
   TcpRendezvousOptions options_;

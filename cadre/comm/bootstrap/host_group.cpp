@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <span>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -17,14 +19,19 @@ std::string side_key(const HostGroup::Site& site, int rank) {
   return format("{}side/{}", site.key_prefix, rank);
 }
 
-// Calls `attempt` (a Result that is empty or false while it would block) until it has a value.
-template <typename Attempt>
-auto retry(os::System& system, os::PollItem item, const os::Interrupt* interrupt, Deadline deadline,
-           const std::string& what, Attempt attempt) -> decltype(attempt()) {
-  while (true) {
-    auto result = attempt();
-    if (!result.ok()) return result.error().with_context(what);
-    if (*result) return result;
+// How one wait of a host group polls.
+using Poll = std::function<Result<bool>(os::PollItem)>;
+
+// While the group connects: trouble that others report ends the wait.
+Poll watched(const HostGroup::Site& site, Deadline deadline) {
+  return [&site, deadline](os::PollItem item) {
+    return site.watch.poll(std::span(&item, 1), deadline);
+  };
+}
+
+// Later: the group's interrupt does.
+Poll interruptible(os::System& system, const os::Interrupt* interrupt, Deadline deadline) {
+  return [&system, interrupt, deadline](os::PollItem item) -> Result<bool> {
     if (interrupt != nullptr && interrupt->is_raised()) {
       return Error(ErrorCode::kAborted, "the group was aborted");
     }
@@ -32,37 +39,50 @@ auto retry(os::System& system, os::PollItem item, const os::Interrupt* interrupt
     size_t num_items = 1;
     if (interrupt != nullptr)
       items[num_items++] = {.target = &interrupt->event(), .want_read = true};
-    if (!system.poll(std::span(items).first(num_items), deadline)) {
+    return system.poll(std::span(items).first(num_items), deadline);
+  };
+}
+
+// Calls `attempt` (a Result that is empty or false while it would block) until it has a value.
+template <typename Attempt>
+auto retry(const Poll& poll, os::PollItem item, const std::string& what, Attempt attempt)
+    -> decltype(attempt()) {
+  while (true) {
+    auto result = attempt();
+    if (!result.ok()) return result.error().with_context(what);
+    if (*result) return result;
+    const Result<bool> is_ready = poll(item);
+    if (!is_ready.ok()) return is_ready.error();
+    if (!*is_ready) {
       return Error(ErrorCode::kTimeout, format("the deadline passed while {}", what));
     }
   }
 }
 
-Status send_byte(os::System& system, os::Socket& socket, std::byte value, Deadline deadline,
-                 const std::string& what) {
-  const auto sent = retry(system, {.target = &socket, .want_write = true}, nullptr, deadline, what,
+Status send_byte(const Poll& poll, os::Socket& socket, std::byte value, const std::string& what) {
+  const auto sent = retry(poll, {.target = &socket, .want_write = true}, what,
                           [&] { return socket.try_send(ConstBytes(&value, 1)); });
   return sent.ok() ? Status() : Status(sent.error());
 }
 
-Result<std::byte> receive_byte(os::System& system, os::Socket& socket, Deadline deadline,
-                               const std::string& what) {
+Result<std::byte> receive_byte(const Poll& poll, os::Socket& socket, const std::string& what) {
   std::byte value{};
-  const auto received = retry(system, {.target = &socket, .want_read = true}, nullptr, deadline,
-                              what, [&] { return socket.try_recv(Bytes(&value, 1)); });
+  const auto received = retry(poll, {.target = &socket, .want_read = true}, what,
+                              [&] { return socket.try_recv(Bytes(&value, 1)); });
   if (!received.ok()) return received.error();
   return value;
 }
 
 // Runs one handshake to its end.
-Status finish(os::System& system, Handshake& handshake, Deadline deadline, int rank) {
+Status finish(const Poll& poll, Handshake& handshake, int rank) {
   while (true) {
     if (const Status status = handshake.step(); !status.ok()) {
       return status.error().with_context(format("in the handshake with rank {}", rank));
     }
     if (handshake.is_done()) return {};
-    os::PollItem item = handshake.interest();
-    if (!system.poll({&item, 1}, deadline)) {
+    const Result<bool> is_ready = poll(handshake.interest());
+    if (!is_ready.ok()) return is_ready.error();
+    if (!*is_ready) {
       return Error(ErrorCode::kTimeout,
                    format("the deadline passed in the handshake with rank {}", rank));
     }
@@ -93,11 +113,12 @@ Status HostGroup::connect_star(const Site& site, Deadline deadline) {
   if (is_leader()) {
     std::vector<bool> comes = {false};
     for (size_t i = 1; i < members_.size(); ++i) {
-      const auto report = site.store.get(side_key(site, members_[i]), deadline);
+      const std::string key = side_key(site, members_[i]);
+      const auto report = site.watch.multi_get(std::span(&key, 1), deadline);
       if (!report.ok()) {
         return report.error().with_context(format("waiting for rank {} of this host", members_[i]));
       }
-      comes.push_back(*report == kConnected);
+      comes.push_back(report->front() == kConnected);
     }
     side_.resize(members_.size());
     return accept_members(site, comes, deadline);
@@ -113,7 +134,7 @@ Status HostGroup::connect_star(const Site& site, Deadline deadline) {
   }
   Handshake handshake = Handshake::call(site.system, std::move(socket).value(), site.terms, leader,
                                         wire::LinkPurpose::kSide);
-  CADRE_RETURN_IF_ERROR(finish(site.system, handshake, deadline, leader));
+  CADRE_RETURN_IF_ERROR(finish(watched(site, deadline), handshake, leader));
   side_.push_back(handshake.take());
   return {};
 }
@@ -128,13 +149,13 @@ Status HostGroup::accept_members(const Site& site, const std::vector<bool>& come
   };
   while (missing() >= 0) {
     const int awaited = missing();
-    auto socket = retry(site.system, {.target = &site.unix_listener, .want_read = true}, nullptr,
-                        deadline, format("waiting for the unix connection of rank {}", awaited),
+    auto socket = retry(watched(site, deadline), {.target = &site.unix_listener, .want_read = true},
+                        format("waiting for the unix connection of rank {}", awaited),
                         [&] { return site.unix_listener.try_accept(); });
     if (!socket.ok()) return socket.error();
     Handshake handshake = Handshake::answer(site.system, std::move(socket).value(), site.terms);
     // A stranger's connection ends here and is forgotten; ours have sent their hello already.
-    if (!finish(site.system, handshake, deadline, awaited).ok()) continue;
+    if (!finish(interruptible(site.system, nullptr, deadline), handshake, awaited).ok()) continue;
     const auto at = std::find(members_.begin(), members_.end(), handshake.hello().from);
     if (handshake.hello().purpose != wire::LinkPurpose::kSide || at == members_.end()) continue;
     side_[static_cast<size_t>(at - members_.begin())] = handshake.take();
@@ -155,6 +176,7 @@ Status HostGroup::probe(const Site& site, Deadline deadline) {
 // all stamps and tells its verdict.
 Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline deadline) {
   const int num_slots = static_cast<int>(members_.size());
+  const Poll poll = watched(site, deadline);
   auto segment = site.system.create_segment(StatusPage::bytes_for(num_slots));
   if (!segment.ok()) return segment.error();
   StatusPage page(std::move(segment).value(), num_slots);
@@ -164,11 +186,10 @@ Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline dead
   for (size_t i = 1; i < members_.size(); ++i) {
     if (side_[i] == nullptr) continue;
     const std::string what = format("rank {} maps shared memory", members_[i]);
-    const auto sent =
-        retry(site.system, {.target = side_[i].get(), .want_write = true}, nullptr, deadline, what,
-              [&] { return side_[i]->try_send_segment(page.segment()); });
+    const auto sent = retry(poll, {.target = side_[i].get(), .want_write = true}, what,
+                            [&] { return side_[i]->try_send_segment(page.segment()); });
     if (!sent.ok()) return sent.error();
-    const auto reply = receive_byte(site.system, *side_[i], deadline, what);
+    const auto reply = receive_byte(poll, *side_[i], what);
     if (!reply.ok()) return reply.error();
     const uint64_t expected = site.cards[static_cast<size_t>(members_[i])].probe;
     const uint64_t stamp = page.slot(static_cast<int>(i)).stamp.load(std::memory_order_acquire);
@@ -179,7 +200,7 @@ Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline dead
   }
   for (size_t i = 1; i < members_.size(); ++i) {
     if (side_[i] == nullptr) continue;
-    CADRE_RETURN_IF_ERROR(send_byte(site.system, *side_[i], verdict ? kYes : kNo, deadline,
+    CADRE_RETURN_IF_ERROR(send_byte(poll, *side_[i], verdict ? kYes : kNo,
                                     format("telling rank {} the verdict", members_[i])));
   }
   if (verdict) page_ = page;
@@ -190,11 +211,12 @@ Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline dead
 Status HostGroup::probe_as_member(const Site& site, Deadline deadline) {
   if (side_.empty()) return {};
   const int leader = members_.front();
+  const Poll poll = watched(site, deadline);
   const int num_slots = static_cast<int>(members_.size());
   const int own_slot = slot_of(rank_);
   const std::string what = format("waiting for the shared memory of rank {}", leader);
-  auto segment = retry(site.system, {.target = side_[0].get(), .want_read = true}, nullptr,
-                       deadline, what, [&] { return side_[0]->try_recv_segment(); });
+  auto segment = retry(poll, {.target = side_[0].get(), .want_read = true}, what,
+                       [&] { return side_[0]->try_recv_segment(); });
   if (!segment.ok() && segment.error().code() == ErrorCode::kTimeout) return segment.error();
   bool is_mapped = false;
   if (segment.ok() && (*segment)->bytes().size() >= StatusPage::bytes_for(num_slots)) {
@@ -206,8 +228,8 @@ Status HostGroup::probe_as_member(const Site& site, Deadline deadline) {
                                     std::memory_order_release);
     page_ = page;
   }
-  CADRE_RETURN_IF_ERROR(send_byte(site.system, *side_[0], is_mapped ? kYes : kNo, deadline, what));
-  const auto verdict = receive_byte(site.system, *side_[0], deadline, what);
+  CADRE_RETURN_IF_ERROR(send_byte(poll, *side_[0], is_mapped ? kYes : kNo, what));
+  const auto verdict = receive_byte(poll, *side_[0], what);
   if (!verdict.ok()) return verdict.error();
   shares_memory_ = *verdict == kYes;
   if (!shares_memory_) {
@@ -226,11 +248,12 @@ Result<std::shared_ptr<os::SharedMemory>> HostGroup::share_segment(os::System& s
                                                                    size_t num_bytes,
                                                                    const os::Interrupt* interrupt,
                                                                    Deadline deadline) {
+  const Poll poll = interruptible(system, interrupt, deadline);
   if (!is_leader()) {
     const std::string what =
         format("waiting for a segment of {} bytes from rank {}", num_bytes, members_.front());
-    auto segment = retry(system, {.target = side_[0].get(), .want_read = true}, interrupt, deadline,
-                         what, [&] { return side_[0]->try_recv_segment(); });
+    auto segment = retry(poll, {.target = side_[0].get(), .want_read = true}, what,
+                         [&] { return side_[0]->try_recv_segment(); });
     if (!segment.ok()) return segment.error();
     if ((*segment)->bytes().size() < num_bytes) {
       return Error(ErrorCode::kInternal,
@@ -242,8 +265,8 @@ Result<std::shared_ptr<os::SharedMemory>> HostGroup::share_segment(os::System& s
   if (!created.ok()) return created.error();
   std::shared_ptr<os::SharedMemory> segment(std::move(created).value());
   for (size_t i = 1; i < members_.size(); ++i) {
-    const auto sent = retry(system, {.target = side_[i].get(), .want_write = true}, interrupt,
-                            deadline, format("handing a segment to rank {}", members_[i]),
+    const auto sent = retry(poll, {.target = side_[i].get(), .want_write = true},
+                            format("handing a segment to rank {}", members_[i]),
                             [&] { return side_[i]->try_send_segment(*segment); });
     if (!sent.ok()) return sent.error();
   }

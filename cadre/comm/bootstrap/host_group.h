@@ -17,6 +17,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
 #include "cadre/comm/bootstrap/handshake.h"
+#include "cadre/comm/bootstrap/watch.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/os/interrupt.h"
 #include "cadre/os/system.h"
@@ -37,6 +38,7 @@ class HostGroup {
     std::span<const wire::RankCard> cards;  // by rank
     os::Listener& unix_listener;
     Store& store;
+    BootstrapWatch& watch;
     std::string key_prefix;  // of this group and round in the store
   };
   // Collective over the ranks with this rank's boot id.

@@ -4,10 +4,14 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/comm/bootstrap/handshake.h"
+#include "cadre/comm/bootstrap/watch.h"
+#include "cadre/comm/defaults.h"
+#include "cadre/rendezvous/meeting.h"
 
 namespace cadre {
 namespace {
@@ -28,13 +32,22 @@ class MeshBuilder {
         deadline_(deadline),
         terms_{membership.rank, membership.round, options.name, options.version,
                membership.job_token},
-        prefix_(format("cadre/{}/{}/", membership.round, options.name)) {}
+        prefix_(format("cadre/{}/{}/", membership.round, options.name)),
+        watch_(system, membership, prefix_) {}
 
-  Result<Mesh> build();
+  Result<Mesh> build() {
+    Result<Mesh> mesh = connect_all();
+    if (!mesh.ok()) watch_.report(mesh.error());
+    return mesh;
+  }
 
  private:
   std::string card_key(int rank) const { return format("{}card/{}", prefix_, rank); }
+  Result<Mesh> connect_all();
   Status listen();
+  Status listen_unix();
+  Result<os::Address> address_of(int peer) const;
+  Error unreachable(int peer, const os::Address& address, const Error& error) const;
   Status publish_card();
   Status read_cards();
   Error missing_cards(std::span<const std::string> keys, const Error& error);
@@ -43,6 +56,7 @@ class MeshBuilder {
   Status connect_links(Mesh& mesh);
   Status call_lower_ranks(std::span<const LinkPurpose> purposes, std::vector<Handshake>& calls);
   Status run_handshakes(Mesh& mesh, std::vector<Handshake>& calls, size_t num_wanted);
+  Status accept(std::vector<Handshake>& handshakes);
   Status place(Mesh& mesh, Handshake& handshake);
   Error missing_links(const Mesh& mesh) const;
   Status erase_keys();
@@ -53,19 +67,20 @@ class MeshBuilder {
   const Deadline deadline_;
   const LinkTerms terms_;
   const std::string prefix_;
-  std::unique_ptr<os::Listener> tcp_;
+  BootstrapWatch watch_;
+  std::vector<std::unique_ptr<os::Listener>> tcp_;  // one for each address of this host
   std::unique_ptr<os::Listener> unix_;
   wire::RankCard card_;
   std::vector<wire::RankCard> cards_;
 };
 
-Result<Mesh> MeshBuilder::build() {
+Result<Mesh> MeshBuilder::connect_all() {
   CADRE_RETURN_IF_ERROR(listen());
   CADRE_RETURN_IF_ERROR(publish_card());
   CADRE_RETURN_IF_ERROR(read_cards());
   CADRE_RETURN_IF_ERROR(check_versions());
-  auto host =
-      HostGroup::form({system_, terms_, cards_, *unix_, *membership_.store, prefix_}, deadline_);
+  auto host = HostGroup::form(
+      {system_, terms_, cards_, *unix_, *membership_.store, watch_, prefix_}, deadline_);
   if (!host.ok()) return host.error();
   Mesh mesh{.cards = cards_, .host = std::move(host).value()};
   const bool is_one_host = static_cast<int>(mesh.host.members().size()) == membership_.world_size;
@@ -83,9 +98,25 @@ Result<Mesh> MeshBuilder::build() {
 }
 
 Status MeshBuilder::listen() {
-  auto tcp = system_.listen({os::Address::Kind::kTcp, options_.listen_host, 0});
-  if (!tcp.ok()) return tcp.error();
-  tcp_ = std::move(tcp).value();
+  std::vector<std::string> hosts = membership_.listen_hosts;
+  if (!options_.listen_host.empty()) hosts = {options_.listen_host};
+  if (hosts.empty()) hosts = {"127.0.0.1"};
+  for (const std::string& host : hosts) {
+    if (membership_.job_token.empty() && !is_loopback_host(host)) {
+      return Error(ErrorCode::kInvalidArgument,
+                   format("rank {} is to listen on {}, which other hosts reach, and that needs a "
+                          "job token; set CADRE_JOB_TOKEN to one secret on all ranks",
+                          membership_.rank, host));
+    }
+    auto tcp = system_.listen({os::Address::Kind::kTcp, host, 0});
+    if (!tcp.ok()) return tcp.error();
+    card_.tcp_address += format("{}{}", tcp_.empty() ? "" : " ", (*tcp)->address().to_string());
+    tcp_.push_back(std::move(tcp).value());
+  }
+  return listen_unix();
+}
+
+Status MeshBuilder::listen_unix() {
   std::array<uint64_t, 3> random{};
   system_.random_bytes(std::as_writable_bytes(std::span(random)));
   card_.probe = random[2] | 1;  // never the zero of fresh memory
@@ -103,7 +134,6 @@ Status MeshBuilder::publish_card() {
   card_.boot_id = host.boot_id;
   card_.pid = host.pid;
   card_.core_mask = host.core_mask;
-  card_.tcp_address = tcp_->address().to_string();
   card_.unix_address = unix_->address().to_string();
   return membership_.store->set(card_key(membership_.rank), wire::encode_card(card_), deadline_);
 }
@@ -111,13 +141,14 @@ Status MeshBuilder::publish_card() {
 Status MeshBuilder::read_cards() {
   std::vector<std::string> keys;
   for (int rank = 0; rank < membership_.world_size; ++rank) keys.push_back(card_key(rank));
-  const auto values = membership_.store->multi_get(keys, deadline_);
+  const auto values = watch_.multi_get(keys, deadline_);
   if (!values.ok()) return missing_cards(keys, values.error());
   for (size_t i = 0; i < values->size(); ++i) {
     auto card = wire::decode_card((*values)[i]);
     if (!card.ok()) return card.error().with_context(format("card of rank {}", i));
     cards_.push_back(std::move(card).value());
   }
+  watch_.know(cards_);
   return {};
 }
 
@@ -177,20 +208,45 @@ Status MeshBuilder::connect_links(Mesh& mesh) {
   return run_handshakes(mesh, handshakes, (world - 1) * purposes.size());
 }
 
+// A rank of the store's host may be reached at several addresses: this rank takes the one at which
+// it reaches the store.
+Result<os::Address> MeshBuilder::address_of(int peer) const {
+  std::string_view rest = cards_[static_cast<size_t>(peer)].tcp_address;
+  std::optional<os::Address> first;
+  while (!rest.empty()) {
+    const size_t blank = std::min(rest.find(' '), rest.size());
+    Result<os::Address> address = os::Address::parse(rest.substr(0, blank));
+    if (!address.ok()) return address.error().with_context(format("card of rank {}", peer));
+    if (address->host == membership_.store_host) return address;
+    if (!first) first = *address;
+    rest.remove_prefix(std::min(blank + 1, rest.size()));
+  }
+  if (first) return *first;
+  return Error(ErrorCode::kCorruption, format("the card of rank {} has no address", peer));
+}
+
+Error MeshBuilder::unreachable(int peer, const os::Address& address, const Error& error) const {
+  const wire::RankCard& card = cards_[static_cast<size_t>(peer)];
+  const bool is_gone = error.code() == ErrorCode::kUnavailable;
+  const bool is_hidden = is_loopback_host(address.host) && card.host != card_.host;
+  return Error(is_gone ? ErrorCode::kPeerLost : error.code(),
+               format("{} cannot reach {}: {}. {}", describe(card_, membership_.rank),
+                      describe(card, peer), error.message(),
+                      is_hidden ? "It listens on loopback alone: name its address by listen_host"
+                                : "Check that the process runs and that no firewall or route is "
+                                  "in between"));
+}
+
 // All ranks listened before they published, so a refused connection means that the rank is gone.
 Status MeshBuilder::call_lower_ranks(std::span<const LinkPurpose> purposes,
                                      std::vector<Handshake>& calls) {
   for (int peer = 0; peer < membership_.rank; ++peer) {
-    const wire::RankCard& card = cards_[static_cast<size_t>(peer)];
-    const auto address = os::Address::parse(card.tcp_address);
+    const auto address = address_of(peer);
     if (!address.ok()) return address.error();
     for (const LinkPurpose purpose : purposes) {
-      auto socket = system_.connect(*address, deadline_);
-      if (!socket.ok()) {
-        const bool is_gone = socket.error().code() == ErrorCode::kUnavailable;
-        return Error(is_gone ? ErrorCode::kPeerLost : socket.error().code(),
-                     format("cannot reach {}: {}", describe(card, peer), socket.error().message()));
-      }
+      const Deadline patience = deadline_.earlier(system_.deadline_in(kConnectPeerTimeout));
+      auto socket = system_.connect(*address, patience);
+      if (!socket.ok()) return unreachable(peer, *address, socket.error());
       calls.push_back(Handshake::call(system_, std::move(socket).value(), terms_, peer, purpose));
     }
   }
@@ -222,16 +278,26 @@ Status MeshBuilder::run_handshakes(Mesh& mesh, std::vector<Handshake>& handshake
       handshakes.erase(handshakes.begin() + static_cast<ptrdiff_t>(i));
     }
     if (num_placed == num_wanted) break;
+    CADRE_RETURN_IF_ERROR(accept(handshakes));
+    std::vector<os::PollItem> items;
+    for (const auto& listener : tcp_) {
+      items.push_back({.target = listener.get(), .want_read = true});
+    }
+    for (const Handshake& handshake : handshakes) items.push_back(handshake.interest());
+    const Result<bool> is_ready = watch_.poll(items, deadline_);
+    if (!is_ready.ok()) return is_ready.error();
+    if (!*is_ready) return missing_links(mesh);
+  }
+  return {};
+}
+
+Status MeshBuilder::accept(std::vector<Handshake>& handshakes) {
+  for (const auto& listener : tcp_) {
     while (true) {
-      auto accepted = tcp_->try_accept();
+      auto accepted = listener->try_accept();
       if (!accepted.ok()) return accepted.error();
       if (*accepted == nullptr) break;
       handshakes.push_back(Handshake::answer(system_, std::move(accepted).value(), terms_));
-    }
-    std::vector<os::PollItem> items = {{.target = tcp_.get(), .want_read = true}};
-    for (const Handshake& handshake : handshakes) items.push_back(handshake.interest());
-    if (!system_.poll(items, deadline_)) {
-      return missing_links(mesh);
     }
   }
   return {};

@@ -3,9 +3,10 @@
 //
 // Threads: one. Blocking: connect_mesh, until its deadline. Lifetime: the Mesh owns its sockets.
 // Errors: kTimeout names the ranks that did not come; kInvalidArgument names both versions when
-// they differ; kPeerLost for a rank that published its card and is gone.
-// Of each pair the higher rank connects to the lower one. The keys in the store carry the round and
-// are erased at the end, when every rank must have read them.
+// they differ; kPeerLost for a rank that is gone or cannot be reached, with both ends, the
+// interface and the errno. What ends one rank's attempt is told to all (watch.h). Of each pair the
+// higher rank connects to the lower one. The keys in the store carry the round and are erased at
+// the end, when every rank must have read them.
 #pragma once
 
 #include <memory>
@@ -24,8 +25,8 @@ namespace cadre {
 
 struct MeshOptions {
   std::string name;
-  std::string listen_host;
-  std::string version;  // of this library
+  std::string listen_host;  // empty: where the membership says
+  std::string version;      // of this library
   TransportChoice transport = TransportChoice::kAuto;
 };
 

@@ -1,0 +1,57 @@
+// Looks out for trouble while a group connects: a rank that died, or one that met an error and says
+// so to the others, who would wait for it until their deadline.
+//
+// Threads: one. Blocking: as each method says. Lifetime: borrows the System and the Membership.
+// Errors: what another rank reported, with its code; kPeerLost for a rank that has died.
+// It asks the store after 50 ms without progress, then at growing intervals of up to 500 ms, so a
+// group that connects without trouble costs the store nothing.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
+#include "cadre/os/system.h"
+#include "cadre/rendezvous/rendezvous.h"
+#include "cadre/wire/control.h"
+
+namespace cadre {
+
+class BootstrapWatch {
+ public:
+  // `prefix` is the group's in the store.
+  BootstrapWatch(os::System& system, const Membership& membership, const std::string& prefix);
+
+  // The cards of all ranks, borrowed, once they are known: who died is then told from who is of
+  // another group.
+  void know(std::span<const wire::RankCard> cards) { cards_ = cards; }
+
+  // System::poll, with a look now and then. False at the deadline.
+  Result<bool> poll(std::span<os::PollItem> items, Deadline deadline);
+  // Store::multi_get likewise.
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
+
+  // Tells the others the error that ends this rank's attempt, unless it came from them. Best
+  // effort, for a second at most.
+  void report(const Error& error);
+
+ private:
+  // The trouble there is by now. Blocking: for a few answers of the store.
+  Status look();
+  Status look_for_lost(Deadline deadline);
+  Status look_for_report(Deadline deadline);
+  Deadline next_look();
+
+  os::System& system_;
+  const Membership& membership_;
+  const std::string trouble_key_;
+  const std::string lost_key_;
+  std::span<const wire::RankCard> cards_;
+  Duration pause_;
+  bool was_told_ = false;
+};
+
+}  // namespace cadre

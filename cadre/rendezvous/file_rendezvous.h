@@ -1,0 +1,42 @@
+// Ranks that know their number and a file that all of them see meet at the store in it:
+// "file:///shared/job".
+//
+// The last rank to leave removes the file; one that a killed job left behind is emptied by the
+// next. Threads, blocking, lifetime and errors: rendezvous.h. A file does not tell who died: a rank
+// that ends before the group is connected is missed at the deadline. Nor does it tell how hosts
+// reach each other: ranks on several hosts set `listen_host`. Source:
+// torch/distributed/rendezvous.py, "file://".
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cadre/rendezvous/rendezvous.h"
+
+namespace cadre {
+
+struct FileRendezvousOptions {
+  std::string path;
+  Rank rank = 0;
+  int world_size = 1;
+  std::string job_token;
+  std::string listen_host = "127.0.0.1";  // numeric; where the other ranks reach this one
+  uint64_t round = 0;
+};
+
+// "file:///path": an absolute path.
+CADRE_EXPORT Result<std::string> parse_file_url(std::string_view url);
+
+class CADRE_EXPORT FileRendezvous final : public Rendezvous {
+ public:
+  FileRendezvous(os::System& system, FileRendezvousOptions options)
+      : system_(system), options_(std::move(options)) {}
+
+  Result<Membership> join(Deadline deadline) override;
+
+ private:
+  os::System& system_;
+  FileRendezvousOptions options_;
+};
+
+}  // namespace cadre

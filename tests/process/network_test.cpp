@@ -1,0 +1,249 @@
+// Ranks on several hosts, which are network namespaces here: which addresses they find by
+// themselves, and what they say when two of them cannot talk.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/rendezvous/tcp_rendezvous.h"
+#include "cadre/store/tcp_store_server.h"
+#include "cadre/testing/ranks.h"
+#include "namespaces.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using testing::Namespaces;
+using testing::RankContext;
+
+constexpr uint16_t kPort = 29500;
+// Much longer than any of it takes: what ends by this deadline has failed.
+constexpr Duration kBudget = seconds(60);
+
+struct Place {
+  int host = 0;
+  std::string master_addr;  // how this host names rank 0's
+  std::string hosts = "";   // of its /etc/hosts
+};
+
+class NetworkTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string obstacle = Namespaces::obstacle();
+    if (!obstacle.empty()) GTEST_SKIP() << obstacle;
+  }
+
+  // Each rank joins at its place, connects and sums; it hands back where it listens, or its error.
+  std::vector<std::string> run(const Namespaces& network, const std::vector<Place>& places) {
+    const int world_size = static_cast<int>(places.size());
+    const auto result = testing::run_ranks_as_processes(
+        world_size,
+        [&](RankContext& context) {
+          const Place& place = places[static_cast<size_t>(context.rank)];
+          network.enter(place.host, place.hosts);
+          const auto system = os::make_native_system();
+          const TimePoint start = system->now();
+          try {
+            context.output = connect_and_sum(*system, place, context.rank, world_size);
+          } catch (const Error& error) {
+            context.output = error.message();
+          }
+          testing::require(system->now() - start < kBudget / 2, "it waited for its deadline");
+        },
+        {.time_limit = 2 * kBudget});
+    EXPECT_TRUE(result.ok()) << result.failures();
+    std::vector<std::string> outputs;
+    for (const auto& rank : result.ranks) outputs.push_back(rank.output);
+    return outputs;
+  }
+
+  static std::string connect_and_sum(os::System& system, const Place& place, Rank rank,
+                                     int world_size) {
+    const Deadline deadline = system.deadline_in(kBudget);
+    const Membership membership =
+        TcpRendezvous(system, {.address = {os::Address::Kind::kTcp, place.master_addr, kPort},
+                               .rank = rank,
+                               .world_size = world_size,
+                               .job_token = "secret"})
+            .join(deadline)
+            .value_or_throw();
+    const auto world = Communicator::connect(system, membership, {}, deadline);
+    int32_t number = rank + 1;
+    const Bytes bytes = std::as_writable_bytes(std::span(&number, 1));
+    world->all_reduce(bytes, bytes, DType::kInt32, ReduceOp::kSum);
+    testing::require(number == world_size * (world_size + 1) / 2, "the sum is wrong");
+    world->close(deadline);
+    std::string hosts;
+    for (const std::string& host : membership.listen_hosts) {
+      hosts += (hosts.empty() ? "" : " ") + host;
+    }
+    return hosts;
+  }
+};
+
+TEST_F(NetworkTest, EachRankIsReachedWhereItReachesTheStore) {
+  Namespaces network(2);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  EXPECT_EQ(run(network, {{0, "10.77.0.1"}, {1, "10.77.0.1"}}),
+            (std::vector<std::string>{"10.77.0.1", "10.77.0.2"}));
+}
+
+TEST_F(NetworkTest, AnInterfaceThatLeadsElsewhereIsNotChosen) {
+  Namespaces network(3);
+  network.link({0, "10.99.0.1/24"}, {2, "10.99.0.2/24"});  // first, and no way to the others
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  network.link({1, "10.98.0.1/24"}, {2, "10.98.0.2/24"});
+  EXPECT_EQ(run(network, {{1, "10.77.0.2"}, {0, "10.77.0.2"}}),
+            (std::vector<std::string>{"10.77.0.2", "10.77.0.1"}));
+}
+
+TEST_F(NetworkTest, ANameThatMeansLoopbackAtHomeIsNeverPublished) {
+  Namespaces network(2);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  const Place home{0, "node0", "127.0.1.1 node0\n"};
+  const Place away{1, "node0", "127.0.1.1 node1\n10.77.0.1 node0\n"};
+  // Two ranks on the store's own host, which reach it over loopback.
+  EXPECT_EQ(run(network, {home, home, away}),
+            (std::vector<std::string>{"10.77.0.1", "10.77.0.1", "10.77.0.2"}));
+}
+
+TEST_F(NetworkTest, AHostWithTwoLinksIsReachedOverBoth) {
+  Namespaces network(3);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  network.link({0, "10.78.0.1/24"}, {2, "10.78.0.2/24"});
+  network.forward(0);
+  network.ip(1, "route add 10.78.0.0/24 via 10.77.0.1");
+  network.ip(2, "route add 10.77.0.0/24 via 10.78.0.1");
+  EXPECT_EQ(run(network, {{0, "node0", "127.0.1.1 node0\n"},
+                          {1, "node0", "10.77.0.1 node0\n"},
+                          {2, "node0", "10.78.0.1 node0\n"}}),
+            (std::vector<std::string>{"10.77.0.1 10.78.0.1", "10.77.0.2", "10.78.0.2"}));
+}
+
+TEST_F(NetworkTest, IPv6WorksByNumberAndByName) {
+  Namespaces network(2);
+  network.link({0, "fd77::1/64"}, {1, "fd77::2/64"});
+  const std::vector<std::string> expected = {"fd77::1", "fd77::2"};
+  EXPECT_EQ(run(network, {{0, "fd77::1"}, {1, "fd77::1"}}), expected);
+  EXPECT_EQ(run(network, {{0, "node0", "127.0.1.1 node0\n"}, {1, "node0", "fd77::1 node0\n"}}),
+            expected);
+}
+
+TEST_F(NetworkTest, RanksWithoutARouteToEachOtherAreBothNamedToAll) {
+  Namespaces network(3);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  network.link({0, "10.78.0.1/24"}, {2, "10.78.0.2/24"});
+  const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
+                                     {1, "node0", "10.77.0.1 node0\n"},
+                                     {2, "node0", "10.78.0.1 node0\n"}});
+  EXPECT_THAT(outputs, Each(HasSubstr("rank 2 (node2, pid ")));
+  EXPECT_THAT(outputs, Each(HasSubstr("cannot reach rank 1 (node1, pid ")));
+  EXPECT_THAT(outputs, Each(HasSubstr("connect to tcp:10.77.0.2:")));
+  EXPECT_THAT(outputs, Each(HasSubstr("with no interface that leads there")));
+  EXPECT_THAT(outputs, Each(HasSubstr("errno 101")));
+}
+
+TEST_F(NetworkTest, RanksWhosePacketsAreDroppedAreNamedWithInterfaceAndErrno) {
+  Namespaces network(3);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  network.link({0, "10.78.0.1/24"}, {2, "10.78.0.2/24"});
+  network.forward(0);
+  network.ip(2, "route add 10.77.0.0/24 via 10.78.0.1");
+  network.ip(1, "route add blackhole 10.78.0.0/24");  // it hears rank 2, and cannot answer
+  const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
+                                     {1, "node0", "10.77.0.1 node0\n"},
+                                     {2, "node0", "10.78.0.1 node0\n"}});
+  EXPECT_THAT(outputs, Each(HasSubstr("rank 2 (node2, pid ")));
+  EXPECT_THAT(outputs, Each(HasSubstr("cannot reach rank 1 (node1, pid ")));
+  EXPECT_THAT(outputs, Each(HasSubstr("from 10.78.0.2 on to0")));
+  EXPECT_THAT(outputs, Each(HasSubstr("errno 110")));
+}
+
+TEST_F(NetworkTest, BeyondLoopbackTheStoreServesNobodyWithoutTheToken) {
+  Namespaces network(2);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  const os::Address address{os::Address::Kind::kTcp, "10.77.0.1", kPort};
+  const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
+    network.enter(context.rank);
+    const auto system = os::make_native_system();
+    const auto connect = [&](const std::string& token, StoreProtocol protocol) {
+      return TcpStore::connect(
+          *system, {.address = address, .token = token, .protocol = protocol},
+          system->deadline_in(seconds(protocol == StoreProtocol::kC10d ? 2 : 20)));
+    };
+    if (context.rank == 0) {
+      testing::require(!TcpStoreServer::start(*system, {.address = address}).ok(),
+                       "a server without a token is refused");
+      const auto server =
+          TcpStoreServer::start(*system, {.address = address, .token = "secret"}).value_or_throw();
+      const auto store = connect("secret", StoreProtocol::kNative).value_or_throw();
+      (void)store->get("done", system->deadline_in(seconds(30))).value_or_throw();
+      return;
+    }
+    const auto store = connect("secret", StoreProtocol::kNative).value_or_throw();
+    const auto wrong = connect("another", StoreProtocol::kNative);
+    testing::require(!wrong.ok() && wrong.error().code() == ErrorCode::kInvalidArgument,
+                     "another token is refused");
+    testing::require(!connect("", StoreProtocol::kC10d).ok(), "c10d's protocol is for loopback");
+    store->set("done", "1", system->deadline_in(seconds(10))).value_or_throw();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// On one host: a rank is killed between the meeting at the store and the connection of the group.
+TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
+  const auto result = testing::run_ranks_as_processes(
+      4,
+      [&](RankContext& context) {
+        if (context.rank == 3) {
+          // Only the store: the launcher's place.
+          const auto server =
+              TcpStoreServer::start(context.system,
+                                    {.address = context.meeting_address, .token = "t"})
+                  .value_or_throw();
+          const auto store =
+              TcpStore::connect(context.system, {.address = context.meeting_address, .token = "t"},
+                                context.system.deadline_in(seconds(20)))
+                  .value_or_throw();
+          const std::vector<std::string> ends = {"end/0", "end/1"};
+          store->wait(ends, context.system.deadline_in(kBudget)).value_or_throw();
+          return;
+        }
+        const Deadline deadline = context.system.deadline_in(kBudget);
+        const Membership membership =
+            TcpRendezvous(context.system, {.address = context.meeting_address,
+                                           .rank = context.rank,
+                                           .world_size = 3,
+                                           .job_token = "t",
+                                           .may_host_store = false})
+                .join(deadline)
+                .value_or_throw();
+        if (context.rank == 2) std::raise(SIGKILL);
+        const TimePoint start = context.system.now();
+        context.output = testing::failure_of(
+            [&] { Communicator::connect(context.system, membership, {}, deadline); });
+        testing::require(context.system.now() - start < kBudget / 2, "it waited for its deadline");
+        membership.store->set(format("end/{}", context.rank), "", deadline).value_or_throw();
+      },
+      {.time_limit = 2 * kBudget});
+  for (const int rank : {0, 1}) {
+    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    EXPECT_EQ(outcome.failure, "");
+    EXPECT_THAT(outcome.output, HasSubstr("kPeerLost"));
+    EXPECT_THAT(outcome.output, HasSubstr("rank 2 ("));
+    EXPECT_THAT(outcome.output, HasSubstr("ended before the group was connected"));
+  }
+}
+
+}  // namespace
+}  // namespace cadre
