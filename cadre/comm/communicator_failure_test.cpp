@@ -6,9 +6,11 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
+#include "cadre/testing/seeds.h"
 
 namespace cadre {
 namespace {
@@ -16,6 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AnyOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::RanksResult;
@@ -105,6 +108,9 @@ TEST(CommunicatorFailure, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EXPECT_TRUE(is_timeout_somewhere);
   EXPECT_THAT(result.ranks[1].output, StartsWith("kAborted: "));
   EXPECT_THAT(result.ranks[1].output, HasSubstr("\n  first failure: all_reduce #2 on group"));
+  EXPECT_THAT(result.ranks[1].output,
+              EndsWith("Remedy: rebuild the group. Remedy: look at the first "
+                       "failure, then rebuild the group."));
 }
 
 TEST(CommunicatorFailure, AnAbortEndsEveryWaitAndTellsTheReason) {
@@ -217,6 +223,54 @@ TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+// Rank 2 leaves, of which rank 1 learns between two operations. It closes the failed group at once,
+// rank 0 looks around later. Both lose rank 2 and nobody else, and find each other again.
+void lose_rank_2(os::System& system, const Membership& membership, TransportChoice transport) {
+  const auto group = Communicator::connect(system, membership, {.transport = transport},
+                                           system.deadline_in(kBudget));
+  sum(*group, 10);
+  if (membership.rank == 2) return group->close(system.deadline_in(kBudget));
+  if (membership.rank == 1) system.poll({}, system.deadline_in(milliseconds(5)));
+  const std::string failure = testing::failure_of([&] {
+    for (int step = 0; step < 2; ++step) sum(*group, 10);
+  });
+  require(failure.starts_with("kPeerLost: "), failure);
+  require(failure.find(" left the group after #1 (it ended its loop early?)") != std::string::npos,
+          failure);
+  if (membership.rank == 0) system.poll({}, system.deadline_in(milliseconds(20)));
+  const std::vector<Rank> lost = group->lost_ranks();
+  require(lost.size() == 1 && lost[0] == 2, format("{} ranks are lost", lost.size()));
+  group->close(system.deadline_in(kBudget));
+  const Membership next =
+      rejoin(system, membership, lost, system.deadline_in(kBudget)).value_or_throw();
+  require(next.world_size == 2, "two are left");
+}
+
+TEST(CommunicatorFailure, SurvivorsOfALeaverLoseNobodyElse) {
+  const auto system = os::make_native_system();
+  for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
+    for (int round = 0; round < 20; ++round) {
+      const auto store = std::make_shared<HashStore>(*system);
+      const auto result = testing::run_ranks_as_threads(3, [&](RankContext& context) {
+        lose_rank_2(context.system, {context.rank, 3, 1, store, "token"}, transport);
+      });
+      EXPECT_TRUE(result.ok()) << result.failures();
+    }
+  }
+}
+
+TEST(CommunicatorFailure, SurvivorsOfASimulatedLeaverLoseNobodyElse) {
+  for (const uint64_t seed : testing::test_seeds(50)) {
+    sim::Simulator simulator(seed, {.ranks_per_host = {3}});
+    const auto store = std::make_shared<HashStore>(simulator.system(0));
+    const auto result = simulator.run([&](os::System& system, int rank) {
+      lose_rank_2(system, {rank, 3, 1, store, "token"}, TransportChoice::kAuto);
+    });
+    EXPECT_EQ(result.failure, "") << "seed " << seed;
+    for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "") << "seed " << seed;
+  }
 }
 
 }  // namespace

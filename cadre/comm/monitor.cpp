@@ -113,9 +113,11 @@ void Monitor::publish(const Failure& failure) {
     for (Peer& peer : peers_) {
       if (peer.is_connected) peer.outbox.insert(peer.outbox.end(), notice.begin(), notice.end());
     }
+    // Before an observer can throw the error and close() asks whether the group has failed: a rank
+    // that says goodbye then would be taken for one that left.
+    has_failed_.store(true, std::memory_order_release);
     wake_observers();
   }
-  has_failed_.store(true, std::memory_order_release);
   interrupt_.raise();
   wake_up_->notify();
   log_.write(LogLevel::kError, "comm", error.message());
@@ -334,6 +336,9 @@ void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
   {
     std::lock_guard lock(mutex_);
     peers_[static_cast<size_t>(rank)].has_aborted = true;
+    // What fails without a rank that is leaving is not its affair: it would tell the others, who
+    // may not know yet that it leaves, of a failure of its own.
+    if (is_leaving_) return;
     if (is_loss && failure_phase_ == FailurePhase::kNone) {
       peers_[static_cast<size_t>(notice.culprit)].is_gone = true;
     }
@@ -343,7 +348,10 @@ void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
     fail({notice.code, notice.culprit, notice.cause, {}});
   } else {
-    fail({ErrorCode::kAborted, notice.culprit, "first failure: " + notice.message, {}});
+    // A whole message, but its place is inside a sentence.
+    std::string first = notice.message;
+    if (first.ends_with('.')) first.pop_back();
+    fail({ErrorCode::kAborted, notice.culprit, "first failure: " + first, {}});
   }
 }
 
