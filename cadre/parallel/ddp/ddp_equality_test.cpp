@@ -1,320 +1,282 @@
-// Training on 1 to 4 ranks equals training in one process: the same parameters after 20 steps and
-// the same gradients in the first, in float64, within 1e-10 of the largest value of each tensor.
-// The check itself is proved: without the division, without a bucket or without the initial
-// broadcast it fails.
+// Training on 1 to 4 ranks equals training in one process: the same gradients, and the same
+// parameters after 20 steps, within the bounds below. The check itself is proved: without the
+// division, without a bucket or without the initial broadcast it fails.
+//
+// The bounds, for each tensor:
+//   gradients      float64 1e-10, float32 1e-5 of the tensor's largest value. Ranks add the same
+//                  terms in another order, so they differ by a few roundings of partial sums.
+//   SGD            the same shares of the largest parameter. The update is linear in the gradient.
+//   AdamW float64  the same.
+//   AdamW float32  AdamwBound, for each element: the update divides by sqrt(v) + eps, so where
+//                  gradients are close to zero a difference in their last bits becomes a visible
+//                  one, up to the size of the update itself.
+// Measured over 50 weights and data sets, the worst used 0.09 of the bound of float32 gradients,
+// 0.17 of SGD's and 0.083 of AdamW's (0.62 of AdamW's in float64): docs/decisions/0003.
+// CADRE_EQUALITY_SEEDS (default 1) sets that number.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <functional>
-#include <memory>
-#include <ostream>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/ddp/ddp_test_training.h"
 
 namespace cadre {
 namespace {
 
-using testing::run_groups;
-using testing::Share;
-using testing::share_of;
+using testing::bits_of;
+using testing::Case;
+using testing::Fault;
+using testing::kSteps;
+using testing::make_batches;
+using testing::Snapshot;
+using testing::train_alone;
+using testing::train_on_ranks;
+using testing::Training;
 using torch::Tensor;
-namespace nn = torch::nn;
 
-constexpr int kSteps = 20;
-constexpr double kTolerance = 1e-10;
-constexpr int64_t kVocabulary = 11;
-constexpr int64_t kContext = 6;
-
-// What a test trains: loss() is the mean over the rows of its batch.
-struct Model : nn::Module {
-  virtual Tensor forward(const Tensor& x) = 0;
-  virtual Tensor loss(const Tensor& output, const Tensor& x) = 0;
-  virtual Tensor make_batch(int64_t rows) = 0;
-};
-
-struct Mlp : Model {
-  Mlp() {
-    layers =
-        register_module("layers", nn::Sequential(nn::Linear(12, 24), nn::Tanh(), nn::Linear(24, 16),
-                                                 nn::Tanh(), nn::Linear(16, 3)));
-    to(torch::kDouble);
-  }
-  Tensor forward(const Tensor& x) override { return layers->forward(x); }
-  Tensor loss(const Tensor& output, const Tensor& x) override {
-    return (output - x.narrow(1, 0, 3)).pow(2).mean();
-  }
-  Tensor make_batch(int64_t rows) override { return torch::randn({rows, 12}, torch::kDouble); }
-  nn::Sequential layers;
-};
-
-// One pre-norm block with causal attention and a head tied to the token embedding.
-struct TinyGpt : Model {
-  TinyGpt() {
-    constexpr int64_t kWidth = 8;
-    tokens = register_module("tokens", nn::Embedding(kVocabulary, kWidth));
-    positions = register_module("positions", nn::Embedding(kContext, kWidth));
-    norm_1 = register_module("norm_1", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    qkv = register_module("qkv", nn::Linear(kWidth, 3 * kWidth));
-    project = register_module("project", nn::Linear(kWidth, kWidth));
-    norm_2 = register_module("norm_2", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    up = register_module("up", nn::Linear(kWidth, 4 * kWidth));
-    down = register_module("down", nn::Linear(4 * kWidth, kWidth));
-    to(torch::kDouble);
-  }
-  Tensor forward(const Tensor& x) override {
-    Tensor h = tokens(x) + positions(torch::arange(x.size(1)));
-    const auto parts = qkv(norm_1(h)).chunk(3, -1);
-    h = h + project(torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0,
-                                                        /*is_causal=*/true));
-    h = h + down(torch::gelu(up(norm_2(h))));
-    return torch::matmul(h, tokens->weight.t());
-  }
-  Tensor loss(const Tensor& output, const Tensor& x) override {
-    return nn::functional::cross_entropy(output.reshape({-1, kVocabulary}),
-                                         x.roll(-1, 1).reshape({-1}));
-  }
-  Tensor make_batch(int64_t rows) override {
-    return torch::randint(kVocabulary, {rows, kContext}, torch::kLong);
-  }
-  nn::Embedding tokens{nullptr}, positions{nullptr};
-  nn::LayerNorm norm_1{nullptr}, norm_2{nullptr};
-  nn::Linear qkv{nullptr}, project{nullptr}, up{nullptr}, down{nullptr};
-};
-
-enum class Fault { kNone, kNoDivision, kDroppedBucket, kNoInitialBroadcast };
-
-std::ostream& operator<<(std::ostream& out, Fault fault) {
-  switch (fault) {
-    case Fault::kNone:
-      return out << "None";
-    case Fault::kNoDivision:
-      return out << "NoDivision";
-    case Fault::kDroppedBucket:
-      return out << "DroppedBucket";
-    case Fault::kNoInitialBroadcast:
-      return out << "NoInitialBroadcast";
-  }
-  return out;
+double tolerance_of(const Case& test_case) {
+  return test_case.dtype == torch::kDouble ? 1e-10 : 1e-5;
 }
 
-// A group that does one thing wrong, the same on all ranks.
-class FaultyReplicas : public ReplicaGroup {
- public:
-  FaultyReplicas(const ProcessGroup& group, Fault fault)
-      : real_(make_replica_group(group)), fault_(fault) {}
+double largest(const Tensor& tensor) {
+  return tensor.abs().max().item<double>();
+}
 
-  Rank rank() const override { return real_->rank(); }
-  int world_size() const override { return real_->world_size(); }
-  at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override {
-    return real_->empty_flat(numel, dtype);
+// The same share of its largest value for every element of a tensor.
+Snapshot share_of_largest(const Snapshot& tensors, double share) {
+  Snapshot bounds;
+  for (const Tensor& tensor : tensors) {
+    bounds.push_back(torch::full_like(tensor, share * largest(tensor), torch::kDouble));
   }
-  std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
-    const bool is_gradient = tensor.is_floating_point();
-    if (fault_ == Fault::kNoDivision && op == ReduceOp::kAvg) op = ReduceOp::kSum;
-    if (fault_ == Fault::kDroppedBucket && is_gradient && num_buckets_++ % 3 == 1) return [] {};
-    return real_->all_reduce_async(tensor, op);
+  return bounds;
+}
+
+// How far AdamW's parameters may differ after kSteps when no gradient of any step differs by more
+// than `tolerance` of its tensor's largest.
+//
+// With m and s = sqrt(v), bias corrected, an update is u = lr m / (s + eps). m is a weighted mean
+// of the gradients so far and s a weighted root mean square of them, a norm: if gradient i differs
+// by at most d_i, m differs by at most M, the same mean of the d_i, and s by at most S, the same
+// root mean square of them. From
+//   u' - u = lr (m' - m) / (s + eps) + lr m' / (s' + eps) (s - s') / (s + eps)
+// and |m'| <= c s' (Cauchy and Schwarz; c depends on the betas and the step: 1 in the first, 1.16
+// in the twentieth) follows |u' - u| <= lr (M + c S) / (s + eps), and never more than 2 c lr. The
+// bound is the sum over the steps; weight decay only shrinks it. To it comes the rounding of the
+// parameter itself: four in each step (two products and sums on either side), and one for those
+// of u, which is some hundred times smaller than a parameter.
+class AdamwBound {
+ public:
+  explicit AdamwBound(const Tensor& parameter)
+      : largest_parameter_(largest(parameter)),
+        sum_(torch::zeros_like(parameter, torch::kDouble)),
+        square_(torch::zeros_like(sum_)) {}
+
+  void add_step(const Tensor& gradient, double tolerance) {
+    const double difference = tolerance * largest(gradient);
+    ++step_;
+    square_ = mix(square_, gradient.to(torch::kDouble).square(), testing::kBeta2);
+    mean_difference_ = mix(mean_difference_, difference, testing::kBeta1);
+    square_difference_ = mix(square_difference_, difference * difference, testing::kBeta2);
+    sum_of_shrinking_ += std::pow(testing::kBeta1 * testing::kBeta1 / testing::kBeta2, step_ - 1);
+    const double rest_1 = 1 - std::pow(testing::kBeta1, step_);
+    const double rest_2 = 1 - std::pow(testing::kBeta2, step_);
+    const double c = (1 - testing::kBeta1) / rest_1 *
+                     std::sqrt(rest_2 / (1 - testing::kBeta2) * sum_of_shrinking_);
+    const double numerator = mean_difference_ / rest_1 + c * std::sqrt(square_difference_ / rest_2);
+    const Tensor amplified = numerator / ((square_ / rest_2).sqrt() + testing::kEpsilon);
+    sum_ += testing::kLearningRateOfAdamw * amplified.clamp_max(2 * c);
   }
-  void broadcast(const at::Tensor& tensor, Rank root) override {
-    if (fault_ == Fault::kNoInitialBroadcast && tensor.scalar_type() == at::kByte) {
-      // What was never received must not be, by chance, what freed memory of the root still holds.
-      if (rank() != root) tensor.zero_();
-      return;
-    }
-    real_->broadcast(tensor, root);
-  }
-  void all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    real_->all_gather(output, input);
-  }
+
+  Tensor value() const { return sum_ + 5 * kSteps * std::ldexp(1.0, -24) * largest_parameter_; }
 
  private:
-  std::shared_ptr<ReplicaGroup> real_;
-  Fault fault_;
-  int num_buckets_ = 0;
-};
-
-struct Case {
-  std::string model;
-  std::string optimizer;
-  int64_t batch;
-};
-
-std::ostream& operator<<(std::ostream& out, const Case& test_case) {
-  return out << test_case.model << "_" << test_case.optimizer << "_" << test_case.batch;
-}
-
-using Snapshot = std::vector<Tensor>;
-
-struct Training {
-  Snapshot first_gradients;
-  Snapshot parameters;
-};
-
-std::shared_ptr<Model> make_model(const Case& test_case, uint64_t seed) {
-  torch::manual_seed(seed);
-  if (test_case.model == "mlp") return std::make_shared<Mlp>();
-  return std::make_shared<TinyGpt>();
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case, Model& model) {
-  if (test_case.optimizer == "sgd") {
-    return std::make_unique<torch::optim::SGD>(model.parameters(),
-                                               torch::optim::SGDOptions(0.05).momentum(0.9));
+  template <typename T>
+  static T mix(const T& average, const T& next, double beta) {
+    return average * beta + next * (1 - beta);
   }
-  return std::make_unique<torch::optim::AdamW>(model.parameters(),
-                                               torch::optim::AdamWOptions(0.003));
-}
 
-Snapshot copies_of(const std::vector<Tensor>& tensors) {
-  Snapshot copies;
-  for (const Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
-  return copies;
-}
+  double largest_parameter_;
+  int step_ = 0;
+  Tensor sum_;
+  Tensor square_;
+  double mean_difference_ = 0;
+  double square_difference_ = 0;
+  double sum_of_shrinking_ = 0;
+};
 
-Snapshot gradients_of(const Model& model) {
-  Snapshot gradients;
-  for (const Tensor& parameter : model.parameters()) gradients.push_back(parameter.grad());
-  return copies_of(gradients);
-}
-
-// `forward(batch)` runs the model on this rank's rows of a batch and returns their loss.
-Training train(const Case& test_case, Model& model, const std::vector<Tensor>& batches,
-               const std::function<Tensor(const Tensor&)>& loss_of_batch) {
-  Training training;
-  const auto optimizer = make_optimizer(test_case, model);
-  for (const Tensor& batch : batches) {
-    optimizer->zero_grad();
-    loss_of_batch(batch).backward();
-    if (training.first_gradients.empty()) training.first_gradients = gradients_of(model);
-    optimizer->step();
+Snapshot adamw_bounds(const Training& alone, double tolerance) {
+  Snapshot bounds;
+  for (size_t i = 0; i < alone.parameters.size(); ++i) {
+    AdamwBound bound(alone.parameters[i]);
+    for (const Snapshot& gradients : alone.gradients) bound.add_step(gradients[i], tolerance);
+    bounds.push_back(bound.value());
   }
-  training.parameters = copies_of(model.parameters());
-  return training;
+  return bounds;
 }
 
-// The largest |a - b| over the largest |b| of any tensor.
-double relative_difference(const Snapshot& a, const Snapshot& b) {
-  double largest = 0;
+bool uses_adamw_bound(const Case& test_case) {
+  return test_case.optimizer == "adamw" && test_case.dtype == torch::kFloat;
+}
+
+Snapshot parameter_bounds(const Case& test_case, const Training& alone) {
+  const double tolerance = tolerance_of(test_case);
+  if (uses_adamw_bound(test_case)) return adamw_bounds(alone, tolerance);
+  return share_of_largest(alone.parameters, tolerance);
+}
+
+// The largest |a - b| over its bound, of any element of any tensor.
+double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& bounds) {
+  double share = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    const double scale = b[i].abs().max().item<double>();
-    largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>() / scale);
+    const Tensor difference = (a[i].to(torch::kDouble) - b[i].to(torch::kDouble)).abs();
+    share = std::max(share, (difference / bounds[i]).max().item<double>());
   }
-  return largest;
+  return share;
 }
 
-std::string bits_of(const Snapshot& tensors) {
-  std::string bits;
-  for (const Tensor& tensor : tensors) {
-    bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+// Shares of the bounds that a training used: equal is what is at most 1.
+struct Comparison {
+  double first_gradients = 0;
+  double gradients = 0;  // of any step
+  double parameters = 0;
+  // Not a share: the largest difference of a parameter over its tensor's largest.
+  double relative = 0;
+};
+
+Comparison compare(const Case& test_case, const Training& trained, const Training& alone) {
+  Comparison result;
+  for (size_t step = 0; step < alone.gradients.size(); ++step) {
+    const Snapshot& expected = alone.gradients[step];
+    const double share = used_share(trained.gradients[step], expected,
+                                    share_of_largest(expected, tolerance_of(test_case)));
+    if (step == 0) result.first_gradients = share;
+    result.gradients = std::max(result.gradients, share);
   }
-  return bits;
+  result.parameters =
+      used_share(trained.parameters, alone.parameters, parameter_bounds(test_case, alone));
+  result.relative =
+      used_share(trained.parameters, alone.parameters, share_of_largest(alone.parameters, 1.0));
+  return result;
 }
 
-std::vector<Tensor> make_batches(const Case& test_case) {
-  const auto source = make_model(test_case, 1);
-  torch::manual_seed(99);
-  std::vector<Tensor> batches;
-  for (int step = 0; step < kSteps; ++step) batches.push_back(source->make_batch(test_case.batch));
-  return batches;
+Comparison worse_of(const Comparison& a, const Comparison& b) {
+  return {std::max(a.first_gradients, b.first_gradients), std::max(a.gradients, b.gradients),
+          std::max(a.parameters, b.parameters), std::max(a.relative, b.relative)};
 }
 
-Training train_alone(const Case& test_case, const std::vector<Tensor>& batches) {
-  const auto model = make_model(test_case, 1);
-  return train(test_case, *model, batches,
-               [&](const Tensor& batch) { return model->loss(model->forward(batch), batch); });
+uint64_t num_seeds() {
+  const char* text = std::getenv("CADRE_EQUALITY_SEEDS");
+  return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
 }
 
-// By rank. Every rank starts from weights of its own, so only the broadcast makes them equal.
-std::vector<Training> train_on_ranks(const Case& test_case, const std::vector<Tensor>& batches,
-                                     int world_size, Fault fault = Fault::kNone) {
-  std::vector<std::shared_ptr<Model>> models;
-  for (int rank = 0; rank < world_size; ++rank) {
-    models.push_back(make_model(test_case, 1 + static_cast<uint64_t>(rank)));
+class DdpEquality : public ::testing::TestWithParam<Case> {
+ protected:
+  // On every number of ranks; the worst of all.
+  Comparison compare_with_one_process(uint64_t seed) {
+    const auto batches = make_batches(GetParam(), seed);
+    const Training alone = train_alone(GetParam(), batches, seed);
+    Comparison worst;
+    for (const int world_size : {1, 2, 3, 4}) {
+      const auto trained = train_on_ranks(GetParam(), batches, seed, world_size);
+      for (int rank = 0; rank < world_size; ++rank) {
+        const std::string where = "seed " + std::to_string(seed) + ", " +
+                                  std::to_string(world_size) + " ranks, rank " +
+                                  std::to_string(rank);
+        if (trained[rank].gradients.size() != alone.gradients.size()) {
+          ADD_FAILURE() << where << " made " << trained[rank].gradients.size() << " steps";
+          continue;
+        }
+        const Comparison comparison = compare(GetParam(), trained[rank], alone);
+        EXPECT_LE(comparison.first_gradients, 1) << where;
+        if (uses_adamw_bound(GetParam())) {
+          EXPECT_LE(comparison.gradients, 1) << where;  // what the bound stands on
+        }
+        EXPECT_LE(comparison.parameters, 1) << where;
+        EXPECT_EQ(bits_of(trained[rank].parameters), bits_of(trained[0].parameters)) << where;
+        worst = worse_of(worst, comparison);
+      }
+    }
+    return worst;
   }
-  std::vector<Training> trained(static_cast<size_t>(world_size));
-  const bool is_even = test_case.batch % world_size == 0;
-  const auto result = run_groups(world_size, [&](const ProcessGroup& group, std::string&) {
-    const std::shared_ptr<Model> module = models[group.rank()];
-    DistributedDataParallel model{
-        module,
-        std::make_shared<FaultyReplicas>(group, fault),
-        {.weighting = is_even ? GradientWeighting::kEqual : GradientWeighting::kSamples,
-         .bucket_caps = {.first_bytes = 512, .bytes = 2048}}};
-    const Share share = share_of(test_case.batch, group.rank(), group.world_size());
-    trained[group.rank()] = train(test_case, *module, batches, [&](const Tensor& batch) {
-      const Tensor rows = batch.narrow(0, share.begin, share.size());
-      if (!is_even) model.set_num_samples(share.size());
-      return module->loss(model(rows), rows);
-    });
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  return trained;
-}
-
-class DdpEquality : public ::testing::TestWithParam<Case> {};
+};
 
 TEST_P(DdpEquality, EqualsOneProcessOnEveryNumberOfRanks) {
-  const auto batches = make_batches(GetParam());
-  const Training alone = train_alone(GetParam(), batches);
-  for (const int world_size : {1, 2, 3, 4}) {
-    const auto trained = train_on_ranks(GetParam(), batches, world_size);
-    for (int rank = 0; rank < world_size; ++rank) {
-      const std::string where = std::to_string(world_size) + " ranks, rank " + std::to_string(rank);
-      ASSERT_EQ(trained[rank].parameters.size(), alone.parameters.size()) << where;
-      EXPECT_LE(relative_difference(trained[rank].first_gradients, alone.first_gradients),
-                kTolerance)
-          << where;
-      EXPECT_LE(relative_difference(trained[rank].parameters, alone.parameters), kTolerance)
-          << where;
-      EXPECT_EQ(bits_of(trained[rank].parameters), bits_of(trained[0].parameters)) << where;
-    }
+  Comparison worst;
+  for (uint64_t seed = 0; seed < num_seeds(); ++seed) {
+    worst = worse_of(worst, compare_with_one_process(1 + 1000 * seed));
   }
+  const double tolerance = tolerance_of(GetParam());
+  std::cout << "worst: first gradients " << worst.first_gradients * tolerance << ", of any step "
+            << worst.gradients * tolerance << " of the largest; parameters " << worst.parameters
+            << " of their bound, " << worst.relative << " of the largest\n";
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, DdpEquality,
-                         ::testing::Values(Case{"mlp", "sgd", 48}, Case{"mlp", "sgd", 25},
-                                           Case{"mlp", "adamw", 48}, Case{"mlp", "adamw", 25},
-                                           Case{"gpt", "sgd", 48}, Case{"gpt", "sgd", 25},
-                                           Case{"gpt", "adamw", 48}, Case{"gpt", "adamw", 25}),
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+    for (const char* model : {"mlp", "gpt"}) {
+      for (const char* optimizer : {"sgd", "adamw"}) {
+        for (const int64_t batch : {48, 25}) cases.push_back({model, optimizer, batch, dtype});
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, DdpEquality, ::testing::ValuesIn(all_cases()),
                          ::testing::PrintToStringParamName());
 
 TEST(DdpDeterminism, TwoRunsGiveTheSameBits) {
-  const Case test_case{"gpt", "adamw", 25};
-  const auto batches = make_batches(test_case);
-  const auto first = train_on_ranks(test_case, batches, 3);
-  const auto second = train_on_ranks(test_case, batches, 3);
-  EXPECT_EQ(bits_of(first[1].parameters), bits_of(second[2].parameters));
+  for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+    const Case test_case{"gpt", "adamw", 25, dtype};
+    const auto batches = make_batches(test_case, 1);
+    const auto first = train_on_ranks(test_case, batches, 1, 3);
+    const auto second = train_on_ranks(test_case, batches, 1, 3);
+    EXPECT_EQ(bits_of(first[1].parameters), bits_of(second[2].parameters));
+  }
 }
 
-// The mutation check: each fault must move the result beyond the tolerance, else the equality
+// The mutation check: each fault must move the result far beyond the bounds, else the equality
 // proves nothing.
-class DdpEqualityNotices : public ::testing::TestWithParam<Fault> {};
+class DdpEqualityNotices : public ::testing::TestWithParam<std::tuple<Case, Fault>> {};
 
 TEST_P(DdpEqualityNotices, TheFault) {
-  const Case test_case{"mlp", "sgd", 48};
-  const auto batches = make_batches(test_case);
-  const Training alone = train_alone(test_case, batches);
-  const auto trained = train_on_ranks(test_case, batches, 2, GetParam());
-  double difference = 0;
-  double first_difference = 0;
-  for (const Training& rank : trained) {
-    difference = std::max(difference, relative_difference(rank.parameters, alone.parameters));
-    first_difference = std::max(first_difference,
-                                relative_difference(rank.first_gradients, alone.first_gradients));
+  const auto& [test_case, fault] = GetParam();
+  const auto batches = make_batches(test_case, 1);
+  const Training alone = train_alone(test_case, batches, 1);
+  Comparison worst;
+  for (const Training& rank : train_on_ranks(test_case, batches, 1, 2, fault)) {
+    worst = worse_of(worst, compare(test_case, rank, alone));
   }
-  EXPECT_GT(difference, 1e3 * kTolerance);
-  EXPECT_GT(first_difference, 1e3 * kTolerance);
+  const double far = test_case.dtype == torch::kDouble ? 1e3 : 100;
+  EXPECT_GT(worst.first_gradients, far);
+  if (test_case.optimizer == "adamw" && fault == Fault::kNoDivision) {
+    // AdamW takes the same step whatever the gradients are multiplied with: only they tell.
+    EXPECT_LE(worst.parameters, 1);
+  } else {
+    EXPECT_GT(worst.parameters, far);
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, DdpEqualityNotices,
-                         ::testing::Values(Fault::kNoDivision, Fault::kDroppedBucket,
-                                           Fault::kNoInitialBroadcast),
-                         ::testing::PrintToStringParamName());
+std::string name_of_fault(const ::testing::TestParamInfo<std::tuple<Case, Fault>>& parameter) {
+  return ::testing::PrintToString(std::get<0>(parameter.param)) + "_" +
+         ::testing::PrintToString(std::get<1>(parameter.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults, DdpEqualityNotices,
+    ::testing::Combine(
+        ::testing::Values(Case{"mlp", "sgd", 48}, Case{"mlp", "sgd", 48, torch::kFloat},
+                          Case{"gpt", "adamw", 48, torch::kFloat}),
+        ::testing::Values(Fault::kNoDivision, Fault::kDroppedBucket, Fault::kNoInitialBroadcast)),
+    name_of_fault);
 
 }  // namespace
 }  // namespace cadre
