@@ -5,7 +5,9 @@
 
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <regex>
+#include <sstream>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -81,6 +83,19 @@ std::unique_ptr<Communicator> connect(RankContext& context, const Membership& me
 
 void nap(os::System& system, Duration duration) {
   system.poll({}, system.deadline_in(duration));
+}
+
+std::string to_text(const FailureReport& report) {
+  return format("{} {}\n{}", report.raised.ns, report.disturbed.ns, report.message);
+}
+
+FailureReport parse_report(const std::string& text) {
+  FailureReport report;
+  std::istringstream in(text);
+  in >> report.raised.ns >> report.disturbed.ns;
+  require(in.get() == '\n', "a report: " + text);
+  report.message.assign(std::istreambuf_iterator<char>(in), {});
+  return report;
 }
 
 std::string mask(std::string text) {

@@ -31,6 +31,16 @@ std::unique_ptr<Communicator> connect(RankContext& context, const Membership& me
 // Lets time pass, without work.
 void nap(os::System& system, Duration duration);
 
+// What a rank that lived through a failure hands back, with moments on the clock that all processes
+// of a host share.
+struct FailureReport {
+  TimePoint raised;     // when it had the error
+  TimePoint disturbed;  // when it sent the signal, if it was the one to do so
+  std::string message;  // "kCode: message"
+};
+std::string to_text(const FailureReport& report);
+FailureReport parse_report(const std::string& text);
+
 // Pids, host names, durations, operation numbers and phases replaced by words.
 std::string mask(std::string text);
 
