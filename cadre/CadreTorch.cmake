@@ -39,32 +39,36 @@ if(train_sources)
   endif()
 endif()
 
+# cadre_add_torch_test(TEST BINARY source...): few big binaries, because linking and the start of
+# libtorch dominate.
+function(cadre_add_torch_test test name)
+  add_executable(${name} ${ARGN} $<TARGET_OBJECTS:cadre_torch_objects>
+                         $<TARGET_OBJECTS:cadre_core_objects>)
+  if(TARGET cadre_testing)
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_testing>)
+  endif()
+  target_link_libraries(
+    ${name} PRIVATE LibTorch::LibTorch cadre_options GTest::gtest_main GTest::gmock OpenSSL::Crypto
+                    Threads::Threads rt nlohmann_json::nlohmann_json)
+  target_link_libraries(${name} PRIVATE /usr/lib/x86_64-linux-gnu/libfmt.so)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_compile_definitions(
+    ${name} PRIVATE CADRE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CADRE_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  target_precompile_headers(${name} REUSE_FROM cadre_torch_pch)
+  target_compile_options(${name} PRIVATE -fPIC)  # as the precompiled header was
+  set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch_compile)
+  add_test(NAME ${test} COMMAND ${name})
+  set_tests_properties(${test} PROPERTIES TIMEOUT 600 LABELS torch)
+endfunction()
+
 if(CADRE_WITH_TESTS)
-  # Few big binaries: linking and start-up of libtorch dominate.
   foreach(folder IN LISTS torch_folders ITEMS train)
     cadre_sources(tests test ${folder})
     if(tests)
-      set(name cadre_${folder}_test)
-      add_executable(${name} ${tests} $<TARGET_OBJECTS:cadre_torch_objects>
-                             $<TARGET_OBJECTS:cadre_core_objects>)
-      if(TARGET cadre_testing)
-        target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_testing>)
-      endif()
-      if(folder STREQUAL "train")
-        target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_train_objects>)
-      endif()
-      target_link_libraries(
-        ${name} PRIVATE LibTorch::LibTorch cadre_options GTest::gtest_main GTest::gmock
-                        OpenSSL::Crypto Threads::Threads rt nlohmann_json::nlohmann_json)
-      target_link_libraries(${name} PRIVATE /usr/lib/x86_64-linux-gnu/libfmt.so)
-      target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-      target_compile_definitions(
-        ${name} PRIVATE CADRE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CADRE_BINARY_DIR="${CMAKE_BINARY_DIR}")
-      target_precompile_headers(${name} REUSE_FROM cadre_torch_pch)
-      target_compile_options(${name} PRIVATE -fPIC)  # as the precompiled header was
-      set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch_compile)
-      add_test(NAME ${folder} COMMAND ${name})
-      set_tests_properties(${folder} PROPERTIES TIMEOUT 600 LABELS torch)
+      cadre_add_torch_test(${folder} cadre_${folder}_test ${tests})
     endif()
   endforeach()
+  if(TARGET cadre_train_test)
+    target_sources(cadre_train_test PRIVATE $<TARGET_OBJECTS:cadre_train_objects>)
+  endif()
 endif()

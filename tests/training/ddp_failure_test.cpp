@@ -1,0 +1,363 @@
+// A rank is killed or stopped, by its own hand, inside a backward of DistributedDataParallel, or
+// ends its loop early: every survivor raises the named failure in time, and in the same processes a
+// group is rebuilt on which the next step has the right gradients. Nothing is left.
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/temporary_folder.h"
+#include "tests/process/job.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+using testing::mask;
+using testing::RankContext;
+using testing::require;
+using torch::Tensor;
+
+constexpr int kVictim = 1;
+constexpr Duration kStopTimeout = seconds(2);
+// After the signal, and after the deadline when the victim is only stopped: what is promised.
+constexpr Duration kLimit = seconds(2);
+
+enum class Moment { kBeforeAnyBucket, kAfterTheFirstBucket, kAtTheEndOfTheLoop };
+
+struct Case {
+  int world_size;
+  Moment moment;
+  int signal;  // 0: the rank leaves in good order
+  TransportChoice transport = TransportChoice::kAuto;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  const Case& test = info.param;
+  const char* moment = test.moment == Moment::kBeforeAnyBucket       ? "before_any_bucket"
+                       : test.moment == Moment::kAfterTheFirstBucket ? "after_the_first_bucket"
+                                                                     : "at_the_end_of_its_loop";
+  return format("{}_{}_of_{}_{}",
+                test.signal == SIGKILL   ? "kill"
+                : test.signal == SIGSTOP ? "stop"
+                                         : "leave",
+                moment, test.world_size, test.transport == TransportChoice::kTcp ? "tcp" : "host");
+}
+
+struct Net : torch::nn::Module {
+  Net() {
+    first = register_module("first", torch::nn::Linear(8, 16));
+    second = register_module("second", torch::nn::Linear(16, 16));
+    third = register_module("third", torch::nn::Linear(16, 4));
+    to(torch::kDouble);
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor hidden = torch::tanh(second(torch::tanh(first(x))));
+    // Its gradient comes when those of `third` are done.
+    if (behind_third) hidden.register_hook([this](const Tensor&) { behind_third(); });
+    return third(hidden);
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+  std::function<void()> behind_third;
+};
+
+// Of one rank in one step.
+Tensor loss_of(const Tensor& output) {
+  return output.pow(2).mean();
+}
+
+Tensor input_of(int rank) {
+  return torch::linspace(-1, 1, 40, torch::kDouble).view({5, 8}) * (rank + 1);
+}
+
+// Counts the buckets.
+class CountingReplicas : public ReplicaGroup {
+ public:
+  explicit CountingReplicas(const ProcessGroup& group) : real_(make_replica_group(group)) {}
+
+  int num_buckets() const { return num_buckets_; }
+
+  Rank rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  Tensor empty_flat(int64_t numel, torch::ScalarType dtype) override {
+    return real_->empty_flat(numel, dtype);
+  }
+  std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
+    if (tensor.is_floating_point()) ++num_buckets_;
+    return real_->all_reduce_async(tensor, op);
+  }
+  void broadcast(const Tensor& tensor, Rank root) override { real_->broadcast(tensor, root); }
+  void all_gather(const Tensor& output, const Tensor& input) override {
+    real_->all_gather(output, input);
+  }
+
+ private:
+  std::shared_ptr<ReplicaGroup> real_;
+  int num_buckets_ = 0;
+};
+
+// A group and a wrapper on it, as one round of a job has them.
+struct Replica {
+  Replica(RankContext& context, const Membership& membership, const std::shared_ptr<Net>& net,
+          const CommunicatorOptions& options)
+      : group(testing::connect(context, membership, options)),
+        replicas(std::make_shared<CountingReplicas>(group)),
+        model(net, replicas, {.bucket_caps = {.first_bytes = 256, .bytes = 1024}}) {}
+
+  Tensor output() { return model(input_of(group.rank())); }
+
+  ProcessGroup group;
+  std::shared_ptr<CountingReplicas> replicas;
+  DistributedDataParallel<Net> model;
+};
+
+// The gradients are the mean over the ranks, each of which is computed here too, without a group.
+void check_step(Replica& replica) {
+  Net& net = *replica.model.module();
+  net.zero_grad();
+  loss_of(replica.output()).backward();
+  Net copy;
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < net.parameters().size(); ++i) {
+    copy.parameters()[i].copy_(net.parameters()[i]);
+  }
+  const int world_size = replica.group.world_size();
+  for (int rank = 0; rank < world_size; ++rank) {
+    const torch::AutoGradMode grad(true);
+    (loss_of(copy.forward(input_of(rank))) / world_size).backward();
+  }
+  for (size_t i = 0; i < net.parameters().size(); ++i) {
+    require(torch::allclose(net.parameters()[i].grad(), copy.parameters()[i].grad(), 1e-12, 1e-15),
+            format("the mean gradient of {} ranks, parameter {}", world_size, i));
+  }
+}
+
+// What the victim does to itself; the moment just before is kept in a file.
+[[noreturn]] void disturb_self(RankContext& context, int signal, const std::string& moment_file) {
+  std::ofstream(moment_file) << context.system.now().ns;
+  ::raise(signal);
+  // A stopped process that somebody continues must not take part again.
+  throw Error(ErrorCode::kInternal, "the victim goes on");
+}
+
+TimePoint read_moment(const std::string& moment_file) {
+  TimePoint moment;
+  std::ifstream(moment_file) >> moment.ns;
+  return moment;
+}
+
+void backward(RankContext& context, Replica& replica, const Case& test,
+              const std::string& moment_file) {
+  Net& net = *replica.model.module();
+  const bool is_victim = context.rank == kVictim;
+  const int before = replica.replicas->num_buckets();
+  const auto disturb = [&](int num_buckets) {
+    require(replica.replicas->num_buckets() - before == num_buckets,
+            format("{} buckets are on their way", num_buckets));
+    disturb_self(context, test.signal, moment_file);
+  };
+  net.zero_grad();
+  if (is_victim && test.moment == Moment::kAfterTheFirstBucket) {
+    net.behind_third = [&] { disturb(1); };
+  }
+  const Tensor output = replica.output();
+  if (is_victim && test.moment == Moment::kBeforeAnyBucket) {
+    output.register_hook([&](const Tensor&) { disturb(0); });
+  }
+  loss_of(output).backward();
+}
+
+// Until all ranks have come here. Not by the group: what a rank sees of its last operation when
+// another is gone already is not the affair of this test.
+void meet(RankContext& context, const Membership& membership) {
+  const Deadline deadline = context.system.deadline_in(seconds(20));
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < membership.world_size; ++rank) keys.push_back(format("here/{}", rank));
+  membership.store->set(keys[static_cast<size_t>(context.rank.value)], "1", deadline)
+      .value_or_throw();
+  membership.store->wait(keys, deadline).value_or_throw();
+}
+
+// Throws, on the survivors; a second attempt on the failed group throws the same, at once.
+Error failure_in_backward(RankContext& context, Replica& replica, const Case& test,
+                          const std::string& moment_file, TimePoint& raised) {
+  try {
+    backward(context, replica, test, moment_file);
+  } catch (const Error& error) {
+    raised = context.system.now();
+    const std::string again =
+        testing::failure_of([&] { backward(context, replica, test, moment_file); });
+    require(again == format("{}: {}", to_string(error.code()), error.message()),
+            "the next step throws the first failure, not: " + again);
+    return error;
+  }
+  throw Error(ErrorCode::kInternal, "no failure in backward");
+}
+
+// libtorch starts some things once, which are not what the test leaves.
+void warm_up() {
+  at::set_num_threads(1);
+  Net net;
+  loss_of(net.forward(input_of(0))).backward();
+}
+
+void live_through(RankContext& context, const Membership& membership, const Case& test,
+                  const std::string& moment_file) {
+  warm_up();
+  const testing::Resources before = testing::count_resources();
+  {
+    torch::manual_seed(static_cast<uint64_t>(context.rank.value));
+    const auto net = std::make_shared<Net>();
+    CommunicatorOptions options;
+    options.transport = test.transport;
+    options.timeout = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
+    std::vector<Rank> lost;
+    int victim_pid = 0;
+    {
+      Replica replica(context, membership, net, options);
+      victim_pid = replica.group.communicator().peers()[kVictim].pid;
+      check_step(replica);
+      meet(context, membership);
+      if (test.moment == Moment::kAtTheEndOfTheLoop && context.rank == kVictim) {
+        context.output =
+            format("{}", replica.group.communicator().flight_record().entries.back().number);
+        return replica.group.close();
+      }
+      testing::FailureReport report;
+      const Error error = failure_in_backward(context, replica, test, moment_file, report.raised);
+      report.message = format("{}: {}", to_string(error.code()), error.message());
+      context.output = testing::to_text(report);
+      lost = replica.group.communicator().lost_ranks();
+      replica.group.close();
+    }
+    const Membership next =
+        rejoin(context.system, membership, lost, context.system.deadline_in(seconds(3)))
+            .value_or_throw();
+    require(
+        next.world_size == test.world_size - 1,
+        format("the survivors meet again; {} of them after: {}", next.world_size, context.output));
+    Replica replica(context, next, net, options);
+    check_step(replica);
+    check_step(replica);
+    replica.group.close();
+    net->zero_grad();  // gradients are views of the group's memory
+    if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
+  }
+  const std::string left = testing::leftovers_since(before);
+  require(left.empty(), left);
+}
+
+// What the victim was doing. A bucket that it launched may not have begun, or may be done.
+std::vector<std::string> last_seen(const Case& test) {
+  std::vector<std::string> texts = {"last seen after broadcast #N, N s ago"};
+  if (test.moment == Moment::kAfterTheFirstBucket) {
+    texts.push_back("last seen in all_reduce #N, PHASE, N s ago");
+    texts.push_back("last seen after all_reduce #N, N s ago");
+  }
+  return texts;
+}
+
+// Every text that a survivor may give, masked. It may learn of a death between two operations.
+std::vector<std::string> golden_texts(const Case& test, int rank) {
+  const std::string self = format("rank {} (HOST, pid N)", rank);
+  const std::string operation = "all_reduce #N on group \"world\" ";
+  const std::string rebuild = ". Remedy: rebuild the group.";
+  std::vector<std::string> texts;
+  const auto add_loss = [&](const std::string& cause) {
+    texts.push_back(format("kPeerLost: {}failed after N s on {}\n  rank 1 (HOST, pid N) {}{}",
+                           operation, self, cause, rebuild));
+    for (const char* last : {"broadcast", "all_reduce"}) {
+      texts.push_back(
+          format("kPeerLost: group \"world\" failed on {} after {} #N\n  rank 1 (HOST, "
+                 "pid N) {}{}",
+                 self, last, cause, rebuild));
+    }
+  };
+  if (test.signal == 0) add_loss("left the group after #N (it ended its loop early?)");
+  for (const std::string& seen : last_seen(test)) {
+    if (test.signal == SIGKILL) add_loss("is gone: its connection ended, " + seen);
+    if (test.signal != SIGSTOP) continue;
+    const auto timed_out = [&](int who) {
+      return format(
+          "{}timed out after N s on rank {} (HOST, pid N)\n  waiting for rank 1 (HOST, "
+          "pid N), which does not answer: {}{}",
+          operation, who, seen, rebuild);
+    };
+    texts.push_back("kTimeout: " + timed_out(rank));
+    for (int other = 0; other < test.world_size; ++other) {
+      texts.push_back(
+          format("kAborted: {}was aborted after N s on {}\n  first failure: {} Remedy: "
+                 "look at the first failure, then rebuild the group.",
+                 operation, self, timed_out(other)));
+    }
+  }
+  return texts;
+}
+
+class DdpFailureTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DdpFailureTest, EverySurvivorNamesTheCulpritAndTrainsOnInANewGroup) {
+  const Case& test = GetParam();
+  const testing::Resources before = testing::count_resources();
+  const testing::TemporaryFolder folder;
+  const std::string moment_file = folder.file("moment");
+  int victim_pid = 0;
+  testing::JobOptions options{.world_size = test.world_size};
+  options.processes.time_limit = seconds(60);
+  options.processes.disturb = [&](std::span<const int> pids) { victim_pid = pids[kVictim]; };
+  const auto result =
+      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
+        live_through(context, membership, test, moment_file);
+      });
+  EXPECT_EQ(result.ranks[kVictim].signal, test.signal == 0 ? 0 : SIGKILL);
+  for (int rank = 0; rank < test.world_size; ++rank) {
+    if (rank == kVictim) continue;
+    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
+    const testing::FailureReport report = testing::parse_report(outcome.output);
+    SCOPED_TRACE(report.message);
+    EXPECT_THAT(mask(report.message), ::testing::AnyOfArray(golden_texts(test, rank)));
+    EXPECT_THAT(report.message, ::testing::HasSubstr(format(", pid {})", victim_pid)));
+    if (test.signal == 0) {
+      EXPECT_THAT(report.message, ::testing::HasSubstr(format("left the group after #{} (",
+                                                              result.ranks[kVictim].output)));
+      continue;
+    }
+    const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
+    const Duration waited = report.raised - read_moment(moment_file);
+    EXPECT_GE(waited.count(), 0) << "ns, rank " << rank;
+    EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const int world_size : {2, 3}) {
+    for (const int signal : {SIGKILL, SIGSTOP}) {
+      cases.push_back({world_size, Moment::kBeforeAnyBucket, signal});
+      cases.push_back({world_size, Moment::kAfterTheFirstBucket, signal});
+    }
+    cases.push_back({world_size, Moment::kAtTheEndOfTheLoop, 0});
+  }
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    cases.push_back({3, Moment::kAfterTheFirstBucket, signal, TransportChoice::kTcp});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, DdpFailureTest, ::testing::ValuesIn(all_cases()), name_of);
+
+}  // namespace
+}  // namespace cadre

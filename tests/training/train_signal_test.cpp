@@ -1,0 +1,115 @@
+// SIGTERM to a whole job of `cadre train`, through the launcher: all ranks end after one step,
+// write one snapshot, and the run that goes on from it has the bits of one that was never
+// disturbed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/cli/cadre_command_test.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+using cli::CadreCommand;
+using cli::CommandResult;
+using ::testing::HasSubstr;
+
+constexpr int kNumSteps = 400;
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class TrainSignalTest : public ::testing::Test {
+ protected:
+  TrainSignalTest() {
+    std::ofstream text(folder_.file("text"));
+    for (int i = 0; i < 700; ++i) text << "line " << i * i % 97 << " of a text to learn\n";
+    // An odd batch: the two ranks' shares differ, and are weighted.
+    std::ofstream(folder_.file("config.toml"))
+        << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
+        << "[data]\npath = \"" << folder_.file("text") << "\"\n"
+        << "[run]\nfolder = \"" << folder_.path().string() << "\"\nsteps = " << kNumSteps
+        << "\nbatch_size = 11\nevaluate_tokens = 500\n[sample]\ntokens = 0\n";
+  }
+
+  std::vector<std::string> train(const std::string& run, const std::string& resume = "none") const {
+    return {"train",
+            folder_.file("config.toml"),
+            "run.name=" + run,
+            "run.resume=" + resume,
+            "--nproc-per-node",
+            "2"};
+  }
+
+  std::vector<std::string> snapshots_of(const std::string& run) const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_.path() / run)) {
+      if (entry.is_directory()) names.push_back(entry.path().filename());
+    }
+    return names;
+  }
+
+  std::string snapshot_file(const std::string& run, const std::string& file) const {
+    return bytes_of(folder_.path() / run / format("step-{:06d}", kNumSteps) / file);
+  }
+
+  // What does not depend on time, of each step.
+  std::vector<nlohmann::json> steps_of(const std::string& run) const {
+    std::vector<nlohmann::json> steps;
+    std::ifstream file(folder_.path() / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto step = nlohmann::json::parse(line);
+      if (step.contains("loss")) {
+        steps.push_back({step["step"], step["loss"], step["gradient_norm"]});
+      }
+    }
+    return steps;
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
+  ASSERT_EQ(cli::run_cadre(train("whole")).exit_code, 0);
+
+  CadreCommand job(train("parts"));
+  ASSERT_TRUE(job.wait_for(format("step  20/{} ", kNumSteps)));
+  job.send(SIGTERM);
+  const CommandResult stopped = job.wait();
+  EXPECT_EQ(stopped.exit_code, 128 + SIGTERM) << stopped.output << stopped.error;
+  EXPECT_TRUE(job.leaves_nothing());
+  const size_t num_done = steps_of("parts").size();
+  ASSERT_GE(num_done, 20U);
+  ASSERT_LT(num_done, static_cast<size_t>(kNumSteps)) << "the job had ended before its signal";
+  EXPECT_THAT(stopped.output, HasSubstr(format("stopped after step {} as asked", num_done)));
+  const std::string snapshot = format("step-{:06d}", num_done);
+  EXPECT_THAT(snapshots_of("parts"), ::testing::ElementsAre(snapshot));
+  EXPECT_EQ(bytes_of(folder_.path() / "parts/latest"), snapshot + "\n");
+
+  const CommandResult resumed = cli::run_cadre(train("parts", "auto"));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
+  EXPECT_THAT(resumed.output,
+              HasSubstr(format("going on from {}/parts/{}\n", folder_.path().string(), snapshot)));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const std::string expected = snapshot_file("whole", file);
+    EXPECT_FALSE(expected.empty());
+    EXPECT_TRUE(snapshot_file("parts", file) == expected) << file;
+  }
+  EXPECT_EQ(steps_of("parts").size(), static_cast<size_t>(kNumSteps));
+  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+}
+
+}  // namespace
+}  // namespace cadre
