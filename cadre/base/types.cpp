@@ -11,8 +11,9 @@ constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {
 constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {
     "sum", "avg", "min", "max", "product", "band", "bor", "bxor", "premul_sum"};
 constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
-    "broadcast", "all_reduce", "all_gather", "reduce_scatter",
-    "barrier",   "send",       "recv",       "allocate_symmetric"};
+    "broadcast", "all_reduce", "all_gather",         "reduce_scatter", "barrier",
+    "send",      "recv",       "allocate_symmetric", "reduce",         "gather",
+    "scatter",   "all_to_all", "all_to_all_v"};
 
 template <typename Enum, size_t kCount>
 std::optional<Enum> find_name(const std::array<std::string_view, kCount>& names,

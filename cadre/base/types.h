@@ -77,9 +77,14 @@ enum class OpKind : uint8_t {
   kBarrier,
   kSend,
   kRecv,
-  kAllocate  // of symmetric memory
+  kAllocate,  // of symmetric memory
+  kReduce,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kAllToAllV  // with parts of any sizes
 };
-inline constexpr int kNumOpKinds = 8;
+inline constexpr int kNumOpKinds = 13;
 
 CADRE_EXPORT std::string_view to_string(DType dtype);  // "float32"
 CADRE_EXPORT std::string_view to_string(ReduceOp op);  // "sum"

@@ -39,8 +39,15 @@ std::string OpDescriptor::to_string() const {
     case OpKind::kReduceScatter:
       return format("{}({}, {} x {})", kind, reduce_op, dtype, count);
     case OpKind::kBroadcast:
+    case OpKind::kGather:
+    case OpKind::kScatter:
       return format("{}({} x {}, root {})", kind, dtype, count, root);
+    case OpKind::kReduce:
+      return format("{}({}, {} x {}, root {})", kind, reduce_op, dtype, count, root);
+    case OpKind::kAllToAllV:
+      return format("{}({})", kind, dtype);
     case OpKind::kAllGather:
+    case OpKind::kAllToAll:
     case OpKind::kSend:
     case OpKind::kRecv:
     case OpKind::kAllocate:

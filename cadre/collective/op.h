@@ -23,14 +23,15 @@ struct OpDescriptor {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  Rank root = 0;       // of broadcast; the peer's view (lower rank * 64 + tag...) is not packed
-  uint64_t count = 0;  // elements of the input on one rank; of all_gather's input, of
-                       // reduce_scatter's output
+  Rank root = 0;       // of broadcast, reduce, gather and scatter
+  uint64_t count = 0;  // elements of the input on one rank; of reduce_scatter and scatter, of the
+                       // output; 0 for all_to_all_v, whose ranks rightly differ
 
   // Bits, low to high: kind 4, dtype 4, reduce_op 4, root 12, count 40 (modulo 2^40).
   uint64_t fingerprint() const;
   static OpDescriptor from_fingerprint(uint64_t fingerprint);
-  // "all_reduce(sum, float32 x 1024)", "broadcast(uint8 x 3, root 0)", "barrier()".
+  // "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x 3, root 0)", "all_to_all_v(int64)",
+  // "barrier()".
   std::string to_string() const;
 };
 
@@ -61,11 +62,26 @@ class OpProgress {
     waiting_for_.store(rank, std::memory_order_relaxed);
     if (mirror_ != nullptr) mirror_->waiting_for.store(rank, std::memory_order_relaxed);
   }
+  // What one rank of an all_to_all_v sends another, which expects something else.
+  struct PartMismatch {
+    int sender = -1;  // -1: none
+    int receiver = -1;
+    uint64_t sent_bytes = 0;
+    uint64_t expected_bytes = 0;
+  };
+
   // What a peer called when it called something else: its number and fingerprint.
   void set_mismatch(Rank peer, uint64_t number, uint64_t fingerprint) {
     mismatch_peer = peer;
     mismatch_number = number;
     mismatch_fingerprint = fingerprint;
+  }
+
+  // What this rank called under the peer's number, when that was another operation than the one
+  // that finds out.
+  void set_own_call(uint64_t number, uint64_t fingerprint) {
+    own_number = number;
+    own_fingerprint = fingerprint;
   }
 
   const char* phase() const { return phase_.load(std::memory_order_relaxed); }
@@ -74,6 +90,9 @@ class OpProgress {
   int mismatch_peer = -1;  // read by the running thread only, after the operation failed
   uint64_t mismatch_number = 0;
   uint64_t mismatch_fingerprint = 0;
+  uint64_t own_number = 0;  // 0: the running operation
+  uint64_t own_fingerprint = 0;
+  PartMismatch part_mismatch;  // read as those above
 
  private:
   void copy_phase(const char* text) {

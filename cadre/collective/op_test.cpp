@@ -69,6 +69,11 @@ TEST(OpDescriptorTest, ReadsAsItsCall) {
   EXPECT_EQ(text(OpKind::kAllReduce, 1024), "all_reduce(sum, float32 x 1024)");
   EXPECT_EQ(text(OpKind::kReduceScatter, 9), "reduce_scatter(sum, float32 x 9)");
   EXPECT_EQ(text(OpKind::kBroadcast, 3), "broadcast(float32 x 3, root 2)");
+  EXPECT_EQ(text(OpKind::kReduce, 5), "reduce(sum, float32 x 5, root 2)");
+  EXPECT_EQ(text(OpKind::kGather, 5), "gather(float32 x 5, root 2)");
+  EXPECT_EQ(text(OpKind::kScatter, 5), "scatter(float32 x 5, root 2)");
+  EXPECT_EQ(text(OpKind::kAllToAll, 6), "all_to_all(float32 x 6)");
+  EXPECT_EQ(text(OpKind::kAllToAllV, 0), "all_to_all_v(float32)");
   EXPECT_EQ(text(OpKind::kAllGather, 4), "all_gather(float32 x 4)");
   EXPECT_EQ(text(OpKind::kSend, 4), "send(float32 x 4)");
   EXPECT_EQ(text(OpKind::kBarrier, 0), "barrier()");

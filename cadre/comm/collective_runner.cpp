@@ -77,6 +77,20 @@ Status CollectiveRunner::execute(Operation& operation, const OpContext& context)
       return backend.reduce_scatter(context, operation.in, operation.out, op.dtype, op.reduce_op);
     case OpKind::kBarrier:
       return backend.barrier(context);
+    case OpKind::kReduce:
+      return backend.reduce(context, operation.in, operation.out, op.dtype, op.reduce_op, op.root);
+    case OpKind::kGather:
+      return backend.gather(context, operation.in, operation.out, op.root);
+    case OpKind::kScatter:
+      return backend.scatter(context, operation.in, operation.out, op.root);
+    case OpKind::kAllToAll:
+      return backend.all_to_all(context, operation.in, operation.out);
+    case OpKind::kAllToAllV: {
+      const std::span<const uint64_t> parts = operation.part_bytes;
+      const size_t world_size = parts.size() / 2;
+      return backend.all_to_all_v(context, operation.in, operation.out,
+                                  {parts.first(world_size), parts.subspan(world_size)});
+    }
     case OpKind::kSend:
     case OpKind::kRecv:
     case OpKind::kAllocate:
@@ -127,6 +141,9 @@ Error CollectiveRunner::explain(const Operation& operation, const OpContext& con
       return parts_.monitor.published_failure();
     case ErrorCode::kInvalidArgument:
       if (context.progress.mismatch_peer >= 0) return explain_mismatch(operation, context);
+      if (context.progress.part_mismatch.sender >= 0) {
+        return explain_part_mismatch(operation, context);
+      }
       break;
     case ErrorCode::kUnavailable:
     case ErrorCode::kCorruption:
@@ -162,12 +179,22 @@ Error CollectiveRunner::explain_loss(const Operation& operation, const OpContext
 
 Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpContext& context) {
   const OpProgress& progress = context.progress;
-  const Mismatch mismatch{operation.number, progress.mismatch_peer, context.fingerprint,
+  const bool is_late = progress.own_number != 0;
+  const Mismatch mismatch{is_late ? progress.own_number : operation.number, progress.mismatch_peer,
+                          is_late ? progress.own_fingerprint : context.fingerprint,
                           progress.mismatch_number, progress.mismatch_fingerprint};
   return fail(operation, {ErrorCode::kInvalidArgument,
                           progress.mismatch_peer,
                           mismatch_cause(parts_.monitor.roster(), mismatch),
                           {}});
+}
+
+Error CollectiveRunner::explain_part_mismatch(const Operation& operation,
+                                              const OpContext& context) {
+  const OpProgress::PartMismatch& parts = context.progress.part_mismatch;
+  const std::string cause =
+      part_mismatch_cause(parts_.monitor.roster(), parts, operation.descriptor.dtype);
+  return fail(operation, {ErrorCode::kInvalidArgument, parts.sender, cause, {}});
 }
 
 Error CollectiveRunner::fail(const Operation& operation, Failure failure) {

@@ -46,6 +46,7 @@ class CollectiveRunner final : public OperationRunner {
   Error explain_timeout(const Operation& operation, const OpContext& context);
   Error explain_loss(const Operation& operation, const OpContext& context, const Error& error);
   Error explain_mismatch(const Operation& operation, const OpContext& context);
+  Error explain_part_mismatch(const Operation& operation, const OpContext& context);
   Error fail(const Operation& operation, Failure failure);
   // The group's failure, never put down to an operation that ended well.
   Error failure_after_last();

@@ -3,66 +3,13 @@
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/collective/reduction_table.h"
+#include "cadre/comm/calls/checks.h"
+#include "cadre/comm/calls/exchange_calls.h"
+#include "cadre/comm/calls/make_operation.h"
 #include "cadre/comm/communicator_impl.h"
 
 namespace cadre {
 namespace {
-
-[[noreturn]] void refuse(std::string message) {
-  throw Error(ErrorCode::kInvalidArgument, std::move(message));
-}
-
-void check_elements(std::string_view call, ConstBytes bytes, DType dtype) {
-  if (bytes.size() % size_of(dtype) == 0) return;
-  refuse(format("{}: {} bytes are not a whole number of {} elements of {} bytes", call,
-                bytes.size(), dtype, size_of(dtype)));
-}
-
-void check_sizes(std::string_view call, size_t actual, size_t expected, std::string_view what) {
-  if (actual == expected) return;
-  refuse(format("{}: {} has {} bytes, expected {}", call, what, actual, expected));
-}
-
-void check_reduction(std::string_view call, DType dtype, ReduceOp op) {
-  const Status status = cadre::check_reduction(dtype, op);
-  if (!status.ok()) throw status.error().with_context(call);
-}
-
-// A factor and the operation that needs it come together or not at all.
-void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& options) {
-  const bool is_needed = descriptor.reduce_op == ReduceOp::kPremulSum;
-  if (is_needed == options.premul_factor.has_value()) return;
-  if (is_needed) {
-    refuse(format("{}: {} needs this rank's factor; set CollectiveOptions::premul_factor",
-                  descriptor.kind, descriptor.reduce_op));
-  }
-  refuse(format("{}: a premul_factor of {} was given, which only {} uses; leave it out or call {}",
-                descriptor.kind, *options.premul_factor, ReduceOp::kPremulSum,
-                ReduceOp::kPremulSum));
-}
-
-void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size) {
-  if (rank >= 0 && rank < world_size) return;
-  refuse(format("{}: {} {} is not in the group of {} ranks", call, what, rank, world_size));
-}
-
-void check_peer(std::string_view call, Rank peer, Rank self, int world_size) {
-  check_rank(call, "the peer", peer, world_size);
-  if (peer != self) return;
-  refuse(format("{}: rank {} is this rank itself; copy the data instead", call, peer));
-}
-
-Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
-                         const CollectiveOptions& options) {
-  check_factor(descriptor, options);
-  return {.descriptor = descriptor,
-          .in = in,
-          .out = out,
-          .deadline = options.deadline,
-          .keep_alive = options.keep_alive,
-          .premul_factor = options.premul_factor};
-}
 
 Operation broadcast_of(Bytes data, DType dtype, Rank root, int world_size,
                        const CollectiveOptions& options) {
@@ -137,7 +84,7 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
                                                     Deadline deadline) {
   check_rank("connect", "this rank", membership.rank, membership.world_size);
   if (membership.world_size > 1 && membership.store == nullptr) {
-    refuse(format("connect: a membership of {} ranks needs a store", membership.world_size));
+    refuse_call(format("connect: a membership of {} ranks needs a store", membership.world_size));
   }
   try {
     return std::unique_ptr<Communicator>(std::make_unique<Communicator>(
@@ -203,6 +150,31 @@ void Communicator::barrier(const CollectiveOptions& options) {
   Operation operation = barrier_of(options);
   impl_->queue->run(operation);
 }
+void Communicator::reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
+                          const CollectiveOptions& options) {
+  Operation operation = reduce_of(in, out, {dtype, op}, root, {rank(), world_size()}, options);
+  impl_->queue->run(operation);
+}
+void Communicator::gather(ConstBytes in, Bytes out, DType dtype, Rank root,
+                          const CollectiveOptions& options) {
+  Operation operation = gather_of(in, out, dtype, root, {rank(), world_size()}, options);
+  impl_->queue->run(operation);
+}
+void Communicator::scatter(ConstBytes in, Bytes out, DType dtype, Rank root,
+                           const CollectiveOptions& options) {
+  Operation operation = scatter_of(in, out, dtype, root, {rank(), world_size()}, options);
+  impl_->queue->run(operation);
+}
+void Communicator::all_to_all(ConstBytes in, Bytes out, DType dtype,
+                              const CollectiveOptions& options) {
+  Operation operation = all_to_all_of(in, out, dtype, {rank(), world_size()}, options);
+  impl_->queue->run(operation);
+}
+void Communicator::all_to_all_v(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
+                                const CollectiveOptions& options) {
+  Operation operation = all_to_all_v_of(in, out, dtype, counts, {rank(), world_size()}, options);
+  impl_->queue->run(operation);
+}
 Work Communicator::broadcast_async(Bytes data, DType dtype, Rank root,
                                    const CollectiveOptions& options) {
   return impl_->queue->issue(broadcast_of(data, dtype, root, world_size(), options));
@@ -221,6 +193,28 @@ Work Communicator::reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, R
 }
 Work Communicator::barrier_async(const CollectiveOptions& options) {
   return impl_->queue->issue(barrier_of(options));
+}
+Work Communicator::reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
+                                const CollectiveOptions& options) {
+  return impl_->queue->issue(
+      reduce_of(in, out, {dtype, op}, root, {rank(), world_size()}, options));
+}
+Work Communicator::gather_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                                const CollectiveOptions& options) {
+  return impl_->queue->issue(gather_of(in, out, dtype, root, {rank(), world_size()}, options));
+}
+Work Communicator::scatter_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                                 const CollectiveOptions& options) {
+  return impl_->queue->issue(scatter_of(in, out, dtype, root, {rank(), world_size()}, options));
+}
+Work Communicator::all_to_all_async(ConstBytes in, Bytes out, DType dtype,
+                                    const CollectiveOptions& options) {
+  return impl_->queue->issue(all_to_all_of(in, out, dtype, {rank(), world_size()}, options));
+}
+Work Communicator::all_to_all_v_async(ConstBytes in, Bytes out, DType dtype,
+                                      const SplitCounts& counts, const CollectiveOptions& options) {
+  return impl_->queue->issue(
+      all_to_all_v_of(in, out, dtype, counts, {rank(), world_size()}, options));
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {

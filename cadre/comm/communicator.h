@@ -69,6 +69,14 @@ struct CollectiveOptions {
   std::optional<double> premul_factor = {};
 };
 
+// Elements of each rank's part of the buffers of an all_to_all_v, one count for each rank, 0
+// allowed: input[r] go to rank r, output[r] come from it; each adds up to its buffer. Borrowed for
+// the call.
+struct SplitCounts {
+  std::span<const uint64_t> input;
+  std::span<const uint64_t> output;
+};
+
 // What one rank was last known to do, for messages and traces.
 struct PeerStatus {
   Rank rank;
@@ -111,6 +119,25 @@ class CADRE_EXPORT Communicator {
   void reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                       const CollectiveOptions& options = {});
   void barrier(const CollectiveOptions& options = {});
+  // The root's `out` becomes what all_reduce would give, bit for bit; it may be `in`. Elsewhere
+  // `out` is ignored and may be empty, and `in` is only read.
+  void reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
+              const CollectiveOptions& options = {});
+  // The root's `out`, world_size times `in`, becomes all inputs in rank order. Elsewhere it is
+  // ignored.
+  void gather(ConstBytes in, Bytes out, DType dtype, Rank root,
+              const CollectiveOptions& options = {});
+  // `out` becomes this rank's slice of the root's `in`, which is world_size times as large.
+  // Elsewhere `in` is ignored.
+  void scatter(ConstBytes in, Bytes out, DType dtype, Rank root,
+               const CollectiveOptions& options = {});
+  // Slice i of rank j's `out` becomes slice j of rank i's `in`, of world_size equal slices. The two
+  // buffers must not overlap, here and in the next.
+  void all_to_all(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {});
+  // The same with slices of any sizes. When one rank sends what the other does not expect, all
+  // ranks throw kInvalidArgument that names both, before any data moves.
+  void all_to_all_v(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
+                    const CollectiveOptions& options = {});
   // Messages between one pair and with one tag arrive in order; sizes and types must match. A send
   // of up to 16 KiB may return before it is received, a longer one waits for its receive. Of what
   // nobody receives a rank holds 4 MiB from each peer. Not to this rank itself.
@@ -126,6 +153,16 @@ class CADRE_EXPORT Communicator {
   Work reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                             const CollectiveOptions& options = {});
   Work barrier_async(const CollectiveOptions& options = {});
+  Work reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
+                    const CollectiveOptions& options = {});
+  Work gather_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                    const CollectiveOptions& options = {});
+  Work scatter_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                     const CollectiveOptions& options = {});
+  Work all_to_all_async(ConstBytes in, Bytes out, DType dtype,
+                        const CollectiveOptions& options = {});
+  Work all_to_all_v_async(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
+                          const CollectiveOptions& options = {});
   Work send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                   const CollectiveOptions& options = {});
   Work recv_async(Bytes data, DType dtype, Rank source, int tag,

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "cadre/base/format.h"
-#include "cadre/collective/op.h"
 
 namespace cadre {
 namespace {
@@ -131,6 +130,13 @@ std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
                   OpDescriptor::from_fingerprint(call.fingerprint).to_string(), call.number);
   };
   return format("the ranks disagree: {}, {}", describe(first), describe(second));
+}
+
+std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
+                                DType dtype) {
+  return format("the ranks disagree: {} sends {} x {} to {}, which expects {}",
+                roster.describe(mismatch.sender), dtype, mismatch.sent_bytes / size_of(dtype),
+                roster.describe(mismatch.receiver), mismatch.expected_bytes / size_of(dtype));
 }
 
 int find_culprit(std::span<const PeerView> views, Rank self, uint64_t number, int waiting_for) {

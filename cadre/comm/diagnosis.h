@@ -14,6 +14,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
+#include "cadre/collective/op.h"
 #include "cadre/wire/control.h"
 
 namespace cadre {
@@ -67,6 +68,9 @@ struct Mismatch {
   uint64_t peer_fingerprint = 0;
 };
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
+// Reads the same on all ranks.
+std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
+                                DType dtype);
 
 // The rank that is really waited for: from `waiting_for` along who waits for whom in collective
 // `number`, up to a rank that does not answer or is elsewhere. `views` is by rank.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "cadre/base/types.h"
 #include "cadre/collective/reduce.h"
@@ -25,6 +26,13 @@ struct Range {
 constexpr size_t divide_rounding_up(size_t a, size_t b) {
   return (a + b - 1) / b;
 }
+
+// How an all_to_all divides the buffers of one rank.
+struct ExchangeParts {
+  std::vector<Range> sent;      // of the input, by receiving rank
+  std::vector<Range> received;  // of the output, by sending rank
+  size_t longest = 0;           // bytes of the longest part between any two ranks
+};
 
 // Part `index` of `total` bytes cut into parts of `part` bytes; the last ones may be short or
 // empty.

@@ -75,4 +75,30 @@ Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& 
   return leave_together(peers, op);
 }
 
+Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                     const Buffers& buffers, Rank root) {
+  if (peers.rank() != root) return leave_together(peers, op);
+  return direct_all_gather(peers, op, shared, buffers);
+}
+
+Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
+                      Rank root) {
+  op.progress.set_phase("copy out");
+  const std::byte* share = shared.ins[static_cast<size_t>(root.value)] +
+                           static_cast<size_t>(peers.rank().value) * out.size();
+  if (out.data() != share) copy(out.data(), share, out.size(), StorePolicy::kCached);
+  return leave_together(peers, op);
+}
+
+Status direct_all_to_all(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
+                         const ExchangeParts& parts, const std::vector<size_t>& offsets) {
+  op.progress.set_phase("copy out");
+  for (int i = 0; i < peers.world_size(); ++i) {
+    const auto rank = static_cast<size_t>((peers.rank() + 1 + i) % peers.world_size());
+    copy(out.data() + parts.received[rank].begin, shared.ins[rank] + offsets[rank],
+         parts.received[rank].size, StorePolicy::kCached);
+  }
+  return leave_together(peers, op);
+}
+
 }  // namespace cadre::host

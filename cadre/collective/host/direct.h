@@ -18,12 +18,13 @@
 namespace cadre::host {
 
 // Every rank's input and output, as mapped here, in rank order. `outs` is empty for operations that
-// write only their own output.
+// write only their own output; an input that no rank reads is null.
 struct SharedBuffers {
   std::vector<const std::byte*> ins;
   std::vector<std::byte*> outs;
 };
 
+// `outs` are the outputs of all ranks, or of the root alone: then it is a reduce.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind);
 Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
@@ -32,5 +33,14 @@ Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers&
                          const Buffers& buffers);
 Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
                         Rank root);
+// The root reads all inputs.
+Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
+                     const Buffers& buffers, Rank root);
+// Of `ins` only the root's is looked at.
+Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
+                      Rank root);
+// offsets[r] is the place of this rank's part in rank r's input.
+Status direct_all_to_all(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
+                         const ExchangeParts& parts, const std::vector<size_t>& offsets);
 
 }  // namespace cadre::host

@@ -1,6 +1,5 @@
 #include "cadre/collective/host/host_engine.h"
 
-#include <array>
 #include <cstring>
 
 #include "cadre/base/format.h"
@@ -25,6 +24,32 @@ static_assert(sizeof(Places) <= host::kInlineBytes);
 // Up to here one meeting and a read of everybody's input beat two meetings and a read of shares.
 size_t flat_limit(int world_size) {
   return std::min(host::kFlatBytes, 2 * host::kFlatBytes / static_cast<size_t>(world_size));
+}
+
+Places places_of(const host::Peers& peers, Rank rank) {
+  Places places;
+  std::memcpy(&places, peers.payload_of(rank), sizeof(places));
+  return places;
+}
+
+// The segment in which all ranks have the buffer; 0 for none.
+uint32_t common_segment(const host::Peers& peers, SymmetricPlace Places::*buffer) {
+  const uint32_t mine = (places_of(peers, peers.rank()).*buffer).segment;
+  for (int rank = 0; rank < peers.world_size(); ++rank) {
+    if ((places_of(peers, rank).*buffer).segment != mine) return 0;
+  }
+  return mine;
+}
+
+// Parts that lie one behind the other.
+std::vector<host::Range> ranges_of(std::span<const uint64_t> sizes) {
+  std::vector<host::Range> ranges;
+  size_t begin = 0;
+  for (const uint64_t size : sizes) {
+    ranges.push_back({begin, size});
+    begin += size;
+  }
+  return ranges;
 }
 
 Status check_supported(const OpContext& op, DType dtype, ReduceOp reduce_op) {
@@ -76,7 +101,7 @@ Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) {
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, data, data));
-  if (const auto direct = direct_buffers(/*with_outs=*/false)) {
+  if (const auto direct = direct_buffers(Sharing::kInputs)) {
     return finish(host::direct_broadcast(peers_, op, direct->buffers, data, root));
   }
   return finish(host::staged_broadcast(peers_, op, data, root));
@@ -93,7 +118,7 @@ Status HostEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DTy
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
-  if (const auto direct = direct_buffers(/*with_outs=*/true)) {
+  if (const auto direct = direct_buffers(Sharing::kInputsAndOutputs)) {
     return finish(host::direct_all_reduce(peers_, op, direct->buffers, in.size(), kind));
   }
   return finish(host::staged_all_reduce(peers_, op, buffers, kind));
@@ -111,7 +136,7 @@ Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) {
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
-  if (const auto direct = direct_buffers(/*with_outs=*/false)) {
+  if (const auto direct = direct_buffers(Sharing::kInputs)) {
     return finish(host::direct_all_gather(peers_, op, direct->buffers, buffers));
   }
   return finish(host::staged_all_gather(peers_, op, buffers));
@@ -128,7 +153,7 @@ Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out,
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
-  if (const auto direct = direct_buffers(/*with_outs=*/false)) {
+  if (const auto direct = direct_buffers(Sharing::kInputs)) {
     return finish(host::direct_reduce_scatter(peers_, op, direct->buffers, out, kind));
   }
   return finish(host::staged_reduce_scatter(peers_, op, buffers, kind));
@@ -137,6 +162,133 @@ Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out,
 Status HostEngine::barrier(const OpContext& op) {
   CADRE_RETURN_IF_ERROR(enter_with(op, {}));
   return finish({});
+}
+
+Status HostEngine::reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
+                          ReduceOp reduce_op, Rank root) {
+  CADRE_RETURN_IF_ERROR(check_supported(op, dtype, reduce_op));
+  const Buffers buffers{in, out};
+  const ReduceKind kind{dtype, reduce_op};
+  const bool is_root = peers_.rank() == root;
+  if (in.size() <= flat_limit(peers_.world_size())) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes() : in));
+    if (is_root) reduce_payloads(buffers, 0, kind);
+    return finish({});
+  }
+  CADRE_RETURN_IF_ERROR(enter_large(op, in, is_root ? out : Bytes()));
+  if (const auto direct = direct_buffers(Sharing::kInputsAndRootOutput, root)) {
+    return finish(host::direct_all_reduce(peers_, op, direct->buffers, in.size(), kind));
+  }
+  return finish(host::staged_reduce(peers_, op, buffers, kind, root));
+}
+
+Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) {
+  const Buffers buffers{in, out};
+  const bool is_root = peers_.rank() == root;
+  if (in.size() <= host::kFlatBytes) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes() : in));
+    for (int rank = 0; is_root && rank < peers_.world_size(); ++rank) {
+      std::byte* share = out.data() + static_cast<size_t>(rank) * in.size();
+      const std::byte* from = rank == root ? in.data() : payload_of(rank, in.size());
+      if (share != from) copy(share, from, in.size(), StorePolicy::kCached);
+    }
+    return finish({});
+  }
+  CADRE_RETURN_IF_ERROR(enter_large(op, in, {}));
+  if (const auto direct = direct_buffers(Sharing::kInputs)) {
+    return finish(host::direct_gather(peers_, op, direct->buffers, buffers, root));
+  }
+  return finish(host::staged_gather(peers_, op, buffers, root));
+}
+
+Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) {
+  const bool is_root = peers_.rank() == root;
+  const size_t total = out.size() * static_cast<size_t>(peers_.world_size());
+  if (total <= host::kFlatBytes) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? in : ConstBytes()));
+    const std::byte* share = (is_root ? in.data() : payload_of(root, total)) +
+                             out.size() * static_cast<size_t>(peers_.rank().value);
+    if (out.data() != share) copy(out.data(), share, out.size(), StorePolicy::kCached);
+    return finish({});
+  }
+  CADRE_RETURN_IF_ERROR(enter_large(op, is_root ? in : ConstBytes(), out));
+  if (const auto direct = direct_buffers(Sharing::kOutputsAndRootInput, root)) {
+    return finish(host::direct_scatter(peers_, op, direct->buffers, out, root));
+  }
+  return finish(host::staged_scatter(peers_, op, {in, out}, root));
+}
+
+Status HostEngine::all_to_all(const OpContext& op, ConstBytes in, Bytes out) {
+  const auto num_ranks = static_cast<size_t>(peers_.world_size());
+  const size_t part = in.size() / num_ranks;
+  const size_t mine = part * static_cast<size_t>(peers_.rank().value);
+  if (in.size() <= host::kFlatBytes) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, in));
+    for (int rank = 0; rank < peers_.world_size(); ++rank) {
+      const std::byte* from = rank == peers_.rank() ? in.data() : payload_of(rank, in.size());
+      copy(out.data() + part * static_cast<size_t>(rank), from + mine, part, StorePolicy::kCached);
+    }
+    return finish({});
+  }
+  CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
+  const std::vector<host::Range> slices = ranges_of(std::vector<uint64_t>(num_ranks, part));
+  return exchange_large(op, {in, out}, {slices, slices, part},
+                        std::vector<size_t>(num_ranks, mine));
+}
+
+// Each rank puts its row of the table into its slot and its data behind it, if there is room; what
+// all have announced decides whether all have.
+Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
+                                const PartSizes& sizes) {
+  const int world_size = peers_.world_size();
+  const auto me = static_cast<size_t>(peers_.rank().value);
+  const size_t row = PartTable::row_bytes(world_size);
+  if (row > host::kFlatBytes) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("host engine: all_to_all_v takes at most {} ranks of one host, not {}",
+                        host::kFlatBytes / PartTable::row_bytes(1), world_size));
+  }
+  PartTable table(world_size);
+  table.set_row(peers_.rank(), sizes);
+  const size_t room = host::kFlatBytes - row;
+  std::byte* const slot = peers_.arena().flat(peers_.rank(), peers_.next_round());
+  copy(slot, table.row(peers_.rank()).data(), row, StorePolicy::kCached);
+  if (in.size() <= room) copy(slot + row, in.data(), in.size(), StorePolicy::kCached);
+  CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
+  const auto slot_of = [&](int rank) { return peers_.arena().flat(rank, peers_.round()); };
+  for (int rank = 0; rank < world_size; ++rank) {
+    copy(table.row(rank).data(), slot_of(rank), row, StorePolicy::kCached);
+  }
+  const Status fit = table.check(op);
+  if (!fit.ok()) {
+    peers_.settle();
+    return fit;
+  }
+  std::vector<size_t> offsets;
+  for (int rank = 0; rank < world_size; ++rank) {
+    offsets.push_back(ranges_of(table.sent(rank))[me].begin);
+  }
+  const host::ExchangeParts parts{ranges_of(sizes.sent), ranges_of(sizes.received),
+                                  table.longest_part()};
+  if (table.most_sent() > room) return exchange_large(op, {in, out}, parts, offsets);
+  for (int rank = 0; rank < world_size; ++rank) {
+    const auto index = static_cast<size_t>(rank);
+    const std::byte* from = index == me ? in.data() : slot_of(rank) + row;
+    copy(out.data() + parts.received[index].begin, from + offsets[index],
+         parts.received[index].size, StorePolicy::kCached);
+  }
+  return finish({});
+}
+
+// offsets[r] is the place of this rank's part in rank r's input.
+Status HostEngine::exchange_large(const OpContext& op, const Buffers& buffers,
+                                  const host::ExchangeParts& parts,
+                                  const std::vector<size_t>& offsets) {
+  if (const auto direct = direct_buffers(Sharing::kInputs)) {
+    return finish(
+        host::direct_all_to_all(peers_, op, direct->buffers, buffers.out, parts, offsets));
+  }
+  return finish(host::staged_all_to_all(peers_, op, buffers, parts));
 }
 
 // The payload goes into the announcement itself, or, if it is too large, into this rank's slot.
@@ -159,7 +311,7 @@ void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKi
         rank == peers_.rank() ? buffers.in.data() : payload_of(rank, buffers.in.size());
     inputs_[static_cast<size_t>(rank)] = payload + offset;
   }
-  reduce(buffers.out.data(), inputs_, buffers.out.size() / size_of(kind.dtype), kind);
+  cadre::reduce(buffers.out.data(), inputs_, buffers.out.size() / size_of(kind.dtype), kind);
 }
 
 Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
@@ -167,33 +319,38 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   return peers_.enter(op, std::as_bytes(std::span(&places, 1)));
 }
 
-// Decided from what all ranks announced, so all decide alike: every input (and output) must lie in
-// one and the same segment, which this rank then has registered too.
-std::optional<HostEngine::Direct> HostEngine::direct_buffers(bool with_outs) const {
-  const auto places_of = [this](Rank rank) {
-    Places places;
-    std::memcpy(&places, peers_.payload_of(rank), sizeof(places));
-    return places;
-  };
-  const Places mine = places_of(peers_.rank());
-  for (int rank = 0; rank < peers_.world_size(); ++rank) {
-    const Places theirs = places_of(rank);
-    if (theirs.in.segment == 0 || theirs.in.segment != mine.in.segment) return std::nullopt;
-    if (!with_outs) continue;
-    if (theirs.out.segment == 0 || theirs.out.segment != mine.out.segment) return std::nullopt;
+// Decided from what all ranks announced, so all decide alike. A segment that this rank announced it
+// has registered.
+std::optional<HostEngine::Direct> HostEngine::direct_buffers(Sharing sharing, Rank root) const {
+  const uint32_t in_segment = common_segment(peers_, &Places::in);
+  const uint32_t out_segment = common_segment(peers_, &Places::out);
+  const Places roots = places_of(peers_, root);
+  const bool needs_inputs = sharing != Sharing::kOutputsAndRootInput;
+  if ((needs_inputs ? in_segment : out_segment) == 0) return std::nullopt;
+  if (sharing == Sharing::kInputsAndOutputs && out_segment == 0) return std::nullopt;
+  if (sharing == Sharing::kInputsAndRootOutput && roots.out.segment != in_segment) {
+    return std::nullopt;
+  }
+  if (sharing == Sharing::kOutputsAndRootInput && roots.in.segment != out_segment) {
+    return std::nullopt;
   }
   Direct direct;
-  const auto place_in = [this, &direct](SymmetricPlace place, Rank rank) {
-    const SymmetricSegment& segment = direct.segments.emplace_back(*segments_.get(place.segment));
-    return segment.memory->bytes().data() +
-           segment.bytes_per_rank * static_cast<size_t>(rank.value) + place.offset;
-  };
   for (int rank = 0; rank < peers_.world_size(); ++rank) {
-    const Places theirs = places_of(rank);
-    direct.buffers.ins.push_back(place_in(theirs.in, rank));
-    if (with_outs) direct.buffers.outs.push_back(place_in(theirs.out, rank));
+    const Places theirs = places_of(peers_, rank);
+    const bool reads_input = needs_inputs || rank == root;
+    direct.buffers.ins.push_back(reads_input ? locate(theirs.in, rank, direct) : nullptr);
+    if (sharing == Sharing::kInputsAndOutputs ||
+        (sharing == Sharing::kInputsAndRootOutput && rank == root)) {
+      direct.buffers.outs.push_back(locate(theirs.out, rank, direct));
+    }
   }
   return direct;
+}
+
+std::byte* HostEngine::locate(SymmetricPlace place, Rank rank, Direct& direct) const {
+  const SymmetricSegment& segment = direct.segments.emplace_back(*segments_.get(place.segment));
+  return segment.memory->bytes().data() + segment.bytes_per_rank * static_cast<size_t>(rank.value) +
+         place.offset;
 }
 
 Status HostEngine::finish(Status status) {

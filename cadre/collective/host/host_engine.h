@@ -27,6 +27,7 @@
 #include "cadre/collective/host/direct.h"
 #include "cadre/collective/host/peers.h"
 #include "cadre/collective/host/symmetric_segments.h"
+#include "cadre/collective/part_table.h"
 #include "cadre/os/interrupt.h"
 #include "cadre/os/shared_memory.h"
 #include "cadre/os/system.h"
@@ -61,8 +62,23 @@ class HostEngine final : public Backend {
   Status reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
                         ReduceOp reduce_op) override;
   Status barrier(const OpContext& op) override;
+  Status reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype, ReduceOp reduce_op,
+                Rank root) override;
+  Status gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
+  Status scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
+  Status all_to_all(const OpContext& op, ConstBytes in, Bytes out) override;
+  Status all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
+                      const PartSizes& sizes) override;
 
  private:
+  // Which buffers must be symmetric for the direct regime. What one rank alone announces the others
+  // may not have registered, so it must lie in the segment that all have announced.
+  enum class Sharing {
+    kInputs,
+    kInputsAndOutputs,
+    kInputsAndRootOutput,
+    kOutputsAndRootInput,
+  };
   // Symmetric buffers of all ranks, with their segments kept mapped.
   struct Direct {
     std::vector<SymmetricSegment> segments;
@@ -73,7 +89,10 @@ class HostEngine final : public Backend {
   const std::byte* payload_of(Rank rank, size_t num_bytes) const;
   void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);
   Status enter_large(const OpContext& op, ConstBytes in, Bytes out);
-  std::optional<Direct> direct_buffers(bool with_outs) const;
+  std::optional<Direct> direct_buffers(Sharing sharing, Rank root = 0) const;
+  std::byte* locate(host::SymmetricPlace place, Rank rank, Direct& direct) const;
+  Status exchange_large(const OpContext& op, const host::Buffers& buffers,
+                        const host::ExchangeParts& parts, const std::vector<size_t>& offsets);
   Status finish(Status status);
 
   const std::shared_ptr<os::SharedMemory> arena_;

@@ -76,6 +76,26 @@ void check_reduce_scatter(TestRank& rank, RankContext& context, const Inputs& in
   require(equal_bytes(own, expected), "reduce_scatter in place");
 }
 
+// To every rank; of large data, to the last.
+void check_reduces(TestRank& rank, RankContext& context, const Inputs& inputs,
+                   const std::vector<std::byte>& total, ReduceKind kind) {
+  const bool is_large = total.size() > 1000000;
+  for (int root = is_large ? context.world_size - 1 : 0; root < context.world_size; ++root) {
+    const bool is_root = context.rank == root;
+    std::vector<std::byte> in = of(inputs, context.rank);
+    std::vector<std::byte> out(is_root ? in.size() : 0);
+    rank.reduce(in, out, kind, root).value_or_throw();
+    require(equal_bytes(in, of(inputs, context.rank)), "reduce changed its input");
+    std::fill(in.begin(), in.end(), std::byte{0xee});
+    require(!is_root || equal_bytes(out, total),
+            format("reduce, {} of {} x {} bytes to {}", kind.op, kind.dtype, in.size(), root));
+    in = of(inputs, context.rank);
+    rank.reduce(in, is_root ? Bytes(in) : Bytes(), kind, root).value_or_throw();
+    require(equal_bytes(in, is_root ? total : of(inputs, context.rank)),
+            format("reduce in place, {} of {}", kind.op, kind.dtype));
+  }
+}
+
 void check_all_gather(TestRank& rank, RankContext& context, const Inputs& inputs,
                       const std::vector<std::byte>& expected) {
   std::vector<std::byte> in = of(inputs, context.rank);
@@ -129,6 +149,7 @@ void run_reduction_cases(TestRank& rank, RankContext& context,
   for (const ReductionCase& c : cases) {
     check_all_reduce(rank, context.rank, c.inputs, c.expected, c.kind);
     check_reduce_scatter(rank, context, c.inputs, c.expected, c.kind);
+    check_reduces(rank, context, c.inputs, c.expected, c.kind);
   }
 }
 
@@ -190,7 +211,7 @@ TEST_P(HostEngineTest, AnyOrderOfSizesIsSafe) {
     Random random(kSeed);  // all ranks draw the same
     for (int i = 0; i < 150; ++i) {
       const ReductionCase& c = cases[random.below(cases.size() - (i % 10 == 0 ? 0 : 1))];
-      switch (random.below(4)) {
+      switch (random.below(5)) {
         case 0:
           check_all_reduce(rank, context.rank, c.inputs, c.expected, c.kind);
           break;
@@ -198,6 +219,9 @@ TEST_P(HostEngineTest, AnyOrderOfSizesIsSafe) {
           check_reduce_scatter(rank, context, c.inputs, c.expected, c.kind);
           break;
         case 2:
+          check_reduces(rank, context, c.inputs, c.expected, c.kind);
+          break;
+        case 3:
           check_all_gather(rank, context, c.inputs, concatenate(c.inputs));
           break;
         default:

@@ -63,6 +63,29 @@ class TestRank {
     const OpContext op = next({.kind = OpKind::kBroadcast, .root = root, .count = data.size()});
     return engine_.broadcast(op, data, root);
   }
+  // `out` of other ranks than the root may be empty.
+  Status reduce(ConstBytes in, Bytes out, ReduceKind kind, Rank root) {
+    const OpContext op = next({.kind = OpKind::kReduce,
+                               .dtype = kind.dtype,
+                               .reduce_op = kind.op,
+                               .root = root,
+                               .count = in.size() / size_of(kind.dtype)});
+    return engine_.reduce(op, in, out, kind.dtype, kind.op, root);
+  }
+  Status gather(ConstBytes in, Bytes out, Rank root) {
+    return engine_.gather(next({.kind = OpKind::kGather, .root = root, .count = in.size()}), in,
+                          out, root);
+  }
+  Status scatter(ConstBytes in, Bytes out, Rank root) {
+    return engine_.scatter(next({.kind = OpKind::kScatter, .root = root, .count = out.size()}), in,
+                           out, root);
+  }
+  Status all_to_all(ConstBytes in, Bytes out) {
+    return engine_.all_to_all(next({.kind = OpKind::kAllToAll, .count = in.size()}), in, out);
+  }
+  Status all_to_all_v(ConstBytes in, Bytes out, const PartSizes& sizes) {
+    return engine_.all_to_all_v(next({.kind = OpKind::kAllToAllV}), in, out, sizes);
+  }
   Status barrier() { return engine_.barrier(next({.kind = OpKind::kBarrier})); }
 
  private:

@@ -44,10 +44,17 @@ uint32_t num_parts(size_t total, size_t part) {
   return static_cast<uint32_t>(divide_rounding_up(total, part));
 }
 
-// One chunk of an all_reduce: its share for each owner, and where they lie.
-class AllReduceChunks {
+// What a chunk that holds something for every rank has room for. Never empty: there is a line for
+// each of thousands of ranks.
+size_t chunk_part(size_t num_ranks) {
+  return kChunkBytes / num_ranks / 64 * 64;
+}
+
+// One chunk of an all_reduce, or of a reduce, whose result one rank takes: its share for each
+// owner, and where they lie.
+class ReductionChunks {
  public:
-  AllReduceChunks(const Peers& peers, const Buffers& buffers, ReduceKind kind)
+  ReductionChunks(const Peers& peers, const Buffers& buffers, ReduceKind kind)
       : peers_(peers), buffers_(buffers), kind_(kind), inputs_(num_ranks()) {}
 
   uint32_t num_chunks() const { return num_parts(buffers_.in.size(), kChunkBytes); }
@@ -62,11 +69,12 @@ class AllReduceChunks {
     }
   }
 
-  // Our share of all inputs, into the staging for the others and into our own output.
+  // Our share of all inputs, into the staging for the others and into our own output, if we have
+  // one.
   void reduce_own(uint32_t index) {
     const Range chunk = part_of(buffers_.in.size(), kChunkBytes, index);
     const Range own = share(chunk, peers_.rank());
-    std::byte* out = buffers_.out.data() + chunk.begin;
+    std::byte* out = takes_result() ? buffers_.out.data() + chunk.begin : nullptr;
     for (size_t done = 0; done < own.size; done += kBlockBytes) {
       const Range block{own.begin + done, std::min(kBlockBytes, own.size - done)};
       for (int rank = 0; rank < peers_.world_size(); ++rank) {
@@ -76,11 +84,12 @@ class AllReduceChunks {
       }
       std::byte* result = staging(peers_.rank(), index);
       reduce(result + block.begin, inputs_, block.size / size_of(kind_.dtype), kind_);
-      copy_range(out, result, block);
+      if (out != nullptr) copy_range(out, result, block);
     }
   }
 
   void copy_out(uint32_t index) const {
+    if (!takes_result()) return;
     const Range chunk = part_of(buffers_.in.size(), kChunkBytes, index);
     for (int owner = 0; owner < peers_.world_size(); ++owner) {
       if (owner == peers_.rank()) continue;
@@ -89,6 +98,7 @@ class AllReduceChunks {
   }
 
  private:
+  bool takes_result() const { return !buffers_.out.empty(); }
   size_t num_ranks() const { return static_cast<size_t>(peers_.world_size()); }
   std::byte* staging(Rank rank, uint32_t index) const { return peers_.arena().chunk(rank, index); }
 
@@ -104,15 +114,12 @@ class AllReduceChunks {
   std::vector<const std::byte*> inputs_;
 };
 
-}  // namespace
-
 // Three stages, each one chunk behind the one before. Step 2i + 1 says: chunk i is copied in; step
 // 2i + 2: chunk i - 1 is reduced. A chunk's place is free again when all have copied out what lay
 // there, kNumChunks earlier; they did so before step 2(i - 1) + 1.
-Status staged_all_reduce(Peers& peers, const OpContext& op, const Buffers& buffers,
-                         ReduceKind kind) {
+Status run_reduction(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind) {
   static_assert(kNumChunks == 4);
-  AllReduceChunks chunks(peers, buffers, kind);
+  ReductionChunks chunks(peers, buffers, kind);
   const uint32_t num_chunks = chunks.num_chunks();
   for (uint32_t i = 0; i < num_chunks + 2; ++i) {
     if (i < num_chunks) {
@@ -137,14 +144,25 @@ Status staged_all_reduce(Peers& peers, const OpContext& op, const Buffers& buffe
   return {};
 }
 
+}  // namespace
+
+Status staged_all_reduce(Peers& peers, const OpContext& op, const Buffers& buffers,
+                         ReduceKind kind) {
+  return run_reduction(peers, op, buffers, kind);
+}
+
+Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind,
+                     Rank root) {
+  return run_reduction(peers, op, {buffers.in, peers.rank() == root ? buffers.out : Bytes()}, kind);
+}
+
 // A chunk holds a part of every rank's share.
 Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
                              ReduceKind kind) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());
   const auto me = static_cast<size_t>(peers.rank().value);
   const size_t share = buffers.out.size();
-  // Never empty: kChunkBytes holds a line for each of thousands of ranks.
-  const size_t part = kChunkBytes / num_ranks / 64 * 64;
+  const size_t part = chunk_part(num_ranks);
   std::vector<const std::byte*> inputs(num_ranks);
   const auto fill = [&](uint32_t i) {
     const Range range = part_of(share, part, i);
@@ -199,6 +217,81 @@ Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root
     copy(data.data() + range.begin, peers.arena().chunk(root, i), range.size, StorePolicy::kCached);
   };
   return run_pipeline(peers, op, num_parts(data.size(), kChunkBytes), fill, drain);
+}
+
+Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root) {
+  const bool is_root = peers.rank() == root;
+  const size_t share = buffers.in.size();
+  const auto fill = [&](uint32_t i) {
+    const Range range = part_of(share, kChunkBytes, i);
+    const std::byte* own = buffers.in.data() + range.begin;
+    std::byte* to = peers.arena().chunk(peers.rank(), i);
+    if (is_root) to = buffers.out.data() + static_cast<size_t>(root.value) * share + range.begin;
+    if (to != own) copy(to, own, range.size, StorePolicy::kCached);
+  };
+  const auto drain = [&](uint32_t i) {
+    if (!is_root) return;
+    const Range range = part_of(share, kChunkBytes, i);
+    for (int rank = 0; rank < peers.world_size(); ++rank) {
+      if (rank == root) continue;
+      copy(buffers.out.data() + static_cast<size_t>(rank) * share + range.begin,
+           peers.arena().chunk(rank, i), range.size, StorePolicy::kCached);
+    }
+  };
+  return run_pipeline(peers, op, num_parts(share, kChunkBytes), fill, drain);
+}
+
+// A chunk of the root holds a part of every rank's share.
+Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root) {
+  const auto num_ranks = static_cast<size_t>(peers.world_size());
+  const auto me = static_cast<size_t>(peers.rank().value);
+  const bool is_root = peers.rank() == root;
+  const size_t share = buffers.out.size();
+  const size_t part = chunk_part(num_ranks);
+  const auto fill = [&](uint32_t i) {
+    if (!is_root) return;
+    const Range range = part_of(share, part, i);
+    for (size_t rank = 0; rank < num_ranks; ++rank) {
+      const std::byte* from = buffers.in.data() + rank * share + range.begin;
+      std::byte* to = rank == me ? buffers.out.data() + range.begin
+                                 : peers.arena().chunk(root, i) + rank * part;
+      if (to != from) copy(to, from, range.size, StorePolicy::kCached);
+    }
+  };
+  const auto drain = [&](uint32_t i) {
+    if (is_root) return;
+    const Range range = part_of(share, part, i);
+    copy(buffers.out.data() + range.begin, peers.arena().chunk(root, i) + me * part, range.size,
+         StorePolicy::kCached);
+  };
+  return run_pipeline(peers, op, num_parts(share, part), fill, drain);
+}
+
+// A chunk holds a piece of the part for every rank; a part that has ended leaves its place empty.
+Status staged_all_to_all(Peers& peers, const OpContext& op, const Buffers& buffers,
+                         const ExchangeParts& parts) {
+  const auto num_ranks = static_cast<size_t>(peers.world_size());
+  const auto me = static_cast<size_t>(peers.rank().value);
+  const size_t part = chunk_part(num_ranks);
+  const auto fill = [&](uint32_t i) {
+    for (size_t rank = 0; rank < num_ranks; ++rank) {
+      const Range range = part_of(parts.sent[rank].size, part, i);
+      const std::byte* from = buffers.in.data() + parts.sent[rank].begin + range.begin;
+      std::byte* to = rank == me ? buffers.out.data() + parts.received[me].begin + range.begin
+                                 : peers.arena().chunk(peers.rank(), i) + rank * part;
+      copy(to, from, range.size, StorePolicy::kCached);
+    }
+  };
+  const auto drain = [&](uint32_t i) {
+    for (size_t rank = 0; rank < num_ranks; ++rank) {
+      if (rank == me) continue;
+      const Range range = part_of(parts.received[rank].size, part, i);
+      copy(buffers.out.data() + parts.received[rank].begin + range.begin,
+           peers.arena().chunk(static_cast<int>(rank), i) + me * part, range.size,
+           StorePolicy::kCached);
+    }
+  };
+  return run_pipeline(peers, op, num_parts(parts.longest, part), fill, drain);
 }
 
 }  // namespace cadre::host

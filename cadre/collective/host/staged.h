@@ -21,7 +21,15 @@ Status staged_all_reduce(Peers& peers, const OpContext& op, const Buffers& buffe
                          ReduceKind kind);
 Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
                              ReduceKind kind);
+// As staged_all_reduce, but only the root takes the result; `out` is empty elsewhere.
+Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind,
+                     Rank root);
 Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers);
 Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root);
+// Elsewhere than on the root, gather's output and scatter's input are empty.
+Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);
+Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);
+Status staged_all_to_all(Peers& peers, const OpContext& op, const Buffers& buffers,
+                         const ExchangeParts& parts);
 
 }  // namespace cadre::host

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 namespace cadre {
-namespace {
 
-// `rank` plus an offset, on the circle of ranks.
 int around(const ScheduleKey& key, int offset) {
   const int size = key.world_size;
   return ((key.rank.value + offset) % size + size) % size;
@@ -16,6 +15,8 @@ Block in_slot(Slot slot, Block block) {
   block.slot = slot;
   return block;
 }
+
+namespace {
 
 // The finished parts travel once round the ring. Each rank begins with its own part in the output.
 template <typename PartOf>
@@ -204,6 +205,41 @@ void add_dissemination_barrier(Schedule& schedule) {
   for (int distance = 1; distance < key.world_size; distance *= 2) {
     schedule.steps.push_back(
         {.send_to = around(key, distance), .recv_from = around(key, -distance)});
+  }
+}
+
+void add_pairwise_exchange(Schedule& schedule) {
+  const ScheduleKey& key = schedule.key;
+  const auto part = [&](Slot slot, int rank) {
+    return Block{slot, static_cast<uint64_t>(rank) * key.count, key.count};
+  };
+  for (int step = 1; step < key.world_size; ++step) {
+    const int to = around(key, step);
+    const int from = around(key, -step);
+    schedule.steps.push_back({.send_to = to,
+                              .send = part(Slot::kInput, to),
+                              .recv_from = from,
+                              .recv = part(Slot::kOutput, from)});
+  }
+}
+
+void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts) {
+  const ScheduleKey& key = schedule.key;
+  const auto part = [](Slot slot, std::span<const uint64_t> all, int rank) {
+    const auto index = static_cast<size_t>(rank);
+    const auto before = all.first(index);
+    return Block{slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), all[index]};
+  };
+  for (int step = 1; step < key.world_size; ++step) {
+    const int to = around(key, step);
+    const int from = around(key, -step);
+    Step exchange{.send = part(Slot::kInput, counts.sent, to),
+                  .recv = part(Slot::kOutput, counts.received, from)};
+    if (exchange.send.count > 0) exchange.send_to = to;
+    if (exchange.recv.count > 0) exchange.recv_from = from;
+    if (exchange.send_to != kNobody || exchange.recv_from != kNobody) {
+      schedule.steps.push_back(exchange);
+    }
   }
 }
 

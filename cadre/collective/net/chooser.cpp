@@ -27,6 +27,16 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
                  : Algorithm::kChain;
     case OpKind::kAllGather:
       return choice.num_bytes < table.all_gather_ring_bytes ? Algorithm::kBruck : Algorithm::kRing;
+    case OpKind::kReduce:
+      return choice.num_bytes * widening < table.all_reduce_ring_bytes ? Algorithm::kBinomialTree
+                                                                       : Algorithm::kRing;
+    case OpKind::kGather:
+    case OpKind::kScatter:
+      return choice.num_bytes < table.gather_linear_bytes ? Algorithm::kBinomialTree
+                                                          : Algorithm::kLinear;
+    case OpKind::kAllToAll:
+    case OpKind::kAllToAllV:
+      return Algorithm::kPairwise;
     case OpKind::kReduceScatter:
       return Algorithm::kRing;
     case OpKind::kBarrier:

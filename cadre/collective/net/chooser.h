@@ -12,12 +12,14 @@
 
 namespace cadre {
 
+// reduce follows all_reduce's line, so that both give the same bits.
 // From so many bytes on the second algorithm of each line is taken.
 struct CrossoverTable {
   uint64_t all_reduce_ring_bytes = 64 << 10;   // recursive doubling, then ring
   uint64_t broadcast_chain_bytes = 256 << 10;  // binomial tree, then chain
   uint64_t all_gather_ring_bytes = 64 << 10;   // of output: Bruck, then ring
   uint64_t chain_segment_bytes = 128 << 10;
+  uint64_t gather_linear_bytes = 64 << 10;  // of the root's buffer: binomial tree, then linear
 };
 
 // "all_reduce recursive doubling, ring from 65536 B; ..."

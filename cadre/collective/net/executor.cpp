@@ -17,11 +17,17 @@ constexpr size_t kStagingBytes = 256 << 10;
 constexpr Duration kUnsuspicious = std::chrono::milliseconds(5);
 
 const char* phase_of(const ScheduleRun& run, size_t step) {
+  if (run.phase != nullptr) return run.phase;
   switch (run.schedule.key.kind) {
     case OpKind::kBroadcast:
       return "copy";
     case OpKind::kBarrier:
       return "meet";
+    case OpKind::kScatter:
+      return "scatter";
+    case OpKind::kAllToAll:
+    case OpKind::kAllToAllV:
+      return "exchange";
     default:
       return step < run.schedule.num_reduce_steps ? "reduce" : "gather";
   }
@@ -73,7 +79,7 @@ Executor::Executor(os::System& system, Transport& transport)
 void Executor::begin(const OpContext& op, Algorithm algorithm) {
   header_ = {.algorithm = algorithm, .number = op.number, .fingerprint = op.fingerprint};
   for (auto& peer : links_) {
-    if (peer) peer->begin_operation();
+    if (peer) peer->begin_operation(header_);
   }
 }
 
@@ -129,6 +135,9 @@ Status Executor::wait(const OpContext& op, std::span<const ChannelInterest> inte
 }
 
 Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInterest> interests) {
+  for (auto& peer : links_) {
+    if (peer) peer->announce(header_);
+  }
   interests_.assign(interests.begin(), interests.end());
   for (int peer = 0; peer < transport_.world_size(); ++peer) {
     if (link(peer) && link(peer)->wants_peek()) {
@@ -137,7 +146,7 @@ Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInter
   }
   CADRE_RETURN_IF_ERROR(transport_.wait(interests_, op.deadline));
   for (const ChannelInterest& watched : std::span(interests_).subspan(interests.size())) {
-    CADRE_RETURN_IF_ERROR(link(watched.peer)->peek());
+    CADRE_RETURN_IF_ERROR(link(watched.peer)->peek(header_));
     // A peer of whom this operation expects nothing may well have begun a later one.
     if (!link(watched.peer)->is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));
   }
@@ -152,14 +161,19 @@ Status Executor::check(const OpContext& op, Rank peer) {
   const auto text = [](uint64_t fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
-  if (theirs->number == header_.number && theirs->fingerprint == header_.fingerprint) {
-    const std::string which = format("net engine: {} #{}", text(op.fingerprint), op.number);
-    if (theirs->kind == OperationHeader::Kind::kRefusal) {
-      return Error(ErrorCode::kAborted,
-                   format("{}: rank {} gave it up, for another rank called something else; look at "
-                          "the first failure",
-                          which, peer));
-    }
+  // What this rank called under their number, if that is over here.
+  const auto called = link(peer)->remembered(theirs->number, header_);
+  const bool is_running =
+      theirs->number == header_.number && theirs->fingerprint == header_.fingerprint;
+  const bool is_agreed = is_running || (called && *called == theirs->fingerprint);
+  const std::string which = format("net engine: {} #{}", text(theirs->fingerprint), theirs->number);
+  if (is_agreed && theirs->kind == OperationHeader::Kind::kRefusal) {
+    return Error(ErrorCode::kAborted,
+                 format("{}: rank {} gave it up, for another rank called something else; look at "
+                        "the first failure",
+                        which, peer));
+  }
+  if (is_running) {
     return Error(ErrorCode::kInternal,
                  format("{}: rank {} chose {} and rank {} chose {}; all ranks need the same "
                         "crossover table",
@@ -167,8 +181,14 @@ Status Executor::check(const OpContext& op, Rank peer) {
                         to_string(theirs->algorithm)));
   }
   op.progress.set_mismatch(peer, theirs->number, theirs->fingerprint);
+  OperationHeader refused = header_;
+  if (called && !is_agreed) {
+    op.progress.set_own_call(theirs->number, *called);
+    refused.number = theirs->number;
+    refused.fingerprint = *called;
+  }
   for (auto& other : links_) {
-    if (other) other->refuse(header_);
+    if (other) other->refuse(refused);
   }
   return Error(ErrorCode::kInvalidArgument,
                format("net engine: rank {} called {} as #{}, but rank {} called {} as #{}",

@@ -33,7 +33,8 @@ struct ScheduleRun {
   size_t begin = 0;  // steps [begin, end)
   size_t end = 0;
   SlotMemory memory;
-  ReduceKind kind;  // the dtype also scales the blocks that are only moved
+  ReduceKind kind;              // the dtype also scales the blocks that are only moved
+  const char* phase = nullptr;  // null: after the schedule
 };
 
 class Executor {

@@ -37,33 +37,49 @@ class Link {
   // Receives a header, and nothing behind it, although this operation may not expect any from this
   // peer: so a peer that runs another operation, or refuses this one, is noticed. An ended channel
   // is no error here, for nothing more is needed from it.
-  Status peek();
+  Status peek(const OperationHeader& operation);
   bool wants_peek() const { return !is_open_ && !incoming_ && !has_ended_; }
   // What the peer announced, where it cannot belong to `operation`.
   std::optional<OperationHeader> difference(const OperationHeader& operation) const;
 
-  // Whether the peer announced a later operation.
+  // The fingerprint of one of the last operations before `operation`, by its number.
+  std::optional<uint64_t> remembered(uint64_t number, const OperationHeader& operation) const;
+  // Whether the peer is in a later operation.
   bool is_ahead_of(const OperationHeader& operation) const {
-    return incoming_ && incoming_->kind == OperationHeader::Kind::kBegin &&
+    return incoming_ && incoming_->kind != OperationHeader::Kind::kRefusal &&
            incoming_->number > operation.number;
   }
 
   // A new operation begins: its header is expected from now on.
-  void begin_operation();
+  void begin_operation(const OperationHeader& operation);
+  // Tells the peer, once, that this rank waits in `operation`, unless it has been sent something of
+  // it: so that two ranks which wait for each other in different operations find out. Best effort.
+  void announce(OperationHeader operation);
   // Tells the peer that this rank gives up `operation`, if it can be told in between messages.
   void refuse(OperationHeader operation);
 
  private:
   // Small messages travel, and are received, together with their header in one system call.
   static constexpr size_t kInlineBytes = 4096;
+  // A late message is compared with what this rank called, so many operations back.
+  static constexpr size_t kNumRemembered = 16;
 
-  Status parse_incoming();
+  struct Call {
+    uint64_t number = 0;
+    uint64_t fingerprint = 0;
+  };
+
+  Status parse_incoming(const OperationHeader& operation);
+  void drop_announcement(const OperationHeader& operation);
   size_t take_staged(Bytes target);
 
   Channel& channel_;
 
   bool has_sent_header_ = false;
-  std::array<std::byte, OperationHeader::kBytes + kInlineBytes> outbox_;
+  bool has_announced_ = false;
+  std::array<Call, kNumRemembered> remembered_{};  // by number, modulo the size
+  // An announcement that is still on its way out, a header, a payload.
+  std::array<std::byte, 2 * OperationHeader::kBytes + kInlineBytes> outbox_;
   ConstBytes head_;          // what of the outbox is still to be sent
   size_t head_payload_ = 0;  // payload bytes at the end of head_
   ConstBytes payload_;       // what follows it

@@ -38,7 +38,7 @@ Error malformed(std::string_view field, uint64_t value) {
 
 bool is_algorithm(uint8_t value) {
   return value >= static_cast<uint8_t>(Algorithm::kRing) &&
-         value <= static_cast<uint8_t>(Algorithm::kDissemination);
+         value <= static_cast<uint8_t>(Algorithm::kPairwise);
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ Result<OperationHeader> OperationHeader::parse(ConstBytes bytes) {
   const auto magic = reader.integer<uint32_t>();
   if (magic != kMagic) return malformed("the magic", magic);
   const auto kind = reader.integer<uint8_t>();
-  if (kind > static_cast<uint8_t>(Kind::kRefusal)) return malformed("the kind", kind);
+  if (kind > static_cast<uint8_t>(Kind::kAnnouncement)) return malformed("the kind", kind);
   const auto algorithm = reader.integer<uint8_t>();
   if (!is_algorithm(algorithm)) return malformed("the algorithm", algorithm);
   const auto reserved = reader.integer<uint16_t>();

@@ -18,8 +18,9 @@ struct OperationHeader {
   static constexpr size_t kBytes = 24;
 
   enum class Kind : uint8_t {
-    kBegin = 0,    // the bytes of this operation follow
-    kRefusal = 1,  // the sender runs this operation, saw another one here, and gives up
+    kBegin = 0,         // the bytes of this operation follow
+    kRefusal = 1,       // the sender runs this operation, saw another one here, and gives up
+    kAnnouncement = 2,  // the sender waits in this operation; nothing of it follows yet
   };
 
   Kind kind = Kind::kBegin;

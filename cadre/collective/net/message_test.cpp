@@ -31,8 +31,8 @@ TEST(MessageTest, RefusesEveryFieldThatNoRankSends) {
     int value;
     const char* named;
   };
-  for (const Lie& lie : {Lie{0, 'X', "magic"}, Lie{4, 2, "kind"}, Lie{5, 0, "algorithm"},
-                         Lie{5, 7, "algorithm"}, Lie{6, 1, "reserved"}, Lie{7, 1, "reserved"}}) {
+  for (const Lie& lie : {Lie{0, 'X', "magic"}, Lie{4, 3, "kind"}, Lie{5, 0, "algorithm"},
+                         Lie{5, 9, "algorithm"}, Lie{6, 1, "reserved"}, Lie{7, 1, "reserved"}}) {
     auto bytes = kHeader.encode();
     bytes[lie.at] = static_cast<std::byte>(lie.value);
     const auto header = OperationHeader::parse(bytes);

@@ -14,6 +14,7 @@
 #include "cadre/collective/backend.h"
 #include "cadre/collective/net/chooser.h"
 #include "cadre/collective/net/executor.h"
+#include "cadre/collective/part_table.h"
 #include "cadre/os/system.h"
 #include "cadre/transport/transport.h"
 
@@ -33,6 +34,13 @@ class NetEngine final : public Backend {
   Status reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
                         ReduceOp reduce_op) override;
   Status barrier(const OpContext& op) override;
+  Status reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype, ReduceOp reduce_op,
+                Rank root) override;
+  Status gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
+  Status scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
+  Status all_to_all(const OpContext& op, ConstBytes in, Bytes out) override;
+  Status all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
+                      const PartSizes& sizes) override;
 
  private:
   // Memory that grows to the largest need and is kept, because touching new pages costs more than
@@ -52,6 +60,9 @@ class NetEngine final : public Backend {
                             ReduceKind kind);
   Status reduce_scatter_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
                                 ReduceKind kind);
+  Status reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
+                        ReduceKind kind);
+  Status exchange_sizes(const OpContext& op, PartTable& table);
 
   Transport& transport_;
   CrossoverTable table_;

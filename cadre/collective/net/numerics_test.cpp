@@ -106,6 +106,12 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
             std::vector<std::byte> out(in.size());
             engine.all_reduce(in, out, dtype, op).value_or_throw();
             require(out == expected, format("{} of {}, run {}: other bits", op, dtype, run));
+            const int root = (world_size - 1 + run) % world_size;
+            const bool is_root = transport.rank() == root;
+            std::vector<std::byte> at_root(is_root ? in.size() : 0);
+            engine.reduce(in, at_root, {dtype, op}, root).value_or_throw();
+            require(!is_root || at_root == expected,
+                    format("reduce, {} of {} to {}: other bits", op, dtype, root));
           }
         }
       }

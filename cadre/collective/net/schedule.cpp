@@ -65,6 +65,10 @@ std::string_view to_string(Algorithm algorithm) {
       return "bruck";
     case Algorithm::kDissemination:
       return "dissemination";
+    case Algorithm::kLinear:
+      return "linear";
+    case Algorithm::kPairwise:
+      return "pairwise";
   }
   return "unknown";
 }
@@ -90,17 +94,23 @@ uint64_t Schedule::num_sent_elements() const {
 bool implements(Algorithm algorithm, OpKind kind) {
   switch (algorithm) {
     case Algorithm::kRing:
-      return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
-             kind == OpKind::kAllGather;
+      return kind == OpKind::kAllReduce || kind == OpKind::kReduce ||
+             kind == OpKind::kReduceScatter || kind == OpKind::kAllGather;
     case Algorithm::kRecursiveDoubling:
       return kind == OpKind::kAllReduce;
     case Algorithm::kBinomialTree:
+      return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+             kind == OpKind::kScatter;
     case Algorithm::kChain:
       return kind == OpKind::kBroadcast;
     case Algorithm::kBruck:
       return kind == OpKind::kAllGather;
     case Algorithm::kDissemination:
       return kind == OpKind::kBarrier;
+    case Algorithm::kLinear:
+      return kind == OpKind::kGather || kind == OpKind::kScatter;
+    case Algorithm::kPairwise:
+      return kind == OpKind::kAllToAll || kind == OpKind::kAllToAllV;
   }
   return false;
 }
@@ -111,6 +121,7 @@ Schedule make_schedule(const ScheduleKey& key) {
   switch (key.algorithm) {
     case Algorithm::kRing:
       if (key.kind == OpKind::kAllReduce) add_ring_all_reduce(schedule);
+      if (key.kind == OpKind::kReduce) add_ring_reduce(schedule);
       if (key.kind == OpKind::kReduceScatter) add_ring_reduce_scatter(schedule);
       if (key.kind == OpKind::kAllGather) add_ring_all_gather(schedule);
       break;
@@ -118,7 +129,10 @@ Schedule make_schedule(const ScheduleKey& key) {
       add_recursive_doubling(schedule);
       break;
     case Algorithm::kBinomialTree:
-      add_binomial_broadcast(schedule);
+      if (key.kind == OpKind::kBroadcast) add_binomial_broadcast(schedule);
+      if (key.kind == OpKind::kReduce) add_tree_reduce(schedule);
+      if (key.kind == OpKind::kGather) add_binomial_gather(schedule);
+      if (key.kind == OpKind::kScatter) add_binomial_scatter(schedule);
       break;
     case Algorithm::kChain:
       add_chain_broadcast(schedule);
@@ -129,7 +143,23 @@ Schedule make_schedule(const ScheduleKey& key) {
     case Algorithm::kDissemination:
       add_dissemination_barrier(schedule);
       break;
+    case Algorithm::kLinear:
+      if (key.kind == OpKind::kGather) add_linear_gather(schedule);
+      if (key.kind == OpKind::kScatter) add_linear_scatter(schedule);
+      break;
+    case Algorithm::kPairwise:
+      add_pairwise_exchange(schedule);
+      break;
   }
+  return schedule;
+}
+
+Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts) {
+  Schedule schedule{.key = {.algorithm = Algorithm::kPairwise,
+                            .kind = OpKind::kAllToAllV,
+                            .rank = rank,
+                            .world_size = static_cast<int>(counts.sent.size())}};
+  if (schedule.key.world_size > 1) add_pairwise_exchange_of(schedule, counts);
   return schedule;
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,12 +19,14 @@ namespace cadre {
 
 // The numbers travel in message headers, so that ranks which chose differently find out.
 enum class Algorithm : uint8_t {
-  kRing = 1,  // all_reduce, reduce_scatter, all_gather: each rank talks to its neighbours
+  kRing = 1,  // all_reduce, reduce, reduce_scatter, all_gather: each rank talks to its neighbours
   kRecursiveDoubling = 2,  // all_reduce: partners at doubling distance exchange everything
-  kBinomialTree = 3,       // broadcast of little
+  kBinomialTree = 3,       // broadcast, reduce, gather and scatter of little
   kChain = 4,              // broadcast of much: segment after segment from rank to rank
   kBruck = 5,              // all_gather of little: doubling runs of blocks
   kDissemination = 6,      // barrier
+  kLinear = 7,             // gather and scatter of much: the root talks to one after the other
+  kPairwise = 8,           // all_to_all: another partner in each step
 };
 
 std::string_view to_string(Algorithm algorithm);
@@ -69,9 +72,10 @@ struct ScheduleKey {
   OpKind kind = OpKind::kBarrier;
   Rank rank = 0;
   int world_size = 1;
-  // As in OpDescriptor: of all_gather the input's elements, of reduce_scatter the output's.
+  // Of all_gather and gather the input's elements, of reduce_scatter and scatter the output's, of
+  // all_to_all one part's; 0 for all_to_all_v.
   uint64_t count = 0;
-  Rank root = 0;               // of broadcast
+  Rank root = 0;               // of broadcast, reduce, gather and scatter
   uint64_t segment_count = 0;  // of kChain: elements that travel as one piece
 
   friend auto operator<=>(const ScheduleKey&, const ScheduleKey&) = default;
@@ -95,8 +99,19 @@ struct Schedule {
 bool implements(Algorithm algorithm, OpKind kind);
 
 // REQUIRES: implements(key.algorithm, key.kind); 0 <= rank, root < world_size; segment_count > 0
-// for kChain. A world of one has no steps: the output is the input.
+// for kChain. A world of one has no steps: the output is the input. What a rank keeps of its own
+// input (its part of all_gather, gather, scatter and all_to_all) is not part of the schedule.
 Schedule make_schedule(const ScheduleKey& key);
+
+// Elements of each rank's part of this rank's input and output, in rank order.
+struct PartCounts {
+  std::span<const uint64_t> sent;
+  std::span<const uint64_t> received;
+};
+
+// Of all_to_all_v, pairwise. REQUIRES: world_size counts in each; what this rank expects is what
+// the others send.
+Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts);
 
 // The part of `count` elements that belongs to a rank, where they are divided: the first
 // count % world_size parts have one element more.

@@ -9,9 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/collective/exchange_reference_test.h"
 
 namespace cadre {
 namespace {
@@ -127,49 +130,86 @@ struct Case {
   OpKind kind;
 };
 
-// Input and output sizes, as Backend has them.
+bool has_root(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+
+// How many times key.count elements a rank's buffers have, as Backend says; where the buffer does
+// not count, none, so that nothing may touch it.
+uint64_t input_parts(const ScheduleKey& key, int rank) {
+  const auto size = static_cast<uint64_t>(key.world_size);
+  if (key.kind == OpKind::kScatter) return rank == key.root ? size : 0;
+  return key.kind == OpKind::kReduceScatter || key.kind == OpKind::kAllToAll ? size : 1;
+}
+uint64_t output_parts(const ScheduleKey& key, int rank) {
+  const auto size = static_cast<uint64_t>(key.world_size);
+  if (key.kind == OpKind::kGather) return rank == key.root ? size : 0;
+  if (key.kind == OpKind::kReduce) return rank == key.root ? 1 : 0;
+  return key.kind == OpKind::kAllGather || key.kind == OpKind::kAllToAll ? size : 1;
+}
+
+// What a rank keeps of its own input the engine copies before.
+void copy_own_part(const ScheduleKey& key, int rank, RankState& state) {
+  const auto own = static_cast<ptrdiff_t>(key.count * static_cast<uint64_t>(rank));
+  const auto count = static_cast<ptrdiff_t>(key.count);
+  const bool is_root = rank == key.root;
+  const auto in = state.input.begin();
+  const auto out = state.output.begin();
+  if (key.kind == OpKind::kBroadcast && is_root) state.output = state.input;
+  if (key.kind == OpKind::kAllGather || (key.kind == OpKind::kGather && is_root)) {
+    std::copy(in, in + count, out + own);
+  }
+  if (key.kind == OpKind::kScatter && is_root) std::copy(in + own, in + own + count, out);
+  if (key.kind == OpKind::kAllToAll) std::copy(in + own, in + own + count, out + own);
+}
+
 std::vector<RankState> make_ranks(const ScheduleKey& key, bool is_in_place) {
   std::vector<RankState> ranks(static_cast<size_t>(key.world_size));
-  const auto size = static_cast<uint64_t>(key.world_size);
   for (int rank = 0; rank < key.world_size; ++rank) {
     RankState& state = ranks[static_cast<size_t>(rank)];
     ScheduleKey own = key;
     own.rank = rank;
     state.schedule = make_schedule(own);
     state.is_in_place = is_in_place;
-    const bool is_scatter = key.kind == OpKind::kReduceScatter;
-    for (uint64_t i = 0; i < key.count * (is_scatter ? size : 1); ++i) {
+    for (uint64_t i = 0; i < key.count * input_parts(key, rank); ++i) {
       state.input.push_back(value_of(rank, i));
     }
-    state.output.resize(key.count * (key.kind == OpKind::kAllGather ? size : 1));
+    state.output.resize(key.count * output_parts(key, rank));
     state.scratch.resize(state.schedule.scratch_count);
     if (is_in_place) state.output = state.input;
-    if (key.kind == OpKind::kBroadcast && rank == key.root) state.output = state.input;
-    if (key.kind == OpKind::kAllGather) {  // the engine puts its own part there before
-      std::ranges::copy(
-          state.input,
-          state.output.begin() + static_cast<ptrdiff_t>(key.count * static_cast<uint64_t>(rank)));
-    }
+    copy_own_part(key, rank, state);
   }
   return ranks;
 }
 
+// What element i of a rank's output must be, where data is only moved.
+Value moved_value(const ScheduleKey& key, int rank, uint64_t i) {
+  if (key.kind == OpKind::kBroadcast) return value_of(key.root, i);
+  if (key.kind == OpKind::kScatter) {
+    return value_of(key.root, static_cast<uint64_t>(rank) * key.count + i);
+  }
+  const auto from = static_cast<int>(i / key.count);
+  const uint64_t skipped =
+      key.kind == OpKind::kAllToAll ? static_cast<uint64_t>(rank) * key.count : 0;
+  return value_of(from, skipped + i % key.count);
+}
+
 void expect_result(const ScheduleKey& key, const std::vector<RankState>& ranks) {
+  const bool reduces = key.kind == OpKind::kAllReduce || key.kind == OpKind::kReduce ||
+                       key.kind == OpKind::kReduceScatter;
   for (int rank = 0; rank < key.world_size; ++rank) {
     const RankState& state = ranks[static_cast<size_t>(rank)];
     for (uint64_t i = 0; i < state.output.size(); ++i) {
       const Value& value = state.output[i];
-      if (key.kind == OpKind::kBroadcast) {
-        ASSERT_EQ(value, value_of(key.root, i)) << state.schedule.to_string();
-      } else if (key.kind == OpKind::kAllGather) {
-        ASSERT_EQ(value, value_of(static_cast<int>(i / key.count), i % key.count))
-            << state.schedule.to_string();
-      } else {
-        ASSERT_EQ(value.contributions, everyone_once(key.world_size)) << state.schedule.to_string();
-        ASSERT_EQ(value.completions, 1) << state.schedule.to_string();
-        if (key.kind == OpKind::kAllReduce) {
-          ASSERT_EQ(value, ranks[0].output[i]) << "the order of additions differs between ranks";
-        }
+      if (!reduces) {
+        ASSERT_EQ(value, moved_value(key, rank, i)) << state.schedule.to_string();
+        continue;
+      }
+      ASSERT_EQ(value.contributions, everyone_once(key.world_size)) << state.schedule.to_string();
+      ASSERT_EQ(value.completions, 1) << state.schedule.to_string();
+      if (key.kind == OpKind::kAllReduce) {
+        ASSERT_EQ(value, ranks[0].output[i]) << "the order of additions differs between ranks";
       }
     }
   }
@@ -184,7 +224,14 @@ INSTANTIATE_TEST_SUITE_P(All, ScheduleTest,
                                            Case{Algorithm::kRing, OpKind::kAllGather},
                                            Case{Algorithm::kBruck, OpKind::kAllGather},
                                            Case{Algorithm::kBinomialTree, OpKind::kBroadcast},
-                                           Case{Algorithm::kChain, OpKind::kBroadcast}),
+                                           Case{Algorithm::kChain, OpKind::kBroadcast},
+                                           Case{Algorithm::kBinomialTree, OpKind::kReduce},
+                                           Case{Algorithm::kRing, OpKind::kReduce},
+                                           Case{Algorithm::kBinomialTree, OpKind::kGather},
+                                           Case{Algorithm::kLinear, OpKind::kGather},
+                                           Case{Algorithm::kBinomialTree, OpKind::kScatter},
+                                           Case{Algorithm::kLinear, OpKind::kScatter},
+                                           Case{Algorithm::kPairwise, OpKind::kAllToAll}),
                          [](const auto& test) {
                            std::string name = cadre::format(
                                "{}_{}", to_string(test.param.algorithm), test.param.kind);
@@ -195,9 +242,10 @@ INSTANTIATE_TEST_SUITE_P(All, ScheduleTest,
 TEST_P(ScheduleTest, EveryRankEndsWithTheResultAndNoneWaitsForEver) {
   const auto [algorithm, kind] = GetParam();
   ASSERT_TRUE(implements(algorithm, kind));
+  EXPECT_TRUE(make_schedule({.algorithm = algorithm, .kind = kind, .count = 8}).steps.empty());
   for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
     for (const uint64_t count : kCounts) {
-      const int num_roots = kind == OpKind::kBroadcast ? world_size : 1;
+      const int num_roots = has_root(kind) ? world_size : 1;
       for (int root = 0; root < num_roots; ++root) {
         const ScheduleKey key{.algorithm = algorithm,
                               .kind = kind,
@@ -227,6 +275,94 @@ TEST(SchedulesTest, AllReduceWorksInPlaceWithTheSameOrder) {
       ASSERT_TRUE(run(apart));
       expect_result(key, in_place);
       EXPECT_EQ(in_place[0].output, apart[0].output);
+    }
+  }
+}
+
+// To every root, in place or not.
+TEST(SchedulesTest, ReduceAddsInTheOrderOfTheAllReduceThatBelongsToIt) {
+  const std::array<std::pair<Algorithm, Algorithm>, 2> pairs = {
+      {{Algorithm::kRing, Algorithm::kRing},
+       {Algorithm::kBinomialTree, Algorithm::kRecursiveDoubling}}};
+  for (const auto& [algorithm, of_all_reduce] : pairs) {
+    for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+      ScheduleKey key{.algorithm = of_all_reduce,
+                      .kind = OpKind::kAllReduce,
+                      .world_size = world_size,
+                      .count = 23};
+      std::vector<RankState> all_reduce = make_ranks(key, false);
+      ASSERT_TRUE(run(all_reduce));
+      key.algorithm = algorithm;
+      key.kind = OpKind::kReduce;
+      for (int root = 0; root < world_size; ++root) {
+        key.root = root;
+        const auto at_root = static_cast<size_t>(root);
+        for (const bool is_in_place : {false, true}) {
+          std::vector<RankState> reduce = make_ranks(key, false);
+          reduce[at_root].is_in_place = is_in_place;
+          if (is_in_place) reduce[at_root].output = reduce[at_root].input;
+          ASSERT_TRUE(run(reduce));
+          ASSERT_EQ(reduce[at_root].output, all_reduce[at_root].output)
+              << reduce[at_root].schedule.to_string();
+        }
+      }
+    }
+  }
+}
+
+TEST(SchedulesTest, AllToAllOfAnySizesMovesEachPartOnceAndSendsNoEmptyOne) {
+  for (int world_size = 1; world_size <= kMaxRanks; ++world_size) {
+    for (const uint64_t seed : {1, 2, 3}) {
+      const SizeMatrix sizes = random_sizes(world_size, 9, seed);
+      std::vector<RankState> ranks(static_cast<size_t>(world_size));
+      for (int rank = 0; rank < world_size; ++rank) {
+        const auto me = static_cast<size_t>(rank);
+        const auto received = received_sizes(sizes, rank);
+        ranks[me].schedule = make_all_to_all_v_schedule(rank, {sizes[me], received});
+        ranks[me].input.resize(std::accumulate(sizes[me].begin(), sizes[me].end(), size_t{0}));
+        for (size_t i = 0; i < ranks[me].input.size(); ++i) ranks[me].input[i] = value_of(rank, i);
+        ranks[me].output.resize(std::accumulate(received.begin(), received.end(), size_t{0}));
+        for (const Step& step : ranks[me].schedule.steps) {
+          EXPECT_TRUE(step.send_to == kNobody || step.send.count > 0);
+          EXPECT_TRUE(step.recv_from == kNobody || step.recv.count > 0);
+        }
+      }
+      ASSERT_TRUE(run(ranks)) << "stuck: " << ranks[0].schedule.to_string();
+      for (int rank = 0; rank < world_size; ++rank) {
+        auto at = ranks[static_cast<size_t>(rank)].output.begin();
+        for (int from = 0; from < world_size; ++from) {
+          const auto& row = sizes[static_cast<size_t>(from)];
+          const auto to = row.begin() + rank;
+          const uint64_t begin = std::accumulate(row.begin(), to, uint64_t{0});
+          for (uint64_t i = 0; i < *to; ++i, ++at) {
+            if (from == rank) continue;  // the engine copies it
+            ASSERT_EQ(*at, value_of(from, begin + i));
+          }
+        }
+      }
+    }
+  }
+}
+
+// A tree's interior holds what comes from beyond; the root's traffic is the same in both.
+TEST(SchedulesTest, TreesTakeFewerStepsAndLinearOnesSendEveryByteOnce) {
+  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+    const auto log = static_cast<size_t>(std::bit_width(static_cast<unsigned>(world_size - 1)));
+    for (const OpKind kind : {OpKind::kGather, OpKind::kScatter}) {
+      uint64_t linear_total = 0;
+      for (int rank = 0; rank < world_size; ++rank) {
+        ScheduleKey key{.algorithm = Algorithm::kBinomialTree,
+                        .kind = kind,
+                        .rank = rank,
+                        .world_size = world_size,
+                        .count = 4,
+                        .root = world_size / 2};
+        EXPECT_LE(make_schedule(key).steps.size(), 3 * (log + 1));
+        key.algorithm = Algorithm::kLinear;
+        EXPECT_EQ(make_schedule(key).scratch_count, 0u);
+        linear_total += make_schedule(key).num_sent_elements();
+      }
+      EXPECT_EQ(linear_total, 4 * static_cast<uint64_t>(world_size - 1));
     }
   }
 }

@@ -38,6 +38,8 @@ struct Operation {
   std::optional<double> premul_factor = {};              // of kPremulSum
   uint64_t number = 0;                                   // set by the queue, from 1
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of kAllocate
+  // Of kAllToAllV: what goes to each rank, then what comes from each.
+  std::vector<uint64_t> part_bytes = {};
 };
 
 // Runs one operation to its end.

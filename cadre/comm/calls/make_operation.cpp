@@ -1,0 +1,35 @@
+#include "cadre/comm/calls/make_operation.h"
+
+#include "cadre/base/format.h"
+#include "cadre/comm/calls/checks.h"
+
+namespace cadre {
+namespace {
+
+// A factor and the operation that needs it come together or not at all.
+void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& options) {
+  const bool is_needed = descriptor.reduce_op == ReduceOp::kPremulSum;
+  if (is_needed == options.premul_factor.has_value()) return;
+  if (is_needed) {
+    refuse_call(format("{}: {} needs this rank's factor; set CollectiveOptions::premul_factor",
+                       descriptor.kind, descriptor.reduce_op));
+  }
+  refuse_call(
+      format("{}: a premul_factor of {} was given, which only {} uses; leave it out or call {}",
+             descriptor.kind, *options.premul_factor, ReduceOp::kPremulSum, ReduceOp::kPremulSum));
+}
+
+}  // namespace
+
+Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
+                         const CollectiveOptions& options) {
+  check_factor(descriptor, options);
+  return {.descriptor = descriptor,
+          .in = in,
+          .out = out,
+          .deadline = options.deadline,
+          .keep_alive = options.keep_alive,
+          .premul_factor = options.premul_factor};
+}
+
+}  // namespace cadre

@@ -1,0 +1,17 @@
+// From a call's descriptor, buffers and options to the Operation that is queued.
+//
+// Threads: pure functions. Blocking: never. Lifetime: an Operation borrows its buffers.
+// Errors: kInvalidArgument when PREMUL_SUM and a factor do not come together.
+#pragma once
+
+#include "cadre/base/types.h"
+#include "cadre/collective/op.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/comm/queue/operation_queue.h"
+
+namespace cadre {
+
+Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
+                         const CollectiveOptions& options);
+
+}  // namespace cadre
