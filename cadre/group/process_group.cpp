@@ -93,9 +93,9 @@ void check_aliasing(const Communicator& communicator, std::string_view operation
                 shape_of(small), communicator.rank(), shape_of(large)));
 }
 
-// Of the pair of an all_gather or reduce_scatter: `large` has world_size times the elements.
-DType check_pair(const Communicator& communicator, std::string_view operation,
-                 const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+// Of two tensors that exchange data.
+DType check_two(const Communicator& communicator, std::string_view operation,
+                const at::Tensor& output, const at::Tensor& input) {
   const DType dtype = check(communicator, operation, "the input", input);
   if (check(communicator, operation, "the output", output) != dtype) {
     refuse(communicator, operation,
@@ -104,6 +104,13 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
   }
   check_contiguous(communicator, operation, "the input", input);
   check_contiguous(communicator, operation, "the output", output);
+  return dtype;
+}
+
+// Of the pair of an all_gather or reduce_scatter: `large` has world_size times the elements.
+DType check_pair(const Communicator& communicator, std::string_view operation,
+                 const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+  const DType dtype = check_two(communicator, operation, output, input);
   const at::Tensor& large = output_is_large ? output : input;
   const at::Tensor& small = output_is_large ? input : output;
   if (large.numel() != small.numel() * communicator.world_size()) {
@@ -115,6 +122,93 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
   }
   check_aliasing(communicator, operation, large, small);
   return dtype;
+}
+
+// Of gather and scatter: only the root has the large tensor.
+DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
+                   const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+  if (communicator.rank() == root) {
+    return check_pair(communicator, operation, output, input, output_is_large);
+  }
+  const std::string_view role = output_is_large ? "the input" : "the output";
+  const at::Tensor& small = output_is_large ? input : output;
+  const DType dtype = check(communicator, operation, role, small);
+  check_contiguous(communicator, operation, role, small);
+  return dtype;
+}
+
+// The elements for, or from, each rank: `splits` are rows of the tensor, none of them even ones.
+std::vector<uint64_t> split_counts(const Communicator& communicator, std::string_view operation,
+                                   std::string_view role, const at::Tensor& tensor,
+                                   const std::vector<int64_t>& splits) {
+  const auto world_size = static_cast<size_t>(communicator.world_size());
+  const int64_t num_rows = tensor.size(0);
+  if (splits.empty()) {
+    return std::vector<uint64_t>(world_size, static_cast<uint64_t>(tensor.numel()) / world_size);
+  }
+  if (splits.size() != world_size) {
+    refuse(communicator, operation,
+           format("{} {} has {} splits, expected one for each of {} ranks", role, shape_of(tensor),
+                  splits.size(), world_size));
+  }
+  const int64_t row = num_rows == 0 ? 0 : tensor.numel() / num_rows;
+  std::vector<uint64_t> counts;
+  int64_t left = num_rows;
+  for (const int64_t split : splits) {
+    if (split < 0 || split > left) {
+      refuse(communicator, operation,
+             format("{} {} cannot give {} rows where {} are left; splits are >= 0 and add up to "
+                    "its dimension 0",
+                    role, shape_of(tensor), split, left));
+    }
+    left -= split;
+    counts.push_back(static_cast<uint64_t>(split * row));
+  }
+  if (left > 0) {
+    refuse(communicator, operation,
+           format("the splits of {} {} add up to {}, expected {}", role, shape_of(tensor),
+                  num_rows - left, num_rows));
+  }
+  return counts;
+}
+
+void check_divisible(const Communicator& communicator, std::string_view operation,
+                     std::string_view role, const at::Tensor& tensor,
+                     const std::vector<int64_t>& splits) {
+  if (tensor.dim() == 0) {
+    refuse(communicator, operation,
+           format("{} has no dimension 0 to be split; pass view({{1}})", role));
+  }
+  if (!splits.empty() || tensor.size(0) % communicator.world_size() == 0) return;
+  refuse(communicator, operation,
+         format("dimension 0 of {} {} is no multiple of the world size {}; pass splits", role,
+                shape_of(tensor), communicator.world_size()));
+}
+
+// What all_to_all_single exchanges: even parts when `counts` are empty.
+struct Exchange {
+  DType dtype;
+  std::vector<uint64_t> input_counts;
+  std::vector<uint64_t> output_counts;
+};
+
+Exchange check_exchange(const Communicator& communicator, std::string_view operation,
+                        const at::Tensor& output, const at::Tensor& input,
+                        const AllToAllOptions& options) {
+  Exchange exchange{check_two(communicator, operation, output, input), {}, {}};
+  check_divisible(communicator, operation, "the input", input, options.input_split_sizes);
+  check_divisible(communicator, operation, "the output", output, options.output_split_sizes);
+  if (options.input_split_sizes.empty() && options.output_split_sizes.empty()) {
+    if (input.numel() == output.numel()) return exchange;
+    refuse(communicator, operation,
+           format("the output has {} elements {}, expected the input's {} {}; pass splits",
+                  output.numel(), shape_of(output), input.numel(), shape_of(input)));
+  }
+  exchange.input_counts =
+      split_counts(communicator, operation, "the input", input, options.input_split_sizes);
+  exchange.output_counts =
+      split_counts(communicator, operation, "the output", output, options.output_split_sizes);
+  return exchange;
 }
 
 Bytes bytes_of(const at::Tensor& tensor) {
@@ -248,6 +342,91 @@ Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tens
   return communicator_->reduce_scatter_async(
       const_bytes_of(input), bytes_of(output), dtype, options.op,
       with_factor(keeping(options.deadline, output, input), options.premul_factor));
+}
+
+void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
+  const DType dtype = check(*communicator_, "reduce", "the tensor", tensor);
+  check_reduce_op(*communicator_, "reduce", dtype, options.op);
+  const CollectiveOptions call{.deadline = options.deadline};
+  if (rank() != options.root) {
+    const at::Tensor data = tensor.detach().contiguous();
+    communicator_->reduce(const_bytes_of(data), {}, dtype, options.op, options.root, call);
+    return;
+  }
+  run_packed(tensor, [&](const at::Tensor& data) {
+    communicator_->reduce(const_bytes_of(data), bytes_of(data), dtype, options.op, options.root,
+                          call);
+  });
+}
+
+Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
+  const DType dtype = check(*communicator_, "reduce_async", "the tensor", tensor);
+  check_reduce_op(*communicator_, "reduce_async", dtype, options.op);
+  check_contiguous(*communicator_, "reduce_async", "the tensor", tensor);
+  const Bytes out = rank() == options.root ? bytes_of(tensor) : Bytes();
+  return communicator_->reduce_async(const_bytes_of(tensor), out, dtype, options.op, options.root,
+                                     keeping(options.deadline, tensor));
+}
+
+void ProcessGroup::gather(const at::Tensor& output, const at::Tensor& input,
+                          const GatherOptions& options) const {
+  const DType dtype =
+      check_rooted(*communicator_, "gather", options.root, output, input, /*output_is_large=*/true);
+  const Bytes out = rank() == options.root ? bytes_of(output) : Bytes();
+  communicator_->gather(const_bytes_of(input), out, dtype, options.root,
+                        {.deadline = options.deadline});
+}
+
+Work ProcessGroup::gather_async(const at::Tensor& output, const at::Tensor& input,
+                                const GatherOptions& options) const {
+  const DType dtype = check_rooted(*communicator_, "gather_async", options.root, output, input,
+                                   /*output_is_large=*/true);
+  const Bytes out = rank() == options.root ? bytes_of(output) : Bytes();
+  return communicator_->gather_async(const_bytes_of(input), out, dtype, options.root,
+                                     keeping(options.deadline, output, input));
+}
+
+void ProcessGroup::scatter(const at::Tensor& output, const at::Tensor& input,
+                           const ScatterOptions& options) const {
+  const DType dtype = check_rooted(*communicator_, "scatter", options.root, output, input,
+                                   /*output_is_large=*/false);
+  const ConstBytes in = rank() == options.root ? const_bytes_of(input) : ConstBytes();
+  communicator_->scatter(in, bytes_of(output), dtype, options.root, {.deadline = options.deadline});
+}
+
+Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                 const ScatterOptions& options) const {
+  const DType dtype = check_rooted(*communicator_, "scatter_async", options.root, output, input,
+                                   /*output_is_large=*/false);
+  const ConstBytes in = rank() == options.root ? const_bytes_of(input) : ConstBytes();
+  return communicator_->scatter_async(in, bytes_of(output), dtype, options.root,
+                                      keeping(options.deadline, output, input));
+}
+
+void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                                     const AllToAllOptions& options) const {
+  const Exchange exchange =
+      check_exchange(*communicator_, "all_to_all_single", output, input, options);
+  const CollectiveOptions call{.deadline = options.deadline};
+  if (exchange.input_counts.empty()) {
+    communicator_->all_to_all(const_bytes_of(input), bytes_of(output), exchange.dtype, call);
+    return;
+  }
+  communicator_->all_to_all_v(const_bytes_of(input), bytes_of(output), exchange.dtype,
+                              {exchange.input_counts, exchange.output_counts}, call);
+}
+
+Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
+                                           const AllToAllOptions& options) const {
+  const Exchange exchange =
+      check_exchange(*communicator_, "all_to_all_single_async", output, input, options);
+  const CollectiveOptions call = keeping(options.deadline, output, input);
+  if (exchange.input_counts.empty()) {
+    return communicator_->all_to_all_async(const_bytes_of(input), bytes_of(output), exchange.dtype,
+                                           call);
+  }
+  return communicator_->all_to_all_v_async(const_bytes_of(input), bytes_of(output), exchange.dtype,
+                                           {exchange.input_counts, exchange.output_counts}, call);
 }
 
 void ProcessGroup::barrier(const BarrierOptions& options) const {

@@ -45,6 +45,25 @@ struct AllGatherOptions {
 struct BarrierOptions {
   std::optional<Deadline> deadline = {};
 };
+struct ReduceOptions {
+  Rank root = 0;
+  ReduceOp op = ReduceOp::kSum;
+  std::optional<Deadline> deadline = {};
+};
+struct GatherOptions {
+  Rank root = 0;
+  std::optional<Deadline> deadline = {};
+};
+struct ScatterOptions {
+  Rank root = 0;
+  std::optional<Deadline> deadline = {};
+};
+// Sizes along dimension 0, one for each rank. Empty: even. Either all ranks give splits or none.
+struct AllToAllOptions {
+  std::vector<int64_t> output_split_sizes = {};  // what comes from each rank
+  std::vector<int64_t> input_split_sizes = {};   // what goes to each rank
+  std::optional<Deadline> deadline = {};
+};
 struct SendOptions {
   int tag = 0;
   std::optional<Deadline> deadline = {};
@@ -77,6 +96,30 @@ class CADRE_EXPORT ProcessGroup {
                       const ReduceScatterOptions& options = {}) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                             const ReduceScatterOptions& options = {}) const;
+  // The root's tensor, of any shape, becomes the reduction, with the bits of all_reduce; the
+  // others' keep their content. Contiguity as for all_reduce.
+  void reduce(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
+  Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
+  // On the root output: (world_size * n, ...) or (world_size, n, ...) for input (n, ...), as in
+  // all_gather. Elsewhere output is ignored; pass an undefined tensor. Both contiguous.
+  void gather(const at::Tensor& output, const at::Tensor& input,
+              const GatherOptions& options = {}) const;
+  Work gather_async(const at::Tensor& output, const at::Tensor& input,
+                    const GatherOptions& options = {}) const;
+  // On the root input.numel() == world_size * output.numel(). Elsewhere input is ignored; pass an
+  // undefined tensor. Both contiguous.
+  void scatter(const at::Tensor& output, const at::Tensor& input,
+               const ScatterOptions& options = {}) const;
+  Work scatter_async(const at::Tensor& output, const at::Tensor& input,
+                     const ScatterOptions& options = {}) const;
+  // Rows of input, (n, ...), go to the ranks in their order, and rows of output, (m, ...), come
+  // from them; how many stands in the splits, which add up to n and m. Without splits n and m are
+  // divided evenly. What one rank sends, in elements, must be what the other expects; else all
+  // ranks say who disagrees. Both contiguous and not overlapping.
+  void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                         const AllToAllOptions& options = {}) const;
+  Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
+                               const AllToAllOptions& options = {}) const;
   void barrier(const BarrierOptions& options = {}) const;
   void send(const at::Tensor& tensor, Rank destination, const SendOptions& options = {}) const;
   Work send_async(const at::Tensor& tensor, Rank destination,

@@ -203,6 +203,96 @@ TEST_P(OnRanks, GatherAndScatterInRankOrder) {
   });
 }
 
+TEST_P(OnRanks, ReduceToTheRootLeavesTheOthersAlone) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const int root = n - 1;
+    const bool is_root = group.rank() == root;
+    const Tensor base = torch::full({4, 6}, group.rank() + 1.0);
+    group.reduce(base.t(), {.root = root});
+    require(torch::equal(base, torch::full({4, 6}, is_root ? n * (n + 1) / 2.0 : group.rank() + 1)),
+            "the sum in a transposed view on the root");
+    const Tensor leaf = torch::full({3}, group.rank() + 1.0).requires_grad_(true);
+    group.reduce_async(leaf, {.root = root, .op = ReduceOp::kMax}).wait();
+    require(torch::equal(leaf.detach(), torch::full({3}, is_root ? n : group.rank() + 1.0)),
+            "the largest");
+  });
+}
+
+TEST_P(OnRanks, GatherToAndScatterFromTheRoot) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    for (int root = 0; root < n; ++root) {
+      const bool is_root = group.rank() == root;
+      const Tensor rows = torch::arange(n).unsqueeze(1) * 10 + torch::arange(4);
+      const Tensor gathered = is_root ? torch::empty({n, 4}, torch::kLong) : Tensor();
+      group.gather(gathered, rows[group.rank()], {.root = root});
+      require(!is_root || torch::equal(gathered, rows), "rows in rank order");
+      const Tensor piece = torch::empty({4}, torch::kLong);
+      group.scatter(piece, is_root ? rows.contiguous() : Tensor(), {.root = root});
+      require(torch::equal(piece, rows[group.rank()]), "this rank's row");
+      const Tensor again = is_root ? torch::empty({n * 4}, torch::kLong) : Tensor();
+      group.gather_async(again, piece, {.root = root}).wait();
+      require(!is_root || torch::equal(again, rows.flatten()), "the same, flat");
+      group.scatter_async(piece, again, {.root = root}).wait();
+      require(torch::equal(piece, rows[group.rank()]), "this rank's row again");
+    }
+  });
+}
+
+TEST_P(OnRanks, AllToAllExchangesRows) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const int me = group.rank();
+    // Row 2j and 2j + 1 of rank i's input are for rank j.
+    const auto row = [](int from, int to) { return torch::full({1, 3}, 100 * from + to); };
+    std::vector<Tensor> to;
+    std::vector<Tensor> from;
+    AllToAllOptions uneven;
+    std::vector<Tensor> uneven_to;
+    std::vector<Tensor> uneven_from;
+    for (int other = 0; other < n; ++other) {
+      to.insert(to.end(), 2, row(me, other));
+      from.insert(from.end(), 2, row(other, me));
+      // Rank i sends i + j rows to rank j: rank 0 sends itself none.
+      uneven.input_split_sizes.push_back(me + other);
+      uneven.output_split_sizes.push_back(other + me);
+      uneven_to.insert(uneven_to.end(), static_cast<size_t>(me + other), row(me, other));
+      uneven_from.insert(uneven_from.end(), static_cast<size_t>(me + other), row(other, me));
+    }
+    const Tensor output = torch::zeros({2 * n, 3}, torch::kLong);
+    group.all_to_all_single(output, torch::cat(to));
+    require(torch::equal(output, torch::cat(from)), "two rows from each");
+
+    const auto cat = [](const std::vector<Tensor>& rows) {
+      return rows.empty() ? torch::zeros({0, 3}, torch::kLong) : torch::cat(rows);
+    };
+    const Tensor received = torch::zeros_like(cat(uneven_from));
+    group.all_to_all_single(received, cat(uneven_to), uneven);
+    require(torch::equal(received, cat(uneven_from)), "as many rows as the splits say");
+    received.zero_();
+    group.all_to_all_single_async(received, cat(uneven_to), uneven).wait();
+    require(torch::equal(received, cat(uneven_from)), "also later");
+  });
+}
+
+TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
+  const auto result = run(3, [](const ProcessGroup& group) {
+    AllToAllOptions options{.output_split_sizes = {2, 2, 2}, .input_split_sizes = {2, 2, 2}};
+    if (group.rank() == 2) options.output_split_sizes[0] = 1;
+    const Tensor output = torch::zeros({group.rank() == 2 ? 5 : 6, 4});
+    const std::string failure = failure_of([&] {
+      group.all_to_all_single(output, torch::ones({6, 4}), options);
+    });
+    require(failure.starts_with("kInvalidArgument: all_to_all_v #1 on group \"world\" failed") &&
+                failure.find("the ranks disagree: rank 0 (") != std::string::npos &&
+                failure.find(") sends float32 x 8 to rank 2 (") != std::string::npos &&
+                failure.find("), which expects 4.") != std::string::npos,
+            failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST_P(OnRanks, SymmetricMemoryIsZeroedAndOutlivesTheGroup) {
   std::vector<Tensor> kept(static_cast<size_t>(GetParam()));
   expect_on_all([&](const ProcessGroup& group) {
@@ -285,6 +375,30 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
            "the input is Int but the output is Float");
     expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
            "elements of ComplexDouble");
+    expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
+           "root 1 is not in the group of 1 ranks");
+    expect([&] { group.gather(torch::zeros({3}), torch::zeros({2})); },
+           "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
+    expect([&] { group.scatter(torch::zeros({2}), Tensor()); }, "the input is undefined");
+    const Tensor rows = torch::zeros({4, 2});
+    expect(
+        [&] {
+          group.all_to_all_single(torch::zeros({3, 2}), rows);
+        },
+        "the output has 6 elements (3, 2), expected the input's 8 (4, 2); pass splits");
+    expect([&] { group.all_to_all_single(rows, rows); }, "the input and the output overlap");
+    expect([&] { group.all_to_all_single(torch::zeros({}), torch::zeros({1})); },
+           "the output has no dimension 0 to be split");
+    const Tensor other = torch::zeros({4, 2});
+    expect(
+        [&] {
+          group.all_to_all_single(other, rows, {.input_split_sizes = {2, 2}});
+        },
+        "the input (4, 2) has 2 splits, expected one for each of 1 ranks");
+    expect([&] { group.all_to_all_single(other, rows, {.output_split_sizes = {5}}); },
+           "the output (4, 2) cannot give 5 rows where 4 are left");
+    expect([&] { group.all_to_all_single(other, rows, {.output_split_sizes = {3}}); },
+           "the splits of the output (4, 2) add up to 3, expected 4");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
