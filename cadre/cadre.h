@@ -5,5 +5,6 @@
 #include "cadre/base/error.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/data/data_loader.h"
+#include "cadre/data/mnist.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"

@@ -4,9 +4,13 @@
 // whatever the number of ranks; within it a rank takes the places that DistributedSampler gives it
 // (every world_size-th of the epoch). Shares of one batch differ by at most one sample, and may be
 // empty in a short last batch: weight them by their sizes. Nothing is padded or repeated.
-// Threads: one. Blocking: as Dataset::get. Lifetime: shares the dataset; an Epoch must not outlive
-// its loader. Errors: kInvalidArgument for a batch or a position that cannot be.
-// Source: torch.utils.data.DataLoader and torchdata's StatefulDataLoader.
+// Threads: one; with num_threads above 0 Dataset::get runs on that many others, ahead of the
+// caller, and what is delivered, and in which order, stays the same. Blocking: as Dataset::get, or
+// until it has come from a thread; the destructor, seek() and epoch() let the threads finish their
+// batches. Lifetime: shares the dataset; an Epoch must not outlive its loader. Errors:
+// kInvalidArgument for a batch or a position that cannot be; what Dataset::get throws, at its
+// batch, which may be asked for again; kTimeout. Source: torch.utils.data.DataLoader and
+// torchdata's StatefulDataLoader.
 #pragma once
 
 #include <concepts>
@@ -16,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/base/deadline.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/data/dataset.h"
@@ -29,6 +34,9 @@ struct DataLoaderOptions {
   int64_t seed = 0;  // of the order; epoch e is shuffled with seed + e
   bool shuffle = true;
   bool drop_last = false;  // skip a last batch of fewer samples
+  int num_threads = 0;     // that fetch ahead; 0: the caller fetches each batch when it wants it
+  int64_t prefetch = 2;    // batches that each of them may be ahead
+  Duration timeout = std::chrono::minutes(5);  // of a batch from a thread
 };
 
 // The same for all ranks, and for any number of them.
@@ -75,24 +83,36 @@ class CADRE_EXPORT DataLoader {
   };
 
   DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
+  DataLoader(DataLoader&&) noexcept;
+  DataLoader& operator=(DataLoader&&) noexcept;
+  ~DataLoader();
 
   // From the start of the epoch; after seek() to a place inside it, once, from there.
   Epoch epoch(int64_t epoch);
   int64_t batches_per_epoch() const;
 
-  // Behind the last batch that was delivered.
+  // Behind the last batch that was delivered, however many were fetched.
   LoaderPosition position() const { return position_; }
   void seek(const LoaderPosition& position);
 
  private:
+  struct Ahead;  // the threads
+
   bool next(Batch& batch);
+  void make_order();
+  // This rank's samples of the batch that begins at place `begin` of the order.
+  static std::vector<int64_t> share_of(const std::vector<int64_t>& order, int64_t begin,
+                                       const DataLoaderOptions& options);
+  Batch fetch(int64_t begin);
 
   std::shared_ptr<const Dataset> dataset_;
   DataLoaderOptions options_;
   LoaderPosition position_;
   bool is_sought_ = false;
-  std::vector<int64_t> order_;  // of epoch order_epoch_, all ranks' samples
+  // Of epoch order_epoch_, all ranks' samples; shared with the threads.
+  std::shared_ptr<const std::vector<int64_t>> order_;
   int64_t order_epoch_ = -1;
+  std::unique_ptr<Ahead> ahead_;  // none until a batch is asked for
 };
 
 template <std::derived_from<Dataset> D>

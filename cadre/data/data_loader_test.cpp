@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/error.h"
@@ -107,7 +109,72 @@ TEST(DataLoader, GoesOnFromAnyPosition) {
   }
 }
 
+TEST(DataLoader, ThreadsChangeNothingThatIsDelivered) {
+  for (const bool drop_last : {false, true}) {
+    const DataLoaderOptions plain = {
+        .batch_size = 7, .rank = 1, .world_size = 3, .seed = 4, .drop_last = drop_last};
+    DataLoaderOptions threaded = plain;
+    threaded.num_threads = 3;
+    DataLoader expected = make_data_loader(Counting(100), plain);
+    DataLoader actual = make_data_loader(Counting(100), threaded);
+    for (int64_t epoch = 0; epoch < 3; ++epoch) {
+      EXPECT_EQ(batches_of(actual, epoch), batches_of(expected, epoch));
+      EXPECT_EQ(actual.position(), expected.position());
+    }
+  }
+}
+
+TEST(DataLoader, ItsPositionCountsWhatWasDeliveredNotWhatWasFetched) {
+  const DataLoaderOptions options = {.batch_size = 10, .num_threads = 2, .prefetch = 4};
+  DataLoader loader = make_data_loader(Counting(100), options);
+  std::vector<Indices> seen;
+  for (const auto& [data, target] : loader.epoch(1)) {
+    seen.push_back(values(data));
+    if (seen.size() == 3) break;
+  }
+  EXPECT_EQ(loader.position(), (LoaderPosition{1, 30}));
+  DataLoader moved = std::move(loader);
+  moved.seek({1, 30});
+  const std::vector<Indices> rest = batches_of(moved, 1);
+  seen.insert(seen.end(), rest.begin(), rest.end());
+  EXPECT_EQ(seen, batches_of(moved, 1));
+}
+
+// Fails once at one sample.
+class Failing : public Counting {
+ public:
+  Failing() : Counting(20) {}
+  Batch get(std::span<const int64_t> indices) const override {
+    if (std::ranges::count(indices, 12) > 0 && !has_failed_.exchange(true)) {
+      throw Error(ErrorCode::kUnavailable, "the disk is gone");
+    }
+    return Counting::get(indices);
+  }
+
+ private:
+  mutable std::atomic<bool> has_failed_ = false;
+};
+
+TEST(DataLoader, AFailedBatchComesAtItsPlaceAndMayBeAskedForAgain) {
+  for (const int num_threads : {0, 2}) {
+    DataLoader loader(std::make_shared<const Failing>(),
+                      {.batch_size = 5, .shuffle = false, .num_threads = num_threads});
+    int64_t num_batches = 0;
+    EXPECT_THROW(for (const auto& batch
+                      : loader.epoch(0)) num_batches += batch.data.size(0) / 5,
+                 Error);
+    EXPECT_EQ(num_batches, 2);
+    EXPECT_EQ(loader.position(), (LoaderPosition{0, 10}));
+    loader.seek(loader.position());
+    EXPECT_EQ(batches_of(loader, 0),
+              (std::vector<Indices>{{10, 11, 12, 13, 14}, {15, 16, 17, 18, 19}}));
+  }
+}
+
 TEST(DataLoader, RefusesWhatCannotBe) {
+  EXPECT_THROW(make_data_loader(Counting(9), {.num_threads = -1}), Error);
+  EXPECT_THROW(make_data_loader(Counting(9), {.num_threads = 1, .prefetch = 0}), Error);
+
   EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 1, .world_size = 2}), Error);
   EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 10, .drop_last = true}), Error);
   EXPECT_THROW(make_data_loader(Counting(0), {.batch_size = 1}), Error);

@@ -2,11 +2,20 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 
 namespace cadre {
+namespace {
+
+Batch rows_of(const at::Tensor& data, const at::Tensor& target, std::span<const int64_t> indices) {
+  const at::Tensor rows = at::tensor(at::IntArrayRef(indices.data(), indices.size()), at::kLong);
+  return {.data = data.index_select(0, rows), .target = target.index_select(0, rows)};
+}
+
+}  // namespace
 
 SyntheticRegression::SyntheticRegression(const SyntheticRegressionOptions& options) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(options.seed));
@@ -16,8 +25,28 @@ SyntheticRegression::SyntheticRegression(const SyntheticRegressionOptions& optio
 }
 
 Batch SyntheticRegression::get(std::span<const int64_t> indices) const {
-  const at::Tensor rows = at::tensor(at::IntArrayRef(indices.data(), indices.size()), at::kLong);
-  return {.data = data_.index_select(0, rows), .target = target_.index_select(0, rows)};
+  return rows_of(data_, target_, indices);
+}
+
+SyntheticImages::SyntheticImages(const SyntheticImagesOptions& options) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(options.seed));
+  const at::Tensor pictures =
+      at::randn({options.num_classes, 1, options.size, options.size}, generator);
+  target_ = at::randint(options.num_classes, {options.num_samples}, generator,
+                        at::TensorOptions(at::kLong));
+  data_ = at::randn({options.num_samples, 1, options.size, options.size}, generator);
+  data_.add_(pictures.index_select(0, target_));
+}
+
+Batch SyntheticImages::get(std::span<const int64_t> indices) const {
+  return rows_of(data_, target_, indices);
+}
+
+SyntheticImages SyntheticImages::slice(int64_t begin, int64_t end) const {
+  SyntheticImages part = *this;
+  part.data_ = data_.narrow(0, begin, end - begin);
+  part.target_ = target_.narrow(0, begin, end - begin);
+  return part;
 }
 
 }  // namespace cadre

@@ -29,4 +29,27 @@ class CADRE_EXPORT SyntheticRegression : public Dataset {
   at::Tensor target_;
 };
 
+struct SyntheticImagesOptions {
+  int64_t num_samples = 1024;
+  int64_t num_classes = 10;
+  int64_t size = 28;  // pixels, of a side
+  int64_t seed = 0;
+};
+
+// data: (B, 1, size, size) float32; target: (B) int64. Each class has a picture of normal noise; a
+// sample is its class's picture under as much noise again, which a model can learn to look through.
+class CADRE_EXPORT SyntheticImages : public Dataset {
+ public:
+  explicit SyntheticImages(const SyntheticImagesOptions& options);
+
+  int64_t size() const override { return target_.size(0); }
+  Batch get(std::span<const int64_t> indices) const override;
+  // Samples [begin, end). REQUIRES: within [0, size()].
+  SyntheticImages slice(int64_t begin, int64_t end) const;
+
+ private:
+  at::Tensor data_;
+  at::Tensor target_;
+};
+
 }  // namespace cadre
