@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxLatestBytes = 4096;
+constexpr size_t kMaxPointerBytes = 4096;
 
 std::string name_of(int64_t step) {
   return cadre::format("step-{:06}", step);
@@ -72,7 +72,20 @@ Status SnapshotFolder::write_and_publish(
 }
 
 std::optional<std::string> SnapshotFolder::latest() const {
-  const auto name = os::read_file(run_folder_ + "/latest", kMaxLatestBytes);
+  return folder_named_by("latest");
+}
+
+Status SnapshotFolder::mark_best(int64_t step) {
+  const std::string name = name_of(step) + "\n";
+  return os::replace_file(run_folder_ + "/best", std::as_bytes(std::span(name)));
+}
+
+std::optional<std::string> SnapshotFolder::best() const {
+  return folder_named_by("best");
+}
+
+std::optional<std::string> SnapshotFolder::folder_named_by(const std::string& pointer) const {
+  const auto name = os::read_file(cadre::format("{}/{}", run_folder_, pointer), kMaxPointerBytes);
   if (!name.ok()) return std::nullopt;
   const std::string path = cadre::format("{}/{}", run_folder_, name->substr(0, name->find('\n')));
   std::error_code error;

@@ -2,7 +2,7 @@
 //
 // runs/NAME/step-000100/ holds the files of one snapshot, runs/NAME/latest its folder's name. A
 // snapshot is written into a temporary folder, renamed into place last, and only then named by
-// `latest`; so a crash at any moment, or a full disk, leaves every earlier one usable.
+// `latest` (and `best`); so a crash at any moment, or a full disk, leaves every earlier one usable.
 // Threads: one writer. Blocking: for the time of the disk. Errors: kUnavailable with the path.
 // Layout: docs/formats/snapshot.md.
 #pragma once
@@ -28,11 +28,17 @@ class CADRE_EXPORT SnapshotFolder {
 
   // The folder of the newest snapshot; nullopt when there is none.
   std::optional<std::string> latest() const;
+  // Names this step's snapshot in runs/NAME/best. REQUIRES: it was saved.
+  Status mark_best(int64_t step);
+  // The folder of the snapshot that was marked last; nullopt when none was.
+  std::optional<std::string> best() const;
   std::string path_of(int64_t step) const;
 
  private:
   Status write_and_publish(int64_t step, const std::string& temporary,
                            const std::function<Status(const std::string&)>& write_files);
+
+  std::optional<std::string> folder_named_by(const std::string& pointer) const;
 
   std::string run_folder_;
 };

@@ -42,6 +42,15 @@ class SnapshotFolderTest : public ::testing::Test {
   std::string run_;
 };
 
+TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {
+  ASSERT_TRUE(save(100, "a").ok());
+  ASSERT_TRUE(save(200, "b").ok());
+  EXPECT_FALSE(SnapshotFolder(run_).best());
+  ASSERT_TRUE(SnapshotFolder(run_).mark_best(100).ok());
+  EXPECT_EQ(SnapshotFolder(run_).best(), run_ + "/step-000100");
+  EXPECT_EQ(SnapshotFolder(run_).latest(), run_ + "/step-000200");
+}
+
 TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   EXPECT_EQ(content_of_latest(), "none");
   ASSERT_TRUE(save(100, "a").ok());

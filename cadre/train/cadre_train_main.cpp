@@ -24,10 +24,11 @@ namespace {
 constexpr int kUsageExitCode = 2;
 
 constexpr const char* kHelp =
-    "Trains a language model on text.\n\n"
+    "Trains a model on text or images.\n\n"
     "  cadre train examples/gpt.toml --nproc-per-node 2\n"
     "  cadre train examples/gpt.toml data.path=/home/me/books model.width=256\n"
-    "  cadre train examples/gpt.toml run.resume=auto\n\n"
+    "  cadre train examples/gpt.toml run.resume=auto\n"
+    "  cadre train examples/mnist.toml data.path=/home/me/mnist\n\n"
     "What was learned is kept in run.folder/run.name: metrics.jsonl, and a folder for each "
     "snapshot.\nSIGTERM ends the run with a snapshot. Every key that a file or key=value may "
     "set:\n\n";

@@ -2,50 +2,47 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <vector>
-
-#include "cadre/data/bigram.h"
+#include "cadre/buckets/replica_group.h"
 #include "cadre/data/data_loader.h"
+#include "cadre/train/models/model.h"
+#include "cadre/train/tasks/task.h"
 
 namespace cadre::train {
 namespace {
 
 constexpr int64_t kBatchSizePerRank = 16;
 
-TokenRange first_tokens(const TokenRange& range, int64_t count) {
-  return {range.begin, std::min(range.end, range.begin + count)};
-}
-
 }  // namespace
 
-HeldOut::HeldOut(std::shared_ptr<const TextCorpus> corpus, const TokenRange& range, int64_t context,
-                 int64_t num_tokens)
-    : dataset_(corpus, first_tokens(range, num_tokens), context),
-      // Of the samples exactly: a rest shorter than one sample is neither evaluated nor counted.
-      bigram_entropy_(bigram_conditional_entropy(
-          *corpus, first_tokens(range, dataset_.size() * context + 1))) {}
-
-double HeldOut::evaluate(LanguageModel& model, ReplicaGroup& replicas) const {
+Evaluation evaluate(Model& model, const Task& task, ReplicaGroup& replicas) {
   const torch::NoGradGuard no_grad;
   const bool was_training = model.is_training();
   model.eval();
   const int world_size = replicas.world_size();
-  DataLoader loader(std::make_shared<const TextDataset>(dataset_),
-                    {.batch_size = kBatchSizePerRank * world_size,
-                     .rank = replicas.rank(),
-                     .world_size = world_size,
-                     .shuffle = false});
-  at::Tensor sums = torch::zeros({2}, torch::kFloat64);  // of losses, and of samples
-  for (const auto& [tokens, targets] : loader.epoch(0)) {
-    const auto num_samples = static_cast<double>(tokens.size(0));
-    if (num_samples == 0) continue;
-    const double loss = next_token_loss(model.forward(tokens), targets).item<double>();
-    sums += torch::tensor({loss * num_samples, num_samples}, torch::kFloat64);
+  DataLoader loader(task.held_out_data(), {.batch_size = kBatchSizePerRank * world_size,
+                                           .rank = replicas.rank(),
+                                           .world_size = world_size,
+                                           .shuffle = false});
+  double loss = 0;
+  double num_right = 0;
+  double num_samples = 0;
+  for (const auto& [data, target] : loader.epoch(0)) {
+    const auto count = static_cast<double>(data.size(0));
+    if (count == 0) continue;
+    const at::Tensor output = model.forward(data);
+    loss += task.loss(output, target).item<double>() * count;
+    num_samples += count;
+    if (task.is_classification()) {
+      num_right += static_cast<double>(output.argmax(-1).eq(target).sum().item<int64_t>());
+    }
   }
+  const at::Tensor sums = torch::tensor({loss, num_right, num_samples}, torch::kFloat64);
   replicas.all_reduce_async(sums, ReduceOp::kSum)();
   model.train(was_training);
-  return sums[0].item<double>() / sums[1].item<double>();
+  const auto* values = sums.const_data_ptr<double>();
+  Evaluation evaluation{.loss = values[0] / values[2], .bigram_entropy = task.bigram_entropy()};
+  if (task.is_classification()) evaluation.accuracy = values[1] / values[2];
+  return evaluation;
 }
 
 }  // namespace cadre::train

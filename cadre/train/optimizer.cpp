@@ -2,6 +2,8 @@
 
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/_fused_adagrad.h>
+#include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 
@@ -16,9 +18,15 @@ namespace {
 // torch's guard against a division by a norm of zero.
 constexpr double kNormEpsilon = 1e-6;
 
-class AdamW final : public Optimizer {
+// The gradient with the pull of the parameter towards zero added, as in L2 regularization.
+at::Tensor decayed(const at::Tensor& gradient, const at::Tensor& parameter, double weight_decay) {
+  return weight_decay == 0 ? gradient : gradient.add(parameter, weight_decay);
+}
+
+// Both Adam, whose decay goes through the moments, and AdamW, whose decay does not.
+class Adam final : public Optimizer {
  public:
-  AdamW(NamedTensors parameters, const OptimizerConfig& config)
+  Adam(NamedTensors parameters, const OptimizerConfig& config)
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
@@ -30,10 +38,101 @@ class AdamW final : public Optimizer {
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
     for (at::Tensor& step : batch.state["step"]) step.add_(1);  // the kernel expects it done
-    at::_fused_adamw_(batch.parameters, batch.gradients, batch.state["exp_avg"],
-                      batch.state["exp_avg_sq"], /*max_exp_avg_sqs=*/{}, batch.state["step"],
-                      hyper.learning_rate, config_.beta1, config_.beta2, hyper.weight_decay,
-                      config_.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+    const auto run = [&](auto kernel) {
+      kernel(batch.parameters, batch.gradients, batch.state["exp_avg"], batch.state["exp_avg_sq"],
+             /*max_exp_avg_sqs=*/at::TensorList(), batch.state["step"], hyper.learning_rate,
+             config_.beta1, config_.beta2, hyper.weight_decay, config_.epsilon, /*amsgrad=*/false,
+             /*maximize=*/false, /*grad_scale=*/std::nullopt, /*found_inf=*/std::nullopt);
+    };
+    if (config_.kind == "adamw") {
+      run(at::_ops::_fused_adamw_::call);
+    } else {
+      run(at::_ops::_fused_adam_::call);
+    }
+  }
+
+  OptimizerConfig config_;
+};
+
+class Adagrad final : public Optimizer {
+ public:
+  Adagrad(NamedTensors parameters, const OptimizerConfig& config)
+      : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
+
+ private:
+  NamedTensors initial_state(const at::Tensor& parameter) const override {
+    return {{"step", torch::zeros({}, torch::kFloat32)}, {"sum", torch::zeros_like(parameter)}};
+  }
+
+  void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
+    for (at::Tensor& step : batch.state["step"]) step.add_(1);  // the kernel expects it done
+    at::_fused_adagrad_(batch.parameters, batch.gradients, batch.state["sum"], batch.state["step"],
+                        hyper.learning_rate, config_.rate_decay, hyper.weight_decay,
+                        config_.epsilon, /*maximize=*/false);
+  }
+
+  OptimizerConfig config_;
+};
+
+// What libtorch has no fused kernel for: one parameter after the other.
+class RmsProp final : public Optimizer {
+ public:
+  RmsProp(NamedTensors parameters, const OptimizerConfig& config)
+      : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
+
+ private:
+  NamedTensors initial_state(const at::Tensor& parameter) const override {
+    NamedTensors state = {{"square_avg", torch::zeros_like(parameter)}};
+    if (config_.momentum > 0) state.emplace_back("momentum_buffer", torch::zeros_like(parameter));
+    return state;
+  }
+
+  void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
+    for (size_t i = 0; i < batch.parameters.size(); ++i) {
+      at::Tensor& parameter = batch.parameters[i];
+      const at::Tensor gradient = decayed(batch.gradients[i], parameter, hyper.weight_decay);
+      at::Tensor& square = batch.state["square_avg"][i];
+      square.mul_(config_.alpha).addcmul_(gradient, gradient, 1 - config_.alpha);
+      const at::Tensor divisor = square.sqrt().add_(config_.epsilon);
+      if (config_.momentum > 0) {
+        at::Tensor& buffer = batch.state["momentum_buffer"][i];
+        buffer.mul_(config_.momentum).addcdiv_(gradient, divisor);
+        parameter.add_(buffer, -hyper.learning_rate);
+      } else {
+        parameter.addcdiv_(gradient, divisor, -hyper.learning_rate);
+      }
+    }
+  }
+
+  OptimizerConfig config_;
+};
+
+// Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012, with PyTorch's learning rate,
+// which libtorch's C++ side does not have.
+class Adadelta final : public Optimizer {
+ public:
+  Adadelta(NamedTensors parameters, const OptimizerConfig& config)
+      : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
+
+ private:
+  NamedTensors initial_state(const at::Tensor& parameter) const override {
+    return {{"square_avg", torch::zeros_like(parameter)},
+            {"acc_delta", torch::zeros_like(parameter)}};
+  }
+
+  void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
+    for (size_t i = 0; i < batch.parameters.size(); ++i) {
+      at::Tensor& parameter = batch.parameters[i];
+      const at::Tensor gradient = decayed(batch.gradients[i], parameter, hyper.weight_decay);
+      at::Tensor& square = batch.state["square_avg"][i];
+      at::Tensor& accumulated = batch.state["acc_delta"][i];
+      square.mul_(config_.rho).addcmul_(gradient, gradient, 1 - config_.rho);
+      const at::Tensor divisor = square.add(config_.epsilon).sqrt_();
+      const at::Tensor delta =
+          accumulated.add(config_.epsilon).sqrt_().div_(divisor).mul_(gradient);
+      accumulated.mul_(config_.rho).addcmul_(delta, delta, 1 - config_.rho);
+      parameter.add_(delta, -hyper.learning_rate);
+    }
   }
 
   OptimizerConfig config_;
@@ -161,7 +260,10 @@ void Optimizer::load_state(const NamedTensors& state) {
 
 std::unique_ptr<Optimizer> make_optimizer(NamedTensors parameters, const OptimizerConfig& config) {
   if (config.kind == "sgd") return std::make_unique<Sgd>(std::move(parameters), config);
-  return std::make_unique<AdamW>(std::move(parameters), config);
+  if (config.kind == "adagrad") return std::make_unique<Adagrad>(std::move(parameters), config);
+  if (config.kind == "rmsprop") return std::make_unique<RmsProp>(std::move(parameters), config);
+  if (config.kind == "adadelta") return std::make_unique<Adadelta>(std::move(parameters), config);
+  return std::make_unique<Adam>(std::move(parameters), config);
 }
 
 double clip_gradient_norm(const NamedTensors& parameters, double max_norm) {

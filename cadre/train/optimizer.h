@@ -1,11 +1,13 @@
-// AdamW and SGD on libtorch's fused kernels: one pass over a parameter instead of five.
+// The rules by which gradients change parameters: on libtorch's fused kernels where it has them
+// (AdamW, Adam, SGD, Adagrad: one pass over a parameter instead of five), else by the formulas of
+// torch.optim (RMSprop, Adadelta).
 //
 // Threads: one. Blocking: never. Lifetime: shares the parameters. State is made when a parameter
-// gets its first gradient. Equal to torch::optim's within rounding (measured: 3e-7 relative).
+// gets its first gradient. Equal to torch.optim's within rounding (measured: 3e-7 relative).
 // Errors: kInvalidArgument, with the parameter's name, for what the kernels would take silently and
 // compute wrongly: a gradient of another dtype, a sparse one. One with other strides is copied into
 // the parameter's; version counters, which the kernels forget, are bumped here.
-// Source: at::_fused_adamw_, at::_fused_sgd_; state names are torch.optim's.
+// Source: at::_fused_adamw_ and its siblings; formulas and state names are torch.optim's.
 #pragma once
 
 #include <torch/torch.h>

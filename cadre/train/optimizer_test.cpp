@@ -111,10 +111,82 @@ INSTANTIATE_TEST_SUITE_P(All, SgdTest,
                          ::testing::Values(SgdCase{0, false}, SgdCase{0.9, false},
                                            SgdCase{0.9, true}));
 
+template <typename Oracle, typename Options>
+void expect_torchs(const OptimizerConfig& config, const Options& options) {
+  const NamedTensors own = make_parameters();
+  const NamedTensors truth = clones(own);
+  const auto optimizer = make_optimizer(own, config);
+  Oracle oracle(groups_of(truth, options, config.weight_decay));
+  expect_equal_steps(own, *optimizer, truth, oracle, config.learning_rate);
+}
+
+TEST(Optimizer, AdamIsTorchs) {
+  OptimizerConfig config = default_optimizer("adam");
+  for (const double decay : {0.0, 0.1}) {
+    config.weight_decay = decay;
+    expect_torchs<torch::optim::Adam>(config, torch::optim::AdamOptions(config.learning_rate));
+  }
+}
+
+TEST(Optimizer, AdagradIsTorchs) {
+  OptimizerConfig config = default_optimizer("adagrad");
+  for (const double decay : {0.0, 0.1}) {
+    config.weight_decay = decay;
+    config.rate_decay = decay / 2;
+    expect_torchs<torch::optim::Adagrad>(
+        config, torch::optim::AdagradOptions(config.learning_rate).lr_decay(config.rate_decay));
+  }
+}
+
+TEST(Optimizer, RmsPropIsTorchs) {
+  OptimizerConfig config = default_optimizer("rmsprop");
+  for (const double momentum : {0.0, 0.7}) {
+    config.momentum = momentum;
+    config.weight_decay = momentum / 10;
+    expect_torchs<torch::optim::RMSprop>(
+        config, torch::optim::RMSpropOptions(config.learning_rate).momentum(momentum));
+  }
+}
+
+// libtorch has none: the formula of torch.optim.Adadelta, in double, one number at a time.
+TEST(Optimizer, AdadeltaIsTheFormula) {
+  OptimizerConfig config = default_optimizer("adadelta");
+  config.rho = 0.8;
+  config.weight_decay = 0.05;
+  const NamedTensors own = make_parameters();
+  const NamedTensors truth = clones(own);
+  const auto optimizer = make_optimizer(own, config);
+  std::map<std::string, std::pair<at::Tensor, at::Tensor>> state;
+  std::map<std::string, at::Tensor> expected;
+  for (const auto& [name, tensor] : truth) {
+    expected[name] = tensor.detach().to(torch::kFloat64);
+    state[name] = {torch::zeros_like(expected[name]), torch::zeros_like(expected[name])};
+  }
+  for (int step = 0; step < 20; ++step) {
+    set_gradients(own, truth, step);
+    optimizer->step(0.5);
+    for (const auto& [name, tensor] : truth) {
+      if (!tensor.grad().defined()) continue;
+      at::Tensor& x = expected[name];
+      auto& [square, accumulated] = state[name];
+      const at::Tensor gradient =
+          tensor.grad().to(torch::kFloat64) + (tensor.dim() >= 2 ? 0.05 : 0.0) * x;
+      square = 0.8 * square + 0.2 * gradient * gradient;
+      const at::Tensor delta = (accumulated + 1e-6).sqrt() / (square + 1e-6).sqrt() * gradient;
+      accumulated = 0.8 * accumulated + 0.2 * delta * delta;
+      x = x - 0.5 * delta;
+    }
+    for (const auto& [name, tensor] : own) {
+      EXPECT_TRUE(tensor.detach().to(torch::kFloat64).allclose(expected[name], 1e-5, 1e-6))
+          << name << " in step " << step;
+    }
+  }
+}
+
 TEST(Optimizer, StateGoesOnWhereItStopped) {
-  for (const std::string kind : {"adamw", "sgd"}) {
-    OptimizerConfig config;
-    config.kind = kind;
+  for (const std::string kind : {"adamw", "adam", "sgd", "adagrad", "rmsprop", "adadelta"}) {
+    OptimizerConfig config = default_optimizer(kind);
+    config.momentum = 0.9;
     const NamedTensors straight = make_parameters();
     const auto whole = make_optimizer(straight, config);
     for (int step = 0; step < 3; ++step) {
@@ -194,6 +266,20 @@ TEST(Schedule, WarmsUpThenFallsAlongACosine) {
   EXPECT_DOUBLE_EQ(rate(110), 0.2);
   schedule.kind = "constant";
   EXPECT_DOUBLE_EQ(rate(110), 1.0);
+}
+
+// torch.optim.lr_scheduler.StepLR, stepped once behind each update.
+TEST(Schedule, FallsInSteps) {
+  OptimizerConfig optimizer;
+  optimizer.learning_rate = 0.8;
+  ScheduleConfig schedule{.kind = "step", .warmup_steps = 0, .step_size = 4, .gamma = 0.7};
+  double expected = 0.8;
+  for (int64_t step = 1; step <= 30; ++step) {
+    EXPECT_NEAR(learning_rate_at(step, 30, optimizer, schedule), expected, 1e-15) << step;
+    if (step % 4 == 0) expected *= 0.7;
+  }
+  schedule.warmup_steps = 2;
+  EXPECT_DOUBLE_EQ(learning_rate_at(1, 30, optimizer, schedule), 0.4);
 }
 
 }  // namespace

@@ -63,19 +63,26 @@ void Progress::report(const StepReport& step) {
                      {"loss", step.loss},
                      {"learning_rate", step.learning_rate},
                      {"gradient_norm", step.gradient_norm},
-                     {"tokens_per_second", step.tokens_per_second},
+                     {cadre::format("{}_per_second", step.item_name), step.items_per_second},
                      {"communication_share", step.communication_share},
                      {"memory_bytes", step.memory_bytes}}
                     .dump());
 }
 
 void Progress::report(const EvaluationReport& evaluation) {
-  say(cadre::format("held-out loss {:.4f} nats (bigram conditional entropy {:.4f})",
-                    evaluation.held_out_loss, evaluation.bigram_entropy));
-  write_metrics(Json{{"step", evaluation.step},
-                     {"held_out_loss", evaluation.held_out_loss},
-                     {"bigram_entropy", evaluation.bigram_entropy}}
-                    .dump());
+  const Evaluation& held_out = evaluation.held_out;
+  std::string line = cadre::format("held-out loss {:.4f} nats", held_out.loss);
+  Json json = {{"step", evaluation.step}, {"held_out_loss", held_out.loss}};
+  if (held_out.bigram_entropy) {
+    line += cadre::format(" (bigram conditional entropy {:.4f})", *held_out.bigram_entropy);
+    json["bigram_entropy"] = *held_out.bigram_entropy;
+  }
+  if (held_out.accuracy) {
+    line += cadre::format(", {:.2f} % right", 100 * *held_out.accuracy);
+    json["accuracy"] = *held_out.accuracy;
+  }
+  say(line);
+  write_metrics(json.dump());
 }
 
 void Progress::say(std::string_view line) {
@@ -95,8 +102,8 @@ std::string step_line(const StepReport& step) {
   const std::string total = std::to_string(step.num_steps);
   std::string number = std::to_string(step.step);
   number.insert(0, total.size() - std::min(total.size(), number.size()), ' ');
-  return cadre::format("step {}/{}  loss {:.4f}  {:.1f}k tokens/s  comm {:2.0f} %  {} MB  {} left",
-                       number, total, step.loss, step.tokens_per_second / 1000,
+  return cadre::format("step {}/{}  loss {:.4f}  {:.1f}k {}/s  comm {:2.0f} %  {} MB  {} left",
+                       number, total, step.loss, step.items_per_second / 1000, step.item_name,
                        100 * step.communication_share, step.memory_bytes >> 20,
                        duration_text(step.seconds_left));
 }

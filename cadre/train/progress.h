@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "cadre/train/evaluation.h"
+
 namespace cadre::train {
 
 struct StepReport {
@@ -18,17 +20,17 @@ struct StepReport {
   int64_t num_steps = 0;
   double loss = 0;  // mean over the samples of all ranks, before the update
   double learning_rate = 0;
-  double gradient_norm = 0;  // before clipping
-  double tokens_per_second = 0;
-  double communication_share = 0;  // of this rank's time
-  int64_t memory_bytes = 0;        // resident, of this process
+  double gradient_norm = 0;               // before clipping
+  double items_per_second = 0;            // of all ranks
+  std::string_view item_name = "tokens";  // what they are
+  double communication_share = 0;         // of this rank's time
+  int64_t memory_bytes = 0;               // resident, of this process
   double seconds_left = 0;
 };
 
 struct EvaluationReport {
   int64_t step = 0;
-  double held_out_loss = 0;
-  double bigram_entropy = 0;
+  Evaluation held_out;
 };
 
 struct ProgressOptions {

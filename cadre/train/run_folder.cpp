@@ -27,13 +27,19 @@ bool is_used(const std::string& folder) {
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots) {
   if (run.resume == "none") return std::nullopt;
   if (run.resume == "auto") return snapshots.latest();
+  if (run.resume == "best") {
+    if (auto best = snapshots.best()) return best;
+    throw Error(ErrorCode::kInvalidArgument,
+                "run.resume = best: no snapshot was marked as the best; run.keep_best marks them");
+  }
   if (fs::exists(run.resume + "/state.json")) return run.resume;
   // The folder of a whole run will do, too.
   if (const auto latest = SnapshotFolder(run.resume).latest()) return latest;
-  throw Error(ErrorCode::kInvalidArgument,
-              cadre::format("run.resume = {}: no snapshot there; expected none, auto, or a folder "
-                            "with state.json",
-                            run.resume));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("run.resume = {}: no snapshot there; expected none, auto, best, or a folder "
+                    "with state.json",
+                    run.resume));
 }
 
 std::string prepare_run_folder(const std::string& folder, const RunFolderOptions& options) {

@@ -13,6 +13,10 @@ double learning_rate_at(int64_t step, int64_t num_steps, const OptimizerConfig& 
     return peak * static_cast<double>(step) / static_cast<double>(schedule.warmup_steps);
   }
   if (schedule.kind == "constant") return peak;
+  if (schedule.kind == "step") {
+    const int64_t num_falls = (step - 1) / schedule.step_size;
+    return peak * std::pow(schedule.gamma, static_cast<double>(num_falls));
+  }
   const auto decay_steps =
       static_cast<double>(std::max<int64_t>(num_steps - schedule.warmup_steps, 1));
   const double progress =

@@ -2,7 +2,7 @@
 //
 // Threads: a pure function. Blocking: never. Errors: none.
 // Source: linear warm-up, then half a cosine down to a fraction of the peak (Loshchilov and Hutter,
-// "SGDR", 2017, without restarts).
+// "SGDR", 2017, without restarts); or torch.optim.lr_scheduler.StepLR.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,8 @@
 namespace cadre::train {
 
 // Of step 1 .. num_steps. The peak is reached in step `warmup_steps` and the end value in the last.
+// The rate of kind step falls behind every `step_size` steps from the start, the warm-up included.
+// REQUIRES: for kind step, a step_size above 0.
 double learning_rate_at(int64_t step, int64_t num_steps, const OptimizerConfig& optimizer,
                         const ScheduleConfig& schedule);
 

@@ -25,7 +25,7 @@ int64_t draw(at::Tensor logits, const SampleConfig& config, at::Generator& gener
 
 }  // namespace
 
-std::string sample_text(LanguageModel& model, const SampleConfig& config, uint64_t seed) {
+std::string sample_text(Model& model, int64_t context, const SampleConfig& config, uint64_t seed) {
   const torch::NoGradGuard no_grad;
   model.eval();
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -33,7 +33,7 @@ std::string sample_text(LanguageModel& model, const SampleConfig& config, uint64
   for (const char byte : config.prompt) tokens.push_back(static_cast<unsigned char>(byte));
   std::string text = config.prompt;
   for (int64_t i = 0; i < config.tokens; ++i) {
-    const auto length = std::min(static_cast<int64_t>(tokens.size()), model.context());
+    const auto length = std::min(static_cast<int64_t>(tokens.size()), context);
     const at::Tensor window = torch::tensor(
         at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(length)), torch::kLong);
     const at::Tensor logits = model.forward(window.unsqueeze(0))[0][length - 1];

@@ -15,7 +15,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
+constexpr int kOldestFormat = 1;
 constexpr size_t kMaxStateBytes = size_t{64} << 20;
 constexpr std::string_view kHexDigits = "0123456789abcdef";
 
@@ -45,31 +46,37 @@ Json to_json(const TrainState& state) {
   Json json = {{"format", kFormat},
                {"step", state.step},
                {"loader", {{"epoch", state.loader.epoch}, {"samples", state.loader.samples}}},
-               {"text",
-                {{"num_tokens", state.num_tokens},
-                 {"fingerprint", cadre::format("{:016x}", state.text_fingerprint)}}},
+               {"data",
+                {{"size", state.data.size},
+                 {"fingerprint", cadre::format("{:016x}", state.data.fingerprint)}}},
                {"bucket_layout", state.bucket_layout},
                {"generators", Json::array()},
                {"config", state.config}};
   for (const at::Tensor& generator : state.generators) {
     json["generators"].push_back(to_hex(generator));
   }
+  if (state.best_held_out_loss) json["best_held_out_loss"] = *state.best_held_out_loss;
   return json;
 }
 
 TrainState from_json(const Json& json) {
-  if (json.at("format").get<int>() != kFormat) {
+  const int format = json.at("format").get<int>();
+  if (format < kOldestFormat || format > kFormat) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("it has format {}; this program reads format {}",
-                              json.at("format").get<int>(), kFormat));
+                cadre::format("it has format {}; this program reads formats {} to {}", format,
+                              kOldestFormat, kFormat));
   }
   TrainState state;
   state.step = json.at("step").get<int64_t>();
   state.loader.epoch = json.at("loader").at("epoch").get<int64_t>();
   state.loader.samples = json.at("loader").at("samples").get<int64_t>();
-  state.num_tokens = json.at("text").at("num_tokens").get<int64_t>();
-  state.text_fingerprint =
-      std::stoull(json.at("text").at("fingerprint").get<std::string>(), nullptr, 16);
+  // Format 1 knew text only.
+  const Json& data = json.at(format == 1 ? "text" : "data");
+  state.data.size = data.at(format == 1 ? "num_tokens" : "size").get<int64_t>();
+  state.data.fingerprint = std::stoull(data.at("fingerprint").get<std::string>(), nullptr, 16);
+  if (json.contains("best_held_out_loss")) {
+    state.best_held_out_loss = json.at("best_held_out_loss").get<double>();
+  }
   state.bucket_layout = json.at("bucket_layout").get<std::string>();
   for (const Json& generator : json.at("generators")) {
     state.generators.push_back(from_hex(generator.get<std::string>()));

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,14 +17,16 @@
 #include "cadre/data/data_loader.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
+#include "cadre/train/tasks/task.h"
 
 namespace cadre::train {
 
 struct TrainState {
   int64_t step = 0;  // updates done
   LoaderPosition loader;
-  int64_t num_tokens = 0;  // of the text, and its fingerprint: a resumed run must see the same
-  uint64_t text_fingerprint = 0;
+  DataIdentity data;  // a resumed run must see the same
+  // Of the best evaluation so far.
+  std::optional<double> best_held_out_loss;
   std::string bucket_layout;  // empty in a world of one, and before it is learned
   // Of each rank's default generator, in rank order: (bytes) uint8.
   std::vector<at::Tensor> generators;

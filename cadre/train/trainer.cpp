@@ -6,11 +6,10 @@
 #include <filesystem>
 
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/module_file.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/run_folder.h"
 #include "cadre/train/schedule.h"
-#include "cadre/train/text_sample.h"
-#include "cadre/train/text_source.h"
 
 namespace cadre::train {
 namespace {
@@ -43,31 +42,51 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
       run_folder_(config.run.folder + "/" + config.run.name),
       snapshots_(run_folder_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
-  const RunConfig& run = config_.run;
-  ReplicaGroup& replicas = *surroundings_.replicas;
-  corpus_ = std::make_shared<const TextCorpus>(
-      open_text(config_.data, surroundings_.system.deadline_in(kTextSourceTimeout)));
-  const TextSplit split = split_by_position(*corpus_, config_.data.held_out);
-  const int64_t context = config_.model.context;
-  loader_ = std::make_unique<DataLoader>(
-      std::make_shared<const TextDataset>(corpus_, split.train, context),
-      DataLoaderOptions{.batch_size = run.batch_size,
-                        .rank = replicas.rank(),
-                        .world_size = replicas.world_size(),
-                        .seed = run.seed,
-                        .drop_last = true});
-  held_out_ = std::make_unique<HeldOut>(corpus_, split.held_out, context, run.evaluate_tokens);
-  model_ = make_language_model(config_.model, kVocabularySize, static_cast<uint64_t>(run.seed));
+  task_ = make_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
+  make_loader();
+  resolve_epochs();
+  model_ = task_->make_model();
+  if (!config_.model.weights.empty()) load(*model_, config_.model.weights);
   optimizer_ = make_optimizer(named_parameters(*model_), config_.optimizer);
 
-  const std::optional<std::string> snapshot = find_snapshot(run, snapshots_);
+  const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (snapshot) {
     resume_from(*snapshot);
   } else {
-    replicated_ = std::make_unique<DistributedDataParallel<LanguageModel>>(
-        model_, surroundings_.replicas, replication_options(""));
+    replicated_ = std::make_unique<DistributedDataParallel<Model>>(model_, surroundings_.replicas,
+                                                                   replication_options(""));
   }
-  if (!is_first_rank()) return;
+  if (is_first_rank()) open_run_folder(snapshot);
+}
+
+void Trainer::make_loader() {
+  const ReplicaGroup& replicas = *surroundings_.replicas;
+  loader_ = std::make_unique<DataLoader>(
+      task_->training_data(),
+      DataLoaderOptions{.batch_size = config_.run.batch_size,
+                        .rank = replicas.rank(),
+                        .world_size = replicas.world_size(),
+                        .seed = config_.run.seed,
+                        .drop_last = true,
+                        .num_threads = static_cast<int>(config_.data.threads)});
+}
+
+// From here on everything is counted in steps.
+void Trainer::resolve_epochs() {
+  const int64_t steps_per_epoch = loader_->batches_per_epoch();
+  if (config_.run.epochs > 0) config_.run.steps = config_.run.epochs * steps_per_epoch;
+  if (config_.schedule.step_size == 0) config_.schedule.step_size = steps_per_epoch;
+  if (config_.schedule.warmup_steps > config_.run.steps) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("schedule.warmup_steps must be at most the {} steps of {} epochs, "
+                      "is {}",
+                      config_.run.steps, config_.run.epochs, config_.schedule.warmup_steps));
+  }
+}
+
+void Trainer::open_run_folder(const std::optional<std::string>& snapshot) {
+  const RunConfig& run = config_.run;
   const std::string moved = prepare_run_folder(run_folder_, {.keep = snapshot.has_value()});
   progress_ =
       std::make_unique<Progress>(ProgressOptions{.print = surroundings_.print,
@@ -76,31 +95,32 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
                                                  .keep_metrics_until_step = first_step_});
   if (!moved.empty()) say(cadre::format("an earlier run of this name was moved to {}", moved));
   if (snapshot) say(cadre::format("going on from {}", *snapshot));
-  say(cadre::format(
-      "{} of {} parameters on {} tokens of {} files; {} steps of {} samples of {} tokens",
-      config_.model.kind, num_parameters(*model_), split.train.size(), corpus_->num_files(),
-      run.steps, run.batch_size, context));
+  const bool is_text = task_->items_per_sample() > 1;
+  say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
+                    num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
+                    is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
 }
 
 void Trainer::resume_from(const std::string& snapshot) {
   const TrainState state = read_train_state(snapshot);
-  if (state.num_tokens != corpus_->num_tokens() ||
-      state.text_fingerprint != corpus_->fingerprint()) {
+  const DataIdentity data = task_->data_identity();
+  if (state.data != data) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("{} was trained on another text: {} tokens then, {} now; restore the "
-                              "text, or start anew with run.resume=none",
-                              snapshot, state.num_tokens, corpus_->num_tokens()));
+                cadre::format("{} was trained on other data: {} {} then, {} now; restore the "
+                              "data, or start anew with run.resume=none",
+                              snapshot, state.data.size, task_->item_name(), data.size));
   }
   read_tensors(snapshot, *model_, *optimizer_);
   loader_->seek(state.loader);
   first_step_ = step_ = snapshot_step_ = state.step;
+  best_held_out_loss_ = state.best_held_out_loss;
   const auto rank = static_cast<size_t>(surroundings_.replicas->rank().value);
   // With another number of ranks there is no generator to restore for some; they keep their own.
   if (rank < state.generators.size()) {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     generator.set_state(state.generators[rank]);
   }
-  replicated_ = std::make_unique<DistributedDataParallel<LanguageModel>>(
+  replicated_ = std::make_unique<DistributedDataParallel<Model>>(
       model_, surroundings_.replicas, replication_options(state.bucket_layout));
 }
 
@@ -129,11 +149,8 @@ TrainResult Trainer::run() {
 Trainer::StepSums Trainer::step(const Batch& batch) {
   const TimePoint started = surroundings_.system.now();
   const Duration communicated = surroundings_.time_in_communication();
-  const int64_t num_samples = batch.data.size(0);
-  replicated_->set_num_samples(num_samples);
-  const at::Tensor loss = next_token_loss(replicated_->forward(batch.data), batch.target);
-  loss.backward();
-  const StepSums sums = sum_over_ranks(loss.item<double>(), num_samples);
+  const double loss = forward_and_backward(batch);
+  const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
   const double gradient_norm =
       clip_gradient_norm(optimizer_->parameters(), config_.optimizer.clip_norm);
   if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {
@@ -149,6 +166,31 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   ++step_;
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
+}
+
+// Leaves the gradients of the mean over the samples of all ranks; returns this rank's mean loss.
+double Trainer::forward_and_backward(const Batch& batch) {
+  const int64_t num_samples = batch.data.size(0);
+  const int64_t num_parts = config_.run.accumulate;
+  double mean_loss = 0;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const int64_t begin = num_samples * part / num_parts;
+    const int64_t end = num_samples * (part + 1) / num_parts;
+    const bool is_last = part + 1 == num_parts;
+    // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
+    if (begin == end && !is_last) continue;
+    std::optional<NoSync> no_sync;
+    if (!is_last) no_sync.emplace(replicated_->no_sync());
+    replicated_->set_num_samples(end - begin);
+    at::Tensor loss = task_->loss(replicated_->forward(batch.data.slice(0, begin, end)),
+                                  batch.target.slice(0, begin, end));
+    if (end - begin < num_samples) {
+      loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
+    }
+    loss.backward();
+    mean_loss += loss.item<double>();
+  }
+  return mean_loss;
 }
 
 Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
@@ -172,7 +214,9 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
       .learning_rate =
           learning_rate_at(step_, config_.run.steps, config_.optimizer, config_.schedule),
       .gradient_norm = gradient_norm,
-      .tokens_per_second = static_cast<double>(tokens_per_step()) / elapsed,
+      .items_per_second =
+          static_cast<double>(config_.run.batch_size * task_->items_per_sample()) / elapsed,
+      .item_name = task_->item_name(),
       .communication_share =
           seconds(surroundings_.time_in_communication() - communicated) / elapsed,
       .memory_bytes = resident_memory_bytes(),
@@ -180,26 +224,27 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 }
 
 void Trainer::evaluate() {
-  result_.held_out_loss = held_out_->evaluate(*model_, *surroundings_.replicas);
-  result_.bigram_entropy = held_out_->bigram_entropy();
-  if (progress_) {
-    progress_->report(EvaluationReport{.step = step_,
-                                       .held_out_loss = result_.held_out_loss,
-                                       .bigram_entropy = result_.bigram_entropy});
-  }
+  result_.held_out = train::evaluate(*model_, *task_, *surroundings_.replicas);
+  if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
+  const double loss = result_.held_out.loss;
+  if (!config_.run.keep_best || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
+  best_held_out_loss_ = loss;  // the same on all ranks, so all of them save
+  if (!save_snapshot() || !is_first_rank()) return;
+  const Status status = snapshots_.mark_best(step_);
+  if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
 }
 
-void Trainer::save_snapshot() {
-  if (snapshot_step_ == step_) return;
+bool Trainer::save_snapshot() {
+  if (snapshot_step_ == step_) return true;
   TrainState state = {.step = step_,
                       .loader = loader_->position(),
-                      .num_tokens = corpus_->num_tokens(),
-                      .text_fingerprint = corpus_->fingerprint(),
+                      .data = task_->data_identity(),
+                      .best_held_out_loss = best_held_out_loss_,
                       .generators = generators_of_all_ranks(),
                       .config = config_text(config_)};
   if (const auto layout = replicated_->learned_layout()) state.bucket_layout = layout->to_string();
   snapshot_step_ = step_;
-  if (!is_first_rank()) return;
+  if (!is_first_rank()) return true;
   const Status status = snapshots_.save(step_, [&](const std::string& folder) {
     return write_train_state(folder, state, *model_, *optimizer_);
   });
@@ -207,6 +252,7 @@ void Trainer::save_snapshot() {
     say(cadre::format("warning: {}; earlier snapshots are untouched, and training goes on",
                       status.error().message()));
   }
+  return status.ok();
 }
 
 std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
@@ -226,9 +272,11 @@ void Trainer::finish() {
   }
   evaluate();
   save_snapshot();
-  if (!is_first_rank() || config_.sample.tokens == 0) return;
+  if (!is_first_rank()) return;
+  const std::string sample = task_->sample(*model_);
+  if (sample.empty()) return;
   say("a sample:");
-  say(sample_text(*model_, config_.sample, static_cast<uint64_t>(config_.run.seed)));
+  say(sample);
 }
 
 void Trainer::say(const std::string& line) {

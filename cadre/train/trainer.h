@@ -1,18 +1,19 @@
-// Trains a language model on text with any number of replicas, from a configuration.
+// Trains a model on text or images with any number of replicas, from a configuration.
 //
-// The life of a step: each rank takes its share of the batch; forward and backward (gradients are
-// reduced meanwhile by DistributedDataParallel); one small sum carries loss, sample count and "stop
-// was asked for" between the ranks; clip, update, report. So all ranks see the same loss and stop
-// after the same step, with no message beyond those two.
-// Threads: one. Blocking: run() until the last step; every collective has the group's deadline.
-// Lifetime: the functions of Surroundings are called until run() returns.
-// Errors: cadre::Error: a text, snapshot or configuration that does not fit, a loss that is no
-// number, a failed group. A failed snapshot is no error: it is said, and training goes on.
+// The life of a step: each rank takes its share of the batch; forward and backward, in as many
+// parts as run.accumulate says (gradients are reduced in the last by DistributedDataParallel); one
+// small sum carries loss, sample count and "stop was asked for" between the ranks; clip, update,
+// report. So all ranks see the same loss and stop after the same step, with no message beyond those
+// two. Threads: one. Blocking: run() until the last step; every collective has the group's
+// deadline. Lifetime: the functions of Surroundings are called until run() returns. Errors:
+// cadre::Error: data, a snapshot or a configuration that does not fit, a loss that is no number, a
+// failed group. A failed snapshot is no error: it is said, and training goes on.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,9 +24,10 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/evaluation.h"
-#include "cadre/train/models/language_model.h"
+#include "cadre/train/models/model.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/progress.h"
+#include "cadre/train/tasks/task.h"
 #include "cadre/train/train_state.h"
 
 namespace cadre::train {
@@ -41,11 +43,10 @@ struct Surroundings {
 };
 
 struct TrainResult {
-  int64_t steps = 0;          // done, with those before a resumption
-  bool was_stopped = false;   // before the last step, because a rank was asked to
-  double loss = 0;            // of the last step
-  double held_out_loss = 0;   // at the end; 0 when stopped
-  double bigram_entropy = 0;  // of the same text
+  int64_t steps = 0;         // done, with those before a resumption
+  bool was_stopped = false;  // before the last step, because a rank was asked to
+  double loss = 0;           // of the last step
+  Evaluation held_out;       // at the end; not made when stopped
 };
 
 class Trainer {
@@ -61,32 +62,36 @@ class Trainer {
     bool stop = false;
   };
 
+  void make_loader();
+  void resolve_epochs();
   void resume_from(const std::string& snapshot);
+  void open_run_folder(const std::optional<std::string>& snapshot);
   StepSums step(const Batch& batch);
+  double forward_and_backward(const Batch& batch);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
   void evaluate();
-  void save_snapshot();
+  // False when it could not be written, which rank 0 alone knows.
+  bool save_snapshot();
   std::vector<at::Tensor> generators_of_all_ranks();
   void finish();
   void say(const std::string& line);
   bool is_first_rank() const { return surroundings_.replicas->rank() == 0; }
-  int64_t tokens_per_step() const { return config_.run.batch_size * config_.model.context; }
 
   Config config_;
   Surroundings surroundings_;
   std::string run_folder_;
   SnapshotFolder snapshots_;
-  std::shared_ptr<const TextCorpus> corpus_;
-  std::shared_ptr<LanguageModel> model_;
-  std::unique_ptr<DistributedDataParallel<LanguageModel>> replicated_;
+  std::unique_ptr<Task> task_;
+  std::shared_ptr<Model> model_;
+  std::unique_ptr<DistributedDataParallel<Model>> replicated_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataLoader> loader_;
-  std::unique_ptr<HeldOut> held_out_;
   std::unique_ptr<Progress> progress_;  // of rank 0 only
   int64_t first_step_ = 0;              // done before this process began
   int64_t step_ = 0;                    // done
   int64_t snapshot_step_ = -1;          // of the last snapshot that was written
+  std::optional<double> best_held_out_loss_;
   TimePoint run_started_;
   TrainResult result_;
 };

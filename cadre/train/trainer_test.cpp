@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/base/format.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/parallel/ddp/ddp_test_ranks.h"
 
@@ -105,6 +106,11 @@ class TrainerTest : public ::testing::Test {
     return losses;
   }
 
+  static void expect_near(const std::vector<double>& actual, const std::vector<double>& expected) {
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5) << i;
+  }
+
   std::string folder_;
 };
 
@@ -114,7 +120,7 @@ TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
   config.optimizer.learning_rate = 0.01;
   const Run run = this->run(config);
   ASSERT_EQ(run.failures, "");
-  EXPECT_LT(run.result.held_out_loss, 3.0);
+  EXPECT_LT(run.result.held_out.loss, 3.0);
   EXPECT_GT(losses("a").front(), 5.0);
   EXPECT_THAT(run.screen, ::testing::ContainsRegex("step 60/60  loss [0-9.]+  [0-9.]+k tokens/s  "
                                                    "comm +[0-9]+ %  [0-9]+ MB  0:00 left\n"));
@@ -122,7 +128,7 @@ TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
   EXPECT_THAT(run.screen, ::testing::HasSubstr("a sample:\n"));
   ASSERT_EQ(metrics("a").size(), 61u);
   EXPECT_EQ(metrics("a")[59]["step"], 60);
-  EXPECT_EQ(metrics("a")[60]["held_out_loss"], run.result.held_out_loss);
+  EXPECT_EQ(metrics("a")[60]["held_out_loss"], run.result.held_out.loss);
 }
 
 TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
@@ -162,10 +168,187 @@ TEST_F(TrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
     config.run.name = "many" + std::to_string(world_size);
     const Run many = run(config, world_size);
     ASSERT_EQ(many.failures, "");
-    const std::vector<double> actual = losses(config.run.name);
-    ASSERT_EQ(actual.size(), expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5) << i;
+    expect_near(losses(config.run.name), expected);
   }
+}
+
+class ImageTrainerTest : public TrainerTest {
+ protected:
+  Config config(const std::string& name) const {
+    Config config = TrainerTest::config(name);
+    config.model = {.kind = "cnn", .dropout = false};
+    config.data = {.kind = "synthetic", .held_out = 0.2, .samples = 120};
+    config.optimizer = default_optimizer("adam");
+    config.run.steps = 6;
+    return config;
+  }
+};
+
+TEST_F(ImageTrainerTest, LearnsAndTellsHowManyAreRight) {
+  Config config = this->config("a");
+  config.run.epochs = 5;
+  config.run.batch_size = 8;  // 12 of 96 samples
+  const Run run = this->run(config, 2);
+  ASSERT_EQ(run.failures, "");
+  EXPECT_EQ(run.result.steps, 60);
+  EXPECT_GT(run.result.held_out.accuracy.value(), 0.9);
+  EXPECT_THAT(run.screen, ::testing::HasSubstr("cnn of 1199882 parameters on 96 images (synthetic; "
+                                               "24 held out); 60 steps of 8 samples\n"));
+  EXPECT_THAT(run.screen, ::testing::ContainsRegex("[0-9.]+k samples/s"));
+  EXPECT_THAT(run.screen, ::testing::ContainsRegex("held-out loss [0-9.]+ nats, [0-9.]+ % right"));
+  EXPECT_EQ(metrics("a")[60]["accuracy"], *run.result.held_out.accuracy);
+}
+
+TEST_F(ImageTrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
+  for (const std::string kind : {"cnn", "mlp"}) {
+    Config config = this->config(kind + "1");
+    config.model.kind = kind;
+    config.run.batch_size = 7;  // shares differ
+    ASSERT_EQ(run(config, 1).failures, "");
+    const std::vector<double> expected = losses(config.run.name);
+    ASSERT_EQ(expected.size(), 6u);
+    for (const int world_size : {2, 4}) {
+      config.run.name = kind + std::to_string(world_size);
+      ASSERT_EQ(run(config, world_size).failures, "");
+      expect_near(losses(config.run.name), expected);
+    }
+  }
+}
+
+TEST_F(ImageTrainerTest, AResumedRunWithDropoutHasTheBitsOfAnUninterruptedOne) {
+  Config config = this->config("whole");
+  config.model.dropout = true;
+  torch::manual_seed(5);
+  ASSERT_EQ(run(config).failures, "");
+  config.run.name = "parts";
+  torch::manual_seed(5);
+  ASSERT_TRUE(run(config, 1, /*stop_after=*/3).result.was_stopped);
+  torch::manual_seed(99);  // another process has other random numbers
+  config.run.resume = "auto";
+  ASSERT_EQ(run(config).failures, "");
+  expect_same_bits("whole", "parts", 6);
+  EXPECT_EQ(losses("parts"), losses("whole"));
+}
+
+TEST_F(TrainerTest, AResumedRunMayHaveAnotherNumberOfRanks) {
+  Config config = this->config("whole");
+  config.optimizer = default_optimizer("adadelta");
+  ASSERT_EQ(run(config, 2).failures, "");
+  for (const int world_size : {1, 3}) {
+    config.run.name = "parts" + std::to_string(world_size);
+    config.run.resume = "none";
+    ASSERT_TRUE(run(config, 2, /*stop_after=*/5).result.was_stopped);
+    config.run.resume = "auto";
+    ASSERT_EQ(run(config, world_size).failures, "");
+    expect_near(losses(config.run.name), losses("whole"));
+  }
+}
+
+TEST_F(TrainerTest, EveryOptimizerGoesOnBitForBit) {
+  for (const std::string kind : {"adam", "sgd", "adagrad", "rmsprop", "adadelta"}) {
+    Config config = this->config(kind + "-whole");
+    config.optimizer = default_optimizer(kind);
+    config.optimizer.momentum = 0.5;
+    config.optimizer.rate_decay = 0.01;
+    ASSERT_EQ(run(config, 2).failures, "");
+    config.run.name = kind + "-parts";
+    ASSERT_TRUE(run(config, 2, /*stop_after=*/7).result.was_stopped);
+    config.run.resume = "auto";
+    ASSERT_EQ(run(config, 2).failures, "");
+    expect_same_bits(kind + "-whole", kind + "-parts", 12);
+  }
+}
+
+TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
+  Config config = this->config("whole");
+  config.run.batch_size = 7;
+  ASSERT_EQ(run(config, 1).failures, "");
+  // On 3 ranks, 4 parts of 2 or 3 samples: some parts are empty.
+  for (const int world_size : {1, 2, 3}) {
+    for (const int64_t accumulate : {2, 4}) {
+      config.run.name = cadre::format("parts{}-{}", world_size, accumulate);
+      config.run.accumulate = accumulate;
+      ASSERT_EQ(run(config, world_size).failures, "");
+      expect_near(losses(config.run.name), losses("whole"));
+    }
+  }
+}
+
+TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
+  Config config = this->config("a");
+  config.optimizer.learning_rate = 0.05;  // too much: the loss rises again
+  config.schedule.kind = "constant";
+  config.run.steps = 60;
+  config.run.evaluate_every = 4;
+  config.run.keep_best = true;
+  ASSERT_EQ(run(config, 2).failures, "");
+  double lowest = 1e9;
+  int64_t best_step = 0;
+  for (const nlohmann::json& line : metrics("a")) {
+    if (!line.contains("held_out_loss") || line["held_out_loss"] >= lowest) continue;
+    lowest = line["held_out_loss"];
+    best_step = line["step"];
+  }
+  const SnapshotFolder snapshots(folder_ + "/a");
+  EXPECT_EQ(snapshots.best(), snapshots.path_of(best_step));
+
+  // What was the best is remembered: a resumed run does not take a worse one for it.
+  config.run.resume = "auto";
+  config.run.steps = 61;
+  config.optimizer.learning_rate = 10;
+  ASSERT_EQ(run(config, 2).failures, "");
+  EXPECT_EQ(snapshots.best(), snapshots.path_of(best_step));
+  config.run.resume = "best";
+  const Run resumed = run(config);
+  ASSERT_EQ(resumed.failures, "");
+  EXPECT_THAT(resumed.screen, ::testing::HasSubstr("going on from " + *snapshots.best()));
+}
+
+TEST_F(TrainerTest, ThreadsThatFetchAheadChangeNoBit) {
+  Config config = this->config("a");
+  ASSERT_EQ(run(config, 2).failures, "");
+  config.run.name = "b";
+  config.data.threads = 2;
+  ASSERT_TRUE(run(config, 2, /*stop_after=*/5).result.was_stopped);
+  config.run.resume = "auto";
+  ASSERT_EQ(run(config, 2).failures, "");
+  EXPECT_EQ(losses("b"), losses("a"));
+  expect_same_bits("a", "b", 12);
+}
+
+TEST_F(TrainerTest, FirstValuesMayComeFromAFile) {
+  Config config = this->config("a");
+  ASSERT_EQ(run(config).failures, "");
+  config.model.weights = folder_ + "/a/step-000012/model.safetensors";
+  config.run.name = "b";
+  ASSERT_EQ(run(config).failures, "");
+  EXPECT_LT(losses("b").front(), losses("a").front());
+  config.model.width = 32;
+  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("but the model has"));
+  config = this->config("b");
+  config.run.resume = "best";
+  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("no snapshot was marked as the best"));
+}
+
+TEST_F(TrainerTest, SnapshotsOfFormat1AreRead) {
+  Config config = this->config("a");
+  config.run.steps = 6;
+  config.schedule.kind = "constant";
+  ASSERT_EQ(run(config).failures, "");
+  const std::string path = folder_ + "/a/step-000006/state.json";
+  nlohmann::json state = nlohmann::json::parse(std::ifstream(path));
+  state["format"] = 1;
+  state["text"] = {{"num_tokens", state["data"]["size"]},
+                   {"fingerprint", state["data"]["fingerprint"]}};
+  state.erase("data");
+  std::ofstream(path) << state.dump();
+  config.run.steps = 12;
+  config.run.resume = "auto";
+  ASSERT_EQ(run(config).failures, "");
+  EXPECT_EQ(losses("a").size(), 12u);
+  state["format"] = 3;
+  std::ofstream(folder_ + "/a/step-000012/state.json") << state.dump();
+  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("it has format 3"));
 }
 
 TEST_F(TrainerTest, SgdAndTheMlpTrain) {
@@ -221,7 +404,7 @@ TEST_F(TrainerTest, RefusesAnotherTextAndADamagedSnapshot) {
   config.run.resume = "auto";
   config.run.steps = 4;
   std::ofstream(folder_ + "/text", std::ios::app) << "one line more\n";
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("was trained on another text"));
+  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("was trained on other data"));
   std::ofstream(folder_ + "/a/step-000002/state.json") << "{\"format\": 1}";
   EXPECT_THAT(run(config).failures, ::testing::HasSubstr("state.json: "));
   config.run.resume = folder_ + "/nothing";

@@ -18,13 +18,18 @@ struct ModelConfig {
   int64_t width = 128;
   int64_t context = 128;
   int64_t window = 8;
+  bool dropout = true;
+  std::string weights;
 };
 
 struct DataConfig {
+  std::string kind = "text";
   std::string path = "python-stdlib";
   std::vector<std::string> suffixes;
   std::vector<std::string> skipped_folders;
   double held_out = 0.05;
+  int64_t samples = 4096;
+  int64_t threads = 0;
 };
 
 struct OptimizerConfig {
@@ -33,6 +38,9 @@ struct OptimizerConfig {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
+  double alpha = 0.99;
+  double rho = 0.9;
+  double rate_decay = 0;
   double momentum = 0.9;
   bool nesterov = false;
   double weight_decay = 0.1;
@@ -43,20 +51,29 @@ struct ScheduleConfig {
   std::string kind = "cosine";
   int64_t warmup_steps = 50;
   double final_fraction = 0.1;
+  int64_t step_size = 0;
+  double gamma = 0.1;
 };
 
 struct RunConfig {
   std::string name = "run";
   std::string folder = "runs";
   int64_t steps = 1000;
+  int64_t epochs = 0;
   int64_t batch_size = 32;
+  int64_t accumulate = 1;
   int64_t seed = 0;
   int64_t threads = 1;
   int64_t evaluate_every = 0;
   int64_t evaluate_tokens = 65536;
   int64_t snapshot_every = 0;
+  bool keep_best = false;
   std::string resume = "none";
 };
+
+// What a file that names no more than the kind of optimizer gets: PyTorch's values, but what
+// OptimizerConfig says for adamw, and a momentum of 0.9 for sgd.
+OptimizerConfig default_optimizer(const std::string& kind);
 
 struct SampleConfig {
   int64_t tokens = 400;

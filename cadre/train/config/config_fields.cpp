@@ -27,48 +27,79 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
   fields.push_back({.name = "model.kind",
-                    .meaning = "gpt: a transformer; mlp: a perceptron over the last few tokens",
+                    .meaning = "gpt: a transformer, of text; mlp: a perceptron, over the last few "
+                               "tokens of text or over an image; cnn: the MNIST network, of images",
                     .value = &model.kind,
-                    .choices = {"gpt", "mlp"}});
+                    .choices = {"gpt", "mlp", "cnn"}});
   fields.push_back(
       {"model.layers", "blocks of the gpt, hidden layers of the mlp", &model.layers, 1, 1000});
   fields.push_back(
       {"model.heads", "attention heads of the gpt; they divide the width", &model.heads, 1, 1024});
-  fields.push_back({"model.width", "features of a token", &model.width, 1, 65536});
+  fields.push_back({"model.width", "features of a token, and of each hidden layer of the mlp",
+                    &model.width, 1, 65536});
   fields.push_back({"model.context", "tokens that one sample has, and the model sees at most",
                     &model.context, 1, 1 << 20});
-  fields.push_back({"model.window", "tokens that the mlp sees", &model.window, 1, 65536});
+  fields.push_back({"model.window", "tokens of text that the mlp sees", &model.window, 1, 65536});
+  fields.push_back({"model.dropout",
+                    "of the cnn: 0.25 behind the convolutions, 0.5 before the last layer",
+                    &model.dropout});
+  fields.push_back({"model.weights",
+                    "a safetensors file with the first values; empty: drawn from run.seed",
+                    &model.weights});
 }
 
 void add_data_fields(std::vector<ConfigField>& fields, DataConfig& data) {
+  fields.push_back({.name = "data.kind",
+                    .meaning = "text; mnist: images in the files of MNIST; synthetic: images of "
+                               "noise in ten classes, from a formula",
+                    .value = &data.kind,
+                    .choices = {"text", "mnist", "synthetic"}});
   fields.push_back({"data.path",
                     "a text file, a folder of them, or python-stdlib: the sources of the standard "
-                    "library of python3",
+                    "library of python3; of mnist, the folder of the idx files, plain or .gz",
                     &data.path});
   fields.push_back(
       {"data.suffixes", "of a folder, only files whose names end so; [] for all", &data.suffixes});
   fields.push_back({"data.skipped_folders", "names of folders that are left out anywhere below",
                     &data.skipped_folders});
-  fields.push_back({"data.held_out", "share of the text, at its end, that is never trained on",
+  fields.push_back({"data.held_out",
+                    "share of the data, at its end, that is never trained on; an mnist folder with "
+                    "train and t10k files holds out t10k instead",
                     &data.held_out, 0.001, 0.5});
+  fields.push_back({"data.samples", "of synthetic: how many images", &data.samples, 2, 1 << 20});
+  fields.push_back(
+      {"data.threads",
+       "threads of each process that fetch batches ahead; 0: none, each is fetched when "
+       "it is wanted",
+       &data.threads, 0, 256});
 }
 
 void add_optimizer_fields(std::vector<ConfigField>& fields, OptimizerConfig& optimizer) {
   fields.push_back({.name = "optimizer.kind",
                     .meaning = "the rule by which gradients change parameters",
                     .value = &optimizer.kind,
-                    .choices = {"adamw", "sgd"}});
+                    .choices = {"adamw", "adam", "sgd", "adagrad", "rmsprop", "adadelta"}});
   fields.push_back({"optimizer.learning_rate", "at its peak", &optimizer.learning_rate, 0, 100});
-  fields.push_back({"optimizer.beta1", "of adamw: memory of the gradient's mean", &optimizer.beta1,
-                    0, 0.9999999});
-  fields.push_back({"optimizer.beta2", "of adamw: memory of the gradient's square",
+  fields.push_back({"optimizer.beta1", "of adam and adamw: memory of the gradient's mean",
+                    &optimizer.beta1, 0, 0.9999999});
+  fields.push_back({"optimizer.beta2", "of adam and adamw: memory of the gradient's square",
                     &optimizer.beta2, 0, 0.9999999});
   fields.push_back(
-      {"optimizer.epsilon", "of adamw: added to the divisor", &optimizer.epsilon, 0, 1});
-  fields.push_back({"optimizer.momentum", "of sgd", &optimizer.momentum, 0, 0.9999999});
+      {"optimizer.epsilon", "of all but sgd: added to the divisor", &optimizer.epsilon, 0, 1});
+  fields.push_back({"optimizer.alpha", "of rmsprop: memory of the gradient's square",
+                    &optimizer.alpha, 0, 0.9999999});
+  fields.push_back(
+      {"optimizer.rho", "of adadelta: memory of the squares", &optimizer.rho, 0, 0.9999999});
+  fields.push_back({"optimizer.rate_decay",
+                    "of adagrad: the rate of step n is divided by 1 + (n - 1) * rate_decay",
+                    &optimizer.rate_decay, 0, 1});
+  fields.push_back({"optimizer.momentum", "of sgd and rmsprop", &optimizer.momentum, 0, 0.9999999});
   fields.push_back({"optimizer.nesterov", "of sgd: look ahead", &optimizer.nesterov});
-  fields.push_back({"optimizer.weight_decay", "of matrices; norms and biases do not decay",
-                    &optimizer.weight_decay, 0, 10});
+  fields.push_back(
+      {"optimizer.weight_decay",
+       "of matrices and filters; norms and biases do not decay; adamw takes it from the "
+       "parameters, the others add it to the gradients",
+       &optimizer.weight_decay, 0, 10});
   fields.push_back({"optimizer.clip_norm", "the norm of all gradients at most; 0: no limit",
                     &optimizer.clip_norm, 0, 1e9});
 }
@@ -77,19 +108,29 @@ void add_schedule_fields(std::vector<ConfigField>& fields, ScheduleConfig& sched
   fields.push_back({.name = "schedule.kind",
                     .meaning = "how the learning rate goes on after the warm-up",
                     .value = &schedule.kind,
-                    .choices = {"cosine", "constant"}});
+                    .choices = {"cosine", "constant", "step"}});
   fields.push_back({"schedule.warmup_steps", "steps in which it rises to its peak",
                     &schedule.warmup_steps, 0, 1e9});
+  fields.push_back({"schedule.final_fraction", "of cosine: of the peak, in the last step",
+                    &schedule.final_fraction, 0, 1});
+  fields.push_back({"schedule.step_size", "of step: steps between falls of the rate; 0: one epoch",
+                    &schedule.step_size, 0, 1e12});
   fields.push_back(
-      {"schedule.final_fraction", "of the peak, in the last step", &schedule.final_fraction, 0, 1});
+      {"schedule.gamma", "of step: what a fall multiplies the rate by", &schedule.gamma, 0, 1});
 }
 
 void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
   fields.push_back({"run.name", "the run's folder is run.folder/run.name", &run.name});
   fields.push_back({"run.folder", "where runs are kept", &run.folder});
   fields.push_back({"run.steps", "updates of the parameters", &run.steps, 1, 1e12});
+  fields.push_back({"run.epochs", "passes over the training data; above 0 they replace run.steps",
+                    &run.epochs, 0, 1e9});
   fields.push_back({"run.batch_size", "samples of one step, of all processes together",
                     &run.batch_size, 1, 1 << 24});
+  fields.push_back({"run.accumulate",
+                    "parts that each process computes its share of a step in, one after the other, "
+                    "to save memory",
+                    &run.accumulate, 1, 1 << 20});
   fields.push_back({"run.seed", "of the first parameters, the order of samples and the text sample",
                     &run.seed, 0, 9e15});
   fields.push_back({"run.threads",
@@ -101,9 +142,13 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
                     &run.evaluate_tokens, 1, 1e12});
   fields.push_back({"run.snapshot_every", "steps between snapshots; 0: at the end only",
                     &run.snapshot_every, 0, 1e12});
+  fields.push_back({"run.keep_best",
+                    "a snapshot, named by the file best, whenever the held-out loss is the lowest "
+                    "so far",
+                    &run.keep_best});
   fields.push_back({"run.resume",
                     "none: start anew (an earlier run is moved aside); auto: go on from the latest "
-                    "snapshot if there is one; or the path of a snapshot",
+                    "snapshot if there is one; best: from the best one; or the path of a snapshot",
                     &run.resume});
 }
 
@@ -160,20 +205,59 @@ std::string check_value(const ConfigField& field) {
   return "";
 }
 
-std::optional<ConfigConflict> find_conflict(const Config& config) {
+OptimizerConfig default_optimizer(const std::string& kind) {
+  OptimizerConfig config;
+  config.kind = kind;
+  if (kind == "adamw") return config;
+  config.learning_rate = kind == "adadelta"                       ? 1.0
+                         : kind == "adagrad" || kind == "rmsprop" ? 1e-2
+                                                                  : 1e-3;
+  config.beta2 = 0.999;
+  config.epsilon = kind == "adagrad" ? 1e-10 : kind == "adadelta" ? 1e-6 : 1e-8;
+  config.momentum = kind == "sgd" ? 0.9 : 0.0;
+  config.weight_decay = 0;
+  return config;
+}
+
+namespace {
+
+std::optional<ConfigConflict> find_model_conflict(const Config& config) {
   const ModelConfig& model = config.model;
+  const bool is_text = config.data.kind == "text";
+  if (model.kind == "gpt" && !is_text) {
+    return ConfigConflict{"data.kind",
+                          cadre::format("must be text for model.kind gpt, which predicts the next "
+                                        "token; {} has images: take model.kind cnn or mlp",
+                                        config.data.kind)};
+  }
+  if (model.kind == "cnn" && is_text) {
+    return ConfigConflict{"model.kind",
+                          "cnn looks at images, and data.kind is text: take data.kind mnist or "
+                          "synthetic, or model.kind gpt or mlp"};
+  }
+  if (config.data.kind == "mnist" && config.data.path == DataConfig().path) {
+    return ConfigConflict{"data.kind", "mnist needs data.path: the folder of the idx files"};
+  }
   if (model.kind == "gpt" && model.width % model.heads != 0) {
     return ConfigConflict{
         "model.heads", cadre::format("must divide model.width: {} heads cannot share {} features",
                                      model.heads, model.width)};
   }
-  if (config.schedule.warmup_steps > config.run.steps) {
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<ConfigConflict> find_conflict(const Config& config) {
+  if (auto conflict = find_model_conflict(config)) return conflict;
+  if (config.run.epochs == 0 && config.schedule.warmup_steps > config.run.steps) {
     return ConfigConflict{
         "schedule.warmup_steps",
         cadre::format("must be at most run.steps: {} steps of warm-up in {} steps",
                       config.schedule.warmup_steps, config.run.steps)};
   }
-  if (config.optimizer.nesterov && config.optimizer.momentum == 0) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  if (optimizer.kind == "sgd" && optimizer.nesterov && optimizer.momentum == 0) {
     return ConfigConflict{"optimizer.nesterov", "needs optimizer.momentum above 0"};
   }
   if (config.run.name.empty() || config.run.name.find('/') != std::string::npos) {

@@ -93,6 +93,19 @@ class ConfigReader {
     check(field, kCommandLine);
   }
 
+  // Gives the keys of the optimizer that nobody set the defaults of its kind.
+  void complete(Config& config) {
+    const OptimizerConfig defaults = default_optimizer(config.optimizer.kind);
+    Config other;
+    other.optimizer = defaults;
+    const std::vector<ConfigField> values = config_fields(other);
+    for (size_t i = 0; i < fields_.size(); ++i) {
+      if (!fields_[i].name.starts_with("optimizer.") || places_.contains(fields_[i].name)) continue;
+      std::visit([&](auto* target) { *target = *std::get<decltype(target)>(values[i].value); },
+                 fields_[i].value);
+    }
+  }
+
   // Where the value of the field was set; for a default, the file it could be set in.
   std::string place_of_field(const std::string& name, const std::string& path) const {
     const auto found = places_.find(name);
@@ -158,6 +171,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
   ConfigReader reader(config);
   reader.read_file(path);
   for (const std::string& text : overrides) reader.read_override(text);
+  reader.complete(config);
   if (const auto conflict = find_conflict(config)) {
     refuse(reader.place_of_field(conflict->field, path),
            cadre::format("{} {}", conflict->field, conflict->reason));

@@ -3,7 +3,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/train/config/config_fields.h"
@@ -67,11 +69,46 @@ TEST_F(ConfigTest, RefusesWithLineAndNearestKey) {
   EXPECT_EQ(refusal("[optimizer]\nbeta1 = nan\n"),
             "config_test.toml:2: optimizer.beta1 must be at least 0, is nan");
   EXPECT_EQ(refusal("[model]\nkind = 'rnn'\n"),
-            "config_test.toml:2: model.kind must be one of gpt, mlp, is \"rnn\"");
+            "config_test.toml:2: model.kind must be one of gpt, mlp, cnn, is \"rnn\"");
   EXPECT_EQ(refusal("[model]\nwidth = 100\nheads = 3\n"),
             "config_test.toml:3: model.heads must divide model.width: 3 heads cannot share 100 "
             "features");
   EXPECT_EQ(refusal("[model]\nwidth = \n").substr(0, 19), "config_test.toml:2:");
+}
+
+TEST_F(ConfigTest, RefusesModelsOfOtherData) {
+  EXPECT_EQ(
+      refusal("[model]\nkind = 'gpt'\n[data]\nkind = 'synthetic'\n"),
+      "config_test.toml:4: data.kind must be text for model.kind gpt, which predicts the next "
+      "token; synthetic has images: take model.kind cnn or mlp");
+  EXPECT_EQ(refusal("[model]\nkind = 'cnn'\n"),
+            "config_test.toml:2: model.kind cnn looks at images, and data.kind is text: take "
+            "data.kind mnist or synthetic, or model.kind gpt or mlp");
+  EXPECT_EQ(refusal("[model]\nkind = 'cnn'\n", {"data.kind=mnist"}),
+            "command line: data.kind mnist needs data.path: the folder of the idx files");
+  EXPECT_EQ(refusal("[optimizer]\nkind = 'sgd'\nmomentum = 0\nnesterov = true\n"),
+            "config_test.toml:4: optimizer.nesterov needs optimizer.momentum above 0");
+  EXPECT_EQ(refusal("", {"model.kind=mlp", "data.kind=synthetic"}), "accepted");
+}
+
+TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
+  // Of torch.optim: learning rate, epsilon.
+  const std::map<std::string, std::pair<double, double>> expected = {
+      {"adam", {1e-3, 1e-8}},    {"adagrad", {1e-2, 1e-10}}, {"rmsprop", {1e-2, 1e-8}},
+      {"adadelta", {1.0, 1e-6}}, {"sgd", {1e-3, 1e-8}},
+  };
+  for (const auto& [kind, values] : expected) {
+    const OptimizerConfig optimizer = load("[optimizer]\nkind = '" + kind + "'\n").optimizer;
+    EXPECT_EQ(optimizer.learning_rate, values.first) << kind;
+    EXPECT_EQ(optimizer.epsilon, values.second) << kind;
+    EXPECT_EQ(optimizer.weight_decay, 0) << kind;
+  }
+  const Config set = load("[optimizer]\nweight_decay = 0.5\n",
+                          {"optimizer.kind=adadelta", "optimizer.learning_rate=0.25"});
+  EXPECT_EQ(set.optimizer.weight_decay, 0.5);
+  EXPECT_EQ(set.optimizer.learning_rate, 0.25);
+  EXPECT_EQ(set.optimizer.epsilon, 1e-6);
+  EXPECT_EQ(load("").optimizer.weight_decay, 0.1) << "of adamw";
 }
 
 TEST_F(ConfigTest, RefusesOverridesInTheirOwnWords) {

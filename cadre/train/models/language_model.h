@@ -1,6 +1,6 @@
-// What the trainer trains: a model that predicts the next token at every place of a text.
+// Models that predict the next token at every place of a text.
 //
-// Threads: as torch::nn::Module. Blocking: never. Errors: c10::Error for wrong shapes.
+// Threads, blocking, errors: as Model.
 #pragma once
 
 #include <torch/torch.h>
@@ -9,13 +9,13 @@
 #include <memory>
 
 #include "cadre/train/config/config.h"
+#include "cadre/train/models/model.h"
 
 namespace cadre::train {
 
-class LanguageModel : public torch::nn::Module {
+// forward: tokens (B, T) int64, T at most context(), to logits (B, T, vocabulary).
+class LanguageModel : public Model {
  public:
-  // tokens: (B, T) int64, T at most context(); result: logits (B, T, vocabulary).
-  virtual at::Tensor forward(const at::Tensor& tokens) = 0;
   virtual int64_t context() const = 0;
 };
 
@@ -27,7 +27,5 @@ std::shared_ptr<LanguageModel> make_language_model(const ModelConfig& config, in
 // Mean cross entropy over all tokens of logits (B, T, V) against targets (B, T), in nats. Of an
 // empty batch: 0, with a gradient of zeros.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets);
-
-int64_t num_parameters(const torch::nn::Module& model);
 
 }  // namespace cadre::train

@@ -1,0 +1,55 @@
+// Models that say which of ten classes an image belongs to.
+//
+// Threads, blocking, errors: as Model. Parameters have the names and shapes, and, but for the
+// random numbers, the first values of the same modules in PyTorch. Source: the network of PyTorch's
+// basic MNIST example.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <vector>
+
+#include "cadre/train/config/config.h"
+#include "cadre/train/models/model.h"
+
+namespace cadre::train {
+
+inline constexpr int64_t kNumClasses = 10;
+
+// Two convolutions of 3x3 (1 to 32 to 64 channels), the maximum of 2x2, and two linear layers (128,
+// 10). (B, 1, 28, 28) to log-probabilities (B, 10).
+class MnistCnn : public Model {
+ public:
+  explicit MnistCnn(const ModelConfig& config);
+  at::Tensor forward(const at::Tensor& images) override;
+
+ private:
+  bool has_dropout_;
+  torch::nn::Conv2d conv1_;
+  torch::nn::Conv2d conv2_;
+  torch::nn::Linear fc1_;
+  torch::nn::Linear fc2_;
+};
+
+// The pixels side by side through `config.layers` hidden layers of `config.width` with ReLU.
+// (B, 1, 28, 28) to log-probabilities (B, 10).
+class ImageMlp : public Model {
+ public:
+  explicit ImageMlp(const ModelConfig& config);
+  at::Tensor forward(const at::Tensor& images) override;
+
+ private:
+  std::vector<torch::nn::Linear> hidden_;
+  torch::nn::Linear head_;
+};
+
+// The model that the configuration names. Its first values depend on `seed` alone, not on
+// libtorch's default generator, which the ranks of one process share.
+std::shared_ptr<Model> make_image_classifier(const ModelConfig& config, uint64_t seed);
+
+// Mean negative log-likelihood of log-probabilities (B, C) at targets (B), in nats. Of an empty
+// batch: 0, with a gradient of zeros.
+at::Tensor classification_loss(const at::Tensor& log_probabilities, const at::Tensor& targets);
+
+}  // namespace cadre::train
