@@ -1,13 +1,14 @@
 # Thin: each target is a line or two over tools/ and the CMake presets.
 PREFIX ?= /usr/local
 DATA ?=
+MNIST ?=
 NPROC ?= 2
 JOBS ?= $(shell nproc)
 
-.PHONY: help run test build conformance bench asan tsan fuzz chaos tidy install fresh clean
+.PHONY: help run test build conformance bench asan tsan fuzz chaos parity-mnist tidy install fresh clean
 
 help:  ## what can be typed
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 run:  ## train a small GPT on real text with two processes (DATA=path for your own text)
 	@tools/setup run
@@ -51,6 +52,11 @@ chaos:  ## 10,000 rounds of all_reduce under random kill -9
 	@tools/setup check
 	@tools/build dev
 	tools/chaos
+
+parity-mnist:  ## accuracy on real images against PyTorch (MNIST=folder of the idx files)
+	@tools/setup check
+	@tools/build dev cadre_command cadre_train
+	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_mnist.py build/bin/cadre $(MNIST)
 
 tidy:  ## the project's own rules, formatting and clang-tidy
 	@tools/setup check

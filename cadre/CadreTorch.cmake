@@ -49,8 +49,10 @@ function(cadre_add_torch_test test name)
   endif()
   target_link_libraries(
     ${name} PRIVATE LibTorch::LibTorch cadre_options GTest::gtest_main GTest::gmock OpenSSL::Crypto
-                    Threads::Threads rt nlohmann_json::nlohmann_json)
-  target_link_libraries(${name} PRIVATE /usr/lib/x86_64-linux-gnu/libfmt.so)
+                    ZLIB::ZLIB Threads::Threads rt nlohmann_json::nlohmann_json)
+  # By file: their targets would bring include folders that the torch wheel's fmt shadows.
+  target_link_libraries(${name} PRIVATE $<TARGET_LINKER_FILE:fmt::fmt>
+                                        $<TARGET_LINKER_FILE:spdlog::spdlog>)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_compile_definitions(
     ${name} PRIVATE CADRE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CADRE_BINARY_DIR="${CMAKE_BINARY_DIR}")

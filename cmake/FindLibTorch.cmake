@@ -1,7 +1,8 @@
 # Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
 # toolkit for a CUDA wheel. Looks at CADRE_TORCH (a torch folder, or a Python whose torch is used),
 # then .venv of the source tree, then python3. Makes the target LibTorch::LibTorch and sets
-# LibTorch_VERSION and LibTorch_DIR (the torch folder).
+# LibTorch_VERSION, LibTorch_DIR (the torch folder) and LibTorch_PYTHON (the Python that has it; empty
+# when there is none).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING "A torch folder, or the Python whose torch to use")
 
 set(candidates "")
@@ -13,6 +14,8 @@ list(APPEND candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python" python3)
 foreach(candidate IN LISTS candidates)
   if(IS_DIRECTORY "${candidate}")
     set(LibTorch_DIR "${candidate}")
+    # lib/pythonX.Y/site-packages/torch of a virtual environment.
+    file(GLOB LibTorch_PYTHON "${candidate}/../../../../bin/python3")
     break()
   endif()
   # find_spec does not import torch, so this takes milliseconds.
@@ -22,6 +25,7 @@ foreach(candidate IN LISTS candidates)
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   if(found)
     set(LibTorch_DIR "${found}")
+    set(LibTorch_PYTHON "${candidate}")
     break()
   endif()
 endforeach()

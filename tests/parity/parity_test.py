@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""From the same first values, on the same data in the same order: 30 losses of `cadre train` on two
+processes against PyTorch's on one process and on two with DistributedDataParallel over gloo, for
+each of the six optimizers on a gpt and on the MNIST network.
+
+    parity_test.py CADRE [--only gpt-adam ...]
+
+CADRE is the command. Prints the largest relative difference of each case; exits 1 when one is above
+1e-4. Runs on any Python with torch; numpy is not needed.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+
+import idx_file
+import reference
+import safetensors_file
+
+NUM_STEPS = 30
+TOLERANCE = 1e-4
+WORLD_SIZE = 2
+SEED = 11
+TIMEOUT_S = 100
+CONTEXT, LAYERS, HEADS, WIDTH = 24, 2, 2, 32
+
+# kind of the trainer, class of torch.optim, options of the class, keys of the trainer.
+OPTIMIZERS = {
+    "adamw": ("AdamW", dict(lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1),
+              dict(learning_rate=1e-3, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)),
+    "adam": ("Adam", dict(lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-3),
+             dict(learning_rate=1e-3, weight_decay=1e-3)),
+    "sgd": ("SGD", dict(lr=5e-3, momentum=0.9, nesterov=True, weight_decay=1e-3),
+            dict(learning_rate=5e-3, momentum=0.9, nesterov=True, weight_decay=1e-3)),
+    "adagrad": ("Adagrad", dict(lr=5e-3, lr_decay=0.02, weight_decay=1e-3),
+                dict(learning_rate=5e-3, rate_decay=0.02, weight_decay=1e-3)),
+    "rmsprop": ("RMSprop", dict(lr=2e-4, alpha=0.95, momentum=0.5, weight_decay=1e-3),
+                dict(learning_rate=2e-4, alpha=0.95, momentum=0.5, weight_decay=1e-3)),
+    "adadelta": ("Adadelta", dict(lr=1.0, rho=0.9, weight_decay=1e-3),
+                 dict(learning_rate=1.0, rho=0.9, weight_decay=1e-3)),
+}
+CASES = [f"{model}-{kind}" for model in ("gpt", "cnn") for kind in OPTIMIZERS]
+
+# What differs between the models: batch size, norm that gradients are clipped to (0: none), and
+# steps and factor of the StepLR (0: constant rate).
+SETTINGS = {"gpt": dict(batch_size=8, clip=1.0, step_size=0, gamma=1.0),
+            "cnn": dict(batch_size=8, clip=0.0, step_size=9, gamma=0.5)}
+
+
+def make_model(name):
+    torch.manual_seed(SEED)
+    if name == "gpt":
+        return reference.Gpt(LAYERS, HEADS, WIDTH, CONTEXT)
+    return reference.MnistCnn(dropout=False)
+
+
+def make_data(folder):
+    """A text and images that are seen about twice in the steps of a case, so that the order of a
+    second epoch counts, too."""
+    with open(folder / "text", "w", encoding="utf-8") as text:
+        for i in range(120):
+            text.write(f"line {i * i % 97} of a text to learn by heart\n")
+    idx_file.make_images(str(folder / "images"), 150, wrong_labels=0.3)
+    for name in SETTINGS:
+        safetensors_file.write(folder / f"{name}.safetensors", dict(make_model(name).named_parameters()))
+
+
+def train_reference(folder, case, rank, world_size):
+    """The losses of all steps: of the whole batch, whatever the number of ranks."""
+    name, kind = case.split("-")
+    settings = SETTINGS[name]
+    model = make_model(name)
+    if name == "gpt":
+        data, target = reference.text_samples(folder / "text", CONTEXT, held_out=0.05)
+    else:
+        data, target = reference.images(folder / "images", "train")
+        count = len(data) - int(len(data) * 0.2)
+        data, target = data[:count], target[:count]
+    replica = model
+    if world_size > 1:
+        replica = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = reference.make_optimizer(model, OPTIMIZERS[kind][0], OPTIMIZERS[kind][1])
+    schedule = None
+    if settings["step_size"]:
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, settings["step_size"], settings["gamma"])
+    order = reference.batches(len(data), settings["batch_size"], SEED, rank, world_size)
+    losses = []
+    for _ in range(NUM_STEPS):
+        indices = next(order)
+        optimizer.zero_grad()
+        loss = model.loss(replica(data[indices]), target[indices])
+        loss.backward()
+        if settings["clip"]:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])
+        optimizer.step()
+        if schedule:
+            schedule.step()
+        mean = loss.detach().double() / world_size
+        if world_size > 1:
+            torch.distributed.all_reduce(mean)
+        losses.append(mean.item())
+    return losses
+
+
+def run_gloo_rank(folder, cases):
+    """One of two processes; rank 0 prints the losses of all cases as JSON."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=os.environ["PARITY_STORE"], rank=int(os.environ["RANK"]),
+        world_size=WORLD_SIZE)
+    rank = torch.distributed.get_rank()
+    losses = {case: train_reference(folder, case, rank, WORLD_SIZE) for case in cases}
+    if rank == 0:
+        print(json.dumps(losses))
+    torch.distributed.destroy_process_group()
+
+
+def start_gloo(folder, cases):
+    """All cases in one job of two processes."""
+    processes = []
+    for rank in range(WORLD_SIZE):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
+        # A file, not a port that another test might take.
+        environment["PARITY_STORE"] = f"file://{folder}/store"
+        processes.append(subprocess.Popen(
+            [sys.executable, __file__, "--gloo-rank", str(folder), *cases],
+            env=environment, stdout=subprocess.PIPE, text=True))
+    return processes
+
+
+def train_cadre(command, folder, case):
+    name, kind = case.split("-")
+    settings = SETTINGS[name]
+    keys = {"run.name": case, "run.folder": folder / "runs", "run.steps": NUM_STEPS,
+            "run.batch_size": settings["batch_size"], "run.seed": SEED, "run.evaluate_tokens": 100,
+            "model.kind": name, "model.weights": folder / f"{name}.safetensors",
+            "optimizer.kind": kind, "optimizer.clip_norm": settings["clip"],
+            "schedule.kind": "step" if settings["step_size"] else "constant",
+            "schedule.step_size": settings["step_size"], "schedule.gamma": settings["gamma"],
+            "schedule.warmup_steps": 0, "sample.tokens": 0}
+    if name == "gpt":
+        keys |= {"model.layers": LAYERS, "model.heads": HEADS, "model.width": WIDTH,
+                 "model.context": CONTEXT, "data.path": folder / "text", "data.held_out": 0.05}
+    else:
+        keys |= {"model.dropout": False, "data.kind": "mnist", "data.path": folder / "images",
+                 "data.held_out": 0.2}
+    keys |= {f"optimizer.{key}": value for key, value in OPTIMIZERS[kind][2].items()}
+    config = folder / "empty.toml"
+    config.touch()
+    words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+             for key, value in keys.items()]
+    done = subprocess.run([command, "train", str(config), *words, "--nproc-per-node", str(WORLD_SIZE)],
+                          capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode != 0:
+        sys.exit(f"{case}: cadre train ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    lines = [json.loads(line) for line in open(folder / "runs" / case / "metrics.jsonl")]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def difference(a, b):
+    return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
+
+
+def compare(command, cases):
+    torch.set_num_threads(1)
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="cadre_parity_") as name:
+        folder = pathlib.Path(name)
+        make_data(folder)
+        gloo = start_gloo(folder, cases)
+        try:
+            # What rank 0 prints fits a pipe, so the other is not kept waiting for a reader.
+            own = {case: train_cadre(command, folder, case) for case in cases}
+            single = {case: train_reference(folder, case, 0, 1) for case in cases}
+            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in gloo]
+        finally:
+            for process in gloo:
+                process.kill()
+                process.wait()
+        replicated = json.loads(outputs[0])
+        for case in cases:
+            assert len(own[case]) == NUM_STEPS
+            to_single, to_gloo = difference(own[case], single[case]), difference(own[case], replicated[case])
+            learned = own[case][-1] < 0.97 * own[case][0]
+            good = learned and max(to_single, to_gloo) <= TOLERANCE
+            failed += [] if good else [case]
+            print(f"{case:13} loss {own[case][0]:.4f} to {own[case][-1]:.4f}; largest relative difference "
+                  f"{to_single:.1e} to one process, {to_gloo:.1e} to gloo{'' if good else '  FAILED'}")
+    print(f"parity: {len(cases) - len(failed)} of {len(cases)} cases within {TOLERANCE:.0e}")
+    return 1 if failed else 0
+
+
+def main():
+    if sys.argv[1:2] == ["--gloo-rank"]:
+        run_gloo_rank(pathlib.Path(sys.argv[2]), sys.argv[3:])
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", metavar="CADRE")
+    parser.add_argument("--only", nargs="*", choices=CASES, default=CASES)
+    options = parser.parse_args()
+    return compare(options.command, options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

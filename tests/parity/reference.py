@@ -1,0 +1,119 @@
+"""The trainer's models, data order and training loop in plain PyTorch: the truth that it is compared
+with. Nothing here is taken from Cadre but the names of parameters."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import idx_file
+
+END_OF_TEXT = 256
+VOCABULARY = 257
+
+
+class Block(nn.Module):
+    def __init__(self, heads, width):
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = nn.LayerNorm(width)
+        self.attn_c_attn = nn.Linear(width, 3 * width)
+        self.attn_c_proj = nn.Linear(width, width)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp_c_fc = nn.Linear(width, 4 * width)
+        self.mlp_c_proj = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        size, length, width = x.shape
+        query, key, value = (part.view(size, length, self.heads, -1).transpose(1, 2)
+                             for part in self.attn_c_attn(self.ln_1(x)).split(width, dim=2))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attn_c_proj(mixed.transpose(1, 2).reshape(size, length, width))
+        return x + self.mlp_c_proj(F.gelu(self.mlp_c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers, heads, width, context):
+        super().__init__()
+        self.wte = nn.Embedding(VOCABULARY, width)
+        self.wpe = nn.Embedding(context, width)
+        for i in range(layers):
+            self.add_module(f"h_{i}", Block(heads, width))
+        self.ln_f = nn.LayerNorm(width)
+        self.layers = layers
+        for name, parameter in self.named_parameters():
+            if parameter.dim() >= 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for i in range(self.layers):
+            x = getattr(self, f"h_{i}")(x)
+        return F.linear(self.ln_f(x), self.wte.weight)
+
+    @staticmethod
+    def loss(output, target):
+        return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class MnistCnn(nn.Module):
+    """The network of PyTorch's basic MNIST example."""
+
+    def __init__(self, dropout=True):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3, 1)
+        self.conv2 = nn.Conv2d(32, 64, 3, 1)
+        self.dropout1 = nn.Dropout(0.25 if dropout else 0.0)
+        self.dropout2 = nn.Dropout(0.5 if dropout else 0.0)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = F.relu(self.conv2(F.relu(self.conv1(x))))
+        x = torch.flatten(self.dropout1(F.max_pool2d(x, 2)), 1)
+        return F.log_softmax(self.fc2(self.dropout2(F.relu(self.fc1(x)))), dim=1)
+
+    @staticmethod
+    def loss(output, target):
+        return F.nll_loss(output, target)
+
+
+def text_samples(path, context, held_out):
+    """(data, target) of all training samples: cut one after the other from the start of the file."""
+    tokens = torch.tensor(list(open(path, "rb").read()) + [END_OF_TEXT])
+    tokens = tokens[:len(tokens) - int(len(tokens) * held_out)]
+    count = (len(tokens) - 1) // context
+    rows = torch.stack([tokens[i * context:i * context + context + 1] for i in range(count)])
+    return rows[:, :-1], rows[:, 1:]
+
+
+def images(folder, part):
+    """(data, target) of all images, scaled as torchvision's ToTensor and Normalize do."""
+    shape, pixels = idx_file.read(f"{folder}/{part}-images-idx3-ubyte")
+    _, labels = idx_file.read(f"{folder}/{part}-labels-idx1-ubyte")
+    data = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape[0], 1, *shape[1:])
+    target = torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
+    return data.float().div(255).sub(0.1307).div(0.3081), target
+
+
+def batches(num_samples, batch_size, seed, rank=0, world_size=1):
+    """Without end: for each step the indices of this rank's share, in the order of
+    DistributedSampler; epoch after epoch, each shuffled anew, without a last short batch."""
+    epoch = 0
+    while True:
+        generator = torch.Generator().manual_seed(seed + epoch)
+        order = torch.randperm(num_samples, generator=generator)
+        for begin in range(0, num_samples - batch_size + 1, batch_size):
+            yield order[begin + rank:begin + batch_size:world_size]
+        epoch += 1
+
+
+def make_optimizer(model, kind, options):
+    """Weight decay counts for matrices only."""
+    options = dict(options)
+    decay = options.pop("weight_decay", 0.0)
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
+              {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    return getattr(torch.optim, kind)(groups, **options)
