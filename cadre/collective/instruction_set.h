@@ -16,19 +16,19 @@ namespace kernels {
 // runtime is ready. Kernel::run is forced inline.
 template <typename Kernel, typename Work>
 void run_baseline(const Work& work) {
-  Kernel::run(work);
+  Kernel::template run<InstructionSet::kBaseline>(work);
 }
 
 #if defined(__x86_64__)
 template <typename Kernel, typename Work>
-[[gnu::target("avx2")]] void run_avx2(const Work& work) {
-  Kernel::run(work);
+[[gnu::target("avx2,f16c")]] void run_avx2(const Work& work) {
+  Kernel::template run<InstructionSet::kAvx2>(work);
 }
 
 template <typename Kernel, typename Work>
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] void run_avx512(
     const Work& work) {
-  Kernel::run(work);
+  Kernel::template run<InstructionSet::kAvx512>(work);
 }
 #endif
 

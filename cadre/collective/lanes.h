@@ -9,6 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#include "cadre/collective/instruction_set.h"
+
+#if defined(__x86_64__) && !defined(__clang__)
+#include <immintrin.h>  // declares the builtins of instruction sets that are not on by default
+#endif
 
 #define CADRE_KERNEL_INLINE [[gnu::always_inline]] static inline
 
@@ -60,10 +67,10 @@ struct Bfloat16Lanes {
   }
 };
 
-// float16 in memory, float32 in registers, both ways in integers: the CPU's own conversion (F16C)
-// keeps a NaN's payload, and this way no flag of the CPU (FTZ, DAZ) can change a bit. The two
-// floating-point additions below have neither denormal operands that matter nor denormal results.
-struct Float16Lanes {
+// float16 in memory, float32 in registers, both ways in integers: for any CPU, and the flags of the
+// CPU (FTZ, DAZ) cannot change a bit. The two floating-point additions have neither denormal
+// operands that matter nor denormal results.
+struct PortableFloat16Lanes {
   using Accumulator = Vector<float>;
   using Words = Vector<int32_t>;
   using Halves [[gnu::vector_size(kVectorBytes / 2)]] = uint16_t;
@@ -111,6 +118,77 @@ struct Float16Lanes {
   static constexpr int32_t kBitsOfHalf = 126 << 23;       // 0.5
   static constexpr int32_t kTooLarge = (127 + 16) << 23;  // 2^16
   static constexpr int32_t kInfinity = 255 << 23;
+};
+
+#if defined(__x86_64__) && !defined(__clang__)
+#define CADRE_CONVERTS_FLOAT16 1
+// The same with the CPU's own conversions, several times faster. They give the same bits: they
+// ignore FTZ and round as told, and DAZ touches only what rounds to zero anyway; a NaN, whose
+// payload they would keep, is replaced first. Builtins and not intrinsics: those are functions of
+// one target, which cannot be inlined into the functions without one that lie between. clang
+// refuses both there.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"  // a builtin returns in a register, whatever the ABI
+template <InstructionSet kSet>
+struct ConvertingFloat16Lanes {
+  using Accumulator = Vector<float>;
+  static constexpr size_t kNumLanes = kVectorBytes / sizeof(float);
+  static constexpr size_t kStep = kVectorBytes / 2;
+
+  CADRE_KERNEL_INLINE void load(Accumulator& vector, const std::byte* from) {
+    if constexpr (kSet == InstructionSet::kAvx512) {
+      Half16 halves;
+      std::memcpy(&halves, from, kStep);
+      vector = __builtin_ia32_vcvtph2ps512_mask(halves, Accumulator{}, 0xffff, kCurrentDirection);
+    } else {
+      Half8 halves[2];
+      std::memcpy(halves, from, kStep);
+      const Float8 floats[2] = {__builtin_ia32_vcvtph2ps256(halves[0]),
+                                __builtin_ia32_vcvtph2ps256(halves[1])};
+      std::memcpy(&vector, floats, sizeof(vector));
+    }
+  }
+  CADRE_KERNEL_INLINE void store(std::byte* to, const Accumulator& vector) {
+    const Accumulator quiet_nan = Accumulator{} + __builtin_nanf("");
+    const Accumulator chosen = vector != vector ? quiet_nan : vector;
+    if constexpr (kSet == InstructionSet::kAvx512) {
+      const Half16 halves =
+          __builtin_ia32_vcvtps2ph512_mask(chosen, kNearestEven, Half16{}, 0xffff);
+      std::memcpy(to, &halves, kStep);
+    } else {
+      Float8 floats[2];
+      std::memcpy(floats, &chosen, sizeof(chosen));
+      const Half8 halves[2] = {__builtin_ia32_vcvtps2ph256(floats[0], kNearestEven),
+                               __builtin_ia32_vcvtps2ph256(floats[1], kNearestEven)};
+      std::memcpy(to, halves, kStep);
+    }
+  }
+
+ private:
+  using Half8 [[gnu::vector_size(16)]] = int16_t;
+  using Half16 [[gnu::vector_size(32)]] = int16_t;
+  using Float8 [[gnu::vector_size(32)]] = float;
+  static constexpr int kNearestEven = 0;
+  static constexpr int kCurrentDirection = 4;  // of rounding: widening needs none
+};
+#pragma GCC diagnostic pop
+#endif
+
+// What a kernel that names Float16Lanes is compiled with for each instruction set.
+struct Float16Lanes {};
+
+template <typename L, InstructionSet kSet>
+struct LanesFor {
+  using Type = L;
+};
+template <InstructionSet kSet>
+struct LanesFor<Float16Lanes, kSet> {
+#ifdef CADRE_CONVERTS_FLOAT16
+  using Type = std::conditional_t<kSet == InstructionSet::kBaseline, PortableFloat16Lanes,
+                                  ConvertingFloat16Lanes<kSet>>;
+#else
+  using Type = PortableFloat16Lanes;
+#endif
 };
 
 // One byte each: whatever is not 0 is true, and true is 1.

@@ -21,7 +21,7 @@ struct Map {
 
 // Change::apply(vector, operand) is what happens between the load as In and the store as Out.
 template <typename In, typename Out, typename Change>
-struct MapKernel {
+struct MapLoop {
   static_assert(In::kNumLanes == Out::kNumLanes);
   using V = typename In::Accumulator;
 
@@ -46,6 +46,15 @@ struct MapKernel {
     In::load(vector, in);
     Change::apply(vector, operand);
     Out::store(out, vector);
+  }
+};
+
+template <typename In, typename Out, typename Change>
+struct MapKernel {
+  template <InstructionSet kSet>
+  CADRE_KERNEL_INLINE void run(const Map& map) {
+    MapLoop<typename LanesFor<In, kSet>::Type, typename LanesFor<Out, kSet>::Type, Change>::run(
+        map);
   }
 };
 

@@ -92,7 +92,7 @@ struct Fold {
 };
 
 template <typename L, typename Op, typename Finish>
-struct Kernel {
+struct FoldLoop {
   using V = typename L::Accumulator;
 
   CADRE_KERNEL_INLINE void run(const Fold& fold) {
@@ -156,6 +156,14 @@ struct Kernel {
   CADRE_KERNEL_INLINE void finish(std::byte* to, V& total, size_t num_inputs) {
     Finish::apply(total, num_inputs);
     L::store(to, total);
+  }
+};
+
+template <typename L, typename Op, typename Finish>
+struct Kernel {
+  template <InstructionSet kSet>
+  CADRE_KERNEL_INLINE void run(const Fold& fold) {
+    FoldLoop<typename LanesFor<L, kSet>::Type, Op, Finish>::run(fold);
   }
 };
 
