@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -15,6 +16,7 @@ using wire::Activity;
 using wire::ActivityState;
 
 constexpr Duration kIdleLook = std::chrono::seconds(60);
+constexpr std::string_view kFirstFailure = "first failure: ";
 
 }  // namespace
 
@@ -348,10 +350,11 @@ void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
     fail({notice.code, notice.culprit, notice.cause, {}});
   } else {
-    // A whole message, but its place is inside a sentence.
-    std::string first = notice.message;
-    if (first.ends_with('.')) first.pop_back();
-    fail({ErrorCode::kAborted, notice.culprit, "first failure: " + first, {}});
+    // The message of a rank that heard of it, too, says which failure was the first.
+    std::string cause = notice.cause;
+    if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
+    if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
+    fail({ErrorCode::kAborted, notice.culprit, cause, {}});
   }
 }
 
