@@ -154,7 +154,7 @@ Error CollectiveRunner::explain(const Operation& operation, const OpContext& con
 }
 
 // Claims the failure before it asks around: a rank that reaches its own deadline says so itself,
-// also when a peer's notice arrives meanwhile.
+// also when a peer's notice arrives meanwhile, if it knows who is at fault.
 Error CollectiveRunner::explain_timeout(const Operation& operation, const OpContext& context) {
   Monitor& monitor = parts_.monitor;
   if (!monitor.claim_failure()) return parts_.monitor.published_failure();
@@ -162,10 +162,12 @@ Error CollectiveRunner::explain_timeout(const Operation& operation, const OpCont
   const std::vector<PeerView> views =
       monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
   const Roster& roster = monitor.roster();
-  const int culprit =
+  const Suspect culprit =
       find_culprit(views, roster.self, operation.number, context.progress.waiting_for());
-  const PeerView view = culprit < 0 ? PeerView() : views[static_cast<size_t>(culprit)];
-  monitor.publish({ErrorCode::kTimeout, culprit, timeout_cause(roster, culprit, view), activity});
+  const PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
+  const Failure failure{ErrorCode::kTimeout, culprit.rank,
+                        timeout_cause(roster, culprit.rank, view), activity};
+  culprit.is_certain ? monitor.publish(failure) : monitor.publish_unless_told(failure);
   return monitor.error();
 }
 

@@ -23,6 +23,13 @@ bool is_in(const Activity& activity, uint64_t number) {
   return is_inside && !is_message(activity.fingerprint) && activity.number == number;
 }
 
+// For another rank, as far as it says.
+bool is_waiting(const Activity& activity) {
+  const bool is_inside =
+      activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
+  return is_inside && activity.waiting_for >= 0;
+}
+
 std::string_view remedy_of(ErrorCode code) {
   switch (code) {
     case ErrorCode::kTimeout:
@@ -139,25 +146,41 @@ std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMism
                 roster.describe(mismatch.receiver), mismatch.expected_bytes / size_of(dtype));
 }
 
-int find_culprit(std::span<const PeerView> views, Rank self, uint64_t number, int waiting_for) {
+// A rank that does not answer is the surest sign. Ranks that wait for each other in a circle have
+// lost what one of them sent: its first member on the way is as good a guess as any other, unless
+// this rank is one of them.
+Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
+                     int waiting_for) {
   const int world_size = static_cast<int>(views.size());
   const auto is_peer = [&](int rank) { return rank >= 0 && rank < world_size && rank != self; };
   const auto view = [&](int rank) -> const PeerView& { return views[static_cast<size_t>(rank)]; };
+  const auto is_elsewhere = [&](int rank) {
+    return !number || !is_in(view(rank).activity, *number);
+  };
+  const auto suspect = [&](int rank) {
+    return Suspect{rank, is_peer(rank) && !is_waiting(view(rank).activity)};
+  };
+  std::vector<bool> is_seen(views.size());
+  int first_elsewhere = -1;
   int at = waiting_for;
-  // At most one look at each rank: ranks that wait for each other in a circle end the walk.
-  for (int steps = 0; steps < world_size && is_peer(at); ++steps) {
-    const PeerView& peer = view(at);
-    if (!peer.answers || !is_in(peer.activity, number)) return at;
-    if (!is_peer(peer.activity.waiting_for)) break;
-    at = peer.activity.waiting_for;
+  while (is_peer(at) && !is_seen[static_cast<size_t>(at)]) {
+    const Activity& activity = view(at).activity;
+    if (!view(at).answers) return {at, true};
+    is_seen[static_cast<size_t>(at)] = true;
+    if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
+    const bool has_passed =
+        number && !is_message(activity.fingerprint) && activity.number > *number;
+    at = has_passed || !is_waiting(activity) ? -1 : activity.waiting_for;
   }
   for (int rank = 0; rank < world_size; ++rank) {
-    if (is_peer(rank) && !view(rank).answers) return rank;
+    if (is_peer(rank) && !view(rank).answers) return {rank, true};
   }
+  if (is_peer(at)) return {at, false};
+  if (first_elsewhere >= 0) return suspect(first_elsewhere);
   for (int rank = 0; rank < world_size; ++rank) {
-    if (is_peer(rank) && !is_in(view(rank).activity, number)) return rank;
+    if (number && is_peer(rank) && is_elsewhere(rank)) return suspect(rank);
   }
-  return waiting_for;
+  return {waiting_for, false};
 }
 
 Error compose_error(const Roster& roster, const Failure& failure, const Activity& last_own,

@@ -72,9 +72,19 @@ std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
                                 DType dtype);
 
-// The rank that is really waited for: from `waiting_for` along who waits for whom in collective
-// `number`, up to a rank that does not answer or is elsewhere. `views` is by rank.
-int find_culprit(std::span<const PeerView> views, Rank self, uint64_t number, int waiting_for);
+// Who is at fault that an operation does not end.
+struct Suspect {
+  int rank = -1;
+  // It does not answer, or waits for nobody. Else another rank may know better, who cannot reach
+  // the one that it waits for.
+  bool is_certain = false;
+};
+
+// The rank that is really waited for: from `waiting_for` along who waits for whom, up to a rank
+// that does not answer, that waits for nobody, or that has passed collective `number` (nullopt for
+// a message). `views` is by rank.
+Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
+                     int waiting_for);
 
 // The Error that users see. `record_path` may be empty.
 Error compose_error(const Roster& roster, const Failure& failure, const wire::Activity& last_own,

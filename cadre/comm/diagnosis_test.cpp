@@ -101,16 +101,42 @@ TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
   const auto inside = [](int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1, waiting_for));
   };
+  const auto culprit = [](const std::vector<PeerView>& views, int waiting_for) {
+    return find_culprit(views, 0, 9, waiting_for);
+  };
   const PeerView behind = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1));
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1), false);
   // A ring in which 0 waits for 1, 1 for 2, 2 for 3.
-  EXPECT_EQ(find_culprit(std::vector{PeerView(), inside(2), inside(3), behind}, 0, 9, 1), 3);
-  EXPECT_EQ(find_culprit(std::vector{PeerView(), inside(2), silent, inside(0)}, 0, 9, 1), 2);
+  EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), behind}, 1).rank, 3);
+  EXPECT_TRUE(culprit({PeerView(), inside(2), inside(3), behind}, 1).is_certain);
+  EXPECT_EQ(culprit({PeerView(), inside(2), silent, inside(0)}, 1).rank, 2);
+  EXPECT_TRUE(culprit({PeerView(), inside(2), silent, inside(0)}, 1).is_certain);
   // Nobody is named by the engine: the silent one before the late one.
-  EXPECT_EQ(find_culprit(std::vector{PeerView(), behind, inside(-1), silent}, 0, 9, -1), 3);
-  EXPECT_EQ(find_culprit(std::vector{PeerView(), behind, inside(-1), inside(-1)}, 0, 9, -1), 1);
-  // All wait in a circle: whom this rank waits for.
-  EXPECT_EQ(find_culprit(std::vector{PeerView(), inside(2), inside(1)}, 0, 9, 1), 1);
+  EXPECT_EQ(culprit({PeerView(), behind, inside(-1), silent}, -1).rank, 3);
+  EXPECT_EQ(culprit({PeerView(), behind, inside(-1), inside(-1)}, -1).rank, 1);
+  // All wait in a circle: whom this rank waits for; another rank may know better.
+  EXPECT_EQ(culprit({PeerView(), inside(2), inside(0)}, 1).rank, 1);
+  EXPECT_FALSE(culprit({PeerView(), inside(2), inside(0)}, 1).is_certain);
+  // A circle without this rank: one of its members.
+  EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).rank, 2);
+  EXPECT_FALSE(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).is_certain);
+}
+
+TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
+  const auto in = [](OpKind kind, uint64_t number, int waiting_for) {
+    return view(activity(ActivityState::kRunning, kind, number, 1, waiting_for));
+  };
+  const PeerView silent = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1), false);
+  // 0 waits in a collective for 1, who receives from 2, who is in an earlier one and waits for 3.
+  const std::vector views = {PeerView(), in(OpKind::kRecv, 4, 2), in(OpKind::kBarrier, 8, 3),
+                             silent};
+  EXPECT_EQ(find_culprit(views, 0, 9, 1).rank, 3);
+  // The same for a message.
+  EXPECT_EQ(find_culprit(views, 0, std::nullopt, 1).rank, 3);
+  // Who is in a later collective has sent what this one waits for: it was lost, or comes yet.
+  const std::vector passed = {PeerView(), in(OpKind::kBarrier, 10, 2), in(OpKind::kBarrier, 10, 0)};
+  EXPECT_EQ(find_culprit(passed, 0, 9, 1).rank, 1);
+  EXPECT_FALSE(find_culprit(passed, 0, 9, 1).is_certain);
 }
 
 }  // namespace

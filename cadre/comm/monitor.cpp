@@ -97,7 +97,22 @@ bool Monitor::claim_failure() {
 }
 
 void Monitor::fail(const Failure& failure) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_phase_ == FailurePhase::kClaimed && !told_) {
+      told_ = failure;
+      wake_observers();
+    }
+  }
   if (claim_failure()) publish(failure);
+}
+
+void Monitor::publish_unless_told(const Failure& failure) {
+  await([&] { return told_.has_value(); }, system_.deadline_in(kVerdictTime));
+  std::unique_lock lock(mutex_);
+  const Failure first = told_.value_or(failure);
+  lock.unlock();
+  publish(first);
 }
 
 void Monitor::publish(const Failure& failure) {
@@ -134,9 +149,9 @@ void Monitor::await_failure(int peer, Deadline deadline) {
       deadline);
 }
 
-// Whoever claimed the failure publishes it within kAskTime.
+// Whoever claimed the failure publishes it within kAskTime and kVerdictTime.
 Error Monitor::published_failure() {
-  await_failure(-1, system_.deadline_in(kAskTime + kVerdictTime));
+  await_failure(-1, system_.deadline_in(kAskTime + 2 * kVerdictTime));
   if (has_failed()) return error();
   fail({ErrorCode::kInternal, -1, "an operation was interrupted without a reason", {}});
   await_failure(-1, system_.deadline_in(kAskTime));
@@ -263,6 +278,7 @@ void Monitor::run() {
       if (items[at].can_read) receive_from(static_cast<int>(i));
       ++at;
     }
+    answer_accusation();
     send_heartbeats(system_.now());
   }
 }
@@ -332,6 +348,12 @@ void Monitor::handle_request(int rank, const wire::StatusRequest& request) {
 }
 
 void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
+  if (notice.code == ErrorCode::kPeerLost && notice.culprit == roster_.self.value) {
+    accusation_ = notice;
+    std::lock_guard lock(mutex_);
+    peers_[static_cast<size_t>(rank)].has_aborted = true;
+    return;
+  }
   const bool names_a_peer = notice.culprit >= 0 && notice.culprit < roster_.world_size() &&
                             notice.culprit != roster_.self.value;
   const bool is_loss = notice.code == ErrorCode::kPeerLost && names_a_peer;
@@ -356,6 +378,16 @@ void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
     if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
     fail({ErrorCode::kAborted, notice.culprit, cause, {}});
   }
+}
+
+// Another rank takes this one for lost, so a connection of this rank was cut. Its own end of it
+// says which: all connections have been looked at since.
+void Monitor::answer_accusation() {
+  if (!accusation_) return;
+  if (!has_failed()) {
+    fail({ErrorCode::kAborted, accusation_->culprit, "first failure: " + accusation_->message, {}});
+  }
+  accusation_.reset();
 }
 
 void Monitor::handle_goodbye(int rank, const wire::Goodbye& goodbye) {

@@ -68,6 +68,9 @@ class Monitor {
   // caller only, who must call publish().
   bool claim_failure();
   void publish(const Failure& failure);
+  // Publishes it, but what another rank says within kVerdictTime takes its place: it may know
+  // better.
+  void publish_unless_told(const Failure& failure);
   // Until the group has failed, or `peer` (-1 for none) is known to have left; an operation that
   // found a broken stream learns here what it means.
   void await_failure(int peer, Deadline deadline);
@@ -117,6 +120,7 @@ class Monitor {
   void handle_report(int rank, const wire::StatusReport& report);
   void handle_request(int rank, const wire::StatusRequest& request);
   void handle_abort(int rank, const wire::AbortNotice& notice);
+  void answer_accusation();
   void handle_goodbye(int rank, const wire::Goodbye& goodbye);
   void handle_end(int rank);
   void flush();
@@ -148,6 +152,7 @@ class Monitor {
   FailurePhase failure_phase_ = FailurePhase::kNone;
   Failure failure_;  // that error_ tells
   std::optional<Error> error_;
+  std::optional<Failure> told_;  // what came while the failure was claimed
   uint64_t num_requests_ = 0;
   bool is_leaving_ = false;
   bool is_stopping_ = false;
@@ -155,6 +160,8 @@ class Monitor {
   std::vector<os::Waiter*> observers_;
 
   TimePoint last_heartbeat_;  // the thread's
+  // A notice that this rank is lost; the thread's.
+  std::optional<wire::AbortNotice> accusation_;
   std::unique_ptr<os::Thread> thread_;
 };
 

@@ -59,6 +59,7 @@ class MeshBuilder {
   Status accept(std::vector<Handshake>& handshakes);
   Status place(Mesh& mesh, Handshake& handshake);
   Error missing_links(const Mesh& mesh) const;
+  void tell_connected(const Mesh& mesh, const Error& error) const;
   Status erase_keys();
 
   os::System& system_;
@@ -92,9 +93,28 @@ Result<Mesh> MeshBuilder::connect_all() {
   }
   mesh.uses_shared_memory = can_share && options_.transport != TransportChoice::kTcp;
   mesh.is_crowded = static_cast<int>(mesh.host.members().size()) > num_cores_of(mesh.host);
-  CADRE_RETURN_IF_ERROR(connect_links(mesh));
-  CADRE_RETURN_IF_ERROR(erase_keys());
+  Status status = connect_links(mesh);
+  if (status.ok()) status = erase_keys();
+  if (!status.ok()) {
+    tell_connected(mesh, status.error());
+    return status.error();
+  }
   return mesh;
+}
+
+// To the ranks that may have gone on into their operations this rank would only seem gone.
+void MeshBuilder::tell_connected(const Mesh& mesh, const Error& error) const {
+  const std::string message =
+      format("{} gave up connecting: {}", describe(card_, membership_.rank.value), error.message());
+  const auto notice = wire::encode_control(wire::AbortNotice{error.code(), -1, message, message});
+  for (const auto& socket : mesh.control) {
+    ConstBytes rest = notice;
+    while (socket != nullptr && !rest.empty()) {
+      const auto sent = socket->try_send(rest);
+      if (!sent.ok() || *sent == 0) break;
+      rest = rest.subspan(*sent);
+    }
+  }
 }
 
 Status MeshBuilder::listen() {

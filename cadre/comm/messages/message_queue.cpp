@@ -178,18 +178,21 @@ void MessageQueue::start_posted() {
     std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
-  ActivityCell& cell = parts_.monitor.own_slot().message;
   for (auto& pending : posted) {
-    const uint64_t fingerprint = fingerprint_of(*pending);
     pending->began = parts_.system.now();
-    OpProgress progress(&cell.progress);
-    progress.set_phase(phase_of(*pending));
-    progress.set_waiting_for(pending->peer.value);
-    cell.begin(pending->number, fingerprint, pending->began);
-    pending->record_index =
-        parts_.recorder.begin(pending->number, fingerprint, pending->peer.value, pending->began);
+    show(*pending);
+    pending->record_index = parts_.recorder.begin(pending->number, fingerprint_of(*pending),
+                                                  pending->peer.value, pending->began);
     protocol_.post(std::move(pending));
   }
+}
+
+void MessageQueue::show(const Pending& pending) {
+  ActivityCell& cell = parts_.monitor.own_slot().message;
+  OpProgress progress(&cell.progress);
+  progress.set_phase(phase_of(pending));
+  progress.set_waiting_for(pending.peer.value);
+  cell.begin(pending.number, fingerprint_of(pending), pending.began);
 }
 
 void MessageQueue::finish(const PointToPoint::Ended& ended) {
@@ -200,8 +203,12 @@ void MessageQueue::finish(const PointToPoint::Ended& ended) {
   parts_.recorder.end(pending.record_index,
                       {status.ok(), status.ok() ? -1 : pending.peer.value, phase_of(pending), now});
   ActivityCell& cell = parts_.monitor.own_slot().message;
-  // Of several at once the cell shows the one that began last.
-  if (cell.number.load(std::memory_order_relaxed) == pending.number) cell.end(status.ok(), now);
+  // Of several at once the cell shows the one that began last, and when that is done, the oldest.
+  if (cell.number.load(std::memory_order_relaxed) == pending.number) {
+    const PointToPoint::Handle oldest = protocol_.oldest();
+    cell.end(status.ok(), now);
+    if (status.ok() && oldest != nullptr) show(static_cast<const Pending&>(*oldest));
+  }
   std::lock_guard lock(mutex_);
   pending.complete(std::move(status));
   --num_pending_;
@@ -231,11 +238,13 @@ void MessageQueue::explain_timeout(const Pending& pending, const wire::Activity&
   Monitor& monitor = parts_.monitor;
   if (!monitor.claim_failure()) return;
   const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
-  const int peer = pending.peer.value;
-  monitor.publish({ErrorCode::kTimeout, peer,
-                   format("tag {}: {}", pending.tag,
-                          timeout_cause(monitor.roster(), peer, views[static_cast<size_t>(peer)])),
-                   activity});
+  const Roster& roster = monitor.roster();
+  const Suspect culprit = find_culprit(views, roster.self, std::nullopt, pending.peer.value);
+  const PeerView& view = views[static_cast<size_t>(culprit.rank)];
+  const Failure failure{
+      ErrorCode::kTimeout, culprit.rank,
+      format("tag {}: {}", pending.tag, timeout_cause(roster, culprit.rank, view)), activity};
+  culprit.is_certain ? monitor.publish(failure) : monitor.publish_unless_told(failure);
 }
 
 void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,

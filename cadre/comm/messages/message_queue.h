@@ -63,6 +63,8 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   // With the role: moves messages until this one is done; null: until none is left.
   void progress(const Pending* until);
   void start_posted();
+  // Tells the other ranks what this one does.
+  void show(const Pending& pending);
   void finish(const PointToPoint::Ended& ended);
   // Makes the failure of the group out of what one message reported.
   Error explain(const Pending& pending, const Error& error);

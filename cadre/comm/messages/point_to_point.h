@@ -61,6 +61,8 @@ class PointToPoint {
   void advance(TimePoint now);
   // The messages that ended since the last call.
   std::vector<Ended> take_ended() { return std::exchange(ended_, {}); }
+  // Of those that have not ended; null if there is none.
+  Handle oldest() const { return pending_.empty() ? nullptr : pending_.front(); }
   // Until something can be moved, the transport is woken, a message's deadline or `latest`;
   // kAborted when interrupted.
   Status wait(Deadline latest);
