@@ -4,8 +4,10 @@ DATA ?=
 MNIST ?=
 NPROC ?= 2
 JOBS ?= $(shell nproc)
+SEEDS ?= 2000
+RANKS ?= 16
 
-.PHONY: help run test build conformance bench asan tsan fuzz chaos parity-mnist tidy install fresh clean
+.PHONY: help run test build conformance bench asan tsan fuzz chaos seeds parity-mnist tidy install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -57,6 +59,11 @@ parity-mnist:  ## accuracy on real images against PyTorch (MNIST=folder of the i
 	@tools/setup check
 	@tools/build dev cadre_command cadre_train
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_mnist.py build/bin/cadre $(MNIST)
+
+seeds:  ## SEEDS=2000 simulated jobs of up to RANKS=16 ranks for each kind of fault, with the time
+	@tools/setup check
+	@tools/build dev cadre_tests_sim
+	CADRE_SIM_SEEDS=$(SEEDS) CADRE_SIM_MAX_RANKS=$(RANKS) build/bin/cadre_tests_sim
 
 tidy:  ## the project's own rules, formatting and clang-tidy
 	@tools/setup check

@@ -481,28 +481,6 @@ at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) con
       at::TensorOptions().dtype(type));
 }
 
-// The parent's handle lives as long as the child: it owns what the child borrows.
-std::optional<ProcessGroup> ProcessGroup::child(std::unique_ptr<Communicator> communicator) const {
-  if (!communicator) return std::nullopt;
-  struct Family {
-    std::shared_ptr<Communicator> parent;
-    std::unique_ptr<Communicator> child;
-  };
-  const auto family = std::make_shared<Family>(Family{communicator_, std::move(communicator)});
-  return ProcessGroup(std::shared_ptr<Communicator>(family, family->child.get()));
-}
-
-std::optional<ProcessGroup> ProcessGroup::split(const SplitOptions& options) const {
-  return child(cadre::split(*communicator_, options,
-                            communicator_->system().deadline_in(kDefaultConnectTimeout)));
-}
-
-std::optional<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) const {
-  const std::vector<Rank> members(ranks.begin(), ranks.end());
-  return child(cadre::new_group(*communicator_, members,
-                                communicator_->system().deadline_in(kDefaultConnectTimeout)));
-}
-
 void ProcessGroup::abort(const std::string& reason) const {
   communicator_->abort(reason);
 }

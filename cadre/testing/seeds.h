@@ -12,4 +12,9 @@ namespace cadre::testing {
 // (each such test names its seed when it fails).
 std::vector<uint64_t> test_seeds(int count);
 
+// test_seeds() of 200, or of as many as CADRE_SIM_SEEDS says: for runs of the simulator.
+std::vector<uint64_t> simulator_seeds();
+// The most ranks of such a run: CADRE_SIM_MAX_RANKS, at least 2; default 4.
+int max_simulated_ranks();
+
 }  // namespace cadre::testing

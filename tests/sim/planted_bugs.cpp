@@ -1,8 +1,95 @@
 #include "planted_bugs.h"
 
+#include <algorithm>
+
+#include "cadre/comm/messages/message_header.h"
 #include "cadre/sim/simulated_socket.h"
 
 namespace cadre::testing {
+namespace {
+
+const sim::Readiness& readiness_of(const os::Pollable& target) {
+  return dynamic_cast<const sim::Readiness&>(target);
+}
+
+// Sends the headers of messages with kWrongTag.
+class WrongTagSocket final : public os::Socket, public sim::Readiness {
+ public:
+  explicit WrongTagSocket(std::unique_ptr<os::Socket> inner) : inner_(std::move(inner)) {}
+
+  Result<size_t> try_send(ConstBytes data) override {
+    constexpr size_t kBytes = MessageHeader::kBytes;
+    const bool is_rest = num_owed_ > 0 && data.size() == num_owed_;
+    if (is_rest) data = ConstBytes(mixed_).last(num_owed_);
+    const auto header =
+        data.size() == kBytes ? MessageHeader::parse(data) : Result<MessageHeader>(MessageHeader());
+    auto sent = inner_->try_send(data);
+    if (!sent.ok() || *sent == 0) return sent;
+    if (is_rest) {
+      num_owed_ -= *sent;
+    } else if (data.size() == kBytes && header.ok()) {
+      MessageHeader mixed = *header;
+      mixed.tag = last_tag_;
+      mixed_ = mixed.encode();
+      num_owed_ = kBytes - *sent;
+      last_tag_ = header->tag;
+    }
+    return sent;
+  }
+  Result<size_t> try_recv(Bytes buffer) override { return inner_->try_recv(buffer); }
+  Result<bool> try_send_segment(const os::SharedMemory& segment) override {
+    return inner_->try_send_segment(segment);
+  }
+  Result<std::unique_ptr<os::SharedMemory>> try_recv_segment() override {
+    return inner_->try_recv_segment();
+  }
+  void shutdown() override { inner_->shutdown(); }
+  os::Address local_address() const override { return inner_->local_address(); }
+  os::Address peer_address() const override { return inner_->peer_address(); }
+  bool can_read() const override { return readiness_of(*inner_).can_read(); }
+  bool can_write() const override { return readiness_of(*inner_).can_write(); }
+
+ private:
+  const std::unique_ptr<os::Socket> inner_;
+  std::array<std::byte, MessageHeader::kBytes>
+      mixed_{};          // the header under way, with the wrong tag
+  size_t num_owed_ = 0;  // of it
+  int32_t last_tag_ = 0;
+};
+
+class WrongTagListener final : public os::Listener, public sim::Readiness {
+ public:
+  explicit WrongTagListener(std::unique_ptr<os::Listener> inner) : inner_(std::move(inner)) {}
+
+  Result<std::unique_ptr<os::Socket>> try_accept() override {
+    auto accepted = inner_->try_accept();
+    if (!accepted.ok() || *accepted == nullptr) return accepted;
+    return std::unique_ptr<os::Socket>(
+        std::make_unique<WrongTagSocket>(std::move(accepted).value()));
+  }
+  os::Address address() const override { return inner_->address(); }
+  bool can_read() const override { return readiness_of(*inner_).can_read(); }
+  bool can_write() const override { return false; }
+
+ private:
+  const std::unique_ptr<os::Listener> inner_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<os::Listener>> BuggySystem::listen(const os::Address& address) {
+  auto listener = inner_.listen(address);
+  if (!listener.ok() || bug_ != PlantedBug::kWrongTag) return listener;
+  return std::unique_ptr<os::Listener>(
+      std::make_unique<WrongTagListener>(std::move(listener).value()));
+}
+
+Result<std::unique_ptr<os::Socket>> BuggySystem::connect(const os::Address& address,
+                                                         Deadline deadline) {
+  auto socket = inner_.connect(address, deadline);
+  if (!socket.ok() || bug_ != PlantedBug::kWrongTag) return socket;
+  return std::unique_ptr<os::Socket>(std::make_unique<WrongTagSocket>(std::move(socket).value()));
+}
 
 Result<std::unique_ptr<os::SharedMemory>> BuggySystem::create_segment(size_t num_bytes) {
   auto created = inner_.create_segment(num_bytes);

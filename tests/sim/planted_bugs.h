@@ -21,6 +21,7 @@ enum class PlantedBug {
   kLostWakeUp,         // publish() forgets the sleepers
   kMissingAbortCheck,  // poll() does not look at the last item, where waits put the interrupt
   kDoubleFreeOfASlot,  // a segment that is in use is handed out again
+  kWrongTag,           // the rest of a header whose send was short comes from the header before
   kStaleRound,         // keys of all rounds are the same, and none is erased (in the store)
 };
 
@@ -51,13 +52,9 @@ class BuggySystem final : public os::System {
     const bool hides_last = bug_ == PlantedBug::kMissingAbortCheck && items.size() > 1;
     return inner_.poll(hides_last ? items.first(items.size() - 1) : items, deadline);
   }
-  Result<std::unique_ptr<os::Listener>> listen(const os::Address& address) override {
-    return inner_.listen(address);
-  }
+  Result<std::unique_ptr<os::Listener>> listen(const os::Address& address) override;
   Result<std::unique_ptr<os::Socket>> connect(const os::Address& address,
-                                              Deadline deadline) override {
-    return inner_.connect(address, deadline);
-  }
+                                              Deadline deadline) override;
   std::unique_ptr<os::Event> make_event() override { return inner_.make_event(); }
   Result<std::unique_ptr<os::SharedMemory>> create_segment(size_t num_bytes) override;
   void random_bytes(Bytes out) override { inner_.random_bytes(out); }

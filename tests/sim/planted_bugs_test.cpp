@@ -1,0 +1,93 @@
+// The simulated tests would find these bugs: each is found by one of the first 200 seeds.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <iostream>
+
+#include "cadre/base/format.h"
+#include "simulated_job.h"
+
+namespace cadre::testing {
+namespace {
+
+using sim::Fault;
+using sim::When;
+using std::chrono::hours;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr uint64_t kNumSeeds = 200;
+
+struct Hunt {
+  PlantedBug bug = PlantedBug::kNone;
+  Shape shape = Shape::kSharedMemory;
+  int world_size = 3;
+  int num_groups = 1;
+  std::vector<Fault> faults;
+  Duration max_nap = sim::SimOptions().max_nap;
+  std::function<bool(const JobOutcome&)> is_wrong = [](const JobOutcome& outcome) {
+    return !outcome.all_right();
+  };
+};
+
+// The first seed that finds the bug; 0 when none does.
+uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
+  const std::array shapes = {hunt.shape};
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    JobPlan plan = plan_job(seed, shapes, hunt.world_size);
+    plan.bug = hunt.bug;
+    plan.num_groups = hunt.num_groups;
+    plan.options.faults = hunt.faults;
+    plan.options.max_nap = hunt.max_nap;
+    if (hunt.is_wrong(run_job(plan))) return seed;
+  }
+  return 0;
+}
+
+// With the bug some seed finds it; without it none does (communicator_seeds_test.cpp asks more).
+void expect_found(Hunt hunt) {
+  const uint64_t seed = find_bug(hunt);
+  EXPECT_GT(seed, 0u);
+  std::cout << format("found by seed {}", seed) << std::endl;
+  hunt.bug = PlantedBug::kNone;
+  EXPECT_EQ(find_bug(hunt, 50), 0u);
+}
+
+TEST(PlantedBugs, ALostWakeUpIsFound) {
+  expect_found({.bug = PlantedBug::kLostWakeUp, .max_nap = hours(1)});
+}
+
+TEST(PlantedBugs, AWrongTagIsFound) {
+  expect_found({.bug = PlantedBug::kWrongTag, .shape = Shape::kHostEach});
+}
+
+// Without the check a rank hears of a death only at its deadline.
+TEST(PlantedBugs, AMissingAbortCheckIsFound) {
+  constexpr int kVictim = 2;
+  constexpr Duration kKillTime = milliseconds(20);
+  const auto is_late = [](const JobOutcome& outcome) {
+    return std::ranges::any_of(outcome.ranks, [&](const RankReport& report) {
+      // While it connects a rank has its deadline only.
+      const bool is_survivor = &report != &outcome.ranks[kVictim];
+      return is_survivor && report.failure && !report.was_connecting() &&
+             report.failed_at > TimePoint{} + kKillTime + seconds(2);
+    });
+  };
+  expect_found({.bug = PlantedBug::kMissingAbortCheck,
+                .shape = Shape::kHostEach,
+                .faults = {Fault::kill(kVictim, When::at_time(kKillTime))},
+                .is_wrong = is_late});
+}
+
+TEST(PlantedBugs, ASlotThatWasFreedTwiceIsFound) {
+  expect_found({.bug = PlantedBug::kDoubleFreeOfASlot});
+}
+
+TEST(PlantedBugs, AStaleRoundIsFound) {
+  expect_found({.bug = PlantedBug::kStaleRound, .num_groups = 2});
+}
+
+}  // namespace
+}  // namespace cadre::testing
