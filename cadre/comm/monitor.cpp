@@ -349,9 +349,9 @@ void Monitor::handle_request(int rank, const wire::StatusRequest& request) {
 
 void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
   if (notice.code == ErrorCode::kPeerLost && notice.culprit == roster_.self.value) {
-    accusation_ = notice;
     std::lock_guard lock(mutex_);
     peers_[static_cast<size_t>(rank)].has_aborted = true;
+    if (!is_leaving_) accusation_ = notice;
     return;
   }
   const bool names_a_peer = notice.culprit >= 0 && notice.culprit < roster_.world_size() &&
@@ -385,7 +385,10 @@ void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
 void Monitor::answer_accusation() {
   if (!accusation_) return;
   if (!has_failed()) {
-    fail({ErrorCode::kAborted, accusation_->culprit, "first failure: " + accusation_->message, {}});
+    fail({ErrorCode::kAborted,
+          accusation_->culprit,
+          std::string(kFirstFailure) + accusation_->message,
+          {}});
   }
   accusation_.reset();
 }

@@ -347,13 +347,13 @@ Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tens
 void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
   const DType dtype = check(*communicator_, "reduce", "the tensor", tensor);
   check_reduce_op(*communicator_, "reduce", dtype, options.op);
-  const CollectiveOptions call{.deadline = options.deadline};
+  const CollectiveOptions call = with_factor({.deadline = options.deadline}, options.premul_factor);
   if (rank() != options.root) {
     const at::Tensor data = tensor.detach().contiguous();
     communicator_->reduce(const_bytes_of(data), {}, dtype, options.op, options.root, call);
     return;
   }
-  run_packed(tensor, [&](const at::Tensor& data) {
+  run_packed(*communicator_, "reduce", tensor, [&](const at::Tensor& data) {
     communicator_->reduce(const_bytes_of(data), bytes_of(data), dtype, options.op, options.root,
                           call);
   });
@@ -364,8 +364,9 @@ Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& o
   check_reduce_op(*communicator_, "reduce_async", dtype, options.op);
   check_contiguous(*communicator_, "reduce_async", "the tensor", tensor);
   const Bytes out = rank() == options.root ? bytes_of(tensor) : Bytes();
-  return communicator_->reduce_async(const_bytes_of(tensor), out, dtype, options.op, options.root,
-                                     keeping(options.deadline, tensor));
+  return communicator_->reduce_async(
+      const_bytes_of(tensor), out, dtype, options.op, options.root,
+      with_factor(keeping(options.deadline, tensor), options.premul_factor));
 }
 
 void ProcessGroup::gather(const at::Tensor& output, const at::Tensor& input,

@@ -48,6 +48,7 @@ struct BarrierOptions {
 struct ReduceOptions {
   Rank root = 0;
   ReduceOp op = ReduceOp::kSum;
+  std::optional<double> premul_factor = {};
   std::optional<Deadline> deadline = {};
 };
 struct GatherOptions {

@@ -1,6 +1,7 @@
 #include "collectives.h"
 
 #include <array>
+#include <numeric>
 
 namespace cadre::conformance {
 namespace {
@@ -65,6 +66,85 @@ Buffer expected_of_reduce_scatter(const Case& c, Rank rank, int world_size) {
   return reduced(c, world_size, begin_of(c, rank), c.count);
 }
 
+Buffer run_reduce(Communicator& group, const Case& c, const Brought& brought) {
+  const Buffer in = brought(c.count);
+  Buffer out(group.rank() == c.root ? in.size() : 0);
+  group.reduce(in, out, c.dtype, c.op, c.root, options_of(group, c));
+  return out;
+}
+
+Buffer expected_of_reduce(const Case& c, Rank rank, int world_size) {
+  return rank == c.root ? reduced(c, world_size, 0, c.count) : Buffer();
+}
+
+Buffer run_gather(Communicator& group, const Case& c, const Brought& brought) {
+  const Buffer in = brought(c.count);
+  const auto num_parts = static_cast<size_t>(group.world_size());
+  Buffer out(group.rank() == c.root ? in.size() * num_parts : 0);
+  group.gather(in, out, c.dtype, c.root);
+  return out;
+}
+
+Buffer expected_of_gather(const Case& c, Rank rank, int world_size) {
+  return rank == c.root ? expected_of_all_gather(c, rank, world_size) : Buffer();
+}
+
+Buffer run_scatter(Communicator& group, const Case& c, const Brought& brought) {
+  const auto num_parts = static_cast<uint64_t>(group.world_size());
+  const Buffer in = group.rank() == c.root ? brought(c.count * num_parts) : Buffer();
+  Buffer out(c.count * size_of(c.dtype));
+  group.scatter(in, out, c.dtype, c.root);
+  return out;
+}
+
+Buffer expected_of_scatter(const Case& c, Rank rank, int world_size) {
+  return numbers(c, c.root, world_size, begin_of(c, rank), c.count);
+}
+
+Buffer run_all_to_all(Communicator& group, const Case& c, const Brought& brought) {
+  const Buffer in = brought(c.count * static_cast<uint64_t>(group.world_size()));
+  Buffer out(in.size());
+  group.all_to_all(in, out, c.dtype);
+  return out;
+}
+
+Buffer expected_of_all_to_all(const Case& c, Rank rank, int world_size) {
+  Buffer all;
+  for (int from = 0; from < world_size; ++from) {
+    const Buffer part = numbers(c, from, world_size, begin_of(c, rank), c.count);
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+// Elements from one rank to another in the uneven exchange: some pairs differ, all counts occur.
+uint64_t uneven_count(const Case& c, int from, int to) {
+  return c.count + static_cast<uint64_t>((from + 2 * to) % 3);
+}
+
+Buffer run_all_to_all_v(Communicator& group, const Case& c, const Brought& brought) {
+  std::vector<uint64_t> sent, received;
+  for (int peer = 0; peer < group.world_size(); ++peer) {
+    sent.push_back(uneven_count(c, group.rank(), peer));
+    received.push_back(uneven_count(c, peer, group.rank()));
+  }
+  const Buffer in = brought(std::accumulate(sent.begin(), sent.end(), uint64_t{0}));
+  Buffer out(std::accumulate(received.begin(), received.end(), uint64_t{0}) * size_of(c.dtype));
+  group.all_to_all_v(in, out, c.dtype, {sent, received});
+  return out;
+}
+
+Buffer expected_of_all_to_all_v(const Case& c, Rank rank, int world_size) {
+  Buffer all;
+  for (int from = 0; from < world_size; ++from) {
+    uint64_t begin = 0;
+    for (int to = 0; to < rank; ++to) begin += uneven_count(c, from, to);
+    const Buffer part = numbers(c, from, world_size, begin, uneven_count(c, from, rank));
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
 Buffer run_barrier(Communicator& group, const Case&, const Brought&) {
   group.barrier();
   return {};
@@ -91,7 +171,7 @@ Buffer expected_of_send_recv(const Case& c, Rank rank, int world_size) {
   return numbers(c, (rank + world_size - 1) % world_size, world_size, 0, c.count);
 }
 
-constexpr std::array<Collective, 6> kCollectives = {{
+constexpr std::array<Collective, 11> kCollectives = {{
     {.name = "broadcast",
      .has_root = true,
      .is_same_everywhere = true,
@@ -112,6 +192,29 @@ constexpr std::array<Collective, 6> kCollectives = {{
      .takes_count_per_rank = true,
      .run = run_reduce_scatter,
      .expected = expected_of_reduce_scatter},
+    {.name = "reduce",
+     .has_op = true,
+     .has_root = true,
+     .run = run_reduce,
+     .expected = expected_of_reduce},
+    {.name = "gather",
+     .has_root = true,
+     .takes_count_per_rank = true,
+     .run = run_gather,
+     .expected = expected_of_gather},
+    {.name = "scatter",
+     .has_root = true,
+     .takes_count_per_rank = true,
+     .run = run_scatter,
+     .expected = expected_of_scatter},
+    {.name = "all_to_all",
+     .takes_count_per_rank = true,
+     .run = run_all_to_all,
+     .expected = expected_of_all_to_all},
+    {.name = "all_to_all_v",
+     .takes_count_per_rank = true,
+     .run = run_all_to_all_v,
+     .expected = expected_of_all_to_all_v},
     {.name = "barrier", .has_data = false, .run = run_barrier, .expected = expected_of_barrier},
     {.name = "send and recv", .run = run_send_recv, .expected = expected_of_send_recv},
 }};

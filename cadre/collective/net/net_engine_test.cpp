@@ -119,21 +119,18 @@ TEST_P(NetEngineTest, ReduceScatterOfEveryKindIsTheFormula) {
 
 TEST_P(NetEngineTest, ReduceOfEveryKindToEveryRootIsTheFormula) {
   for_each_world([](EngineRank& engine, int rank, int world_size) {
-    for (const DType dtype : kDTypes) {
-      for (const ReduceOp op : kReduceOps) {
-        if (!is_supported(dtype, op)) continue;
-        for (const uint64_t count : kCounts) {
-          const int root = static_cast<int>(count + static_cast<uint64_t>(op)) % world_size;
-          const auto in = input_of(rank, dtype, count);
-          const auto expected = reduced(dtype, op, world_size, 0, count);
-          std::vector<std::byte> out(rank == root ? in.size() : 0);
-          engine.reduce(in, out, {dtype, op}, root).value_or_throw();
-          require(rank != root || out == expected, format("wrong: {} {} x {}", op, dtype, count));
-          auto in_place = in;
-          engine.reduce(in_place, in_place, {dtype, op}, root).value_or_throw();
-          require(in_place == (rank == root ? expected : in),
-                  format("wrong in place: {} {} x {}", op, dtype, count));
-        }
+    for (const auto& [dtype, op] : testing::all_reduce_kinds()) {
+      for (const uint64_t count : kCounts) {
+        const int root = static_cast<int>(count + static_cast<uint64_t>(op)) % world_size;
+        const auto in = input_of(rank, dtype, count, op);
+        const auto expected = reduced(dtype, op, world_size, 0, count);
+        std::vector<std::byte> out(rank == root ? in.size() : 0);
+        engine.reduce(in, out, {dtype, op}, root).value_or_throw();
+        require(rank != root || out == expected, format("wrong: {} {} x {}", op, dtype, count));
+        auto in_place = in;
+        engine.reduce(in_place, in_place, {dtype, op}, root).value_or_throw();
+        require(in_place == (rank == root ? expected : in),
+                format("wrong in place: {} {} x {}", op, dtype, count));
       }
     }
   });

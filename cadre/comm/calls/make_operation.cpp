@@ -4,9 +4,7 @@
 #include "cadre/comm/calls/checks.h"
 
 namespace cadre {
-namespace {
 
-// A factor and the operation that needs it come together or not at all.
 void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& options) {
   const bool is_needed = descriptor.reduce_op == ReduceOp::kPremulSum;
   if (is_needed == options.premul_factor.has_value()) return;
@@ -18,8 +16,6 @@ void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& optio
       format("{}: a premul_factor of {} was given, which only {} uses; leave it out or call {}",
              descriptor.kind, *options.premul_factor, ReduceOp::kPremulSum, ReduceOp::kPremulSum));
 }
-
-}  // namespace
 
 Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
                          const CollectiveOptions& options) {

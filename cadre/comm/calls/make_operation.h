@@ -11,6 +11,9 @@
 
 namespace cadre {
 
+// A factor and the operation that needs it come together or not at all.
+void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& options);
+
 Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
                          const CollectiveOptions& options);
 
