@@ -25,7 +25,7 @@ go before those of the file; a dotted key names a table's entry.
 
   cadre train examples/gpt.toml                             one process
   cadre train examples/gpt.toml --nproc-per-node 2          two, with the same result
-  cadre train examples/gpt.toml train.steps=500 data.path=corpus.txt
+  cadre train examples/gpt.toml run.steps=500 data.path=corpus.txt
 
   --nproc-per-node N   processes (default 1)
   --help               this text
