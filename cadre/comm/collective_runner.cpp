@@ -22,7 +22,7 @@ wire::Activity activity_of(const Operation& operation, Duration age) {
 
 Status CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
-  if (monitor.has_failed()) return failure_after_last();
+  if (monitor.has_failed()) return monitor.error();
   const uint64_t fingerprint = operation.descriptor.fingerprint();
   ActivityCell& cell = monitor.own_slot().collective;
   OpProgress progress(&cell.progress);
@@ -34,22 +34,13 @@ Status CollectiveRunner::run(Operation& operation) {
   monitor.enter_collective(operation.number);
   Status status = monitor.has_failed() ? Status(monitor.error()) : execute(operation, context);
   if (!status.ok() && !monitor.has_failed()) status = explain(operation, context, status.error());
-  if (status.ok()) {
-    last_completed_ = operation.number;
-  } else {
-    status = failure_after_last();
-  }
+  if (!status.ok()) status = monitor.error();
   monitor.leave_collective();
   const TimePoint now = parts_.system.now();
   cell.end(status.ok(), now);
   parts_.recorder.end(index, {status.ok(), progress.waiting_for(), progress.phase(), now});
   time_spent_ns_.fetch_add((now - began_).count(), std::memory_order_relaxed);
   return status;
-}
-
-Error CollectiveRunner::failure_after_last() {
-  if (last_completed_ > 0) parts_.monitor.clear_of_blame(last_completed_);
-  return parts_.monitor.error();
 }
 
 Status CollectiveRunner::execute(Operation& operation, const OpContext& context) {

@@ -48,12 +48,9 @@ class CollectiveRunner final : public OperationRunner {
   Error explain_mismatch(const Operation& operation, const OpContext& context);
   Error explain_part_mismatch(const Operation& operation, const OpContext& context);
   Error fail(const Operation& operation, Failure failure);
-  // The group's failure, never put down to an operation that ended well.
-  Error failure_after_last();
 
   Parts parts_;
   TimePoint began_;                // of the running operation
-  uint64_t last_completed_ = 0;    // number of the last operation that ended well
   std::vector<std::byte> scaled_;  // the input of a PREMUL_SUM whose output is smaller
   std::atomic<int64_t> time_spent_ns_{0};
 };

@@ -49,14 +49,6 @@ void sum(Communicator& group, size_t count) {
   group.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum);
 }
 
-// The news may come while a rank is still on its way out of the operation before.
-auto fails_at_or_before(const std::string& call, const std::string& before) {
-  const std::string code = call.substr(0, call.find(' '));
-  return ::testing::AnyOf(StartsWith(call + " on group \"world\" failed after "),
-                          ::testing::AllOf(StartsWith(code + " group \"world\" failed on rank "),
-                                           HasSubstr(") after " + before + "\n")));
-}
-
 TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
   const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
     group.barrier();
@@ -65,7 +57,10 @@ TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
-    EXPECT_THAT(rank.output, fails_at_or_before("kInvalidArgument: all_reduce #2", "barrier #1"));
+    const auto at_all_reduce = StartsWith("kInvalidArgument: all_reduce #2 on group \"world\"");
+    // Two ranks may disagree while the third is still on its way out of the barrier.
+    const auto at_barrier = StartsWith("kInvalidArgument: barrier #1 on group \"world\"");
+    EXPECT_THAT(rank.output, ::testing::AnyOf(at_all_reduce, at_barrier));
     EXPECT_THAT(rank.output, HasSubstr("called all_reduce(sum, float32 x 4) as #2"));
     EXPECT_THAT(rank.output, HasSubstr("called all_reduce(sum, float32 x 8) as #2"));
     EXPECT_THAT(rank.output,
@@ -82,7 +77,7 @@ TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   EXPECT_EQ(result.ranks[2].output, "");
   for (int rank = 0; rank < 2; ++rank) {
     const std::string& output = result.ranks[static_cast<size_t>(rank)].output;
-    EXPECT_THAT(output, fails_at_or_before("kPeerLost: all_reduce #4", "all_reduce #3"));
+    EXPECT_THAT(output, StartsWith("kPeerLost: all_reduce #4 on group \"world\" failed after "));
     EXPECT_THAT(output, HasSubstr(") left the group after #3 (it ended its loop early?). Remedy: "
                                   "rebuild the group."));
     EXPECT_THAT(output, HasSubstr("\n  rank 2 ("));

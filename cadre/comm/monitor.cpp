@@ -60,13 +60,6 @@ void Monitor::leave_collective() {
   running_number_.store(0, std::memory_order_release);
 }
 
-void Monitor::clear_of_blame(uint64_t number) {
-  std::lock_guard lock(mutex_);
-  if (!failure_.operation || failure_.operation->number != number) return;
-  const Activity own = *std::exchange(failure_.operation, std::nullopt);
-  error_ = compose_error(roster_, failure_, own, record_path_);
-}
-
 void Monitor::fail_if_left_before(uint64_t number) {
   int peer = -1;
   uint64_t left_after = 0;
@@ -122,7 +115,6 @@ void Monitor::publish(const Failure& failure) {
   const Error error = compose_error(roster_, complete, own, record_path_);
   {
     std::lock_guard lock(mutex_);
-    failure_ = complete;
     error_ = error;
     failure_phase_ = FailurePhase::kPublished;
     const std::vector<std::byte> notice = wire::encode_control(

@@ -55,9 +55,6 @@ class Monitor {
   // This rank enters a collective: fails the group if a peer left before it.
   void enter_collective(uint64_t number);
   void leave_collective();
-  // Collective `number` ended well here: a failure that came meanwhile, and was put down to it, is
-  // one after it.
-  void clear_of_blame(uint64_t number);
 
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
   // REQUIRES: has_failed().
@@ -150,7 +147,6 @@ class Monitor {
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;  // by rank
   FailurePhase failure_phase_ = FailurePhase::kNone;
-  Failure failure_;  // that error_ tells
   std::optional<Error> error_;
   std::optional<Failure> told_;  // what came while the failure was claimed
   uint64_t num_requests_ = 0;
