@@ -77,7 +77,11 @@ TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   EXPECT_EQ(result.ranks[2].output, "");
   for (int rank = 0; rank < 2; ++rank) {
     const std::string& output = result.ranks[static_cast<size_t>(rank)].output;
-    EXPECT_THAT(output, StartsWith("kPeerLost: all_reduce #4 on group \"world\" failed after "));
+    // The news may come while a rank is still on its way out of the operation before.
+    EXPECT_THAT(
+        output,
+        ::testing::AnyOf(StartsWith("kPeerLost: all_reduce #4 on group \"world\" failed after "),
+                         StartsWith("kPeerLost: all_reduce #3 on group \"world\" failed after ")));
     EXPECT_THAT(output, HasSubstr(") left the group after #3 (it ended its loop early?). Remedy: "
                                   "rebuild the group."));
     EXPECT_THAT(output, HasSubstr("\n  rank 2 ("));

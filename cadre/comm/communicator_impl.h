@@ -24,8 +24,8 @@ namespace cadre {
 
 class Communicator::Impl {
  public:
-  Impl(os::System& system_in, const Membership& membership_in, const CommunicatorOptions& options_in,
-       Deadline deadline);
+  Impl(os::System& system_in, const Membership& membership_in,
+       const CommunicatorOptions& options_in, Deadline deadline);
   ~Impl();
 
   // Says goodbye, or aborts when something is pending that may not be waited for.

@@ -134,9 +134,9 @@ When moment_of(const JobPlan& plan, int rank, Random& random) {
   return When::at_point(rank, static_cast<int64_t>(1 + early + random.below(life - early)));
 }
 
-// Shorter than every deadline.
+// Shorter than every deadline, also that of one connection.
 Duration short_time(Random& random) {
-  constexpr std::array<int, 5> kTimesMs = {5, 50, 500, 2'000, 10'000};
+  constexpr std::array<int, 5> kTimesMs = {5, 50, 500, 2'000, 4'000};
   return milliseconds(kTimesMs[random.below(kTimesMs.size())]);
 }
 
@@ -188,9 +188,9 @@ bool may_blame(const JobPlan& plan, int rank, int named) {
   return there == fault.a || there == fault.b;
 }
 
-// The failure blames as the table says. What is blamed for its part in an operation is exactly one
-// rank; who could not connect may have missed several, each because of the fault or because it had
-// given up itself.
+// The failure blames as the table says, seen from the rank that found it; the others quote it. What
+// is blamed for its part in an operation is exactly one rank; who could not connect may have missed
+// several, each because of the fault or because it had given up itself.
 bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   const RankReport& report = outcome.ranks[static_cast<size_t>(rank)];
   const Verdict verdict = verdict_of(report, rank);
@@ -198,8 +198,7 @@ bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
     return other != verdict.reporter && outcome.ranks[static_cast<size_t>(other)].was_connecting();
   };
   return !verdict.named.empty() && std::ranges::all_of(verdict.named, [&](int named) {
-    return may_blame(plan, verdict.is_connecting ? verdict.reporter : rank, named) ||
-           (verdict.is_connecting && gave_up(named));
+    return may_blame(plan, verdict.reporter, named) || (verdict.is_connecting && gave_up(named));
   });
 }
 

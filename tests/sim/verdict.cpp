@@ -51,14 +51,26 @@ std::vector<int> missing_ranks_in(std::string_view text) {
 //     first failure: rank 0 (node0, pid 1000) gave up connecting: ... rank 1 (node1, pid 1001)
 Verdict verdict_of(const RankReport& report, int rank) {
   constexpr std::string_view kGaveUp = " gave up connecting: ";
+  constexpr std::string_view kCouldNotConnect = " could not connect: ";
+  constexpr std::string_view kCannotReach = " cannot reach rank ";
   constexpr std::string_view kOnRank = " on rank ";
   const std::string_view text = report.failure->message();
   Verdict verdict;
   verdict.is_connecting = report.was_connecting();
   verdict.reporter = rank;
   if (verdict.is_connecting) {
+    // "rank 2 could not connect: ...", heard from rank 2.
+    std::string_view own = text.substr(text.find(": "));
+    if (const size_t heard_at = text.rfind(kCouldNotConnect); heard_at != text.npos) {
+      verdict.reporter = ranks_in(text.substr(0, heard_at)).back();
+      own = text.substr(heard_at);
+    }
+    // "rank 2 (...) cannot reach rank 1 (...)"
+    if (const size_t reach_at = own.find(kCannotReach); reach_at != own.npos) {
+      own = own.substr(reach_at);
+    }
     verdict.named = missing_ranks_in(text);
-    if (verdict.named.empty()) verdict.named = ranks_in(text.substr(text.find(": ")));
+    if (verdict.named.empty()) verdict.named = ranks_in(own);
     return verdict;
   }
   const size_t cause_at = text.rfind("\n  ");

@@ -66,8 +66,7 @@ Status BootstrapWatch::look_for_report(Deadline deadline) {
   if (code < 0 || code > static_cast<int>(ErrorCode::kInternal)) {
     return Error(ErrorCode::kCorruption, format("store key \"{}\" holds no report", trouble_key_));
   }
-  return Error(static_cast<ErrorCode>(code),
-               format("another rank could not connect: {}", report->substr(1)));
+  return Error(static_cast<ErrorCode>(code), report->substr(1));
 }
 
 Status BootstrapWatch::look_for_lost(Deadline deadline) {
@@ -98,7 +97,9 @@ void BootstrapWatch::report(const Error& error) {
   if (was_told_) return;
   // The first report stays; whether it arrived changes nothing for this rank.
   (void)membership_.store->compare_set(
-      trouble_key_, "", format("{}{}", static_cast<int>(error.code()), error.message()),
+      trouble_key_, "",
+      format("{}rank {} could not connect: {}", static_cast<int>(error.code()), membership_.rank,
+             error.message()),
       system_.deadline_in(kStoreTime));
 }
 
