@@ -162,9 +162,17 @@ bool Scheduler::wait(std::string_view what, std::function<bool()> ready, Deadlin
   self.waits_for = what;
   self.ready = std::move(ready);
   self.deadline = deadline;
-  switch_away();
-  const bool is_ready = self.ready();
-  self.ready = nullptr;
+  // Also when the simulation ends here by an exception: what `ready` looks at goes with the caller.
+  struct Clearing {
+    SimThread& thread;
+    ~Clearing() { thread.ready = nullptr; }
+  };
+  bool is_ready = false;
+  {
+    const Clearing clearing{self};
+    switch_away();
+    is_ready = self.ready();
+  }
   return !throw_if_killed() && is_ready;
 }
 
