@@ -3,8 +3,10 @@
 #include "cadre/base/format.h"
 #include "cadre/os/host/stderr_log.h"
 #include "cadre/rendezvous/environment_rendezvous.h"
+#include "cadre/rendezvous/job_environment.h"
 
 namespace cadre {
+namespace {
 
 std::string flight_record_path(const JobEnvironment& environment, std::string_view group,
                                uint64_t round) {
@@ -12,6 +14,8 @@ std::string flight_record_path(const JobEnvironment& environment, std::string_vi
   return format("{}/{}-round{}-rank{}.flight", environment.flight_folder, group, round,
                 environment.rank);
 }
+
+}  // namespace
 
 std::unique_ptr<Communicator> connect_from_environment(os::System& system,
                                                        const CommunicatorOptions& options,

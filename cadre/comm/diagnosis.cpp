@@ -11,11 +11,6 @@ namespace {
 using wire::Activity;
 using wire::ActivityState;
 
-bool is_message(uint64_t fingerprint) {
-  const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
-  return kind == OpKind::kSend || kind == OpKind::kRecv;
-}
-
 // In collective `number` at this moment, or stuck in it.
 bool is_in(const Activity& activity, uint64_t number) {
   const bool is_inside =
@@ -71,6 +66,11 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
 }
 
 }  // namespace
+
+bool is_message(uint64_t fingerprint) {
+  const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
+  return kind == OpKind::kSend || kind == OpKind::kRecv;
+}
 
 std::string Roster::describe(int rank) const {
   if (rank < 0 || rank >= world_size()) return format("rank {}", rank);

@@ -47,6 +47,8 @@ struct Failure {
   std::optional<wire::Activity> operation;
 };
 
+// Whether the fingerprint is that of a send or recv, which are numbered apart from collectives.
+bool is_message(uint64_t fingerprint);
 // "all_reduce #1042"
 std::string describe_operation(uint64_t number, uint64_t fingerprint);
 // "60 s", "1.5 s", "250 ms"

@@ -20,10 +20,6 @@ OpKind kind_of(const FlightEntry& entry) {
   return OpDescriptor::from_fingerprint(entry.fingerprint).kind;
 }
 
-bool is_message(const FlightEntry& entry) {
-  return kind_of(entry) == OpKind::kSend || kind_of(entry) == OpKind::kRecv;
-}
-
 std::string call_of(const FlightEntry& entry) {
   return OpDescriptor::from_fingerprint(entry.fingerprint).to_string();
 }
@@ -34,14 +30,15 @@ std::string describe(const FlightIdentity& who) {
 
 const FlightEntry* find_collective(const FlightRecord& record, uint64_t number) {
   for (const FlightEntry& entry : record.entries) {
-    if (!is_message(entry) && entry.number == number) return &entry;
+    if (!is_message(entry.fingerprint) && entry.number == number) return &entry;
   }
   return nullptr;
 }
 
 const FlightEntry* last_collective(const FlightRecord& record) {
-  const auto found = std::find_if(record.entries.rbegin(), record.entries.rend(),
-                                  [](const FlightEntry& entry) { return !is_message(entry); });
+  const auto found =
+      std::find_if(record.entries.rbegin(), record.entries.rend(),
+                   [](const FlightEntry& entry) { return !is_message(entry.fingerprint); });
   return found == record.entries.rend() ? nullptr : &*found;
 }
 
@@ -93,7 +90,8 @@ class Analysis {
 
   static std::optional<uint64_t> first_unfinished(const FlightRecord& record, uint64_t last_begun) {
     for (const FlightEntry& entry : record.entries) {
-      if (!is_message(entry) && entry.state != ActivityState::kDone) return entry.number;
+      if (!is_message(entry.fingerprint) && entry.state != ActivityState::kDone)
+        return entry.number;
     }
     const uint64_t last = last_number(record);
     return last < last_begun ? std::optional(last + 1) : std::nullopt;
@@ -182,7 +180,7 @@ class Analysis {
     std::map<uint64_t, Call> first_calls;
     for (const FlightRecord& record : trace_.records) {
       for (const FlightEntry& entry : record.entries) {
-        if (is_message(entry)) continue;
+        if (is_message(entry.fingerprint)) continue;
         const auto [first, is_new] = first_calls.try_emplace(entry.number, Call{&record, &entry});
         if (is_new || first->second.entry->fingerprint == entry.fingerprint) continue;
         trace_.disagreements.push_back(format("#{}: {} called {}, {} called {}", entry.number,
@@ -196,7 +194,7 @@ class Analysis {
   void find_open_messages() {
     for (const FlightRecord& record : trace_.records) {
       for (const FlightEntry& entry : record.entries) {
-        if (!is_message(entry) || entry.state == ActivityState::kDone) continue;
+        if (!is_message(entry.fingerprint) || entry.state == ActivityState::kDone) continue;
         const bool is_send = kind_of(entry) == OpKind::kSend;
         trace_.open_messages.push_back(
             format("{}: {} {} rank {} {}; {}", describe(record.identity), call_of(entry),

@@ -7,17 +7,13 @@
 
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
+#include "cadre/comm/diagnosis.h"
 #include "cadre/comm/trace/trace.h"
 
 namespace cadre {
 namespace {
 
 using wire::ActivityState;
-
-bool is_collective(const FlightEntry& entry) {
-  const OpKind kind = OpDescriptor::from_fingerprint(entry.fingerprint).kind;
-  return kind != OpKind::kSend && kind != OpKind::kRecv;
-}
 
 std::string_view name_of(RankStanding::Kind kind) {
   constexpr std::array<std::string_view, 4> kNames = {"finished", "waited", "owes", "no record"};
@@ -79,7 +75,7 @@ std::map<uint64_t, Row> make_rows(const GroupTrace& trace) {
   std::map<uint64_t, Row> rows;
   for (const FlightRecord& record : trace.records) {
     for (const FlightEntry& entry : record.entries) {
-      if (!is_collective(entry)) continue;
+      if (is_message(entry.fingerprint)) continue;
       Row& row = rows[entry.number];
       if (row.call.empty()) {
         row.call = OpDescriptor::from_fingerprint(entry.fingerprint).to_string();
