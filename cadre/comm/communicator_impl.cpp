@@ -142,7 +142,10 @@ Communicator::Impl::~Impl() {
   if (!is_closed_ && is_pending && monitor != nullptr) {
     abort("the group was destroyed while operations were pending; close() it first");
   }
-  if (queue != nullptr) close(system.deadline_in(kGoodbyeTime));
+  if (queue == nullptr) return;
+  close(system.deadline_in(kGoodbyeTime));
+  // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
+  stop_threads();
 }
 
 void Communicator::Impl::abort(const std::string& reason) {
@@ -165,10 +168,14 @@ void Communicator::Impl::close(Deadline deadline) {
   if (!monitor->has_failed()) {
     monitor->say_goodbye(queue->num_issued(), deadline.earlier(system.deadline_in(kGoodbyeTime)));
   }
+  stop_threads();
+  release();
+}
+
+void Communicator::Impl::stop_threads() {
   queue->close();
   if (messages != nullptr) messages->close();
   monitor->stop();
-  release();
 }
 
 bool Communicator::Impl::is_idle() const {

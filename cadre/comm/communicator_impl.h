@@ -63,6 +63,7 @@ class Communicator::Impl {
   bool is_idle() const;
   // Whether nothing is left at the deadline.
   bool drain(Deadline deadline);
+  void stop_threads();
   void release();
 
   int num_hosts_ = 1;
