@@ -275,8 +275,15 @@ void MessageQueue::close() {
     thread = std::move(thread_);
   }
   if (thread != nullptr) thread->join();
-  // Of messages that failed the protocol still has handles, and each keeps this queue.
-  protocol_.abandon(Error(ErrorCode::kAborted, "the group is closed"));
+  // Each message keeps this queue, so none may stay.
+  const Error closed(ErrorCode::kAborted, "the group is closed");
+  protocol_.abandon(closed);
+  for (const auto& ended : protocol_.take_ended()) {
+    static_cast<Pending&>(*ended.message).complete(ended.status);
+  }
+  std::lock_guard lock(mutex_);
+  for (const auto& pending : std::exchange(posted_, {})) pending->complete(closed);
+  num_pending_ = 0;
 }
 
 }  // namespace cadre

@@ -49,7 +49,7 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   void refuse(const Error& reason);
   // Until nothing is left (true) or the deadline has passed.
   bool drain(Deadline deadline);
-  // Joins the thread. REQUIRES: nothing is left.
+  // Joins the thread; what drain() left ends with an error.
   void close();
 
  private:

@@ -198,6 +198,11 @@ void OperationQueue::close() {
     thread = std::move(thread_);
   }
   if (thread != nullptr) thread->join();
+  // Each operation keeps this queue, so none may stay.
+  std::lock_guard lock(mutex_);
+  for (const auto& issued : std::exchange(pending_, {})) {
+    issued->complete(Error(ErrorCode::kAborted, "the group is closed"));
+  }
 }
 
 }  // namespace cadre

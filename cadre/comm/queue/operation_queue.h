@@ -67,7 +67,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // Until nothing is left (true) or the deadline has passed. Does not take the role: what is left
   // has a thread or a waiting caller.
   bool drain(Deadline deadline);
-  // Joins the thread. REQUIRES: nothing is left.
+  // Joins the thread; what drain() left ends with an error.
   void close();
 
  private:
