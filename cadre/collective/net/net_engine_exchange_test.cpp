@@ -166,6 +166,8 @@ TEST_P(NetExchangeTest, RanksThatOnlyWaitForEachOtherFindOut) {
       require(code == ErrorCode::kInvalidArgument || is_told, status.error().message());
       if (is_told) return;
       const auto theirs = OpDescriptor::from_fingerprint(engine.progress().mismatch_fingerprint);
+      // Rank 1 waits for a part of rank 2, which may bring its next operation instead.
+      if (transport.rank() == 1 && theirs.kind == OpKind::kBarrier) return;
       require(theirs.kind == kind, theirs.to_string());
       require(transport.rank() == 2 || theirs.root == 1 - root, theirs.to_string());
     });
