@@ -15,10 +15,8 @@ add_library(cadre SHARED $<TARGET_OBJECTS:cadre_torch_objects>)
 target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
 
 # The precompiled header, compiled once and reused.
-file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "")
-add_library(cadre_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cpp)
-target_link_libraries(cadre_torch_pch PRIVATE cadre_options PUBLIC LibTorch::LibTorch)
-target_precompile_headers(cadre_torch_pch PRIVATE <torch/torch.h>)
+cadre_precompiled_headers(cadre_torch_pch <torch/torch.h>)
+target_link_libraries(cadre_torch_pch PUBLIC LibTorch::LibTorch)
 
 # The trainer: the only place where the wrappers meet.
 cadre_sources(train_sources library train)
@@ -27,15 +25,14 @@ if(train_sources)
   add_library(cadre_train_objects OBJECT ${train_sources})
   target_link_libraries(cadre_train_objects PRIVATE cadre_options PUBLIC cadre_torch_objects
                                                                         nlohmann_json::nlohmann_json)
-  target_precompile_headers(cadre_train_objects REUSE_FROM cadre_torch_pch)
+  cadre_reuse_precompiled_headers(cadre_train_objects cadre_torch_pch)
   set_target_properties(cadre_train_objects PROPERTIES JOB_POOL_COMPILE torch_compile)
   if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/train/cadre_train_main.cpp)
     add_executable(cadre_train train/cadre_train_main.cpp $<TARGET_OBJECTS:cadre_train_objects>)
     set_target_properties(cadre_train PROPERTIES OUTPUT_NAME cadre-train RUNTIME_OUTPUT_DIRECTORY
                                                  ${CMAKE_BINARY_DIR}/libexec/cadre)
     target_link_libraries(cadre_train PRIVATE cadre cadre_options nlohmann_json::nlohmann_json)
-    target_precompile_headers(cadre_train REUSE_FROM cadre_torch_pch)
-    target_compile_options(cadre_train PRIVATE -fPIC)  # as the precompiled header was
+    cadre_reuse_precompiled_headers(cadre_train cadre_torch_pch)
   endif()
 endif()
 
@@ -56,8 +53,7 @@ function(cadre_add_torch_test test name)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_compile_definitions(
     ${name} PRIVATE CADRE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CADRE_BINARY_DIR="${CMAKE_BINARY_DIR}")
-  target_precompile_headers(${name} REUSE_FROM cadre_torch_pch)
-  target_compile_options(${name} PRIVATE -fPIC)  # as the precompiled header was
+  cadre_reuse_precompiled_headers(${name} cadre_torch_pch)
   set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE torch_compile)
   add_test(NAME ${test} COMMAND ${name})
   set_tests_properties(${test} PROPERTIES TIMEOUT 600 LABELS torch)

@@ -34,3 +34,16 @@ if(CADRE_SANITIZE)
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   add_link_options(-fsanitize=${CADRE_SANITIZE})
 endif()
+
+# cadre_precompiled_headers(NAME header...): headers compiled once, for targets that name NAME.
+function(cadre_precompiled_headers name)
+  file(WRITE ${CMAKE_BINARY_DIR}/${name}.cpp "")
+  add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cpp)
+  target_link_libraries(${name} PRIVATE cadre_options)
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+endfunction()
+
+function(cadre_reuse_precompiled_headers target name)
+  target_precompile_headers(${target} REUSE_FROM ${name})
+  target_compile_options(${target} PRIVATE -fPIC)  # as the precompiled headers were, also in programs
+endfunction()
