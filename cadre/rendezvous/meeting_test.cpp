@@ -11,6 +11,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/rendezvous/file_rendezvous.h"
+#include "cadre/rendezvous/lost_rank.h"
 #include "cadre/rendezvous/presence.h"
 #include "cadre/rendezvous/tcp_rendezvous.h"
 #include "cadre/store/hash_store.h"

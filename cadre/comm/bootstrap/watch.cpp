@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "cadre/base/format.h"
+#include "cadre/rendezvous/lost_rank.h"
 #include "cadre/rendezvous/presence.h"
 
 namespace cadre {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "cadre/rendezvous/presence.h"
+#include "cadre/rendezvous/lost_rank.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto lost =
