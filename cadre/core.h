@@ -1,9 +1,12 @@
 // The core of Cadre in one header: groups of ranks over bytes, complete without torch.
 //
 // A program calls os::make_native_system(), connect_from_environment(), the operations of the
-// Communicator, and its close().
+// Communicator, and its close(). Without a launcher: a Rendezvous, then Communicator::connect().
 #pragma once
 
+#if __cplusplus < 202002L
+#error "Cadre's headers are C++20: compile with -std=c++20 (in CMake: set(CMAKE_CXX_STANDARD 20))"
+#else
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
@@ -13,8 +16,12 @@
 #include "cadre/comm/flight_record.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
+#include "cadre/rendezvous/file_rendezvous.h"
 #include "cadre/rendezvous/rendezvous.h"
+#include "cadre/rendezvous/tcp_rendezvous.h"
 #include "cadre/store/file_store.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/store/store.h"
 #include "cadre/store/tcp_store.h"
+
+#endif

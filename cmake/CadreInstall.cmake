@@ -1,6 +1,10 @@
-# `make install`: the command, the trainer, the two libraries, the public headers and a CMake package.
-# The public headers are what <cadre/core.h> and <cadre/cadre.h> include, directly or not.
+# `make install`: the command, the trainer, the two libraries, the public headers and a CMake package,
+# in two components: core (no torch) and torch. The tree may be moved: nothing in it names the source
+# tree or the build folder. The public headers are what <cadre/core.h> and <cadre/cadre.h> include,
+# directly or not.
 include(CMakePackageConfigHelpers)
+
+set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
 
 # Appends to OUT every header of the source tree that `header` includes, itself first.
 function(cadre_reachable_headers header out)
@@ -19,36 +23,54 @@ function(cadre_reachable_headers header out)
   set(${out} ${reached} PARENT_SCOPE)
 endfunction()
 
-set(public_headers "")
-cadre_reachable_headers(cadre/core.h public_headers)
-cadre_reachable_headers(cadre/cadre.h public_headers)
-foreach(header IN LISTS public_headers)
-  get_filename_component(folder ${header} DIRECTORY)
-  install(FILES ${CMAKE_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
-endforeach()
+# cadre_install_headers(COMPONENT header...)
+function(cadre_install_headers component)
+  foreach(header IN LISTS ARGN)
+    get_filename_component(folder ${header} DIRECTORY)
+    install(FILES ${CMAKE_SOURCE_DIR}/${header} COMPONENT ${component}
+            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
+  endforeach()
+endfunction()
 
-install(TARGETS cadre_core EXPORT CadreTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# The core.
+set(core_headers "")
+cadre_reachable_headers(cadre/core.h core_headers)
+cadre_install_headers(core ${core_headers})
+install(TARGETS cadre_core EXPORT CadreCoreTargets COMPONENT core
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT CadreCoreTargets NAMESPACE Cadre:: COMPONENT core DESTINATION ${cadre_cmake_folder})
+install(TARGETS cadre_command COMPONENT core RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES LICENSE COMPONENT core DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# What needs libtorch. The wheel stays where it is; our own libraries are found relative to the
+# program.
 if(TARGET cadre)
-  # The wheel stays where it is; our own libraries are found relative to the program.
-  set_target_properties(cadre PROPERTIES INSTALL_RPATH "$ORIGIN;${LibTorch_DIR}/lib")
-  install(TARGETS cadre EXPORT CadreTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
-if(TARGET cadre_command)
-  install(TARGETS cadre_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  set(torch_headers ${core_headers})
+  cadre_reachable_headers(cadre/cadre.h torch_headers)
+  list(REMOVE_ITEM torch_headers ${core_headers})
+  cadre_install_headers(torch ${torch_headers})
+  if(cadre_installed_torch)
+    set(torch_rpath ";${cadre_installed_torch}/lib")
+  endif()
+  set_target_properties(cadre PROPERTIES INSTALL_RPATH "$ORIGIN${torch_rpath}")
+  install(TARGETS cadre EXPORT CadreTorchTargets COMPONENT torch
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT CadreTorchTargets NAMESPACE Cadre:: COMPONENT torch
+          DESTINATION ${cadre_cmake_folder})
+  install(FILES ${CMAKE_SOURCE_DIR}/cmake/FindLibTorch.cmake COMPONENT torch
+          DESTINATION ${cadre_cmake_folder})
 endif()
 if(TARGET cadre_train)
   set_target_properties(
-    cadre_train PROPERTIES INSTALL_RPATH
-                           "$ORIGIN/../../${CMAKE_INSTALL_LIBDIR};${LibTorch_DIR}/lib")
-  install(TARGETS cadre_train RUNTIME DESTINATION libexec/cadre)
+    cadre_train PROPERTIES INSTALL_RPATH "$ORIGIN/../../${CMAKE_INSTALL_LIBDIR}${torch_rpath}")
+  install(TARGETS cadre_train COMPONENT torch RUNTIME DESTINATION libexec/cadre)
 endif()
 
-install(EXPORT CadreTargets NAMESPACE Cadre:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" cadre_torch_minor "${LibTorch_VERSION}")
 configure_package_config_file(
   ${CMAKE_SOURCE_DIR}/cmake/CadreConfig.cmake.in ${CMAKE_BINARY_DIR}/CadreConfig.cmake
-  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
+  INSTALL_DESTINATION ${cadre_cmake_folder})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/CadreConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/CadreConfig.cmake ${CMAKE_BINARY_DIR}/CadreConfigVersion.cmake
-              ${CMAKE_SOURCE_DIR}/cmake/FindLibTorch.cmake
-        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
+        COMPONENT core DESTINATION ${cadre_cmake_folder})

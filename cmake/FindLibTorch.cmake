@@ -1,15 +1,19 @@
 # Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
 # toolkit for a CUDA wheel. Looks at CADRE_TORCH (a torch folder, or a Python whose torch is used),
-# then .venv of the source tree, then python3. Makes the target LibTorch::LibTorch and sets
-# LibTorch_VERSION, LibTorch_DIR (the torch folder) and LibTorch_PYTHON (the Python that has it; empty
-# when there is none).
+# then .venv of the source tree, then the torch that an installed Cadre was built with, then python3.
+# Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder) and
+# LibTorch_PYTHON (the Python that has it; empty when there is none).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING "A torch folder, or the Python whose torch to use")
 
 set(candidates "")
 if(CADRE_TORCH)
   list(APPEND candidates "${CADRE_TORCH}")
 endif()
-list(APPEND candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python" python3)
+list(APPEND candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python")
+if(IS_DIRECTORY "${cadre_installed_torch}")
+  list(APPEND candidates "${cadre_installed_torch}")
+endif()
+list(APPEND candidates python3)
 
 foreach(candidate IN LISTS candidates)
   if(IS_DIRECTORY "${candidate}")
@@ -38,14 +42,15 @@ endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   LibTorch REQUIRED_VARS LibTorch_DIR VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "set CADRE_TORCH to a torch folder, or run tools/setup")
+  REASON_FAILURE_MESSAGE "set CADRE_TORCH to a torch folder, or to a Python that has torch")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
   target_include_directories(
     LibTorch::LibTorch SYSTEM INTERFACE "${LibTorch_DIR}/include"
                                         "${LibTorch_DIR}/include/torch/csrc/api/include")
+  # By their paths, so that CMake adds the folder to the RPATH of what is built and takes it out of
+  # what is installed.
   target_link_libraries(LibTorch::LibTorch INTERFACE "${LibTorch_DIR}/lib/libtorch_cpu.so"
                                                      "${LibTorch_DIR}/lib/libc10.so")
-  target_link_options(LibTorch::LibTorch INTERFACE "-Wl,-rpath,${LibTorch_DIR}/lib")
 endif()

@@ -1,6 +1,7 @@
 #include "cadre/cli/torch_finder.h"
 
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "cadre/os/io/file.h"
@@ -12,6 +13,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxVersionFileBytes = 64 << 10;
+// What this build found; no folder when it lay in the source tree, which may go.
+constexpr std::string_view kBuiltWithFolder = CADRE_LIBTORCH_DIR;
+constexpr std::string_view kBuiltWithVersion = CADRE_LIBTORCH_VERSION;
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 
 // The text between the quotes of "__version__ = '2.13.0+cpu'".
@@ -44,6 +48,11 @@ std::optional<TorchInstallation> torch_of_python(const fs::path& python) {
   return std::nullopt;
 }
 
+// "2.13" of "2.13.0+cpu": libtorch's C++ interface is the same within it.
+std::string_view minor_version(std::string_view version) {
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}
+
 }  // namespace
 
 std::optional<TorchInstallation> find_torch(const os::Environment& environment) {
@@ -57,7 +66,19 @@ std::optional<TorchInstallation> find_torch(const os::Environment& environment) 
   if (python.ok()) {
     if (auto torch = torch_of_python(*python)) return torch;
   }
-  return read_torch(CADRE_LIBTORCH_DIR);
+  if (kBuiltWithFolder.empty()) return std::nullopt;
+  return read_torch(kBuiltWithFolder);
+}
+
+std::optional<std::string> trainer_library_path(const os::Environment& environment) {
+  std::error_code failure;
+  if (!kBuiltWithFolder.empty() && fs::exists(kBuiltWithFolder, failure)) return std::nullopt;
+  const auto torch = find_torch(environment);
+  if (!torch || minor_version(torch->version) != minor_version(kBuiltWithVersion)) {
+    return std::nullopt;
+  }
+  const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
+  return torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited);
 }
 
 std::string find_python(const os::Environment& environment) {

@@ -20,6 +20,11 @@ struct TorchInstallation {
 // python3 of PATH, as the build does (cmake/FindLibTorch.cmake), then what this build found.
 std::optional<TorchInstallation> find_torch(const os::Environment& environment);
 
+// LD_LIBRARY_PATH for an installed trainer that does not know itself where its torch is, because
+// that lay in the source tree or has gone since: the one that find_torch() finds, if its version
+// fits.
+std::optional<std::string> trainer_library_path(const os::Environment& environment);
+
 // The Python that `cadre run` would use: a path, or the name when it was not found.
 std::string find_python(const os::Environment& environment);
 

@@ -9,6 +9,7 @@
 #include "cadre/cli/command.h"
 #include "cadre/cli/launch_job.h"
 #include "cadre/cli/nearest.h"
+#include "cadre/cli/torch_finder.h"
 #include "cadre/os/proc/executable.h"
 #include "cadre/os/proc/output_stream.h"
 
@@ -121,6 +122,9 @@ int train_command(Words words) {
   spec.environment = os::read_environment();
   spec.num_workers = options->num_workers;
   spec.is_rank0_raw = true;
+  if (const auto path = trainer_library_path(spec.environment)) {
+    spec.environment.set("LD_LIBRARY_PATH", *path);
+  }
   if (os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal()) {
     spec.environment.set("CADRE_PROGRESS", "terminal");
   }

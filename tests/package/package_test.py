@@ -1,0 +1,147 @@
+"""What is installed serves a project outside: no path into this tree, no torch in the core, C++20 only.
+
+    package_test.py --component core|torch --build FOLDER --source FOLDER --cmake CMAKE --compiler CXX
+                    [--torch FOLDER]
+
+Installs into a temporary folder, moves that, and works with the moved one.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+SECONDS = 150
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--component", choices=["core", "torch"], required=True)
+for name in ("build", "source", "cmake", "compiler"):
+    parser.add_argument(f"--{name}", required=True)
+parser.add_argument("--torch", default="")
+options, unittest_arguments = parser.parse_known_args()
+
+
+def run(*command, environment=None, check=True):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=SECONDS,
+                            env={**os.environ, **(environment or {})})
+    if check and result.returncode != 0:
+        raise AssertionError(f"{command}: exit {result.returncode}\n{result.stdout}{result.stderr}")
+    return result
+
+
+def is_elf(path):
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+class Package(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="cadre-package-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        only_core = ["--component", "core"] if options.component == "core" else []
+        run(options.cmake, "--install", options.build, "--prefix", cls.folder / "first", *only_core)
+        cls.prefix = cls.folder / "moved"
+        (cls.folder / "first").rename(cls.prefix)
+        cls.files = [p for p in cls.prefix.rglob("*") if p.is_file()]
+        cls.elf_files = [p for p in cls.files if is_elf(p)]
+
+    def configure(self, project, *settings):
+        """The configuring run of tests/package/PROJECT against the moved tree."""
+        return run(options.cmake, "-S", HERE / project, "-B", self.folder / f"{project}-build", "-G", "Ninja",
+                   f"-DCMAKE_CXX_COMPILER={options.compiler}", f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                   "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror",
+                   *([f"-DCADRE_TORCH={options.torch}"] if project == "torch" else []), *settings, check=False)
+
+    def build(self, project, program):
+        result = self.configure(project)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        run(options.cmake, "--build", self.folder / f"{project}-build")
+        return self.folder / f"{project}-build" / program
+
+    def run_on_two(self, program):
+        return sorted(run(self.prefix / "bin/cadre", "run", "--nproc-per-node", 2, program).stdout.splitlines())
+
+    def test_names_no_folder_of_this_tree(self):
+        own_paths = [path for path in (options.source, options.build, str(self.folder / "first"))]
+        texts = [p for p in self.files if p.suffix in (".cmake", ".pc", ".h")]
+        self.assertGreater(len(texts), 10)
+        self.assertGreater(len(self.elf_files), 1)
+        for path in texts:
+            for own in own_paths:
+                self.assertNotIn(own, path.read_text(), path)
+        for path in self.elf_files:
+            sections = run("readelf", "-d", path).stdout
+            stripped = self.folder / "stripped"
+            run("strip", "--strip-all", "-o", stripped, path)  # of the names of sources, for debuggers
+            for own in own_paths:
+                self.assertNotIn(own, sections, path)
+                self.assertNotIn(own.encode(), stripped.read_bytes(), path)
+
+    def test_headers_are_complete(self):
+        include = self.prefix / "include"
+        headers = list(include.rglob("*.h"))
+        self.assertGreater(len(headers), 10)
+        for header in headers:
+            for included in re.findall(r'#include ["<](cadre/[^">]+)[">]', header.read_text()):
+                self.assertTrue((include / included).is_file(), f"{header} includes {included}")
+
+    def test_cxx17_is_refused_with_one_sentence(self):
+        result = self.configure(options.component, "-DCMAKE_CXX_STANDARD=17")
+        shutil.rmtree(self.folder / f"{options.component}-build")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("Cadre's headers are C++20, but this project sets CMAKE_CXX_STANDARD to 17: set it to 20",
+                      " ".join(result.stderr.split()))
+        for header in {"core": ["core"], "torch": ["core", "cadre"]}[options.component]:
+            source = self.folder / "old.cpp"
+            source.write_text(f"#include <cadre/{header}.h>\n")
+            result = run(options.compiler, "-std=c++17", "-fsyntax-only", f"-I{self.prefix}/include", source,
+                         check=False)
+            errors = re.findall(r"error: .*", result.stderr)
+            self.assertEqual(len(errors), 1, result.stderr)
+            self.assertIn("Cadre's headers are C++20: compile with -std=c++20", errors[0])
+
+    @unittest.skipUnless(options.component == "core", "the core's part")
+    def test_core_alone(self):
+        for path in self.elf_files:
+            self.assertNotRegex(run("readelf", "-d", path).stdout, r"NEEDED.*(torch|c10)", path)
+        self.assertFalse([p for p in self.files if "torch" in p.name.lower()])
+        program = self.build("core", "sum_of_ranks")
+        self.assertNotRegex(run("readelf", "-d", program).stdout, "(torch|c10)")
+        self.assertEqual(run(program).stdout, "sum 1 on 1 ranks\n")
+        self.assertEqual(self.run_on_two(program), ["[0] sum 3 on 2 ranks", "[1] sum 3 on 2 ranks"])
+
+    @unittest.skipUnless(options.component == "core", "the core's part")
+    def test_a_component_that_is_not_there_is_named(self):
+        project = self.folder / "wants_torch"
+        project.mkdir()
+        (project / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(p CXX)\nfind_package(Cadre REQUIRED COMPONENTS torch)\n")
+        result = run(options.cmake, "-S", project, "-B", project / "build", "-G", "Ninja",
+                     f"-DCMAKE_CXX_COMPILER={options.compiler}", f"-DCMAKE_PREFIX_PATH={self.prefix}", check=False)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn('this installation of Cadre has no component "torch"', " ".join(result.stderr.split()))
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_tensors(self):
+        program = self.build("torch", "sum_of_tensors")
+        self.assertEqual(run(program).stdout, "average 1 on 1 ranks\n")
+        self.assertEqual(self.run_on_two(program), ["[0] average 1.5 on 2 ranks", "[1] average 1.5 on 2 ranks"])
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_trainer(self):
+        result = run(self.prefix / "bin/cadre", "train", pathlib.Path(options.source) / "examples/mnist.toml",
+                     "model.kind=mlp", "data.kind=synthetic", "run.epochs=0", "run.steps=3", "run.evaluate_every=0",
+                     f"run.folder={self.folder}/runs", "--nproc-per-node", 2,
+                     environment={"CADRE_TORCH": options.torch})
+        self.assertIn("step 3/3", result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *unittest_arguments])
