@@ -1,7 +1,10 @@
 #include "cadre/checkpoint/snapshot_folder.h"
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -15,9 +18,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxPointerBytes = 4096;
+constexpr std::string_view kNamePrefix = "step-";
 
 std::string name_of(int64_t step) {
-  return cadre::format("step-{:06}", step);
+  return cadre::format("{}{:06}", kNamePrefix, step);
 }
 
 Status to_status(const std::error_code& error, const std::string& what) {
@@ -73,6 +77,17 @@ Status SnapshotFolder::write_and_publish(
 
 std::optional<std::string> SnapshotFolder::latest() const {
   return folder_named_by("latest");
+}
+
+std::optional<int64_t> SnapshotFolder::latest_step() const {
+  const auto folder = latest();
+  if (!folder) return std::nullopt;
+  const std::string name = fs::path(*folder).filename().string();
+  int64_t step = 0;
+  const auto parsed = std::from_chars(name.data() + std::min(kNamePrefix.size(), name.size()),
+                                      name.data() + name.size(), step);
+  if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) return std::nullopt;
+  return step;
 }
 
 Status SnapshotFolder::mark_best(int64_t step) {

@@ -26,8 +26,9 @@ class CADRE_EXPORT SnapshotFolder {
   // left.
   Status save(int64_t step, const std::function<Status(const std::string& folder)>& write_files);
 
-  // The folder of the newest snapshot; nullopt when there is none.
+  // The folder of the newest snapshot, and its step; nullopt when there is none.
   std::optional<std::string> latest() const;
+  std::optional<int64_t> latest_step() const;
   // Names this step's snapshot in runs/NAME/best. REQUIRES: it was saved.
   Status mark_best(int64_t step);
   // The folder of the snapshot that was marked last; nullopt when none was.

@@ -1,0 +1,39 @@
+// ddp_toy as a run that may be stopped at any moment: started again, it goes on from its newest
+// snapshot in FOLDER, to the same weights.
+//   cadre run --nproc-per-node 2 ddp_toy_resume FOLDER [STEPS]
+#include <cadre/cadre.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <iostream>
+
+int main(int argc, char** argv) {
+  auto world = cadre::init_process_group();
+  torch::nn::Sequential net(torch::nn::Linear(1, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  torch::optim::Adam optimizer{net->parameters(), /*lr=*/0.01};
+  cadre::SnapshotFolder snapshots{argc > 1 ? argv[1] : "ddp_toy"};
+  const int64_t first = snapshots.latest_step().value_or(0);
+  if (first > 0) {
+    cadre::load(*net, snapshots.path_of(first) + "/net.safetensors");
+    torch::load(optimizer, snapshots.path_of(first) + "/adam.pt");
+  }
+  cadre::DistributedDataParallel model{net, world};
+  for (int64_t step = first; step < (argc > 2 ? std::atoi(argv[2]) : 300); ++step) {
+    torch::manual_seed(step * world.world_size() + world.rank());  // this step's samples
+    auto x = torch::rand({64, 1}) * 6.2832f;
+    optimizer.zero_grad();
+    torch::mse_loss(model(x), x.sin()).backward();
+    optimizer.step();
+    if (world.rank() != 0 || (step + 1) % 50 != 0) continue;
+    const auto write = [&](const std::string& folder) {  // a folder that is renamed when full
+      cadre::save(*net, folder + "/net.safetensors");
+      torch::save(optimizer, folder + "/adam.pt");
+      return cadre::Status();
+    };
+    snapshots.save(step + 1, write).value_or_throw();
+  }
+  std::cout.precision(17);
+  std::cout << "rank " << world.rank() << " of " << world.world_size() << ": from step " << first
+            << ", weights " << model->parameters()[0].abs().sum().item<double>() << std::endl;
+  world.close();
+}

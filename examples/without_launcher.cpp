@@ -1,0 +1,53 @@
+// Processes that nobody launched meet at an address or in a file, and add up their ranks. The core
+// alone, without torch. Start one of each RANK below WORLD_SIZE:
+//   without_launcher tcp://127.0.0.1:29500 RANK WORLD_SIZE
+//   without_launcher file:///tmp/meeting   RANK WORLD_SIZE
+// Beyond one host they prove a common secret to each other: CADRE_JOB_TOKEN.
+#include <cadre/core.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+static cadre::Membership meet(cadre::os::System& system, const std::string& url, cadre::Rank rank,
+                              int world_size) {
+  const char* secret = std::getenv("CADRE_JOB_TOKEN");
+  const std::string token = secret ? secret : "";
+  const auto deadline = system.deadline_in(cadre::kDefaultConnectTimeout);
+  if (url.starts_with("file:")) {
+    const auto path = cadre::parse_file_url(url).value_or_throw();
+    return cadre::FileRendezvous(
+               system, {.path = path, .rank = rank, .world_size = world_size, .job_token = token})
+        .join(deadline)
+        .value_or_throw();
+  }
+  const auto address = cadre::parse_tcp_url(url).value_or_throw();
+  return cadre::TcpRendezvous(
+             system,
+             {.address = address, .rank = rank, .world_size = world_size, .job_token = token})
+      .join(deadline)
+      .value_or_throw();
+}
+
+int main(int argc, char** argv) try {
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: without_launcher URL RANK WORLD_SIZE\n");
+    return 2;
+  }
+  const auto system = cadre::os::make_native_system();
+  const auto membership = meet(*system, argv[1], std::atoi(argv[2]), std::atoi(argv[3]));
+  const auto group = cadre::Communicator::connect(
+      *system, membership, {}, system->deadline_in(cadre::kDefaultConnectTimeout));
+
+  int64_t sum = group->rank() + 1;
+  const auto bytes = std::as_writable_bytes(std::span(&sum, 1));
+  group->all_reduce(bytes, bytes, cadre::DType::kInt64, cadre::ReduceOp::kSum);
+  std::printf("rank %d of %d: sum %d\n", group->rank().value, group->world_size(),
+              static_cast<int>(sum));
+  group->close(system->deadline_in(cadre::kDefaultCloseTimeout));
+  return 0;
+} catch (const cadre::Error& error) {
+  std::fprintf(stderr, "without_launcher: %s\n", error.what());
+  return 1;
+}
