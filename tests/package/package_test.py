@@ -130,6 +130,8 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_tensors(self):
+        guide = (pathlib.Path(options.source) / "docs/guide/first-program.md").read_text()
+        self.assertIn((HERE / "torch/main.cpp").read_text(), guide)  # the guide's program is this one
         program = self.build("torch", "sum_of_tensors")
         self.assertEqual(run(program).stdout, "average 1 on 1 ranks\n")
         self.assertEqual(self.run_on_two(program), ["[0] average 1.5 on 2 ranks", "[1] average 1.5 on 2 ranks"])
