@@ -55,7 +55,7 @@ std::vector<ParameterSize> sizes_of(std::span<const at::Tensor> parameters) {
     if (!dtype) {
       throw Error(ErrorCode::kInvalidArgument,
                   format("a parameter of {} elements is {}, which no group can reduce; use "
-                         "bfloat16, float32 or float64",
+                         "float16, bfloat16, float32 or float64",
                          parameter.numel(), c10::toString(parameter.scalar_type())));
     }
     sizes.push_back({.dtype = *dtype, .numel = parameter.numel()});

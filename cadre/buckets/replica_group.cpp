@@ -22,6 +22,10 @@ class ProcessGroupReplicas final : public ReplicaGroup {
   void all_gather(const at::Tensor& output, const at::Tensor& input) override {
     group_.all_gather(output, input);
   }
+  LogSink& log_sink() override {
+    const auto& log = group_.communicator().options().log;
+    return log ? *log : null_log_sink();
+  }
 
  private:
   ProcessGroup group_;

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "cadre/base/export.h"
+#include "cadre/base/log.h"
 #include "cadre/base/types.h"
 #include "cadre/group/process_group.h"
 
@@ -31,6 +32,8 @@ class CADRE_EXPORT ReplicaGroup {
   virtual void broadcast(const at::Tensor& tensor, Rank root) = 0;
   // output: (world_size * n) for input (n), both contiguous.
   virtual void all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
+  // Where the wrapper says what its user should know. It lives as long as this.
+  virtual LogSink& log_sink() { return null_log_sink(); }
 };
 
 // The real one. The handle is shared because output hooks may outlive the wrapper.

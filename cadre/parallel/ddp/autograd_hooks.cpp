@@ -44,6 +44,7 @@ struct EndOfBackward {
 
 // The tensor has only a weak reference to its accumulator: dropping it would drop the hook.
 struct AccumulationHooks::Installed {
+  at::Tensor parameter;
   c10::intrusive_ptr<Node> accumulator;
   uintptr_t key;
 };
@@ -55,7 +56,7 @@ AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
     c10::intrusive_ptr<Node> accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
     const uintptr_t key = accumulator->add_post_hook(
         std::make_unique<PostHook>([on_gradient, i] { on_gradient(i); }));
-    installed_.push_back({std::move(accumulator), key});
+    installed_.push_back({parameters[i], std::move(accumulator), key});
   }
 }
 
@@ -73,8 +74,16 @@ bool AccumulationHooks::current_backward_reaches_a_parameter() const {
   return false;
 }
 
+std::optional<size_t> AccumulationHooks::first_lost() const {
+  for (size_t i = 0; i < installed_.size(); ++i) {
+    const auto current = torch::autograd::impl::try_get_grad_accumulator(installed_[i].parameter);
+    if (current.get() != installed_[i].accumulator.get()) return i;
+  }
+  return std::nullopt;
+}
+
 void at_start_of_backward(const at::Tensor& output, std::function<void()> on_start) {
-  if (!output.defined() || !output.requires_grad()) return;
+  if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
   output.register_hook([on_start = std::move(on_start)](const at::Tensor&) { on_start(); });
 }
 

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,13 +32,18 @@ class AccumulationHooks {
   // `inputs` name none of the parameters.
   bool current_backward_reaches_a_parameter() const;
 
+  // A parameter whose gradients no longer come here, because a change of its dtype or device has
+  // given it another accumulator.
+  std::optional<size_t> first_lost() const;
+
  private:
   struct Installed;
   std::vector<Installed> installed_;
 };
 
 // Calls `on_start` when a backward is about to pass through `output`, before any gradient of what
-// made the output. Nothing happens for a tensor that does not require grad.
+// made the output. Nothing happens for a tensor that does not require grad, or for a leaf: it
+// outlives the forward, and its hook would tell of backwards that have nothing to do with this one.
 void at_start_of_backward(const at::Tensor& output, std::function<void()> on_start);
 
 // To be called inside a backward: `on_end` runs when that backward is done, after all its hooks,

@@ -1,47 +1,50 @@
 #include "cadre/parallel/ddp/data_parallel_core.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
 
+#include <string>
 #include <unordered_set>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/parallel/ddp/parameter_watch.h"
 #include "cadre/parallel/ddp/reducer.h"
 
 namespace cadre {
 
 namespace {
 
-std::vector<NamedTensor> without_repeats(std::vector<NamedTensor> tensors) {
+// A tensor that is registered under two names stands here under the first.
+std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
   std::unordered_set<const c10::TensorImpl*> seen;
-  std::erase_if(tensors, [&seen](const NamedTensor& named) {
-    return !seen.insert(named.tensor.unsafeGetTensorImpl()).second;
-  });
-  return tensors;
+  std::vector<NamedTensor> result;
+  for (const auto& item : tensors) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    result.push_back({item.key(), item.value()});
+  }
+  return result;
 }
 
 }  // namespace
 
-DataParallelCore::DataParallelCore(std::vector<NamedTensor> parameters,
-                                   std::vector<NamedTensor> buffers,
+DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
                                    std::shared_ptr<ReplicaGroup> group,
                                    const DistributedDataParallelOptions& options)
-    : group_(std::move(group)), options_(options), buffers_(without_repeats(std::move(buffers))) {
+    : group_(std::move(group)), options_(options) {
   if (group_->world_size() == 1) return;
-  parameters = without_repeats(std::move(parameters));
+  const std::vector<NamedTensor> parameters = distinct(module->named_parameters());
+  buffers_ = distinct(module->named_buffers());
   check_replicas_match(parameters, buffers_, *group_);
   broadcast_tensors(parameters, /*root=*/0, *group_);
   broadcast_tensors(buffers_, /*root=*/0, *group_);
   std::vector<at::Tensor> trained;
   std::vector<std::string> names;
   for (const NamedTensor& parameter : parameters) {
-    if (parameter.tensor.requires_grad()) {
-      trained.push_back(parameter.tensor);
-      names.push_back(parameter.name);
-    } else {
-      frozen_.push_back(parameter);
-    }
+    if (!parameter.tensor.requires_grad()) continue;
+    trained.push_back(parameter.tensor);
+    names.push_back(parameter.name);
   }
   if (trained.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -49,6 +52,7 @@ DataParallelCore::DataParallelCore(std::vector<NamedTensor> parameters,
                        "requires grad; use the module as it is",
                        group_->rank(), parameters.size()));
   }
+  watch_ = std::make_unique<ParameterWatch>(module);
   reducer_ = std::make_unique<Reducer>(std::move(trained), std::move(names), group_, options_);
 }
 
@@ -67,7 +71,7 @@ void DataParallelCore::before_forward(bool is_training) {
     num_samples_.reset();
   }
   if (!reducer_ || !has_grad) return;
-  check_frozen();
+  check_unchanged();
   if (options_.broadcast_buffers && is_training && num_no_sync_ == 0) {
     broadcast_tensors(buffers_, /*root=*/0, *group_);
   }
@@ -77,15 +81,15 @@ void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (reducer_ && at::GradMode::is_enabled()) reducer_->watch(outputs);
 }
 
-void DataParallelCore::check_frozen() const {
-  for (const NamedTensor& parameter : frozen_) {
-    if (!parameter.tensor.requires_grad()) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: \"{}\" was frozen when it was wrapped "
-                       "and requires grad now, so its gradient would not be reduced; wrap the "
-                       "module again after the change",
-                       group_->rank(), parameter.name));
-  }
+void DataParallelCore::check_unchanged() const {
+  std::optional<std::string> change = watch_->change();
+  if (!change) change = reducer_->lost_parameter();
+  if (!change) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DistributedDataParallel, rank {}: since the module was wrapped, {}, so "
+                     "gradients would not be reduced rightly. Wrap the module again after the "
+                     "change, on all ranks, and give its parameters to a new optimizer",
+                     group_->rank(), *change));
 }
 
 void DataParallelCore::set_num_samples(int64_t count) {

@@ -2,8 +2,8 @@
 //
 // Threads: forward, backward and every method from one thread.
 // Blocking: the constructor and, with buffers to broadcast, before_forward() are collective.
-// Lifetime: keeps the parameters and the group alive. Errors: cadre::Error.
-// With a world of one it holds no hooks and copies nothing.
+// Lifetime: keeps the module and the group alive. Errors: cadre::Error.
+// With a world of one it holds no hooks and no buckets, and copies nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "cadre/base/export.h"
@@ -21,15 +20,20 @@
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/ddp/replica_check.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace cadre {
 
+class ParameterWatch;
 class Reducer;
 
 class CADRE_EXPORT DataParallelCore {
  public:
   // Checks that the replicas match, then copies rank 0's parameters and buffers to all. Parameters
   // registered under two names count once.
-  DataParallelCore(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
+  DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
                    std::shared_ptr<ReplicaGroup> group,
                    const DistributedDataParallelOptions& options);
   ~DataParallelCore();
@@ -47,14 +51,15 @@ class CADRE_EXPORT DataParallelCore {
   std::optional<BucketLayout> learned_layout() const;
 
  private:
-  void check_frozen() const;
+  void check_unchanged() const;
 
   std::shared_ptr<ReplicaGroup> group_;
   DistributedDataParallelOptions options_;
-  std::vector<NamedTensor> frozen_;
+  // In a world of one there are none of these.
   std::vector<NamedTensor> buffers_;
-  std::unique_ptr<Reducer> reducer_;  // null in a world of one
-  int num_no_sync_ = 0;               // guards that live
+  std::unique_ptr<ParameterWatch> watch_;
+  std::unique_ptr<Reducer> reducer_;
+  int num_no_sync_ = 0;  // guards that live
   std::optional<int64_t> num_samples_;
 };
 

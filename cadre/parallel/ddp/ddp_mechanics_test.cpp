@@ -73,8 +73,8 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
 TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
-  peers_->peer_counts = torch::full({6 + kWorld}, 3, torch::kInt);
-  peers_->peer_counts.narrow(0, 6, kWorld).zero_();
+  peers_->peer_counts = torch::zeros({6 + 6 + kWorld}, torch::kInt);
+  peers_->peer_counts.narrow(0, 0, 6).fill_(3);  // used by all the others
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
   EXPECT_TRUE(torch::equal(net_->side->weight.grad(), torch::zeros_like(net_->side->weight)));
@@ -83,8 +83,8 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
 TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   auto model = wrap();
   peers_->flag_of_peers = 1;
-  peers_->peer_counts = torch::zeros({6 + kWorld}, torch::kInt);
-  peers_->peer_counts[6 + 2] = 1;
+  peers_->peer_counts = torch::zeros({6 + 6 + kWorld}, torch::kInt);
+  peers_->peer_counts[6 + 6 + 2] = 1;
   const std::string error =
       error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kAborted);
   EXPECT_THAT(error, HasSubstr("rank 2 left this backward by an exception"));
@@ -217,7 +217,7 @@ TEST_F(DdpMechanics, CreateGraphIsRefusedAndTheNextStepIsRight) {
     loss_of(model(input())).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   };
   EXPECT_THAT(error_of(second_order, ErrorCode::kInvalidArgument), HasSubstr("create_graph=true"));
-  net_->zero_grad();
+  for (const Tensor& p : net_->parameters()) EXPECT_FALSE(p.grad().defined()) << "nothing touched";
   loss_of(model(input())).backward();
   expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
 }
@@ -235,6 +235,28 @@ TEST_F(DdpMechanics, GradientPenaltyByAutogradGradIsRight) {
   const auto local = local_gradients(
       *net_, [&](Net& net) { penalty_step([&](const Tensor& x) { return net.forward(x); }); });
   expect_gradients(*net_, local, peers_->mean_factor());
+}
+
+// The first derivative is taken with respect to the parameters, through the same accumulators.
+TEST_F(DdpMechanics, PenaltyOnTheGradientsThemselvesIsRight) {
+  const auto penalty_step = [](Net& net, auto&& forward) {
+    const Tensor loss = loss_of(forward(input()));
+    Tensor penalty = torch::zeros({}, kDouble);
+    for (const Tensor& gradient : torch::autograd::grad({loss}, net.parameters(), {},
+                                                        /*retain_graph=*/true,
+                                                        /*create_graph=*/true)) {
+      penalty = penalty + gradient.pow(2).sum();
+    }
+    (loss + penalty).backward();
+  };
+  auto model = wrap();
+  const auto local = local_gradients(
+      *net_, [&](Net& net) { penalty_step(net, [&](const Tensor& x) { return net.forward(x); }); });
+  for (int step = 0; step < 2; ++step) {
+    net_->zero_grad();
+    penalty_step(*net_, [&](const Tensor& x) { return model(x); });
+    expect_gradients(*net_, local, peers_->mean_factor());
+  }
 }
 
 // A nested backward, as activation checkpointing does it: recomputes `net` and reaches its

@@ -12,6 +12,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/parallel/ddp/ddp_test_formula.h"
 #include "cadre/parallel/ddp/ddp_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
@@ -76,6 +77,48 @@ TEST(DdpReplicas, UnusedOnSomeRanksOnly) {
       require(!module->weights[2].grad().defined(), "used by none stays undefined");
     }
   }));
+}
+
+TEST(DdpReplicas, UnusedParametersAreNamedOnceWithTheirRanks) {
+  const auto log = std::make_shared<testing::LogLines>();
+  expect_ok(run_groups(
+      kWorld,
+      [](const ProcessGroup& group, std::string&) {
+        const auto module = std::make_shared<Branches>();
+        DistributedDataParallel model{module, group, small_buckets()};
+        model(ones_times(1), std::vector<int>{0, 1, 2}).backward();
+        for (int step = 0; step < 3; ++step) {
+          const std::vector<int> used = group.rank() == 1 ? std::vector<int>{0, 1} : std::vector{0};
+          model(ones_times(1), used).backward();
+        }
+      },
+      log));
+  EXPECT_THAT(log->get(), ::testing::ElementsAre(::testing::StartsWith(
+                              "ddp backward left parameters unused count=2 names=\"b (ranks 0, 2); "
+                              "c (all ranks)\" effect=")));
+}
+
+TEST(DdpReplicas, OnlyTheFirstUnusedParametersAreNamed) {
+  struct Wide : nn::Module {
+    Wide() {
+      for (int i = 0; i < 30; ++i) {
+        weights.push_back(register_parameter(format("w{}", i), torch::ones({1}, kDouble)));
+      }
+    }
+    Tensor forward(const Tensor& x) { return x * weights[29]; }
+    std::vector<Tensor> weights;
+  };
+  const auto log = std::make_shared<testing::LogLines>();
+  expect_ok(run_groups(
+      2,
+      [](const ProcessGroup& group, std::string&) {
+        DistributedDataParallel model{std::make_shared<Wide>(), group};
+        model(torch::ones({1}, kDouble)).backward();
+      },
+      log));
+  ASSERT_EQ(log->get().size(), 1u);
+  EXPECT_THAT(log->get()[0], HasSubstr("count=29 names=\"w0 (all ranks); w1"));
+  EXPECT_THAT(log->get()[0], HasSubstr("; w19 (all ranks); ...\""));
 }
 
 TEST(DdpReplicas, ARankWhoseLossIsZeroTakesPart) {
@@ -216,6 +259,34 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
       model(data(3));
     }
   }));
+}
+
+// What a forward finds in the buffer, after each rank has put a number of its own there.
+TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
+  struct Counting : nn::Module {
+    Counting() {
+      weight = register_parameter("weight", torch::ones({1}, kDouble));
+      buffer = register_buffer("buffer", torch::zeros({1}, kDouble));
+    }
+    Tensor forward(double own) {
+      found.push_back(buffer.item<double>());
+      buffer.fill_(own);
+      return weight * 1;
+    }
+    Tensor weight, buffer;
+    std::vector<double> found;
+  };
+  for (const bool broadcasts : {true, false}) {
+    expect_ok(run_groups(kWorld, [&](const ProcessGroup& group, std::string&) {
+      const auto module = std::make_shared<Counting>();
+      DistributedDataParallel model{module, group, {.broadcast_buffers = broadcasts}};
+      for (int step = 1; step <= 3; ++step) model(step + 10.0 * group.rank()).backward();
+      const double other = broadcasts ? 0 : 10.0 * group.rank();
+      require(module->found == std::vector<double>{0, 1 + other, 2 + other},
+              format("broadcast {}: found {}, {}, {}", broadcasts, module->found[0],
+                     module->found[1], module->found[2]));
+    }));
+  }
 }
 
 TEST(DdpReplicas, ResumingWithTheLearnedLayoutKeepsTheBits) {

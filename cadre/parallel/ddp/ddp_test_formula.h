@@ -9,12 +9,33 @@
 #include <ATen/ops/zeros.h>
 
 #include <functional>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cadre/base/log.h"
 #include "cadre/buckets/replica_group.h"
 
 namespace cadre::testing {
+
+// Keeps warnings and errors. Threads: any.
+class LogLines : public LogSink {
+ public:
+  void write(LogLevel level, std::string_view component, std::string_view message) override {
+    if (level < LogLevel::kWarning) return;
+    const std::lock_guard lock(mutex_);
+    lines_.push_back(std::string(component) + " " + std::string(message));
+  }
+  std::vector<std::string> get() const {
+    const std::lock_guard lock(mutex_);
+    return lines_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
 
 // Rank 0 of `world_size`. Rank r's gradients are r + 1 times this rank's; its flags and used
 // parameters are this rank's unless said otherwise.
@@ -28,6 +49,7 @@ class FormulaReplicas : public ReplicaGroup {
   Rank rank() const override { return 0; }
   int world_size() const override { return world_size_; }
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override {
+    ++num_allocated;
     return at::zeros({numel}, dtype);
   }
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
@@ -52,7 +74,11 @@ class FormulaReplicas : public ReplicaGroup {
     output.copy_(input.repeat({world_size_}));
   }
 
-  std::vector<std::string> log;
+  LogSink& log_sink() override { return lines; }
+
+  std::vector<std::string> log;  // of operations
+  LogLines lines;
+  int num_allocated = 0;  // buckets
   int num_waited = 0;
   at::Tensor peer_counts;    // of the int32 reduction; undefined: as this rank
   int64_t peer_samples = 0;  // of the int64 reduction

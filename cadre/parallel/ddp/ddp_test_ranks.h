@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "cadre/base/log.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/group/process_group.h"
 #include "cadre/os/system.h"
@@ -23,9 +24,11 @@ namespace cadre::testing {
 
 inline constexpr Duration kRankTimeout = std::chrono::seconds(20);
 
-// `body(group, output)`: what it writes to `output` is the rank's in the result.
+// `body(group, output)`: what it writes to `output` is the rank's in the result. `log`: of all
+// groups, if it is not null.
 inline RanksResult run_groups(int world_size,
-                              const std::function<void(const ProcessGroup&, std::string&)>& body) {
+                              const std::function<void(const ProcessGroup&, std::string&)>& body,
+                              const std::shared_ptr<LogSink>& log = nullptr) {
   const std::unique_ptr<os::System> system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
   return run_ranks_as_threads(world_size, [&](RankContext& context) {
@@ -35,7 +38,7 @@ inline RanksResult run_groups(int world_size,
                                 .store = world_size > 1 ? store : nullptr,
                                 .job_token = "test"};
     const ProcessGroup group(Communicator::connect(context.system, membership,
-                                                   {.timeout = kRankTimeout},
+                                                   {.timeout = kRankTimeout, .log = log},
                                                    context.system.deadline_in(kRankTimeout)));
     body(group, context.output);
     group.close();

@@ -7,7 +7,9 @@
 // copies rank 0's values), a forward in training mode when there are buffers to broadcast, and
 // backward(), each until the group's deadline.
 // Lifetime: shares the module; keeps the group alive. Gradients are views of flat buckets.
-// Errors: cadre::Error. In a world of one it only calls the module.
+// Errors: cadre::Error; a forward after the module's parameters have changed (added, replaced,
+// resized, moved, unfrozen) names the first that did; to freeze one is allowed, on all ranks or on
+// none. In a world of one it only calls the module.
 // Parameters keep the names they have in the module. Not seen by the wrapper: torch::autograd::grad
 // reduces nothing; hooks of your own see this rank's gradient, before it is reduced.
 // Source: torch.nn.parallel.DistributedDataParallel.
@@ -20,7 +22,6 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "cadre/buckets/replica_group.h"
 #include "cadre/group/process_group.h"
@@ -59,9 +60,7 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<ReplicaGroup> group,
                           const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)),
-        core_(std::make_shared<DataParallelCore>(named(module_->named_parameters()),
-                                                 named(module_->named_buffers()), std::move(group),
-                                                 options)) {}
+        core_(std::make_shared<DataParallelCore>(module_, std::move(group), options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
   template <typename Holder, typename Group>
@@ -102,13 +101,6 @@ class DistributedDataParallel {
   std::optional<BucketLayout> learned_layout() const { return core_->learned_layout(); }
 
  private:
-  template <typename Dict>
-  static std::vector<NamedTensor> named(const Dict& dict) {
-    std::vector<NamedTensor> tensors;
-    for (const auto& item : dict) tensors.push_back({item.key(), item.value()});
-    return tensors;
-  }
-
   std::shared_ptr<M> module_;
   std::shared_ptr<DataParallelCore> core_;  // shared with NoSync guards
 };

@@ -91,6 +91,44 @@ TEST_F(DistributedDataParallelTest, ReplicasAreWeightedBySamples) {
   expect_gradients(*net_, local, 2 * sum_factor * 40 / 60);
 }
 
+TEST_F(DistributedDataParallelTest, ABackwardIsWeightedByTheSamplesOfItsOwnForwards) {
+  options_.weighting = GradientWeighting::kSamples;
+  auto model = wrap();
+  const auto local = local_gradients(*net_, plain_step);
+  const double sum_factor = peers_->mean_factor() * kWorld;
+  peers_->peer_samples = 20;
+  const auto forward = [&](int64_t num_samples) {
+    model.set_num_samples(num_samples);
+    return loss_of(model(input()));
+  };
+  const Tensor of_5 = forward(5);
+  const Tensor of_30 = forward(30);
+  of_5.backward();
+  expect_gradients(*net_, local, sum_factor * 5 / 25);
+  net_->zero_grad();
+  of_30.backward();
+  expect_gradients(*net_, local, sum_factor * 30 / 50);
+  net_->zero_grad();
+  const Tensor both = forward(5) + forward(5);
+  both.backward();
+  expect_gradients(*net_, local, 2 * sum_factor * 5 / 25);
+  net_->zero_grad();
+  const Tensor unlike = forward(5) + forward(30);
+  EXPECT_THAT(error_of([&] { unlike.backward(); }, ErrorCode::kInvalidArgument),
+              ::testing::AnyOf(HasSubstr("forwards of 30 and 5 samples"),
+                               HasSubstr("forwards of 5 and 30 samples")));
+  net_->zero_grad();
+
+  // A forward outside of no_sync(), its backward inside: counted with what is added up.
+  const Tensor added_up = forward(10);
+  {
+    const auto guard = model.no_sync();
+    added_up.backward();
+  }
+  model.reduce_gradients();
+  expect_gradients(*net_, local, sum_factor * 10 / 30);
+}
+
 TEST_F(DistributedDataParallelTest, ARankWithoutSamplesContributesNothingNotNaN) {
   options_.weighting = GradientWeighting::kSamples;
   auto model = wrap();
@@ -139,11 +177,51 @@ TEST_F(DistributedDataParallelTest, TakesHoldersSequentialAndTupleOutputs) {
   EXPECT_EQ(recurrent->named_parameters()[0].key(), "weight_ih_l0") << "no prefix";
 }
 
+// Hooks of the wrapper: on the output's node, and on the gradient accumulators.
+size_t num_hooks(const Net& net, const Tensor& output) {
+  size_t count = output.grad_fn()->tensor_pre_hooks().size();
+  for (const Tensor& parameter : net.parameters()) {
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+    if (accumulator) count += accumulator->post_hooks().size();
+  }
+  return count;
+}
+
 TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
   const auto alone = std::make_shared<FormulaReplicas>(1);
   DistributedDataParallel model{net_, alone, options_};
-  loss_of(model(input())).backward();
-  expect_gradients(*net_, local_gradients(*net_, plain_step), 1);
+  const Tensor output = model(input());
+  EXPECT_EQ(num_hooks(*net_, output), 0u);
+  loss_of(output).backward();
+  const auto plain = local_gradients(*net_, plain_step);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const Tensor gradient = net_->parameters()[i].grad();
+    EXPECT_TRUE(torch::equal(gradient, plain[i])) << "the bits of a module without a wrapper";
+    EXPECT_EQ(gradient.storage().nbytes(), gradient.nbytes()) << "in memory of its own";
+  }
+  EXPECT_TRUE(alone->log.empty());
+  EXPECT_EQ(alone->num_allocated, 0);
+  EXPECT_FALSE(model.learned_layout());
+
+  // What is counted above is there when there are peers.
+  auto wrapped = wrap();
+  const Tensor reduced = wrapped(input());
+  EXPECT_EQ(num_hooks(*net_, reduced), 1 + net_->parameters().size());
+  net_->zero_grad();
+  loss_of(reduced).backward();
+  EXPECT_GT(net_->first->weight.grad().storage().nbytes(), net_->first->weight.nbytes());
+  EXPECT_GT(peers_->num_allocated, 0);
+}
+
+TEST_F(DistributedDataParallelTest, AWorldOfOneTakesWhatNeedsPeersElsewhere) {
+  const auto alone = std::make_shared<FormulaReplicas>(1);
+  DistributedDataParallel model{net_, alone, options_};
+  const Tensor loss = loss_of(model(input()));
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+  model.reduce_gradients();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), 2);
+  net_->zero_grad();  // the graph that hangs on the gradients
   EXPECT_TRUE(alone->log.empty());
 }
 

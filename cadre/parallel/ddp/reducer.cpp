@@ -6,21 +6,37 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/base/log.h"
 
 namespace cadre {
 
 namespace {
+
+constexpr int kMaxNamesInLog = 20;
 
 // Reverse order of registration: a first guess at the order in which gradients become ready.
 std::vector<int64_t> reverse_order(size_t num_parameters) {
   std::vector<int64_t> order(num_parameters);
   std::iota(order.rbegin(), order.rend(), 0);
   return order;
+}
+
+// "rank 2", "ranks 0, 2" or "all ranks": those whose flag of `column` has the value.
+std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value) {
+  std::string text;
+  int64_t num_found = 0;
+  for (int64_t rank = 0; rank < flags.size(0); ++rank) {
+    if (flags.const_data_ptr<uint8_t>()[rank * flags.size(1) + column] != value) continue;
+    text += format("{}{}", num_found++ == 0 ? "" : ", ", rank);
+  }
+  if (num_found == flags.size(0)) return "all ranks";
+  return (num_found == 1 ? "rank " : "ranks ") + text;
 }
 
 bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
@@ -56,9 +72,16 @@ std::optional<BucketLayout> Reducer::learned_layout() const {
   return buckets_->layout();
 }
 
+std::optional<std::string> Reducer::lost_parameter() const {
+  const std::optional<size_t> lost = hooks_->first_lost();
+  if (!lost) return std::nullopt;
+  return format("\"{}\" was moved to another dtype or device and back", names_[*lost]);
+}
+
 void Reducer::watch(std::span<const at::Tensor> outputs) {
   ++num_unreduced_forwards_;
   const auto forward = std::make_shared<Forward>();
+  forward->num_samples = num_samples_;
   for (const at::Tensor& output : outputs) {
     at_start_of_backward(output, [self = std::weak_ptr<Reducer*>(self_), forward] {
       if (const auto reducer = self.lock()) (*reducer)->on_output(forward);
@@ -67,7 +90,11 @@ void Reducer::watch(std::span<const at::Tensor> outputs) {
 }
 
 void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
-  if (!sync_ || !hooks_->current_backward_reaches_a_parameter()) return;
+  if (!hooks_->current_backward_reaches_a_parameter()) return;
+  if (!sync_) {
+    num_accumulated_samples_ += std::exchange(forward->num_samples, std::nullopt).value_or(0);
+    return;
+  }
   if (forward->is_reduced) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("DistributedDataParallel, rank {}: a second backward() through one forward; "
@@ -75,14 +102,34 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
                        "backward() once, or hold no_sync() during all but the last",
                        group_->rank()));
   }
-  if (!pass_.is_active) begin_backward();
+  if (!pass_.is_active) begin_backward(forward->num_samples);
+  // Here, where no gradient is touched yet. The pass has begun, so that the other ranks hear of it.
+  if (current_backward_creates_graph()) refuse_create_graph();
+  if (forward->num_samples != pass_.num_samples) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("DistributedDataParallel, rank {}: one backward() through forwards of {} and "
+               "{} samples, which one weight cannot serve. Give them equal counts, or a "
+               "backward() each",
+               group_->rank(), pass_.num_samples.value_or(0), forward->num_samples.value_or(0)));
+  }
   for (const auto& known : pass_.forwards) {
     if (known == forward) return;
   }
   pass_.forwards.push_back(forward);
 }
 
+void Reducer::refuse_create_graph() const {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DistributedDataParallel, rank {}: backward(create_graph=true), but a reduced "
+                     "gradient has no graph. Take higher derivatives with torch::autograd::grad() "
+                     "and call a plain backward() on the loss",
+                     group_->rank()));
+}
+
 void Reducer::on_gradient(size_t parameter) {
+  // Frozen since its forward: the hook runs, but nothing was added.
+  if (is_frozen(parameter)) return;
   is_dirty_[parameter] = true;
   if (!sync_) return;
   if (!pass_.is_active) {
@@ -95,15 +142,9 @@ void Reducer::on_gradient(size_t parameter) {
                  "or hold no_sync() during the first",
                  group_->rank(), names_[parameter]));
     }
-    begin_backward();
+    begin_backward(num_samples_);
   }
-  if (current_backward_creates_graph()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: backward(create_graph=true) reached "
-                       "\"{}\"; a reduced gradient has no graph. Take higher derivatives with "
-                       "torch::autograd::grad() and call a plain backward() on the loss",
-                       group_->rank(), names_[parameter]));
-  }
+  if (current_backward_creates_graph()) refuse_create_graph();
   if (pass_.fired[parameter]) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("DistributedDataParallel, rank {}: the gradient of \"{}\" came twice in one "
@@ -122,19 +163,21 @@ void Reducer::set_num_samples(int64_t count) {
   if (sync_) {
     num_samples_ = count;
   } else {
+    num_samples_.reset();
     num_accumulated_samples_ += count;
   }
 }
 
-void Reducer::begin_backward() {
-  begin_pass();
+void Reducer::begin_backward(std::optional<int64_t> num_samples) {
+  begin_pass(num_samples);
   pass_.is_backward = true;
   at_end_of_backward([this] { finish_pass(); }, [this] { abandon_pass(); });
 }
 
-void Reducer::begin_pass() {
+void Reducer::begin_pass(std::optional<int64_t> num_samples) {
   for (const auto& wait : std::exchange(leftover_waits_, {})) wait();
   pass_ = Pass{};
+  pass_.num_samples = num_samples;
   pass_.weight = agree_on_weight();
   pass_.fired.assign(parameters_.size(), false);
   for (const BucketLayout::Bucket& bucket : buckets_->layout().buckets) {
@@ -145,7 +188,7 @@ void Reducer::begin_pass() {
 
 double Reducer::agree_on_weight() {
   if (weighting_ == GradientWeighting::kEqual) return 1.0;
-  const int64_t own = std::exchange(num_samples_, 0) + std::exchange(num_accumulated_samples_, 0);
+  const int64_t own = pass_.num_samples.value_or(0) + std::exchange(num_accumulated_samples_, 0);
   const at::Tensor total = at::zeros({1}, at::kLong);
   *total.mutable_data_ptr<int64_t>() = own;
   group_->all_reduce_async(total, ReduceOp::kSum)();
@@ -208,6 +251,10 @@ void Reducer::launch_bucket(bool needs_attention) {
   pass_.waits.push_back(group_->all_reduce_async(buckets_->flat(bucket), op));
 }
 
+bool Reducer::is_frozen(size_t parameter) const {
+  return !parameters_[parameter].requires_grad();
+}
+
 bool Reducer::contributes(size_t parameter) const {
   return pass_.fired[parameter] ||
          (is_dirty_[parameter] && parameters_[parameter].grad().defined());
@@ -235,7 +282,7 @@ void Reducer::finish_pass() {
   if (buckets_->trailer().item<double>() != 0) {
     const at::Tensor counts = attention_counts(/*gave_up=*/false);
     group_->all_reduce_async(counts, ReduceOp::kSum)();
-    settle_unused(counts, untouched);
+    settle(counts, untouched);
   }
   is_dirty_.assign(parameters_.size(), false);
   for (const auto& forward : pass_.forwards) forward->is_reduced = true;
@@ -245,18 +292,19 @@ void Reducer::finish_pass() {
 }
 
 std::vector<at::Tensor> Reducer::launch_rest() {
-  bool has_unused = false;
+  bool needs_attention = false;
   std::vector<at::Tensor> untouched(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
+    if (is_frozen(i)) needs_attention = true;
     if (!contributes(i)) {
-      has_unused = true;
+      needs_attention = true;
       // Averaging equal values may round: keep the bits of a gradient that nobody touches.
       if (parameters_[i].grad().defined()) untouched[i] = parameters_[i].grad().detach().clone();
     }
     place_gradient(i);
   }
-  while (pass_.num_launched < buckets_->num_buckets()) launch_bucket(has_unused);
+  while (pass_.num_launched < buckets_->num_buckets()) launch_bucket(needs_attention);
   return untouched;
 }
 
@@ -270,32 +318,92 @@ void Reducer::wait_for_buckets() {
 
 at::Tensor Reducer::attention_counts(bool gave_up) const {
   const int64_t num_parameters = static_cast<int64_t>(parameters_.size());
-  const at::Tensor counts = at::zeros({num_parameters + group_->world_size()}, at::kInt);
+  const at::Tensor counts = at::zeros({2 * num_parameters + group_->world_size()}, at::kInt);
   int32_t* values = counts.mutable_data_ptr<int32_t>();
-  for (size_t i = 0; i < parameters_.size(); ++i) values[i] = contributes(i) ? 1 : 0;
-  if (gave_up) values[num_parameters + group_->rank()] = 1;
+  for (int64_t i = 0; i < num_parameters; ++i) {
+    values[i] = contributes(i) ? 1 : 0;
+    values[num_parameters + i] = is_frozen(i) ? 1 : 0;
+  }
+  if (gave_up) values[2 * num_parameters + group_->rank()] = 1;
   return counts;
 }
 
-void Reducer::settle_unused(const at::Tensor& counts, const std::vector<at::Tensor>& untouched) {
-  const int32_t* values = counts.const_data_ptr<int32_t>();
+void Reducer::settle(const at::Tensor& counts, const std::vector<at::Tensor>& untouched) {
+  const int32_t* num_users = counts.const_data_ptr<int32_t>();
+  const int32_t* num_frozen = num_users + parameters_.size();
+  throw_if_a_rank_gave_up(num_frozen + parameters_.size());
+  check_frozen_on_all_or_none(num_frozen);
+  log_unused_once(num_users, num_frozen);
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (pass_.fired[i]) continue;
+    if (num_users[i] > 0) {
+      parameters_[i].mutable_grad() = buckets_->view(i);
+    } else if (untouched[i].defined()) {
+      buckets_->view(i).copy_(untouched[i]);
+    }
+  }
+}
+
+void Reducer::throw_if_a_rank_gave_up(const int32_t* gave_up) const {
   for (int rank = 0; rank < group_->world_size(); ++rank) {
-    if (values[parameters_.size() + rank] == 0) continue;
+    if (gave_up[rank] == 0) continue;
     throw Error(ErrorCode::kAborted,
                 format("DistributedDataParallel, rank {}: rank {} left this backward by an "
                        "exception, so its gradients are missing; look at its error. The group is "
                        "well: zero the gradients and go on with the next step on all ranks",
                        group_->rank(), rank));
   }
-  const at::NoGradGuard no_grad;
+}
+
+// The ranks where it is trained would step, the others not. All ranks see the same counts, so all
+// ask who is who, and all throw.
+void Reducer::check_frozen_on_all_or_none(const int32_t* num_frozen) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (pass_.fired[i]) continue;
-    if (values[i] > 0) {
-      parameters_[i].mutable_grad() = buckets_->view(i);
-    } else if (untouched[i].defined()) {
-      buckets_->view(i).copy_(untouched[i]);
+    if (num_frozen[i] == 0 || num_frozen[i] == group_->world_size()) continue;
+    const at::Tensor flags = gather_flags({static_cast<uint8_t>(is_frozen(i) ? 1 : 0)});
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("DistributedDataParallel, rank {}: \"{}\" is frozen on {} but trained on "
+               "{}, so the models would drift apart. Set requires_grad alike on all ranks, "
+               "zero the gradients and go on",
+               group_->rank(), names_[i], ranks_text(flags, 0, 1), ranks_text(flags, 0, 0)));
+  }
+}
+
+void Reducer::log_unused_once(const int32_t* num_users, const int32_t* num_frozen) {
+  if (unused_are_logged_) return;
+  std::vector<int64_t> unused;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (num_frozen[i] == 0 && num_users[i] < group_->world_size()) {
+      unused.push_back(static_cast<int64_t>(i));
     }
   }
+  if (unused.empty()) return;
+  unused_are_logged_ = true;
+  std::vector<uint8_t> is_used;
+  for (const int64_t i : unused) is_used.push_back(contributes(i) ? 1 : 0);
+  const at::Tensor flags = gather_flags(is_used);
+  if (group_->rank() != 0) return;
+  std::string names;
+  const int64_t num_named = std::min<int64_t>(kMaxNamesInLog, flags.size(1));
+  for (int64_t k = 0; k < num_named; ++k) {
+    names += format("{}{} ({})", k == 0 ? "" : "; ", names_[unused[k]], ranks_text(flags, k, 0));
+  }
+  group_->log_sink().write(
+      LogLevel::kWarning, "ddp",
+      format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter keeps "
+             "its gradient where no rank used it; where some did, the others count as zero\"",
+             unused.size(), names, flags.size(1) > num_named ? "; ..." : ""));
+}
+
+at::Tensor Reducer::gather_flags(const std::vector<uint8_t>& own) {
+  const auto num_flags = static_cast<int64_t>(own.size());
+  const at::Tensor mine = at::empty({num_flags}, at::kByte);
+  std::copy(own.begin(), own.end(), mine.mutable_data_ptr<uint8_t>());
+  const at::Tensor all = at::empty({group_->world_size() * num_flags}, at::kByte);
+  group_->all_gather(all, mine);
+  return all.view({group_->world_size(), num_flags});
 }
 
 // The other ranks are in this pass too and wait for this one: it takes part in what remains without
@@ -313,7 +421,7 @@ void Reducer::abandon_pass() noexcept {
 }
 
 void Reducer::reduce_now() {
-  begin_pass();
+  begin_pass(std::nullopt);
   finish_pass();
 }
 

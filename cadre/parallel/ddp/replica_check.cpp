@@ -16,15 +16,6 @@ namespace {
 
 constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
 
-std::string list_of(at::IntArrayRef values) {
-  std::string text;
-  for (const int64_t value : values) {
-    if (!text.empty()) text += ", ";
-    text += std::to_string(value);
-  }
-  return "(" + text + ")";
-}
-
 // One line for each tensor: what kind, its name, then what must agree.
 std::string describe(std::span<const NamedTensor> parameters,
                      std::span<const NamedTensor> buffers) {
@@ -80,6 +71,15 @@ std::string first_difference(std::string_view zero, std::string_view other, int 
 }
 
 }  // namespace
+
+std::string list_of(at::IntArrayRef values) {
+  std::string text;
+  for (const int64_t value : values) {
+    if (!text.empty()) text += ", ";
+    text += std::to_string(value);
+  }
+  return "(" + text + ")";
+}
 
 void check_replicas_match(std::span<const NamedTensor> parameters,
                           std::span<const NamedTensor> buffers, ReplicaGroup& group) {

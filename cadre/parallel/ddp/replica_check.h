@@ -26,6 +26,9 @@ struct NamedTensor {
 void check_replicas_match(std::span<const NamedTensor> parameters,
                           std::span<const NamedTensor> buffers, ReplicaGroup& group);
 
+// "(4, 3)".
+std::string list_of(at::IntArrayRef values);
+
 // Rank `root`'s values everywhere, in few messages. Any dtype.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group);
 
