@@ -10,12 +10,14 @@
 #include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/host/native_thread.h"
 #include "cadre/os/host/native_waiter.h"
+#include "cadre/os/host/process_watch.h"
 #include "cadre/os/io/connect.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/native_event.h"
 #include "cadre/os/io/native_socket.h"
 #include "cadre/os/io/poll.h"
 #include "cadre/os/mem/segment.h"
+#include "cadre/os/process_watcher.h"
 #include "cadre/os/system.h"
 
 namespace cadre::os {
@@ -25,7 +27,7 @@ namespace {
 // round trip under load.
 constexpr int kSpinLimit = 2000;
 
-class NativeSystem final : public System {
+class NativeSystem final : public System, public ProcessWatcher {
  public:
   TimePoint now() override { return monotonic_now(); }
   HostInfo host() override { return read_host_info(); }
@@ -51,6 +53,9 @@ class NativeSystem final : public System {
     return segments_.create(num_bytes);
   }
   void random_bytes(Bytes out) override;
+
+  uint64_t pid_namespace() override { return read_pid_namespace(); }
+  std::unique_ptr<Pollable> watch_process(int pid) override { return open_process_watch(pid); }
 
  private:
   // Spinning on the only core keeps the one that is waited for from running.
