@@ -1,5 +1,6 @@
 #include "cadre/comm/collective_runner.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -8,6 +9,9 @@
 
 namespace cadre {
 namespace {
+
+// How long a mismatch waits for a rank that knows more of it.
+constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
 
 wire::Activity activity_of(const Operation& operation, Duration age) {
   wire::Activity activity;
@@ -170,16 +174,25 @@ Error CollectiveRunner::explain_loss(const Operation& operation, const OpContext
   return fail(operation, {ErrorCode::kPeerLost, peer, *cause, {}});
 }
 
+// Several ranks may find out at once, each with another peer. It asks around, so that all tell of
+// the same two; who cannot tell of rank 0 lets those speak first who can.
 Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpContext& context) {
+  Monitor& monitor = parts_.monitor;
+  if (!monitor.claim_failure()) return monitor.published_failure();
+  const Roster& roster = monitor.roster();
   const OpProgress& progress = context.progress;
   const bool is_late = progress.own_number != 0;
-  const Mismatch mismatch{is_late ? progress.own_number : operation.number, progress.mismatch_peer,
-                          is_late ? progress.own_fingerprint : context.fingerprint,
-                          progress.mismatch_number, progress.mismatch_fingerprint};
-  return fail(operation, {ErrorCode::kInvalidArgument,
-                          progress.mismatch_peer,
-                          mismatch_cause(parts_.monitor.roster(), mismatch),
-                          {}});
+  const Call own{roster.self.value, is_late ? progress.own_number : operation.number,
+                 is_late ? progress.own_fingerprint : context.fingerprint};
+  const Call its{progress.mismatch_peer, progress.mismatch_number, progress.mismatch_fingerprint};
+  const wire::Activity activity = activity_of(operation, parts_.system.now() - began_);
+  const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
+  const Mismatch mismatch = first_mismatch(views, {own, its});
+  const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
+  monitor.publish_unless_told({ErrorCode::kInvalidArgument, progress.mismatch_peer,
+                               mismatch_cause(roster, mismatch), activity},
+                              is_first ? Duration(0) : kSecondOpinionTime);
+  return monitor.error();
 }
 
 Error CollectiveRunner::explain_part_mismatch(const Operation& operation,

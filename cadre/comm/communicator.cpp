@@ -97,7 +97,12 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
 }
 
 Communicator::Communicator(Key, std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Communicator::~Communicator() = default;
+
+// A child's copy cannot be taken apart: its locks and connections may be in any state, and its
+// threads are not there. It goes with the child.
+Communicator::~Communicator() {
+  if (impl_->home->is_left()) static_cast<void>(impl_.release());
+}
 
 Rank Communicator::rank() const {
   return impl_->rank;
@@ -118,140 +123,144 @@ bool Communicator::shares_memory() const {
   return impl_->backend_name == "host";
 }
 const Membership& Communicator::membership() const {
-  return impl_->membership;
+  return impl_->at_home().membership;
 }
 const CommunicatorOptions& Communicator::options() const {
   return impl_->options;
 }
 uint64_t Communicator::num_collectives() const {
-  return impl_->queue->num_issued();
+  return impl_->at_home().queue->num_issued();
 }
 
 void Communicator::broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options) {
   Operation operation = broadcast_of(data, dtype, root, world_size(), options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                               const CollectiveOptions& options) {
   Operation operation = all_reduce_of(in, out, dtype, op, options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::all_gather(ConstBytes in, Bytes out, DType dtype,
                               const CollectiveOptions& options) {
   Operation operation = all_gather_of(in, out, dtype, world_size(), options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                                   const CollectiveOptions& options) {
   Operation operation = reduce_scatter_of(in, out, dtype, op, world_size(), options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::barrier(const CollectiveOptions& options) {
   Operation operation = barrier_of(options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
                           const CollectiveOptions& options) {
   Operation operation = reduce_of(in, out, {dtype, op}, root, {rank(), world_size()}, options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::gather(ConstBytes in, Bytes out, DType dtype, Rank root,
                           const CollectiveOptions& options) {
   Operation operation = gather_of(in, out, dtype, root, {rank(), world_size()}, options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::scatter(ConstBytes in, Bytes out, DType dtype, Rank root,
                            const CollectiveOptions& options) {
   Operation operation = scatter_of(in, out, dtype, root, {rank(), world_size()}, options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::all_to_all(ConstBytes in, Bytes out, DType dtype,
                               const CollectiveOptions& options) {
   Operation operation = all_to_all_of(in, out, dtype, {rank(), world_size()}, options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 void Communicator::all_to_all_v(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
                                 const CollectiveOptions& options) {
   Operation operation = all_to_all_v_of(in, out, dtype, counts, {rank(), world_size()}, options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
 }
 Work Communicator::broadcast_async(Bytes data, DType dtype, Rank root,
                                    const CollectiveOptions& options) {
-  return impl_->queue->issue(broadcast_of(data, dtype, root, world_size(), options));
+  return impl_->at_home().queue->issue(broadcast_of(data, dtype, root, world_size(), options));
 }
 Work Communicator::all_reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                                     const CollectiveOptions& options) {
-  return impl_->queue->issue(all_reduce_of(in, out, dtype, op, options));
+  return impl_->at_home().queue->issue(all_reduce_of(in, out, dtype, op, options));
 }
 Work Communicator::all_gather_async(ConstBytes in, Bytes out, DType dtype,
                                     const CollectiveOptions& options) {
-  return impl_->queue->issue(all_gather_of(in, out, dtype, world_size(), options));
+  return impl_->at_home().queue->issue(all_gather_of(in, out, dtype, world_size(), options));
 }
 Work Communicator::reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                                         const CollectiveOptions& options) {
-  return impl_->queue->issue(reduce_scatter_of(in, out, dtype, op, world_size(), options));
+  return impl_->at_home().queue->issue(
+      reduce_scatter_of(in, out, dtype, op, world_size(), options));
 }
 Work Communicator::barrier_async(const CollectiveOptions& options) {
-  return impl_->queue->issue(barrier_of(options));
+  return impl_->at_home().queue->issue(barrier_of(options));
 }
 Work Communicator::reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
                                 const CollectiveOptions& options) {
-  return impl_->queue->issue(
+  return impl_->at_home().queue->issue(
       reduce_of(in, out, {dtype, op}, root, {rank(), world_size()}, options));
 }
 Work Communicator::gather_async(ConstBytes in, Bytes out, DType dtype, Rank root,
                                 const CollectiveOptions& options) {
-  return impl_->queue->issue(gather_of(in, out, dtype, root, {rank(), world_size()}, options));
+  return impl_->at_home().queue->issue(
+      gather_of(in, out, dtype, root, {rank(), world_size()}, options));
 }
 Work Communicator::scatter_async(ConstBytes in, Bytes out, DType dtype, Rank root,
                                  const CollectiveOptions& options) {
-  return impl_->queue->issue(scatter_of(in, out, dtype, root, {rank(), world_size()}, options));
+  return impl_->at_home().queue->issue(
+      scatter_of(in, out, dtype, root, {rank(), world_size()}, options));
 }
 Work Communicator::all_to_all_async(ConstBytes in, Bytes out, DType dtype,
                                     const CollectiveOptions& options) {
-  return impl_->queue->issue(all_to_all_of(in, out, dtype, {rank(), world_size()}, options));
+  return impl_->at_home().queue->issue(
+      all_to_all_of(in, out, dtype, {rank(), world_size()}, options));
 }
 Work Communicator::all_to_all_v_async(ConstBytes in, Bytes out, DType dtype,
                                       const SplitCounts& counts, const CollectiveOptions& options) {
-  return impl_->queue->issue(
+  return impl_->at_home().queue->issue(
       all_to_all_v_of(in, out, dtype, counts, {rank(), world_size()}, options));
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
   check_peer("send", destination, rank(), world_size());
-  impl_->messages->run(send_of(data, dtype, destination, tag, options));
+  impl_->at_home().messages->run(send_of(data, dtype, destination, tag, options));
 }
 void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
                         const CollectiveOptions& options) {
   check_peer("recv", source, rank(), world_size());
-  impl_->messages->run(recv_of(data, dtype, source, tag, options));
+  impl_->at_home().messages->run(recv_of(data, dtype, source, tag, options));
 }
 Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                               const CollectiveOptions& options) {
   check_peer("send", destination, rank(), world_size());
-  return impl_->messages->issue(send_of(data, dtype, destination, tag, options));
+  return impl_->at_home().messages->issue(send_of(data, dtype, destination, tag, options));
 }
 Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
                               const CollectiveOptions& options) {
   check_peer("recv", source, rank(), world_size());
-  return impl_->messages->issue(recv_of(data, dtype, source, tag, options));
+  return impl_->at_home().messages->issue(recv_of(data, dtype, source, tag, options));
 }
 
 std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
     size_t num_bytes, const CollectiveOptions& options) {
   Operation operation = make_operation(
       {OpKind::kAllocate, DType::kUint8, ReduceOp::kSum, 0, num_bytes}, {}, {}, options);
-  impl_->queue->run(operation);
+  impl_->at_home().queue->run(operation);
   return operation.allocated;
 }
 
 Duration Communicator::time_in_operations() const {
-  return impl_->runner->time_spent();
+  return impl_->at_home().runner->time_spent();
 }
 
 std::vector<PeerStatus> Communicator::peers() const {
-  const Roster& roster = impl_->monitor->roster();
-  const std::vector<PeerView> views = impl_->monitor->peers();
+  const Roster& roster = impl_->at_home().monitor->roster();
+  const std::vector<PeerView> views = impl_->at_home().monitor->peers();
   std::vector<PeerStatus> peers;
   for (int i = 0; i < impl_->world_size; ++i) {
     const auto at = static_cast<size_t>(i);
@@ -262,7 +271,7 @@ std::vector<PeerStatus> Communicator::peers() const {
 }
 
 std::vector<Rank> Communicator::lost_ranks() const {
-  const std::vector<PeerView> views = impl_->monitor->peers();
+  const std::vector<PeerView> views = impl_->at_home().monitor->peers();
   std::vector<Rank> lost;
   for (size_t i = 0; i < views.size(); ++i) {
     if (views[i].is_gone || views[i].left_after) lost.push_back(static_cast<int>(i));
@@ -271,14 +280,14 @@ std::vector<Rank> Communicator::lost_ranks() const {
 }
 
 FlightRecord Communicator::flight_record() const {
-  return impl_->recorder->read();
+  return impl_->at_home().recorder->read();
 }
 
 void Communicator::abort(const std::string& reason) {
-  impl_->abort(reason);
+  impl_->at_home().abort(reason);
 }
 void Communicator::close(Deadline deadline) {
-  impl_->close(deadline);
+  impl_->at_home().close(deadline);
 }
 
 }  // namespace cadre

@@ -8,8 +8,8 @@
 // deadline. Lifetime: buffers of a blocking call are borrowed until it returns; those of an
 // `_async` call must live until its Work is done (attach an owner with AsyncOptions::keep_alive).
 // Errors: cadre::Error. After the first failure the group is unusable: every later call throws that
-// failure; close() it and connect a new one over rejoin().
-// A world of one makes every operation a copy from in to out.
+// failure; close() it and connect a new one over rejoin(). In a forked child every call throws, but
+// rank() and the like, and destroying it does nothing. In a world of one operations are copies.
 // Source: c10d's ProcessGroup, cut to what has a meaning for bytes.
 #pragma once
 

@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/collective/net/net_engine.h"
+#include "cadre/os/process_watcher.h"
 #include "cadre/transport/shm/shm_transport.h"
 #include "cadre/transport/tcp/tcp_transport.h"
 
@@ -38,6 +39,7 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
       options(options_in),
       rank(membership.rank),
       world_size(membership.world_size),
+      home(std::make_shared<const HomeProcess>(options.name, rank, system_in.host().pid)),
       interrupt(system_in) {
   const wire::RankCard own = card_of_this_process(system);
   recorder =
@@ -56,15 +58,15 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
   if (backend != nullptr) backend_name = backend->capabilities().name;
   if (rank == 0 && options.log) log_start(membership.round, own, backend);
   if (host_engine != nullptr) {
-    heap = std::make_unique<SymmetricHeap>(system, interrupt, *host, host_engine);
+    heap = std::make_unique<SymmetricHeap>(system, interrupt, *host, host_engine, home);
   }
   runner = std::make_unique<CollectiveRunner>(
       CollectiveRunner::Parts{system, *monitor, *recorder, backend, heap.get(), options.timeout});
   if (message_transport != nullptr) {
-    messages = std::make_shared<MessageQueue>(
-        MessageQueue::Parts{system, *monitor, *recorder, *message_transport, options.timeout});
+    messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
+        system, *monitor, *recorder, *message_transport, options.timeout, home});
   }
-  queue = std::make_shared<OperationQueue>(system, *runner);
+  queue = std::make_shared<OperationQueue>(system, *runner, home);
 }
 
 // One line that says what was connected, and by what every size travels.
@@ -127,13 +129,31 @@ void Communicator::Impl::start_monitor(Mesh& mesh) {
     page = host->status_page();
     for (int i = 0; i < world_size; ++i) slots[static_cast<size_t>(i)] = host->slot_of(i);
   }
+  auto processes = watch_processes(page, slots, mesh.cards);
   monitor = std::make_unique<Monitor>(system, interrupt,
                                       MonitorSetup{{options.name, rank, std::move(mesh.cards)},
                                                    page,
                                                    std::move(slots),
                                                    std::move(mesh.control),
+                                                   std::move(processes),
                                                    options.flight_record_path,
                                                    options.log ? *options.log : null_log_sink()});
+}
+
+// Of the ranks whose pids mean here what they mean there.
+std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
+    const StatusPage& page, const std::vector<int>& slots,
+    const std::vector<wire::RankCard>& cards) const {
+  std::vector<std::unique_ptr<os::Pollable>> processes(slots.size());
+  auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system);
+  const uint64_t own = watcher == nullptr ? 0 : watcher->pid_namespace();
+  const int own_pid = cards[static_cast<size_t>(rank.value)].pid;
+  for (size_t i = 0; i < slots.size() && own != 0; ++i) {
+    if (slots[i] < 0 || cards[i].pid == own_pid) continue;
+    const uint64_t its = page.slot(slots[i]).pid_namespace.load(std::memory_order_relaxed);
+    if (its == own) processes[i] = watcher->watch_process(cards[i].pid);
+  }
+  return processes;
 }
 
 // A destructor must not wait for other ranks: what is still pending is aborted.

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cadre/collective/backend.h"
 #include "cadre/comm/bootstrap/host_group.h"
@@ -13,6 +14,7 @@
 #include "cadre/comm/collective_runner.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/flight_recorder.h"
+#include "cadre/comm/home_process.h"
 #include "cadre/comm/messages/message_queue.h"
 #include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/operation_queue.h"
@@ -28,6 +30,11 @@ class Communicator::Impl {
        const CommunicatorOptions& options_in, Deadline deadline);
   ~Impl();
 
+  // Throws in a child of the group's process: what every call begins with.
+  Impl& at_home() {
+    home->check();
+    return *this;
+  }
   // Says goodbye, or aborts when something is pending that may not be waited for.
   void close(Deadline deadline);
   void abort(const std::string& reason);
@@ -38,6 +45,9 @@ class Communicator::Impl {
   const Rank rank;
   const int world_size;
   std::string_view backend_name = "solo";
+
+  // Shared with Works and symmetric buffers, which may outlive the group.
+  const std::shared_ptr<const HomeProcess> home;
 
   // Parts stand above those that use them.
   os::Interrupt interrupt;
@@ -59,6 +69,9 @@ class Communicator::Impl {
   void build_host_engine(const Mesh& mesh, Deadline deadline);
   void build_net_engine(Mesh& mesh);
   void start_monitor(Mesh& mesh);
+  std::vector<std::unique_ptr<os::Pollable>> watch_processes(
+      const StatusPage& page, const std::vector<int>& slots,
+      const std::vector<wire::RankCard>& cards) const;
   void log_start(uint64_t round, const wire::RankCard& own, const Backend* backend) const;
   bool is_idle() const;
   // Whether nothing is left at the deadline.

@@ -58,10 +58,11 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
                   describe_operation(op.number, op.fingerprint), roster.group,
                   verb_of(failure.code), describe_duration(Duration(op.age_ns)), where);
   }
-  const std::string when =
-      last_own.state == ActivityState::kNothingYet
-          ? "before its first operation"
-          : "after " + describe_operation(last_own.number, last_own.fingerprint);
+  std::string when = "before its first operation";
+  if (last_own.state != ActivityState::kNothingYet) {
+    when = format("{} {}", last_own.state == ActivityState::kRunning ? "during" : "after",
+                  describe_operation(last_own.number, last_own.fingerprint));
+  }
   return format("group \"{}\" {} on {} {}", roster.group, verb_of(failure.code), where, when);
 }
 
@@ -105,8 +106,9 @@ std::string describe_peer(const PeerView& view) {
   return format("left the group after #{}", *view.left_after);
 }
 
-std::string gone_cause(const Roster& roster, int peer, const PeerView& view) {
-  return format("{} is gone: its connection ended, {}", roster.describe(peer),
+std::string gone_cause(const Roster& roster, int peer, const PeerView& view, EndOf sign) {
+  return format("{} is gone: its {} ended, {}", roster.describe(peer),
+                sign == EndOf::kProcess ? "process" : "connection",
                 describe_last_seen(view.activity));
 }
 
@@ -123,14 +125,28 @@ std::string timeout_cause(const Roster& roster, int culprit, const PeerView& vie
                 describe_last_seen(view.activity));
 }
 
+Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found) {
+  const uint64_t number = found.one.number;
+  std::vector<Call> calls;
+  for (int rank = 0; rank < static_cast<int>(views.size()); ++rank) {
+    const Activity& activity = views[static_cast<size_t>(rank)].activity;
+    if (rank == found.one.rank) {
+      calls.push_back(found.one);
+    } else if (rank == found.other.rank && found.other.number == number) {
+      calls.push_back(found.other);
+    } else if (is_in(activity, number)) {
+      calls.push_back({rank, activity.number, activity.fingerprint});
+    }
+  }
+  for (const Call& call : calls) {
+    if (call.fingerprint != calls.front().fingerprint) return {calls.front(), call};
+  }
+  return found;
+}
+
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
-  struct Call {
-    int rank;
-    uint64_t number;
-    uint64_t fingerprint;
-  };
-  Call first{roster.self, mismatch.number, mismatch.own_fingerprint};
-  Call second{mismatch.peer, mismatch.peer_number, mismatch.peer_fingerprint};
+  Call first = mismatch.one;
+  Call second = mismatch.other;
   if (first.rank > second.rank) std::swap(first, second);
   const auto describe = [&](const Call& call) {
     return format("{} called {} as #{}", roster.describe(call.rank),

@@ -58,17 +58,27 @@ std::string describe_last_seen(const wire::Activity& activity);
 // The same for users: "left the group after #1041" where it applies.
 std::string describe_peer(const PeerView& view);
 
-std::string gone_cause(const Roster& roster, int peer, const PeerView& view);
+// What showed that a rank is gone.
+enum class EndOf { kConnection, kProcess };
+std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
+                       EndOf sign = EndOf::kConnection);
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after);
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view);
-// What this rank and `peer` called as the same operation; reads the same on both.
-struct Mismatch {
+// What one rank called.
+struct Call {
+  int rank = -1;
   uint64_t number = 0;
-  int peer = -1;
-  uint64_t own_fingerprint = 0;
-  uint64_t peer_number = 0;
-  uint64_t peer_fingerprint = 0;
+  uint64_t fingerprint = 0;
 };
+// Two ranks that called different things as the same operation.
+struct Mismatch {
+  Call one;
+  Call other;
+};
+// The same for all who look at one moment, whichever of them found out: of the ranks known to be in
+// the operation of found.one, the lowest and the first that differs from it. `views` is by rank.
+Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
+// Reads the same on all ranks.
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
 // Reads the same on all ranks.
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,

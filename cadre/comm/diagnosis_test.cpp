@@ -88,13 +88,46 @@ TEST(Diagnosis, AMismatchReadsTheSameOnBothRanks) {
       OpDescriptor{OpKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 1024}.fingerprint();
   const uint64_t gather =
       OpDescriptor{OpKind::kAllGather, DType::kFloat32, ReduceOp::kSum, 0, 4}.fingerprint();
-  Roster other = roster();
-  other.self = 2;
-  const std::string text = mismatch_cause(roster(), {7, 2, reduce, 7, gather});
-  EXPECT_EQ(text, mismatch_cause(other, {7, 0, gather, 7, reduce}));
+  const std::string text = mismatch_cause(roster(), {{0, 7, reduce}, {2, 7, gather}});
+  EXPECT_EQ(text, mismatch_cause(roster(), {{2, 7, gather}, {0, 7, reduce}}));
   EXPECT_EQ(text,
             "the ranks disagree: rank 0 (node0, pid 4711) called all_reduce(sum, float32 x 1024) "
             "as #7, rank 2 (node1, pid 4713) called all_gather(float32 x 4) as #7");
+}
+
+TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
+  const auto in = [](ActivityState state, OpKind kind, uint64_t number) {
+    return view(activity(state, kind, number, 1));
+  };
+  const PeerView sums = in(ActivityState::kRunning, OpKind::kAllReduce, 7);
+  const PeerView meets = in(ActivityState::kFailed, OpKind::kBarrier, 7);
+  const PeerView is_late = in(ActivityState::kDone, OpKind::kAllReduce, 6);
+  const auto call = [](int rank, const PeerView& what) {
+    return Call{rank, 7, what.activity.fingerprint};
+  };
+  // Rank 1 differs from all others; ranks 0, 2 and 3 find out.
+  const std::vector views = {sums, meets, sums, sums};
+  for (const int finder : {0, 2, 3}) {
+    const Mismatch told = first_mismatch(views, {call(finder, sums), call(1, meets)});
+    EXPECT_EQ(told.one.rank, 0);
+    EXPECT_EQ(told.other.rank, 1);
+    EXPECT_EQ(told.other.fingerprint, meets.activity.fingerprint);
+  }
+  // Rank 0 is not there yet; the ranks that found out know their calls, whatever they do by now.
+  const Mismatch told =
+      first_mismatch(std::vector{is_late, is_late, sums, meets}, {call(3, meets), call(1, sums)});
+  EXPECT_EQ(told.one.rank, 1);
+  EXPECT_EQ(told.other.rank, 3);
+}
+
+TEST(Diagnosis, NewsDuringAnOperationDoNotBlameIt) {
+  const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
+  const Error error =
+      compose_error(roster(), {ErrorCode::kPeerLost, 2, left_cause(roster(), 2, 3), {}}, own, "");
+  EXPECT_EQ(error.message(),
+            "group \"fsdp\" failed on rank 0 (node0, pid 4711) during all_reduce #3\n"
+            "  rank 2 (node1, pid 4713) left the group after #3 (it ended its loop early?). "
+            "Remedy: rebuild the group.");
 }
 
 TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {

@@ -1,12 +1,9 @@
 #include "cadre/comm/monitor.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/comm/defaults.h"
 #include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
@@ -14,9 +11,6 @@ namespace {
 
 using wire::Activity;
 using wire::ActivityState;
-
-constexpr Duration kIdleLook = std::chrono::seconds(60);
-constexpr std::string_view kFirstFailure = "first failure: ";
 
 }  // namespace
 
@@ -35,6 +29,7 @@ Monitor::Monitor(os::System& system, os::Interrupt& interrupt, MonitorSetup setu
   for (size_t i = 0; i < peers_.size(); ++i) {
     peers_[i].socket = std::move(setup.control[i]);
     peers_[i].is_connected = peers_[i].socket != nullptr;
+    if (i < setup.processes.size()) peers_[i].process = std::move(setup.processes[i]);
   }
   // A world of one has nobody to watch.
   const bool has_peers =
@@ -45,8 +40,6 @@ Monitor::Monitor(os::System& system, os::Interrupt& interrupt, MonitorSetup setu
 Monitor::~Monitor() {
   stop();
 }
-
-// ---- The operations' side ----
 
 // The goodbye of a peer and the start of a collective may cross: each side first writes its own
 // word, then reads the other's, both in the one order of sequential consistency, so that at least
@@ -77,9 +70,25 @@ void Monitor::fail_if_left_before(uint64_t number) {
   fail({ErrorCode::kPeerLost, peer, left_cause(roster_, peer, left_after), {}});
 }
 
-Error Monitor::error() const {
+Error Monitor::error() {
+  const TimePoint now = system_.now();
   std::lock_guard lock(mutex_);
+  settle_blame(now);
   return error_.value_or(Error(ErrorCode::kInternal, "the group has not failed"));
+}
+
+// News may come while a rank is on its way out of a collective, which then ends well: the next one
+// fails, or none has begun. Messages are numbered apart and are left alone.
+void Monitor::settle_blame(TimePoint now) {
+  if (!is_blame_open_) return;
+  const Activity last = own_slot().collective.read(now);
+  const bool is_over =
+      last.number != failure_.operation->number || last.state == ActivityState::kDone;
+  if (!is_over) return;
+  is_blame_open_ = false;
+  failure_.operation.reset();
+  if (last.state == ActivityState::kRunning) failure_.operation = last;
+  error_ = compose_error(roster_, failure_, last, record_path_);
 }
 
 bool Monitor::claim_failure() {
@@ -100,8 +109,8 @@ void Monitor::fail(const Failure& failure) {
   if (claim_failure()) publish(failure);
 }
 
-void Monitor::publish_unless_told(const Failure& failure) {
-  await([&] { return told_.has_value(); }, system_.deadline_in(kVerdictTime));
+void Monitor::publish_unless_told(const Failure& failure, Duration patience) {
+  await([&] { return told_.has_value(); }, system_.deadline_in(patience));
   std::unique_lock lock(mutex_);
   const Failure first = told_.value_or(failure);
   lock.unlock();
@@ -112,13 +121,17 @@ void Monitor::publish(const Failure& failure) {
   const Activity own = own_slot().read(system_.now());
   Failure complete = failure;
   if (!complete.operation && own.state == ActivityState::kRunning) complete.operation = own;
+  const bool is_open = !failure.operation && complete.operation && !is_message(own.fingerprint);
   const Error error = compose_error(roster_, complete, own, record_path_);
+  const Error told = is_open ? compose_error(roster_, failure, own, record_path_) : error;
   {
     std::lock_guard lock(mutex_);
+    failure_ = complete;
+    is_blame_open_ = is_open;
     error_ = error;
     failure_phase_ = FailurePhase::kPublished;
     const std::vector<std::byte> notice = wire::encode_control(
-        wire::AbortNotice{failure.code, failure.culprit, failure.cause, error.message()});
+        wire::AbortNotice{failure.code, failure.culprit, failure.cause, told.message()});
     for (Peer& peer : peers_) {
       if (peer.is_connected) peer.outbox.insert(peer.outbox.end(), notice.begin(), notice.end());
     }
@@ -129,7 +142,7 @@ void Monitor::publish(const Failure& failure) {
   }
   interrupt_.raise();
   wake_up_->notify();
-  log_.write(LogLevel::kError, "comm", error.message());
+  log_.write(LogLevel::kError, "comm", told.message());
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {
@@ -224,7 +237,10 @@ void Monitor::stop() {
   wake_up_->notify();
   if (thread_ != nullptr) thread_->join();
   thread_.reset();
-  for (Peer& peer : peers_) peer.socket.reset();
+  for (Peer& peer : peers_) {
+    peer.socket.reset();
+    peer.process.reset();
+  }
 }
 
 bool Monitor::await(const std::function<bool()>& is_met, Deadline deadline) {
@@ -254,212 +270,6 @@ void Monitor::post(int rank, const wire::ControlMessage& message) {
 void Monitor::post_to_all(const wire::ControlMessage& message) {
   for (size_t i = 0; i < peers_.size(); ++i) post(static_cast<int>(i), message);
   wake_up_->notify();
-}
-
-// ---- The thread's side ----
-
-void Monitor::run() {
-  while (true) {
-    flush();
-    if (is_flushed()) return;
-    std::vector<os::PollItem> items = interests();
-    system_.poll(items, next_look(system_.now()));
-    if (items[0].can_read) wake_up_->clear();
-    for (size_t i = 0, at = 1; i < peers_.size(); ++i) {
-      if (peers_[i].socket == nullptr) continue;
-      if (items[at].can_read) receive_from(static_cast<int>(i));
-      ++at;
-    }
-    answer_accusation();
-    send_heartbeats(system_.now());
-  }
-}
-
-Deadline Monitor::next_look(TimePoint now) const {
-  std::lock_guard lock(mutex_);
-  if (is_stopping_) return Deadline(stop_by_);
-  const bool has_remote_peers =
-      std::any_of(slots_.begin(), slots_.end(), [](int slot) { return slot < 0; });
-  return has_remote_peers ? Deadline(last_heartbeat_ + kStatusInterval) : Deadline(now + kIdleLook);
-}
-
-// The wake-up, then every open connection in rank order.
-std::vector<os::PollItem> Monitor::interests() {
-  std::vector<os::PollItem> items = {{.target = wake_up_.get(), .want_read = true}};
-  for (const Peer& peer : peers_) {
-    if (peer.socket == nullptr) continue;
-    items.push_back(
-        {.target = peer.socket.get(), .want_read = true, .want_write = !peer.sending.empty()});
-  }
-  return items;
-}
-
-void Monitor::receive_from(int rank) {
-  Peer& peer = peers_[static_cast<size_t>(rank)];
-  std::array<std::byte, 4096> buffer;
-  while (true) {
-    const Result<size_t> received = peer.socket->try_recv(buffer);
-    if (received.ok() && *received == 0) return;
-    if (!received.ok()) return handle_end(rank);
-    peer.splitter.append(ConstBytes(buffer).first(*received));
-    while (true) {
-      const auto message = peer.splitter.next();
-      if (!message.ok()) return handle_end(rank);
-      if (!message.value()) break;
-      handle(rank, *message.value());
-    }
-  }
-}
-
-void Monitor::handle(int rank, const wire::ControlMessage& message) {
-  if (const auto* report = std::get_if<wire::StatusReport>(&message)) handle_report(rank, *report);
-  if (const auto* request = std::get_if<wire::StatusRequest>(&message)) {
-    handle_request(rank, *request);
-  }
-  if (const auto* notice = std::get_if<wire::AbortNotice>(&message)) handle_abort(rank, *notice);
-  if (const auto* goodbye = std::get_if<wire::Goodbye>(&message)) handle_goodbye(rank, *goodbye);
-  if (std::holds_alternative<wire::GoodbyeReceipt>(message)) {
-    std::lock_guard lock(mutex_);
-    peers_[static_cast<size_t>(rank)].has_receipt = true;
-    wake_observers();
-  }
-}
-
-void Monitor::handle_report(int rank, const wire::StatusReport& report) {
-  const TimePoint now = system_.now();
-  std::lock_guard lock(mutex_);
-  Peer& peer = peers_[static_cast<size_t>(rank)];
-  peer.reported = report.activity;
-  peer.reported_at = now;
-  peer.answered_request = std::max(peer.answered_request, report.request);
-  if (report.request > 0) wake_observers();
-}
-
-void Monitor::handle_request(int rank, const wire::StatusRequest& request) {
-  post(rank, wire::StatusReport{request.request, own_slot().read(system_.now())});
-}
-
-void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
-  if (notice.code == ErrorCode::kPeerLost && notice.culprit == roster_.self.value) {
-    std::lock_guard lock(mutex_);
-    peers_[static_cast<size_t>(rank)].has_aborted = true;
-    if (!is_leaving_) accusation_ = notice;
-    return;
-  }
-  const bool names_a_peer = notice.culprit >= 0 && notice.culprit < roster_.world_size() &&
-                            notice.culprit != roster_.self.value;
-  const bool is_loss = notice.code == ErrorCode::kPeerLost && names_a_peer;
-  {
-    std::lock_guard lock(mutex_);
-    peers_[static_cast<size_t>(rank)].has_aborted = true;
-    // What fails without a rank that is leaving is not its affair: it would tell the others, who
-    // may not know yet that it leaves, of a failure of its own.
-    if (is_leaving_) return;
-    if (is_loss && failure_phase_ == FailurePhase::kNone) {
-      peers_[static_cast<size_t>(notice.culprit)].is_gone = true;
-    }
-  }
-  // The loss of a rank and a disagreement concern all ranks alike; all else is the sender's
-  // failure, to which this rank points.
-  if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
-    fail({notice.code, notice.culprit, notice.cause, {}});
-  } else {
-    // The message of a rank that heard of it, too, says which failure was the first.
-    std::string cause = notice.cause;
-    if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
-    if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
-    fail({ErrorCode::kAborted, notice.culprit, cause, {}});
-  }
-}
-
-// Another rank takes this one for lost, so a connection of this rank was cut. Its own end of it
-// says which: all connections have been looked at since.
-void Monitor::answer_accusation() {
-  if (!accusation_) return;
-  if (!has_failed()) {
-    fail({ErrorCode::kAborted,
-          accusation_->culprit,
-          std::string(kFirstFailure) + accusation_->message,
-          {}});
-  }
-  accusation_.reset();
-}
-
-void Monitor::handle_goodbye(int rank, const wire::Goodbye& goodbye) {
-  {
-    std::lock_guard lock(mutex_);
-    peers_[static_cast<size_t>(rank)].left_after = goodbye.number;
-    wake_observers();
-  }
-  post(rank, wire::GoodbyeReceipt{});
-  const uint64_t first = std::min(first_left_.load(std::memory_order_relaxed), goodbye.number);
-  first_left_.store(first, std::memory_order_seq_cst);
-  const uint64_t running = running_number_.load(std::memory_order_seq_cst);
-  if (running > goodbye.number) fail_if_left_before(running);
-}
-
-void Monitor::handle_end(int rank) {
-  const TimePoint now = system_.now();
-  bool is_loss = false;
-  PeerView view;
-  {
-    std::lock_guard lock(mutex_);
-    Peer& peer = peers_[static_cast<size_t>(rank)];
-    peer.is_connected = false;
-    peer.outbox.clear();
-    is_loss = !peer.left_after && !peer.has_aborted && !is_leaving_;
-    if (is_loss) peer.is_gone = true;
-    view = view_of(static_cast<size_t>(rank), now);
-    wake_observers();
-  }
-  peers_[static_cast<size_t>(rank)].socket.reset();
-  peers_[static_cast<size_t>(rank)].sending.clear();
-  if (is_loss) fail({ErrorCode::kPeerLost, rank, gone_cause(roster_, rank, view), {}});
-}
-
-// Sends without the lock: in the simulator another thread may run meanwhile. A stream that does not
-// take bytes any more tells why when it is read.
-void Monitor::flush() {
-  {
-    std::lock_guard lock(mutex_);
-    for (Peer& peer : peers_) {
-      peer.sending.insert(peer.sending.end(), peer.outbox.begin(), peer.outbox.end());
-      peer.outbox.clear();
-    }
-  }
-  for (Peer& peer : peers_) {
-    while (peer.socket != nullptr && !peer.sending.empty()) {
-      const Result<size_t> sent = peer.socket->try_send(peer.sending);
-      if (!sent.ok()) peer.sending.clear();
-      if (!sent.ok() || *sent == 0) break;
-      peer.sending.erase(peer.sending.begin(),
-                         peer.sending.begin() + static_cast<ptrdiff_t>(*sent));
-    }
-  }
-}
-
-// Ranks that read the status page need none. One that does not take its last report gets no more.
-void Monitor::send_heartbeats(TimePoint now) {
-  if (now - last_heartbeat_ < kStatusInterval) return;
-  last_heartbeat_ = now;
-  const std::vector<std::byte> report =
-      wire::encode_control(wire::StatusReport{0, own_slot().read(now)});
-  std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    Peer& peer = peers_[i];
-    const bool takes_bytes = peer.is_connected && peer.outbox.empty() && peer.sending.empty();
-    if (slots_[i] < 0 && takes_bytes) peer.outbox = report;
-  }
-}
-
-bool Monitor::is_flushed() {
-  const TimePoint now = system_.now();
-  std::lock_guard lock(mutex_);
-  if (!is_stopping_) return false;
-  const bool is_empty = std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-    return peer.outbox.empty() && peer.sending.empty();
-  });
-  return is_empty || now >= stop_by_;
 }
 
 }  // namespace cadre

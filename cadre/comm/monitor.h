@@ -34,6 +34,9 @@ struct MonitorSetup {
   StatusPage page;
   std::vector<int> slots;  // in the page, by rank; -1 for ranks of other hosts
   std::vector<std::unique_ptr<os::Socket>> control;  // by rank, null for this one
+  // By rank; null where the process cannot be watched. A child that it forked may hold copies of
+  // its connections, which do not end with it then.
+  std::vector<std::unique_ptr<os::Pollable>> processes;
   std::string record_path;
   LogSink& log;
 };
@@ -44,6 +47,8 @@ class Monitor {
   static constexpr Duration kAskTime = std::chrono::milliseconds(300);
   // How long a broken stream may be older than the news of what broke it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
+  // How long the last words of a process that has ended may be on their way.
+  static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
 
   Monitor(os::System& system, os::Interrupt& interrupt, MonitorSetup setup);
   ~Monitor();
@@ -57,17 +62,17 @@ class Monitor {
   void leave_collective();
 
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
-  // REQUIRES: has_failed().
-  Error error() const;
+  // REQUIRES: has_failed(). The same each time, but that it does not name a collective which was
+  // running when the news came and has ended well since.
+  Error error();
   // Fails the group, unless it has failed or somebody is about to say why.
   void fail(const Failure& failure);
   // The right to be the first failure, so that there is time to find out why: true for the first
   // caller only, who must call publish().
   bool claim_failure();
   void publish(const Failure& failure);
-  // Publishes it, but what another rank says within kVerdictTime takes its place: it may know
-  // better.
-  void publish_unless_told(const Failure& failure);
+  // Publishes it, but what another rank says within `patience` takes its place: it may know better.
+  void publish_unless_told(const Failure& failure, Duration patience = kVerdictTime);
   // Until the group has failed, or `peer` (-1 for none) is known to have left; an operation that
   // found a broken stream learns here what it means.
   void await_failure(int peer, Deadline deadline);
@@ -94,10 +99,12 @@ class Monitor {
   enum class FailurePhase { kNone, kClaimed, kPublished };
 
   struct Peer {
-    std::unique_ptr<os::Socket> socket;  // null for this rank; used by the thread only
-    wire::ControlSplitter splitter;      // the thread's
-    std::vector<std::byte> sending;      // the thread's
-    std::vector<std::byte> outbox;       // guarded, as all below
+    std::unique_ptr<os::Socket> socket;     // null for this rank; used by the thread only
+    std::unique_ptr<os::Pollable> process;  // the thread's; null when it is not watched any more
+    std::optional<TimePoint> ended_at;      // the process; the thread's
+    wire::ControlSplitter splitter;         // the thread's
+    std::vector<std::byte> sending;         // the thread's
+    std::vector<std::byte> outbox;          // guarded, as all below
     bool is_connected = false;
     bool has_ended = false;  // the stream
     bool has_aborted = false;
@@ -113,13 +120,14 @@ class Monitor {
   Deadline next_look(TimePoint now) const;
   std::vector<os::PollItem> interests();
   void receive_from(int rank);
+  void bury_ended(TimePoint now);
   void handle(int rank, const wire::ControlMessage& message);
   void handle_report(int rank, const wire::StatusReport& report);
   void handle_request(int rank, const wire::StatusRequest& request);
   void handle_abort(int rank, const wire::AbortNotice& notice);
   void answer_accusation();
   void handle_goodbye(int rank, const wire::Goodbye& goodbye);
-  void handle_end(int rank);
+  void handle_end(int rank, EndOf sign);
   void flush();
   void send_heartbeats(TimePoint now);
   bool is_flushed();
@@ -127,6 +135,7 @@ class Monitor {
   void post_to_all(const wire::ControlMessage& message);
   void fail_if_left_before(uint64_t number);
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
+  void settle_blame(TimePoint now);                    // under the lock
   bool await(const std::function<bool()>& is_met, Deadline deadline);
   void wake_observers();
 
@@ -147,7 +156,10 @@ class Monitor {
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;  // by rank
   FailurePhase failure_phase_ = FailurePhase::kNone;
+  Failure failure_;  // that error_ tells
   std::optional<Error> error_;
+  // The failure was put down to a collective that ran when the news came; it may yet end well.
+  bool is_blame_open_ = false;
   std::optional<Failure> told_;  // what came while the failure was claimed
   uint64_t num_requests_ = 0;
   bool is_leaving_ = false;

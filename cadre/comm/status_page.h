@@ -34,7 +34,8 @@ struct ActivityCell {
 };
 
 struct alignas(256) StatusSlot {
-  std::atomic<uint64_t> stamp{0};  // the rank's probe number: it mapped this page
+  std::atomic<uint64_t> stamp{0};          // the rank's probe number: it mapped this page
+  std::atomic<uint64_t> pid_namespace{0};  // os::ProcessWatcher's, or 0
   ActivityCell collective;
   ActivityCell message;
 

@@ -14,9 +14,14 @@ size_t round_to_page(size_t num_bytes) {
 
 class SharedBuffer final : public SymmetricBuffer {
  public:
-  SharedBuffer(SymmetricSegment segment, Bytes local, std::weak_ptr<HostEngine> engine)
-      : segment_(std::move(segment)), local_(local), engine_(std::move(engine)) {}
+  SharedBuffer(SymmetricSegment segment, Bytes local, std::weak_ptr<HostEngine> engine,
+               std::shared_ptr<const HomeProcess> home)
+      : segment_(std::move(segment)),
+        local_(local),
+        engine_(std::move(engine)),
+        home_(std::move(home)) {}
   ~SharedBuffer() override {
+    if (home_->is_left()) return;
     if (const auto engine = engine_.lock()) engine->unregister_symmetric(segment_.id);
   }
   Bytes local() const override { return local_; }
@@ -25,6 +30,7 @@ class SharedBuffer final : public SymmetricBuffer {
   SymmetricSegment segment_;
   Bytes local_;
   std::weak_ptr<HostEngine> engine_;
+  std::shared_ptr<const HomeProcess> home_;
 };
 
 class PrivateBuffer final : public SymmetricBuffer {
@@ -45,8 +51,13 @@ class PrivateBuffer final : public SymmetricBuffer {
 }  // namespace
 
 SymmetricHeap::SymmetricHeap(os::System& system, os::Interrupt& interrupt, HostGroup& host,
-                             std::shared_ptr<HostEngine> engine)
-    : system_(system), interrupt_(interrupt), host_(host), engine_(std::move(engine)) {}
+                             std::shared_ptr<HostEngine> engine,
+                             std::shared_ptr<const HomeProcess> home)
+    : system_(system),
+      interrupt_(interrupt),
+      host_(host),
+      engine_(std::move(engine)),
+      home_(std::move(home)) {}
 
 Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext& op,
                                                                  size_t num_bytes) {
@@ -64,7 +75,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
   const Bytes local = symmetric.memory->bytes().subspan(own * bytes_per_rank, num_bytes);
   engine_->register_symmetric(symmetric);
   return std::shared_ptr<SymmetricBuffer>(
-      std::make_shared<SharedBuffer>(symmetric, local, engine_));
+      std::make_shared<SharedBuffer>(symmetric, local, engine_, home_));
 }
 
 std::shared_ptr<SymmetricBuffer> SymmetricHeap::allocate_private(size_t num_bytes) {

@@ -16,6 +16,7 @@
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/comm/bootstrap/host_group.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/home_process.h"
 #include "cadre/os/interrupt.h"
 #include "cadre/os/system.h"
 
@@ -26,7 +27,7 @@ class SymmetricHeap {
   // Over shared memory. `engine` is shared with the buffers, which must not outlive its use of
   // them.
   SymmetricHeap(os::System& system, os::Interrupt& interrupt, HostGroup& host,
-                std::shared_ptr<HostEngine> engine);
+                std::shared_ptr<HostEngine> engine, std::shared_ptr<const HomeProcess> home);
 
   // Collective: all ranks with the same size. The first meeting of the ranks compares the sizes.
   Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes);
@@ -39,6 +40,7 @@ class SymmetricHeap {
   os::Interrupt& interrupt_;
   HostGroup& host_;
   std::shared_ptr<HostEngine> engine_;
+  std::shared_ptr<const HomeProcess> home_;  // shared with the group and the buffers
   uint32_t last_id_ = 0;
 };
 

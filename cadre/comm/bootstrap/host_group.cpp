@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/os/process_watcher.h"
 
 namespace cadre {
 namespace {
@@ -17,6 +18,11 @@ constexpr std::byte kYes{1};
 
 std::string side_key(const HostGroup::Site& site, int rank) {
   return format("{}side/{}", site.key_prefix, rank);
+}
+
+uint64_t pid_namespace_of(os::System& system) {
+  auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system);
+  return watcher == nullptr ? 0 : watcher->pid_namespace();
 }
 
 // How one wait of a host group polls.
@@ -180,6 +186,7 @@ Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline dead
   auto segment = site.system.create_segment(StatusPage::bytes_for(num_slots));
   if (!segment.ok()) return segment.error();
   StatusPage page(std::move(segment).value(), num_slots);
+  page.slot(0).pid_namespace.store(pid_namespace_of(site.system), std::memory_order_relaxed);
   page.slot(0).stamp.store(site.cards[static_cast<size_t>(rank_.value)].probe,
                            std::memory_order_release);
   bool verdict = all_came;
@@ -224,6 +231,8 @@ Status HostGroup::probe_as_member(const Site& site, Deadline deadline) {
     const auto& cards = site.cards;
     is_mapped = page.slot(0).stamp.load(std::memory_order_acquire) ==
                 cards[static_cast<size_t>(leader)].probe;
+    page.slot(own_slot).pid_namespace.store(pid_namespace_of(site.system),
+                                            std::memory_order_relaxed);
     page.slot(own_slot).stamp.store(cards[static_cast<size_t>(rank_.value)].probe,
                                     std::memory_order_release);
     page_ = page;

@@ -33,6 +33,7 @@ class MessageQueue::Pending final : public Message, public Completion {
       : Message(std::move(message)), queue_(std::move(queue)) {}
 
   void wait(std::optional<Deadline> until) override {
+    queue_->parts_.home->check();
     if (!is_completed()) queue_->wait_for(*this, until);
     rethrow();
   }

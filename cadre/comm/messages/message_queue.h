@@ -4,7 +4,8 @@
 // first asynchronous message. Blocking: run(), wait() of an issued message, and drain(), until the
 // message's deadline and the questions that follow a failure. No lock is held while messages move
 // or a thread waits. Lifetime: shared by the Works it handed out, which may outlive the group;
-// close() first, then its parts may go. Errors: the group's failure, the same one each time.
+// close() first, then its parts may go. Errors: the group's failure, the same one each time; wait()
+// in a forked child throws.
 //
 // Progress is a role, as in operation_queue.h: its holder moves all pending messages of this rank,
 // so that two ranks that both send first do not wait for each other. Who posts while another holds
@@ -21,6 +22,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/comm/flight_recorder.h"
+#include "cadre/comm/home_process.h"
 #include "cadre/comm/messages/point_to_point.h"
 #include "cadre/comm/monitor.h"
 #include "cadre/comm/work.h"
@@ -36,7 +38,8 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
     Monitor& monitor;
     FlightRecorder& recorder;
     Transport& transport;
-    Duration timeout;  // of messages without a deadline
+    Duration timeout;                         // of messages without a deadline
+    std::shared_ptr<const HomeProcess> home;  // shared with the group
   };
   explicit MessageQueue(const Parts& parts);
   ~MessageQueue();

@@ -21,6 +21,7 @@ class OperationQueue::Issued final : public Completion {
       : queue_(std::move(queue)), operation_(std::move(operation)) {}
 
   void wait(std::optional<Deadline> deadline) override {
+    queue_->home_->check();
     if (!is_completed()) queue_->wait_for(*this, deadline);
     rethrow();
   }
@@ -35,8 +36,9 @@ class OperationQueue::Issued final : public Completion {
   Operation operation_;
 };
 
-OperationQueue::OperationQueue(os::System& system, OperationRunner& runner)
-    : system_(system), runner_(runner) {}
+OperationQueue::OperationQueue(os::System& system, OperationRunner& runner,
+                               std::shared_ptr<const HomeProcess> home)
+    : system_(system), runner_(runner), home_(std::move(home)) {}
 
 OperationQueue::~OperationQueue() = default;
 

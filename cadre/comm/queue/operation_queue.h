@@ -5,7 +5,7 @@
 // first asynchronous operation. Blocking: run(), wait() of an issued operation, and drain(). No
 // lock is held while an operation runs or a thread waits. Lifetime: shared by the Works it handed
 // out, which may outlive the group; close() first, then the runner may go. Errors: those of the
-// runner, thrown by run() and wait(), the same one each time.
+// runner, thrown by run() and wait(), the same one each time; wait() in a forked child throws.
 //
 // Progress is a role: a blocking call that finds the queue empty runs its operation itself; a
 // waiting caller runs the queue up to its own operation if nobody else does; else the thread does.
@@ -24,6 +24,7 @@
 #include "cadre/base/types.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/home_process.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 
@@ -51,7 +52,8 @@ class OperationRunner {
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
-  OperationQueue(os::System& system, OperationRunner& runner);
+  OperationQueue(os::System& system, OperationRunner& runner,
+                 std::shared_ptr<const HomeProcess> home);
   ~OperationQueue();
 
   // Issues the operation and returns when it is done, or throws its error.
@@ -82,6 +84,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   os::System& system_;
   OperationRunner& runner_;
+  const std::shared_ptr<const HomeProcess> home_;  // shared with the group
 
   mutable std::mutex mutex_;
   std::deque<std::shared_ptr<Issued>> pending_;

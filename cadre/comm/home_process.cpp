@@ -1,0 +1,21 @@
+#include "cadre/comm/home_process.h"
+
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+HomeProcess::HomeProcess(std::string group, Rank rank, int pid)
+    : group_(std::move(group)), rank_(rank), pid_(pid) {}
+
+void HomeProcess::refuse() const {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("group \"{}\" belongs to rank {}, pid {}, from which this process was forked: "
+                     "it has none of the group's threads and shares its connections. Remedy: "
+                     "connect a new group in the child, or use this one in its parent only",
+                     group_, rank_, pid_));
+}
+
+}  // namespace cadre
