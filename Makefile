@@ -6,6 +6,8 @@ NPROC ?= 2
 JOBS ?= $(shell nproc)
 SEEDS ?= 2000
 RANKS ?= 16
+MINUTES ?=
+SEED ?=
 
 .PHONY: help run test build conformance bench asan tsan fuzz chaos seeds parity-mnist tidy install fresh clean
 
@@ -50,10 +52,10 @@ fuzz:  ## every parser of outside bytes, 60 s each, with its coverage
 	@tools/setup check
 	tools/fuzz
 
-chaos:  ## 10,000 rounds of all_reduce under random kill -9
+chaos:  ## random operations under random kill -9 and SIGSTOP: 10,000 rounds, or MINUTES=60; SEED=n
 	@tools/setup check
-	@tools/build dev
-	tools/chaos
+	@tools/build dev cadre_tests_process
+	tools/chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 parity-mnist:  ## accuracy on real images against PyTorch (MNIST=folder of the idx files)
 	@tools/setup check

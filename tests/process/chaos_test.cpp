@@ -1,24 +1,36 @@
-// Peers' memory under death: rounds of all_reduce on symmetric memory while ranks are killed at
-// random; survivors rebuild the group and go on, with tensors still in the old memory.
+// Life under random faults: rounds of random operations, each checked against a formula, while
+// ranks are killed, stopped or delayed at random; survivors rebuild the group and go on, with
+// tensors still in the memory of earlier groups. Judged are hangs, wrong results, and what is left:
+// processes, descriptors, threads, mappings, files in /dev/shm.
 //
-// CADRE_CHAOS_ROUNDS sets the number of rounds (default 200; `make chaos` runs 10,000), and
-// CADRE_CHAOS_SEED the seed, which decides worlds, victims and moments.
+// CADRE_CHAOS_ROUNDS sets the number of rounds (default 200), CADRE_CHAOS_MINUTES the time instead.
+// CADRE_CHAOS_SEED decides worlds, engines, operations, victims and moments of the first job, and
+// each job's seed that of the next; a job that fails names its own, with which it comes first.
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <iostream>
+#include <set>
 #include <string>
 
 #include "cadre/base/format.h"
 #include "cadre/base/random.h"
+#include "cadre/collective/reduction_table.h"
+#include "cadre/os/host/monotonic_clock.h"
 #include "cadre/testing/leftovers.h"
 #include "job.h"
+#include "tests/conformance/cases.h"
+#include "tests/conformance/collectives.h"
 
 namespace cadre {
 namespace {
 
+namespace fs = std::filesystem;
+using conformance::Case;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::RankContext;
@@ -28,28 +40,89 @@ constexpr int kRoundsPerJob = 100;
 constexpr size_t kCount = 40'000;  // floats: large enough to be reduced in place
 // A rank may die before it connects: the others give it up after this time.
 constexpr Duration kConnectTime = milliseconds(1500);
+constexpr Duration kRejoinTime = seconds(4);
+// Of every operation: a rank that is stopped is given up after it.
+constexpr Duration kTimeout = seconds(1);
+// Longer than this no job may take, whatever its faults: else it hangs.
+constexpr Duration kJobTime = seconds(90);
 constexpr size_t kNumKept = 3;  // buffers of earlier groups that stay in use
+constexpr Duration kProgressTime = seconds(10);
 
 uint64_t from_environment(const char* name, uint64_t fallback) {
   const char* text = std::getenv(name);
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
+// One rank of a job is killed, or stopped for ever, or stopped for a moment.
+struct Fault {
+  enum class Kind { kKill, kStop, kDelay };
+  Kind kind;
+  int rank;
+  Duration wait;  // after the fault before
+};
+
+// One job of 2 to 5 ranks, of which at least one lives to the end.
+struct JobPlan {
+  uint64_t seed;
+  int world_size;
+  TransportChoice transport;
+  std::vector<Fault> faults;
+
+  std::string describe() const {
+    return format("job of seed {}: {} ranks, {}, {} faults", seed, world_size,
+                  transport == TransportChoice::kTcp ? "tcp" : "shared memory", faults.size());
+  }
+};
+
+JobPlan make_plan(uint64_t seed) {
+  Random random(seed);
+  JobPlan plan{.seed = seed,
+               .world_size = 2 + static_cast<int>(random.below(4)),
+               .transport = random.below(2) == 0 ? TransportChoice::kAuto : TransportChoice::kTcp,
+               .faults = {}};
+  std::vector<int> victims;
+  for (int rank = 0; rank < plan.world_size; ++rank) victims.push_back(rank);
+  const auto num_faults = 1 + random.below(static_cast<uint64_t>(plan.world_size) - 1);
+  for (uint64_t i = 0; i < num_faults; ++i) {
+    const auto at = static_cast<ptrdiff_t>(random.below(victims.size()));
+    const uint64_t dice = random.below(5);
+    const auto kind = dice < 3   ? Fault::Kind::kKill
+                      : dice < 4 ? Fault::Kind::kStop
+                                 : Fault::Kind::kDelay;
+    const auto wait = milliseconds(5 + random.below(60));
+    plan.faults.push_back({kind, victims[static_cast<size_t>(at)], wait});
+    victims.erase(victims.begin() + at);
+  }
+  return plan;
+}
+
+// What is done in a round, the same on all ranks of a world: cases that are not refused.
+std::vector<Case> cases_of(int world_size) {
+  std::vector<Case> cases = conformance::cases_for(world_size);
+  std::erase_if(cases, [](const Case& c) {
+    return conformance::collectives()[c.collective].has_op && !check_reduction(c.dtype, c.op).ok();
+  });
+  return cases;
+}
+
 // One rank's life: rounds in one group, and the next group when that failed.
 class Survivor {
  public:
-  Survivor(RankContext& context, Membership membership)
-      : context_(context), membership_(std::move(membership)) {}
+  Survivor(RankContext& context, Membership membership, const JobPlan& plan)
+      : context_(context), membership_(std::move(membership)), plan_(plan) {}
 
   void live() {
     while (round_ < kRoundsPerJob) {
       std::unique_ptr<Communicator> group;
       try {
-        group = testing::connect(context_, membership_, {}, kConnectTime);
+        group = testing::connect(context_, membership_,
+                                 {.timeout = kTimeout, .transport = plan_.transport}, kConnectTime);
         run_rounds(*group);
         group->close(context_.system.deadline_in(seconds(5)));
       } catch (const Error& error) {
         require(error.code() != ErrorCode::kInternal, error.message());
+        require(error.code() != ErrorCode::kInvalidArgument, error.message());
+        require(error.code() != ErrorCode::kCorruption, error.message());
         rejoin_without(group == nullptr ? std::vector<Rank>() : group->lost_ranks());
       }
     }
@@ -61,24 +134,45 @@ class Survivor {
     agree_on_round(group);
     buffers_.push_back(group.allocate_symmetric(kCount * sizeof(float)));
     if (buffers_.size() > kNumKept) buffers_.pop_front();
+    const std::vector<Case> cases = cases_of(group.world_size());
     for (; round_ < kRoundsPerJob; ++round_) {
-      const Bytes bytes = buffers_.back()->local();
-      const std::span<float> values(reinterpret_cast<float*>(bytes.data()), kCount);
-      const auto value_of = [&](size_t i) {
-        return static_cast<float>((i + static_cast<size_t>(round_)) % 97);
-      };
-      for (size_t i = 0; i < kCount; ++i)
-        values[i] = static_cast<float>(group.rank() + 1) * value_of(i);
-      group.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum);
-      const int world = group.world_size();
-      const auto factor = static_cast<float>(world * (world + 1) / 2);
-      for (size_t i = 0; i < kCount; ++i) {
-        if (values[i] != factor * value_of(i)) {
-          throw Error(ErrorCode::kInternal, format("wrong sum in round {} at {}: {} instead of {}",
-                                                   round_, i, values[i], factor * value_of(i)));
-        }
+      Random random(plan_.seed + static_cast<uint64_t>(round_));
+      if (random.below(4) == 0) {
+        sum_in_place(group);
+      } else {
+        run_case(group, cases[random.below(cases.size())]);
       }
       touch_old_memory();
+    }
+  }
+
+  void run_case(Communicator& group, const Case& c) {
+    const conformance::Collective& entry = conformance::collectives()[c.collective];
+    const int world_size = group.world_size();
+    const auto brought = [&](uint64_t count) {
+      return conformance::numbers(c, group.rank(), world_size, 0, count);
+    };
+    const std::vector<std::byte> result = entry.run(group, c, brought);
+    if (result == entry.expected(c, group.rank(), world_size)) return;
+    throw Error(ErrorCode::kInternal, format("wrong result of {} on {} ranks in round {}",
+                                             c.to_string(), world_size, round_));
+  }
+
+  void sum_in_place(Communicator& group) {
+    const Bytes bytes = buffers_.back()->local();
+    const std::span<float> values(reinterpret_cast<float*>(bytes.data()), kCount);
+    const auto value_of = [&](size_t i) {
+      return static_cast<float>((i + static_cast<size_t>(round_)) % 97);
+    };
+    const auto mine = static_cast<float>(group.rank().value + 1);
+    for (size_t i = 0; i < kCount; ++i) values[i] = mine * value_of(i);
+    group.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum);
+    const int world = group.world_size();
+    const auto factor = static_cast<float>(world * (world + 1) / 2);
+    for (size_t i = 0; i < kCount; ++i) {
+      if (values[i] == factor * value_of(i)) continue;
+      throw Error(ErrorCode::kInternal, format("wrong sum in round {} at {}: {} instead of {}",
+                                               round_, i, values[i], factor * value_of(i)));
     }
   }
 
@@ -99,85 +193,132 @@ class Survivor {
 
   void rejoin_without(const std::vector<Rank>& lost) {
     membership_ =
-        rejoin(context_.system, membership_, lost, context_.system.deadline_in(seconds(4)))
+        rejoin(context_.system, membership_, lost, context_.system.deadline_in(kRejoinTime))
             .value_or_throw();
     ++num_rebuilds_;
   }
 
   RankContext& context_;
   Membership membership_;
+  const JobPlan& plan_;
   int round_ = 0;
   int num_rebuilds_ = 0;
   std::deque<std::shared_ptr<SymmetricBuffer>> buffers_;
 };
 
-// One job of 2 to 4 ranks, of which at least one lives to the end.
-struct JobPlan {
-  int world_size;
-  std::vector<std::pair<int, Duration>> kills;  // who, and how long after the kill before
+struct Tally {
+  uint64_t num_jobs = 0;
+  uint64_t num_rounds = 0;
+  uint64_t num_killed = 0;
+  uint64_t num_stopped = 0;
+  uint64_t num_delayed = 0;
+  uint64_t num_rebuilt = 0;
+
+  std::string describe() const {
+    return format("{} jobs, {} rounds, {} ranks killed, {} stopped, {} delayed, {} groups rebuilt",
+                  num_jobs, num_rounds, num_killed, num_stopped, num_delayed, num_rebuilt);
+  }
 };
 
-JobPlan make_plan(Random& random) {
-  JobPlan plan{2 + static_cast<int>(random.below(3)), {}};
-  std::vector<int> victims;
-  for (int rank = 0; rank < plan.world_size; ++rank) victims.push_back(rank);
-  const auto num_kills = 1 + random.below(static_cast<uint64_t>(plan.world_size) - 1);
-  for (uint64_t i = 0; i < num_kills; ++i) {
-    const auto at = static_cast<ptrdiff_t>(random.below(victims.size()));
-    const auto wait = milliseconds(5 + random.below(35));
-    plan.kills.emplace_back(victims[static_cast<size_t>(at)], wait);
-    victims.erase(victims.begin() + at);
+// Stopped ranks are killed at the end, when the others have long gone on without them.
+void disturb(os::System& system, const JobPlan& plan, std::span<const int> pids) {
+  const auto pid_of = [&](const Fault& fault) { return pids[static_cast<size_t>(fault.rank)]; };
+  bool has_stopped = false;
+  for (const Fault& fault : plan.faults) {
+    testing::nap(system, fault.wait);
+    ::kill(pid_of(fault), fault.kind == Fault::Kind::kKill ? SIGKILL : SIGSTOP);
+    has_stopped = has_stopped || fault.kind == Fault::Kind::kStop;
+    if (fault.kind != Fault::Kind::kDelay) continue;
+    testing::nap(system, milliseconds(20));
+    ::kill(pid_of(fault), SIGCONT);
   }
-  return plan;
+  if (has_stopped) testing::nap(system, kTimeout + seconds(2));
+  for (const Fault& fault : plan.faults) {
+    if (fault.kind == Fault::Kind::kStop) ::kill(pid_of(fault), SIGKILL);
+  }
 }
 
-void run_job_under_kills(const JobPlan& plan, int& num_kills, int& num_rebuilds) {
+void run_job_under_faults(const JobPlan& plan, Tally& tally) {
   const auto system = os::make_native_system();
   testing::JobOptions options{.world_size = plan.world_size};
-  options.processes.time_limit = seconds(60);
-  options.processes.disturb = [&](std::span<const int> pids) {
-    for (const auto& [rank, wait] : plan.kills) {
-      testing::nap(*system, wait);
-      ::kill(pids[static_cast<size_t>(rank)], SIGKILL);
-    }
-  };
-  const auto result = testing::run_job(options, [](RankContext& context, const Membership& m) {
+  options.processes.time_limit = kJobTime;
+  options.processes.disturb = [&](std::span<const int> pids) { disturb(*system, plan, pids); };
+  const auto result = testing::run_job(options, [&](RankContext& context, const Membership& m) {
     const testing::Resources before = testing::count_resources();
-    { Survivor(context, m).live(); }
+    { Survivor(context, m, plan).live(); }
     const std::string left = testing::leftovers_since(before);
     require(left.empty(), left);
   });
-  for (size_t i = 0; i < result.ranks.size(); ++i) {
-    const auto& rank = result.ranks[i];
+  int num_rebuilt = 0;
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    const auto fault = std::ranges::find(plan.faults, rank, &Fault::rank);
+    const bool may_die = fault != plan.faults.end() && fault->kind != Fault::Kind::kDelay;
     // A victim may have come to its end before its turn.
-    if (rank.signal == SIGKILL) {
-      ++num_kills;
-    } else {
-      EXPECT_EQ(rank.failure, "") << "rank " << i;
-      num_rebuilds = std::max(num_rebuilds, std::atoi(rank.output.c_str()));
+    if (may_die && outcome.signal == SIGKILL) {
+      ++(fault->kind == Fault::Kind::kKill ? tally.num_killed : tally.num_stopped);
+      continue;
     }
+    EXPECT_EQ(outcome.failure, "") << "rank " << rank << "; " << plan.describe();
+    num_rebuilt = std::max(num_rebuilt, std::atoi(outcome.output.c_str()));
+  }
+  tally.num_delayed += static_cast<uint64_t>(std::ranges::count(
+      plan.faults, Fault::Kind::kDelay, [](const Fault& fault) { return fault.kind; }));
+  tally.num_rebuilt += static_cast<uint64_t>(num_rebuilt);
+  tally.num_rounds += kRoundsPerJob;
+  ++tally.num_jobs;
+}
+
+std::set<std::string> shared_files() {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator("/dev/shm")) names.insert(entry.path().string());
+  return names;
+}
+
+// New ones that stay; those of other programs on this machine come and go.
+std::string shared_files_since(const std::set<std::string>& before) {
+  const auto system = os::make_native_system();
+  const Deadline patience = system->deadline_in(seconds(5));
+  while (true) {
+    std::string left;
+    for (const std::string& file : shared_files()) {
+      if (!before.contains(file)) left += file + "; ";
+    }
+    if (left.empty() || patience.has_passed(system->now())) return left;
+    testing::nap(*system, milliseconds(100));
   }
 }
 
-TEST(Chaos, SurvivorsOfRandomKillsKeepTheRightSumsAndLeaveNothing) {
+TEST(Chaos, SurvivorsOfRandomFaultsKeepTheRightResultsAndLeaveNothing) {
+  const auto minutes = from_environment("CADRE_CHAOS_MINUTES", 0);
   const auto rounds = from_environment("CADRE_CHAOS_ROUNDS", 200);
-  const auto seed = from_environment("CADRE_CHAOS_SEED", 20261121);
-  std::cout << "seed " << seed << ", " << rounds << " rounds\n";
-  Random random(seed);
+  uint64_t seed = from_environment("CADRE_CHAOS_SEED", 20261121);
+  std::cout << "seed " << seed << ", "
+            << (minutes > 0 ? format("{} minutes", minutes) : format("{} rounds", rounds))
+            << std::endl;
   const testing::Resources before = testing::count_resources();
-  int num_kills = 0;
-  uint64_t num_rebuilds = 0;
-  uint64_t done = 0;
-  for (; done < rounds && !HasFailure(); done += kRoundsPerJob) {
-    int rebuilds = 0;
-    run_job_under_kills(make_plan(random), num_kills, rebuilds);
-    num_rebuilds += static_cast<uint64_t>(rebuilds);
+  const std::set<std::string> files_before = shared_files();
+  const TimePoint start = os::monotonic_now();
+  TimePoint told = start;
+  Tally tally;
+  const auto is_over = [&](TimePoint now) {
+    return minutes > 0 ? now - start >= std::chrono::minutes(minutes) : tally.num_rounds >= rounds;
+  };
+  for (TimePoint now = start; !is_over(now) && !HasFailure(); now = os::monotonic_now()) {
+    run_job_under_faults(make_plan(seed), tally);
+    ASSERT_EQ(testing::leftovers_since(before), "") << make_plan(seed).describe();
+    if (now - told >= kProgressTime) {
+      told = now;
+      std::cout << format("{} s: {}; last job's seed {}", (now - start).count() / 1'000'000'000,
+                          tally.describe(), seed)
+                << std::endl;
+    }
+    seed = Random(seed).next();
   }
-  std::cout << done << " rounds, " << num_kills << " ranks killed, " << num_rebuilds
-            << " groups rebuilt\n";
-  EXPECT_GT(num_kills, 0);
-  EXPECT_GT(num_rebuilds, 0u);
-  EXPECT_EQ(testing::leftovers_since(before), "");
+  std::cout << tally.describe() << std::endl;
+  EXPECT_GT(tally.num_killed + tally.num_stopped, 0U);
+  EXPECT_GT(tally.num_rebuilt, 0U);
+  EXPECT_EQ(shared_files_since(files_before), "");
 }
 
 }  // namespace

@@ -244,69 +244,23 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Host, FailureTest,
-    ::testing::Values(Case{OpKind::kBroadcast, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kAllReduce, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kAllGather, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kReduceScatter, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kBarrier, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kSend, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kRecv, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kBroadcast, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kAllReduce, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kAllGather, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kReduceScatter, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kBarrier, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kSend, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kRecv, TransportChoice::kAuto, SIGSTOP}),
-    name_of);
+// The whole table: operation x engine x fault.
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
+    for (const int signal : {SIGKILL, SIGSTOP}) {
+      for (const OpKind kind :
+           {OpKind::kBroadcast, OpKind::kAllReduce, OpKind::kReduce, OpKind::kAllGather,
+            OpKind::kReduceScatter, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll,
+            OpKind::kAllToAllV, OpKind::kBarrier, OpKind::kSend, OpKind::kRecv}) {
+        cases.push_back({kind, transport, signal});
+      }
+    }
+  }
+  return cases;
+}
 
-INSTANTIATE_TEST_SUITE_P(
-    Tcp, FailureTest,
-    ::testing::Values(Case{OpKind::kBroadcast, TransportChoice::kTcp, SIGKILL},
-                      Case{OpKind::kAllReduce, TransportChoice::kTcp, SIGKILL},
-                      Case{OpKind::kAllGather, TransportChoice::kTcp, SIGKILL},
-                      Case{OpKind::kReduceScatter, TransportChoice::kTcp, SIGKILL},
-                      Case{OpKind::kBarrier, TransportChoice::kTcp, SIGKILL},
-                      Case{OpKind::kSend, TransportChoice::kTcp, SIGKILL},
-                      Case{OpKind::kRecv, TransportChoice::kTcp, SIGKILL},
-                      Case{OpKind::kBroadcast, TransportChoice::kTcp, SIGSTOP},
-                      Case{OpKind::kAllReduce, TransportChoice::kTcp, SIGSTOP},
-                      Case{OpKind::kAllGather, TransportChoice::kTcp, SIGSTOP},
-                      Case{OpKind::kReduceScatter, TransportChoice::kTcp, SIGSTOP},
-                      Case{OpKind::kBarrier, TransportChoice::kTcp, SIGSTOP},
-                      Case{OpKind::kSend, TransportChoice::kTcp, SIGSTOP},
-                      Case{OpKind::kRecv, TransportChoice::kTcp, SIGSTOP}),
-    name_of);
-
-INSTANTIATE_TEST_SUITE_P(
-    HostExchange, FailureTest,
-    ::testing::Values(Case{OpKind::kReduce, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kGather, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kScatter, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kAllToAll, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kAllToAllV, TransportChoice::kAuto, SIGKILL},
-                      Case{OpKind::kReduce, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kGather, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kScatter, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kAllToAll, TransportChoice::kAuto, SIGSTOP},
-                      Case{OpKind::kAllToAllV, TransportChoice::kAuto, SIGSTOP}),
-    name_of);
-
-INSTANTIATE_TEST_SUITE_P(TcpExchange, FailureTest,
-                         ::testing::Values(Case{OpKind::kReduce, TransportChoice::kTcp, SIGKILL},
-                                           Case{OpKind::kGather, TransportChoice::kTcp, SIGKILL},
-                                           Case{OpKind::kScatter, TransportChoice::kTcp, SIGKILL},
-                                           Case{OpKind::kAllToAll, TransportChoice::kTcp, SIGKILL},
-                                           Case{OpKind::kAllToAllV, TransportChoice::kTcp, SIGKILL},
-                                           Case{OpKind::kReduce, TransportChoice::kTcp, SIGSTOP},
-                                           Case{OpKind::kGather, TransportChoice::kTcp, SIGSTOP},
-                                           Case{OpKind::kScatter, TransportChoice::kTcp, SIGSTOP},
-                                           Case{OpKind::kAllToAll, TransportChoice::kTcp, SIGSTOP},
-                                           Case{OpKind::kAllToAllV, TransportChoice::kTcp,
-                                                SIGSTOP}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(All, FailureTest, ::testing::ValuesIn(all_cases()), name_of);
 
 }  // namespace
 }  // namespace cadre

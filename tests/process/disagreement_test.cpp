@@ -1,0 +1,326 @@
+// Ranks, as processes, that call something else than the others or leave early, for every operation
+// and both engines: what each rank says, whole texts with their numbers masked.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/op.h"
+#include "cadre/comm/messages/message_header.h"
+#include "cadre/testing/leftovers.h"
+#include "job.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AnyOfArray;
+using testing::JobOptions;
+using testing::mask;
+using testing::RankContext;
+
+constexpr int kWorldSize = 3;
+constexpr int kOddOne = 1;
+constexpr int kLeaver = 2;
+constexpr int kTag = 7;
+constexpr const char* kInOrder = "let all ranks call the same operations in the same order";
+constexpr const char* kRebuild = "rebuild the group";
+
+// What one rank calls.
+struct Args {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kFloat32;
+  size_t count = 6;  // of one part
+  Rank root = 0;
+};
+
+// Parts of args.count for everybody; dtypes here have 4 bytes.
+void call(Communicator& group, const Args& args) {
+  std::vector<std::byte> small(args.count * 4);
+  std::vector<std::byte> large(small.size() * kWorldSize);
+  std::vector<std::byte> other(large.size());
+  const std::vector<uint64_t> counts(kWorldSize, args.count);
+  switch (args.kind) {
+    case OpKind::kBroadcast:
+      return group.broadcast(small, args.dtype, args.root);
+    case OpKind::kAllReduce:
+      return group.all_reduce(small, small, args.dtype, ReduceOp::kSum);
+    case OpKind::kAllGather:
+      return group.all_gather(small, large, args.dtype);
+    case OpKind::kReduceScatter:
+      return group.reduce_scatter(large, small, args.dtype, ReduceOp::kSum);
+    case OpKind::kReduce:
+      return group.reduce(small, small, args.dtype, ReduceOp::kSum, args.root);
+    case OpKind::kGather:
+      return group.gather(small, large, args.dtype, args.root);
+    case OpKind::kScatter:
+      return group.scatter(large, small, args.dtype, args.root);
+    case OpKind::kAllToAll:
+      return group.all_to_all(large, other, args.dtype);
+    case OpKind::kAllToAllV:
+      return group.all_to_all_v(large, other, args.dtype, {counts, counts});
+    case OpKind::kSend:
+      return group.send(small, args.dtype, args.root, kTag);
+    case OpKind::kRecv:
+      return group.recv(small, args.dtype, args.root, kTag);
+    default:
+      return group.barrier();
+  }
+}
+
+bool has_root(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+
+// How messages write the call.
+std::string text_of(const Args& args) {
+  OpDescriptor descriptor{.kind = args.kind, .dtype = args.dtype, .root = args.root};
+  descriptor.count = args.kind == OpKind::kAllToAllV  ? 0
+                     : args.kind == OpKind::kAllToAll ? args.count * kWorldSize
+                                                      : args.count;
+  return descriptor.to_string();
+}
+
+std::string name_of_rank(int rank) {
+  return format("rank {} (HOST, pid N)", rank);
+}
+
+// Whole texts of one rank for one cause. It may hear of it inside any of these operations, or
+// between two.
+std::vector<std::string> texts_of(std::string_view code, int rank,
+                                  const std::vector<OpKind>& operations, const std::string& cause,
+                                  std::string_view remedy) {
+  std::vector<std::string> texts;
+  const std::string self = name_of_rank(rank);
+  for (const OpKind kind : operations) {
+    texts.push_back(format("{}: {} #N on group \"world\" failed after N s on {}\n  {}. Remedy: {}.",
+                           code, kind, self, cause, remedy));
+    texts.push_back(format("{}: group \"world\" failed on {} after {} #N\n  {}. Remedy: {}.", code,
+                           self, kind, cause, remedy));
+  }
+  return texts;
+}
+
+std::string cause_in(const std::string& text) {
+  const size_t at = text.find("\n  ");
+  return at == std::string::npos ? text : text.substr(at);
+}
+
+struct Case {
+  OpKind kind;
+  TransportChoice transport;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  return format("{}_{}", info.param.kind,
+                info.param.transport == TransportChoice::kTcp ? "tcp" : "host");
+}
+
+class DisagreementTest : public ::testing::TestWithParam<Case> {
+ protected:
+  // Every rank runs `body` in a group of its own for each of `num_groups`, one after the other, and
+  // hands back what was thrown, one masked text behind the other.
+  std::vector<std::vector<std::string>> run(
+      size_t num_groups, const std::function<void(Communicator&, size_t group_index)>& body) {
+    const testing::Resources before = testing::count_resources();
+    JobOptions options{.world_size = kWorldSize};
+    options.processes.time_limit = seconds(60);
+    const auto result =
+        testing::run_job(options, [&](RankContext& context, const Membership& membership) {
+          for (size_t i = 0; i < num_groups; ++i) {
+            Membership own = membership;
+            own.round = i + 1;
+            const auto group = testing::connect(
+                context, own, {.timeout = seconds(20), .transport = GetParam().transport});
+            context.output += mask(testing::failure_of([&] { body(*group, i); })) + kEnd;
+            group->close(context.system.deadline_in(seconds(5)));
+          }
+        });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    EXPECT_EQ(testing::leftovers_since(before), "");
+    std::vector<std::vector<std::string>> texts;
+    for (const auto& rank : result.ranks) texts.push_back(split(rank.output));
+    return texts;
+  }
+
+ private:
+  static constexpr char kEnd = '\f';
+
+  static std::vector<std::string> split(const std::string& text) {
+    std::vector<std::string> parts(1);
+    for (const char c : text) {
+      if (c == kEnd) {
+        parts.emplace_back();
+      } else {
+        parts.back() += c;
+      }
+    }
+    parts.pop_back();
+    return parts;
+  }
+};
+
+// What rank 1 does instead of the usual call.
+struct Oddity {
+  const char* what;
+  std::vector<Args> calls;
+};
+
+std::vector<Oddity> oddities_of(const Args& usual) {
+  const Args other{.kind =
+                       usual.kind == OpKind::kAllGather ? OpKind::kAllReduce : OpKind::kAllGather};
+  std::vector<Oddity> oddities = {{"operation", {other, other}}};
+  if (usual.kind == OpKind::kBarrier) return oddities;
+  oddities.push_back({"order", {{.kind = OpKind::kBarrier}, usual}});
+  oddities.push_back({"count", {{.kind = usual.kind, .count = 5}}});
+  oddities.push_back({"dtype", {{.kind = usual.kind, .dtype = DType::kInt32}}});
+  if (has_root(usual.kind)) oddities.push_back({"root", {{.kind = usual.kind, .root = kOddOne}}});
+  return oddities;
+}
+
+// Of two ranks, one of them the odd one. A rank that needs nothing from it may be in the barrier
+// behind the operation by then.
+std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
+  if (usual.kind == OpKind::kAllToAllV && oddity.what == std::string("count")) {
+    return {format("the ranks disagree: {} sends float32 x 6 to {}, which expects 5",
+                   name_of_rank(0), name_of_rank(kOddOne))};
+  }
+  const auto called = [](int rank, const std::string& what) {
+    return format("{} called {} as #N", name_of_rank(rank), what);
+  };
+  std::vector<std::string> causes;
+  const std::string odd = called(kOddOne, text_of(oddity.calls.front()));
+  for (const std::string& what : {text_of(usual), std::string("barrier()")}) {
+    causes.push_back(format("the ranks disagree: {}, {}", called(0, what), odd));
+    causes.push_back(format("the ranks disagree: {}, {}", odd, called(2, what)));
+  }
+  return causes;
+}
+
+class OperationDisagreementTest : public DisagreementTest {};
+
+TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
+  const Args usual{.kind = GetParam().kind};
+  const std::vector<Oddity> oddities = oddities_of(usual);
+  const auto texts = run(oddities.size(), [&](Communicator& group, size_t i) {
+    group.barrier();
+    const std::vector<Args> usually = {usual, {.kind = OpKind::kBarrier}};
+    const bool is_odd = group.rank() == kOddOne;
+    for (const Args& args : is_odd ? oddities[i].calls : usually) call(group, args);
+    for (int more = 0; more < 3; ++more) group.barrier();
+  });
+  for (size_t i = 0; i < oddities.size(); ++i) {
+    SCOPED_TRACE(oddities[i].what);
+    const std::vector<OpKind> operations = {usual.kind, oddities[i].calls.front().kind,
+                                            OpKind::kBarrier};
+    for (int rank = 0; rank < kWorldSize; ++rank) {
+      const std::string& text = texts[static_cast<size_t>(rank)][i];
+      std::vector<std::string> golden;
+      for (const std::string& cause : causes_of(usual, oddities[i])) {
+        const auto more = texts_of("kInvalidArgument", rank, operations, cause, kInOrder);
+        golden.insert(golden.end(), more.begin(), more.end());
+      }
+      EXPECT_THAT(text, AnyOfArray(golden));
+      EXPECT_EQ(cause_in(text), cause_in(texts[0][i])) << "rank " << rank;
+    }
+  }
+}
+
+// A rank that ends its loop early gets no text; the others say so in a sentence of its own.
+TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
+  const auto texts = run(1, [&](Communicator& group, size_t) {
+    group.barrier();
+    const int num_steps = group.rank() == kLeaver ? 2 : 4;
+    for (int step = 0; step < num_steps; ++step) call(group, {.kind = GetParam().kind});
+    if (group.rank() != kLeaver) group.barrier();
+  });
+  EXPECT_EQ(texts[kLeaver][0], "");
+  const std::string cause =
+      name_of_rank(kLeaver) + " left the group after #N (it ended its loop early?)";
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(texts[static_cast<size_t>(rank)][0],
+                AnyOfArray(texts_of("kPeerLost", rank, {GetParam().kind, OpKind::kBarrier}, cause,
+                                    kRebuild)));
+  }
+}
+
+std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
+  std::vector<Case> cases;
+  for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
+    for (const OpKind kind : kinds) cases.push_back({kind, transport});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, OperationDisagreementTest,
+    ::testing::ValuesIn(on_both_engines({OpKind::kBroadcast, OpKind::kAllReduce, OpKind::kReduce,
+                                         OpKind::kAllGather, OpKind::kReduceScatter,
+                                         OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll,
+                                         OpKind::kAllToAllV, OpKind::kBarrier})),
+    name_of);
+
+// Send and recv: two ranks agree on a message, and all hear of it when they do not.
+class MessageDisagreementTest : public DisagreementTest {};
+
+TEST_P(MessageDisagreementTest, EveryRankGivesTheSameExplanation) {
+  constexpr size_t kLong = MessageHeader::kMaxEagerBytes;  // elements; waits for its receive
+  struct OddMessage {
+    DType dtype;
+    size_t sent;
+    size_t received;
+  };
+  const std::vector<OddMessage> oddities = {
+      {DType::kFloat32, 6, 5}, {DType::kInt32, 6, 6}, {DType::kFloat32, kLong, kLong - 1}};
+  const auto texts = run(oddities.size(), [&](Communicator& group, size_t i) {
+    group.barrier();
+    const OddMessage& odd = oddities[i];
+    if (group.rank() == 0) call(group, {.kind = OpKind::kSend, .count = odd.sent, .root = 1});
+    if (group.rank() == 1) {
+      call(group, {.kind = OpKind::kRecv, .dtype = odd.dtype, .count = odd.received, .root = 0});
+    }
+    group.barrier();
+  });
+  for (size_t i = 0; i < oddities.size(); ++i) {
+    const OddMessage& odd = oddities[i];
+    const std::string cause = format(
+        "tag {}: the ranks disagree: rank 0 sent {} bytes of float32, rank 1 receives {} bytes of "
+        "{}",
+        kTag, 4 * odd.sent, 4 * odd.received, odd.dtype);
+    for (int rank = 0; rank < kWorldSize; ++rank) {
+      EXPECT_THAT(
+          texts[static_cast<size_t>(rank)][i],
+          AnyOfArray(texts_of("kInvalidArgument", rank,
+                              {OpKind::kSend, OpKind::kRecv, OpKind::kBarrier}, cause, kInOrder)));
+    }
+  }
+}
+
+TEST_P(MessageDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
+  constexpr size_t kLong = MessageHeader::kMaxEagerBytes;
+  const OpKind kind = GetParam().kind;
+  const auto texts = run(1, [&](Communicator& group, size_t) {
+    group.barrier();
+    if (group.rank() == kLeaver) return;
+    call(group, {.kind = kind, .count = kLong, .root = kLeaver});
+  });
+  EXPECT_EQ(texts[kLeaver][0], "");
+  for (const int rank : {0, 1}) {
+    const std::string left =
+        name_of_rank(kLeaver) + " left the group after #N (it ended its loop early?)";
+    EXPECT_THAT(texts[static_cast<size_t>(rank)][0],
+                AnyOfArray(texts_of("kPeerLost", rank, {kind, OpKind::kBarrier},
+                                    format("tag {}: {}", kTag, left), kRebuild)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MessageDisagreementTest,
+                         ::testing::ValuesIn(on_both_engines({OpKind::kSend, OpKind::kRecv})),
+                         name_of);
+
+}  // namespace
+}  // namespace cadre
