@@ -1,6 +1,6 @@
-// A rank is killed or stopped, by its own hand, inside a backward of DistributedDataParallel, or
-// ends its loop early: every survivor raises the named failure in time, and in the same processes a
-// group is rebuilt on which the next step has the right gradients. Nothing is left.
+// A rank is killed or stopped, by its own hand, in each phase of a step of DistributedDataParallel,
+// or ends its loop early: every survivor raises the named failure in time, and in the same
+// processes a group is rebuilt on which the next step has the right gradients. Nothing is left.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,33 @@ constexpr Duration kStopTimeout = seconds(2);
 // After the signal, and after the deadline when the victim is only stopped: what is promised.
 constexpr Duration kLimit = seconds(2);
 
-enum class Moment { kBeforeAnyBucket, kAfterTheFirstBucket, kAtTheEndOfTheLoop };
+// The phases of a step, in their order.
+enum class Moment {
+  kInForward,  // before it takes part in the broadcast of the buffers
+  kBeforeAnyBucket,
+  kAfterTheFirstBucket,
+  kAfterTheLastBucket,  // before backward waits for them
+  kInTheOptimizer,      // after backward
+  kAtTheEndOfTheLoop,
+};
+
+const char* text_of(Moment moment) {
+  switch (moment) {
+    case Moment::kInForward:
+      return "in_forward";
+    case Moment::kBeforeAnyBucket:
+      return "before_any_bucket";
+    case Moment::kAfterTheFirstBucket:
+      return "after_the_first_bucket";
+    case Moment::kAfterTheLastBucket:
+      return "after_the_last_bucket";
+    case Moment::kInTheOptimizer:
+      return "in_the_optimizer";
+    case Moment::kAtTheEndOfTheLoop:
+      break;
+  }
+  return "at_the_end_of_its_loop";
+}
 
 struct Case {
   int world_size;
@@ -45,14 +71,12 @@ struct Case {
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const Case& test = info.param;
-  const char* moment = test.moment == Moment::kBeforeAnyBucket       ? "before_any_bucket"
-                       : test.moment == Moment::kAfterTheFirstBucket ? "after_the_first_bucket"
-                                                                     : "at_the_end_of_its_loop";
   return format("{}_{}_of_{}_{}",
                 test.signal == SIGKILL   ? "kill"
                 : test.signal == SIGSTOP ? "stop"
                                          : "leave",
-                moment, test.world_size, test.transport == TransportChoice::kTcp ? "tcp" : "host");
+                text_of(test.moment), test.world_size,
+                test.transport == TransportChoice::kTcp ? "tcp" : "host");
 }
 
 struct Net : torch::nn::Module {
@@ -60,6 +84,7 @@ struct Net : torch::nn::Module {
     first = register_module("first", torch::nn::Linear(8, 16));
     second = register_module("second", torch::nn::Linear(16, 16));
     third = register_module("third", torch::nn::Linear(16, 4));
+    num_steps = register_buffer("num_steps", torch::zeros({1}));
     to(torch::kDouble);
   }
   Tensor forward(const Tensor& x) {
@@ -69,6 +94,7 @@ struct Net : torch::nn::Module {
     return third(hidden);
   }
   torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+  Tensor num_steps;
   std::function<void()> behind_third;
 };
 
@@ -81,12 +107,15 @@ Tensor input_of(int rank) {
   return torch::linspace(-1, 1, 40, torch::kDouble).view({5, 8}) * (rank + 1);
 }
 
-// Counts the buckets.
+// Counts the buckets, and calls out where a rank may be disturbed.
 class CountingReplicas : public ReplicaGroup {
  public:
   explicit CountingReplicas(const ProcessGroup& group) : real_(make_replica_group(group)) {}
 
   int num_buckets() const { return num_buckets_; }
+
+  std::function<void()> before_broadcast;
+  std::function<void()> after_bucket;
 
   Rank rank() const override { return real_->rank(); }
   int world_size() const override { return real_->world_size(); }
@@ -94,10 +123,17 @@ class CountingReplicas : public ReplicaGroup {
     return real_->empty_flat(numel, dtype);
   }
   std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
-    if (tensor.is_floating_point()) ++num_buckets_;
-    return real_->all_reduce_async(tensor, op);
+    auto wait = real_->all_reduce_async(tensor, op);
+    if (tensor.is_floating_point()) {
+      ++num_buckets_;
+      if (after_bucket) after_bucket();
+    }
+    return wait;
   }
-  void broadcast(const Tensor& tensor, Rank root) override { real_->broadcast(tensor, root); }
+  void broadcast(const Tensor& tensor, Rank root) override {
+    if (before_broadcast) before_broadcast();
+    real_->broadcast(tensor, root);
+  }
   void all_gather(const Tensor& output, const Tensor& input) override {
     real_->all_gather(output, input);
   }
@@ -120,13 +156,16 @@ struct Replica {
   ProcessGroup group;
   std::shared_ptr<CountingReplicas> replicas;
   DistributedDataParallel<Net> model;
+  int buckets_per_step = 0;  // of the last checked step
 };
 
 // The gradients are the mean over the ranks, each of which is computed here too, without a group.
 void check_step(Replica& replica) {
   Net& net = *replica.model.module();
   net.zero_grad();
+  const int before = replica.replicas->num_buckets();
   loss_of(replica.output()).backward();
+  replica.buckets_per_step = replica.replicas->num_buckets() - before;
   Net copy;
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < net.parameters().size(); ++i) {
@@ -160,22 +199,32 @@ TimePoint read_moment(const std::string& moment_file) {
 void backward(RankContext& context, Replica& replica, const Case& test,
               const std::string& moment_file) {
   Net& net = *replica.model.module();
-  const bool is_victim = context.rank == kVictim;
-  const int before = replica.replicas->num_buckets();
+  CountingReplicas& replicas = *replica.replicas;
+  const int before = replicas.num_buckets();
   const auto disturb = [&](int num_buckets) {
-    require(replica.replicas->num_buckets() - before == num_buckets,
+    require(replicas.num_buckets() - before == num_buckets,
             format("{} buckets are on their way", num_buckets));
     disturb_self(context, test.signal, moment_file);
   };
+  const auto is_due = [&](Moment moment) {
+    return context.rank == kVictim && test.moment == moment;
+  };
   net.zero_grad();
-  if (is_victim && test.moment == Moment::kAfterTheFirstBucket) {
-    net.behind_third = [&] { disturb(1); };
+  if (is_due(Moment::kInForward)) replicas.before_broadcast = [&] { disturb(0); };
+  if (is_due(Moment::kAfterTheFirstBucket)) net.behind_third = [&] { disturb(1); };
+  if (is_due(Moment::kAfterTheLastBucket)) {
+    replicas.after_bucket = [&] {
+      if (replicas.num_buckets() - before == replica.buckets_per_step) {
+        disturb(replica.buckets_per_step);
+      }
+    };
   }
   const Tensor output = replica.output();
-  if (is_victim && test.moment == Moment::kBeforeAnyBucket) {
+  if (is_due(Moment::kBeforeAnyBucket)) {
     output.register_hook([&](const Tensor&) { disturb(0); });
   }
   loss_of(output).backward();
+  if (is_due(Moment::kInTheOptimizer)) disturb(replica.buckets_per_step);
 }
 
 // Until all ranks have come here. Not by the group: what a rank sees of its last operation when
@@ -193,7 +242,11 @@ void meet(RankContext& context, const Membership& membership) {
 Error failure_in_backward(RankContext& context, Replica& replica, const Case& test,
                           const std::string& moment_file, TimePoint& raised) {
   try {
-    backward(context, replica, test, moment_file);
+    // Who only waits for gradients that the victim has given still gets them.
+    const bool ends_well = test.moment >= Moment::kAfterTheLastBucket && test.signal != 0;
+    for (int step = 0; step < (ends_well ? 2 : 1); ++step) {
+      backward(context, replica, test, moment_file);
+    }
   } catch (const Error& error) {
     raised = context.system.now();
     const std::string again =
@@ -228,6 +281,7 @@ void live_through(RankContext& context, const Membership& membership, const Case
       Replica replica(context, membership, net, options);
       victim_pid = replica.group.communicator().peers()[kVictim].pid;
       check_step(replica);
+      check_step(replica);  // the first one learned the order of the buckets
       meet(context, membership);
       if (test.moment == Moment::kAtTheEndOfTheLoop && context.rank == kVictim) {
         context.output =
@@ -260,46 +314,56 @@ void live_through(RankContext& context, const Membership& membership, const Case
 
 // What the victim was doing. A bucket that it launched may not have begun, or may be done.
 std::vector<std::string> last_seen(const Case& test) {
-  std::vector<std::string> texts = {"last seen after broadcast #N, N s ago"};
-  if (test.moment == Moment::kAfterTheFirstBucket) {
-    texts.push_back("last seen in all_reduce #N, PHASE, N s ago");
-    texts.push_back("last seen after all_reduce #N, N s ago");
+  const std::string forward = "last seen after broadcast #N, N s ago";
+  const std::string reduced = "last seen after all_reduce #N, N s ago";
+  switch (test.moment) {
+    case Moment::kBeforeAnyBucket:
+      return {forward};
+    case Moment::kAfterTheFirstBucket:
+    case Moment::kAfterTheLastBucket:
+      return {forward, "last seen in all_reduce #N, PHASE, N s ago", reduced};
+    default:
+      return {reduced};
   }
-  return texts;
 }
 
 // Every text that a survivor may give, masked. It may learn of a death between two operations.
 std::vector<std::string> golden_texts(const Case& test, int rank) {
   const std::string self = format("rank {} (HOST, pid N)", rank);
-  const std::string operation = "all_reduce #N on group \"world\" ";
   const std::string rebuild = ". Remedy: rebuild the group.";
+  const std::vector<std::string> operations = {"broadcast", "all_reduce"};
   std::vector<std::string> texts;
   const auto add_loss = [&](const std::string& cause) {
-    texts.push_back(format("kPeerLost: {}failed after N s on {}\n  rank 1 (HOST, pid N) {}{}",
-                           operation, self, cause, rebuild));
-    for (const char* last : {"broadcast", "all_reduce"}) {
+    for (const std::string& operation : operations) {
+      texts.push_back(format(
+          "kPeerLost: {} #N on group \"world\" failed after N s on {}\n  rank 1 (HOST, pid N) {}{}",
+          operation, self, cause, rebuild));
       texts.push_back(
           format("kPeerLost: group \"world\" failed on {} after {} #N\n  rank 1 (HOST, "
                  "pid N) {}{}",
-                 self, last, cause, rebuild));
+                 self, operation, cause, rebuild));
     }
   };
   if (test.signal == 0) add_loss("left the group after #N (it ended its loop early?)");
   for (const std::string& seen : last_seen(test)) {
     if (test.signal == SIGKILL) add_loss("is gone: its connection ended, " + seen);
     if (test.signal != SIGSTOP) continue;
-    const auto timed_out = [&](int who) {
-      return format(
-          "{}timed out after N s on rank {} (HOST, pid N)\n  waiting for rank 1 (HOST, "
-          "pid N), which does not answer: {}{}",
-          operation, who, seen, rebuild);
-    };
-    texts.push_back("kTimeout: " + timed_out(rank));
-    for (int other = 0; other < test.world_size; ++other) {
-      texts.push_back(
-          format("kAborted: {}was aborted after N s on {}\n  first failure: {} Remedy: "
-                 "look at the first failure, then rebuild the group.",
-                 operation, self, timed_out(other)));
+    for (const std::string& operation : operations) {
+      const auto timed_out = [&](int who) {
+        return format(
+            "{} #N on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for "
+            "rank 1 (HOST, pid N), which does not answer: {}{}",
+            operation, who, seen, rebuild);
+      };
+      texts.push_back("kTimeout: " + timed_out(rank));
+      for (int other = 0; other < test.world_size; ++other) {
+        for (const std::string& own : operations) {
+          texts.push_back(format(
+              "kAborted: {} #N on group \"world\" was aborted after N s on {}\n  first failure: {} "
+              "Remedy: look at the first failure, then rebuild the group.",
+              own, self, timed_out(other)));
+        }
+      }
     }
   }
   return texts;
@@ -352,6 +416,10 @@ std::vector<Case> all_cases() {
     cases.push_back({world_size, Moment::kAtTheEndOfTheLoop, 0});
   }
   for (const int signal : {SIGKILL, SIGSTOP}) {
+    for (const Moment moment :
+         {Moment::kInForward, Moment::kAfterTheLastBucket, Moment::kInTheOptimizer}) {
+      cases.push_back({3, moment, signal});
+    }
     cases.push_back({3, Moment::kAfterTheFirstBucket, signal, TransportChoice::kTcp});
   }
   return cases;

@@ -1,0 +1,201 @@
+// A rank of a training run is killed or stopped, by its own hand, between backward and the next
+// step: while the ranks add up their losses, in the evaluation, and where they meet for a snapshot.
+// Every survivor's run() raises the named failure in time. Nothing is left.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/temporary_folder.h"
+#include "cadre/train/trainer.h"
+#include "tests/process/job.h"
+
+namespace cadre::train {
+namespace {
+
+using std::chrono::seconds;
+using testing::mask;
+using testing::RankContext;
+using testing::require;
+using torch::Tensor;
+
+constexpr int kWorldSize = 3;
+constexpr int kVictim = 1;
+constexpr Duration kStopTimeout = seconds(2);
+// After the signal, and after the deadline when the victim is only stopped: what is promised.
+constexpr Duration kLimit = seconds(2);
+
+enum class Moment { kLossSum, kEvaluation, kSnapshot };
+
+struct Case {
+  Moment moment;
+  int signal;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  const char* moment = info.param.moment == Moment::kLossSum      ? "loss_sum"
+                       : info.param.moment == Moment::kEvaluation ? "evaluation"
+                                                                  : "snapshot";
+  return format("{}_{}", info.param.signal == SIGKILL ? "kill" : "stop", moment);
+}
+
+// Calls out before what the trainer itself asks for, apart from gradients.
+class WatchedReplicas : public ReplicaGroup {
+ public:
+  explicit WatchedReplicas(const ProcessGroup& group) : real_(make_replica_group(group)) {}
+
+  std::function<void(int number)> before_sum;  // of three numbers, counted from 1
+  std::function<void()> before_snapshot;
+
+  Rank rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  Tensor empty_flat(int64_t numel, torch::ScalarType dtype) override {
+    return real_->empty_flat(numel, dtype);
+  }
+  std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
+    if (tensor.scalar_type() == torch::kFloat64 && before_sum) before_sum(++num_sums_);
+    return real_->all_reduce_async(tensor, op);
+  }
+  void broadcast(const Tensor& tensor, Rank root) override { real_->broadcast(tensor, root); }
+  void all_gather(const Tensor& output, const Tensor& input) override {
+    if (input.scalar_type() == torch::kByte && before_snapshot) before_snapshot();
+    real_->all_gather(output, input);
+  }
+
+ private:
+  std::shared_ptr<ReplicaGroup> real_;
+  int num_sums_ = 0;
+};
+
+Config config_in(const std::string& folder) {
+  Config config;
+  config.model = {.kind = "mlp", .layers = 1, .width = 16};
+  config.data = {.kind = "synthetic", .samples = 300};
+  config.schedule.warmup_steps = 0;
+  config.run = {
+      .folder = folder, .steps = 8, .batch_size = 12, .evaluate_every = 2, .snapshot_every = 3};
+  return config;
+}
+
+// The sums are those of step 1, step 2, the evaluation after step 2, and so on.
+void disturb_self_at(Moment moment, WatchedReplicas& replicas, const std::function<void()>& act) {
+  if (moment == Moment::kSnapshot) {
+    replicas.before_snapshot = act;
+  } else {
+    const int due = moment == Moment::kLossSum ? 2 : 3;
+    replicas.before_sum = [=](int number) {
+      if (number == due) act();
+    };
+  }
+}
+
+void train_until_it_fails(RankContext& context, const Membership& membership, const Case& test,
+                          const testing::TemporaryFolder& folder) {
+  at::set_num_threads(1);
+  const auto limit = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
+  const ProcessGroup group(testing::connect(context, membership, {.timeout = limit}));
+  const int victim_pid = group.communicator().peers()[kVictim].pid;
+  const auto replicas = std::make_shared<WatchedReplicas>(group);
+  if (context.rank == kVictim) {
+    disturb_self_at(test.moment, *replicas, [&] {
+      std::ofstream(folder.file("moment")) << context.system.now().ns;
+      ::raise(test.signal);
+      throw Error(ErrorCode::kInternal, "the victim goes on");
+    });
+  }
+  Trainer trainer(config_in(folder.path()), {.replicas = replicas,
+                                             .system = context.system,
+                                             .time_in_communication = [] { return Duration(0); },
+                                             .stop_is_requested = [] { return false; },
+                                             .print = [](std::string_view) {}});
+  testing::FailureReport report;
+  report.message = testing::failure_of([&] { trainer.run(); });
+  report.raised = context.system.now();
+  context.output = testing::to_text(report);
+  group.close();
+  if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
+}
+
+// Every text that a survivor may give, masked: the operation in which it was, or after which, and
+// for a time-out the rank that said it first.
+std::vector<std::string> golden_texts(const Case& test, int rank) {
+  const std::string victim = "rank 1 (HOST, pid N)";
+  const std::string self = format("rank {} (HOST, pid N)", rank);
+  const std::string rebuild = ". Remedy: rebuild the group.";
+  const std::string seen = "last seen after all_reduce #N, N s ago";
+  std::vector<std::string> texts;
+  for (const char* operation : {"all_reduce", "all_gather"}) {
+    const std::string cause =
+        format("\n  {} is gone: its connection ended, {}{}", victim, seen, rebuild);
+    const auto timed_out = [&](int who) {
+      return format(
+          "{} #N on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for "
+          "{}, "
+          "which does not answer: {}{}",
+          operation, who, victim, seen, rebuild);
+    };
+    if (test.signal == SIGKILL) {
+      texts.push_back(format("kPeerLost: {} #N on group \"world\" failed after N s on {}{}",
+                             operation, self, cause));
+      texts.push_back(
+          format("kPeerLost: group \"world\" failed on {} after {} #N{}", self, operation, cause));
+      continue;
+    }
+    texts.push_back("kTimeout: " + timed_out(rank));
+    texts.push_back(format(
+        "kAborted: {} #N on group \"world\" was aborted after N s on {}\n  first failure: {} "
+        "Remedy: look at the first failure, then rebuild the group.",
+        operation, self, timed_out(2 - rank)));
+  }
+  return texts;
+}
+
+class TrainerFailureTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TrainerFailureTest, EverySurvivorsRunNamesTheCulprit) {
+  const Case& test = GetParam();
+  const testing::Resources before = testing::count_resources();
+  const testing::TemporaryFolder folder;
+  testing::JobOptions options{.world_size = kWorldSize};
+  options.processes.time_limit = seconds(60);
+  const auto result =
+      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
+        train_until_it_fails(context, membership, test, folder);
+      });
+  EXPECT_EQ(result.ranks[kVictim].signal, SIGKILL);
+  TimePoint disturbed;
+  std::ifstream(folder.file("moment")) >> disturbed.ns;
+  const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
+  for (const int rank : {0, 2}) {
+    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
+    const testing::FailureReport report = testing::parse_report(outcome.output);
+    EXPECT_THAT(mask(report.message), ::testing::AnyOfArray(golden_texts(test, rank)));
+    EXPECT_GE((report.raised - disturbed).count(), 0) << "ns, rank " << rank;
+    EXPECT_LT((report.raised - disturbed).count(), limit.count()) << "ns, rank " << rank;
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    for (const Moment moment : {Moment::kLossSum, Moment::kEvaluation, Moment::kSnapshot}) {
+      cases.push_back({moment, signal});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TrainerFailureTest, ::testing::ValuesIn(all_cases()), name_of);
+
+}  // namespace
+}  // namespace cadre::train
