@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cadre/base/format.h"
+#include "cadre/base/random.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/seeds.h"
 

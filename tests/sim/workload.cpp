@@ -6,41 +6,15 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/base/random.h"
 #include "cadre/comm/messages/message_header.h"
 #include "cadre/testing/ranks.h"
+#include "collective_steps.h"
 
 namespace cadre::testing {
 namespace {
 
 constexpr int kNumTags = 3;
-constexpr size_t kMaxCount = 3000;
-constexpr DType kType = DType::kInt32;
-
-using Values = std::vector<int32_t>;
-
-// What a rank puts into a collective.
-int32_t value_of(const Step& step, int rank, size_t index) {
-  return static_cast<int32_t>(step.seed % 1000) + 1009 * rank + static_cast<int32_t>(index % 97);
-}
-
-Values values_of(const Step& step, int rank, size_t count) {
-  Values values(count);
-  for (size_t i = 0; i < count; ++i) values[i] = value_of(step, rank, i);
-  return values;
-}
-
-int32_t sum_of(const Step& step, int world_size, size_t index) {
-  int32_t sum = 0;
-  for (int rank = 0; rank < world_size; ++rank) sum += value_of(step, rank, index);
-  return sum;
-}
-
-ConstBytes in_bytes(const Values& values) {
-  return std::as_bytes(std::span(values));
-}
-Bytes out_bytes(Values& values) {
-  return std::as_writable_bytes(std::span(values));
-}
 
 std::vector<std::byte> bytes_of(const Letter& letter) {
   std::vector<std::byte> bytes(letter.num_bytes);
@@ -77,9 +51,9 @@ Step make_step(Random& random, int world_size, Step::Kind kind) {
   Step step;
   step.kind = kind;
   step.seed = random.next();
-  step.count = 1 + random.below(random.below(2) == 0 ? 8 : kMaxCount);
+  step.count = 1 + random.below(random.below(2) == 0 ? 8 : kMaxStepCount);
   step.root = static_cast<int>(random.below(static_cast<uint64_t>(world_size)));
-  step.in_place = random.below(2) == 0;
+  step.is_symmetric = random.below(2) == 0;
   if (kind == Step::Kind::kMessages) step.letters = make_letters(random, world_size);
   step.blocks_in_sends = random.below(3) == 0;
   step.reduces_between = random.below(2) == 0;
@@ -184,68 +158,19 @@ class Exchange {
   std::vector<Work> works_;
 };
 
-void all_reduce(Communicator& group, const Step& step, Bytes in, Bytes out) {
-  const std::span<int32_t> values(reinterpret_cast<int32_t*>(in.data()), step.count);
-  for (size_t i = 0; i < step.count; ++i) values[i] = value_of(step, group.rank().value, i);
-  group.all_reduce(in, out, kType, ReduceOp::kSum);
-  const std::span<const int32_t> sums(reinterpret_cast<const int32_t*>(out.data()), step.count);
-  for (size_t i = 0; i < step.count; ++i) {
-    require(sums[i] == sum_of(step, group.world_size(), i), "wrong sum");
-  }
-}
-
-void all_reduce(Communicator& group, const Step& step) {
-  Values in(step.count);
-  Values out(step.count);
-  all_reduce(group, step, out_bytes(in), out_bytes(out));
-}
-
-void all_gather(Communicator& group, const Step& step) {
-  const Values mine = values_of(step, group.rank().value, step.count);
-  Values all(step.count * static_cast<size_t>(group.world_size()));
-  group.all_gather(in_bytes(mine), out_bytes(all), kType);
-  for (size_t i = 0; i < all.size(); ++i) {
-    const int from = static_cast<int>(i / step.count);
-    require(all[i] == value_of(step, from, i % step.count), "wrong gather");
-  }
-}
-
-void reduce_scatter(Communicator& group, const Step& step) {
-  const auto world = static_cast<size_t>(group.world_size());
-  const Values in = values_of(step, group.rank().value, step.count * world);
-  Values out(step.count);
-  group.reduce_scatter(in_bytes(in), out_bytes(out), kType, ReduceOp::kSum);
-  const size_t first = static_cast<size_t>(group.rank().value) * step.count;
-  for (size_t i = 0; i < step.count; ++i) {
-    require(out[i] == sum_of(step, group.world_size(), first + i), "wrong scattered sum");
-  }
-}
-
-void broadcast(Communicator& group, const Step& step) {
-  Values data = values_of(step, group.rank().value, step.count);
-  group.broadcast(out_bytes(data), kType, step.root);
-  require(data == values_of(step, step.root, step.count), "wrong broadcast");
+// While messages are under way.
+void sum_between(Communicator& group, const Step& step) {
+  Step sum = step;
+  sum.kind = Step::Kind::kAllReduce;
+  sum.is_symmetric = false;
+  run_collective(group, sum, {});
 }
 
 void run_step(Communicator& group, const Step& step, Bytes symmetric) {
-  switch (step.kind) {
-    case Step::Kind::kAllReduce: {
-      const Bytes part = symmetric.first(step.count * size_of(kType));
-      return step.in_place ? all_reduce(group, step, part, part) : all_reduce(group, step);
-    }
-    case Step::Kind::kAllGather:
-      return all_gather(group, step);
-    case Step::Kind::kReduceScatter:
-      return reduce_scatter(group, step);
-    case Step::Kind::kBroadcast:
-      return broadcast(group, step);
-    case Step::Kind::kBarrier:
-      return group.barrier();
-    case Step::Kind::kMessages:
-      return Exchange(group, step).run([&] {
-        if (step.reduces_between) all_reduce(group, step);
-      });
-  }
+  if (step.kind != Step::Kind::kMessages) return run_collective(group, step, symmetric);
+  Exchange(group, step).run([&] {
+    if (step.reduces_between) sum_between(group, step);
+  });
 }
 
 }  // namespace
@@ -254,24 +179,26 @@ Program make_program(uint64_t seed, int world_size) {
   using Kind = Step::Kind;
   Random random(seed);
   std::vector<Kind> kinds = {Kind::kMessages, Kind::kAllReduce};
-  constexpr std::array<Kind, 7> kMore = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter,
-                                         Kind::kBroadcast, Kind::kBarrier,   Kind::kMessages,
-                                         Kind::kMessages};
+  // Every kind of collective, and messages twice.
+  constexpr uint64_t kNumChoices = Step::kNumKinds + 1;
   const uint64_t num_more = 1 + random.below(4);
-  for (uint64_t i = 0; i < num_more; ++i) kinds.push_back(kMore[random.below(kMore.size())]);
+  for (uint64_t i = 0; i < num_more; ++i) {
+    const auto choice = static_cast<int>(random.below(kNumChoices));
+    kinds.push_back(static_cast<Kind>(std::min(choice, Step::kNumKinds - 1)));
+  }
   shuffle(kinds, random);
   Program program;
   for (const Kind kind : kinds) program.steps.push_back(make_step(random, world_size, kind));
   const auto sum = std::ranges::find(program.steps, Kind::kAllReduce, &Step::kind);
-  sum->in_place = true;
+  sum->is_symmetric = true;
   return program;
 }
 
 void run_program(Communicator& group, const Program& program) {
   constexpr std::byte kMark{42};
-  constexpr size_t kNumBytes = kMaxCount * sizeof(int32_t);
-  const auto untouched = group.allocate_symmetric(kNumBytes);
-  const auto symmetric = group.allocate_symmetric(kNumBytes);
+  const size_t num_bytes = symmetric_bytes(group.world_size());
+  const auto untouched = group.allocate_symmetric(num_bytes);
+  const auto symmetric = group.allocate_symmetric(num_bytes);
   untouched->local()[7] = kMark;
   for (const Step& step : program.steps) run_step(group, step, symmetric->local());
   group.barrier();
