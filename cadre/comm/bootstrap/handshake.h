@@ -40,6 +40,9 @@ class Handshake {
   // As far as the stream allows just now.
   Status step();
   bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
+  // Of the end that answered: the caller may take itself for connected, once it has read the
+  // challenge.
+  bool wants_answer() const { return state_ == State::kWantAnswer; }
   os::PollItem interest() const;
 
   // Of the call; for the end that answered it is known when is_done().

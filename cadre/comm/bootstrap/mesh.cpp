@@ -18,6 +18,9 @@ namespace {
 
 using wire::LinkPurpose;
 
+// A proof that is under way when this rank gives up connecting.
+constexpr Duration kFinishAnswersTime = std::chrono::milliseconds(500);
+
 std::string describe(const wire::RankCard& card, int rank) {
   return format("rank {} ({}, pid {})", rank, card.host, card.pid);
 }
@@ -57,6 +60,7 @@ class MeshBuilder {
   Status call_lower_ranks(std::span<const LinkPurpose> purposes, std::vector<Handshake>& calls);
   Status run_handshakes(Mesh& mesh, std::vector<Handshake>& calls, size_t num_wanted);
   Status accept(std::vector<Handshake>& handshakes);
+  void finish_answers(Mesh& mesh, std::vector<Handshake>& handshakes);
   Status place(Mesh& mesh, Handshake& handshake);
   Error missing_links(const Mesh& mesh) const;
   void tell_connected(const Mesh& mesh, const Error& error) const;
@@ -225,7 +229,9 @@ Status MeshBuilder::connect_links(Mesh& mesh) {
   }
   std::vector<Handshake> handshakes;
   CADRE_RETURN_IF_ERROR(call_lower_ranks(purposes, handshakes));
-  return run_handshakes(mesh, handshakes, (world - 1) * purposes.size());
+  const Status status = run_handshakes(mesh, handshakes, (world - 1) * purposes.size());
+  if (!status.ok()) finish_answers(mesh, handshakes);
+  return status;
 }
 
 // A rank of the store's host may be reached at several addresses: this rank takes the one at which
@@ -321,6 +327,24 @@ Status MeshBuilder::accept(std::vector<Handshake>& handshakes) {
     }
   }
   return {};
+}
+
+// Callers that were answered go on into their operations, so they must be told, too, that this rank
+// gives up: as soon as they have proved that they are no strangers.
+void MeshBuilder::finish_answers(Mesh& mesh, std::vector<Handshake>& handshakes) {
+  const Deadline patience = system_.deadline_in(kFinishAnswersTime);
+  while (true) {
+    std::erase_if(handshakes, [&](Handshake& handshake) {
+      if (!handshake.wants_answer()) return true;
+      if (!handshake.step().ok()) return true;
+      if (handshake.is_done()) static_cast<void>(place(mesh, handshake));
+      return !handshake.wants_answer();
+    });
+    if (handshakes.empty() || patience.has_passed(system_.now())) return;
+    std::vector<os::PollItem> items;
+    for (const Handshake& handshake : handshakes) items.push_back(handshake.interest());
+    system_.poll(items, patience);
+  }
 }
 
 Status MeshBuilder::place(Mesh& mesh, Handshake& handshake) {
