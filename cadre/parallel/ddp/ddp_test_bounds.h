@@ -1,0 +1,158 @@
+// When training on ranks equals training in one process: what may differ, and by how much.
+//
+// Threads: plain values. Blocking: never.
+//
+// The bounds, for each tensor:
+//   gradients      float64 1e-10, float32 1e-5 of the tensor's largest value. Ranks add the same
+//                  terms in another order, so they differ by a few roundings of partial sums.
+//   SGD            the same shares of the largest parameter. The update is linear in the gradient.
+//   AdamW float64  the same.
+//   AdamW float32  AdamwBound, for each element: the update divides by sqrt(v) + eps, so where
+//                  gradients are close to zero a difference in their last bits becomes a visible
+//                  one, up to the size of the update itself.
+#pragma once
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cadre/parallel/ddp/ddp_test_training.h"
+
+namespace cadre::testing {
+
+inline double tolerance_of(const Case& test_case) {
+  return test_case.dtype == torch::kDouble ? 1e-10 : 1e-5;
+}
+
+inline double largest(const Tensor& tensor) {
+  return tensor.abs().max().item<double>();
+}
+
+// The same share of its largest value for every element of a tensor.
+inline Snapshot share_of_largest(const Snapshot& tensors, double share) {
+  Snapshot bounds;
+  for (const Tensor& tensor : tensors) {
+    bounds.push_back(torch::full_like(tensor, share * largest(tensor), torch::kDouble));
+  }
+  return bounds;
+}
+
+// How far AdamW's parameters may differ after kSteps when no gradient of any step differs by more
+// than `tolerance` of its tensor's largest.
+//
+// With m and s = sqrt(v), bias corrected, an update is u = lr m / (s + eps). m is a weighted mean
+// of the gradients so far and s a weighted root mean square of them, a norm: if gradient i differs
+// by at most d_i, m differs by at most M, the same mean of the d_i, and s by at most S, the same
+// root mean square of them. From
+//   u' - u = lr (m' - m) / (s + eps) + lr m' / (s' + eps) (s - s') / (s + eps)
+// and |m'| <= c s' (Cauchy and Schwarz; c depends on the betas and the step: 1 in the first, 1.16
+// in the twentieth) follows |u' - u| <= lr (M + c S) / (s + eps), and never more than 2 c lr. The
+// bound is the sum over the steps; weight decay only shrinks it. To it comes the rounding of the
+// parameter itself: four in each step (two products and sums on either side), and one for those
+// of u, which is some hundred times smaller than a parameter.
+class AdamwBound {
+ public:
+  explicit AdamwBound(const Tensor& parameter)
+      : largest_parameter_(largest(parameter)),
+        sum_(torch::zeros_like(parameter, torch::kDouble)),
+        square_(torch::zeros_like(sum_)) {}
+
+  void add_step(const Tensor& gradient, double tolerance) {
+    const double difference = tolerance * largest(gradient);
+    ++step_;
+    square_ = mix(square_, gradient.to(torch::kDouble).square(), kBeta2);
+    mean_difference_ = mix(mean_difference_, difference, kBeta1);
+    square_difference_ = mix(square_difference_, difference * difference, kBeta2);
+    sum_of_shrinking_ += std::pow(kBeta1 * kBeta1 / kBeta2, step_ - 1);
+    const double rest_1 = 1 - std::pow(kBeta1, step_);
+    const double rest_2 = 1 - std::pow(kBeta2, step_);
+    const double c = (1 - kBeta1) / rest_1 * std::sqrt(rest_2 / (1 - kBeta2) * sum_of_shrinking_);
+    const double numerator = mean_difference_ / rest_1 + c * std::sqrt(square_difference_ / rest_2);
+    const Tensor amplified = numerator / ((square_ / rest_2).sqrt() + kEpsilon);
+    sum_ += kLearningRateOfAdamw * amplified.clamp_max(2 * c);
+  }
+
+  Tensor value() const { return sum_ + 5 * kSteps * std::ldexp(1.0, -24) * largest_parameter_; }
+
+ private:
+  template <typename T>
+  static T mix(const T& average, const T& next, double beta) {
+    return average * beta + next * (1 - beta);
+  }
+
+  double largest_parameter_;
+  int step_ = 0;
+  Tensor sum_;
+  Tensor square_;
+  double mean_difference_ = 0;
+  double square_difference_ = 0;
+  double sum_of_shrinking_ = 0;
+};
+
+inline Snapshot adamw_bounds(const Training& alone, double tolerance) {
+  Snapshot bounds;
+  for (size_t i = 0; i < alone.parameters.size(); ++i) {
+    AdamwBound bound(alone.parameters[i]);
+    for (const Snapshot& gradients : alone.gradients) bound.add_step(gradients[i], tolerance);
+    bounds.push_back(bound.value());
+  }
+  return bounds;
+}
+
+inline bool uses_adamw_bound(const Case& test_case) {
+  return test_case.optimizer == "adamw" && test_case.dtype == torch::kFloat;
+}
+
+inline Snapshot parameter_bounds(const Case& test_case, const Training& alone) {
+  const double tolerance = tolerance_of(test_case);
+  if (uses_adamw_bound(test_case)) return adamw_bounds(alone, tolerance);
+  return share_of_largest(alone.parameters, tolerance);
+}
+
+// The largest |a - b| over its bound, of any element of any tensor; infinite for NaN.
+inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& bounds) {
+  double share = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const Tensor difference = (a[i].to(torch::kDouble) - b[i].to(torch::kDouble)).abs();
+    const Tensor ratio = torch::where(difference == 0, 0.0, difference / bounds[i]);
+    const double worst = ratio.max().item<double>();
+    if (std::isnan(worst)) return std::numeric_limits<double>::infinity();
+    share = std::max(share, worst);
+  }
+  return share;
+}
+
+// Shares of the bounds that a training used: equal is what is at most 1.
+struct Comparison {
+  double first_gradients = 0;
+  double gradients = 0;  // of any step
+  double parameters = 0;
+  // Not a share: the largest difference of a parameter over its tensor's largest.
+  double relative = 0;
+};
+
+inline Comparison compare(const Case& test_case, const Training& trained, const Training& alone) {
+  Comparison result;
+  for (size_t step = 0; step < alone.gradients.size(); ++step) {
+    const Snapshot& expected = alone.gradients[step];
+    const double share = used_share(trained.gradients[step], expected,
+                                    share_of_largest(expected, tolerance_of(test_case)));
+    if (step == 0) result.first_gradients = share;
+    result.gradients = std::max(result.gradients, share);
+  }
+  result.parameters =
+      used_share(trained.parameters, alone.parameters, parameter_bounds(test_case, alone));
+  result.relative =
+      used_share(trained.parameters, alone.parameters, share_of_largest(alone.parameters, 1.0));
+  return result;
+}
+
+inline Comparison worse_of(const Comparison& a, const Comparison& b) {
+  return {std::max(a.first_gradients, b.first_gradients), std::max(a.gradients, b.gradients),
+          std::max(a.parameters, b.parameters), std::max(a.relative, b.relative)};
+}
+
+}  // namespace cadre::testing
