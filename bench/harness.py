@@ -18,6 +18,25 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "bench" / "reports"
 
 
+def busy_seconds():
+    """CPU time that the machine has spent on anything so far."""
+    ticks = [int(word) for word in open("/proc/stat").readline().split()[1:9]]
+    idle, waiting = ticks[3:5]
+    return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK")
+
+
+STARTED = (time.monotonic(), busy_seconds())
+
+
+def foreign_share():
+    """The share of the machine's CPU time that others took since the bench began; on a quiet machine
+    next to nothing."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    available = (time.monotonic() - STARTED[0]) * os.cpu_count()
+    return max(0.0, busy_seconds() - STARTED[1] - own) / available
+
+
 def torch_python():
     """The Python that has torch: CADRE_TORCH, .venv, or the one on PATH."""
     named = os.environ.get("CADRE_TORCH", "")
@@ -25,6 +44,12 @@ def torch_python():
         return named
     venv = ROOT / ".venv/bin/python"
     return str(venv) if venv.exists() else "python3"
+
+
+def build(*targets):
+    """Builds the bench's own programs; the rest of the build folder is taken as it is."""
+    subprocess.run(["cmake", "--build", str(ROOT / "build"), "--target", *targets], check=True,
+                   stdout=subprocess.DEVNULL)
 
 
 def quartiles(values):
@@ -73,7 +98,8 @@ def write_report(name, title, body):
     command = " ".join([os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=ROOT).stdout.strip()
-    text = (f"# {title}\n\nDate: {today}. Commit: {commit}. Machine: {machine()}.\n"
+    text = (f"# {title}\n\nDate: {today}. Commit: {commit}. Machine: {machine()}; "
+            f"others took {foreign_share():.0%} of its CPU time meanwhile.\n"
             f"Command: `{command}`\n\n{body}\n")
     path = REPORTS / f"{today}-{name}.md"
     path.write_text(text)

@@ -1,17 +1,23 @@
-// all_reduce of float32 sums through the Communicator; one JSON line for each size and kind of
-// memory. Its peers, mpi_all_reduce.cpp and gloo_all_reduce.py, do the same, step by step.
+// all_reduce sums through the Communicator; one JSON line for each size and kind of memory. Its
+// peers, mpi_all_reduce.cpp and gloo_all_reduce.py, do the same for float32, step by step.
 //
-//   cadre_all_reduce SECONDS BYTES...        place in the job: the environment (cadre run)
+//   cadre_all_reduce SECONDS BYTES[:DTYPE]...     place in the job: the environment (cadre run)
 //
-// Each operation works on input that was written anew just before, starts behind a barrier and is
-// checked; the time of one operation is that of the rank that took longest.
+// DTYPE is float32 (default), bfloat16 or float16. Each operation works on input that was written
+// anew just before, starts behind a barrier and is checked; the time of one operation is that of
+// the rank that took longest.
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/comm/communicator.h"
@@ -46,29 +52,83 @@ Bytes bytes_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Microseconds of one operation on this rank.
-double time_once(Communicator& world, Bytes data) {
-  auto* values = reinterpret_cast<float*>(data.data());
-  const size_t count = data.size() / sizeof(float);
-  const auto mine = static_cast<float>(world.rank() + 1);
-  for (size_t i = 0; i < count; ++i) values[i] = mine + static_cast<float>(i % 7);
+// A small whole number above 0 as an element.
+template <typename T>
+T element_of(unsigned number, DType dtype);
+
+template <>
+float element_of<float>(unsigned number, DType) {
+  return static_cast<float>(number);
+}
+
+template <>
+uint16_t element_of<uint16_t>(unsigned number, DType dtype) {
+  if (dtype == DType::kBfloat16) {
+    return static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(number)) >> 16);
+  }
+  constexpr unsigned kMantissaBits = 10;
+  constexpr unsigned kBias = 15;
+  const auto exponent = static_cast<unsigned>(std::bit_width(number) - 1);
+  const unsigned mantissa = (number << kMantissaBits >> exponent) & ((1U << kMantissaBits) - 1);
+  return static_cast<uint16_t>((kBias + exponent) << kMantissaBits | mantissa);
+}
+
+// Microseconds of one operation on this rank. Rank r gives r + 1 + i % 7.
+template <typename T>
+double time_once_as(Communicator& world, Bytes data, DType dtype) {
+  constexpr unsigned kPeriod = 7;
+  const auto ranks = static_cast<unsigned>(world.world_size());
+  const auto mine = static_cast<unsigned>(world.rank().value) + 1;
+  std::array<T, kPeriod> fresh;
+  std::array<T, kPeriod> sums;
+  for (unsigned i = 0; i < kPeriod; ++i) {
+    fresh[i] = element_of<T>(mine + i, dtype);
+    sums[i] = element_of<T>(ranks * (ranks + 1) / 2 + ranks * i, dtype);
+  }
+  auto* values = reinterpret_cast<T*>(data.data());
+  const size_t count = data.size() / sizeof(T);
+  for (size_t i = 0; i < count; ++i) values[i] = fresh[i % kPeriod];
   world.barrier();
   const double start = now_us();
-  world.all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+  world.all_reduce(data, data, dtype, ReduceOp::kSum);
   const double end = now_us();
-  const auto ranks = static_cast<float>(world.world_size());
   for (size_t i = 0; i < count; i += std::max<size_t>(1, count / 64)) {
-    if (values[i] != ranks * (ranks + 1) / 2 + ranks * static_cast<float>(i % 7)) {
+    if (values[i] != sums[i % kPeriod]) {
       throw cadre::Error(cadre::ErrorCode::kInternal, "the sum is wrong");
     }
   }
   return end - start;
 }
 
-void measure(Communicator& world, const char* memory, Bytes data, double seconds) {
+double time_once(Communicator& world, Bytes data, DType dtype) {
+  if (dtype == DType::kFloat32) return time_once_as<float>(world, data, dtype);
+  return time_once_as<uint16_t>(world, data, dtype);
+}
+
+struct Size {
+  size_t num_bytes = 0;
+  DType dtype = DType::kFloat32;
+};
+
+// "4194304" or "4194304:bfloat16".
+Size parse_size(std::string_view text) {
+  const size_t colon = text.find(':');
+  Size size{.num_bytes = std::strtoull(std::string(text.substr(0, colon)).c_str(), nullptr, 10)};
+  if (colon != std::string_view::npos) {
+    const auto dtype = cadre::parse_dtype(text.substr(colon + 1));
+    if (!dtype || (*dtype != DType::kFloat32 && cadre::size_of(*dtype) != 2)) {
+      throw cadre::Error(cadre::ErrorCode::kInvalidArgument,
+                         std::string(text) + ": expected float32, bfloat16 or float16");
+    }
+    size.dtype = *dtype;
+  }
+  return size;
+}
+
+void measure(Communicator& world, const char* memory, Bytes data, DType dtype, double seconds) {
   // All ranks must run equally often: rank 0 decides after a warm-up.
   const double warm_up_start = now_us();
-  for (int i = 0; i < 3; ++i) time_once(world, data);
+  for (int i = 0; i < 3; ++i) time_once(world, data, dtype);
   std::vector<int64_t> runs = {
       static_cast<int64_t>(seconds * 1e6 / std::max((now_us() - warm_up_start) / 3, 1.0))};
   runs[0] = std::clamp<int64_t>(runs[0], kMinRuns, kMaxRuns);
@@ -76,16 +136,18 @@ void measure(Communicator& world, const char* memory, Bytes data, double seconds
 
   const double cpu_before = cpu_seconds();
   std::vector<double> times;
-  for (int64_t i = 0; i < runs[0]; ++i) times.push_back(time_once(world, data));
+  for (int64_t i = 0; i < runs[0]; ++i) times.push_back(time_once(world, data, dtype));
   std::vector<double> cpu = {cpu_seconds() - cpu_before};
   world.all_reduce(bytes_of(times), bytes_of(times), DType::kFloat64, ReduceOp::kMax);
   world.all_reduce(bytes_of(cpu), bytes_of(cpu), DType::kFloat64, ReduceOp::kSum);
   if (world.rank() != 0) return;
   std::sort(times.begin(), times.end());
   std::printf(
-      "{\"bytes\": %zu, \"memory\": \"%s\", \"median_us\": %.3f, \"p99_us\": %.3f, "
+      "{\"bytes\": %zu, \"dtype\": \"%s\", \"memory\": \"%s\", \"median_us\": %.3f, \"p99_us\": "
+      "%.3f, "
       "\"runs\": %zu, \"cpu_us\": %.3f}\n",
-      data.size(), memory, times[times.size() / 2], times[times.size() * 99 / 100], times.size(),
+      data.size(), std::string(cadre::to_string(dtype)).c_str(), memory, times[times.size() / 2],
+      times[times.size() * 99 / 100], times.size(),
       cpu[0] * 1e6 / static_cast<double>(times.size()));
   std::fflush(stdout);
 }
@@ -98,11 +160,11 @@ void run(int argc, char** argv) {
   const auto world = Communicator::connect(*system, membership, {}, deadline);
   const double seconds = std::atof(argv[1]);
   for (int i = 2; i < argc; ++i) {
-    const size_t num_bytes = std::strtoull(argv[i], nullptr, 10);
-    std::vector<float> own(num_bytes / sizeof(float));
-    measure(*world, "private", bytes_of(own), seconds);
-    const auto shared = world->allocate_symmetric(num_bytes);
-    measure(*world, "symmetric", shared->local(), seconds);
+    const Size size = parse_size(argv[i]);
+    std::vector<std::byte> own(size.num_bytes);
+    measure(*world, "private", own, size.dtype, seconds);
+    const auto shared = world->allocate_symmetric(size.num_bytes);
+    measure(*world, "symmetric", shared->local(), size.dtype, seconds);
   }
   world->close(system->deadline_in(cadre::kDefaultCloseTimeout));
 }
@@ -111,7 +173,7 @@ void run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: cadre_all_reduce SECONDS BYTES...\n");
+    std::fprintf(stderr, "usage: cadre_all_reduce SECONDS BYTES[:DTYPE]...\n");
     return 2;
   }
   try {

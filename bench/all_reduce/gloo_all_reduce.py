@@ -52,7 +52,7 @@ def measure(num_bytes, seconds):
     if dist.get_rank() == 0:
         times = times.sort().values
         print(json.dumps({
-            "bytes": num_bytes, "memory": "private",
+            "bytes": num_bytes, "dtype": "float32", "memory": "private",
             "median_us": times[len(times) // 2].item(),
             "p99_us": times[len(times) * 99 // 100].item(),
             "runs": len(times), "cpu_us": cpu.item() * 1e6 / len(times)}), flush=True)

@@ -66,7 +66,8 @@ void measure(const World& world, size_t num_bytes, double seconds) {
   if (world.rank != 0) return;
   std::sort(times.begin(), times.end());
   std::printf(
-      "{\"bytes\": %zu, \"memory\": \"private\", \"median_us\": %.3f, \"p99_us\": %.3f, "
+      "{\"bytes\": %zu, \"dtype\": \"float32\", \"memory\": \"private\", \"median_us\": %.3f, "
+      "\"p99_us\": %.3f, "
       "\"runs\": %zu, \"cpu_us\": %.3f}\n",
       num_bytes, times[times.size() / 2], times[times.size() * 99 / 100], times.size(),
       cpu * 1e6 / static_cast<double>(runs));
