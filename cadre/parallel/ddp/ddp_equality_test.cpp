@@ -2,8 +2,8 @@
 // same parameters after 20 steps, within the bounds of ddp_test_bounds.h. The check itself is
 // proved: without the division, without a bucket or without the initial broadcast it fails.
 //
-// Measured over 50 weights and data sets of the MLP and the GPT on 1 to 4 ranks, the worst used 0.09
-// of the bound of float32 gradients, 0.17 of SGD's and 0.083 of AdamW's (0.62 of AdamW's in
+// Measured over 50 weights and data sets of the MLP and the GPT on 1 to 4 ranks, the worst used
+// 0.09 of the bound of float32 gradients, 0.17 of SGD's and 0.083 of AdamW's (0.62 of AdamW's in
 // float64); over one, with the CNN and 8 ranks, 0.25 of that of gradients: docs/decisions/0003.
 // CADRE_EQUALITY_SEEDS (default 1) sets that number.
 #include <gmock/gmock.h>
