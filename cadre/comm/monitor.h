@@ -44,7 +44,7 @@ struct MonitorSetup {
 class Monitor {
  public:
   // How long a rank that timed out waits for its peers' answers before it names one of them.
-  static constexpr Duration kAskTime = std::chrono::milliseconds(300);
+  static constexpr Duration kAskTime = std::chrono::milliseconds(600);
   // How long a broken stream may be older than the news of what broke it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
   // How long the last words of a process that has ended may be on their way.
