@@ -332,7 +332,7 @@ Status MeshBuilder::accept(std::vector<Handshake>& handshakes) {
 // Callers that were answered go on into their operations, so they must be told, too, that this rank
 // gives up: as soon as they have proved that they are no strangers.
 void MeshBuilder::finish_answers(Mesh& mesh, std::vector<Handshake>& handshakes) {
-  const Deadline patience = system_.deadline_in(kFinishAnswersTime);
+  const Deadline patience = deadline_.earlier(system_.deadline_in(kFinishAnswersTime));
   while (true) {
     std::erase_if(handshakes, [&](Handshake& handshake) {
       if (!handshake.wants_answer()) return true;
