@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cadre/base/format.h"
 #include "cadre/base/random.h"
 #include "cadre/launch/line_tail.h"
 
@@ -79,7 +80,7 @@ TEST(LineTail, KeepsTheLastLinesShortened) {
   tail.add(std::string(5000, 'x'));
   ASSERT_EQ(tail.lines().size(), LineTail::kMaxLines);
   EXPECT_EQ(tail.lines().front(), "71");
-  EXPECT_EQ(tail.lines().back(), std::string(2000, 'x') + "... (3000 more bytes)");
+  EXPECT_EQ(tail.lines().back(), format("{}... (3000 more bytes)", std::string(2000, 'x')));
 }
 
 }  // namespace
