@@ -106,7 +106,6 @@ class Monitor {
     std::vector<std::byte> sending;         // the thread's
     std::vector<std::byte> outbox;          // guarded, as all below
     bool is_connected = false;
-    bool has_ended = false;  // the stream
     bool has_aborted = false;
     bool is_gone = false;
     bool has_receipt = false;

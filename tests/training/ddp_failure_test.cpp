@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <torch/torch.h>
 
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,20 +18,19 @@
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/temporary_folder.h"
 #include "tests/process/job.h"
+#include "tests/training/victim.h"
 
 namespace cadre {
 namespace {
 
 using std::chrono::seconds;
+using testing::kLimit;
+using testing::kStopTimeout;
+using testing::kVictim;
 using testing::mask;
 using testing::RankContext;
 using testing::require;
 using torch::Tensor;
-
-constexpr int kVictim = 1;
-constexpr Duration kStopTimeout = seconds(2);
-// After the signal, and after the deadline when the victim is only stopped: what is promised.
-constexpr Duration kLimit = seconds(2);
 
 // The phases of a step, in their order.
 enum class Moment {
@@ -108,22 +106,17 @@ Tensor input_of(int rank) {
 }
 
 // Counts the buckets, and calls out where a rank may be disturbed.
-class CountingReplicas : public ReplicaGroup {
+class CountingReplicas final : public testing::ForwardingReplicas {
  public:
-  explicit CountingReplicas(const ProcessGroup& group) : real_(make_replica_group(group)) {}
+  using ForwardingReplicas::ForwardingReplicas;
 
   int num_buckets() const { return num_buckets_; }
 
   std::function<void()> before_broadcast;
   std::function<void()> after_bucket;
 
-  Rank rank() const override { return real_->rank(); }
-  int world_size() const override { return real_->world_size(); }
-  Tensor empty_flat(int64_t numel, torch::ScalarType dtype) override {
-    return real_->empty_flat(numel, dtype);
-  }
   std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
-    auto wait = real_->all_reduce_async(tensor, op);
+    auto wait = ForwardingReplicas::all_reduce_async(tensor, op);
     if (tensor.is_floating_point()) {
       ++num_buckets_;
       if (after_bucket) after_bucket();
@@ -132,14 +125,10 @@ class CountingReplicas : public ReplicaGroup {
   }
   void broadcast(const Tensor& tensor, Rank root) override {
     if (before_broadcast) before_broadcast();
-    real_->broadcast(tensor, root);
-  }
-  void all_gather(const Tensor& output, const Tensor& input) override {
-    real_->all_gather(output, input);
+    ForwardingReplicas::broadcast(tensor, root);
   }
 
  private:
-  std::shared_ptr<ReplicaGroup> real_;
   int num_buckets_ = 0;
 };
 
@@ -182,20 +171,6 @@ void check_step(Replica& replica) {
   }
 }
 
-// What the victim does to itself; the moment just before is kept in a file.
-[[noreturn]] void disturb_self(RankContext& context, int signal, const std::string& moment_file) {
-  std::ofstream(moment_file) << context.system.now().ns;
-  ::raise(signal);
-  // A stopped process that somebody continues must not take part again.
-  throw Error(ErrorCode::kInternal, "the victim goes on");
-}
-
-TimePoint read_moment(const std::string& moment_file) {
-  TimePoint moment;
-  std::ifstream(moment_file) >> moment.ns;
-  return moment;
-}
-
 void backward(RankContext& context, Replica& replica, const Case& test,
               const std::string& moment_file) {
   Net& net = *replica.model.module();
@@ -204,7 +179,7 @@ void backward(RankContext& context, Replica& replica, const Case& test,
   const auto disturb = [&](int num_buckets) {
     require(replicas.num_buckets() - before == num_buckets,
             format("{} buckets are on their way", num_buckets));
-    disturb_self(context, test.signal, moment_file);
+    testing::disturb_self(context, test.signal, moment_file);
   };
   const auto is_due = [&](Moment moment) {
     return context.rank == kVictim && test.moment == moment;
@@ -399,7 +374,7 @@ TEST_P(DdpFailureTest, EverySurvivorNamesTheCulpritAndTrainsOnInANewGroup) {
       continue;
     }
     const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
-    const Duration waited = report.raised - read_moment(moment_file);
+    const Duration waited = report.raised - testing::read_moment(moment_file);
     EXPECT_GE(waited.count(), 0) << "ns, rank " << rank;
     EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
   }

@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <torch/torch.h>
 
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,21 +16,21 @@
 #include "cadre/testing/temporary_folder.h"
 #include "cadre/train/trainer.h"
 #include "tests/process/job.h"
+#include "tests/training/victim.h"
 
 namespace cadre::train {
 namespace {
 
 using std::chrono::seconds;
+using testing::kLimit;
+using testing::kStopTimeout;
+using testing::kVictim;
 using testing::mask;
 using testing::RankContext;
 using testing::require;
 using torch::Tensor;
 
 constexpr int kWorldSize = 3;
-constexpr int kVictim = 1;
-constexpr Duration kStopTimeout = seconds(2);
-// After the signal, and after the deadline when the victim is only stopped: what is promised.
-constexpr Duration kLimit = seconds(2);
 
 enum class Moment { kLossSum, kEvaluation, kSnapshot };
 
@@ -48,30 +47,23 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
 }
 
 // Calls out before what the trainer itself asks for, apart from gradients.
-class WatchedReplicas : public ReplicaGroup {
+class WatchedReplicas final : public testing::ForwardingReplicas {
  public:
-  explicit WatchedReplicas(const ProcessGroup& group) : real_(make_replica_group(group)) {}
+  using ForwardingReplicas::ForwardingReplicas;
 
   std::function<void(int number)> before_sum;  // of three numbers, counted from 1
   std::function<void()> before_snapshot;
 
-  Rank rank() const override { return real_->rank(); }
-  int world_size() const override { return real_->world_size(); }
-  Tensor empty_flat(int64_t numel, torch::ScalarType dtype) override {
-    return real_->empty_flat(numel, dtype);
-  }
   std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
     if (tensor.scalar_type() == torch::kFloat64 && before_sum) before_sum(++num_sums_);
-    return real_->all_reduce_async(tensor, op);
+    return ForwardingReplicas::all_reduce_async(tensor, op);
   }
-  void broadcast(const Tensor& tensor, Rank root) override { real_->broadcast(tensor, root); }
   void all_gather(const Tensor& output, const Tensor& input) override {
     if (input.scalar_type() == torch::kByte && before_snapshot) before_snapshot();
-    real_->all_gather(output, input);
+    ForwardingReplicas::all_gather(output, input);
   }
 
  private:
-  std::shared_ptr<ReplicaGroup> real_;
   int num_sums_ = 0;
 };
 
@@ -105,11 +97,8 @@ void train_until_it_fails(RankContext& context, const Membership& membership, co
   const int victim_pid = group.communicator().peers()[kVictim].pid;
   const auto replicas = std::make_shared<WatchedReplicas>(group);
   if (context.rank == kVictim) {
-    disturb_self_at(test.moment, *replicas, [&] {
-      std::ofstream(folder.file("moment")) << context.system.now().ns;
-      ::raise(test.signal);
-      throw Error(ErrorCode::kInternal, "the victim goes on");
-    });
+    disturb_self_at(test.moment, *replicas,
+                    [&] { testing::disturb_self(context, test.signal, folder.file("moment")); });
   }
   Trainer trainer(config_in(folder.path()), {.replicas = replicas,
                                              .system = context.system,
@@ -171,8 +160,7 @@ TEST_P(TrainerFailureTest, EverySurvivorsRunNamesTheCulprit) {
         train_until_it_fails(context, membership, test, folder);
       });
   EXPECT_EQ(result.ranks[kVictim].signal, SIGKILL);
-  TimePoint disturbed;
-  std::ifstream(folder.file("moment")) >> disturbed.ns;
+  const TimePoint disturbed = testing::read_moment(folder.file("moment"));
   const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
   for (const int rank : {0, 2}) {
     const auto& outcome = result.ranks[static_cast<size_t>(rank)];
