@@ -20,16 +20,16 @@ run:  ## train a small GPT on real text with two processes (DATA=path for your o
 	build/bin/cadre train examples/gpt.toml $(if $(DATA),data.path=$(DATA)) --nproc-per-node $(NPROC)
 
 test:  ## build everything and run every test
-	@tools/setup check
+	@tools/setup test
 	@tools/build dev
 	ctest --preset dev --output-on-failure
 
 build:  ## build everything
-	@tools/setup check
+	@tools/setup test
 	@tools/build dev
 
 conformance:  ## every collective x dtype x operation x ranks x count, on every engine
-	@tools/setup check
+	@tools/setup test
 	@tools/build dev cadre_conformance
 	build/bin/cadre_conformance
 
@@ -39,12 +39,12 @@ bench:  ## compare with OpenMPI and PyTorch, side by side (quiet machine; writes
 	bench/run
 
 asan:  ## the core under AddressSanitizer and UndefinedBehaviorSanitizer
-	@tools/setup check
+	@tools/setup test
 	@tools/build asan
 	ctest --preset asan --output-on-failure
 
 tsan:  ## the core under ThreadSanitizer
-	@tools/setup check
+	@tools/setup test
 	@tools/build tsan
 	ctest --preset tsan --output-on-failure
 
@@ -53,17 +53,17 @@ fuzz:  ## every parser of outside bytes, 60 s each, with its coverage
 	tools/fuzz
 
 chaos:  ## random operations under random kill -9 and SIGSTOP: 10,000 rounds, or MINUTES=60; SEED=n
-	@tools/setup check
+	@tools/setup test
 	@tools/build dev cadre_tests_process
 	tools/chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 parity-mnist:  ## accuracy on real images against PyTorch (MNIST=folder of the idx files)
-	@tools/setup check
+	@tools/setup test
 	@tools/build dev cadre_command cadre_train
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_mnist.py build/bin/cadre $(MNIST)
 
 seeds:  ## SEEDS=2000 simulated jobs of up to RANKS=16 ranks for each kind of fault, with the time
-	@tools/setup check
+	@tools/setup test
 	@tools/build dev cadre_tests_sim
 	CADRE_SIM_SEEDS=$(SEEDS) CADRE_SIM_MAX_RANKS=$(RANKS) build/bin/cadre_tests_sim
 

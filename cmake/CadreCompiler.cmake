@@ -37,12 +37,14 @@ if(CADRE_SANITIZE)
   add_link_options(-fsanitize=${CADRE_SANITIZE})
 endif()
 
-# For tests of the core: UndefinedBehaviorSanitizer watches what they test, and takes twice the time to
-# compile what it watches.
+# For tests. Optimizing them, and watching them as well as what they test, takes most of the time to
+# compile them.
 add_library(cadre_test_options INTERFACE)
 target_link_libraries(cadre_test_options INTERFACE cadre_options)
 if(CADRE_SANITIZE MATCHES "undefined")
   target_compile_options(cadre_test_options INTERFACE -fno-sanitize=undefined)
+elseif(NOT CADRE_SANITIZE)
+  target_compile_options(cadre_test_options INTERFACE $<$<CONFIG:RelWithDebInfo>:-O1;-g0>)
 endif()
 
 # cadre_precompiled_headers(NAME header...): headers compiled once, for targets that name NAME.

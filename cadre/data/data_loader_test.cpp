@@ -1,5 +1,6 @@
 #include "cadre/data/data_loader.h"
 
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

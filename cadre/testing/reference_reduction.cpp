@@ -282,4 +282,13 @@ std::vector<ReduceKind> all_reduce_kinds() {
   return kinds;
 }
 
+std::vector<ReduceKind> reduce_kinds_in(int world_size) {
+  const std::vector<ReduceKind> all = all_reduce_kinds();
+  std::vector<ReduceKind> kinds;
+  for (size_t i = static_cast<size_t>(world_size) % 3; i < all.size(); i += 3) {
+    kinds.push_back(all[i]);
+  }
+  return kinds;
+}
+
 }  // namespace cadre::testing

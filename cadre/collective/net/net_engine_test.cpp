@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(All, NetEngineTest,
 
 TEST_P(NetEngineTest, AllReduceOfEveryKindIsTheFormula) {
   for_each_world([](EngineRank& engine, int rank, int world_size) {
-    for (const auto& [dtype, op] : testing::all_reduce_kinds()) {
+    for (const auto& [dtype, op] : testing::reduce_kinds_in(world_size)) {
       for (const uint64_t count : kCounts) {
         const auto in = input_of(rank, dtype, count, op);
         const auto expected = reduced(dtype, op, world_size, 0, count);
@@ -100,7 +100,7 @@ TEST_P(NetEngineTest, AllReduceOfEveryKindIsTheFormula) {
 TEST_P(NetEngineTest, ReduceScatterOfEveryKindIsTheFormula) {
   for_each_world([](EngineRank& engine, int rank, int world_size) {
     const auto size = static_cast<uint64_t>(world_size);
-    for (const auto& [dtype, op] : testing::all_reduce_kinds()) {
+    for (const auto& [dtype, op] : testing::reduce_kinds_in(world_size)) {
       for (const uint64_t count : kCounts) {
         auto in = input_of(rank, dtype, count * size, op);
         const auto begin = static_cast<uint64_t>(rank) * count;
@@ -119,7 +119,7 @@ TEST_P(NetEngineTest, ReduceScatterOfEveryKindIsTheFormula) {
 
 TEST_P(NetEngineTest, ReduceOfEveryKindToEveryRootIsTheFormula) {
   for_each_world([](EngineRank& engine, int rank, int world_size) {
-    for (const auto& [dtype, op] : testing::all_reduce_kinds()) {
+    for (const auto& [dtype, op] : testing::reduce_kinds_in(world_size)) {
       for (const uint64_t count : kCounts) {
         const int root = static_cast<int>(count + static_cast<uint64_t>(op)) % world_size;
         const auto in = input_of(rank, dtype, count, op);
