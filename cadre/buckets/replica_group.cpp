@@ -16,6 +16,9 @@ class ProcessGroupReplicas final : public ReplicaGroup {
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
     return [work = group_.all_reduce_async(tensor, {.op = op})] { work.wait(); };
   }
+  void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    group_.all_reduce(tensor, {.op = op});
+  }
   void broadcast(const at::Tensor& tensor, Rank root) override {
     group_.broadcast(tensor, {.root = root});
   }

@@ -10,6 +10,7 @@
 #include "cadre/cli/launch_job.h"
 #include "cadre/cli/nearest.h"
 #include "cadre/cli/torch_finder.h"
+#include "cadre/launch/worker_environment.h"
 #include "cadre/os/proc/executable.h"
 #include "cadre/os/proc/output_stream.h"
 
@@ -120,6 +121,7 @@ int train_command(Words words) {
   spec.arguments = options->trainer_words;
   spec.arguments.insert(spec.arguments.begin(), "cadre-train");
   spec.environment = os::read_environment();
+  launch::keep_freed_memory(spec.environment);
   spec.num_workers = options->num_workers;
   spec.is_rank0_raw = true;
   if (const auto path = trainer_library_path(spec.environment)) {

@@ -41,4 +41,11 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   return environment;
 }
 
+void keep_freed_memory(os::Environment& environment) {
+  if (environment.get("GLIBC_TUNABLES")) return;
+  environment.set("GLIBC_TUNABLES",
+                  "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+                  "glibc.malloc.trim_threshold=1099511627776");
+}
+
 }  // namespace cadre::launch

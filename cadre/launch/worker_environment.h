@@ -32,4 +32,9 @@ std::string error_file_of(const JobIdentity& job, Rank rank);
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
                                    Rank rank);
 
+// For programs whose steps allocate the same sizes over and over: glibc's malloc keeps what is
+// freed, in huge pages, so that a step neither asks the kernel for memory nor misses in the TLB.
+// Leaves GLIBC_TUNABLES as the user has set it.
+void keep_freed_memory(os::Environment& environment);
+
 }  // namespace cadre::launch

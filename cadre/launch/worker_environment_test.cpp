@@ -28,5 +28,16 @@ TEST(WorkerEnvironment, KeepsWhatTheUserSet) {
   EXPECT_EQ(environment.get("RANK"), "1");
 }
 
+TEST(WorkerEnvironment, KeepsFreedMemoryUnlessTheUserTunesMalloc) {
+  os::Environment environment;
+  keep_freed_memory(environment);
+  EXPECT_EQ(environment.get("GLIBC_TUNABLES"),
+            "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+            "glibc.malloc.trim_threshold=1099511627776");
+  environment.set("GLIBC_TUNABLES", "glibc.malloc.check=3");
+  keep_freed_memory(environment);
+  EXPECT_EQ(environment.get("GLIBC_TUNABLES"), "glibc.malloc.check=3");
+}
+
 }  // namespace
 }  // namespace cadre::launch

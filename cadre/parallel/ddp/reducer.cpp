@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -19,6 +20,7 @@ namespace cadre {
 namespace {
 
 constexpr int kMaxNamesInLog = 20;
+constexpr size_t kMaxPlainCopyBytes = 64 * 1024;
 
 // Reverse order of registration: a first guess at the order in which gradients become ready.
 std::vector<int64_t> reverse_order(size_t num_parameters) {
@@ -41,6 +43,17 @@ std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value) {
 
 bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
   return gradient.const_data_ptr() == view.const_data_ptr() && gradient.strides() == view.strides();
+}
+
+// Of a small tensor, most of copy_'s time is its dispatch.
+void copy_gradient(const at::Tensor& view, const at::Tensor& gradient) {
+  if (gradient.is_cpu() && gradient.nbytes() <= kMaxPlainCopyBytes &&
+      gradient.strides() == view.strides() && gradient.is_non_overlapping_and_dense() &&
+      !gradient.is_neg()) {
+    std::memcpy(view.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
+  } else {
+    view.copy_(gradient);
+  }
 }
 
 }  // namespace
@@ -191,7 +204,7 @@ double Reducer::agree_on_weight() {
   const int64_t own = pass_.num_samples.value_or(0) + std::exchange(num_accumulated_samples_, 0);
   const at::Tensor total = at::zeros({1}, at::kLong);
   *total.mutable_data_ptr<int64_t>() = own;
-  group_->all_reduce_async(total, ReduceOp::kSum)();
+  group_->all_reduce(total, ReduceOp::kSum);
   const int64_t sum = *total.const_data_ptr<int64_t>();
   if (sum <= 0) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -228,27 +241,36 @@ void Reducer::place_gradient(size_t parameter) {
     // A 0-dim double does not promote the result, and a bfloat16 weight would not sum to one.
     at::mul_out(target, gradient, at::scalar_tensor(pass_.weight, at::kDouble));
   } else if (!lies_in(gradient, view)) {
-    view.copy_(gradient);
+    copy_gradient(view, gradient);
   }
   if (!lies_in(gradient, view)) gradient = view;
+}
+
+ReduceOp Reducer::reduce_op() const {
+  return weighting_ == GradientWeighting::kEqual ? ReduceOp::kAvg : ReduceOp::kSum;
 }
 
 // The last bucket waits for the end of the backward: until then its trailer is not known.
 void Reducer::launch_complete_buckets() {
   while (pass_.num_launched + 1 < buckets_->num_buckets() &&
          pass_.num_missing[pass_.num_launched] == 0) {
-    launch_bucket(/*needs_attention=*/false);
+    launch_bucket();
   }
 }
 
-void Reducer::launch_bucket(bool needs_attention) {
-  const size_t bucket = pass_.num_launched++;
-  if (pass_.num_launched == buckets_->num_buckets()) {
-    const at::NoGradGuard no_grad;
-    buckets_->trailer().fill_(needs_attention ? 1 : 0);
-  }
-  const ReduceOp op = weighting_ == GradientWeighting::kEqual ? ReduceOp::kAvg : ReduceOp::kSum;
-  pass_.waits.push_back(group_->all_reduce_async(buckets_->flat(bucket), op));
+void Reducer::launch_bucket() {
+  pass_.waits.push_back(
+      group_->all_reduce_async(buckets_->flat(pass_.num_launched++), reduce_op()));
+}
+
+// By this thread, which has nothing else to do now.
+void Reducer::reduce_last_bucket() {
+  group_->all_reduce(buckets_->flat(pass_.num_launched++), reduce_op());
+}
+
+void Reducer::set_trailer(bool needs_attention) {
+  const at::NoGradGuard no_grad;
+  buckets_->trailer().fill_(needs_attention ? 1 : 0);
 }
 
 bool Reducer::is_frozen(size_t parameter) const {
@@ -272,16 +294,17 @@ void Reducer::finish_pass() {
   } reset{*this};
   std::vector<at::Tensor> untouched;
   try {
-    untouched = launch_rest();
+    untouched = launch_all_but_last();
   } catch (...) {
     abandon_pass();
     pass_.waits = std::move(leftover_waits_);
     throw;
   }
   wait_for_buckets();
+  reduce_last_bucket();
   if (buckets_->trailer().item<double>() != 0) {
     const at::Tensor counts = attention_counts(/*gave_up=*/false);
-    group_->all_reduce_async(counts, ReduceOp::kSum)();
+    group_->all_reduce(counts, ReduceOp::kSum);
     settle(counts, untouched);
   }
   is_dirty_.assign(parameters_.size(), false);
@@ -291,7 +314,7 @@ void Reducer::finish_pass() {
   if (pass_.is_backward && !layout_is_learned_) learn_layout();
 }
 
-std::vector<at::Tensor> Reducer::launch_rest() {
+std::vector<at::Tensor> Reducer::launch_all_but_last() {
   bool needs_attention = false;
   std::vector<at::Tensor> untouched(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -304,7 +327,8 @@ std::vector<at::Tensor> Reducer::launch_rest() {
     }
     place_gradient(i);
   }
-  while (pass_.num_launched < buckets_->num_buckets()) launch_bucket(needs_attention);
+  set_trailer(needs_attention);
+  while (pass_.num_launched + 1 < buckets_->num_buckets()) launch_bucket();
   return untouched;
 }
 
@@ -412,7 +436,8 @@ at::Tensor Reducer::gather_flags(const std::vector<uint8_t>& own) {
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
-    while (pass_.num_launched < buckets_->num_buckets()) launch_bucket(/*needs_attention=*/true);
+    if (pass_.num_launched < buckets_->num_buckets()) set_trailer(/*needs_attention=*/true);
+    while (pass_.num_launched < buckets_->num_buckets()) launch_bucket();
     pass_.waits.push_back(
         group_->all_reduce_async(attention_counts(/*gave_up=*/true), ReduceOp::kSum));
   } catch (const std::exception&) {

@@ -88,10 +88,13 @@ class Reducer {
   double agree_on_weight();
   void place_gradient(size_t parameter);
   void launch_complete_buckets();
-  void launch_bucket(bool needs_attention);
+  void launch_bucket();
+  void reduce_last_bucket();
+  void set_trailer(bool needs_attention);
+  ReduceOp reduce_op() const;
   void finish_pass();
-  // Launches what remains. Returns copies of the gradients that this rank did not change.
-  std::vector<at::Tensor> launch_rest();
+  // Returns copies of the gradients that this rank did not change.
+  std::vector<at::Tensor> launch_all_but_last();
   bool contributes(size_t parameter) const;
   void wait_for_buckets();
   bool is_frozen(size_t parameter) const;
