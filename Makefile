@@ -35,7 +35,7 @@ conformance:  ## every collective x dtype x operation x ranks x count, on every 
 	build/bin/cadre_conformance
 
 compat:  ## TORCH=2.12.1: build against another torch, from 2.11 to 2.13, and run the tests that meet it
-	@tools/setup check
+	@tools/setup test
 	tools/compat $(TORCH)
 
 bench:  ## compare with OpenMPI and PyTorch, side by side (quiet machine; writes bench/reports)

@@ -1,19 +1,20 @@
 # Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
-# toolkit for a CUDA wheel. Looks at CADRE_TORCH (a torch folder, or a Python whose torch is used),
-# then .venv of the source tree, then the torch that an installed Cadre was built with, then python3.
+# toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, or a Python whose torch is used);
+# else it is that of .venv of the source tree, of the torch that an installed Cadre was built with, or
+# of python3.
 # Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder) and
 # LibTorch_PYTHON (the Python that has it; empty when there is none).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING "A torch folder, or the Python whose torch to use")
 
-set(candidates "")
 if(CADRE_TORCH)
-  list(APPEND candidates "${CADRE_TORCH}")
+  set(candidates "${CADRE_TORCH}")
+else()
+  set(candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python")
+  if(IS_DIRECTORY "${cadre_installed_torch}")
+    list(APPEND candidates "${cadre_installed_torch}")
+  endif()
+  list(APPEND candidates python3)
 endif()
-list(APPEND candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python")
-if(IS_DIRECTORY "${cadre_installed_torch}")
-  list(APPEND candidates "${cadre_installed_torch}")
-endif()
-list(APPEND candidates python3)
 
 foreach(candidate IN LISTS candidates)
   if(IS_DIRECTORY "${candidate}")

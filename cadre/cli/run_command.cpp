@@ -113,11 +113,8 @@ int run_command(Words words) {
   spec.role = options->role;
   spec.store_port = options->master_port;
   spec.stop_grace = stop_grace(*options, spec.environment);
-  spec.prefix_template = options->prefix_template;
-  if (spec.prefix_template.empty()) {
-    spec.prefix_template =
-        spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ");
-  }
+  spec.prefix_template = options->prefix_template.value_or(
+      spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] "));
   spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&
                        spec.environment.get_or("NO_COLOR", "").empty();
   if (const Status prepared = prepare_flight_folder(options->flight_folder, spec.environment);

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +25,7 @@ struct RunOptions {
   std::string run_id;
   std::string role = "default";
   uint16_t master_port = 0;
-  std::string prefix_template;       // empty: the default
+  std::optional<std::string> prefix_template;
   std::string flight_folder;         // empty: records stay in memory
   double shutdown_timeout_s = -1;    // negative: not given
   std::vector<std::string> program;  // and its arguments

@@ -33,6 +33,11 @@ TEST(RunOutput, TakesAPrefixTemplate) {
   EXPECT_EQ(result.output, "<trainer 0 0> hello 0\n");
 }
 
+TEST(RunOutput, AnEmptyTemplateMeansNoPrefix) {
+  const auto result = run_cadre({"run", "--log-line-prefix-template", "", "echo", "hello"});
+  EXPECT_EQ(result.output, "hello\n");
+}
+
 TEST(RunOutput, EndsAPartialLineAndKeepsBytesAsTheyAre) {
   const auto result = run_cadre(shell_job(1, R"(printf 'a\000b\377\nlast')"));
   EXPECT_EQ(result.output, std::string("[0] a\0b\xff\n[0] last\n", 18));

@@ -20,7 +20,9 @@ inline std::byte exchanged_byte(int from, int to, size_t index) {
 }
 
 inline void append_part(std::vector<std::byte>& bytes, int from, int to, size_t size) {
-  for (size_t i = 0; i < size; ++i) bytes.push_back(exchanged_byte(from, to, i));
+  bytes.resize(bytes.size() + size);
+  std::byte* part = bytes.data() + bytes.size() - size;
+  for (size_t i = 0; i < size; ++i) part[i] = exchanged_byte(from, to, i);
 }
 
 // sizes[i][j]: bytes from rank i to rank j.

@@ -132,7 +132,7 @@ std::string JobRun::prefix_of(Rank rank) const {
   prefix = replace_all(prefix, "${local_rank}", number);
   prefix = replace_all(prefix, "${role_name}", spec_.role);
   prefix = replace_all(prefix, "${host}", system_.host().name);
-  return spec_.colour_prefix ? coloured(prefix, rank) : prefix;
+  return spec_.colour_prefix && !prefix.empty() ? coloured(prefix, rank) : prefix;
 }
 
 std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {

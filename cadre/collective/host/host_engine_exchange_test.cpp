@@ -9,12 +9,14 @@
 #include "cadre/collective/exchange_reference_test.h"
 #include "cadre/collective/host/arena.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
+#include "cadre/testing/equal_bytes.h"
 #include "cadre/testing/reference_reduction.h"
 #include "cadre/testing/simulator_ranks.h"
 
 namespace cadre {
 namespace {
 
+using testing::equal_bytes;
 using testing::RankContext;
 using testing::require;
 using testing::run_ranks_as_processes;

@@ -4,6 +4,7 @@
 #include "cadre/base/format.h"
 #include "cadre/base/random.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
+#include "cadre/testing/equal_bytes.h"
 #include "cadre/testing/reference_reduction.h"
 #include "cadre/testing/simulator_ranks.h"
 
@@ -13,6 +14,7 @@ namespace {
 using sim::Fault;
 using sim::SimOptions;
 using sim::When;
+using testing::equal_bytes;
 using testing::Inputs;
 using testing::random_inputs;
 using testing::RankContext;

@@ -11,11 +11,13 @@
 #include "cadre/base/random.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
 #include "cadre/collective/reduction_table.h"
+#include "cadre/testing/equal_bytes.h"
 #include "cadre/testing/reference_reduction.h"
 
 namespace cadre {
 namespace {
 
+using testing::equal_bytes;
 using testing::Inputs;
 using testing::random_inputs;
 using testing::RankContext;

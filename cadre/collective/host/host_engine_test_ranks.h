@@ -5,7 +5,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -20,11 +19,6 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);
 // Made before the ranks start, so that threads share the mapping and forked processes inherit it.
 inline std::shared_ptr<os::SharedMemory> make_segment(size_t num_bytes) {
   return os::make_native_system()->create_segment(num_bytes).value_or_throw();
-}
-
-// Not std::equal, which would take ThreadSanitizer a call for each byte.
-inline bool equal_bytes(ConstBytes a, ConstBytes b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
 class TestRank {

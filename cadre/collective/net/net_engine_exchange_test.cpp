@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/exchange_reference_test.h"
 #include "cadre/collective/net/engine_rank_test.h"
+#include "cadre/testing/equal_bytes.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/transport_group.h"
 
@@ -15,6 +16,7 @@ namespace cadre {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::equal_bytes;
 using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
@@ -22,6 +24,7 @@ using testing::TransportKind;
 constexpr int kMaxRanks = 9;
 // None, less than a word, more than a header's inline payload, more than a small channel holds.
 constexpr size_t kSizes[] = {0, 1, 13, 5001, 70001};
+constexpr size_t kAnyRootBytes = 10000;  // more goes to and from the last rank only
 
 class NetExchangeTest : public ::testing::TestWithParam<TransportKind> {
  protected:
@@ -50,12 +53,13 @@ void check_gather(EngineRank& engine, int rank, int world_size, size_t size, int
   const auto in = part_between(rank, root, size);
   std::vector<std::byte> out(is_root ? expected.size() : 0);
   engine.gather(in, out, root).value_or_throw();
-  require(!is_root || out == expected, format("gather of {} to {}", size, root));
+  require(!is_root || equal_bytes(out, expected), format("gather of {} to {}", size, root));
   std::vector<std::byte> all(expected.size());
   const Bytes own = Bytes(all).subspan(size * static_cast<size_t>(rank), size);
   std::ranges::copy(in, own.begin());
   engine.gather(own, is_root ? Bytes(all) : Bytes(), root).value_or_throw();
-  require(!is_root || all == expected, format("gather in place of {} to {}", size, root));
+  require(!is_root || equal_bytes(all, expected),
+          format("gather in place of {} to {}", size, root));
 }
 
 void check_scatter(EngineRank& engine, int rank, int world_size, size_t size, int root) {
@@ -64,7 +68,7 @@ void check_scatter(EngineRank& engine, int rank, int world_size, size_t size, in
   const auto expected = part_between(root, rank, size);
   std::vector<std::byte> out(size);
   engine.scatter(in, out, root).value_or_throw();
-  require(out == expected, format("scatter of {} from {}", size, root));
+  require(equal_bytes(out, expected), format("scatter of {} from {}", size, root));
   const Bytes own = is_root ? Bytes(in).subspan(size * static_cast<size_t>(rank), size) : out;
   engine.scatter(in, own, root).value_or_throw();
   require(std::ranges::equal(own, expected), format("scatter in place of {}", size));
@@ -76,6 +80,7 @@ TEST_P(NetExchangeTest, GatherAndScatterWithEveryRootInBothWays) {
                    [](EngineRank& engine, int rank, int world_size) {
                      for (int root = 0; root < world_size; ++root) {
                        for (const size_t size : kSizes) {
+                         if (size > kAnyRootBytes && root != world_size - 1) continue;
                          check_gather(engine, rank, world_size, size, root);
                          check_scatter(engine, rank, world_size, size, root);
                        }
@@ -91,7 +96,7 @@ TEST_P(NetExchangeTest, AllToAllOfEvenAndOfAnyParts) {
       const auto in = exchange_input(even, rank);
       std::vector<std::byte> out(in.size());
       engine.all_to_all(in, out).value_or_throw();
-      require(out == exchange_output(even, rank), format("all_to_all of {}", size));
+      require(equal_bytes(out, exchange_output(even, rank)), format("all_to_all of {}", size));
 
       const SizeMatrix sizes = random_sizes(world_size, size + 1, size);
       const auto expected = exchange_output(sizes, rank);
@@ -100,7 +105,7 @@ TEST_P(NetExchangeTest, AllToAllOfEvenAndOfAnyParts) {
           .all_to_all_v(exchange_input(sizes, rank), received,
                         {sizes[static_cast<size_t>(rank)], received_sizes(sizes, rank)})
           .value_or_throw();
-      require(received == expected, format("all_to_all_v of {}", size));
+      require(equal_bytes(received, expected), format("all_to_all_v of {}", size));
     }
   });
 }
@@ -115,7 +120,7 @@ TEST_P(NetExchangeTest, LargePartsDoNotBlockEachOther) {
       const auto in = exchange_input(sizes, transport.rank());
       std::vector<std::byte> out(in.size());
       engine.all_to_all(in, out).value_or_throw();
-      require(out == exchange_output(sizes, transport.rank()), "wrong data");
+      require(equal_bytes(out, exchange_output(sizes, transport.rank())), "wrong data");
     });
     EXPECT_EQ(failures, "") << "world size " << world_size;
   }
@@ -191,7 +196,7 @@ TEST_P(NetExchangeTest, AnAnnouncementOfAPastOperationIsNoMismatch) {
     const SizeMatrix sizes = even_sizes(4, 3000);
     std::vector<std::byte> out(12000);
     engine.all_to_all(exchange_input(sizes, transport.rank()), out).value_or_throw();
-    require(out == exchange_output(sizes, transport.rank()), "wrong data");
+    require(equal_bytes(out, exchange_output(sizes, transport.rank())), "wrong data");
   });
   EXPECT_EQ(failures, "");
 }

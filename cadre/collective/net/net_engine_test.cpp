@@ -11,12 +11,14 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/net/engine_rank_test.h"
 #include "cadre/collective/reduction_table.h"
+#include "cadre/testing/equal_bytes.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/transport_group.h"
 
 namespace cadre {
 namespace {
 
+using testing::equal_bytes;
 using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
@@ -88,10 +90,11 @@ TEST_P(NetEngineTest, AllReduceOfEveryKindIsTheFormula) {
         const auto expected = reduced(dtype, op, world_size, 0, count);
         std::vector<std::byte> out(in.size());
         engine.all_reduce(in, out, dtype, op).value_or_throw();
-        require(out == expected, format("wrong: {} {} x {}", op, dtype, count));
+        require(equal_bytes(out, expected), format("wrong: {} {} x {}", op, dtype, count));
         auto in_place = in;
         engine.all_reduce(in_place, in_place, dtype, op).value_or_throw();
-        require(in_place == expected, format("wrong in place: {} {} x {}", op, dtype, count));
+        require(equal_bytes(in_place, expected),
+                format("wrong in place: {} {} x {}", op, dtype, count));
       }
     }
   });
@@ -107,11 +110,10 @@ TEST_P(NetEngineTest, ReduceScatterOfEveryKindIsTheFormula) {
         const auto expected = reduced(dtype, op, world_size, begin, count);
         std::vector<std::byte> out(count * size_of(dtype));
         engine.reduce_scatter(in, out, dtype, op).value_or_throw();
-        require(out == expected, format("wrong: {} {} x {}", op, dtype, count));
+        require(equal_bytes(out, expected), format("wrong: {} {} x {}", op, dtype, count));
         const Bytes own = Bytes(in).subspan(begin * size_of(dtype), out.size());
         engine.reduce_scatter(in, own, dtype, op).value_or_throw();
-        require(std::ranges::equal(own, expected),
-                format("wrong in place: {} {} x {}", op, dtype, count));
+        require(equal_bytes(own, expected), format("wrong in place: {} {} x {}", op, dtype, count));
       }
     }
   });
@@ -126,7 +128,8 @@ TEST_P(NetEngineTest, ReduceOfEveryKindToEveryRootIsTheFormula) {
         const auto expected = reduced(dtype, op, world_size, 0, count);
         std::vector<std::byte> out(rank == root ? in.size() : 0);
         engine.reduce(in, out, {dtype, op}, root).value_or_throw();
-        require(rank != root || out == expected, format("wrong: {} {} x {}", op, dtype, count));
+        require(rank != root || equal_bytes(out, expected),
+                format("wrong: {} {} x {}", op, dtype, count));
         auto in_place = in;
         engine.reduce(in_place, in_place, {dtype, op}, root).value_or_throw();
         require(in_place == (rank == root ? expected : in),
@@ -147,12 +150,12 @@ TEST_P(NetEngineTest, AllGatherConcatenatesInRankOrder) {
       const auto in = input_of(rank, DType::kInt32, count);
       std::vector<std::byte> out(expected.size());
       engine.all_gather(in, out).value_or_throw();
-      require(out == expected, format("wrong: {} elements", count));
+      require(equal_bytes(out, expected), format("wrong: {} elements", count));
       std::vector<std::byte> in_place(expected.size());
       const Bytes own = Bytes(in_place).subspan(static_cast<size_t>(rank) * in.size(), in.size());
       std::ranges::copy(in, own.begin());
       engine.all_gather(own, in_place).value_or_throw();
-      require(in_place == expected, format("wrong in place: {} elements", count));
+      require(equal_bytes(in_place, expected), format("wrong in place: {} elements", count));
     }
   });
 }
