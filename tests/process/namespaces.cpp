@@ -44,9 +44,13 @@ void cover(const std::string& target, const std::string& content) {
 
 std::string Namespaces::obstacle() {
   const std::string name = format("cadre-probe-{}", ::getpid());
-  const std::string command = format("ip netns add {0} && ip netns delete {0}", name);
-  if (std::system((command + " >/dev/null 2>&1").c_str()) == 0) return "";
-  return "network namespaces need root, CAP_SYS_ADMIN and the command ip (package iproute2)";
+  const std::string command = format(
+      "{{ ip netns add {0} && ip -n {0} link set lo up; status=$?; ip netns delete {0}; "
+      "exit $status; }} >/dev/null 2>&1",
+      name);
+  if (std::system(command.c_str()) == 0) return "";
+  return "network namespaces need root, CAP_SYS_ADMIN, the command ip (package iproute2) and a / "
+         "that is a mount point, which it is not in a plain chroot";
 }
 
 Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
