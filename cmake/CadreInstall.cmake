@@ -6,26 +6,10 @@ include(CMakePackageConfigHelpers)
 
 set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
 
-# Appends to OUT every header of the source tree that `header` includes, itself first.
-function(cadre_reachable_headers header out)
-  set(found ${${out}})
-  if(header IN_LIST found OR NOT EXISTS ${CMAKE_SOURCE_DIR}/${header})
-    return()
-  endif()
-  list(APPEND found ${header})
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
-  file(STRINGS ${CMAKE_SOURCE_DIR}/${header} lines REGEX "^#include [\"<]cadre/")
-  set(reached ${found})
-  foreach(line IN LISTS lines)
-    string(REGEX REPLACE "^#include [\"<]([^\">]+)[\">].*" "\\1" included "${line}")
-    cadre_reachable_headers(${included} reached)
-  endforeach()
-  set(${out} ${reached} PARENT_SCOPE)
-endfunction()
-
 # cadre_install_headers(COMPONENT header...)
 function(cadre_install_headers component)
   foreach(header IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
     get_filename_component(folder ${header} DIRECTORY)
     install(FILES ${CMAKE_SOURCE_DIR}/${header} COMPONENT ${component}
             DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})

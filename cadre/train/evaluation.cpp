@@ -37,7 +37,7 @@ Evaluation evaluate(Model& model, const Task& task, ReplicaGroup& replicas) {
     }
   }
   const at::Tensor sums = torch::tensor({loss, num_right, num_samples}, torch::kFloat64);
-  replicas.all_reduce_async(sums, ReduceOp::kSum)();
+  replicas.all_reduce(sums, ReduceOp::kSum);
   model.train(was_training);
   const auto* values = sums.const_data_ptr<double>();
   Evaluation evaluation{.loss = values[0] / values[2], .bigram_entropy = task.bigram_entropy()};

@@ -197,7 +197,7 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   const auto count = static_cast<double>(num_samples);
   const at::Tensor sums = torch::tensor(
       {mean_loss * count, count, surroundings_.stop_is_requested() ? 1.0 : 0.0}, torch::kFloat64);
-  surroundings_.replicas->all_reduce_async(sums, ReduceOp::kSum)();
+  surroundings_.replicas->all_reduce(sums, ReduceOp::kSum);
   const auto* values = sums.const_data_ptr<double>();
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
