@@ -3,8 +3,9 @@
 
     in_shards.py COUNT PROGRAM [argument...]
 
-For tests that mostly wait for each other's deadlines. What a shard prints is shown whole when it
-ends; the exit code is the first one that is not 0. Ends its processes when it is ended.
+For tests that mostly wait for each other's deadlines. When a shard ends, what it printed is shown
+without the tests that passed, so that a failure stands at the top of a log; the exit code is the
+first one that is not 0. Ends its processes when it is ended.
 """
 
 import os
@@ -13,6 +14,23 @@ import subprocess
 import sys
 import threading
 import time
+
+
+def without_passed(lines):
+    """The lines, less those of tests that passed; a test cut short by the end keeps its lines."""
+    kept, held = [], None
+    for line in lines:
+        if line.startswith("[ RUN      ]"):
+            held = [line]
+        elif held is None:
+            if not line.startswith("[-------") and line.strip():
+                kept.append(line)
+        else:
+            held.append(line)
+            if line.startswith(("[       OK ]", "[  FAILED  ]", "[  SKIPPED ]")):
+                kept += [] if line.startswith("[       OK ]") else held
+                held = None
+    return kept + (held or [])
 
 
 def main():
@@ -39,7 +57,8 @@ def main():
         output = shards[index].communicate()[0].decode(errors="replace")
         codes[index] = shards[index].returncode
         print(f"== shard {index + 1} of {count}: exit code {codes[index]} after "
-              f"{time.monotonic() - start:.0f} s\n{output}", flush=True)
+              f"{time.monotonic() - start:.0f} s", *without_passed(output.splitlines()),
+              sep="\n", flush=True)
     followers = [threading.Thread(target=follow, args=(index,)) for index in range(count)]
     for follower in followers:
         follower.start()
