@@ -30,7 +30,7 @@ class CADRE_EXPORT ReplicaGroup {
   // error; the operation runs whether or not it is called.
   virtual std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) = 0;
   // In place; on the calling thread, where that saves waking another one.
-  virtual void all_reduce(const at::Tensor& tensor, ReduceOp op) { all_reduce_async(tensor, op)(); }
+  virtual void all_reduce(const at::Tensor& tensor, ReduceOp op) = 0;
   virtual void broadcast(const at::Tensor& tensor, Rank root) = 0;
   // output: (world_size * n) for input (n), both contiguous.
   virtual void all_gather(const at::Tensor& output, const at::Tensor& input) = 0;

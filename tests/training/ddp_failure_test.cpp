@@ -37,8 +37,8 @@ enum class Moment {
   kInForward,  // before it takes part in the broadcast of the buffers
   kBeforeAnyBucket,
   kAfterTheFirstBucket,
-  kAfterTheLastBucket,  // before backward waits for them
-  kInTheOptimizer,      // after backward
+  kAtTheLastBucket,  // the others may be in it
+  kInTheOptimizer,   // after backward
   kAtTheEndOfTheLoop,
 };
 
@@ -50,8 +50,8 @@ const char* text_of(Moment moment) {
       return "before_any_bucket";
     case Moment::kAfterTheFirstBucket:
       return "after_the_first_bucket";
-    case Moment::kAfterTheLastBucket:
-      return "after_the_last_bucket";
+    case Moment::kAtTheLastBucket:
+      return "at_the_last_bucket";
     case Moment::kInTheOptimizer:
       return "in_the_optimizer";
     case Moment::kAtTheEndOfTheLoop:
@@ -113,15 +113,16 @@ class CountingReplicas final : public testing::ForwardingReplicas {
   int num_buckets() const { return num_buckets_; }
 
   std::function<void()> before_broadcast;
-  std::function<void()> after_bucket;
+  std::function<void()> at_bucket;  // the others may be inside it
 
   std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
     auto wait = ForwardingReplicas::all_reduce_async(tensor, op);
-    if (tensor.is_floating_point()) {
-      ++num_buckets_;
-      if (after_bucket) after_bucket();
-    }
+    look_at(tensor);
     return wait;
+  }
+  void all_reduce(const Tensor& tensor, ReduceOp op) override {
+    look_at(tensor);
+    ForwardingReplicas::all_reduce(tensor, op);
   }
   void broadcast(const Tensor& tensor, Rank root) override {
     if (before_broadcast) before_broadcast();
@@ -129,6 +130,12 @@ class CountingReplicas final : public testing::ForwardingReplicas {
   }
 
  private:
+  void look_at(const Tensor& tensor) {
+    if (!tensor.is_floating_point()) return;
+    ++num_buckets_;
+    if (at_bucket) at_bucket();
+  }
+
   int num_buckets_ = 0;
 };
 
@@ -187,8 +194,8 @@ void backward(RankContext& context, Replica& replica, const Case& test,
   net.zero_grad();
   if (is_due(Moment::kInForward)) replicas.before_broadcast = [&] { disturb(0); };
   if (is_due(Moment::kAfterTheFirstBucket)) net.behind_third = [&] { disturb(1); };
-  if (is_due(Moment::kAfterTheLastBucket)) {
-    replicas.after_bucket = [&] {
+  if (is_due(Moment::kAtTheLastBucket)) {
+    replicas.at_bucket = [&] {
       if (replicas.num_buckets() - before == replica.buckets_per_step) {
         disturb(replica.buckets_per_step);
       }
@@ -218,7 +225,7 @@ Error failure_in_backward(RankContext& context, Replica& replica, const Case& te
                           const std::string& moment_file, TimePoint& raised) {
   try {
     // Who only waits for gradients that the victim has given still gets them.
-    const bool ends_well = test.moment >= Moment::kAfterTheLastBucket && test.signal != 0;
+    const bool ends_well = test.moment >= Moment::kInTheOptimizer && test.signal != 0;
     for (int step = 0; step < (ends_well ? 2 : 1); ++step) {
       backward(context, replica, test, moment_file);
     }
@@ -295,7 +302,7 @@ std::vector<std::string> last_seen(const Case& test) {
     case Moment::kBeforeAnyBucket:
       return {forward};
     case Moment::kAfterTheFirstBucket:
-    case Moment::kAfterTheLastBucket:
+    case Moment::kAtTheLastBucket:
       return {forward, "last seen in all_reduce #N, PHASE, N s ago", reduced};
     default:
       return {reduced};
@@ -392,7 +399,7 @@ std::vector<Case> all_cases() {
   }
   for (const int signal : {SIGKILL, SIGSTOP}) {
     for (const Moment moment :
-         {Moment::kInForward, Moment::kAfterTheLastBucket, Moment::kInTheOptimizer}) {
+         {Moment::kInForward, Moment::kAtTheLastBucket, Moment::kInTheOptimizer}) {
       cases.push_back({3, moment, signal});
     }
     cases.push_back({3, Moment::kAfterTheFirstBucket, signal, TransportChoice::kTcp});

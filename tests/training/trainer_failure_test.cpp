@@ -55,8 +55,12 @@ class WatchedReplicas final : public testing::ForwardingReplicas {
   std::function<void()> before_snapshot;
 
   std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
-    if (tensor.scalar_type() == torch::kFloat64 && before_sum) before_sum(++num_sums_);
+    look_at(tensor);
     return ForwardingReplicas::all_reduce_async(tensor, op);
+  }
+  void all_reduce(const Tensor& tensor, ReduceOp op) override {
+    look_at(tensor);
+    ForwardingReplicas::all_reduce(tensor, op);
   }
   void all_gather(const Tensor& output, const Tensor& input) override {
     if (input.scalar_type() == torch::kByte && before_snapshot) before_snapshot();
@@ -64,6 +68,10 @@ class WatchedReplicas final : public testing::ForwardingReplicas {
   }
 
  private:
+  void look_at(const Tensor& tensor) {
+    if (tensor.scalar_type() == torch::kFloat64 && before_sum) before_sum(++num_sums_);
+  }
+
   int num_sums_ = 0;
 };
 

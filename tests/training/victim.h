@@ -51,6 +51,7 @@ class ForwardingReplicas : public ReplicaGroup {
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
     return real_->all_reduce_async(tensor, op);
   }
+  void all_reduce(const at::Tensor& tensor, ReduceOp op) override { real_->all_reduce(tensor, op); }
   void broadcast(const at::Tensor& tensor, Rank root) override { real_->broadcast(tensor, root); }
   void all_gather(const at::Tensor& output, const at::Tensor& input) override {
     real_->all_gather(output, input);

@@ -67,6 +67,9 @@ class FormulaReplicas : public ReplicaGroup {
       }
     };
   }
+  void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    all_reduce_async(tensor, op)();
+  }
   void broadcast(const at::Tensor& tensor, Rank) override {
     log.push_back("broadcast " + std::to_string(tensor.numel()));
   }

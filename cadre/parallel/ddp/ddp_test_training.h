@@ -148,10 +148,11 @@ class FaultyReplicas : public ReplicaGroup {
     return real_->empty_flat(numel, dtype);
   }
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
-    const bool is_gradient = tensor.is_floating_point();
-    if (fault_ == Fault::kNoDivision && op == ReduceOp::kAvg) op = ReduceOp::kSum;
-    if (fault_ == Fault::kDroppedBucket && is_gradient && num_buckets_++ % 3 == 1) return [] {};
-    return real_->all_reduce_async(tensor, op);
+    if (drops(tensor)) return [] {};
+    return real_->all_reduce_async(tensor, divided(op));
+  }
+  void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    if (!drops(tensor)) real_->all_reduce(tensor, divided(op));
   }
   void broadcast(const at::Tensor& tensor, Rank root) override {
     if (fault_ == Fault::kNoInitialBroadcast && tensor.scalar_type() == at::kByte) {
@@ -166,6 +167,13 @@ class FaultyReplicas : public ReplicaGroup {
   }
 
  private:
+  bool drops(const at::Tensor& tensor) {
+    return fault_ == Fault::kDroppedBucket && tensor.is_floating_point() && num_buckets_++ % 3 == 1;
+  }
+  ReduceOp divided(ReduceOp op) const {
+    return fault_ == Fault::kNoDivision && op == ReduceOp::kAvg ? ReduceOp::kSum : op;
+  }
+
   std::shared_ptr<ReplicaGroup> real_;
   Fault fault_;
   int num_buckets_ = 0;
