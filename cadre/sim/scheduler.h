@@ -126,6 +126,7 @@ class Scheduler {
   bool kill_stopped_ranks();
 
   const Limits limits_;
+  const int core_;  // of all simulated threads
   Random random_;
   Trace trace_;
   const double stay_probability_;  // of a thread to keep the baton at a pause
