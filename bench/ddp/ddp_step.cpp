@@ -39,8 +39,9 @@ double median_ms(int steps, const std::function<void()>& step) {
   return times[static_cast<size_t>(steps) / 2];
 }
 
+// 0 for what is not a number.
 int argument(int argc, char** argv, int index, int otherwise) {
-  return argc > index ? std::atoi(argv[index]) : otherwise;
+  return argc > index ? std::max(std::atoi(argv[index]), 0) : otherwise;
 }
 
 }  // namespace
@@ -50,6 +51,10 @@ int main(int argc, char** argv) {
   const int layers = argument(argc, argv, 2, 6);
   const int width = argument(argc, argv, 3, 1024);
   const int batch = argument(argc, argv, 4, 64);
+  if (argc > 5 || std::min({steps, layers, width, batch}) == 0) {
+    std::cerr << "usage: ddp_step [steps [layers [width [batch]]]], numbers above 0" << std::endl;
+    return 2;
+  }
   at::set_num_threads(1);
   const auto world = cadre::init_process_group();
   torch::manual_seed(world.rank());
