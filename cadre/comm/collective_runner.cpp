@@ -162,7 +162,8 @@ Error CollectiveRunner::explain_timeout(const Operation& operation, const OpCont
   const PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
   const Failure failure{ErrorCode::kTimeout, culprit.rank,
                         timeout_cause(roster, culprit.rank, view), activity};
-  culprit.is_certain ? monitor.publish(failure) : monitor.publish_unless_told(failure);
+  culprit.is_certain ? monitor.publish(failure)
+                     : monitor.publish_unless_told(failure, Monitor::kDoubtTime);
   return monitor.error();
 }
 

@@ -3,7 +3,7 @@
 //
 // Threads: run() from the holder of the progress role; the rest from any. Blocking: run(), until
 // the operation's deadline and the questions that follow a failure (Monitor::kAskTime,
-// kVerdictTime). Lifetime: borrows its parts. Errors: the group's failure.
+// kDoubtTime). Lifetime: borrows its parts. Errors: the group's failure.
 #pragma once
 
 #include <atomic>

@@ -120,7 +120,7 @@ std::string left_cause(const Roster& roster, int peer, uint64_t left_after) {
 
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view) {
   if (culprit < 0) return "no rank is known to be late";
-  const std::string silent = view.answers ? "" : ", which does not answer";
+  const std::string silent = view.is_silent() ? ", which does not answer" : "";
   return format("waiting for {}{}: {}", roster.describe(culprit), silent,
                 describe_last_seen(view.activity));
 }
@@ -170,8 +170,9 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   const int world_size = static_cast<int>(views.size());
   const auto is_peer = [&](int rank) { return rank >= 0 && rank < world_size && rank != self; };
   const auto view = [&](int rank) -> const PeerView& { return views[static_cast<size_t>(rank)]; };
+  const auto has_ended = [&](int rank) { return view(rank).has_aborted || view(rank).left_after; };
   const auto is_elsewhere = [&](int rank) {
-    return !number || !is_in(view(rank).activity, *number);
+    return !has_ended(rank) && (!number || !is_in(view(rank).activity, *number));
   };
   const auto suspect = [&](int rank) {
     return Suspect{rank, is_peer(rank) && !is_waiting(view(rank).activity)};
@@ -181,15 +182,15 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   int at = waiting_for;
   while (is_peer(at) && !is_seen[static_cast<size_t>(at)]) {
     const Activity& activity = view(at).activity;
-    if (!view(at).answers) return {at, true};
+    if (view(at).is_silent()) return {at, true};
     is_seen[static_cast<size_t>(at)] = true;
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
     const bool has_passed =
         number && !is_message(activity.fingerprint) && activity.number > *number;
-    at = has_passed || !is_waiting(activity) ? -1 : activity.waiting_for;
+    at = has_ended(at) || has_passed || !is_waiting(activity) ? -1 : activity.waiting_for;
   }
   for (int rank = 0; rank < world_size; ++rank) {
-    if (is_peer(rank) && !view(rank).answers) return {rank, true};
+    if (is_peer(rank) && view(rank).is_silent()) return {rank, true};
   }
   if (is_peer(at)) return {at, false};
   if (first_elsewhere >= 0) return suspect(first_elsewhere);

@@ -32,10 +32,14 @@ struct Roster {
 
 // What is known of a peer just now.
 struct PeerView {
-  wire::Activity activity;  // as of now
-  bool is_gone = false;     // its connection ended without a goodbye, or another rank saw that
-  bool answers = false;     // it replied to the last question
+  wire::Activity activity;   // as of now
+  bool is_gone = false;      // its connection ended without a goodbye, or another rank saw that
+  bool answers = false;      // it replied to the last question
+  bool has_aborted = false;  // it said why it gave up, and may have closed since
   std::optional<uint64_t> left_after;  // it said goodbye after this many collectives
+
+  // Nobody tells what it does, and why.
+  bool is_silent() const { return !answers && !has_aborted && !left_after; }
 };
 
 // A failure of the group on one rank, before it becomes an Error.
@@ -93,8 +97,9 @@ struct Suspect {
 };
 
 // The rank that is really waited for: from `waiting_for` along who waits for whom, up to a rank
-// that does not answer, that waits for nobody, or that has passed collective `number` (nullopt for
-// a message). `views` is by rank.
+// that is silent, that waits for nobody, or that has passed collective `number` (nullopt for a
+// message). Ranks that have ended, well or with a failure of their own, are not at fault while
+// there is another. `views` is by rank.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 

@@ -172,5 +172,19 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
   EXPECT_FALSE(find_culprit(passed, 0, 9, 1).is_certain);
 }
 
+TEST(Diagnosis, WhoHasEndedIsNotBlamedForItsSilence) {
+  PeerView left = view(activity(ActivityState::kDone, OpKind::kBarrier, 9, 1), false);
+  left.left_after = 9;
+  PeerView gave_up = view(activity(ActivityState::kFailed, OpKind::kBarrier, 9, 1), false);
+  gave_up.has_aborted = true;
+  const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1), false);
+  const PeerView inside = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1, 3));
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), left, gave_up, silent}, 0, 9, 1).rank, 3);
+  // It waits for the silent one, too, or knows more: this rank can only guess.
+  const Suspect guess = find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2);
+  EXPECT_FALSE(guess.is_certain);
+  EXPECT_FALSE(find_culprit(std::vector{PeerView(), gave_up, left}, 0, 9, 1).is_certain);
+}
+
 }  // namespace
 }  // namespace cadre

@@ -154,9 +154,9 @@ void Monitor::await_failure(int peer, Deadline deadline) {
       deadline);
 }
 
-// Whoever claimed the failure publishes it within kAskTime and kVerdictTime.
+// Whoever claimed the failure publishes it within kAskTime and kDoubtTime.
 Error Monitor::published_failure() {
-  await_failure(-1, system_.deadline_in(kAskTime + 2 * kVerdictTime));
+  await_failure(-1, system_.deadline_in(kAskTime + 2 * kDoubtTime));
   if (has_failed()) return error();
   fail({ErrorCode::kInternal, -1, "an operation was interrupted without a reason", {}});
   await_failure(-1, system_.deadline_in(kAskTime));
@@ -184,6 +184,7 @@ PeerView Monitor::view_of(size_t rank, TimePoint now) const {
   const Peer& peer = peers_[rank];
   PeerView view;
   view.is_gone = peer.is_gone;
+  view.has_aborted = peer.has_aborted;
   view.left_after = peer.left_after;
   view.answers = num_requests_ > 0 && peer.answered_request == num_requests_;
   if (slots_[rank] >= 0) {

@@ -45,6 +45,8 @@ class Monitor {
  public:
   // How long a rank that timed out waits for its peers' answers before it names one of them.
   static constexpr Duration kAskTime = std::chrono::milliseconds(600);
+  // How long a rank that can only guess waits for one that knows: longer than that one asks.
+  static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
   // How long a broken stream may be older than the news of what broke it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
   // How long the last words of a process that has ended may be on their way.
@@ -72,7 +74,7 @@ class Monitor {
   bool claim_failure();
   void publish(const Failure& failure);
   // Publishes it, but what another rank says within `patience` takes its place: it may know better.
-  void publish_unless_told(const Failure& failure, Duration patience = kVerdictTime);
+  void publish_unless_told(const Failure& failure, Duration patience);
   // Until the group has failed, or `peer` (-1 for none) is known to have left; an operation that
   // found a broken stream learns here what it means.
   void await_failure(int peer, Deadline deadline);

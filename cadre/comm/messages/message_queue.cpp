@@ -245,7 +245,8 @@ void MessageQueue::explain_timeout(const Pending& pending, const wire::Activity&
   const Failure failure{
       ErrorCode::kTimeout, culprit.rank,
       format("tag {}: {}", pending.tag, timeout_cause(roster, culprit.rank, view)), activity};
-  culprit.is_certain ? monitor.publish(failure) : monitor.publish_unless_told(failure);
+  culprit.is_certain ? monitor.publish(failure)
+                     : monitor.publish_unless_told(failure, Monitor::kDoubtTime);
 }
 
 void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,
