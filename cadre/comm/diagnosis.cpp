@@ -121,8 +121,7 @@ std::string left_cause(const Roster& roster, int peer, uint64_t left_after) {
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view) {
   if (culprit < 0) return "no rank is known to be late";
   const std::string silent = view.is_silent() ? ", which does not answer" : "";
-  return format("waiting for {}{}: {}", roster.describe(culprit), silent,
-                describe_last_seen(view.activity));
+  return format("waiting for {}{}: {}", roster.describe(culprit), silent, describe_peer(view));
 }
 
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found) {
@@ -179,6 +178,7 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   };
   std::vector<bool> is_seen(views.size());
   int first_elsewhere = -1;
+  int ended = -1;
   int at = waiting_for;
   while (is_peer(at) && !is_seen[static_cast<size_t>(at)]) {
     const Activity& activity = view(at).activity;
@@ -187,12 +187,14 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
     const bool has_passed =
         number && !is_message(activity.fingerprint) && activity.number > *number;
-    at = has_ended(at) || has_passed || !is_waiting(activity) ? -1 : activity.waiting_for;
+    if (has_ended(at)) ended = at;
+    at = ended >= 0 || has_passed || !is_waiting(activity) ? -1 : activity.waiting_for;
   }
   for (int rank = 0; rank < world_size; ++rank) {
     if (is_peer(rank) && view(rank).is_silent()) return {rank, true};
   }
   if (is_peer(at)) return {at, false};
+  if (ended >= 0) return {ended, false};  // what it sent before was lost, or it knows more
   if (first_elsewhere >= 0) return suspect(first_elsewhere);
   for (int rank = 0; rank < world_size; ++rank) {
     if (number && is_peer(rank) && is_elsewhere(rank)) return suspect(rank);

@@ -98,8 +98,8 @@ struct Suspect {
 
 // The rank that is really waited for: from `waiting_for` along who waits for whom, up to a rank
 // that is silent, that waits for nobody, or that has passed collective `number` (nullopt for a
-// message). Ranks that have ended, well or with a failure of their own, are not at fault while
-// there is another. `views` is by rank.
+// message). Ranks that have ended, well or with a failure of their own, come after one that is
+// silent. `views` is by rank.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 

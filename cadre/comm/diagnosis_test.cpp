@@ -180,10 +180,11 @@ TEST(Diagnosis, WhoHasEndedIsNotBlamedForItsSilence) {
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1), false);
   const PeerView inside = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1, 3));
   EXPECT_EQ(find_culprit(std::vector{PeerView(), left, gave_up, silent}, 0, 9, 1).rank, 3);
-  // It waits for the silent one, too, or knows more: this rank can only guess.
-  const Suspect guess = find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2);
-  EXPECT_FALSE(guess.is_certain);
-  EXPECT_FALSE(find_culprit(std::vector{PeerView(), gave_up, left}, 0, 9, 1).is_certain);
+  // Whom the last one on the way waits for: what it sent was lost, or it knows more.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2).rank, 3);
+  EXPECT_FALSE(find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2).is_certain);
+  EXPECT_EQ(timeout_cause(roster(), 2, left),
+            "waiting for rank 2 (node1, pid 4713): left the group after #9");
 }
 
 }  // namespace
