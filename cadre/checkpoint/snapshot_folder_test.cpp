@@ -53,10 +53,12 @@ TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {
 
 TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   EXPECT_EQ(content_of_latest(), "none");
+  EXPECT_FALSE(SnapshotFolder(run_).latest_step());
   ASSERT_TRUE(save(100, "a").ok());
   EXPECT_EQ(SnapshotFolder(run_).latest(), run_ + "/step-000100");
   ASSERT_TRUE(save(200, "b").ok());
   EXPECT_EQ(content_of_latest(), "b");
+  EXPECT_EQ(SnapshotFolder(run_).latest_step(), 200);
   ASSERT_TRUE(save(100, "c").ok());  // a run that went back
   EXPECT_EQ(content_of_latest(), "c");
   EXPECT_EQ(num_entries(), 3u);  // two snapshots and `latest`
