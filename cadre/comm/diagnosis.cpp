@@ -169,9 +169,8 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   const int world_size = static_cast<int>(views.size());
   const auto is_peer = [&](int rank) { return rank >= 0 && rank < world_size && rank != self; };
   const auto view = [&](int rank) -> const PeerView& { return views[static_cast<size_t>(rank)]; };
-  const auto has_ended = [&](int rank) { return view(rank).has_aborted || view(rank).left_after; };
   const auto is_elsewhere = [&](int rank) {
-    return !has_ended(rank) && (!number || !is_in(view(rank).activity, *number));
+    return !view(rank).has_ended() && (!number || !is_in(view(rank).activity, *number));
   };
   const auto suspect = [&](int rank) {
     return Suspect{rank, is_peer(rank) && !is_waiting(view(rank).activity)};
@@ -187,7 +186,7 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
     const bool has_passed =
         number && !is_message(activity.fingerprint) && activity.number > *number;
-    if (has_ended(at)) ended = at;
+    if (view(at).has_ended()) ended = at;
     at = ended >= 0 || has_passed || !is_waiting(activity) ? -1 : activity.waiting_for;
   }
   for (int rank = 0; rank < world_size; ++rank) {

@@ -38,8 +38,10 @@ struct PeerView {
   bool has_aborted = false;  // it said why it gave up, and may have closed since
   std::optional<uint64_t> left_after;  // it said goodbye after this many collectives
 
+  // Well, or with a failure of its own.
+  bool has_ended() const { return has_aborted || left_after; }
   // Nobody tells what it does, and why.
-  bool is_silent() const { return !answers && !has_aborted && !left_after; }
+  bool is_silent() const { return !answers && !has_ended(); }
 };
 
 // A failure of the group on one rank, before it becomes an Error.
