@@ -12,8 +12,10 @@ namespace cadre {
 
 namespace {
 
-using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+// std::shared_ptr<Node> up to torch 2.12, c10::intrusive_ptr<Node> from 2.13 on.
+using NodePointer = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
 class PostHook final : public torch::autograd::FunctionPostHook {
  public:
@@ -45,7 +47,7 @@ struct EndOfBackward {
 // The tensor has only a weak reference to its accumulator: dropping it would drop the hook.
 struct AccumulationHooks::Installed {
   at::Tensor parameter;
-  c10::intrusive_ptr<Node> accumulator;
+  NodePointer accumulator;
   uintptr_t key;
 };
 
@@ -53,7 +55,7 @@ AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
                                      std::function<void(size_t)> on_gradient) {
   installed_.reserve(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
-    c10::intrusive_ptr<Node> accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
+    NodePointer accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
     const uintptr_t key = accumulator->add_post_hook(
         std::make_unique<PostHook>([on_gradient, i] { on_gradient(i); }));
     installed_.push_back({parameters[i], std::move(accumulator), key});
