@@ -8,8 +8,9 @@ SEEDS ?= 2000
 RANKS ?= 16
 MINUTES ?=
 SEED ?=
+TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance bench asan tsan fuzz chaos seeds parity-mnist tidy install fresh clean
+.PHONY: help run test build conformance compat bench asan tsan fuzz chaos seeds parity-mnist tidy install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -32,6 +33,10 @@ conformance:  ## every collective x dtype x operation x ranks x count, on every 
 	@tools/setup test
 	@tools/build dev cadre_conformance
 	build/bin/cadre_conformance
+
+compat:  ## TORCH=2.12.1: build against another torch, from 2.11 to 2.13, and run the tests that meet it
+	@tools/setup test
+	tools/compat $(TORCH)
 
 bench:  ## compare with OpenMPI and PyTorch, side by side (quiet machine; writes bench/reports)
 	@tools/setup check
