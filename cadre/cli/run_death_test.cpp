@@ -88,6 +88,18 @@ TEST(RunDeath, UserSignalsAreForwardedAndStopNothing) {
   EXPECT_NE(result.output.find("[0] announced"), std::string::npos);
 }
 
+TEST(RunDeath, WhatNohupStartedOutlivesTheHangup) {
+  const auto handler = ::signal(SIGHUP, SIG_IGN);  // the command inherits it
+  CadreCommand command(
+      shell_job(1, "trap 'done=1' USR1; echo up; until [ $done ]; do sleep 0.05; done"));
+  ::signal(SIGHUP, handler);
+  ASSERT_TRUE(command.wait_for("[0] up"));
+  command.send(SIGHUP);
+  command.send(SIGUSR1);
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+}
+
 TEST(RunDeath, WhatWorkersLeaveRunningIsStopped) {
   CadreCommand command(shell_job(1, "setsid sleep 1000 & exit 0"));
   const auto result = command.wait();

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -22,6 +23,7 @@ namespace cadre {
 namespace {
 
 constexpr int kUsageExitCode = 2;
+constexpr std::array kStopSignals{SIGTERM, SIGINT, SIGHUP};
 
 constexpr const char* kHelp =
     "Trains a model on text or images.\n\n"
@@ -30,8 +32,8 @@ constexpr const char* kHelp =
     "  cadre train examples/gpt.toml run.resume=auto\n"
     "  cadre train examples/mnist.toml data.path=/home/me/mnist\n\n"
     "What was learned is kept in run.folder/run.name: metrics.jsonl, and a folder for each "
-    "snapshot.\nSIGTERM ends the run with a snapshot. Every key that a file or key=value may "
-    "set:\n\n";
+    "snapshot.\nCtrl-C, SIGTERM and SIGHUP end the run with a snapshot, and the same command with "
+    "run.resume=auto\ngoes on from it. Every key that a file or key=value may set:\n\n";
 
 void print(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -58,7 +60,7 @@ int run_training(const CommandLine& command) {
     print(train::config_text(config));
     return 0;
   }
-  os::PendingSignal termination(SIGTERM);  // before any thread starts
+  os::PendingSignal stop(kStopSignals);  // before any thread starts
   const auto system = os::make_native_system();
   const ProcessGroup world = init_process_group();
   torch::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
@@ -66,7 +68,7 @@ int run_training(const CommandLine& command) {
       config, {.replicas = make_replica_group(world),
                .system = *system,
                .time_in_communication = [&] { return world.communicator().time_in_operations(); },
-               .stop_is_requested = [&] { return termination.has_arrived(); },
+               .stop_is_requested = [&] { return stop.has_arrived(); },
                .print = print,
                .is_terminal = shows_on_terminal()});
   trainer.run();

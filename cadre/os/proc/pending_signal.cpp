@@ -2,11 +2,11 @@
 
 #include <time.h>
 
+#include "cadre/os/proc/signals.h"
+
 namespace cadre::os {
 
-PendingSignal::PendingSignal(int signal_number) {
-  ::sigemptyset(&watched_);
-  ::sigaddset(&watched_, signal_number);
+PendingSignal::PendingSignal(std::span<const int> signals) : watched_(signals_to_take(signals)) {
   ::pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
 }
 

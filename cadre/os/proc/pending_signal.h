@@ -1,4 +1,5 @@
-// A signal that is asked for instead of interrupting: blocked while the object lives.
+// Signals that are asked for instead of interrupting: blocked while the object lives. A hangup
+// that the process ignores (nohup) stays ignored.
 //
 // Threads: make it in the main thread before others start, so that they inherit the mask.
 // Blocking: never. Lifetime: the destructor restores the mask of the thread that made it, which is
@@ -7,18 +8,20 @@
 
 #include <signal.h>
 
+#include <span>
+
 #include "cadre/base/export.h"
 
 namespace cadre::os {
 
 class CADRE_EXPORT PendingSignal {
  public:
-  explicit PendingSignal(int signal_number);
+  explicit PendingSignal(std::span<const int> signals);
   ~PendingSignal();
   PendingSignal(const PendingSignal&) = delete;
   PendingSignal& operator=(const PendingSignal&) = delete;
 
-  // Whether the signal has arrived since this object was made. Stays true.
+  // Whether one of the signals has arrived since this object was made. Stays true.
   bool has_arrived();
 
  private:

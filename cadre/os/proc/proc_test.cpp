@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <array>
+
 #include "cadre/os/proc/pending_signal.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
@@ -10,20 +12,34 @@
 namespace cadre::os {
 namespace {
 
+constexpr std::array kStopSignals{SIGTERM, SIGHUP};
+
 TEST(PendingSignal, RemembersWithoutInterrupting) {
-  PendingSignal signal(SIGTERM);
+  for (const int number : kStopSignals) {
+    PendingSignal signal(kStopSignals);
+    EXPECT_FALSE(signal.has_arrived());
+    ::kill(::getpid(), number);
+    EXPECT_TRUE(signal.has_arrived());
+    EXPECT_TRUE(signal.has_arrived());
+  }
+}
+
+TEST(PendingSignal, LeavesAHangupThatIsIgnored) {
+  const auto handler = ::signal(SIGHUP, SIG_IGN);
+  PendingSignal signal(kStopSignals);
+  ::kill(::getpid(), SIGHUP);
   EXPECT_FALSE(signal.has_arrived());
   ::kill(::getpid(), SIGTERM);
   EXPECT_TRUE(signal.has_arrived());
-  EXPECT_TRUE(signal.has_arrived());
+  ::signal(SIGHUP, handler);
 }
 
 TEST(PendingSignal, SwallowsWhatCameUnasked) {
   {
-    PendingSignal signal(SIGTERM);
+    PendingSignal signal(kStopSignals);
     ::kill(::getpid(), SIGTERM);
   }
-  PendingSignal next(SIGTERM);
+  PendingSignal next(kStopSignals);
   EXPECT_FALSE(next.has_arrived());
 }
 

@@ -11,9 +11,7 @@
 namespace cadre::os {
 
 SignalListener::SignalListener(std::span<const int> signals) {
-  sigset_t mask;
-  ::sigemptyset(&mask);
-  for (const int signal : signals) ::sigaddset(&mask, signal);
+  const sigset_t mask = signals_to_take(signals);
   fd_ = Fd(::signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
   if (!fd_.is_open()) throw errno_error(ErrorCode::kUnavailable, "signalfd", errno);
   ::pthread_sigmask(SIG_BLOCK, &mask, &previous_mask_);
@@ -31,6 +29,17 @@ std::optional<int> SignalListener::try_next() {
     if (got < 0 && errno == EINTR) continue;
     return std::nullopt;
   }
+}
+
+sigset_t signals_to_take(std::span<const int> signals) {
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : signals) {
+    if (signal != SIGHUP || hangup.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
+  }
+  return set;
 }
 
 std::string signal_name(int signal) {

@@ -20,7 +20,7 @@ namespace cadre::os {
 
 class SignalListener final : public Pollable {
  public:
-  // Signals that the process already ignores (nohup) stay ignored: the kernel never queues them.
+  // Of the set signals_to_take(signals).
   explicit SignalListener(std::span<const int> signals);
   ~SignalListener() override;
 
@@ -33,6 +33,10 @@ class SignalListener final : public Pollable {
   sigset_t previous_mask_;
   Fd fd_;
 };
+
+// All of `signals`, but SIGHUP only if this process does not ignore it: what nohup started is to
+// outlive the hangup, yet a signal that is blocked is queued although it is ignored.
+CADRE_EXPORT sigset_t signals_to_take(std::span<const int> signals);
 
 // "SIGTERM"; "signal 63" for one without a name.
 std::string signal_name(int signal);
