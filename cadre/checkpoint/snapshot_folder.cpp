@@ -24,6 +24,16 @@ std::string name_of(int64_t step) {
   return cadre::format("{}{:06}", kNamePrefix, step);
 }
 
+// nullopt for what is no snapshot's name.
+std::optional<int64_t> step_of(std::string_view name) {
+  if (!name.starts_with(kNamePrefix)) return std::nullopt;
+  const std::string_view digits = name.substr(kNamePrefix.size());
+  int64_t step = 0;
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size()) return std::nullopt;
+  return step;
+}
+
 Status to_status(const std::error_code& error, const std::string& what) {
   if (!error) return {};
   return Error(ErrorCode::kUnavailable, cadre::format("{}: {}", what, error.message()));
@@ -76,18 +86,28 @@ Status SnapshotFolder::write_and_publish(
 }
 
 std::optional<std::string> SnapshotFolder::latest() const {
-  return folder_named_by("latest");
+  if (auto named = folder_named_by("latest")) return named;
+  const std::vector<int64_t> all = steps();
+  if (all.empty()) return std::nullopt;
+  return path_of(all.back());
 }
 
 std::optional<int64_t> SnapshotFolder::latest_step() const {
   const auto folder = latest();
-  if (!folder) return std::nullopt;
-  const std::string name = fs::path(*folder).filename().string();
-  int64_t step = 0;
-  const auto parsed = std::from_chars(name.data() + std::min(kNamePrefix.size(), name.size()),
-                                      name.data() + name.size(), step);
-  if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) return std::nullopt;
-  return step;
+  return folder ? step_of(fs::path(*folder).filename().string()) : std::nullopt;
+}
+
+std::vector<int64_t> SnapshotFolder::steps() const {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator entry(run_folder_, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const auto step = step_of(entry->path().filename().string());
+    std::error_code unknown;
+    if (step && entry->is_directory(unknown)) steps.push_back(*step);
+  }
+  std::ranges::sort(steps);
+  return steps;
 }
 
 Status SnapshotFolder::mark_best(int64_t step) {
@@ -102,7 +122,9 @@ std::optional<std::string> SnapshotFolder::best() const {
 std::optional<std::string> SnapshotFolder::folder_named_by(const std::string& pointer) const {
   const auto name = os::read_file(cadre::format("{}/{}", run_folder_, pointer), kMaxPointerBytes);
   if (!name.ok()) return std::nullopt;
-  const std::string path = cadre::format("{}/{}", run_folder_, name->substr(0, name->find('\n')));
+  const std::string folder = name->substr(0, name->find('\n'));
+  if (!step_of(folder)) return std::nullopt;
+  const std::string path = cadre::format("{}/{}", run_folder_, folder);
   std::error_code error;
   if (!fs::is_directory(path, error)) return std::nullopt;
   return path;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
@@ -26,7 +27,9 @@ class CADRE_EXPORT SnapshotFolder {
   // left.
   Status save(int64_t step, const std::function<Status(const std::string& folder)>& write_files);
 
-  // The folder of the newest snapshot, and its step; nullopt when there is none.
+  // The folder of the snapshot that was saved last, and its step; where `latest` is missing or
+  // names none, because somebody removed it, the one of the highest step. nullopt when there is
+  // none.
   std::optional<std::string> latest() const;
   std::optional<int64_t> latest_step() const;
   // Names this step's snapshot in runs/NAME/best. REQUIRES: it was saved.
@@ -34,6 +37,8 @@ class CADRE_EXPORT SnapshotFolder {
   // The folder of the snapshot that was marked last; nullopt when none was.
   std::optional<std::string> best() const;
   std::string path_of(int64_t step) const;
+  // Of all snapshots that are there, in rising order.
+  std::vector<int64_t> steps() const;
 
  private:
   Status write_and_publish(int64_t step, const std::string& temporary,

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <filesystem>
+#include <span>
 #include <string>
 
 #include "cadre/os/io/durable_file.h"
@@ -62,6 +63,25 @@ TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   ASSERT_TRUE(save(100, "c").ok());  // a run that went back
   EXPECT_EQ(content_of_latest(), "c");
   EXPECT_EQ(num_entries(), 3u);  // two snapshots and `latest`
+}
+
+TEST_F(SnapshotFolderTest, WhereLatestNamesNoneItIsTheOneOfTheHighestStep) {
+  for (const int64_t step : {20, 100, 1'000'000, 9}) ASSERT_TRUE(save(step, "x").ok());
+  fs::create_directories(run_ + "/step-older");
+  fs::create_directories(run_ + "/.step-9000000.tmp");
+  const SnapshotFolder snapshots(run_);
+  EXPECT_EQ(snapshots.latest_step(), 9);
+  EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(9, 20, 100, 1'000'000));
+  fs::remove_all(run_ + "/step-000009");
+  EXPECT_EQ(snapshots.latest_step(), 1'000'000);
+  for (const std::string content : {"", "\n", "..\n", "step-\n", "step-000100x\n"}) {
+    ASSERT_TRUE(os::replace_file(run_ + "/latest", std::as_bytes(std::span(content))).ok());
+    EXPECT_EQ(snapshots.latest_step(), 1'000'000) << content;
+  }
+  fs::remove(run_ + "/latest");
+  fs::remove_all(run_ + "/step-1000000");
+  EXPECT_EQ(snapshots.latest(), run_ + "/step-000100");
+  EXPECT_FALSE(SnapshotFolder(run_ + "/none").latest());
 }
 
 TEST_F(SnapshotFolderTest, AFailureAtAnyPointLosesNothing) {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
-#include <vector>
+#include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
@@ -20,15 +22,23 @@ constexpr size_t kMaxStatmBytes = 4096;
 constexpr int64_t kPageBytes = 4096;  // of x86-64 and of arm64 as Debian builds it
 
 // The lines of an earlier run that still hold when it goes on behind `step`.
-std::vector<std::string> lines_until(const std::string& path, int64_t step) {
-  std::vector<std::string> kept;
+std::string lines_until(const std::string& path, int64_t step) {
+  std::string kept;
   std::ifstream file(path);
   for (std::string line; step > 0 && std::getline(file, line);) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     // The last line of a run that was killed may be half a line.
-    if (json.is_object() && json.value("step", step + 1) <= step) kept.push_back(line);
+    if (json.is_object() && json.value("step", step + 1) <= step) kept += line + "\n";
   }
   return kept;
+}
+
+// In one step, so that a run that is killed meanwhile loses no line.
+os::LockedFile open_metrics(const ProgressOptions& options) {
+  const std::string kept = lines_until(options.metrics_path, options.keep_metrics_until_step);
+  os::replace_file(options.metrics_path, std::as_bytes(std::span(kept))).value_or_throw();
+  return os::LockedFile::open(options.metrics_path, os::LockedFile::kReadableByAll)
+      .value_or_throw();
 }
 
 std::string duration_text(double seconds) {
@@ -39,17 +49,10 @@ std::string duration_text(double seconds) {
 
 }  // namespace
 
-Progress::Progress(const ProgressOptions& options) : options_(options) {
-  const std::vector<std::string> kept =
-      lines_until(options.metrics_path, options.keep_metrics_until_step);
-  metrics_.open(options.metrics_path, std::ios::trunc);
-  for (const std::string& line : kept) metrics_ << line << '\n';
-  if (!metrics_) {
-    throw Error(
-        ErrorCode::kUnavailable,
-        cadre::format("cannot write {}: check the folder and the disk", options.metrics_path));
-  }
-}
+Progress::Progress(const ProgressOptions& options)
+    : options_(options),
+      metrics_(open_metrics(options)),
+      metrics_size_(metrics_.size().value_or_throw()) {}
 
 void Progress::report(const StepReport& step) {
   const std::string line = step_line(step);
@@ -91,11 +94,13 @@ void Progress::say(std::string_view line) {
 }
 
 void Progress::write_metrics(const std::string& json_line) {
-  metrics_ << json_line << std::endl;  // flushed, so that a watcher sees each step
-  if (metrics_ || has_lost_metrics_) return;
-  has_lost_metrics_ = true;
-  say(cadre::format("warning: cannot write {}; training goes on without it",
-                    options_.metrics_path));
+  const std::string line = json_line + "\n";
+  const Status status = metrics_.append_at(metrics_size_, std::as_bytes(std::span(line)));
+  if (status.ok()) metrics_size_ += line.size();
+  const bool was_losing_lines = std::exchange(is_losing_lines_, !status.ok());
+  if (status.ok() || was_losing_lines) return;
+  say(cadre::format("warning: {}; training goes on without this line and those that fail after it",
+                    status.error().message()));
 }
 
 std::string step_line(const StepReport& step) {

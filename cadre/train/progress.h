@@ -1,16 +1,17 @@
 // What a run tells while it goes: one line a step for people, one JSON line a step for programs.
 //
 // Threads: one. Blocking: writes one line. Lifetime: the file is open while the object lives.
-// Errors: kUnavailable when the metrics file cannot be opened; a line that cannot be written is
-// said once and then let go: a full disk must not stop a training run.
+// Errors: kUnavailable when the metrics file cannot be opened or, for a resumed run, rewritten; a
+// line that cannot be written later is left out whole, and said once for each such time: a full
+// disk must not stop a training run.
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <string_view>
 
+#include "cadre/os/io/locked_file.h"
 #include "cadre/train/evaluation.h"
 
 namespace cadre::train {
@@ -54,9 +55,10 @@ class Progress {
   void write_metrics(const std::string& json_line);
 
   ProgressOptions options_;
-  std::ofstream metrics_;
-  bool line_is_open_ = false;  // a step's line that the next may overwrite
-  bool has_lost_metrics_ = false;
+  os::LockedFile metrics_;
+  size_t metrics_size_;
+  bool line_is_open_ = false;     // a step's line that the next may overwrite
+  bool is_losing_lines_ = false;  // the last could not be written
 };
 
 // "step   12/1000  loss 2.4131  35.1k tokens/s  comm  4 %  312 MB  1:23 left"

@@ -1,15 +1,24 @@
 #include "cadre/train/run_folder.h"
 
+#include <unistd.h>
+
 #include <filesystem>
+#include <span>
 #include <system_error>
+#include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/os/host/host_info.h"
+#include "cadre/os/io/file.h"
 
 namespace cadre::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kLockName = ".lock";
+constexpr size_t kMaxOwnerBytes = 4096;
 
 void check(const std::error_code& error, const std::string& what) {
   if (error) {
@@ -19,7 +28,59 @@ void check(const std::error_code& error, const std::string& what) {
 
 bool is_used(const std::string& folder) {
   std::error_code error;
-  return fs::exists(folder, error) && !fs::is_empty(folder, error);
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->path().filename() != kLockName) return true;
+  }
+  return false;
+}
+
+bool lies_in(const std::optional<std::string>& snapshot, const std::string& folder) {
+  std::error_code error;
+  return snapshot && fs::equivalent(fs::path(*snapshot) / "..", folder, error);
+}
+
+std::string move_aside(const std::string& folder) {
+  std::string target;
+  std::error_code error;
+  int number = 1;
+  do {
+    target = cadre::format("{}.{}", folder, number++);
+  } while (fs::exists(target, error));
+  fs::rename(folder, target, error);
+  check(error, cadre::format("move {} to {}", folder, target));
+  fs::remove(fs::path(target) / kLockName, error);
+  return target;
+}
+
+[[noreturn]] void refuse_taken(const std::string& folder) {
+  const auto owner = os::read_file(folder + "/" + kLockName, kMaxOwnerBytes);
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("another run writes to {} ({}): end it, or give this one another "
+                            "run.name",
+                            folder, owner.ok() ? *owner : "unknown"));
+}
+
+std::string own_name() {
+  return cadre::format("pid {} on {}", ::getpid(), os::read_host_info().name);
+}
+
+os::LockedFile take(const std::string& path, const std::optional<std::string>& snapshot,
+                    std::string& moved_to) {
+  while (true) {
+    std::error_code error;
+    fs::create_directories(path, error);
+    check(error, cadre::format("create {}", path));
+    os::LockedFile lock =
+        os::LockedFile::open(path + "/" + kLockName, os::LockedFile::kReadableByAll)
+            .value_or_throw();
+    // Where the file system has no locks, nobody is refused.
+    const Result<bool> is_ours = lock.try_lock();
+    if (is_ours.ok() && !*is_ours) refuse_taken(path);
+    if (!lock.is_named()) continue;  // the one before has just ended, or was moved aside
+    if (lies_in(snapshot, path) || !is_used(path)) return lock;
+    moved_to = move_aside(path);
+  }
 }
 
 }  // namespace
@@ -32,7 +93,9 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
     throw Error(ErrorCode::kInvalidArgument,
                 "run.resume = best: no snapshot was marked as the best; run.keep_best marks them");
   }
-  if (fs::exists(run.resume + "/state.json")) return run.resume;
+  if (fs::exists(run.resume + "/state.json")) {
+    return (fs::path(run.resume) / "").parent_path().string();  // without a slash at the end
+  }
   // The folder of a whole run will do, too.
   if (const auto latest = SnapshotFolder(run.resume).latest()) return latest;
   throw Error(
@@ -42,20 +105,17 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
                     run.resume));
 }
 
-std::string prepare_run_folder(const std::string& folder, const RunFolderOptions& options) {
-  std::string moved;
-  std::error_code error;
-  if (!options.keep && is_used(folder)) {
-    int number = 1;
-    do {
-      moved = cadre::format("{}.{}", folder, number++);
-    } while (fs::exists(moved, error));
-    fs::rename(folder, moved, error);
-    check(error, cadre::format("move {} to {}", folder, moved));
-  }
-  fs::create_directories(folder, error);
-  check(error, cadre::format("create {}", folder));
-  return moved;
+RunFolder::RunFolder(const std::string& path, const std::optional<std::string>& snapshot)
+    : lock_(take(path, snapshot, moved_to_)) {
+  const std::string owner = own_name();
+  // Who cannot be told of the owner, because the disk is full, is refused all the same.
+  (void)lock_.truncate(0);
+  (void)lock_.append_at(0, std::as_bytes(std::span(owner)));
+}
+
+RunFolder::~RunFolder() {
+  // Before the lock goes: who opens the file meanwhile finds that it has lost its name.
+  (void)lock_.remove();
 }
 
 }  // namespace cadre::train

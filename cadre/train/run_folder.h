@@ -1,13 +1,15 @@
-// The folder of a run: where it begins, and what happens to an earlier run of the same name.
+// The folder of a run: where it begins, who may write there, and what happens to an earlier run of
+// the same name.
 //
 // Threads: rank 0 only, but find_snapshot. Blocking: for the time of the disk. Errors: kUnavailable
-// with the path; kInvalidArgument for a snapshot that is not there.
+// with the path; kInvalidArgument for a snapshot that is not there, or a folder that is taken.
 #pragma once
 
 #include <optional>
 #include <string>
 
 #include "cadre/checkpoint/snapshot_folder.h"
+#include "cadre/os/io/locked_file.h"
 #include "cadre/train/config/config.h"
 
 namespace cadre::train {
@@ -15,12 +17,23 @@ namespace cadre::train {
 // The folder of the snapshot to go on from; nullopt to start anew.
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots);
 
-struct RunFolderOptions {
-  bool keep = false;  // go on in it; otherwise a folder that is there is moved aside
-};
+// Writing to a run's folder is one process' right at a time: two would mix their snapshots.
+class RunFolder {
+ public:
+  // Makes the folder and takes it until this object ends. What an earlier run left there is moved
+  // aside (folder.1, folder.2, ...: nothing is ever deleted), unless `snapshot`, the one to go on
+  // from, lies in it.
+  RunFolder(const std::string& path, const std::optional<std::string>& snapshot);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
 
-// Makes the folder. Returns where an earlier run was moved to (folder.1, folder.2, ...: nothing is
-// ever deleted), or nothing.
-std::string prepare_run_folder(const std::string& folder, const RunFolderOptions& options);
+  // Where an earlier run was moved to, or nothing.
+  const std::string& moved_to() const { return moved_to_; }
+
+ private:
+  std::string moved_to_;
+  os::LockedFile lock_;
+};
 
 }  // namespace cadre::train

@@ -12,7 +12,7 @@ std::string python_stdlib_folder(Deadline deadline) {
       {"python3", "-c", "import sysconfig; print(sysconfig.get_path('stdlib'), end='')"}, deadline);
   if (!output.ok()) {
     throw output.error().with_context(
-        "data.path = python-stdlib needs python3; name a file or a folder instead");
+        "python-stdlib needs python3; name a file or a folder instead");
   }
   return *output;
 }

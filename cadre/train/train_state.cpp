@@ -106,8 +106,7 @@ TrainState read_train_state(const std::string& folder) {
     throw error.with_context(path);
   } catch (const std::exception& error) {
     // nlohmann's and stoull's exceptions: a field that is missing or of another type.
-    throw Error(ErrorCode::kCorruption,
-                cadre::format("{}: {}; use an older snapshot", path, error.what()));
+    throw Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, error.what()));
   }
 }
 

@@ -4,11 +4,12 @@
 
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/train/config/config_file.h"
-#include "cadre/train/run_folder.h"
+#include "cadre/train/resume_check.h"
 #include "cadre/train/schedule.h"
 
 namespace cadre::train {
@@ -34,15 +35,55 @@ DistributedDataParallelOptions replication_options(const std::string& bucket_lay
   return options;
 }
 
+std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
+  try {
+    return make_task(config, deadline);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kUnavailable) throw error.with_context("data.path");
+    throw;
+  }
+}
+
+std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
+  std::optional<Config> parsed;
+  try {
+    parsed = parse_config(before, "the snapshot's configuration");
+  } catch (const Error& error) {
+    return {cadre::format("warning: {}; what has changed since is not known", error.message())};
+  }
+  return check_resumed_config(*parsed, now);
+}
+
+void restore_generator(const at::Tensor& state, const std::string& snapshot) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  if (state.numel() != generator.get_state().numel()) {
+    throw Error(ErrorCode::kCorruption,
+                cadre::format("{}/state.json: a generator's state has {} bytes instead of {}",
+                              snapshot, state.numel(), generator.get_state().numel()));
+  }
+  generator.set_state(state);
+}
+
+// What to do when `snapshot` cannot be read.
+std::string remedy_for(const std::string& snapshot) {
+  const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
+  std::string other;
+  for (const int64_t step : run.steps()) {
+    if (run.path_of(step) != snapshot) other = run.path_of(step);
+  }
+  return other.empty() ? "no other snapshot is there: start anew with run.resume=none"
+                       : cadre::format("another snapshot is there: run.resume={}", other);
+}
+
 }  // namespace
 
 Trainer::Trainer(const Config& config, Surroundings surroundings)
     : config_(config),
       surroundings_(std::move(surroundings)),
-      run_folder_(config.run.folder + "/" + config.run.name),
-      snapshots_(run_folder_) {
+      run_path_(config.run.folder + "/" + config.run.name),
+      snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
-  task_ = make_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
+  task_ = open_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
   make_loader();
   resolve_epochs();
   model_ = task_->make_model();
@@ -50,17 +91,27 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
   optimizer_ = make_optimizer(named_parameters(*model_), config_.optimizer);
 
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
+  std::vector<std::string> remarks;
   if (snapshot) {
-    resume_from(*snapshot);
+    remarks = resume_from(*snapshot);
   } else {
     replicated_ = std::make_unique<DistributedDataParallel<Model>>(model_, surroundings_.replicas,
                                                                    replication_options(""));
   }
-  if (is_first_rank()) open_run_folder(snapshot);
+  if (!is_first_rank()) return;
+  open_run_folder(snapshot);
+  for (const std::string& remark : remarks) say(remark);
+  introduce();
 }
 
 void Trainer::make_loader() {
   const ReplicaGroup& replicas = *surroundings_.replicas;
+  if (config_.run.batch_size < replicas.world_size()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("run.batch_size is {}, of all {} processes together: each needs a "
+                              "sample in every step",
+                              config_.run.batch_size, replicas.world_size()));
+  }
   loader_ = std::make_unique<DataLoader>(
       task_->training_data(),
       DataLoaderOptions{.batch_size = config_.run.batch_size,
@@ -86,22 +137,39 @@ void Trainer::resolve_epochs() {
 }
 
 void Trainer::open_run_folder(const std::optional<std::string>& snapshot) {
-  const RunConfig& run = config_.run;
-  const std::string moved = prepare_run_folder(run_folder_, {.keep = snapshot.has_value()});
+  run_folder_ = std::make_unique<RunFolder>(run_path_, snapshot);
   progress_ =
       std::make_unique<Progress>(ProgressOptions{.print = surroundings_.print,
                                                  .is_terminal = surroundings_.is_terminal,
-                                                 .metrics_path = run_folder_ + "/metrics.jsonl",
+                                                 .metrics_path = run_path_ + "/metrics.jsonl",
                                                  .keep_metrics_until_step = first_step_});
-  if (!moved.empty()) say(cadre::format("an earlier run of this name was moved to {}", moved));
+  const std::string& moved_to = run_folder_->moved_to();
+  if (!moved_to.empty())
+    say(cadre::format("an earlier run of this name was moved to {}", moved_to));
   if (snapshot) say(cadre::format("going on from {}", *snapshot));
+}
+
+void Trainer::introduce() {
+  const RunConfig& run = config_.run;
   const bool is_text = task_->items_per_sample() > 1;
   say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
 }
 
-void Trainer::resume_from(const std::string& snapshot) {
+std::vector<std::string> Trainer::resume_from(const std::string& snapshot) {
+  try {
+    return restore(snapshot);
+  } catch (const Error& error) {
+    // Otherwise it is whole, but does not fit what is asked for.
+    const bool is_damaged =
+        error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
+    if (!is_damaged) throw;
+    throw Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
+  }
+}
+
+std::vector<std::string> Trainer::restore(const std::string& snapshot) {
   const TrainState state = read_train_state(snapshot);
   const DataIdentity data = task_->data_identity();
   if (state.data != data) {
@@ -110,18 +178,17 @@ void Trainer::resume_from(const std::string& snapshot) {
                               "data, or start anew with run.resume=none",
                               snapshot, state.data.size, task_->item_name(), data.size));
   }
+  std::vector<std::string> remarks = compare_configs(state.config, config_);
   read_tensors(snapshot, *model_, *optimizer_);
   loader_->seek(state.loader);
   first_step_ = step_ = snapshot_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
   const auto rank = static_cast<size_t>(surroundings_.replicas->rank().value);
   // With another number of ranks there is no generator to restore for some; they keep their own.
-  if (rank < state.generators.size()) {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    generator.set_state(state.generators[rank]);
-  }
+  if (rank < state.generators.size()) restore_generator(state.generators[rank], snapshot);
   replicated_ = std::make_unique<DistributedDataParallel<Model>>(
       model_, surroundings_.replicas, replication_options(state.bucket_layout));
+  return remarks;
 }
 
 TrainResult Trainer::run() {
@@ -228,14 +295,37 @@ void Trainer::evaluate() {
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   const double loss = result_.held_out.loss;
   if (!config_.run.keep_best || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
-  best_held_out_loss_ = loss;  // the same on all ranks, so all of them save
-  if (!save_snapshot() || !is_first_rank()) return;
+  // The same on all ranks, so all of them save. A best one that was not kept is none.
+  const std::optional<double> previous = std::exchange(best_held_out_loss_, loss);
+  if (!save_snapshot()) {
+    best_held_out_loss_ = previous;
+    return;
+  }
+  if (!is_first_rank()) return;
   const Status status = snapshots_.mark_best(step_);
   if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
 }
 
 bool Trainer::save_snapshot() {
   if (snapshot_step_ == step_) return true;
+  const TrainState state = this->state();
+  Status status;
+  if (is_first_rank()) {
+    status = snapshots_.save(step_, [&](const std::string& folder) {
+      return write_train_state(folder, state, *model_, *optimizer_);
+    });
+  }
+  if (!status.ok()) {
+    say(cadre::format("warning: {}; earlier snapshots are untouched", status.error().message()));
+  }
+  const at::Tensor is_saved = torch::tensor({status.ok() ? 1.0 : 0.0}, torch::kFloat64);
+  surroundings_.replicas->all_reduce(is_saved, ReduceOp::kMin);
+  if (is_saved.item<double>() == 0) return false;
+  snapshot_step_ = step_;
+  return true;
+}
+
+TrainState Trainer::state() {
   TrainState state = {.step = step_,
                       .loader = loader_->position(),
                       .data = task_->data_identity(),
@@ -243,16 +333,7 @@ bool Trainer::save_snapshot() {
                       .generators = generators_of_all_ranks(),
                       .config = config_text(config_)};
   if (const auto layout = replicated_->learned_layout()) state.bucket_layout = layout->to_string();
-  snapshot_step_ = step_;
-  if (!is_first_rank()) return true;
-  const Status status = snapshots_.save(step_, [&](const std::string& folder) {
-    return write_train_state(folder, state, *model_, *optimizer_);
-  });
-  if (!status.ok()) {
-    say(cadre::format("warning: {}; earlier snapshots are untouched, and training goes on",
-                      status.error().message()));
-  }
-  return status.ok();
+  return state;
 }
 
 std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
@@ -266,17 +347,28 @@ std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
 void Trainer::finish() {
   result_.steps = step_;
   if (result_.was_stopped) {
-    save_snapshot();
+    if (!save_snapshot()) refuse_unsaved_end();
     say(cadre::format("stopped after step {} as asked; go on with run.resume=auto", step_));
     return;
   }
   evaluate();
-  save_snapshot();
-  if (!is_first_rank()) return;
-  const std::string sample = task_->sample(*model_);
-  if (sample.empty()) return;
-  say("a sample:");
-  say(sample);
+  const bool is_saved = save_snapshot();
+  const std::string sample = is_first_rank() ? task_->sample(*model_) : "";
+  if (!sample.empty()) {
+    say("a sample:");
+    say(sample);
+  }
+  if (!is_saved) refuse_unsaved_end();
+}
+
+void Trainer::refuse_unsaved_end() const {
+  const std::string kept = snapshot_step_ < 0
+                               ? "no snapshot is there"
+                               : cadre::format("the last one is of step {}", snapshot_step_);
+  throw Error(ErrorCode::kUnavailable,
+              cadre::format("the run ended at step {}, whose snapshot could not be written; {}: "
+                            "make room in {} and go on with run.resume=auto",
+                            step_, kept, run_path_));
 }
 
 void Trainer::say(const std::string& line) {

@@ -7,7 +7,8 @@
 // two. Threads: one. Blocking: run() until the last step; every collective has the group's
 // deadline. Lifetime: the functions of Surroundings are called until run() returns. Errors:
 // cadre::Error: data, a snapshot or a configuration that does not fit, a loss that is no number, a
-// failed group. A failed snapshot is no error: it is said, and training goes on.
+// failed group, a last snapshot that could not be written. An earlier one that fails is said, and
+// training goes on.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cadre/buckets/replica_group.h"
 #include "cadre/checkpoint/snapshot_folder.h"
@@ -27,6 +29,7 @@
 #include "cadre/train/models/model.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/progress.h"
+#include "cadre/train/run_folder.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/train/train_state.h"
 
@@ -64,24 +67,30 @@ class Trainer {
 
   void make_loader();
   void resolve_epochs();
-  void resume_from(const std::string& snapshot);
+  // Both return the sentences to say about the snapshot.
+  std::vector<std::string> resume_from(const std::string& snapshot);
+  std::vector<std::string> restore(const std::string& snapshot);
   void open_run_folder(const std::optional<std::string>& snapshot);
+  void introduce();
   StepSums step(const Batch& batch);
   double forward_and_backward(const Batch& batch);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
   void evaluate();
-  // False when it could not be written, which rank 0 alone knows.
+  // False, on all ranks, when rank 0 could not write it.
   bool save_snapshot();
+  TrainState state();
   std::vector<at::Tensor> generators_of_all_ranks();
   void finish();
+  [[noreturn]] void refuse_unsaved_end() const;
   void say(const std::string& line);
   bool is_first_rank() const { return surroundings_.replicas->rank() == 0; }
 
   Config config_;
   Surroundings surroundings_;
-  std::string run_folder_;
+  std::string run_path_;
   SnapshotFolder snapshots_;
+  std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only
   std::unique_ptr<Task> task_;
   std::shared_ptr<Model> model_;
   std::unique_ptr<DistributedDataParallel<Model>> replicated_;
@@ -90,7 +99,7 @@ class Trainer {
   std::unique_ptr<Progress> progress_;  // of rank 0 only
   int64_t first_step_ = 0;              // done before this process began
   int64_t step_ = 0;                    // done
-  int64_t snapshot_step_ = -1;          // of the last snapshot that was written
+  int64_t snapshot_step_ = -1;          // of the last snapshot that was read or written
   std::optional<double> best_held_out_loss_;
   TimePoint run_started_;
   TrainResult result_;

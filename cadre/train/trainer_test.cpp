@@ -1,118 +1,20 @@
-#include "cadre/train/trainer.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
+#include "cadre/train/trainer_test.h"
 
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/checkpoint/safetensors.h"
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
 
 namespace cadre::train {
 namespace {
 
 namespace fs = std::filesystem;
 
-class TrainerTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "trainer_test";
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    std::ofstream text(folder_ + "/text");
-    for (int i = 0; i < 700; ++i) text << "line " << i * i % 97 << " of a text to learn\n";
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  Config config(const std::string& name) const {
-    Config config;
-    config.model = {.layers = 1, .heads = 2, .width = 16, .context = 16};
-    config.data.path = folder_ + "/text";
-    config.schedule.warmup_steps = 2;
-    config.run = {
-        .name = name, .folder = folder_, .steps = 12, .batch_size = 10, .evaluate_tokens = 500};
-    config.sample.tokens = 5;
-    return config;
-  }
-
-  struct Run {
-    TrainResult result;
-    std::string screen;
-    std::string failures;
-  };
-
-  // `stop_after`: the last rank is asked to stop while that step runs.
-  Run run(const Config& config, int world_size = 1, int64_t stop_after = -1) {
-    Run run;
-    const testing::RanksResult ranks =
-        testing::run_groups(world_size, [&](const ProcessGroup& group, std::string&) {
-          const auto system = os::make_native_system();
-          int64_t steps = 0;
-          Trainer trainer(
-              config,
-              {.replicas = make_replica_group(group),
-               .system = *system,
-               .time_in_communication = [&] { return group.communicator().time_in_operations(); },
-               .stop_is_requested =
-                   [&] { return ++steps == stop_after && group.rank() == world_size - 1; },
-               .print = [&](std::string_view text) { run.screen += text; }});
-          const TrainResult result = trainer.run();
-          if (group.rank() == 0) run.result = result;
-        });
-    run.failures = ranks.failures();
-    return run;
-  }
-
-  NamedTensors tensors(const std::string& run_name, int64_t step, const std::string& file) const {
-    return SafetensorsFile::open(SnapshotFolder(folder_ + "/" + run_name).path_of(step) + "/" +
-                                 file)
-        .read_all();
-  }
-
-  void expect_same_bits(const std::string& run_a, const std::string& run_b, int64_t step) const {
-    for (const std::string file : {"model.safetensors", "optimizer.safetensors"}) {
-      const NamedTensors a = tensors(run_a, step, file);
-      const NamedTensors b = tensors(run_b, step, file);
-      ASSERT_EQ(a.size(), b.size());
-      for (size_t i = 0; i < a.size(); ++i) {
-        EXPECT_EQ(a[i].first, b[i].first);
-        EXPECT_TRUE(a[i].second.equal(b[i].second)) << file << " " << a[i].first;
-      }
-    }
-  }
-
-  std::vector<nlohmann::json> metrics(const std::string& run_name) const {
-    std::vector<nlohmann::json> lines;
-    std::ifstream file(folder_ + "/" + run_name + "/metrics.jsonl");
-    for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
-    return lines;
-  }
-
-  std::vector<double> losses(const std::string& run_name) const {
-    std::vector<double> losses;
-    for (const nlohmann::json& line : metrics(run_name)) {
-      if (line.contains("loss")) losses.push_back(line["loss"]);
-    }
-    return losses;
-  }
-
-  static void expect_near(const std::vector<double>& actual, const std::vector<double>& expected) {
-    ASSERT_EQ(actual.size(), expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5) << i;
-  }
-
-  std::string folder_;
-};
+using ::testing::HasSubstr;
 
 TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
   Config config = this->config("a");
@@ -124,8 +26,8 @@ TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
   EXPECT_GT(losses("a").front(), 5.0);
   EXPECT_THAT(run.screen, ::testing::ContainsRegex("step 60/60  loss [0-9.]+  [0-9.]+k tokens/s  "
                                                    "comm +[0-9]+ %  [0-9]+ MB  0:00 left\n"));
-  EXPECT_THAT(run.screen, ::testing::HasSubstr("nats (bigram conditional entropy"));
-  EXPECT_THAT(run.screen, ::testing::HasSubstr("a sample:\n"));
+  EXPECT_THAT(run.screen, HasSubstr("nats (bigram conditional entropy"));
+  EXPECT_THAT(run.screen, HasSubstr("a sample:\n"));
   ASSERT_EQ(metrics("a").size(), 61u);
   EXPECT_EQ(metrics("a")[59]["step"], 60);
   EXPECT_EQ(metrics("a")[60]["held_out_loss"], run.result.held_out.loss);
@@ -147,12 +49,12 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
     ASSERT_EQ(stopped.failures, "");
     EXPECT_TRUE(stopped.result.was_stopped);
     EXPECT_EQ(stopped.result.steps, 97);
-    EXPECT_THAT(stopped.screen, ::testing::HasSubstr("stopped after step 97 as asked"));
+    EXPECT_THAT(stopped.screen, HasSubstr("stopped after step 97 as asked"));
     config.run.resume = "auto";
     const Run resumed = run(config, world_size);
     ASSERT_EQ(resumed.failures, "");
     EXPECT_THAT(resumed.screen,
-                ::testing::HasSubstr("going on from " + folder_ + "/" + parts + "/step-000097\n"));
+                HasSubstr("going on from " + folder_ + "/" + parts + "/step-000097\n"));
     expect_same_bits(whole, parts, 150);
     EXPECT_EQ(losses(parts), losses(whole));
   }
@@ -192,8 +94,8 @@ TEST_F(ImageTrainerTest, LearnsAndTellsHowManyAreRight) {
   ASSERT_EQ(run.failures, "");
   EXPECT_EQ(run.result.steps, 60);
   EXPECT_GT(run.result.held_out.accuracy.value(), 0.9);
-  EXPECT_THAT(run.screen, ::testing::HasSubstr("cnn of 1199882 parameters on 96 images (synthetic; "
-                                               "24 held out); 60 steps of 8 samples\n"));
+  EXPECT_THAT(run.screen, HasSubstr("cnn of 1199882 parameters on 96 images (synthetic; "
+                                    "24 held out); 60 steps of 8 samples\n"));
   EXPECT_THAT(run.screen, ::testing::ContainsRegex("[0-9.]+k samples/s"));
   EXPECT_THAT(run.screen, ::testing::ContainsRegex("held-out loss [0-9.]+ nats, [0-9.]+ % right"));
   EXPECT_EQ(metrics("a")[60]["accuracy"], *run.result.held_out.accuracy);
@@ -301,7 +203,7 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   config.run.resume = "best";
   const Run resumed = run(config);
   ASSERT_EQ(resumed.failures, "");
-  EXPECT_THAT(resumed.screen, ::testing::HasSubstr("going on from " + *snapshots.best()));
+  EXPECT_THAT(resumed.screen, HasSubstr("going on from " + *snapshots.best()));
 }
 
 TEST_F(TrainerTest, ThreadsThatFetchAheadChangeNoBit) {
@@ -324,10 +226,10 @@ TEST_F(TrainerTest, FirstValuesMayComeFromAFile) {
   ASSERT_EQ(run(config).failures, "");
   EXPECT_LT(losses("b").front(), losses("a").front());
   config.model.width = 32;
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("but the model has"));
+  EXPECT_THAT(run(config).failures, HasSubstr("but the model has"));
   config = this->config("b");
   config.run.resume = "best";
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("no snapshot was marked as the best"));
+  EXPECT_THAT(run(config).failures, HasSubstr("no snapshot was marked as the best"));
 }
 
 TEST_F(TrainerTest, SnapshotsOfFormat1AreRead) {
@@ -348,7 +250,7 @@ TEST_F(TrainerTest, SnapshotsOfFormat1AreRead) {
   EXPECT_EQ(losses("a").size(), 12u);
   state["format"] = 3;
   std::ofstream(folder_ + "/a/step-000012/state.json") << state.dump();
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("it has format 3"));
+  EXPECT_THAT(run(config).failures, HasSubstr("it has format 3"));
 }
 
 TEST_F(TrainerTest, SgdAndTheMlpTrain) {
@@ -361,61 +263,11 @@ TEST_F(TrainerTest, SgdAndTheMlpTrain) {
   EXPECT_LT(losses("mlp").back(), losses("mlp").front() - 1);
 }
 
-TEST_F(TrainerTest, ASecondRunMovesTheFirstAside) {
-  Config config = this->config("a");
-  config.run.steps = 2;
-  ASSERT_EQ(run(config).failures, "");
-  const Run second = run(config);
-  ASSERT_EQ(second.failures, "");
-  EXPECT_THAT(second.screen, ::testing::HasSubstr("moved to " + folder_ + "/a.1\n"));
-  EXPECT_EQ(metrics("a.1").size(), 3u);
-  EXPECT_TRUE(SnapshotFolder(folder_ + "/a.1").latest());
-}
-
-TEST_F(TrainerTest, AFailedSnapshotIsSaidAndTrainingGoesOn) {
-  Config config = this->config("a");
-  config.run.steps = 2;
-  ASSERT_EQ(run(config).failures, "");
-  config.run.steps = 4;
-  config.run.resume = "auto";
-  Run second;
-  {
-    // Stands in for a full disk: no file may grow beyond this.
-    rlimit previous = {};
-    ::getrlimit(RLIMIT_FSIZE, &previous);
-    const auto handler = ::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit = {.rlim_cur = 8192, .rlim_max = previous.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-    second = run(config);
-    ::setrlimit(RLIMIT_FSIZE, &previous);
-    ::signal(SIGXFSZ, handler);
-  }
-  ASSERT_EQ(second.failures, "");
-  EXPECT_EQ(second.result.steps, 4);
-  EXPECT_THAT(second.screen, ::testing::HasSubstr("warning: snapshot of step 4: write "));
-  EXPECT_EQ(SnapshotFolder(folder_ + "/a").latest(), folder_ + "/a/step-000002");
-  EXPECT_FALSE(fs::exists(folder_ + "/a/step-000004"));
-}
-
-TEST_F(TrainerTest, RefusesAnotherTextAndADamagedSnapshot) {
-  Config config = this->config("a");
-  config.run.steps = 2;
-  ASSERT_EQ(run(config).failures, "");
-  config.run.resume = "auto";
-  config.run.steps = 4;
-  std::ofstream(folder_ + "/text", std::ios::app) << "one line more\n";
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("was trained on other data"));
-  std::ofstream(folder_ + "/a/step-000002/state.json") << "{\"format\": 1}";
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("state.json: "));
-  config.run.resume = folder_ + "/nothing";
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("no snapshot there"));
-}
-
 TEST_F(TrainerTest, ALossThatIsNoNumberEndsTheRun) {
   Config config = this->config("a");
   config.optimizer = {.kind = "sgd", .learning_rate = 100, .clip_norm = 0};
   config.run.steps = 100;
-  EXPECT_THAT(run(config).failures, ::testing::HasSubstr("lower optimizer.learning_rate"));
+  EXPECT_THAT(run(config).failures, HasSubstr("lower optimizer.learning_rate"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// SIGTERM to a whole job of `cadre train`, through the launcher: all ranks end after one step,
+// Signals to a whole job of `cadre train`, through the launcher: all ranks end after one step,
 // write one snapshot, and the run that goes on from it has the bits of one that was never
 // disturbed.
 #include <gmock/gmock.h>
@@ -80,6 +80,23 @@ class TrainSignalTest : public ::testing::Test {
 
   testing::TemporaryFolder folder_;
 };
+
+TEST_F(TrainSignalTest, CtrlCAndAHangupEndWithASnapshotToo) {
+  const auto handler = ::signal(SIGHUP, SIG_DFL);  // the command inherits it, under nohup as well
+  for (const int signal : {SIGINT, SIGHUP}) {
+    const std::string run = format("run{}", signal);
+    CadreCommand job(train(run));
+    ASSERT_TRUE(job.wait_for(format("step   5/{} ", kNumSteps)));
+    job.send(signal);
+    const CommandResult stopped = job.wait();
+    EXPECT_EQ(stopped.exit_code, 128 + signal) << stopped.output << stopped.error;
+    EXPECT_THAT(stopped.output,
+                HasSubstr(format("stopped after step {} as", steps_of(run).size())));
+    EXPECT_EQ(snapshots_of(run).size(), 1U);
+    EXPECT_TRUE(job.leaves_nothing());
+  }
+  ::signal(SIGHUP, handler);
+}
 
 TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   ASSERT_EQ(cli::run_cadre(train("whole")).exit_code, 0);

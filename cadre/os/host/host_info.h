@@ -3,11 +3,12 @@
 // Threads: any. Blocking: never. Errors: Error(kInternal) when /proc cannot be read.
 #pragma once
 
+#include "cadre/base/export.h"
 #include "cadre/os/system.h"
 
 namespace cadre::os {
 
-HostInfo read_host_info();
+CADRE_EXPORT HostInfo read_host_info();
 // Cores this process may run on (its affinity mask), at least 1.
 int num_usable_cores();
 // Cores of the machine, at least 1.

@@ -11,7 +11,6 @@
 namespace cadre::os {
 namespace {
 
-constexpr mode_t kOwnerOnly = 0600;
 // Far behind the content, whose bytes need no lock of their own.
 constexpr off_t kWriterByte = off_t{1} << 62;
 constexpr off_t kPresenceByte = kWriterByte + 1;
@@ -35,8 +34,8 @@ bool is_taken(int status) {
 
 }  // namespace
 
-Result<LockedFile> LockedFile::open(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kOwnerOnly));
+Result<LockedFile> LockedFile::open(const std::string& path, mode_t mode) {
+  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, mode));
   if (!fd.is_open()) {
     return errno_error(ErrorCode::kUnavailable, cadre::format("open {}", path), errno);
   }

@@ -8,6 +8,8 @@
 // too, and they work over NFS where flock would.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 
 #include "cadre/base/error.h"
@@ -19,8 +21,11 @@ namespace cadre::os {
 
 class CADRE_EXPORT LockedFile {
  public:
-  // Creates the file, readable for its owner alone, if it is not there.
-  static Result<LockedFile> open(const std::string& path);
+  static constexpr mode_t kOwnerOnly = 0600;
+  static constexpr mode_t kReadableByAll = 0644;
+
+  // Creates the file, if it is not there, with the rights of `mode` that the process' umask leaves.
+  static Result<LockedFile> open(const std::string& path, mode_t mode = kOwnerOnly);
 
   // The right to write. False while another handle has it.
   Result<bool> try_lock();

@@ -12,7 +12,7 @@
 namespace cadre::os {
 namespace {
 
-constexpr std::array kStopSignals{SIGTERM, SIGHUP};
+constexpr std::array kStopSignals{SIGTERM, SIGINT};
 
 TEST(PendingSignal, RemembersWithoutInterrupting) {
   for (const int number : kStopSignals) {
@@ -26,7 +26,7 @@ TEST(PendingSignal, RemembersWithoutInterrupting) {
 
 TEST(PendingSignal, LeavesAHangupThatIsIgnored) {
   const auto handler = ::signal(SIGHUP, SIG_IGN);
-  PendingSignal signal(kStopSignals);
+  PendingSignal signal(std::array{SIGTERM, SIGHUP});
   ::kill(::getpid(), SIGHUP);
   EXPECT_FALSE(signal.has_arrived());
   ::kill(::getpid(), SIGTERM);

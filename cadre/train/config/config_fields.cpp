@@ -260,9 +260,10 @@ std::optional<ConfigConflict> find_conflict(const Config& config) {
   if (optimizer.kind == "sgd" && optimizer.nesterov && optimizer.momentum == 0) {
     return ConfigConflict{"optimizer.nesterov", "needs optimizer.momentum above 0"};
   }
-  if (config.run.name.empty() || config.run.name.find('/') != std::string::npos) {
+  const std::string& name = config.run.name;
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
     return ConfigConflict{"run.name",
-                          cadre::format("must be a plain folder name, is \"{}\"", config.run.name)};
+                          cadre::format("must be a plain folder name, is \"{}\"", name)};
   }
   return std::nullopt;
 }

@@ -57,7 +57,10 @@ class ConfigReader {
   explicit ConfigReader(Config& config) : fields_(config_fields(config)) {}
 
   void read_file(const std::string& path) {
-    const std::string text = os::read_file(path, kMaxConfigBytes).value_or_throw();
+    read_text(os::read_file(path, kMaxConfigBytes).value_or_throw(), path);
+  }
+
+  void read_text(const std::string& text, const std::string& path) {
     toml::table table;
     try {
       table = toml::parse(text, path);
@@ -67,6 +70,7 @@ class ConfigReader {
     }
     for (const auto& [section, node] : table) {
       if (!node.is_table()) {
+        refuse_table_as_key(section.str(), place_of(path, node));
         read_key(std::string(section.str()), node, place_of(path, node));
         continue;
       }
@@ -115,6 +119,15 @@ class ConfigReader {
  private:
   static std::string place_of(const std::string& path, const toml::node& node) {
     return cadre::format("{}:{}", path, node.source().begin.line);
+  }
+
+  void refuse_table_as_key(std::string_view key, const std::string& place) const {
+    const std::string prefix = cadre::format("{}.", key);
+    const bool is_table = std::ranges::any_of(
+        fields_, [&](const ConfigField& field) { return field.name.starts_with(prefix); });
+    if (!is_table) return;
+    refuse(place, cadre::format(
+                      "{0} is a table: write [{0}] on a line of its own, and its keys below", key));
   }
 
   const ConfigField& find(const std::string& key, std::string_view place) const {
@@ -176,6 +189,12 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
     refuse(reader.place_of_field(conflict->field, path),
            cadre::format("{} {}", conflict->field, conflict->reason));
   }
+  return config;
+}
+
+Config parse_config(const std::string& text, const std::string& origin) {
+  Config config;
+  ConfigReader(config).read_text(text, origin);
   return config;
 }
 

@@ -15,6 +15,9 @@ namespace cadre::train {
 // A text needs no quotes in an override.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 
+// Of what config_text() gave; `origin` stands for the file in errors.
+Config parse_config(const std::string& text, const std::string& origin);
+
 // All keys and values as a TOML file that load_config reads back; with `explain`, each key has its
 // meaning and its bounds above it.
 struct ConfigTextOptions {

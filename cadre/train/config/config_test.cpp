@@ -62,6 +62,13 @@ TEST_F(ConfigTest, RefusesWithLineAndNearestKey) {
             "'optimizer.learning_rate'?");
   EXPECT_EQ(refusal("steps = 3\n"),
             "config_test.toml:1: unknown key 'steps'; did you mean 'run.steps'?");
+  for (const std::string text : {"model = 'gpt'\n", "[[model]]\nkind = 'gpt'\n"}) {
+    EXPECT_EQ(refusal(text),
+              "config_test.toml:1: model is a table: write [model] on a line of its own, and its "
+              "keys below");
+  }
+  EXPECT_EQ(refusal("[run]\nname = '..'\n"),
+            "config_test.toml:2: run.name must be a plain folder name, is \"..\"");
   EXPECT_EQ(refusal("[run]\nsteps = 'many'\n"), "config_test.toml:2: run.steps must be an integer");
   EXPECT_EQ(refusal("[run]\nsteps = 1.5\n"), "config_test.toml:2: run.steps must be an integer");
   EXPECT_EQ(refusal("[run]\n# two\nsteps = 0\n"),

@@ -1,0 +1,243 @@
+// What becomes of a run's folder: full disks, damaged snapshots, two runs of one name, and what a
+// resumed run may change.
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "cadre/base/format.h"
+#include "cadre/train/run_folder.h"
+#include "cadre/train/trainer_test.h"
+
+namespace cadre::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Stands in for a full disk: no file may grow beyond this.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t num_bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &previous_);
+    const rlimit limit = {.rlim_cur = num_bytes, .rlim_max = previous_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &previous_);
+    ::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  rlimit previous_ = {};
+  decltype(SIG_IGN) handler_;
+};
+
+TEST_F(TrainerTest, ASecondRunMovesTheFirstAside) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  ASSERT_EQ(run(config).failures, "");
+  const Run second = run(config);
+  ASSERT_EQ(second.failures, "");
+  EXPECT_THAT(second.screen, HasSubstr("moved to " + folder_ + "/a.1\n"));
+  EXPECT_EQ(metrics("a.1").size(), 3u);
+  EXPECT_TRUE(SnapshotFolder(folder_ + "/a.1").latest());
+}
+
+TEST_F(TrainerTest, AFailedSnapshotIsSaidAndTrainingGoesOn) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.steps = 6;
+  config.run.snapshot_every = 2;
+  config.run.resume = "auto";
+  std::optional<FullDisk> disk;
+  on_print_ = [&](std::string_view text) {
+    if (text.starts_with("step 4/")) disk.emplace(8192);
+    if (text.starts_with("warning: snapshot")) disk.reset();
+  };
+  const Run second = run(config, 2);
+  ASSERT_EQ(second.failures, "");
+  EXPECT_EQ(second.result.steps, 6);
+  EXPECT_THAT(second.screen, HasSubstr("warning: snapshot of step 4: write "));
+  EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2, 6));
+}
+
+TEST_F(TrainerTest, ARunWhoseLastSnapshotFailsEndsWithAnError) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.steps = 6;
+  config.run.resume = "auto";
+  std::optional<FullDisk> disk;
+  on_print_ = [&](std::string_view text) {
+    if (text.starts_with("step ")) disk.emplace(8192);
+    if (text.starts_with("a sample") || text.starts_with("warning: snapshot")) disk.reset();
+  };
+  const std::string end = "step 6, whose snapshot could not be written; the last one is of step 2";
+  const Run whole = run(config, 2);
+  EXPECT_THAT(whole.failures, AllOf(HasSubstr("rank 0: "), HasSubstr("rank 1: "), HasSubstr(end)));
+  const Run stopped = run(config, 2, /*stop_after=*/1);
+  EXPECT_THAT(stopped.failures, HasSubstr("the run ended at step 3, whose"));
+  EXPECT_THAT(stopped.screen, Not(HasSubstr("as asked")));
+  EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
+}
+
+TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
+  Config config = this->config("a");
+  config.run.steps = 8;
+  config.run.evaluate_every = 2;
+  config.run.keep_best = true;
+  std::optional<FullDisk> disk;
+  int num_evaluations = 0;
+  on_print_ = [&](std::string_view text) {
+    if (!text.starts_with("held-out")) return;
+    if (++num_evaluations == 1) disk.emplace(8192);
+    if (num_evaluations == 2) disk.reset();
+  };
+  ASSERT_EQ(run(config, 2).failures, "");
+  // The first was not kept; every later one is better.
+  const SnapshotFolder snapshots(folder_ + "/a");
+  EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(4, 6, 8));
+  EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
+}
+
+TEST_F(TrainerTest, AFullDiskLosesLinesOfTheMetricsAndNotTheRest) {
+  Config config = this->config("a");
+  std::optional<FullDisk> disk(300);  // one step's line and a part of the next
+  on_print_ = [&](std::string_view text) {
+    if (text.starts_with("step  6/")) disk.reset();
+  };
+  const Run run = this->run(config);
+  ASSERT_EQ(run.failures, "");
+  const std::string warning = "warning: write " + folder_ + "/a/metrics.jsonl: ";
+  EXPECT_THAT(run.screen, HasSubstr(warning));
+  EXPECT_EQ(run.screen.find(warning), run.screen.rfind(warning)) << "said once";
+  std::vector<int> steps;
+  for (const nlohmann::json& line : metrics("a")) {
+    if (line.contains("loss")) steps.push_back(line["step"]);
+  }
+  EXPECT_THAT(steps, ::testing::ElementsAre(1, 6, 7, 8, 9, 10, 11, 12));
+}
+
+TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  {
+    const RunFolder other(folder_ + "/a", std::nullopt);
+    const std::string owner = format("another run writes to {}/a (pid {} on ", folder_, ::getpid());
+    EXPECT_THAT(run(config).failures, HasSubstr(owner));
+    config.run.resume = "auto";
+    EXPECT_THAT(run(config).failures, HasSubstr(owner));
+  }
+  std::ofstream(folder_ + "/a/.lock") << "what a killed run left";
+  ASSERT_EQ(run(config).failures, "");
+  EXPECT_FALSE(fs::exists(folder_ + "/a/.lock"));
+  EXPECT_FALSE(fs::exists(folder_ + "/a.1"));
+}
+
+TEST_F(TrainerTest, GoingOnFromAnotherRunLeavesItAndAnEarlierOneOfThisNameAlone) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.name = "b";
+  config.run.steps = 3;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.steps = 4;
+  config.run.resume = folder_ + "/a/step-000002/";
+  const Run resumed = run(config);
+  ASSERT_EQ(resumed.failures, "");
+  EXPECT_THAT(resumed.screen, HasSubstr("moved to " + folder_ + "/b.1\n"));
+  EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
+  EXPECT_THAT(SnapshotFolder(folder_ + "/b.1").steps(), ::testing::ElementsAre(3));
+  EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4));
+  // From a snapshot of its own it stays where it is.
+  config.run.resume = folder_ + "/b";
+  config.run.steps = 5;
+  ASSERT_EQ(run(config).failures, "");
+  EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4, 5));
+}
+
+TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.resume = "auto";
+  config.run.steps = 4;
+  config.run.seed = 7;
+  const Run resumed = run(config, 2);
+  ASSERT_EQ(resumed.failures, "");
+  EXPECT_THAT(resumed.screen, HasSubstr("changed since: run.steps 2 -> 4, run.seed 0 -> 7\n"));
+  EXPECT_THAT(resumed.screen, HasSubstr("warning: run.seed has changed: the rest of this epoch"));
+  const auto refusal = [&](auto change) {
+    Config changed = config;
+    change(changed);
+    return run(changed, 2).failures;
+  };
+  EXPECT_THAT(refusal([](Config& changed) { changed.data.held_out = 0.5; }),
+              HasSubstr("data.held_out was 0.05 when the snapshot was written and is 0.5 now: "));
+  EXPECT_THAT(refusal([](Config& changed) { changed.optimizer.kind = "adam"; }),
+              HasSubstr("optimizer.kind was \"adamw\""));
+  EXPECT_THAT(refusal([](Config& changed) { changed.model.kind = "mlp"; }),
+              HasSubstr("model.kind was \"gpt\""));
+}
+
+TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
+  Config config = this->config("a");
+  config.run.steps = 4;
+  config.run.snapshot_every = 2;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.resume = "auto";
+  config.run.steps = 6;
+  const std::string remedy =
+      "; another snapshot is there: run.resume=" + folder_ + "/a/step-000002";
+  const std::string latest = folder_ + "/a/step-000004/";
+  for (const std::string file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    fs::rename(latest + file, folder_ + "/kept");
+    EXPECT_THAT(run(config).failures, HasSubstr(remedy)) << file << " is missing";
+    std::ofstream(latest + file) << "damaged";
+    EXPECT_THAT(run(config).failures, AllOf(HasSubstr(file), HasSubstr(remedy)));
+    fs::rename(folder_ + "/kept", latest + file);
+  }
+  nlohmann::json state = nlohmann::json::parse(std::ifstream(latest + "state.json"));
+  state["generators"][0] = "00";
+  std::ofstream(latest + "state.json") << state.dump();
+  EXPECT_THAT(run(config).failures, HasSubstr("a generator's state has 1 bytes instead of "));
+  fs::remove_all(folder_ + "/a/step-000002");
+  EXPECT_THAT(run(config).failures, HasSubstr("; no other snapshot is there: start anew"));
+  // Without the damaged one, the run goes on from what is there.
+  ASSERT_EQ(metrics("a").size(), 5u);
+}
+
+TEST_F(TrainerTest, NamesTheKeyOfWhatCannotBe) {
+  Config config = this->config("a");
+  config.data.path = folder_ + "/nothing";
+  EXPECT_THAT(run(config).failures, HasSubstr("data.path: "));
+  config = this->config("a");
+  config.run.batch_size = 1;
+  EXPECT_THAT(run(config, 2).failures, HasSubstr("run.batch_size is 1, of all 2 processes"));
+}
+
+TEST_F(TrainerTest, RefusesAnotherTextAndADamagedSnapshot) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.resume = "auto";
+  config.run.steps = 4;
+  std::ofstream(folder_ + "/text", std::ios::app) << "one line more\n";
+  EXPECT_THAT(run(config).failures, HasSubstr("was trained on other data"));
+  std::ofstream(folder_ + "/a/step-000002/state.json") << "{\"format\": 1}";
+  EXPECT_THAT(run(config).failures, HasSubstr("state.json: "));
+  config.run.resume = folder_ + "/nothing";
+  EXPECT_THAT(run(config).failures, HasSubstr("no snapshot there"));
+}
+
+}  // namespace
+}  // namespace cadre::train
