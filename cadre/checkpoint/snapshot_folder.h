@@ -24,7 +24,7 @@ class CADRE_EXPORT SnapshotFolder {
 
   // Calls `write_files` with an empty folder to fill (with synced files), then publishes it as this
   // step's snapshot, in place of an earlier one of the same step. After an error nothing of it is
-  // left.
+  // left, but for the case that only `latest` could not be written: then it is there, whole.
   Status save(int64_t step, const std::function<Status(const std::string& folder)>& write_files);
 
   // The folder of the snapshot that was saved last, and its step; where `latest` is missing or

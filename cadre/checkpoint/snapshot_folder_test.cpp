@@ -2,11 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <span>
 #include <string>
+#include <thread>
 
 #include "cadre/os/io/durable_file.h"
 #include "cadre/os/io/file.h"
@@ -84,7 +89,7 @@ TEST_F(SnapshotFolderTest, WhereLatestNamesNoneItIsTheOneOfTheHighestStep) {
   EXPECT_FALSE(SnapshotFolder(run_ + "/none").latest());
 }
 
-TEST_F(SnapshotFolderTest, AFailureAtAnyPointLosesNothing) {
+TEST_F(SnapshotFolderTest, AFailedWriteLosesNothing) {
   ASSERT_TRUE(save(100, "a").ok());
   const Status status = SnapshotFolder(run_).save(200, [](const std::string& folder) -> Status {
     CADRE_RETURN_IF_ERROR(write(folder, "half"));
@@ -94,6 +99,43 @@ TEST_F(SnapshotFolderTest, AFailureAtAnyPointLosesNothing) {
   EXPECT_EQ(status.error().message(), "snapshot of step 200: disk full");
   EXPECT_EQ(content_of_latest(), "a");
   EXPECT_EQ(num_entries(), 2u);
+}
+
+TEST_F(SnapshotFolderTest, ALatestThatCannotBeWrittenIsAnErrorAndLosesNothing) {
+  ASSERT_TRUE(save(100, "a").ok());
+  fs::remove(run_ + "/latest");
+  fs::create_directories(run_ + "/latest/in the way");
+  const Status status = save(200, "b");
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(status.error().message(), ::testing::HasSubstr(run_ + "/latest"));
+  EXPECT_THAT(SnapshotFolder(run_).steps(), ::testing::ElementsAre(100, 200));
+  EXPECT_EQ(content_of_latest(), "b");
+  EXPECT_EQ(num_entries(), 3u);
+}
+
+// A child writes the snapshots of three steps, again and again.
+TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
+  ASSERT_TRUE(save(0, "0").ok());
+  for (int round = 0; round < 40; ++round) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      for (int64_t i = 0;; ++i) {
+        const Status status = save(i % 3, std::to_string(i % 3));
+        if (!status.ok()) ::_exit(1);
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 317));  // another moment
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "a snapshot failed";
+    const SnapshotFolder snapshots(run_);
+    ASSERT_TRUE(snapshots.latest_step());
+    for (const int64_t step : snapshots.steps()) {
+      EXPECT_EQ(*os::read_file(snapshots.path_of(step) + "/x", 100), std::to_string(step));
+    }
+  }
 }
 
 TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {

@@ -1,7 +1,5 @@
 #include "cadre/train/trainer_test.h"
 
-#include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <string>
 #include <vector>
