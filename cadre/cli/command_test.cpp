@@ -125,8 +125,43 @@ class TrainTree : public ::testing::Test {
     return run_cadre(all);
   }
 
+  void make_trainer(const std::string& script) const {
+    const std::string trainer = folder_ + "/libexec/cadre/cadre-train";
+    std::ofstream(trainer) << "#!/bin/sh\n" << script << '\n';
+    std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
+  }
+
   const std::string folder_;
 };
+
+TEST_F(TrainTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
+  const auto result = train({"--help"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_NE(result.output.find("\n[0]   --nproc-per-node N "), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find("[0] The list of keys is the trainer's: the trainer " + folder_ +
+                               "/libexec/cadre/cadre-train is not there: this build has no "
+                               "libtorch; run `make build`"),
+            std::string::npos)
+      << result.output;
+}
+
+TEST_F(TrainTree, HelpEndsWithTheTrainersKeys) {
+  make_trainer("echo \"keys $WORLD_SIZE:\" \"$@\"");
+  const auto result = train({"x.toml", "--help", "--nproc-per-node", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_TRUE(result.output.starts_with("[0] cadre train CONFIG.toml")) << result.output;
+  EXPECT_TRUE(
+      result.output.ends_with("[0] Every key that CONFIG.toml or key=value may set:\n"
+                              "[0] \n[0] keys 1: --print-keys\n"))
+      << result.output;
+}
+
+TEST_F(TrainTree, PassesPrintConfigToOneProcess) {
+  make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
+  const auto result = train({"--print-config", "x.toml", "run.steps=3", "--nproc-per-node", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "[0] 0 of 1: x.toml run.steps=3 --print-config\n");
+}
 
 TEST_F(TrainTree, SaysHowToBuildAMissingTrainer) {
   const auto result = train({"x.toml"});
@@ -138,9 +173,7 @@ TEST_F(TrainTree, SaysHowToBuildAMissingTrainer) {
 }
 
 TEST_F(TrainTree, RunsTheTrainerBesideIt) {
-  const std::string trainer = folder_ + "/libexec/cadre/cadre-train";
-  std::ofstream(trainer) << "#!/bin/sh\necho $RANK of $WORLD_SIZE: \"$@\"\n";
-  std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
+  make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
   const auto result = train({"x.toml", "--nproc_per_node", "2", "train.steps=3"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   // Rank 0 of the trainer has no prefix of its own.

@@ -1,6 +1,7 @@
 // `cadre train`: starts the trainer, a program of its own that links libtorch, as one or more
 // ranks.
 #include <charconv>
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -30,15 +31,21 @@ go before those of the file; a dotted key names a table's entry.
   cadre train examples/gpt.toml run.steps=500 data.path=corpus.txt
 
   --nproc-per-node N   processes (default 1)
+  --print-config       print every key and value of the run, and end
   --help               this text
 
 On a terminal rank 0 shows one line that rewrites itself; other ranks' lines have their rank before
-them. Ctrl-C and SIGTERM let the trainer write a snapshot; the same command resumes from it.
+them. Ctrl-C and SIGTERM let the trainer write a snapshot; the same command with run.resume=auto
+goes on from it.
+
 )";
+
+constexpr std::string_view kKeysTitle = "Every key that CONFIG.toml or key=value may set:\n\n";
 
 struct TrainOptions {
   int num_workers = 1;
   bool wants_help = false;
+  bool wants_config = false;
   std::vector<std::string> trainer_words;  // the configuration and its overrides
 };
 
@@ -54,15 +61,17 @@ Result<int> parse_num_workers(std::string_view text) {
   return count;
 }
 
-// The two options may stand anywhere; the configuration's own words are the trainer's affair.
+// The options may stand anywhere; the configuration's own words are the trainer's affair.
 Result<TrainOptions> parse_train_options(Words words) {
-  const std::vector<std::string> known{"--nproc-per-node", "--help"};
+  const std::vector<std::string> known{"--nproc-per-node", "--print-config", "--help"};
   TrainOptions options;
   for (size_t i = 0; i < words.size(); ++i) {
     const size_t equals = words[i].find('=');
     const std::string name = words[i].substr(0, equals);
     if (name == "--help" || name == "-h") {
       options.wants_help = true;
+    } else if (name == "--print-config" || name == "--print_config") {
+      options.wants_config = true;
     } else if (name == "--nproc-per-node" || name == "--nproc_per_node") {
       if (equals == std::string::npos && i + 1 == words.size()) {
         return Error(ErrorCode::kInvalidArgument, name + " needs a number");
@@ -100,29 +109,15 @@ Result<std::string> find_trainer() {
   return trainer.string();
 }
 
-}  // namespace
-
-int train_command(Words words) {
-  const auto options = parse_train_options(words);
-  if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
-  if (options->wants_help) {
-    print(kHelp);
-    return 0;
-  }
-  if (options->trainer_words.empty()) {
-    return fail(kCommand, "no configuration; for example: cadre train examples/gpt.toml",
-                kUsageExitCode);
-  }
-  const auto trainer = find_trainer();
-  if (!trainer.ok()) return fail(kCommand, trainer.error().message(), kNotFoundExitCode);
-
+// `words` are the trainer's own.
+int run_trainer(const std::string& trainer, std::vector<std::string> words, int num_workers) {
   launch::JobSpec spec;
-  spec.executable = *trainer;
-  spec.arguments = options->trainer_words;
+  spec.executable = trainer;
+  spec.arguments = std::move(words);
   spec.arguments.insert(spec.arguments.begin(), "cadre-train");
   spec.environment = os::read_environment();
   launch::keep_freed_memory(spec.environment);
-  spec.num_workers = options->num_workers;
+  spec.num_workers = num_workers;
   spec.is_rank0_raw = true;
   if (const auto path = trainer_library_path(spec.environment)) {
     spec.environment.set("LD_LIBRARY_PATH", *path);
@@ -131,6 +126,37 @@ int train_command(Words words) {
     spec.environment.set("CADRE_PROGRESS", "terminal");
   }
   return launch_job(kCommand, std::move(spec));
+}
+
+// The trainer alone knows its keys, so the second part of the text is what it prints.
+int print_help(const Result<std::string>& trainer) {
+  print(kHelp);
+  if (!trainer.ok()) {
+    print(cadre::format("The list of keys is the trainer's: {}\n", trainer.error().message()));
+    return 0;
+  }
+  print(kKeysTitle);
+  std::fflush(stdout);  // before processes start that share it
+  return run_trainer(*trainer, {"--print-keys"}, 1);
+}
+
+}  // namespace
+
+int train_command(Words words) {
+  auto options = parse_train_options(words);
+  if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
+  const auto trainer = find_trainer();
+  if (options->wants_help) return print_help(trainer);
+  if (options->trainer_words.empty()) {
+    return fail(kCommand, "no configuration; for example: cadre train examples/gpt.toml",
+                kUsageExitCode);
+  }
+  if (!trainer.ok()) return fail(kCommand, trainer.error().message(), kNotFoundExitCode);
+  if (options->wants_config) {  // the same for any number of processes
+    options->trainer_words.push_back("--print-config");
+    return run_trainer(*trainer, options->trainer_words, 1);
+  }
+  return run_trainer(*trainer, options->trainer_words, options->num_workers);
 }
 
 }  // namespace cadre::cli

@@ -85,6 +85,14 @@ int main(int argc, char** argv) {
   app.add_option("config", command.config_path, "a TOML file")->required();
   app.add_option("overrides", command.overrides, "key=value: wins over the file");
   app.add_flag("--print-config", command.print_config, "print every key and value, and end");
+  app.add_flag_callback(
+         "--print-keys",
+         [] {
+           cadre::print(cadre::train::config_text({}, {.explain = true}));
+           throw CLI::Success();
+         },
+         "print every key with its meaning and its default, and end")
+      ->trigger_on_parse();  // before CLI11 misses the configuration
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
