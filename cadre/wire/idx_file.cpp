@@ -18,7 +18,8 @@ constexpr size_t kMagicBytes = 4;
 constexpr size_t kAxisBytes = 4;
 // Deflate cannot make more of a byte: 258 bytes of a match for 2 bits.
 constexpr uint64_t kMaxExpansion = 1032;
-constexpr uint64_t kMaxHeldBytes = 8;     // that zlib has read and not used yet
+constexpr uint64_t kMaxHeldBytes = 8;  // that zlib has read and not used yet
+constexpr std::array<std::byte, 2> kGzipStart = {std::byte{0x1f}, std::byte{0x8b}};
 constexpr int kGzipWindowBits = 15 + 16;  // zlib's word for "gzip only"
 
 Error corrupt(const std::string& what) {
@@ -73,7 +74,8 @@ class GzipSource final : public Source {
       const int code = inflate(&stream_, Z_NO_FLUSH);
       count += room - stream_.avail_out;
       if (code == Z_STREAM_END) {
-        is_at_end_ = true;
+        const Status status = go_to_next_member();
+        if (!status.ok()) return status.error();
       } else if (code == Z_BUF_ERROR) {
         return corrupt("the gzip data ends in its middle; fetch the file again");
       } else if (code != Z_OK) {
@@ -93,6 +95,19 @@ class GzipSource final : public Source {
     return static_cast<uInt>(std::min<size_t>(size, std::numeric_limits<uInt>::max()));
   }
 
+  // A gzip file is one member or several, whose contents follow each other (RFC 1952, 2.2).
+  Status go_to_next_member() {
+    feed();
+    is_at_end_ = stream_.avail_in == 0;
+    if (is_at_end_) return {};
+    if (std::byte{*stream_.next_in} != kGzipStart[0]) {
+      return corrupt(cadre::format("{} bytes follow the gzip data; fetch the file again",
+                                   stream_.avail_in + rest_.size()));
+    }
+    inflateReset(&stream_);  // fails for a stream that is not open only
+    return {};
+  }
+
   void feed() {
     if (stream_.avail_in > 0) return;
     const uInt count = chunk(rest_.size());
@@ -109,7 +124,8 @@ class GzipSource final : public Source {
 };
 
 bool is_gzip(ConstBytes file) {
-  return file.size() >= 2 && file[0] == std::byte{0x1f} && file[1] == std::byte{0x8b};
+  return file.size() >= kGzipStart.size() &&
+         std::ranges::equal(file.first(kGzipStart.size()), kGzipStart);
 }
 
 // Numbers of the format are big-endian.

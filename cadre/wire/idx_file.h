@@ -27,7 +27,8 @@ struct IdxArray {
 inline constexpr uint64_t kMaxIdxBytes = uint64_t{1} << 31;
 inline constexpr size_t kMaxIdxAxes = 8;
 
-// The whole file. Bytes that start as gzip does (1f 8b) are decompressed while they are read.
+// The whole file. Bytes that start as gzip does (1f 8b) are decompressed while they are read; the
+// contents of several gzip members follow each other.
 CADRE_EXPORT Result<IdxArray> parse_idx(ConstBytes file);
 
 // Uncompressed. REQUIRES: shape and elements that parse_idx would give.

@@ -81,6 +81,39 @@ TEST(IdxFile, RefusesEveryPrefixAndEveryLongerFile) {
   EXPECT_THAT(refusal(gzip(longer)), HasSubstr("bytes follow the 12 elements"));
 }
 
+std::vector<std::byte> joined(std::vector<std::byte> first, std::span<const std::byte> second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+TEST(IdxFile, ReadsGzipMembersOneAfterAnother) {
+  const IdxArray array = counting({300, 5});
+  const std::vector<std::byte> plain = encode_idx(array);
+  for (const size_t cut : {size_t{0}, size_t{3}, plain.size() / 2, plain.size()}) {
+    const std::vector<std::byte> head(plain.begin(), plain.begin() + static_cast<int64_t>(cut));
+    const std::vector<std::byte> tail(plain.begin() + static_cast<int64_t>(cut), plain.end());
+    const auto read = parse_idx(joined(gzip(head), gzip(tail)));
+    ASSERT_TRUE(read.ok()) << read.error().message() << ", cut at " << cut;
+    EXPECT_EQ(*read, array);
+  }
+  EXPECT_THAT(refusal(joined(gzip(plain), gzip(plain))),
+              HasSubstr("bytes follow the 1500 elements"));
+}
+
+TEST(IdxFile, RefusesBytesBehindTheGzipData) {
+  const std::vector<std::byte> packed = gzip(encode_idx(counting({3, 4})));
+  EXPECT_THAT(refusal(joined(packed, bytes_of({0}))), HasSubstr("1 bytes follow the gzip data"));
+  EXPECT_THAT(refusal(joined(packed, bytes_of({'t', 'a', 'i', 'l'}))),
+              HasSubstr("4 bytes follow the gzip data; fetch the file again"));
+  EXPECT_THAT(refusal(joined(packed, bytes_of({0x1f, 'x'}))), HasSubstr("gzip data is damaged"));
+  // A second member that ends early, as a download that was cut.
+  const auto second = gzip({});
+  for (size_t size = 1; size < second.size(); ++size) {
+    EXPECT_THAT(refusal(joined(packed, std::span(second).first(size))),
+                HasSubstr("the gzip data ends in its middle"));
+  }
+}
+
 TEST(IdxFile, RefusesWithAReason) {
   EXPECT_THAT(refusal({}), HasSubstr("0 bytes read"));
   EXPECT_THAT(refusal(bytes_of({'<', 'h', 't', 'm', 'l'})), HasSubstr("starts with 3c 68 74 6d"));
