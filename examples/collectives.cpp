@@ -16,7 +16,7 @@ static void show(int rank, const std::string& what, const torch::Tensor& tensor)
   std::cout << line.str() + '\n' << std::flush;
 }
 
-int main() {
+int main() try {
   auto world = cadre::init_process_group();
   const int rank = world.rank();
   const int size = world.world_size();
@@ -81,4 +81,7 @@ int main() {
 
   world.barrier();
   world.close();
+} catch (const cadre::Error& error) {
+  std::cerr << "collectives: " << error.what() << std::endl;
+  return 1;
 }

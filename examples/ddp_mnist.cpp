@@ -32,6 +32,10 @@ int main(int argc, char** argv) try {
     return 2;
   }
   const int num_epochs = argc > 2 ? std::atoi(argv[2]) : 10;
+  if (num_epochs < 1) {
+    std::cerr << "ddp_mnist: EPOCHS must be a number from 1, is " << argv[2] << std::endl;
+    return 2;
+  }
   auto world = cadre::init_process_group();  // the launcher's environment; alone: a world of one
   torch::manual_seed(world.rank());          // other noise in the dropouts of each rank
   at::set_num_threads(1);

@@ -7,8 +7,14 @@
 #include <cstdlib>
 #include <iostream>
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  const int64_t num_steps = argc > 2 ? std::atoi(argv[2]) : 300;
+  if (num_steps < 1) {
+    std::cerr << "ddp_toy_resume: STEPS must be a number from 1, is " << argv[2] << std::endl;
+    return 2;
+  }
   auto world = cadre::init_process_group();
+  torch::manual_seed(0);  // the first weights: every run of this program ends with the same
   torch::nn::Sequential net(torch::nn::Linear(1, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
   torch::optim::Adam optimizer{net->parameters(), /*lr=*/0.01};
   cadre::SnapshotFolder snapshots{argc > 1 ? argv[1] : "ddp_toy"};
@@ -18,7 +24,7 @@ int main(int argc, char** argv) {
     torch::load(optimizer, snapshots.path_of(first) + "/adam.pt");
   }
   cadre::DistributedDataParallel model{net, world};
-  for (int64_t step = first; step < (argc > 2 ? std::atoi(argv[2]) : 300); ++step) {
+  for (int64_t step = first; step < num_steps; ++step) {
     torch::manual_seed(step * world.world_size() + world.rank());  // this step's samples
     auto x = torch::rand({64, 1}) * 6.2832f;
     optimizer.zero_grad();
@@ -36,4 +42,10 @@ int main(int argc, char** argv) {
   std::cout << "rank " << world.rank() << " of " << world.world_size() << ": from step " << first
             << ", weights " << model->parameters()[0].abs().sum().item<double>() << std::endl;
   world.close();
+} catch (const cadre::Error& error) {
+  std::cerr << "ddp_toy_resume: " << error.what() << std::endl;
+  return 1;
+} catch (const c10::Error& error) {  // of torch::load: its what() has a stack trace behind it
+  std::cerr << "ddp_toy_resume: " << error.what_without_backtrace() << std::endl;
+  return 1;
 }

@@ -16,10 +16,14 @@ static int64_t sum_over(const cadre::ProcessGroup& group, int64_t value) {
   return sum.item<int64_t>();
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  const int num_columns = argc > 1 ? std::atoi(argv[1]) : 2;
+  if (num_columns < 1) {
+    std::cerr << "multiple_groups: COLUMNS must be a number from 1, is " << argv[1] << std::endl;
+    return 2;
+  }
   auto world = cadre::init_process_group();
   const int rank = world.rank();
-  const int num_columns = argc > 1 ? std::atoi(argv[1]) : 2;
   const int row = rank / num_columns;
   const int column = rank % num_columns;
 
@@ -45,4 +49,7 @@ int main(int argc, char** argv) {
   column_group.close();
   row_group.close();
   world.close();
+} catch (const cadre::Error& error) {
+  std::cerr << "multiple_groups: " << error.what() << std::endl;
+  return 1;
 }

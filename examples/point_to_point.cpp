@@ -37,7 +37,7 @@ static torch::Tensor sum_around(const cadre::ProcessGroup& world, const torch::T
   return sum;
 }
 
-int main() {
+int main() try {
   auto world = cadre::init_process_group();
   const int64_t token = pass_token(world);
   const auto sum = sum_around(world, torch::full({100'000}, world.rank() + 1, torch::kInt64));
@@ -47,4 +47,7 @@ int main() {
             << std::flush;
   world.barrier();  // a rank that leaves while others still talk would be taken for lost
   world.close();
+} catch (const cadre::Error& error) {
+  std::cerr << "point_to_point: " << error.what() << std::endl;
+  return 1;
 }

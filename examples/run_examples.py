@@ -6,10 +6,12 @@
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 CADRE, BIN = sys.argv[1], pathlib.Path(sys.argv[2])
@@ -85,19 +87,97 @@ class Examples(unittest.TestCase):
                     lines.append(line)
                 self.assertEqual(run("multiple_groups", columns, ranks=size), lines)
 
-    def test_ddp_toy_resume(self):
-        for size in (1, 2):
-            with self.subTest(size=size), tempfile.TemporaryDirectory() as folder:
-                whole = run("ddp_toy_resume", folder, 230, ranks=size)
-                self.assertTrue(all(": from step 0, weights " in line for line in whole), whole)
-                self.assertEqual(len({line.split("weights ")[1] for line in whole}), 1, whole)
-                # As if it had been stopped after step 100: the same bits come out.
-                pathlib.Path(folder, "latest").write_text("step-000100\n")
-                resumed = run("ddp_toy_resume", folder, 230, ranks=size)
-                self.assertEqual(resumed, [line.replace("from step 0,", "from step 100,") for line in whole])
-                # It has made the later snapshots anew.
-                again = run("ddp_toy_resume", folder, 230, ranks=size)
-                self.assertEqual(again, [line.replace("from step 0,", "from step 200,") for line in whole])
+    def test_arguments_that_make_no_sense_are_refused(self):
+        """One sentence and exit code 2, before any rank waits for another."""
+        cases = [("multiple_groups", words, f"COLUMNS must be a number from 1, is {words[0]}")
+                 for words in (["0"], ["abc"], ["-2"])]
+        cases += [("ddp_toy_resume", ["folder", "x"], "STEPS must be a number from 1, is x"),
+                  ("ddp_mnist", ["folder", "0"], "EPOCHS must be a number from 1, is 0")]
+        cases += [("without_launcher", ["tcp://127.0.0.1:1", *words],
+                   f"rank {words[0]} of {words[1]}: expected RANK from 0, below WORLD_SIZE")
+                  for words in (["a", "2"], ["2", "2"], ["0", "two"], ["-1", "2"])]
+        for program, words, sentence in cases:
+            with self.subTest(program=program, words=words):
+                result = subprocess.run([str(BIN / program), *words], capture_output=True, text=True,
+                                        timeout=SECONDS)
+                self.assertEqual((result.returncode, result.stderr), (2, f"{program}: {sentence}\n"))
+
+
+# So many steps that a run is killed long before their end; 50 make a snapshot.
+NUM_STEPS = 1000
+
+
+class ToyResume(unittest.TestCase):
+    """ddp_toy_resume, killed at any moment, ends with the weights of an undisturbed run."""
+
+    def kill_after_a_snapshot(self, folder):
+        """Kills rank 1; the step of the snapshot that the run leaves as its newest."""
+        latest = pathlib.Path(folder, "latest")
+        job = subprocess.Popen([CADRE, "run", "--nproc-per-node", "2", "--no-python", str(BIN / "ddp_toy_resume"),
+                                folder, str(NUM_STEPS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not latest.exists() and job.poll() is None:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.001)
+            ranks = [pid for pid in descendants(job.pid) if name_of(pid) == "ddp_toy_resume"]
+            self.assertEqual(len(ranks), 2)
+            os.kill(ranks[-1], signal.SIGKILL)
+            output = job.communicate(timeout=SECONDS)
+        finally:
+            job.kill()
+            job.communicate()
+        self.assertEqual(job.returncode, 128 + signal.SIGKILL, output)
+        return int(latest.read_text().removeprefix("step-"))
+
+    def test_a_killed_run_goes_on_to_the_same_weights(self):
+        with tempfile.TemporaryDirectory() as folder:
+            whole = run("ddp_toy_resume", f"{folder}/whole", NUM_STEPS, ranks=2)
+            self.assertTrue(all(": from step 0, weights " in line for line in whole), whole)
+            self.assertEqual(len({line.split("weights ")[1] for line in whole}), 1, whole)
+            step = self.kill_after_a_snapshot(f"{folder}/parts")
+            self.assertTrue(0 < step < NUM_STEPS and step % 50 == 0, step)
+            resumed = run("ddp_toy_resume", f"{folder}/parts", NUM_STEPS, ranks=2)
+            self.assertEqual(resumed, [line.replace("from step 0,", f"from step {step},") for line in whole])
+
+    def test_a_damaged_snapshot_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run("ddp_toy_resume", folder, 50)
+            for file, sentence in (("adam.pt", "zip archive"), ("net.safetensors", "net.safetensors")):
+                damaged = pathlib.Path(folder, "step-000050", file)
+                damaged.write_bytes(damaged.read_bytes()[:100])
+                result = subprocess.run([str(BIN / "ddp_toy_resume"), folder], capture_output=True, text=True,
+                                        timeout=SECONDS)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                self.assertTrue(result.stderr.startswith("ddp_toy_resume: "), result.stderr)
+                self.assertIn(sentence, result.stderr)
+                self.assertNotIn("frame #", result.stderr)
+
+
+def descendants(pid):
+    """All processes below this one, in the order of their numbers."""
+    parents = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue  # it has ended
+            parents[int(entry.name)] = int(stat[stat.rindex(")") + 1:].split()[1])
+
+    def is_below(child):
+        while child in parents and child != pid:
+            child = parents[child]
+        return child == pid
+
+    return sorted(child for child in parents if is_below(child))
+
+
+def name_of(pid):
+    try:
+        return pathlib.Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:
+        return ""
 
 
 class WithoutLauncher(unittest.TestCase):

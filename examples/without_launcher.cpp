@@ -5,10 +5,22 @@
 // Beyond one host they prove a common secret to each other: CADRE_JOB_TOKEN.
 #include <cadre/core.h>
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+
+// atoi() would take a word for rank 0, and two processes would be that.
+static std::optional<int> parse_number(std::string_view text) {
+  int number = 0;
+  const auto end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number);
+  if (parsed.ec != std::errc() || parsed.ptr != end || number < 0) return std::nullopt;
+  return number;
+}
 
 static cadre::Membership meet(cadre::os::System& system, const std::string& url, cadre::Rank rank,
                               int world_size) {
@@ -35,8 +47,16 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "usage: without_launcher URL RANK WORLD_SIZE\n");
     return 2;
   }
+  const auto rank = parse_number(argv[2]);
+  const auto world_size = parse_number(argv[3]);
+  if (!rank || !world_size || *rank >= *world_size) {
+    std::fprintf(stderr,
+                 "without_launcher: rank %s of %s: expected RANK from 0, below WORLD_SIZE\n",
+                 argv[2], argv[3]);
+    return 2;
+  }
   const auto system = cadre::os::make_native_system();
-  const auto membership = meet(*system, argv[1], std::atoi(argv[2]), std::atoi(argv[3]));
+  const auto membership = meet(*system, argv[1], *rank, *world_size);
   const auto group = cadre::Communicator::connect(
       *system, membership, {}, system->deadline_in(cadre::kDefaultConnectTimeout));
 
