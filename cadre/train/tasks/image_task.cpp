@@ -12,6 +12,7 @@
 namespace cadre::train {
 namespace {
 
+constexpr uint64_t kFingerprintFactor = 0x100000001b3ULL;  // FNV's prime
 constexpr int64_t kSide = 28;  // pixels, of the images that the models take
 
 // The first and the last samples of one set.
@@ -43,8 +44,12 @@ void ImageTask::open_mnist() {
   const Mnist first(folder, has_test && !has_train ? kMnistTest : kMnistTrain);
   identity_ = {.size = first.size(), .fingerprint = first.fingerprint()};
   if (has_train && has_test) {
+    const auto second = std::make_shared<const Mnist>(folder, kMnistTest);
     training_data_ = std::make_shared<const Mnist>(first);
-    held_out_data_ = std::make_shared<const Mnist>(folder, kMnistTest);
+    held_out_data_ = second;
+    identity_.size += second->size();
+    // The factor tells the pairs apart, should they change places.
+    identity_.fingerprint = identity_.fingerprint * kFingerprintFactor ^ second->fingerprint();
   } else {
     std::tie(training_data_, held_out_data_) = split(first, config_.data.held_out);
   }
