@@ -1,0 +1,107 @@
+// `cadre train` as a user calls it: what it says of its keys, and jobs of real processes, each of
+// which has random numbers of its own, as ranks that are threads of a test have not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cadre/cli/cadre_command_test.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(TrainProgram, HelpHasEveryKeyOnce) {
+  const cli::CommandResult help = cli::run_cadre({"train", "--help"});
+  EXPECT_EQ(help.exit_code, 0) << help.error;
+  EXPECT_THAT(help.output, StartsWith("cadre train CONFIG.toml"));
+  for (const char* text : {"\n  --nproc-per-node N ", "\n[model]\n", "\n[run]\n", "\nwidth = 128\n",
+                           "\nresume = \"none\"\n"}) {
+    EXPECT_EQ(count_of(help.output, text), 1U) << text;
+  }
+}
+
+TEST(TrainProgram, PrintsTheConfigurationOnce) {
+  const cli::CommandResult printed =
+      cli::run_cadre({"train", CADRE_SOURCE_DIR "/examples/gpt.toml", "model.width=192",
+                      "--print-config", "--nproc-per-node", "2"});
+  EXPECT_EQ(printed.exit_code, 0) << printed.error;
+  EXPECT_THAT(printed.output, StartsWith("[model]\nkind = \"gpt\"\n"));
+  EXPECT_EQ(count_of(printed.output, "\nwidth = 192\n"), 1U) << printed.output;
+}
+
+class TrainDropout : public ::testing::Test {
+ protected:
+  TrainDropout() { std::ofstream(folder_.file("empty.toml")); }
+
+  // On two processes; a constant rate, so that a short run is the beginning of a long one.
+  cli::CommandResult train(const std::string& run, int num_steps,
+                           const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words = {"train", folder_.file("empty.toml"), "--nproc-per-node", "2"};
+    for (const char* word : {"model.kind=cnn", "data.kind=synthetic", "data.samples=60",
+                             "data.held_out=0.1", "optimizer.kind=adam", "schedule.kind=constant",
+                             "schedule.warmup_steps=0", "run.batch_size=8"}) {
+      words.emplace_back(word);
+    }
+    words.push_back("run.folder=" + folder_.path().string());
+    words.push_back("run.name=" + run);
+    words.push_back("run.steps=" + std::to_string(num_steps));
+    words.insert(words.end(), more.begin(), more.end());
+    return cli::run_cadre(std::move(words));
+  }
+
+  std::string bytes_of(const std::string& path) const {
+    std::ifstream file(folder_.file(path), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  std::vector<double> losses_of(const std::string& run) const {
+    std::vector<double> losses;
+    std::ifstream file(folder_.file(run + "/metrics.jsonl"));
+    for (std::string line; std::getline(file, line);) {
+      const auto step = nlohmann::json::parse(line);
+      if (step.contains("loss")) losses.push_back(step["loss"]);
+    }
+    return losses;
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(TrainDropout, AResumedJobHasTheBitsOfAnUninterruptedOne) {
+  const cli::CommandResult whole = train("whole", 6);
+  ASSERT_EQ(whole.exit_code, 0) << whole.error;
+  ASSERT_EQ(train("parts", 3).exit_code, 0);
+  const cli::CommandResult resumed = train("parts", 6, {"run.resume=auto"});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
+  EXPECT_THAT(resumed.output, HasSubstr("/parts/step-000003\n"));
+  for (const std::string file : {"model.safetensors", "optimizer.safetensors"}) {
+    const std::string expected = bytes_of("whole/step-000006/" + file);
+    EXPECT_FALSE(expected.empty());
+    EXPECT_TRUE(bytes_of("parts/step-000006/" + file) == expected) << file;
+  }
+  EXPECT_EQ(losses_of("whole").size(), 6U);
+  EXPECT_EQ(losses_of("parts"), losses_of("whole"));
+
+  // And dropout was there: without it the first step has another loss.
+  ASSERT_EQ(train("dry", 1, {"model.dropout=false"}).exit_code, 0);
+  EXPECT_NE(losses_of("dry").at(0), losses_of("whole").at(0));
+}
+
+}  // namespace
+}  // namespace cadre
