@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """From the same first values, on the same data in the same order: 30 losses of `cadre train` on two
-processes against PyTorch's on one process and on two with DistributedDataParallel over gloo, for
-each of the six optimizers on a gpt and on the MNIST network.
+processes, and the held-out loss behind them, against PyTorch's on one process and on two with
+DistributedDataParallel over gloo: for each of the six optimizers on a gpt and on the MNIST network,
+and for the default one on the two perceptrons, over text and over images.
 
     parity_test.py CADRE [--only gpt-adam ...]
 
@@ -28,7 +29,8 @@ TOLERANCE = 1e-4
 WORLD_SIZE = 2
 SEED = 11
 TIMEOUT_S = 100
-CONTEXT, LAYERS, HEADS, WIDTH = 24, 2, 2, 32
+CONTEXT, LAYERS, HEADS, WIDTH, WINDOW = 24, 2, 2, 32, 5
+NUM_EVALUATED = 100  # tokens
 
 # kind of the trainer, class of torch.optim, options of the class, keys of the trainer.
 OPTIMIZERS = {
@@ -46,17 +48,24 @@ OPTIMIZERS = {
                  dict(learning_rate=1.0, rho=0.9, weight_decay=1e-3)),
 }
 CASES = [f"{model}-{kind}" for model in ("gpt", "cnn") for kind in OPTIMIZERS]
+CASES += ["mlp_text-adamw", "mlp_images-adamw"]
 
 # What differs between the models: batch size, norm that gradients are clipped to (0: none), and
 # steps and factor of the StepLR (0: constant rate).
 SETTINGS = {"gpt": dict(batch_size=8, clip=1.0, step_size=0, gamma=1.0),
             "cnn": dict(batch_size=8, clip=0.0, step_size=9, gamma=0.5)}
+SETTINGS |= {"mlp_text": SETTINGS["gpt"], "mlp_images": SETTINGS["cnn"]}
+ON_TEXT = ("gpt", "mlp_text")
 
 
 def make_model(name):
     torch.manual_seed(SEED)
     if name == "gpt":
         return reference.Gpt(LAYERS, HEADS, WIDTH, CONTEXT)
+    if name == "mlp_text":
+        return reference.WindowMlp(LAYERS, WIDTH, WINDOW)
+    if name == "mlp_images":
+        return reference.ImageMlp(LAYERS, WIDTH)
     return reference.MnistCnn(dropout=False)
 
 
@@ -72,16 +81,19 @@ def make_data(folder):
 
 
 def train_reference(folder, case, rank, world_size):
-    """The losses of all steps: of the whole batch, whatever the number of ranks."""
+    """The losses of all steps, of the whole batch whatever the number of ranks; then the held-out
+    loss."""
     name, kind = case.split("-")
     settings = SETTINGS[name]
     model = make_model(name)
-    if name == "gpt":
-        data, target = reference.text_samples(folder / "text", CONTEXT, held_out=0.05)
+    if name in ON_TEXT:
+        data, target, held_data, held_target = reference.text_samples(
+            folder / "text", CONTEXT, held_out=0.05, num_evaluated=NUM_EVALUATED)
     else:
         data, target = reference.images(folder / "images", "train")
-        count = len(data) - int(len(data) * 0.2)
-        data, target = data[:count], target[:count]
+        cut = len(data) - int(len(data) * 0.2)
+        held_data, held_target = data[cut:], target[cut:]
+        data, target = data[:cut], target[:cut]
     replica = model
     if world_size > 1:
         replica = torch.nn.parallel.DistributedDataParallel(model)
@@ -105,7 +117,8 @@ def train_reference(folder, case, rank, world_size):
         if world_size > 1:
             torch.distributed.all_reduce(mean)
         losses.append(mean.item())
-    return losses
+    with torch.no_grad():
+        return losses + [model.loss(model(held_data), held_target).item()]
 
 
 def run_gloo_rank(folder, cases):
@@ -138,15 +151,15 @@ def train_cadre(command, folder, case):
     name, kind = case.split("-")
     settings = SETTINGS[name]
     keys = {"run.name": case, "run.folder": folder / "runs", "run.steps": NUM_STEPS,
-            "run.batch_size": settings["batch_size"], "run.seed": SEED, "run.evaluate_tokens": 100,
-            "model.kind": name, "model.weights": folder / f"{name}.safetensors",
+            "run.batch_size": settings["batch_size"], "run.seed": SEED, "run.evaluate_tokens": NUM_EVALUATED,
+            "model.kind": name.partition("_")[0], "model.weights": folder / f"{name}.safetensors",
             "optimizer.kind": kind, "optimizer.clip_norm": settings["clip"],
             "schedule.kind": "step" if settings["step_size"] else "constant",
             "schedule.step_size": settings["step_size"], "schedule.gamma": settings["gamma"],
-            "schedule.warmup_steps": 0, "sample.tokens": 0}
-    if name == "gpt":
-        keys |= {"model.layers": LAYERS, "model.heads": HEADS, "model.width": WIDTH,
-                 "model.context": CONTEXT, "data.path": folder / "text", "data.held_out": 0.05}
+            "schedule.warmup_steps": 0, "sample.tokens": 0,
+            "model.layers": LAYERS, "model.heads": HEADS, "model.width": WIDTH, "model.window": WINDOW}
+    if name in ON_TEXT:
+        keys |= {"model.context": CONTEXT, "data.path": folder / "text", "data.held_out": 0.05}
     else:
         keys |= {"model.dropout": False, "data.kind": "mnist", "data.path": folder / "images",
                  "data.held_out": 0.2}
@@ -160,7 +173,7 @@ def train_cadre(command, folder, case):
     if done.returncode != 0:
         sys.exit(f"{case}: cadre train ended with {done.returncode}\n{done.stdout}{done.stderr}")
     lines = [json.loads(line) for line in open(folder / "runs" / case / "metrics.jsonl")]
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in lines if "loss" in line] + [lines[-1]["held_out_loss"]]
 
 
 def difference(a, b):
@@ -185,12 +198,13 @@ def compare(command, cases):
                 process.wait()
         replicated = json.loads(outputs[0])
         for case in cases:
-            assert len(own[case]) == NUM_STEPS
+            assert len(own[case]) == NUM_STEPS + 1
             to_single, to_gloo = difference(own[case], single[case]), difference(own[case], replicated[case])
-            learned = own[case][-1] < 0.97 * own[case][0]
+            learned = own[case][-2] < 0.97 * own[case][0]
             good = learned and max(to_single, to_gloo) <= TOLERANCE
             failed += [] if good else [case]
-            print(f"{case:13} loss {own[case][0]:.4f} to {own[case][-1]:.4f}; largest relative difference "
+            print(f"{case:16} loss {own[case][0]:.4f} to {own[case][-2]:.4f}, held out "
+                  f"{own[case][-1]:.4f}; largest relative difference "
                   f"{to_single:.1e} to one process, {to_gloo:.1e} to gloo{'' if good else '  FAILED'}")
     print(f"parity: {len(cases) - len(failed)} of {len(cases)} cases within {TOLERANCE:.0e}")
     return 1 if failed else 0

@@ -79,10 +79,58 @@ class MnistCnn(nn.Module):
         return F.nll_loss(output, target)
 
 
-def text_samples(path, context, held_out):
-    """(data, target) of all training samples: cut one after the other from the start of the file."""
+class WindowMlp(nn.Module):
+    """Over the last few tokens, zeros before the first."""
+
+    def __init__(self, layers, width, window):
+        super().__init__()
+        self.window = window
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        for i in range(layers):
+            self.add_module(f"hidden_{i}", nn.Linear(window * width if i == 0 else width, width))
+        self.head = nn.Linear(width, VOCABULARY)
+        self.layers = layers
+
+    def forward(self, tokens):
+        embedded = self.embedding(tokens)
+        length = tokens.shape[1]
+        x = torch.cat([F.pad(embedded, (0, 0, back, 0))[:, :length]
+                       for back in reversed(range(self.window))], dim=2)
+        # As the model has it: of each feature the tokens of the window, side by side.
+        x = x.view(*x.shape[:2], self.window, -1).transpose(2, 3).flatten(2)
+        for i in range(self.layers):
+            x = F.gelu(getattr(self, f"hidden_{i}")(x))
+        return self.head(x)
+
+    loss = staticmethod(Gpt.loss)
+
+
+class ImageMlp(nn.Module):
+    def __init__(self, layers, width):
+        super().__init__()
+        for i in range(layers):
+            self.add_module(f"hidden_{i}", nn.Linear(784 if i == 0 else width, width))
+        self.head = nn.Linear(width, 10)
+        self.layers = layers
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for i in range(self.layers):
+            x = F.relu(getattr(self, f"hidden_{i}")(x))
+        return F.log_softmax(self.head(x), dim=1)
+
+    loss = staticmethod(MnistCnn.loss)
+
+
+def text_samples(path, context, held_out, num_evaluated):
+    """(data, target) of the training samples, then those of the first tokens that are held out: each
+    cut one after the other."""
     tokens = torch.tensor(list(open(path, "rb").read()) + [END_OF_TEXT])
-    tokens = tokens[:len(tokens) - int(len(tokens) * held_out)]
+    cut = len(tokens) - int(len(tokens) * held_out)
+    return *cut_samples(tokens[:cut], context), *cut_samples(tokens[cut:cut + num_evaluated], context)
+
+
+def cut_samples(tokens, context):
     count = (len(tokens) - 1) // context
     rows = torch.stack([tokens[i * context:i * context + context + 1] for i in range(count)])
     return rows[:, :-1], rows[:, 1:]
