@@ -6,6 +6,14 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <string>
+
+// torch's own error does not name the file, and has a stack trace behind it.
+static void load_optimizer(torch::optim::Adam& optimizer, const std::string& path) try {
+  torch::load(optimizer, path);
+} catch (const c10::Error& error) {
+  throw cadre::Error(cadre::ErrorCode::kCorruption, path + ": " + error.what_without_backtrace());
+}
 
 int main(int argc, char** argv) try {
   const int64_t num_steps = argc > 2 ? std::atoi(argv[2]) : 300;
@@ -21,7 +29,7 @@ int main(int argc, char** argv) try {
   const int64_t first = snapshots.latest_step().value_or(0);
   if (first > 0) {
     cadre::load(*net, snapshots.path_of(first) + "/net.safetensors");
-    torch::load(optimizer, snapshots.path_of(first) + "/adam.pt");
+    load_optimizer(optimizer, snapshots.path_of(first) + "/adam.pt");
   }
   cadre::DistributedDataParallel model{net, world};
   for (int64_t step = first; step < num_steps; ++step) {
@@ -44,8 +52,5 @@ int main(int argc, char** argv) try {
   world.close();
 } catch (const cadre::Error& error) {
   std::cerr << "ddp_toy_resume: " << error.what() << std::endl;
-  return 1;
-} catch (const c10::Error& error) {  // of torch::load: its what() has a stack trace behind it
-  std::cerr << "ddp_toy_resume: " << error.what_without_backtrace() << std::endl;
   return 1;
 }
