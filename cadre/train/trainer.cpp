@@ -173,10 +173,14 @@ std::vector<std::string> Trainer::restore(const std::string& snapshot) {
   const TrainState state = read_train_state(snapshot);
   const DataIdentity data = task_->data_identity();
   if (state.data != data) {
+    const std::string difference =
+        state.data.size == data.size
+            ? cadre::format("as many {}, but others", task_->item_name())
+            : cadre::format("{} {} then, {} now", state.data.size, task_->item_name(), data.size);
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("{} was trained on other data: {} {} then, {} now; restore the "
-                              "data, or start anew with run.resume=none",
-                              snapshot, state.data.size, task_->item_name(), data.size));
+                cadre::format("{} was trained on other data: {}; restore the data, or start anew "
+                              "with run.resume=none",
+                              snapshot, difference));
   }
   std::vector<std::string> remarks = compare_configs(state.config, config_);
   read_tensors(snapshot, *model_, *optimizer_);
