@@ -3,6 +3,7 @@
 #include "cadre/cli/command.h"
 #include "cadre/os/proc/guardian.h"
 #include "cadre/os/proc/temporary_folder.h"
+#include "cadre/rendezvous/job_environment.h"
 
 namespace cadre::cli {
 
@@ -11,6 +12,9 @@ int start_failure_code(const Error& error) {
 }
 
 int launch_job(std::string_view command, launch::JobSpec spec) {
+  const auto log_level = parse_log_level(spec.environment.get_or("CADRE_LOG", ""));
+  if (!log_level.ok()) return fail(command, log_level.error().message(), kUsageExitCode);
+  spec.log_level = *log_level;
   // Made before the guardian and the supervisor part, so that whichever survives removes it.
   const auto folder =
       os::TemporaryFolder::make(spec.environment.get_or("TMPDIR", "/tmp"), "cadre-run-");

@@ -2,7 +2,7 @@
 //
 // Threads: the main thread, before any other was started. Blocking: as long as the job runs.
 // Errors: reported on standard error as one sentence; 126 or 127 when the program cannot be
-// started.
+// started, 2 for a wrong CADRE_LOG, whose level holds for the job's store as for the workers.
 #pragma once
 
 #include <string_view>

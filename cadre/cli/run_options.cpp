@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 
 #include "cadre/base/format.h"
 #include "cadre/cli/nearest.h"
@@ -9,11 +11,14 @@
 namespace cadre::cli {
 namespace {
 
-// torchrun's flags that mean something only for several hosts or restarts.
-struct OneHostOptions {
+// What is checked after parsing: the port, and torchrun's flags that mean something only for
+// several hosts or restarts.
+struct OtherOptions {
+  std::string master_port = "0";
   std::string num_nodes = "1";
   int node_rank = 0;
   int max_restarts = 0;
+  bool standalone = false;
 };
 
 // "--nproc-per-node,--nproc_per_node": torchrun accepts both.
@@ -23,42 +28,53 @@ std::string both_spellings(const std::string& name) {
   return other == name ? name : name + "," + other;
 }
 
-void declare(CLI::App& app, RunOptions& options, OneHostOptions& one_host, bool& standalone) {
+void declare(CLI::App& app, RunOptions& options, OtherOptions& other) {
   app.set_help_flag();
   app.prefix_command();
   app.add_flag("-h,--help", options.wants_help);
   app.add_option(both_spellings("--nproc-per-node"), options.num_workers);
   app.add_flag("-m,--module", options.is_module);
   app.add_flag(both_spellings("--no-python"), options.no_python);
-  app.add_flag("--standalone", standalone);
+  app.add_flag("--standalone", other.standalone);
   app.add_option(both_spellings("--rdzv-id"), options.run_id);
   app.add_option("--role", options.role);
-  app.add_option(both_spellings("--master-port"), options.master_port);
+  app.add_option(both_spellings("--master-port"), other.master_port);
   app.add_option(both_spellings("--log-line-prefix-template"), options.prefix_template);
   app.add_option(both_spellings("--flight-records"), options.flight_folder);
   app.add_option(both_spellings("--shutdown-timeout"), options.shutdown_timeout_s)
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--nnodes", one_host.num_nodes);
-  app.add_option(both_spellings("--node-rank"), one_host.node_rank);
-  app.add_option(both_spellings("--max-restarts"), one_host.max_restarts);
+  app.add_option("--nnodes", other.num_nodes);
+  app.add_option(both_spellings("--node-rank"), other.node_rank);
+  app.add_option(both_spellings("--max-restarts"), other.max_restarts);
 }
 
-Status check_one_host(const OneHostOptions& one_host) {
-  if (one_host.num_nodes != "1" && one_host.num_nodes != "1:1") {
+Result<uint16_t> parse_port(const std::string& text) {
+  uint16_t port = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, port);
+  if (parsed.ec == std::errc() && parsed.ptr == end) return port;
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("--master-port {}: expected a number from 1 to 65535, or 0 for a free "
+                             "port",
+                             text));
+}
+
+Status check_one_host(const OtherOptions& other) {
+  if (other.num_nodes != "1" && other.num_nodes != "1:1") {
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("--nnodes {}: this launcher starts workers on one host only",
-                               one_host.num_nodes));
+                               other.num_nodes));
   }
-  if (one_host.node_rank != 0) {
+  if (other.node_rank != 0) {
     return Error(
         ErrorCode::kInvalidArgument,
-        cadre::format("--node-rank {}: with one host the only node is 0", one_host.node_rank));
+        cadre::format("--node-rank {}: with one host the only node is 0", other.node_rank));
   }
-  if (one_host.max_restarts != 0) {
+  if (other.max_restarts != 0) {
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("--max-restarts {}: this launcher does not restart workers; run it "
                                "again from the last snapshot",
-                               one_host.max_restarts));
+                               other.max_restarts));
   }
   return {};
 }
@@ -79,10 +95,9 @@ Error unknown_option(const CLI::App& app, const std::string& word) {
 
 Result<RunOptions> parse_run_options(std::span<const std::string> words) {
   RunOptions options;
-  OneHostOptions one_host;
-  bool standalone = false;
+  OtherOptions other;
   CLI::App app;
-  declare(app, options, one_host, standalone);
+  declare(app, options, other);
   try {
     // CLI11 takes the words last first.
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
@@ -96,7 +111,10 @@ Result<RunOptions> parse_run_options(std::span<const std::string> words) {
     return unknown_option(app, options.program.front());
   }
   if (options.wants_help) return options;
-  CADRE_RETURN_IF_ERROR(check_one_host(one_host));
+  CADRE_RETURN_IF_ERROR(check_one_host(other));
+  const Result<uint16_t> port = parse_port(other.master_port);
+  if (!port.ok()) return port.error();
+  options.master_port = *port;
   if (options.program.empty()) {
     return Error(ErrorCode::kInvalidArgument,
                  "no program to run; for example: cadre run --nproc-per-node 2 ./train");

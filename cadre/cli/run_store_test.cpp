@@ -44,5 +44,53 @@ TEST(RunStore, RefusesAWorkerWithAnotherToken) {
   EXPECT_NE(result.output.find("token"), std::string::npos) << result.output;
 }
 
+// A worker that is no client of the store: it ends when the store has dropped it.
+std::vector<std::string> stranger_job() {
+  return {"run", "bash", "-c",
+          "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; echo rubbish >&3; cat <&3"};
+}
+
+TEST(RunStore, SaysWhomItDroppedAndWhy) {
+  const auto result = run_cadre(stranger_job(), {{"CADRE_LOG", ""}});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  const std::regex line(
+      "cadre: warning [0-9T:.-]+Z store dropped peer=tcp:127.0.0.1:[0-9]+ "
+      "reason=\"its first bytes are of no protocol known here\"\n");
+  EXPECT_TRUE(std::regex_match(result.error, line)) << result.error;
+}
+
+TEST(RunStore, LogsFromTheLevelOfItsWorkersOn) {
+  EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "error"}}).error, "");
+  EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "off"}}).error, "");
+  EXPECT_NE(run_cadre(stranger_job(), {{"CADRE_LOG", "debug"}}).error, "");
+  // Clients that leave in good order are told of at debug alone.
+  EXPECT_EQ(run_cadre(worker_job(2), {{"CADRE_LOG", "info"}}).error, "");
+}
+
+TEST(RunStore, ABusyPortIsSaidWithItsRemedy) {
+  const auto system = os::make_native_system();
+  const auto busy = system->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  const std::string port = cadre::format("{}", busy->address().port);
+  const auto result = run_cadre({"run", "--master-port", port, "true"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.error,
+            cadre::format("cadre: start the job's store: store server: listen on tcp:127.0.0.1:{}: "
+                          "Address already in use (errno 98); choose another --master-port or "
+                          "leave it out\n",
+                          port));
+}
+
+TEST(RunStore, APortIsANumber) {
+  for (const std::string wrong : {"99999", "-1", "http", "80x"}) {
+    const auto result = run_cadre({"run", "--master-port=" + wrong, "true"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.error,
+              cadre::format("cadre run: --master-port {}: expected a number from 1 to 65535, or 0 "
+                            "for a free port\n",
+                            wrong));
+  }
+  EXPECT_EQ(run_cadre({"run", "--master-port", "0", "true"}).exit_code, 0);
+}
+
 }  // namespace
 }  // namespace cadre::cli

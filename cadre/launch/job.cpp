@@ -10,6 +10,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/launch/failure_report.h"
+#include "cadre/launch/queued_log.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/launch/worker_group.h"
 #include "cadre/os/proc/descendants.h"
@@ -73,6 +74,7 @@ class JobRun {
         spec_(spec),
         guardian_gone_(guardian_gone),
         signals_(kSignals),
+        log_(system, spec.log_level),
         group_(system, output_, error_),
         phase_deadline_(system.now()) {}
 
@@ -87,6 +89,7 @@ class JobRun {
     kKilling     // everything is being killed
   };
 
+  Status open_store();
   Status start();
   std::vector<WorkerSpec> worker_specs(const JobIdentity& identity);
   std::string prefix_of(Rank rank) const;
@@ -98,6 +101,7 @@ class JobRun {
   bool is_over();
   void advance();
   void say(std::string_view line) { error_.append_line("cadre: ", line); }
+  void show_log();
   int finish();
   int exit_code(const std::optional<WorkerExit>& failure) const;
 
@@ -113,6 +117,7 @@ class JobRun {
   os::SignalListener signals_;
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
   BufferedOutput error_{os::OutputStream::Target::kStandardError};
+  QueuedLog log_;
   std::unique_ptr<TcpStoreServer> store_;
   WorkerGroup group_;
   JobIdentity identity_;
@@ -153,26 +158,39 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
   return specs;
 }
 
-Status JobRun::start() {
+Status JobRun::open_store() {
   identity_ = {.num_workers = spec_.num_workers,
                .run_id = spec_.run_id.empty() ? random_hex(system_, kRunIdBytes) : spec_.run_id,
                .role = spec_.role,
                .token = random_hex(system_, kTokenBytes),
                .error_folder = spec_.folder,
                .num_cores = system_.host().num_cores};
-  TcpStoreServerOptions options{.token = identity_.token};
+  TcpStoreServerOptions options{.token = identity_.token, .log = &log_};
   options.address.port = spec_.store_port;
   auto store = TcpStoreServer::start(system_, options);
-  if (!store.ok()) return store.error().with_context("start the job's store");
+  if (!store.ok()) {
+    const std::string remedy =
+        spec_.store_port == 0 ? "" : "; choose another --master-port or leave it out";
+    return Error(store.error().code(),
+                 cadre::format("start the job's store: {}{}", store.error().message(), remedy));
+  }
   store_ = *std::move(store);
   identity_.store_host = store_->address().host;
   identity_.store_port = store_->address().port;
+  return {};
+}
 
+Status JobRun::start() {
   num_memory_kills_before_ = os::count_memory_kills();
   return group_.start(worker_specs(identity_));
 }
 
 Result<int> JobRun::run() {
+  if (const Status opened = open_store(); !opened.ok()) {
+    say(opened.error().message());
+    error_.drain(system_, system_.deadline_in(kDrainTimeout));
+    return 1;
+  }
   CADRE_RETURN_IF_ERROR(start());
   watch();
   return finish();
@@ -181,7 +199,8 @@ Result<int> JobRun::run() {
 void JobRun::watch() {
   while (!is_over()) {
     std::array also{os::PollItem{.target = &signals_, .want_read = true},
-                    os::PollItem{.target = &guardian_gone_, .want_read = !guardian_is_gone_}};
+                    os::PollItem{.target = &guardian_gone_, .want_read = !guardian_is_gone_},
+                    os::PollItem{.target = &log_.pollable(), .want_read = !error_.is_full()}};
     Deadline wake = system_.deadline_in(phase_ == Phase::kKilling ? kKillTick : kTick);
     if (phase_ != Phase::kRunning) wake = wake.earlier(phase_deadline_);
     group_.step(also, wake);
@@ -189,9 +208,16 @@ void JobRun::watch() {
       guardian_is_gone_ = true;
       kill_all();
     }
+    show_log();
     take_signals();
     advance();
   }
+}
+
+// A reader of our output that is slow holds the lines in the log, which is bounded.
+void JobRun::show_log() {
+  if (error_.is_full()) return;
+  for (const std::string& line : log_.take()) say(line);
 }
 
 void JobRun::take_signals() {
@@ -273,6 +299,7 @@ int JobRun::finish() {
     group_.step({}, drained);
   }
   group_.finish_output();
+  show_log();
 
   const auto failure = group_.first_failure();
   if (failure) {

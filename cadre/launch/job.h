@@ -3,8 +3,9 @@
 // Threads: the process's main thread, before any other was started. Blocking: as long as the job
 // runs; every stop is bounded by the grace period and a few seconds.
 // Lifetime: when run_job returns, no process, port or file of the job is left.
-// Errors: of starting: kUnavailable and kInvalidArgument, as one sentence each. What workers do is
-// no error of run_job: it is reported on the error output and in the exit code.
+// Errors: of starting the program: kUnavailable and kInvalidArgument, as one sentence each. A store
+// that cannot be opened, and what workers do, are no errors of run_job: they are reported on the
+// error output and in the exit code. So is what the store logs.
 #pragma once
 
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/base/log.h"
 #include "cadre/launch/buffered_output.h"
 #include "cadre/os/proc/environment.h"
 #include "cadre/os/system.h"
@@ -27,7 +29,8 @@ struct JobSpec {
   std::string run_id;  // empty: a random one
   std::string role = "default";
   uint16_t store_port = 0;  // 0: a free one
-  std::string folder;       // where workers leave their exceptions; exists, and is its owner's
+  LogLevel log_level = LogLevel::kWarning;
+  std::string folder;  // where workers leave their exceptions; exists, and is its owner's
   // Before each line; ${rank}, ${local_rank}, ${role_name} and ${host} are replaced.
   std::string prefix_template = "[${rank}] ";
   bool colour_prefix = false;
@@ -38,7 +41,7 @@ struct JobSpec {
 };
 
 // Runs the job to its end and returns the launcher's exit code: 0, the first failed worker's
-// (128 + signal if one ended it), or 128 + the signal that stopped the job.
+// (128 + signal if one ended it), 128 + the signal that stopped the job, or 1 without a store.
 // `guardian_gone` becomes readable when the job must vanish at once (os/proc/guardian.h).
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
 

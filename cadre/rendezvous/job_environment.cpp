@@ -96,25 +96,26 @@ void parse_store(Parser& parser, JobEnvironment& environment) {
   }
 }
 
-LogLevel parse_log_level(Parser& parser) {
-  constexpr std::array<std::string_view, 5> kNames = {"debug", "info", "warning", "error", "off"};
-  const std::string text = parser.text("CADRE_LOG").value_or("warning");
-  const auto found = std::find(kNames.begin(), kNames.end(), text);
-  if (found == kNames.end()) {
-    parser.fail(format("CADRE_LOG is \"{}\", expected debug, info, warning, error or off", text));
-    return LogLevel::kWarning;
-  }
-  return static_cast<LogLevel>(found - kNames.begin());
-}
-
 }  // namespace
+
+Result<LogLevel> parse_log_level(std::string_view text) {
+  constexpr std::array<std::string_view, 5> kNames = {"debug", "info", "warning", "error", "off"};
+  if (text.empty()) return LogLevel::kWarning;
+  const auto found = std::find(kNames.begin(), kNames.end(), text);
+  if (found != kNames.end()) return static_cast<LogLevel>(found - kNames.begin());
+  return Error(ErrorCode::kInvalidArgument,
+               format("environment: CADRE_LOG is \"{}\", expected debug, info, warning, error or "
+                      "off",
+                      text));
+}
 
 Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up) {
   Parser parser(look_up);
   JobEnvironment environment;
-  environment.log_level = parse_log_level(parser);
+  const Result<LogLevel> log_level = parse_log_level(parser.text("CADRE_LOG").value_or(""));
+  if (!log_level.ok()) return log_level.error();
+  environment.log_level = *log_level;
   environment.flight_folder = parser.text("CADRE_FLIGHT_RECORDS").value_or("");
-  if (parser.error()) return *parser.error();
   const bool has_rank = parser.text("RANK").has_value();
   const bool has_world_size = parser.text("WORLD_SIZE").has_value();
   if (!has_rank && !has_world_size) return environment;

@@ -56,4 +56,7 @@ CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& 
 // Of this process. To be called in main, before other threads change the environment.
 CADRE_EXPORT Result<JobEnvironment> read_job_environment();
 
+// What CADRE_LOG says; an empty text counts as not set.
+CADRE_EXPORT Result<LogLevel> parse_log_level(std::string_view text);
+
 }  // namespace cadre

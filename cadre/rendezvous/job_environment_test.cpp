@@ -63,6 +63,21 @@ TEST(JobEnvironment, UnderTorchrunSpeaksC10d) {
   EXPECT_EQ(parse(variables)->store_protocol, StoreProtocol::kNative);
 }
 
+TEST(JobEnvironment, LogsAtTheLevelThatIsNamedLaunchedOrNot) {
+  const std::map<std::string, LogLevel> levels = {
+      {"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning},
+      {"error", LogLevel::kError}, {"off", LogLevel::kOff},   {"", LogLevel::kWarning}};
+  for (const auto& [text, level] : levels) {
+    EXPECT_EQ(parse({{"CADRE_LOG", text}})->log_level, level) << text;
+    Variables variables = launched();
+    variables["CADRE_LOG"] = text;
+    EXPECT_EQ(parse(variables)->log_level, level) << text;
+  }
+  EXPECT_EQ(parse({})->log_level, LogLevel::kWarning);
+  EXPECT_NE(parse({{"CADRE_LOG", "INFO"}}).error().message().find("CADRE_LOG is \"INFO\""),
+            std::string::npos);
+}
+
 TEST(JobEnvironment, AWorldOfOneNeedsNoMaster) {
   const auto environment = parse({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   ASSERT_TRUE(environment.ok());
@@ -107,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"MASTER_PORT", nullptr}, Wrong{"MASTER_PORT", "0"},
                     Wrong{"MASTER_PORT", "65536"}, Wrong{"TORCHELASTIC_RESTART_COUNT", "-3"},
                     Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
-                    Wrong{"CADRE_STORE_PROTOCOL", "etcd"}));
+                    Wrong{"CADRE_STORE_PROTOCOL", "etcd"}, Wrong{"CADRE_LOG", "loud"}));
 
 }  // namespace
 }  // namespace cadre

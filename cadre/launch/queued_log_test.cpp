@@ -1,0 +1,57 @@
+// What the launcher's log keeps, drops and says of it.
+#include "cadre/launch/queued_log.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+
+#include "cadre/base/format.h"
+
+namespace cadre::launch {
+namespace {
+
+class QueuedLogTest : public ::testing::Test {
+ protected:
+  bool is_readable(QueuedLog& log) {
+    std::array items{os::PollItem{.target = &log.pollable(), .want_read = true}};
+    return system_->poll(items, system_->deadline_in(std::chrono::milliseconds(0)));
+  }
+
+  const std::unique_ptr<os::System> system_ = os::make_native_system();
+};
+
+TEST_F(QueuedLogTest, KeepsLinesFromItsLevelOnUntilTheyAreTaken) {
+  QueuedLog log(*system_, LogLevel::kWarning);
+  log.write(LogLevel::kInfo, "store", "too quiet");
+  EXPECT_FALSE(is_readable(log));
+  log.write(LogLevel::kWarning, "store", "dropped peer=1");
+  log.write(LogLevel::kError, "store", "worse");
+  EXPECT_TRUE(is_readable(log));
+  const auto lines = log.take();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_TRUE(lines[0].starts_with("warning 2")) << lines[0];
+  EXPECT_TRUE(lines[0].ends_with("Z store dropped peer=1")) << lines[0];
+  EXPECT_TRUE(lines[1].starts_with("error ")) << lines[1];
+  EXPECT_FALSE(is_readable(log));
+  EXPECT_TRUE(log.take().empty());
+}
+
+TEST_F(QueuedLogTest, OffKeepsNothing) {
+  QueuedLog log(*system_, LogLevel::kOff);
+  log.write(LogLevel::kError, "store", "lost");
+  EXPECT_TRUE(log.take().empty());
+}
+
+TEST_F(QueuedLogTest, CountsWhatItHasNoRoomFor) {
+  QueuedLog log(*system_, LogLevel::kWarning);
+  for (size_t i = 0; i < QueuedLog::kMaxLines + 3; ++i) {
+    log.write(LogLevel::kWarning, "store", cadre::format("line {}", i));
+  }
+  const auto lines = log.take();
+  ASSERT_EQ(lines.size(), QueuedLog::kMaxLines + 1);
+  EXPECT_TRUE(lines.back().ends_with("lines=3")) << lines.back();
+}
+
+}  // namespace
+}  // namespace cadre::launch
