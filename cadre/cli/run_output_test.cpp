@@ -4,6 +4,8 @@
 #include <sstream>
 
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/comm/connect.h"
+#include "cadre/os/proc/executable.h"
 
 namespace cadre::cli {
 namespace {
@@ -136,6 +138,50 @@ TEST(RunOutput, SharesTheCoresWhenTheUserDoesNot) {
   if (environment.get("OMP_NUM_THREADS")) GTEST_SKIP() << "the tests' own environment sets it";
   EXPECT_EQ(shared.output,
             cadre::format("[0] threads {}\n", os::make_native_system()->host().num_cores));
+}
+
+// The tests below start this one as their workers; alone it is a world of one.
+TEST(RunOutputWorker, ConnectsAGroup) {
+  const auto system = os::make_native_system();
+  const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
+  world->close(system->deadline_in(kPatience));
+}
+
+CommandResult run_group(const std::string& level) {
+  return run_cadre({"run", "--nproc-per-node", "2", os::own_executable().value_or_throw(),
+                    "--gtest_filter=RunOutputWorker.ConnectsAGroup"},
+                   {{"CADRE_LOG", level}});
+}
+
+TEST(RunOutput, AtInfoEachGroupSaysOnceWhatItIs) {
+  for (const char* level : {"info", "debug"}) {
+    const auto result = run_group(level);
+    EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+    const std::regex line(
+        R"re(\[0\] info \S+ \S+ rank=0 comm connected group=world round=0 world_size=2 hosts=1 )re"
+        R"re(host=\S+ pid=\d+ engine=\S+ transport=shared_memory timeout_s=60 version=\S+ )re"
+        R"re(algorithms="inline to \d+ B, [^"]+"\n)re");
+    const auto begin = std::sregex_iterator(result.error.begin(), result.error.end(), line);
+    EXPECT_EQ(std::distance(begin, std::sregex_iterator()), 1) << result.error;
+  }
+}
+
+TEST(RunOutput, AboveInfoAGroupThatConnectsSaysNothing) {
+  for (const char* level : {"", "warning", "error", "off"}) {
+    const auto result = run_group(level);
+    EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+    EXPECT_EQ(result.error, "") << level;
+  }
+}
+
+TEST(RunOutput, ALevelThatIsNoneIsRefusedBeforeAnythingStarts) {
+  const auto result = run_cadre(shell_job(2, "echo started"), {{"CADRE_LOG", "loud"}});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.output, "");
+  EXPECT_EQ(
+      result.error,
+      "cadre run: environment: CADRE_LOG is \"loud\", expected debug, info, warning, error or "
+      "off\n");
 }
 
 TEST(RunOutput, WorkersInheritNoDescriptorAndNoInput) {
