@@ -30,9 +30,14 @@ Result<Membership> FileRendezvous::join(Deadline deadline) {
     return store.error().with_context(format("rank {} of {}", options_.rank, world_size));
   }
   membership.store = std::move(store).value();
-  const auto views =
-      meet(system_, *membership.store,
-           {.rank = options_.rank, .world_size = world_size, .round = options_.round}, deadline);
+  const auto views = meet(system_, *membership.store,
+                          {.rank = options_.rank,
+                           .world_size = world_size,
+                           .round = options_.round,
+                           .view = {},
+                           .warn_after = options_.warn_after,
+                           .log = options_.log},
+                          deadline);
   if (!views.ok()) return views.error();
   return membership;
 }

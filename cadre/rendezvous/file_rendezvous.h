@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "cadre/base/log.h"
 #include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {
@@ -22,6 +23,9 @@ struct FileRendezvousOptions {
   std::string job_token;
   std::string listen_host = "127.0.0.1";  // numeric; where the other ranks reach this one
   uint64_t round = 0;
+  // After which time a wait for other ranks is told in the log, once; null: dropped.
+  Duration warn_after = kStoreWarnTime;
+  LogSink* log = nullptr;
 };
 
 // "file:///path": an absolute path.

@@ -33,6 +33,16 @@ StoreView view_of(const std::string& card) {
   return view;
 }
 
+// Whether `rank` speaks for all that have come: none of a lower number has. So a world that waits
+// is told of once, and costs the store one request a rank.
+bool is_lowest(Store& store, const std::vector<std::string>& keys, Rank rank, Deadline deadline) {
+  for (const std::string& key : std::span(keys).first(static_cast<size_t>(rank.value))) {
+    const Result<bool> is_there = store.check(std::span(&key, 1), deadline);
+    if (!is_there.ok() || *is_there) return false;
+  }
+  return true;
+}
+
 // "rank 2, rank 5 and 3 more", for a message.
 std::string missing_ranks(Store& store, const std::vector<std::string>& keys, Deadline deadline) {
   constexpr int kMaxNamed = 8;
@@ -45,6 +55,27 @@ std::string missing_ranks(Store& store, const std::vector<std::string>& keys, De
   }
   if (num_missing == 0) return "one rank or more";
   return num_missing <= kMaxNamed ? names : names + format(" and {} more", num_missing - kMaxNamed);
+}
+
+// The cards of all ranks, once they are there. A wait that gets long is told in the log.
+Result<std::vector<std::string>> collect_cards(os::System& system, Store& store,
+                                               const std::vector<std::string>& keys,
+                                               const MeetingTerms& terms, Deadline patience) {
+  const Deadline warning = system.deadline_in(terms.warn_after);
+  auto cards = store.multi_get(keys, patience.earlier(warning));
+  if (cards.ok() || cards.error().code() != ErrorCode::kTimeout ||
+      patience.has_passed(system.now())) {
+    return cards;
+  }
+  if (terms.log != nullptr && is_lowest(store, keys, terms.rank, patience)) {
+    terms.log->write(
+        LogLevel::kWarning, "rendezvous",
+        format("waiting for missing=\"{}\" world_size={} for_s={:g}; check that every rank was "
+               "started with WORLD_SIZE={}",
+               missing_ranks(store, keys, patience), terms.world_size,
+               std::chrono::duration<double>(terms.warn_after).count(), terms.world_size));
+  }
+  return store.multi_get(keys, patience);
 }
 
 }  // namespace
@@ -78,7 +109,7 @@ Result<std::vector<StoreView>> meet(os::System& system, Store& store, const Meet
   const TimePoint now = system.now();
   const Duration budget = deadline.remaining(now);
   const Deadline patience(now + (budget - std::min<Duration>(budget / 8, std::chrono::seconds(1))));
-  const auto cards = store.multi_get(keys, patience);
+  const auto cards = collect_cards(system, store, keys, terms, patience);
   if (!cards.ok()) {
     if (cards.error().code() != ErrorCode::kTimeout) return cards.error();
     return Error(ErrorCode::kTimeout,

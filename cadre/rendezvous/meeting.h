@@ -13,6 +13,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
+#include "cadre/base/log.h"
 #include "cadre/base/types.h"
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
@@ -32,6 +33,10 @@ struct MeetingTerms {
   int world_size = 1;
   uint64_t round = 0;
   StoreView view;
+  // A wait of this length is told in the log, once, by the lowest rank that has come; null:
+  // dropped.
+  Duration warn_after = kStoreWarnTime;
+  LogSink* log = nullptr;
 };
 
 // The views of all ranks, by rank.

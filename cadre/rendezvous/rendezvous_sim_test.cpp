@@ -71,6 +71,87 @@ TEST(RendezvousInTheSimulator, AllMeetAndLoseNoCount) {
   }
 }
 
+// What all ranks log, with the virtual time of each line.
+class TimedLog final : public LogSink {
+ public:
+  explicit TimedLog(sim::Simulator& simulator) : simulator_(simulator) {}
+
+  void write(LogLevel level, std::string_view component, std::string_view message) override {
+    if (level < LogLevel::kWarning) return;
+    const TimePoint now = simulator_.system(0).now();
+    const std::lock_guard lock(mutex_);
+    times_.push_back(now);
+    lines_.push_back(format("{} {}", component, message));
+  }
+
+  const std::vector<TimePoint>& times() const { return times_; }
+  const std::vector<std::string>& lines() const { return lines_; }
+
+ private:
+  sim::Simulator& simulator_;
+  std::mutex mutex_;
+  std::vector<TimePoint> times_;
+  std::vector<std::string> lines_;
+};
+
+TcpRendezvousOptions logged_options(int rank, LogSink& log) {
+  return {.address = {os::Address::Kind::kTcp, "node0", 29500},
+          .rank = rank,
+          .world_size = kRanks,
+          .job_token = "job",
+          .log = &log};
+}
+
+void nap(os::System& system, Duration time) {
+  system.make_waiter()->park(system.deadline_in(time));
+}
+
+// Rank 0, which hosts the store, comes after `delays[0]`, and so on; all then wait for each other.
+void run_late(sim::Simulator& simulator, TimedLog& log, const std::vector<Duration>& delays) {
+  const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
+    nap(system, delays[static_cast<size_t>(rank)]);
+    const Membership membership = TcpRendezvous(system, logged_options(rank, log))
+                                      .join(system.deadline_in(seconds(60)))
+                                      .value_or_throw();
+    count_together(system, *membership.store);
+    if (rank == 0) nap(system, seconds(5));  // it hosts the store
+  });
+  EXPECT_EQ(result.failure, "");
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.failure, "");
+}
+
+TEST(RendezvousInTheSimulator, ALongWaitForRanksIsToldOnceByTheLowestThatHasCome) {
+  sim::Simulator simulator(1, {.ranks_per_host = {2, 2}});
+  TimedLog log(simulator);
+  run_late(simulator, log, {seconds(0), seconds(25), seconds(0), seconds(25)});
+  ASSERT_EQ(log.lines().size(), 1u) << log.lines().back();
+  EXPECT_EQ(log.lines()[0],
+            "rendezvous waiting for missing=\"rank 1, rank 3\" world_size=4 for_s=10; check that "
+            "every rank was started with WORLD_SIZE=4");
+  EXPECT_GE(log.times()[0] - TimePoint{}, seconds(10));
+  EXPECT_LT(log.times()[0] - TimePoint{}, seconds(11));
+}
+
+TEST(RendezvousInTheSimulator, ALongWaitForTheStoreIsToldOnceByEachRank) {
+  sim::Simulator simulator(1, {.ranks_per_host = {2, 2}});
+  TimedLog log(simulator);
+  run_late(simulator, log, {seconds(25), seconds(0), seconds(0), seconds(0)});
+  ASSERT_EQ(log.lines().size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(log.lines()[i].starts_with("store waiting to connect to=tcp:node0:29500 for_s=10"))
+        << log.lines()[i];
+    EXPECT_GE(log.times()[i] - TimePoint{}, seconds(10));
+    EXPECT_LT(log.times()[i] - TimePoint{}, seconds(11));
+  }
+}
+
+TEST(RendezvousInTheSimulator, RanksThatAreInTimeAreToldOfNowhere) {
+  sim::Simulator simulator(1, {.ranks_per_host = {2, 2}});
+  TimedLog log(simulator);
+  run_late(simulator, log, {seconds(3), seconds(6), seconds(0), seconds(9)});
+  EXPECT_TRUE(log.lines().empty()) << log.lines().front();
+}
+
 TEST(RendezvousInTheSimulator, SurvivorsOfAKillAgree) {
   int num_decided_without = 0;
   for (const uint64_t seed : seeds(60)) {

@@ -97,6 +97,39 @@ TEST_F(RendezvousTest, ARankThatNeverComesIsNamed) {
       << joined[0].error().message();
 }
 
+TEST_F(RendezvousTest, Rank0TellsWhyItDoesNotHostTheStoreWhenSomethingElseListens) {
+  const auto busy = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  const auto joined = join_all({{.address = busy->address(),
+                                 .rank = 0,
+                                 .world_size = 2,
+                                 .greeting_timeout = milliseconds(100)}},
+                               seconds(20));
+  ASSERT_FALSE(joined[0].ok());
+  EXPECT_EQ(joined[0].error().code(), ErrorCode::kInvalidArgument);
+  const std::string& message = joined[0].error().message();
+  EXPECT_NE(message.find("what listens there is no Cadre store"), std::string::npos) << message;
+  EXPECT_NE(message.find("(rank 0 could not host it: store server: listen on tcp:127.0.0.1:"),
+            std::string::npos)
+      << message;
+  EXPECT_NE(message.find("Address already in use"), std::string::npos) << message;
+}
+
+TEST_F(RendezvousTest, Port0IsForAWorldOfOneAlone) {
+  const os::Address address = parse_tcp_url("tcp://127.0.0.1:0").value_or_throw();
+  for (const int rank : {0, 1}) {
+    const auto refused =
+        TcpRendezvous(*system_, {.address = address, .rank = rank, .world_size = 2})
+            .join(system_->deadline_in(seconds(20)));
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(refused.error().message().find("tcp://127.0.0.1:0: port 0 stands for any free port"),
+              std::string::npos)
+        << refused.error().message();
+  }
+  EXPECT_TRUE(
+      TcpRendezvous(*system_, {.address = address}).join(system_->deadline_in(seconds(20))).ok());
+}
+
 TEST_F(RendezvousTest, WorldSizesThatDifferAreNamed) {
   const os::Address address = fresh_address();
   const auto joined = join_all({{.address = address, .rank = 0, .world_size = 2},

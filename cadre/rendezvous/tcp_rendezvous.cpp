@@ -21,6 +21,15 @@ std::string host_of(const os::Address& address) {
   return address.kind == os::Address::Kind::kTcp ? address.host : std::string();
 }
 
+// Here and not in parse_tcp_url(): a world of one may name any address.
+Status check_port(const os::Address& address) {
+  if (address.kind != os::Address::Kind::kTcp || address.port != 0) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               format("rendezvous tcp://{}:0: port 0 stands for any free port, which the other "
+                      "ranks could not know; choose one from 1 to 65535",
+                      address.host));
+}
+
 }  // namespace
 
 Result<os::Address> parse_tcp_url(std::string_view url) {
@@ -50,6 +59,7 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
                         .job_token = options_.job_token,
                         .job_size = world_size};
   if (world_size == 1) return membership;
+  CADRE_RETURN_IF_ERROR(check_port(options_.address));
   StoreRoute route;
   Result<std::shared_ptr<Store>> store = open_store(deadline, route);
   if (!store.ok()) return store.error();
@@ -61,7 +71,9 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
                           {.rank = options_.rank,
                            .world_size = world_size,
                            .round = options_.round,
-                           .view = {host_of(route.local), membership.store_host}},
+                           .view = {host_of(route.local), membership.store_host},
+                           .warn_after = options_.warn_after,
+                           .log = options_.log},
                           deadline);
   if (!views.ok()) return views.error();
   auto hosts = choose_listen_hosts(*views, options_.rank);
@@ -72,19 +84,30 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
 
 Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline, StoreRoute& route) {
   auto hosted = std::make_shared<HostedStore>();
+  std::string no_server;
   if (options_.rank == 0 && options_.may_host_store) {
     auto server = TcpStoreServer::start(
         system_, {.address = options_.address, .token = options_.job_token, .log = options_.log});
     // kUnavailable: somebody listens there already, and then rank 0 is a client of it.
     if (!server.ok() && server.error().code() != ErrorCode::kUnavailable) return server.error();
-    if (server.ok()) hosted->server = std::move(server).value();
+    if (server.ok()) {
+      hosted->server = std::move(server).value();
+    } else {
+      no_server = format(" (rank 0 could not host it: {})", server.error().message());
+    }
   }
-  auto client = TcpStore::connect(
-      system_,
-      {.address = options_.address, .token = options_.job_token, .protocol = options_.protocol},
-      deadline);
+  auto client = TcpStore::connect(system_,
+                                  {.address = options_.address,
+                                   .token = options_.job_token,
+                                   .protocol = options_.protocol,
+                                   .greeting_timeout = options_.greeting_timeout,
+                                   .warn_after = options_.warn_after,
+                                   .log = options_.log},
+                                  deadline);
   if (!client.ok()) {
-    return client.error().with_context(format("rank {} of {}", options_.rank, options_.world_size));
+    return Error(client.error().code(),
+                 format("rank {} of {}: {}{}", options_.rank, options_.world_size,
+                        client.error().message(), no_server));
   }
   hosted->client = std::move(client).value();
   route = hosted->client->route();

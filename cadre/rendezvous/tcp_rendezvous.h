@@ -2,12 +2,14 @@
 //
 // Rank 0 hosts the store in its own process when nobody listens at the address yet; the Membership
 // then owns the server. The way to the store tells each rank where the others reach it (meeting.h):
-// no name of a host is resolved but the one in the address.
+// no name of a host is resolved but the one in the address. With port 0, which the others could not
+// know, only a world of one may join.
 //
 // Threads, blocking, lifetime and errors: rendezvous.h; the System and the log outlive the
 // Membership. Source: torch/distributed/rendezvous.py, "tcp://".
 #pragma once
 
+#include <chrono>
 #include <string_view>
 
 #include "cadre/base/log.h"
@@ -24,7 +26,10 @@ struct TcpRendezvousOptions {
   StoreProtocol protocol = StoreProtocol::kNative;
   bool may_host_store = true;  // false: a launcher hosts it, and rank 0 is a client as well
   uint64_t round = 0;          // unlike that of any earlier Membership in the same store
-  LogSink* log = nullptr;      // of a store that is hosted here; null: dropped
+  // How soon what listens there must greet, and after which time a wait is told in the log, once.
+  Duration greeting_timeout = std::chrono::seconds(5);
+  Duration warn_after = kStoreWarnTime;
+  LogSink* log = nullptr;  // of waits, and of a store that is hosted here; null: dropped
 };
 
 // "tcp://host:port".

@@ -8,6 +8,7 @@
 // call has its Deadline.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -24,6 +25,8 @@ namespace cadre {
 
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
+// A rank that waits so long for the store, or at the store for other ranks, says so in its log.
+inline constexpr Duration kStoreWarnTime = std::chrono::seconds(10);
 
 // What a process has left with a store for the case of its death. Destroying it retracts it.
 class CADRE_EXPORT StoreWill {

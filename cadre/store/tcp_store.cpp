@@ -46,6 +46,22 @@ Error explain(const Error& error, const os::Address& address, StoreVerb verb,
   }
 }
 
+// Whether a later attempt to connect may go better.
+bool may_pass(ErrorCode code) {
+  return code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost ||
+         code == ErrorCode::kTimeout;
+}
+
+void warn_of_wait(const TcpStoreOptions& options, const Error& reason) {
+  if (options.log == nullptr) return;
+  options.log->write(
+      LogLevel::kWarning, "store",
+      format("waiting to connect to={} for_s={:g} reason=\"{}\"; check that rank 0 or the launcher "
+             "is running and that MASTER_ADDR and MASTER_PORT name it",
+             options.address.to_string(), std::chrono::duration<double>(options.warn_after).count(),
+             reason.message()));
+}
+
 class ConnectionWill final : public StoreWill {
  public:
   ConnectionWill(os::System& system, std::unique_ptr<store::ServerConnection> connection)
@@ -70,22 +86,29 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
                                                     const TcpStoreOptions& options,
                                                     Deadline deadline) {
   const std::unique_ptr<os::Waiter> nap = system.make_waiter();
+  const std::string where = format("connecting to the store at {}", options.address.to_string());
+  const Deadline warning = system.deadline_in(options.warn_after);
+  bool has_warned = false;
   Duration pause = kRetryPause;
   while (true) {
     StoreRoute route;
-    auto connection = store::dial(system, options, deadline, &route);
+    // An attempt may last until its deadline, so the first ones end when it is time to warn.
+    auto connection = store::dial_first(system, options,
+                                        has_warned ? deadline : deadline.earlier(warning), route);
     if (connection.ok()) {
       return std::make_unique<TcpStore>(system, options, std::move(connection).value(), route);
     }
-    const ErrorCode code = connection.error().code();
-    const bool may_come = code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost;
-    const std::string where = format("connecting to the store at {}", options.address.to_string());
-    if (!may_come && code != ErrorCode::kTimeout) return connection.error().with_context(where);
-    if (code == ErrorCode::kTimeout || deadline.has_passed(system.now())) {
+    if (!may_pass(connection.error().code())) return connection.error().with_context(where);
+    const TimePoint now = system.now();
+    if (deadline.has_passed(now)) {
       return Error(ErrorCode::kTimeout,
                    format("{}: no store answered before the deadline ({}); check that rank 0 or "
                           "the launcher is running and that MASTER_ADDR and MASTER_PORT name it",
                           where, connection.error().message()));
+    }
+    if (!has_warned && warning.has_passed(now)) {
+      has_warned = true;
+      warn_of_wait(options, connection.error());
     }
     nap->park(deadline.earlier(system.deadline_in(pause)));
     pause = std::min(2 * pause, kMaxRetryPause);

@@ -4,17 +4,19 @@
 // thread delays nobody; idle connections are kept for the next calls.
 // Blocking: every call, until its Deadline. Lifetime: the System outlives it; no call may be in
 // progress when it is destroyed.
-// Errors: as in store.h, and kInvalidArgument from connect() when the server runs another build or
-// has another token. Over c10d's protocol keys get c10d's prefix "/", so that they are the keys of
-// Python's TCPStore; torch's own server takes values of at most 8 MiB.
+// Errors: as in store.h, and kInvalidArgument from connect() when the server runs another build,
+// has another token, or is no store at all. Over c10d's protocol keys get c10d's prefix "/", so
+// that they are the keys of Python's TCPStore; torch's own server takes values of at most 8 MiB.
 // Source: c10d::TCPStore.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "cadre/base/log.h"
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 
@@ -35,6 +37,11 @@ struct TcpStoreOptions {
   os::Address address;
   std::string token;  // of the job; native protocol only
   StoreProtocol protocol = StoreProtocol::kNative;
+  // connect() only: how soon what listens must greet, and after which time a wait is told in the
+  // log, once; null: dropped. The log outlives the store.
+  Duration greeting_timeout = std::chrono::seconds(5);
+  Duration warn_after = kStoreWarnTime;
+  LogSink* log = nullptr;
 };
 
 // The two ends of a client's first connection: numeric, whatever name the server was found by.
@@ -45,7 +52,8 @@ struct StoreRoute {
 
 class CADRE_EXPORT TcpStore final : public Store {
  public:
-  // Tries again until the deadline while nobody listens, because the server may start later.
+  // Tries again until the deadline while nobody listens, because the server may start later, or
+  // while the name does not resolve.
   static Result<std::unique_ptr<TcpStore>> connect(os::System& system,
                                                    const TcpStoreOptions& options,
                                                    Deadline deadline);

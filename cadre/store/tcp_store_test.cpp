@@ -270,6 +270,67 @@ TEST_F(TcpStoreTest, ConnectWaitsForAServerThatStartsLaterAndNamesOneThatNeverDo
   EXPECT_TRUE(connected->ok()) << connected->error().message();
 }
 
+TEST_F(TcpStoreTest, ConnectSaysThatSomethingElseListensAndWhatItAnswered) {
+  const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  auto web_server = system_->spawn("web", [&] {
+    os::PollItem item{.target = listener.get(), .want_read = true};
+    ASSERT_TRUE(system_->poll(std::span(&item, 1), soon()));
+    auto socket = listener->try_accept().value_or_throw();
+    const std::string_view answer = "HTTP/1.1 400 Bad Request\r\nServer: other\r\n\r\n";
+    ASSERT_EQ(socket->try_send(wire::as_bytes(answer)).value(), answer.size());
+    std::array<std::byte, 4096> buffer;
+    item = {.target = socket.get(), .want_read = true};
+    while (system_->poll(std::span(&item, 1), soon()) && socket->try_recv(buffer).ok()) {
+    }
+  });
+  const auto refused = TcpStore::connect(*system_, {.address = listener->address()}, soon());
+  web_server->join();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(refused.error().message(),
+            format("connecting to the store at {}: what listens there is no Cadre store: it "
+                   "answered \"HTTP/1.1 400 Bad Request\"; choose another MASTER_PORT, the same on "
+                   "all ranks",
+                   listener->address().to_string()));
+}
+
+TEST_F(TcpStoreTest, ConnectGivesUpOnAListenerThatSaysNothing) {
+  // Nobody accepts; the kernel takes the connection all the same.
+  const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  for (const StoreProtocol protocol : {StoreProtocol::kNative, StoreProtocol::kC10d}) {
+    const auto refused = TcpStore::connect(*system_,
+                                           {.address = listener->address(),
+                                            .protocol = protocol,
+                                            .greeting_timeout = milliseconds(100)},
+                                           soon());
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(refused.error().message().find("said nothing for 0.1 s; choose another MASTER_PORT"),
+              std::string::npos)
+        << refused.error().message();
+  }
+}
+
+TEST_F(TcpStoreTest, ALongWaitForAServerIsLoggedOnceWithItsReason) {
+  const std::vector<std::pair<os::Address, std::string>> cases = {
+      // No resolver asks anyone for a name with a blank.
+      {{os::Address::Kind::kTcp, "no name", 29500}, "does not resolve"},
+      {{os::Address::Kind::kUnix, format("cadre-no-store-{}", system_->host().pid), 0}, "refused"}};
+  for (const auto& [address, reason] : cases) {
+    CollectingLog log;
+    const auto never = TcpStore::connect(
+        *system_, {.address = address, .warn_after = milliseconds(50), .log = &log},
+        system_->deadline_in(milliseconds(400)));
+    EXPECT_EQ(never.error().code(), ErrorCode::kTimeout);
+    const std::string text = log.text();
+    EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
+    EXPECT_TRUE(text.starts_with(
+        format("waiting to connect to={} for_s=0.05 reason=\"", address.to_string())))
+        << text;
+    EXPECT_NE(text.find(reason), std::string::npos) << text;
+  }
+}
+
 TEST_F(TcpStoreTest, ListeningBeyondLoopbackNeedsAToken) {
   for (const char* host : {"0.0.0.0", "::", "10.1.2.3", "node0"}) {
     const auto server =

@@ -1,6 +1,8 @@
 #include "cadre/store/tcp/native_connection.h"
 
+#include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -19,27 +21,47 @@ std::vector<std::byte> frame(ConstBytes payload) {
   return {out.view().begin(), out.view().end()};
 }
 
-// Waits for one frame, decodes it, and takes it off the stream.
+// Waits for one frame, decodes it, and takes it off the stream unless it makes no sense.
 template <typename Decode>
-auto receive(BlockingStream& stream, Decode decode, Deadline deadline)
-    -> decltype(decode(ConstBytes())) {
+auto receive(BlockingStream& stream, Decode decode, Deadline deadline,
+             size_t max_bytes = wire::kMaxStoreFrameBytes) -> decltype(decode(ConstBytes())) {
   while (true) {
-    const auto payload = wire::peek_frame(stream.buffer(), wire::kMaxStoreFrameBytes);
+    const auto payload = wire::peek_frame(stream.buffer(), max_bytes);
     if (!payload.ok()) return payload.error();
     if (payload->has_value()) {
       auto message = decode(**payload);
-      stream.buffer().consume(wire::kFrameHeaderBytes + (*payload)->size());
+      if (message.ok()) {
+        stream.buffer().consume(wire::kFrameHeaderBytes + (*payload)->size());
+      }
       return message;
     }
     CADRE_RETURN_IF_ERROR(stream.receive_more(deadline));
   }
 }
 
+// How something else than a store begins, for people: "HTTP/1.1 400 Bad Re...".
+std::string beginning_of(ConstBytes bytes) {
+  constexpr size_t kShownBytes = 24;
+  std::string text;
+  for (const std::byte byte : bytes.first(std::min(bytes.size(), kShownBytes))) {
+    const auto character = std::to_integer<unsigned char>(byte);
+    const bool is_plain = character >= ' ' && character <= '~';
+    if (character == '\r' || character == '\n') break;
+    text.push_back(is_plain ? static_cast<char>(character) : '?');
+  }
+  return text;
+}
+
 Status shake_hands(BlockingStream& stream, const wire::StoreHello& hello, const std::string& token,
                    Deadline deadline) {
   CADRE_RETURN_IF_ERROR(stream.send(wire::as_bytes(wire::kStoreMagic), deadline));
   CADRE_RETURN_IF_ERROR(stream.send(frame(wire::encode(hello)), deadline));
-  const auto server = receive(stream, wire::decode_store_hello, deadline);
+  const auto server =
+      receive(stream, wire::decode_store_hello, deadline, wire::kMaxHandshakeFrameBytes);
+  if (!server.ok() && server.error().code() == ErrorCode::kCorruption) {
+    return Error(ErrorCode::kCorruption,
+                 format("it answered \"{}\"", beginning_of(stream.buffer().view())));
+  }
   if (!server.ok()) return server.error();
   CADRE_RETURN_IF_ERROR(check_same_build(*server, hello));
   const auto proof = wire::prove_token(token, kClientProver, server->nonce, hello.nonce);

@@ -1,23 +1,60 @@
 #include "cadre/store/tcp/server_connection.h"
 
 #include <array>
+#include <chrono>
 #include <span>
+#include <string>
+#include <utility>
 
+#include "cadre/base/format.h"
 #include "cadre/store/tcp/c10d_connection.h"
 #include "cadre/store/tcp/native_connection.h"
 
 namespace cadre::store {
+namespace {
 
-Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
-                                               Deadline deadline, StoreRoute* route) {
-  Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
-  if (!socket.ok()) return socket.error();
-  if (route) *route = {(*socket)->local_address(), (*socket)->peer_address()};
-  BlockingStream stream(system, std::move(socket).value());
+Result<std::unique_ptr<ServerConnection>> greet(os::System& system, const TcpStoreOptions& options,
+                                                std::unique_ptr<os::Socket> socket,
+                                                Deadline deadline) {
+  BlockingStream stream(system, std::move(socket));
   if (options.protocol == StoreProtocol::kC10d) {
     return C10dConnection::open(system, std::move(stream), deadline);
   }
   return NativeConnection::open(system, std::move(stream), options.token, deadline);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
+                                               Deadline deadline) {
+  Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
+  if (!socket.ok()) return socket.error();
+  return greet(system, options, std::move(socket).value(), deadline);
+}
+
+Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
+                                                     const TcpStoreOptions& options,
+                                                     Deadline deadline, StoreRoute& route) {
+  Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
+  if (!socket.ok()) return socket.error();
+  route = {(*socket)->local_address(), (*socket)->peer_address()};
+  const Deadline patience = system.deadline_in(options.greeting_timeout);
+  auto connection = greet(system, options, std::move(socket).value(), deadline.earlier(patience));
+  if (connection.ok()) return connection;
+  std::string strange;
+  if (connection.error().code() == ErrorCode::kCorruption) {
+    strange = connection.error().message();
+  } else if (connection.error().code() == ErrorCode::kTimeout &&
+             patience.has_passed(system.now())) {
+    strange = format("it took the connection and said nothing for {:g} s",
+                     std::chrono::duration<double>(options.greeting_timeout).count());
+  } else {
+    return connection.error();
+  }
+  return Error(ErrorCode::kInvalidArgument,
+               format("what listens there is no {} store: {}; choose another MASTER_PORT, the same "
+                      "on all ranks",
+                      options.protocol == StoreProtocol::kC10d ? "c10d" : "Cadre", strange));
 }
 
 Status BlockingStream::send(ConstBytes data, Deadline deadline) {

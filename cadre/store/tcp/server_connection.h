@@ -26,9 +26,16 @@ class ServerConnection {
   virtual bool is_usable() const = 0;
 };
 
-// Connects once and runs the handshake of the protocol. Tells the two ends unless `route` is null.
+// Connects once and runs the handshake of the protocol.
 Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStoreOptions& options,
-                                               Deadline deadline, StoreRoute* route = nullptr);
+                                               Deadline deadline);
+
+// The same for a client's first connection, which learns its two ends. What listens there may be
+// anything: kInvalidArgument says so when it greets as no store does, or not within
+// options.greeting_timeout.
+Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
+                                                     const TcpStoreOptions& options,
+                                                     Deadline deadline, StoreRoute& route);
 
 // A socket that is written and read with deadlines.
 class BlockingStream {
