@@ -331,6 +331,23 @@ TEST_F(TcpStoreTest, ALongWaitForAServerIsLoggedOnceWithItsReason) {
   }
 }
 
+TEST_F(TcpStoreTest, ASumThatWouldBeWrongEndsAC10dConnectionAndLeavesTheValue) {
+  auto server = start();
+  const auto store =
+      TcpStore::connect(*system_, {.address = server->address(), .protocol = StoreProtocol::kC10d},
+                        soon())
+          .value_or_throw();
+  for (const std::string value : {"3.7", "5x", "", "9223372036854775807"}) {
+    ASSERT_TRUE(store->set("n", value, soon()).ok());
+    EXPECT_EQ(store->add("n", 1, soon()).error().code(), ErrorCode::kPeerLost) << value;
+    EXPECT_EQ(store->get("n", soon()).value(), value);
+    EXPECT_NE(log_.text().find(value.starts_with('9') ? "would overflow by adding 1"
+                                                      : format("holds \"{}\"", value)),
+              std::string::npos)
+        << log_.text();
+  }
+}
+
 TEST_F(TcpStoreTest, ListeningBeyondLoopbackNeedsAToken) {
   for (const char* host : {"0.0.0.0", "::", "10.1.2.3", "node0"}) {
     const auto server =
