@@ -12,6 +12,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/defaults.h"
 #include "cadre/rendezvous/tcp_rendezvous.h"
 #include "cadre/store/tcp_store_server.h"
 #include "cadre/testing/ranks.h"
@@ -29,6 +30,11 @@ using testing::RankContext;
 constexpr uint16_t kPort = 29500;
 // Much longer than any of it takes: what ends by this deadline has failed.
 constexpr Duration kBudget = seconds(60);
+// From the meeting at the store on. That is the code's limit and not the machine's: a connection is
+// given up after kConnectPeerTimeout, and whoever gave one up tells all at once. The other half is
+// for a machine that is busy.
+constexpr Duration kConnectLimit = seconds(10);
+static_assert(2 * kConnectPeerTimeout <= kConnectLimit);
 
 struct Place {
   int host = 0;
@@ -52,13 +58,7 @@ class NetworkTest : public ::testing::Test {
           const Place& place = places[static_cast<size_t>(context.rank)];
           network.enter(place.host, place.hosts);
           const auto system = os::make_native_system();
-          const TimePoint start = system->now();
-          try {
-            context.output = connect_and_sum(*system, place, context.rank, world_size);
-          } catch (const Error& error) {
-            context.output = error.message();
-          }
-          testing::require(system->now() - start < kBudget / 2, "it waited for its deadline");
+          context.output = connect_and_sum(*system, place, context.rank, world_size);
         },
         {.time_limit = 2 * kBudget});
     EXPECT_TRUE(result.ok()) << result.failures();
@@ -77,7 +77,12 @@ class NetworkTest : public ::testing::Test {
                                .job_token = "secret"})
             .join(deadline)
             .value_or_throw();
-    const auto world = Communicator::connect(system, membership, {}, deadline);
+    const TimePoint start = system.now();
+    std::unique_ptr<Communicator> world;
+    const std::string obstacle = testing::failure_of(
+        [&] { world = Communicator::connect(system, membership, {}, deadline); });
+    testing::require(system.now() - start < kConnectLimit, "connecting took longer than 10 s");
+    if (!world) return obstacle;
     int32_t number = rank + 1;
     const Bytes bytes = std::as_writable_bytes(std::span(&number, 1));
     world->all_reduce(bytes, bytes, DType::kInt32, ReduceOp::kSum);
