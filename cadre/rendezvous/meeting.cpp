@@ -33,49 +33,154 @@ StoreView view_of(const std::string& card) {
   return view;
 }
 
-// Whether `rank` speaks for all that have come: none of a lower number has. So a world that waits
-// is told of once, and costs the store one request a rank.
-bool is_lowest(Store& store, const std::vector<std::string>& keys, Rank rank, Deadline deadline) {
-  for (const std::string& key : std::span(keys).first(static_cast<size_t>(rank.value))) {
-    const Result<bool> is_there = store.check(std::span(&key, 1), deadline);
+// "rank 2, rank 5 and 3 more", for a message.
+std::string name_ranks(const std::vector<int>& ranks) {
+  constexpr size_t kMaxNamed = 8;
+  std::string names;
+  for (size_t i = 0; i < std::min(ranks.size(), kMaxNamed); ++i) {
+    names += format("{}rank {}", names.empty() ? "" : ", ", ranks[i]);
+  }
+  if (ranks.empty()) return "one rank or more";
+  return ranks.size() <= kMaxNamed ? names
+                                   : names + format(" and {} more", ranks.size() - kMaxNamed);
+}
+
+// One rank's part in the meeting.
+class Meeting {
+ public:
+  Meeting(os::System& system, Store& store, const MeetingTerms& terms, Deadline deadline)
+      : system_(system), store_(store), terms_(terms), deadline_(deadline) {
+    const os::HostInfo host = system.host();
+    own_ = format("{}, on {} (pid {})", world_, host.name, host.pid);
+    for (int rank = 0; rank < terms.world_size; ++rank) {
+      keys_.push_back(format("cadre/{}/rendezvous/{}", terms.round, rank));
+    }
+  }
+
+  Result<std::vector<StoreView>> run();
+
+ private:
+  Status leave_card();
+  // The cards of all ranks, once they are there.
+  Result<std::vector<std::string>> collect_cards(Deadline until);
+  // The same, with a warning if it takes long.
+  Result<std::vector<std::string>> collect_cards_and_warn(Deadline patience);
+  Status check_card(size_t rank, const std::string& card) const;
+  Status warn_of_wait(Deadline until);
+  bool is_lowest(Deadline until);
+  std::vector<int> missing_ranks(Deadline until);
+
+  std::span<const std::string> key_of(size_t rank) const { return {&keys_[rank], 1}; }
+
+  os::System& system_;
+  Store& store_;
+  const MeetingTerms& terms_;
+  const Deadline deadline_;
+  const std::string world_ = format("a world of {}", terms_.world_size);
+  std::string own_;  // the sentence on this rank's card
+  std::vector<std::string> keys_;
+};
+
+Result<std::vector<StoreView>> Meeting::run() {
+  CADRE_RETURN_IF_ERROR(leave_card());
+  // What is left after the patience is for finding out who is missing.
+  const TimePoint now = system_.now();
+  const Duration budget = deadline_.remaining(now);
+  const Deadline patience(now + (budget - std::min<Duration>(budget / 8, std::chrono::seconds(1))));
+  const auto cards = collect_cards_and_warn(patience);
+  if (!cards.ok()) {
+    if (cards.error().code() != ErrorCode::kTimeout) return cards.error();
+    return Error(
+        ErrorCode::kTimeout,
+        format("rank {} waited for {} at the store, but {} did not come before the "
+               "deadline; check that every rank was started with WORLD_SIZE={}",
+               terms_.rank, world_, name_ranks(missing_ranks(deadline_)), terms_.world_size));
+  }
+  std::vector<StoreView> views;
+  for (size_t rank = 0; rank < cards->size(); ++rank) {
+    CADRE_RETURN_IF_ERROR(check_card(rank, (*cards)[rank]));
+    views.push_back(view_of((*cards)[rank]));
+  }
+  return views;
+}
+
+Status Meeting::leave_card() {
+  const auto holder = store_.compare_set(keys_[static_cast<size_t>(terms_.rank.value)], "",
+                                         write_card(own_, terms_.view), deadline_);
+  if (!holder.ok()) return holder.error();
+  // The same card again is this process joining a second time.
+  if (sentence_of(*holder) == own_) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               format("rank {} was taken before by a process in {}; this one is in {}: give "
+                      "every process its own RANK",
+                      terms_.rank, sentence_of(*holder), own_));
+}
+
+Status Meeting::check_card(size_t rank, const std::string& card) const {
+  if (card.starts_with(world_ + ",")) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               format("rank {} joined {}, but rank {} joined {}: give all ranks the same "
+                      "WORLD_SIZE",
+                      terms_.rank, own_, rank, sentence_of(card)));
+}
+
+Result<std::vector<std::string>> Meeting::collect_cards(Deadline until) {
+  // Rank 0 is in every world: who has another world in mind sees it here, instead of waiting for
+  // ranks that do not exist.
+  const auto first = store_.get(keys_[0], until);
+  if (!first.ok()) return first.error();
+  CADRE_RETURN_IF_ERROR(check_card(0, *first));
+  return store_.multi_get(keys_, until);
+}
+
+Result<std::vector<std::string>> Meeting::collect_cards_and_warn(Deadline patience) {
+  const Deadline warning = system_.deadline_in(terms_.warn_after);
+  auto cards = collect_cards(patience.earlier(warning));
+  if (cards.ok() || cards.error().code() != ErrorCode::kTimeout ||
+      patience.has_passed(system_.now())) {
+    return cards;
+  }
+  CADRE_RETURN_IF_ERROR(warn_of_wait(patience));
+  return collect_cards(patience);
+}
+
+// Says who is missing, unless those who have come have another world in mind.
+Status Meeting::warn_of_wait(Deadline until) {
+  if (!is_lowest(until)) return {};
+  const std::vector<int> missing = missing_ranks(until);
+  for (size_t rank = 0; rank < keys_.size(); ++rank) {
+    if (std::ranges::binary_search(missing, static_cast<int>(rank))) continue;
+    const auto card = store_.get(keys_[rank], until);
+    if (!card.ok()) return card.error();
+    CADRE_RETURN_IF_ERROR(check_card(rank, *card));
+  }
+  if (terms_.log == nullptr) return {};
+  terms_.log->write(
+      LogLevel::kWarning, "rendezvous",
+      format("waiting for missing=\"{}\" world_size={} for_s={:g}; check that every rank was "
+             "started with WORLD_SIZE={}",
+             name_ranks(missing), terms_.world_size,
+             std::chrono::duration<double>(terms_.warn_after).count(), terms_.world_size));
+  return {};
+}
+
+// Whether this rank speaks for all that have come: none of a lower number has. So a world that
+// waits is told of once, and costs the store a few requests a rank.
+bool Meeting::is_lowest(Deadline until) {
+  for (size_t rank = 0; rank < static_cast<size_t>(terms_.rank.value); ++rank) {
+    const Result<bool> is_there = store_.check(key_of(rank), until);
     if (!is_there.ok() || *is_there) return false;
   }
   return true;
 }
 
-// "rank 2, rank 5 and 3 more", for a message.
-std::string missing_ranks(Store& store, const std::vector<std::string>& keys, Deadline deadline) {
-  constexpr int kMaxNamed = 8;
-  std::string names;
-  int num_missing = 0;
-  for (size_t rank = 0; rank < keys.size(); ++rank) {
-    const Result<bool> is_there = store.check(std::span(&keys[rank], 1), deadline);
-    if (!is_there.ok() || *is_there) continue;
-    if (++num_missing <= kMaxNamed) names += format("{}rank {}", names.empty() ? "" : ", ", rank);
+std::vector<int> Meeting::missing_ranks(Deadline until) {
+  std::vector<int> missing;
+  for (size_t rank = 0; rank < keys_.size(); ++rank) {
+    const Result<bool> is_there = store_.check(key_of(rank), until);
+    if (is_there.ok() && !*is_there) missing.push_back(static_cast<int>(rank));
   }
-  if (num_missing == 0) return "one rank or more";
-  return num_missing <= kMaxNamed ? names : names + format(" and {} more", num_missing - kMaxNamed);
-}
-
-// The cards of all ranks, once they are there. A wait that gets long is told in the log.
-Result<std::vector<std::string>> collect_cards(os::System& system, Store& store,
-                                               const std::vector<std::string>& keys,
-                                               const MeetingTerms& terms, Deadline patience) {
-  const Deadline warning = system.deadline_in(terms.warn_after);
-  auto cards = store.multi_get(keys, patience.earlier(warning));
-  if (cards.ok() || cards.error().code() != ErrorCode::kTimeout ||
-      patience.has_passed(system.now())) {
-    return cards;
-  }
-  if (terms.log != nullptr && is_lowest(store, keys, terms.rank, patience)) {
-    terms.log->write(
-        LogLevel::kWarning, "rendezvous",
-        format("waiting for missing=\"{}\" world_size={} for_s={:g}; check that every rank was "
-               "started with WORLD_SIZE={}",
-               missing_ranks(store, keys, patience), terms.world_size,
-               std::chrono::duration<double>(terms.warn_after).count(), terms.world_size));
-  }
-  return store.multi_get(keys, patience);
+  return missing;
 }
 
 }  // namespace
@@ -87,48 +192,7 @@ bool is_loopback_host(std::string_view host) {
 
 Result<std::vector<StoreView>> meet(os::System& system, Store& store, const MeetingTerms& terms,
                                     Deadline deadline) {
-  const os::HostInfo host = system.host();
-  const std::string world = format("a world of {}", terms.world_size);
-  const std::string own = format("{}, on {} (pid {})", world, host.name, host.pid);
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < terms.world_size; ++rank) {
-    keys.push_back(format("cadre/{}/rendezvous/{}", terms.round, rank));
-  }
-  const std::string card = write_card(own, terms.view);
-  const auto holder =
-      store.compare_set(keys[static_cast<size_t>(terms.rank.value)], "", card, deadline);
-  if (!holder.ok()) return holder.error();
-  // The same card again is this process joining a second time.
-  if (sentence_of(*holder) != own) {
-    return Error(ErrorCode::kInvalidArgument,
-                 format("rank {} was taken before by a process in {}; this one is in {}: give "
-                        "every process its own RANK",
-                        terms.rank, sentence_of(*holder), own));
-  }
-  // What is left after the patience is for finding out who is missing.
-  const TimePoint now = system.now();
-  const Duration budget = deadline.remaining(now);
-  const Deadline patience(now + (budget - std::min<Duration>(budget / 8, std::chrono::seconds(1))));
-  const auto cards = collect_cards(system, store, keys, terms, patience);
-  if (!cards.ok()) {
-    if (cards.error().code() != ErrorCode::kTimeout) return cards.error();
-    return Error(ErrorCode::kTimeout,
-                 format("rank {} waited for {} at the store, but {} did not come before the "
-                        "deadline; check that every rank was started with WORLD_SIZE={}",
-                        terms.rank, world, missing_ranks(store, keys, deadline), terms.world_size));
-  }
-  std::vector<StoreView> views;
-  for (size_t rank = 0; rank < cards->size(); ++rank) {
-    const std::string& other = (*cards)[rank];
-    if (!other.starts_with(world + ",")) {
-      return Error(ErrorCode::kInvalidArgument,
-                   format("rank {} joined {}, but rank {} joined {}: give all ranks the same "
-                          "WORLD_SIZE",
-                          terms.rank, own, rank, sentence_of(other)));
-    }
-    views.push_back(view_of(other));
-  }
-  return views;
+  return Meeting(system, store, terms, deadline).run();
 }
 
 Result<std::vector<std::string>> choose_listen_hosts(const std::vector<StoreView>& views,

@@ -1,6 +1,7 @@
 // The meeting of all ranks at a store: each leaves its card under its number and reads all others',
 // so a number taken twice and world sizes that differ are found here and named. From the cards each
-// learns by which addresses the others reach it.
+// learns by which addresses the others reach it. Who has another world size than rank 0 learns it
+// as soon as both have come; rank 0 itself when all of its world have, or when the wait gets long.
 //
 // Threads: one. Blocking: until all have come, or the Deadline. Lifetime: borrows for the call.
 // Errors: kTimeout names who is missing; kInvalidArgument for contradicting cards.

@@ -120,6 +120,28 @@ void run_late(sim::Simulator& simulator, TimedLog& log, const std::vector<Durati
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
+TEST(RendezvousInTheSimulator, WorldSizesThatDifferAreNamedToAllWithinTheWarningsTime) {
+  for (const uint64_t seed : seeds(40)) {
+    // One rank of a smaller or a larger world; with the smallest seeds also rank 0.
+    const int other = static_cast<int>(seed % kRanks);
+    const int other_size = seed % 2 == 0 ? kRanks - 1 : kRanks + 1;
+    if (other >= other_size) continue;
+    sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}});
+    TimedLog log(simulator);
+    const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
+      TcpRendezvousOptions options = logged_options(rank, log);
+      if (rank == other) options.world_size = other_size;
+      (void)TcpRendezvous(system, options).join(system.deadline_in(seconds(60))).value_or_throw();
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string& failure = result.ranks[static_cast<size_t>(rank)].failure;
+      EXPECT_NE(failure.find("give all ranks the same WORLD_SIZE"), std::string::npos)
+          << "rank " << rank << ", seed " << seed << ": " << failure;
+      EXPECT_LT(result.ranks[static_cast<size_t>(rank)].at - TimePoint{}, seconds(12));
+    }
+  }
+}
+
 TEST(RendezvousInTheSimulator, ALongWaitForRanksIsToldOnceByTheLowestThatHasCome) {
   sim::Simulator simulator(1, {.ranks_per_host = {2, 2}});
   TimedLog log(simulator);

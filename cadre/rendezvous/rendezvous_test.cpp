@@ -143,6 +143,26 @@ TEST_F(RendezvousTest, WorldSizesThatDifferAreNamed) {
   EXPECT_NE(joined[2].error().message().find("a world of 3"), std::string::npos);
 }
 
+TEST_F(RendezvousTest, WorldSizesThatDifferAreNamedToBothAlsoWhenTheHostOfTheStoreFails) {
+  // Whose world is the smaller one sees it first; the other waits for a rank that does not exist.
+  for (const auto& [world_of_0, world_of_1] : {std::pair(2, 3), std::pair(3, 2)}) {
+    const os::Address address = fresh_address();
+    const auto joined = join_all(
+        {{.address = address, .rank = 0, .world_size = world_of_0, .warn_after = milliseconds(300)},
+         {.address = address, .rank = 1, .world_size = world_of_1}},
+        seconds(20));
+    for (const auto& result : joined) {
+      ASSERT_FALSE(result.ok());
+      EXPECT_EQ(result.error().code(), ErrorCode::kInvalidArgument) << result.error().message();
+      const std::string& message = result.error().message();
+      for (const char* part :
+           {"a world of 2", "a world of 3", "give all ranks the same WORLD_SIZE"}) {
+        EXPECT_NE(message.find(part), std::string::npos) << message;
+      }
+    }
+  }
+}
+
 TEST_F(RendezvousTest, ARankOutsideTheWorldIsRefused) {
   const auto joined =
       TcpRendezvous(*system_, {.rank = 2, .world_size = 2}).join(system_->deadline_in(seconds(5)));

@@ -1,5 +1,6 @@
 #include "cadre/rendezvous/tcp_rendezvous.h"
 
+#include <chrono>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -19,6 +20,12 @@ struct HostedStore {
 // The host of a TCP address; empty for unix.
 std::string host_of(const os::Address& address) {
   return address.kind == os::Address::Kind::kTcp ? address.host : std::string();
+}
+
+// Time for ranks that have come to read what stands at the store: some round trips.
+void linger(os::System& system, Deadline deadline) {
+  constexpr Duration kLingerTime = std::chrono::seconds(1);
+  system.make_waiter()->park(deadline.earlier(system.deadline_in(kLingerTime)));
 }
 
 // Here and not in parse_tcp_url(): a world of one may name any address.
@@ -75,7 +82,12 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
                            .warn_after = options_.warn_after,
                            .log = options_.log},
                           deadline);
-  if (!views.ok()) return views.error();
+  if (!views.ok()) {
+    // The others learn the contradiction from this store, which may end with this rank.
+    const bool hosts = options_.rank == 0 && options_.may_host_store;
+    if (hosts && views.error().code() == ErrorCode::kInvalidArgument) linger(system_, deadline);
+    return views.error();
+  }
   auto hosts = choose_listen_hosts(*views, options_.rank);
   if (!hosts.ok()) return hosts.error();
   membership.listen_hosts = std::move(hosts).value();

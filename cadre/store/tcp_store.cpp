@@ -67,8 +67,12 @@ class ConnectionWill final : public StoreWill {
   ConnectionWill(os::System& system, std::unique_ptr<store::ServerConnection> connection)
       : system_(system), connection_(std::move(connection)) {}
   ~ConnectionWill() override {
-    // A server that is gone carries nothing out either.
-    (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
+    try {
+      // A server that is gone carries nothing out either.
+      (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
+    } catch (...) {
+      // Out of memory, or in the simulator killed just now: then the will is carried out.
+    }
   }
   ConnectionWill(const ConnectionWill&) = delete;
   ConnectionWill& operator=(const ConnectionWill&) = delete;
