@@ -7,7 +7,9 @@
 
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
+#include "cadre/comm/trace/process_start.h"
 #include "cadre/comm/trace/trace.h"
+#include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/file.h"
 
 namespace cadre::cli {
@@ -85,6 +87,15 @@ Result<std::vector<std::string>> find_files(const std::vector<std::string>& path
   return files;
 }
 
+// The time is taken after the reading: nothing in the record is later.
+Result<FlightRecord> read_record(const std::string& path) {
+  const auto text = os::read_file(path, kMaxRecordBytes);
+  if (!text.ok()) return text.error();
+  auto record = parse_flight_record(std::as_bytes(std::span(*text)));
+  if (record.ok() && writer_lives(record->identity)) record->alive_at = os::monotonic_now();
+  return record;
+}
+
 }  // namespace
 
 int trace_command(Words words) {
@@ -99,9 +110,7 @@ int trace_command(Words words) {
   std::vector<FlightRecord> records;
   int num_refused = 0;
   for (const std::string& path : *files) {
-    const auto text = os::read_file(path, kMaxRecordBytes);
-    auto record = text.ok() ? parse_flight_record(std::as_bytes(std::span(*text)))
-                            : Result<FlightRecord>(text.error());
+    auto record = read_record(path);
     if (record.ok()) {
       records.push_back(std::move(record).value());
     } else {

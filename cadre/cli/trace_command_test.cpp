@@ -8,11 +8,15 @@
 #include "cadre/cli/command.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/flight_recorder.h"
+#include "cadre/comm/trace/process_start.h"
+#include "cadre/os/host/host_info.h"
+#include "cadre/os/host/monotonic_clock.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 // What two ranks leave when the second is killed inside its first all_reduce.
@@ -42,6 +46,35 @@ TEST(TraceCommand, SaysWhoOwesWhat) {
   EXPECT_THAT(result.output, HasSubstr("the last 1 collectives"));
   const auto json = nlohmann::json::parse(run_cadre({"trace", "--json", folder.path()}).output);
   EXPECT_EQ(json[0]["stopped_at"], 1);
+}
+
+// One rank of two, which has been in its first all_reduce for twelve seconds.
+std::string text_of_hang(const FlightIdentity& writer) {
+  const cadre::testing::TemporaryFolder folder;
+  const auto recorder =
+      FlightRecorder::create(folder.file("world-round0-rank0.flight"), writer).value_or_throw();
+  const TimePoint begin{os::monotonic_now().ns - Duration(std::chrono::seconds(12)).count()};
+  recorder->begin(1, OpDescriptor{.kind = OpKind::kAllReduce}.fingerprint(), -1, begin);
+  return run_cadre({"trace", folder.path()}).output;
+}
+
+TEST(TraceCommand, TheTimeOfALiveHangGoesOn) {
+  const os::HostInfo host = os::read_host_info();
+  FlightIdentity writer{"world", host.name, 0, 2, host.pid, 0, process_start_of(host.pid)};
+  ASSERT_NE(writer.process_start, 0U);
+  EXPECT_THAT(text_of_hang(writer), ContainsRegex("was still in it after [1-5][0-9] s"));
+  // Of an earlier process with the pid, of another host, and of a build that did not tell: no rank
+  // is known to live.
+  const auto dead = HasSubstr("was in it when its record ends");
+  FlightIdentity reused = writer;
+  --reused.process_start;
+  EXPECT_THAT(text_of_hang(reused), dead);
+  FlightIdentity elsewhere = writer;
+  elsewhere.host += "0";
+  EXPECT_THAT(text_of_hang(elsewhere), dead);
+  FlightIdentity silent = writer;
+  silent.process_start = 0;
+  EXPECT_THAT(text_of_hang(silent), dead);
 }
 
 TEST(TraceCommand, NamesFilesThatAreNoRecordsAndReadsTheOthers) {

@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/collective/net/net_engine.h"
+#include "cadre/comm/trace/process_start.h"
 #include "cadre/os/process_watcher.h"
 #include "cadre/transport/shm/shm_transport.h"
 #include "cadre/transport/tcp/tcp_transport.h"
@@ -42,10 +43,7 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
       home(std::make_shared<const HomeProcess>(options.name, rank, system_in.host().pid)),
       interrupt(system_in) {
   const wire::RankCard own = card_of_this_process(system);
-  recorder =
-      FlightRecorder::create(options.flight_record_path,
-                             {options.name, own.host, rank, world_size, own.pid, membership.round})
-          .value_or_throw();
+  recorder = make_recorder(own);
   if (world_size > 1) {
     connect(deadline);
   } else {
@@ -67,6 +65,13 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
         system, *monitor, *recorder, *message_transport, options.timeout, home});
   }
   queue = std::make_shared<OperationQueue>(system, *runner, home);
+}
+
+std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder(const wire::RankCard& own) const {
+  const std::string& path = options.flight_record_path;
+  FlightIdentity identity{options.name, own.host, rank, world_size, own.pid, membership.round};
+  if (!path.empty()) identity.process_start = process_start_of(own.pid);
+  return FlightRecorder::create(path, identity).value_or_throw();
 }
 
 // One line that says what was connected, and by what every size travels.

@@ -65,6 +65,7 @@ class Communicator::Impl {
   std::shared_ptr<MessageQueue> messages;  // null for a world of one
 
  private:
+  std::unique_ptr<FlightRecorder> make_recorder(const wire::RankCard& own) const;
   void connect(Deadline deadline);
   void build_host_engine(const Mesh& mesh, Deadline deadline);
   void build_net_engine(Mesh& mesh);

@@ -15,13 +15,12 @@ namespace cadre {
 namespace {
 
 constexpr uint64_t kMagic = 0x3130544c46524443;  // "CDRFLT01"
-constexpr size_t kNameBytes = 64;
 // More is no record of ours: a reader must not allocate what a damaged header asks for.
 constexpr uint32_t kMaxCapacity = 1 << 20;
 
 void write_name(wire::ByteWriter& out, std::string_view name) {
-  std::array<std::byte, kNameBytes> field{};
-  const std::string_view cut = name.substr(0, kNameBytes);
+  std::array<std::byte, kFlightNameBytes> field{};
+  const std::string_view cut = name.substr(0, kFlightNameBytes);
   std::memcpy(field.data(), cut.data(), cut.size());
   out.raw(field);
 }
@@ -75,6 +74,7 @@ std::vector<std::byte> encode_flight_header(const FlightIdentity& identity) {
   out.integer(identity.round);
   write_name(out, identity.host);
   write_name(out, identity.group);
+  out.integer(identity.process_start);
   return out.take();
 }
 
@@ -95,8 +95,9 @@ Result<FlightRecord> parse_flight_record(ConstBytes file) {
   record.identity.pid = in.integer<int32_t>();
   static_cast<void>(in.integer<uint32_t>());
   record.identity.round = in.integer<uint64_t>();
-  record.identity.host = read_name<kNameBytes>(in);
-  record.identity.group = read_name<kNameBytes>(in);
+  record.identity.host = read_name<kFlightNameBytes>(in);
+  record.identity.group = read_name<kFlightNameBytes>(in);
+  record.identity.process_start = in.integer<uint64_t>();
   for (size_t i = 0; i < capacity; ++i) {
     FlightEntry entry;
     if (parse_slot(file.subspan(kFlightHeaderBytes + i * kFlightEntryBytes, kFlightEntryBytes),

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
@@ -26,6 +28,8 @@ struct FlightIdentity {
   int32_t world_size = 1;
   int32_t pid = 0;
   uint64_t round = 0;
+  // Of the process, in the kernel's ticks since the host's boot; 0: not known.
+  uint64_t process_start = 0;
 
   friend bool operator==(const FlightIdentity&, const FlightIdentity&) = default;
 };
@@ -47,6 +51,8 @@ struct FlightEntry {
 struct FlightRecord {
   FlightIdentity identity;
   std::vector<FlightEntry> entries;  // oldest first
+  // When its writer was seen to live, if it was: known to who reads the file, not to the file.
+  std::optional<TimePoint> alive_at = {};
 };
 
 // Of the bytes of a record's file. Entries that were being written are left out.
@@ -54,9 +60,10 @@ CADRE_EXPORT Result<FlightRecord> parse_flight_record(ConstBytes file);
 // An object {group, rank, ..., "operations": [{...}]}.
 CADRE_EXPORT std::string to_json(const FlightRecord& record);
 
-// The bytes before the first entry, and of each entry.
+// The bytes before the first entry, of each entry, and of the texts in them; longer ones are cut.
 inline constexpr size_t kFlightHeaderBytes = 256;
 inline constexpr size_t kFlightEntryBytes = 64;
+inline constexpr size_t kFlightNameBytes = 64;
 inline constexpr size_t kFlightPhaseBytes = 16;
 std::vector<std::byte> encode_flight_header(const FlightIdentity& identity);
 

@@ -52,10 +52,13 @@ class Analysis {
  public:
   explicit Analysis(GroupTrace& trace) : trace_(trace) {
     for (const FlightRecord& record : trace.records) {
-      int64_t& end = end_of_host_[record.identity.host];
+      HostEnd& host = ends_[record.identity.host];
       for (const FlightEntry& entry : record.entries) {
-        end = std::max({end, entry.begin_ns, entry.end_ns});
+        host.at_ns = std::max({host.at_ns, entry.begin_ns, entry.end_ns});
       }
+      if (!record.alive_at) continue;
+      host.at_ns = std::max(host.at_ns, record.alive_at->ns);
+      host.is_now = true;
     }
   }
 
@@ -66,6 +69,11 @@ class Analysis {
   }
 
  private:
+  struct HostEnd {
+    int64_t at_ns = 0;
+    bool is_now = false;  // else the end of the records
+  };
+
   // The first collective that some rank began and some rank did not finish. A rank whose ring no
   // longer holds a number has finished it.
   void find_stop() {
@@ -132,17 +140,19 @@ class Analysis {
     const FlightEntry* last = last_collective(record);
     if (last == nullptr) return "it called no collective";
     const int64_t at = std::max(last->begin_ns, last->end_ns);
-    return format("last seen after {}, {} before the records end",
-                  describe_operation(last->number, last->fingerprint),
-                  describe_duration(Duration(end_of_host_.at(record.identity.host) - at)));
+    const HostEnd& host = ends_.at(record.identity.host);
+    return format("last seen after {}, {} {}", describe_operation(last->number, last->fingerprint),
+                  describe_duration(Duration(host.at_ns - at)),
+                  host.is_now ? "ago" : "before the records end");
   }
 
   std::string waiting_text(const FlightRecord& record, const FlightEntry& entry) const {
     const bool has_failed = entry.state == ActivityState::kFailed;
-    const int64_t end = has_failed ? entry.end_ns : end_of_host_.at(record.identity.host);
-    std::string text =
-        format(has_failed ? "was in it for {}, then failed" : "was still in it after {}",
-               describe_duration(Duration(end - entry.begin_ns)));
+    const int64_t end = has_failed ? entry.end_ns : ends_.at(record.identity.host).at_ns;
+    const std::string duration = describe_duration(Duration(end - entry.begin_ns));
+    std::string text = has_failed        ? format("was in it for {}, then failed", duration)
+                       : record.alive_at ? format("was still in it after {}", duration)
+                                         : "was in it when its record ends";
     if (!entry.phase.empty()) text += format(" in \"{}\"", entry.phase);
     if (entry.peer >= 0) text += format(", waiting for rank {}", entry.peer);
     return text;
@@ -220,7 +230,7 @@ class Analysis {
   }
 
   GroupTrace& trace_;
-  std::map<std::string, int64_t> end_of_host_;
+  std::map<std::string, HostEnd> ends_;
 };
 
 int64_t begin_of(const FlightRecord& record) {

@@ -27,7 +27,7 @@ struct RankStanding {
   int rank = 0;
   Kind kind = Kind::kNoRecord;
   std::string who;   // "rank 3 (node1, pid 812)"
-  std::string text;  // "last seen after all_gather #1041, 61 s before the records end"
+  std::string text;  // "last seen after all_gather #1041, 61 s ago"
 
   friend bool operator==(const RankStanding&, const RankStanding&) = default;
 };
@@ -48,7 +48,8 @@ struct GroupTrace {
 };
 
 // One trace for each group and round, in the order of their names and rounds. Of two records of one
-// rank the one that began later counts.
+// rank the one that began later counts. Where a rank of a host was seen to live, the host's time
+// goes on until then; else it ends with the last thing that its records tell.
 CADRE_EXPORT std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records);
 
 // For people: the verdict, then a table of the last `num_operations` collectives with, for each

@@ -39,6 +39,10 @@ class Story {
   Story& failed(uint64_t number, uint64_t fingerprint, int64_t begin, int64_t end, int peer) {
     return add({0, number, fingerprint, begin, end, ActivityState::kFailed, peer, "reduce"});
   }
+  Story& alive_at(int64_t now) {
+    record_.alive_at = TimePoint{now};
+    return *this;
+  }
   FlightRecord record() const { return record_; }
 
  private:
@@ -98,6 +102,19 @@ TEST(Trace, NamesTheRankThatWasKilledInside) {
   EXPECT_EQ(trace.stopped_at, 1U);
   EXPECT_THAT(kinds(trace), ElementsAre(Kind::kWaiting, Kind::kOwing, Kind::kWaiting));
   EXPECT_THAT(trace.standings[1].text, HasSubstr("did not end it"));
+}
+
+// A hang that goes on: the ranks that live have been in it until now, not until the newest event.
+TEST(Trace, TimeGoesOnWhileRanksLive) {
+  const GroupTrace trace = trace_of({
+      Story(0).done(1, kGather, 0, 10).running(2, kReduce, 20).alive_at(12 * kSecond).record(),
+      Story(1).done(1, kGather, 0, 10).running(2, kReduce, 30).record(),
+      Story(2).done(1, kGather, 0, 12).alive_at(12 * kSecond).record(),
+  });
+  EXPECT_THAT(kinds(trace), ElementsAre(Kind::kWaiting, Kind::kWaiting, Kind::kOwing));
+  EXPECT_EQ(trace.standings[0].text, "was still in it after 12 s");
+  EXPECT_EQ(trace.standings[1].text, "was in it when its record ends");
+  EXPECT_EQ(trace.standings[2].text, "did not call it: last seen after all_gather #1, 12 s ago");
 }
 
 TEST(Trace, NamesTheRankWithoutARecord) {
