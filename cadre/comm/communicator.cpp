@@ -113,6 +113,9 @@ int Communicator::world_size() const {
 const std::string& Communicator::name() const {
   return impl_->options.name;
 }
+const std::string& Communicator::id() const {
+  return impl_->id;
+}
 os::System& Communicator::system() const {
   return impl_->system;
 }

@@ -40,7 +40,10 @@ enum class TransportChoice {
 };
 
 struct CommunicatorOptions {
-  std::string name = "world";  // in messages and keys; equal on all ranks, unique in the job
+  std::string name = "world";  // in messages; equal on all ranks
+  // Equal on all ranks, unique in the job: what keys, proofs and records tell the group by. Empty:
+  // the name. split() and new_group() derive it, so that groups may share a name.
+  std::string id = {};
   Duration timeout = kDefaultOperationTimeout;
   TransportChoice transport = TransportChoice::kAuto;
   // The numeric address that the other ranks reach, never all of them. Empty: where the rendezvous
@@ -100,6 +103,8 @@ class CADRE_EXPORT Communicator {
   Rank rank() const;
   int world_size() const;
   const std::string& name() const;
+  // Of CommunicatorOptions::id, or the name.
+  const std::string& id() const;
   os::System& system() const;
   // "host" or "net", after what was connected.
   std::string_view backend_name() const;

@@ -38,6 +38,7 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
     : system(system_in),
       membership(membership_in),
       options(options_in),
+      id(options.id.empty() ? options.name : options.id),
       rank(membership.rank),
       world_size(membership.world_size),
       home(std::make_shared<const HomeProcess>(options.name, rank, system_in.host().pid)),
@@ -71,6 +72,7 @@ std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder(const wire::Ra
   const std::string& path = options.flight_record_path;
   FlightIdentity identity{options.name, own.host, rank, world_size, own.pid, membership.round};
   if (!path.empty()) identity.process_start = process_start_of(own.pid);
+  identity.id = id;
   return FlightRecorder::create(path, identity).value_or_throw();
 }
 
@@ -90,8 +92,7 @@ void Communicator::Impl::log_start(uint64_t round, const wire::RankCard& own,
 }
 
 void Communicator::Impl::connect(Deadline deadline) {
-  const MeshOptions mesh_options{options.name, options.listen_host, CADRE_VERSION,
-                                 options.transport};
+  const MeshOptions mesh_options{id, options.listen_host, CADRE_VERSION, options.transport};
   Mesh mesh = connect_mesh(system, membership, mesh_options, deadline).value_or_throw();
   host = std::move(mesh.host);
   std::set<std::string_view> boot_ids;

@@ -42,6 +42,7 @@ class Communicator::Impl {
   os::System& system;
   const Membership membership;
   const CommunicatorOptions options;
+  const std::string id;
   const Rank rank;
   const int world_size;
   std::string_view backend_name = "solo";

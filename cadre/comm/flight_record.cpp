@@ -75,6 +75,7 @@ std::vector<std::byte> encode_flight_header(const FlightIdentity& identity) {
   write_name(out, identity.host);
   write_name(out, identity.group);
   out.integer(identity.process_start);
+  write_name(out, identity.id);
   return out.take();
 }
 
@@ -98,6 +99,7 @@ Result<FlightRecord> parse_flight_record(ConstBytes file) {
   record.identity.host = read_name<kFlightNameBytes>(in);
   record.identity.group = read_name<kFlightNameBytes>(in);
   record.identity.process_start = in.integer<uint64_t>();
+  record.identity.id = read_name<kFlightNameBytes>(in);
   for (size_t i = 0; i < capacity; ++i) {
     FlightEntry entry;
     if (parse_slot(file.subspan(kFlightHeaderBytes + i * kFlightEntryBytes, kFlightEntryBytes),
@@ -115,6 +117,7 @@ std::string to_json(const FlightRecord& record) {
   nlohmann::ordered_json json = {{"group", who.group}, {"round", who.round},
                                  {"rank", who.rank},   {"world_size", who.world_size},
                                  {"host", who.host},   {"pid", who.pid}};
+  if (!who.id.empty()) json["id"] = who.id;
   nlohmann::ordered_json operations = nlohmann::ordered_json::array();
   for (const FlightEntry& entry : record.entries) {
     const OpDescriptor descriptor = OpDescriptor::from_fingerprint(entry.fingerprint);

@@ -30,6 +30,7 @@ struct FlightIdentity {
   uint64_t round = 0;
   // Of the process, in the kernel's ticks since the host's boot; 0: not known.
   uint64_t process_start = 0;
+  std::string id = {};  // of the group, which may share its name with others; empty: the name
 
   friend bool operator==(const FlightIdentity&, const FlightIdentity&) = default;
 };

@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-const FlightIdentity kIdentity{"world", "node0", 1, 4, 4711, 3, 0x1234};
+const FlightIdentity kIdentity{"world", "node0", 1, 4, 4711, 3, 0x1234, "world/7.0"};
 
 uint64_t fingerprint_of(OpKind kind) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
@@ -103,7 +103,8 @@ TEST(FlightRecord, GoldenHeader) {
   EXPECT_EQ(text(40, 6), std::string("node0\0", 6));
   EXPECT_EQ(text(104, 6), std::string("world\0", 6));
   EXPECT_EQ(text(168, 8), std::string("\x34\x12\0\0\0\0\0\0", 8));
-  EXPECT_EQ(text(176, 80), std::string(80, '\0'));
+  EXPECT_EQ(text(176, 64), "world/7.0" + std::string(55, '\0'));
+  EXPECT_EQ(text(240, 16), std::string(16, '\0'));
 }
 
 TEST(FlightRecord, DamagedFilesAreRefusedOrReadButNeverTrusted) {

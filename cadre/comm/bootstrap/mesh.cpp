@@ -33,9 +33,9 @@ class MeshBuilder {
         membership_(membership),
         options_(options),
         deadline_(deadline),
-        terms_{membership.rank, membership.round, options.name, options.version,
+        terms_{membership.rank, membership.round, options.id, options.version,
                membership.job_token},
-        prefix_(format("cadre/{}/{}/", membership.round, options.name)),
+        prefix_(format("cadre/{}/{}/", membership.round, options.id)),
         watch_(system, membership, prefix_) {}
 
   Result<Mesh> build() {

@@ -24,7 +24,7 @@
 namespace cadre {
 
 struct MeshOptions {
-  std::string name;
+  std::string id;           // of the group, in keys and proofs
   std::string listen_host;  // empty: where the membership says
   std::string version;      // of this library
   TransportChoice transport = TransportChoice::kAuto;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,35 +18,42 @@ namespace {
 }
 
 // What every rank of the parent brings, gathered in rank order.
-template <size_t N>
-std::vector<std::array<int64_t, N>> gather(Communicator& parent, const std::array<int64_t, N>& mine,
-                                           Deadline deadline) {
-  std::vector<std::array<int64_t, N>> all(static_cast<size_t>(parent.world_size()));
-  parent.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)),
+template <typename T>
+std::vector<T> gather(Communicator& parent, const T& mine, Deadline deadline) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0);
+  std::vector<T> all(static_cast<size_t>(parent.world_size()));
+  parent.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
                     DType::kInt64, {.deadline = deadline});
   return all;
 }
 
+struct GroupLabel {
+  std::string name;
+  std::string id;
+};
+
 // Beside the parent's record: one file for each group that the rank is in.
-std::string record_path(const Communicator& parent, std::string name, Rank rank) {
+std::string record_path(const Communicator& parent, const GroupLabel& label, Rank rank) {
   const std::string& parent_path = parent.options().flight_record_path;
   if (parent_path.empty()) return "";
-  std::replace(name.begin(), name.end(), '/', '.');
+  std::string group = label.name == label.id ? label.id : format("{}@{}", label.name, label.id);
+  std::replace(group.begin(), group.end(), '/', '.');
   const std::string file =
-      format("{}-round{}-rank{}.flight", name, parent.membership().round, rank);
+      format("{}-round{}-rank{}.flight", group, parent.membership().round, rank);
   return (std::filesystem::path(parent_path).parent_path() / file).string();
 }
 
 // The group of `members`, ranks of the parent in the order of the new group, on one of them.
-std::unique_ptr<Communicator> connect_members(const Communicator& parent, const std::string& name,
+std::unique_ptr<Communicator> connect_members(const Communicator& parent, const GroupLabel& label,
                                               std::span<const int> members, Deadline deadline) {
   const auto self = std::find(members.begin(), members.end(), parent.rank().value);
   Membership membership = parent.membership();
   membership.rank = static_cast<int>(self - members.begin());
   membership.world_size = static_cast<int>(members.size());
   CommunicatorOptions options = parent.options();
-  options.name = name;
-  options.flight_record_path = record_path(parent, name, membership.rank);
+  options.name = label.name;
+  options.id = label.id;
+  options.flight_record_path = record_path(parent, label, membership.rank);
   return Communicator::connect(parent.system(), membership, options, deadline);
 }
 
@@ -64,10 +72,11 @@ void check_list(const Communicator& parent, std::span<const Rank> ranks) {
   }
 }
 
-// Of the list in its order: FNV-1a, to compare lists, not to hide them.
-uint64_t digest(std::span<const Rank> ranks) {
+// Of ranks or characters in their order: FNV-1a, to compare them, not to hide them.
+template <typename Range>
+uint64_t digest(const Range& range) {
   uint64_t hash = 0xcbf29ce484222325;
-  for (const Rank rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank.value)) * 0x100000001b3;
+  for (const auto& item : range) hash = (hash ^ static_cast<uint64_t>(item)) * 0x100000001b3;
   return hash;
 }
 
@@ -77,34 +86,70 @@ std::string list(std::span<const Rank> ranks) {
   return text;
 }
 
+// What one rank wants of a split.
+struct SplitCall {
+  int64_t has_color = 0;
+  int64_t color = 0;
+  int64_t key = 0;
+  uint64_t name_digest = 0;
+  std::array<char, 32> name{};  // as much of it as there is room for, padded with zeros
+
+  bool is_of(int64_t wanted) const { return has_color == 1 && color == wanted; }
+  std::string quoted_name() const {
+    const std::string text(name.data(), std::find(name.begin(), name.end(), '\0'));
+    return format("\"{}{}\"", text, text.size() == name.size() ? "..." : "");
+  }
+};
+
+SplitCall call_of(const SplitOptions& options) {
+  SplitCall call{options.color ? 1 : 0, options.color.value_or(0), options.key,
+                 digest(options.name)};
+  std::copy_n(options.name.begin(), std::min(options.name.size(), call.name.size()),
+              call.name.begin());
+  return call;
+}
+
+// Every rank of the parent sees all calls, so all of them refuse with one sentence.
+void check_names(const Communicator& parent, std::span<const SplitCall> calls) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    for (size_t first = 0; calls[i].has_color == 1 && first < i; ++first) {
+      if (!calls[first].is_of(calls[i].color)) continue;
+      if (calls[first].name_digest == calls[i].name_digest) break;
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          format("group \"{}\": split: rank {} names the group of color {} {}, rank {} names "
+                 "it {}: let all ranks of a color give one name",
+                 parent.name(), first, calls[i].color, calls[first].quoted_name(), i,
+                 calls[i].quoted_name()));
+    }
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
                                     Deadline deadline) {
   const uint64_t number = parent.num_collectives() + 1;
-  const std::array<int64_t, 3> mine = {options.color ? 1 : 0, options.color.value_or(0),
-                                       options.key};
-  const auto all = gather(parent, mine, deadline);
+  const std::vector<SplitCall> calls = gather(parent, call_of(options), deadline);
+  check_names(parent, calls);
   if (!options.color) return nullptr;
   std::vector<int> members;
   for (int rank = 0; rank < parent.world_size(); ++rank) {
-    const auto& [has_color, color, key] = all[static_cast<size_t>(rank)];
-    if (has_color == 1 && color == *options.color) members.push_back(rank);
+    if (calls[static_cast<size_t>(rank)].is_of(*options.color)) members.push_back(rank);
   }
-  std::stable_sort(members.begin(), members.end(), [&all](int a, int b) {
-    return all[static_cast<size_t>(a)][2] < all[static_cast<size_t>(b)][2];
+  std::stable_sort(members.begin(), members.end(), [&calls](int a, int b) {
+    return calls[static_cast<size_t>(a)].key < calls[static_cast<size_t>(b)].key;
   });
-  const std::string name = options.name.empty()
-                               ? format("{}/{}.{}", parent.name(), number, *options.color)
-                               : options.name;
-  return connect_members(parent, name, members, deadline);
+  GroupLabel label{options.name, format("{}/{}.{}", parent.id(), number, *options.color)};
+  if (label.name.empty()) label.name = format("{}/{}.{}", parent.name(), number, *options.color);
+  return connect_members(parent, label, members, deadline);
 }
 
 std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Rank> ranks,
                                         Deadline deadline) {
   check_list(parent, ranks);
   const uint64_t number = parent.num_collectives() + 1;
-  const std::array<int64_t, 1> mine = {static_cast<int64_t>(digest(ranks))};
+  const uint64_t mine = digest(ranks);
   const auto all = gather(parent, mine, deadline);
   const auto other =
       std::find_if(all.begin(), all.end(), [&](const auto& his) { return his != mine; });
@@ -118,7 +163,9 @@ std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Ra
   if (std::find(members.begin(), members.end(), parent.rank().value) == members.end()) {
     return nullptr;
   }
-  return connect_members(parent, format("{}/{}", parent.name(), number), members, deadline);
+  const GroupLabel label{format("{}/{}", parent.name(), number),
+                         format("{}/{}", parent.id(), number)};
+  return connect_members(parent, label, members, deadline);
 }
 
 }  // namespace cadre

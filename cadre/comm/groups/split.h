@@ -6,8 +6,8 @@
 // independent of the parent otherwise, which may be closed first.
 // Errors: cadre::Error. After a failure a subgroup is not rebuilt by itself: rejoin() the world and
 // split again.
-// Ranks of the new group are 0 .. size - 1; its name is the parent's, a slash, the number of the
-// parent's operation and the colour, unless one is given.
+// Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of the
+// parent's operation and the colour. Its name is made likewise, unless one is given.
 // Source: MPI_Comm_split; c10d's new_group.
 #pragma once
 
@@ -28,10 +28,13 @@ struct SplitOptions {
   std::optional<int> color;
   // Orders the new group's ranks; equal keys by the parent's rank.
   int key = 0;
-  std::string name;  // unique in the job, equal on the ranks of a colour; empty: derived
+  // In messages: equal on the ranks of a colour, which is checked; groups may share it. Empty:
+  // derived.
+  std::string name;
 };
 
-// Null on a rank without a colour.
+// Null on a rank without a colour. Where ranks of one colour give different names, all ranks of the
+// parent throw the same kInvalidArgument, and the parent goes on.
 CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
                                                  Deadline deadline);
 

@@ -4,12 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/flight_record.h"
+#include "cadre/os/io/file.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -18,6 +22,7 @@ using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::require;
 using testing::run_ranks_as_threads;
+using ::testing::UnorderedElementsAre;
 
 constexpr Duration kBudget = std::chrono::seconds(20);
 
@@ -113,6 +118,59 @@ TEST_P(Split, ANewGroupHasTheListsOrderAndMayHaveOneRank) {
   });
 }
 
+// In the whole grid at once: the rows, the columns and each row's halves, and one that has the
+// world's own name.
+TEST_P(Split, GroupsMayShareAName) {
+  run_world(4, GetParam(), [this](RankContext& context, Communicator& world) {
+    const int me = world.rank();
+    const auto row = split(world, {.color = me / 2, .name = "line"}, soon(context));
+    const auto column = split(world, {.color = me % 2, .name = "line"}, soon(context));
+    const auto alone = split(*row, {.color = me % 2, .name = "line"}, soon(context));
+    const auto all = split(world, {.color = 0, .name = "world"}, soon(context));
+    for (int round = 0; round < 10; ++round) {
+      require(sum(*row, me) == (me / 2 == 0 ? 1 : 5), "sum of the row");
+      require(sum(*column, me) == (me % 2 == 0 ? 2 : 4), "sum of the column");
+      require(sum(*alone, me) == me, "sum of one");
+      require(sum(*all, me) == 6, "sum of all");
+    }
+    require(row->name() == "line" && alone->name() == "line", "the name that was given");
+    require(row->id() == cadre::format("world/1.{}", me / 2), row->id());
+    require(alone->id() == cadre::format("{}/1.{}", row->id(), me % 2), alone->id());
+    for (const auto* group : {&alone, &column, &row, &all}) (*group)->close(soon(context));
+  });
+}
+
+std::string name_of(const FlightRecord& record) {
+  const FlightIdentity& who = record.identity;
+  return cadre::format("{} {} rank {}", who.group, who.id, who.rank);
+}
+
+// One record for each rank and group, though two groups share a name.
+TEST(SplitRecords, GroupsOfOneNameHaveRecordsOfTheirOwn) {
+  const testing::TemporaryFolder folder;
+  const auto system = os::make_native_system();
+  const auto store = std::make_shared<HashStore>(*system);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    const Membership membership{context.rank, context.world_size, 1, store, "token"};
+    CommunicatorOptions options;
+    options.flight_record_path = folder.file(cadre::format("world-rank{}.flight", context.rank));
+    const Deadline deadline = context.system.deadline_in(kBudget);
+    const auto world = Communicator::connect(context.system, membership, options, deadline);
+    const auto half = split(*world, {.color = world->rank(), .name = "half"}, deadline);
+    half->barrier();
+    half->close(deadline);
+    world->close(deadline);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    const auto text = os::read_file(entry.path(), 1 << 20).value_or_throw();
+    names.push_back(name_of(parse_flight_record(std::as_bytes(std::span(text))).value_or_throw()));
+  }
+  EXPECT_THAT(names, UnorderedElementsAre("world world rank 0", "world world rank 1",
+                                          "half world/1.0 rank 0", "half world/1.1 rank 0"));
+}
+
 TEST_P(Split, TheGroupOutlivesItsParent) {
   run_world(2, GetParam(), [this](RankContext& context, Communicator& world) {
     const auto group = split(world, {.color = 0}, soon(context));
@@ -142,6 +200,26 @@ TEST_P(Split, ListsThatDifferOrMakeNoSenseAreRefused) {
     EXPECT_THAT(refusal({1, 1}), HasSubstr("rank 1 is in the list twice"));
     EXPECT_THAT(refusal({world.rank()}), HasSubstr("every rank must name the same ranks"));
     require(sum(world, 1) == 2, "the world goes on");
+  });
+}
+
+// Of five ranks one is in no group, and one of colour 1 gives another name than the other; all are
+// told alike, in time, and the world goes on.
+TEST_P(Split, NamesThatDifferInOneColourAreRefusedOnAllRanks) {
+  const std::string long_name = "a name that is longer than what travels of it";
+  run_world(5, GetParam(), [&](RankContext& context, Communicator& world) {
+    const int me = world.rank();
+    const auto refusal = [&](const SplitOptions& options) {
+      return refusal_of([&] { split(world, options, soon(context)); });
+    };
+    SplitOptions options{.color = me % 2, .name = me == 3 ? "odd" : "half"};
+    if (me == 4) options = {.color = std::nullopt, .name = "none"};
+    EXPECT_EQ(refusal(options),
+              "group \"world\": split: rank 1 names the group of color 1 \"half\", rank 3 names it "
+              "\"odd\": let all ranks of a color give one name");
+    EXPECT_THAT(refusal({.color = 0, .name = long_name + (me == 4 ? "x" : "")}),
+                HasSubstr("rank 4 names it \"a name that is longer than what ...\""));
+    require(sum(world, 1) == 5, "the world goes on");
   });
 }
 

@@ -34,6 +34,7 @@ struct RankStanding {
 
 struct GroupTrace {
   std::string group;
+  std::string id;  // tells it from groups of the same name
   uint64_t round = 0;
   int world_size = 0;
   std::vector<FlightRecord> records;  // by rank, those that there are

@@ -43,6 +43,11 @@ class Story {
     record_.alive_at = TimePoint{now};
     return *this;
   }
+  Story& of_group(const std::string& name, const std::string& id) {
+    record_.identity.group = name;
+    record_.identity.id = id;
+    return *this;
+  }
   FlightRecord record() const { return record_; }
 
  private:
@@ -183,6 +188,17 @@ TEST(Trace, KeepsGroupsAndRoundsApartAndTheLaterRecordOfARank) {
   EXPECT_EQ(traces[0].round, 1U);
   EXPECT_EQ(traces[0].stopped_at, std::nullopt);
   EXPECT_EQ(traces[1].round, 2U);
+}
+
+TEST(Trace, KeepsGroupsOfOneNameApart) {
+  const auto traces = trace_groups({
+      Story(0, 1).of_group("row", "world/1.1").running(1, kReduce, 0).record(),
+      Story(0, 1).of_group("row", "world/1.0").done(1, kReduce, 0, 10).record(),
+  });
+  ASSERT_EQ(traces.size(), 2U);
+  EXPECT_THAT(to_text(traces[0], 0), HasSubstr("group \"row\" (world/1.0), round 1"));
+  EXPECT_EQ(traces[0].stopped_at, std::nullopt);
+  EXPECT_EQ(traces[1].stopped_at, 1U);
 }
 
 TEST(Trace, TellsProgramsTheSame) {

@@ -40,8 +40,9 @@ std::string title(const GroupTrace& trace) {
     hosts.insert(record.identity.host);
     ranks.push_back(record.identity.rank);
   }
-  return format("group \"{}\", round {}: {} ranks; records of ranks {} on {} host{}\n", trace.group,
-                trace.round, trace.world_size, list_ranks(ranks), hosts.size(),
+  const std::string id = trace.id == trace.group ? "" : format(" ({})", trace.id);
+  return format("group \"{}\"{}, round {}: {} ranks; records of ranks {} on {} host{}\n",
+                trace.group, id, trace.round, trace.world_size, list_ranks(ranks), hosts.size(),
                 hosts.size() == 1 ? "" : "s");
 }
 
@@ -135,8 +136,10 @@ std::string to_text(const GroupTrace& trace, size_t num_operations) {
 std::string to_json(const std::vector<GroupTrace>& traces) {
   nlohmann::ordered_json array = nlohmann::ordered_json::array();
   for (const GroupTrace& trace : traces) {
-    nlohmann::ordered_json json = {
-        {"group", trace.group}, {"round", trace.round}, {"world_size", trace.world_size}};
+    nlohmann::ordered_json json = {{"group", trace.group},
+                                   {"id", trace.id},
+                                   {"round", trace.round},
+                                   {"world_size", trace.world_size}};
     json["stopped_at"] = trace.stopped_at ? nlohmann::ordered_json(*trace.stopped_at) : nullptr;
     json["call"] = trace.call;
     for (const RankStanding& standing : trace.standings) {
