@@ -251,7 +251,8 @@ void run_packed(const Communicator& communicator, std::string_view name, const a
   const at::NoGradGuard no_grad;
   const at::Tensor packed = tensor.detach().contiguous();
   operation(packed);
-  tensor.detach().copy_(packed);
+  // Unlike detach(), with a version counter of its own: a contiguous tensor's does not move either.
+  tensor.variable_data().copy_(packed);
 }
 
 }  // namespace

@@ -79,7 +79,8 @@ class CADRE_EXPORT ProcessGroup {
   const std::string& name() const;
   Communicator& communicator() const;
 
-  // In place, on the values: a leaf that requires grad is allowed, and no version counter moves.
+  // In place, on the values, as `.data` in PyTorch: a leaf that requires grad is allowed, and no
+  // version counter moves, so autograd does not notice when a tensor that it saved has changed.
   // tensor: any shape. The blocking calls pack a non-contiguous tensor and copy it back; the
   // asynchronous ones refuse it, because nobody would be there to copy back.
   void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;

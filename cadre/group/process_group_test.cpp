@@ -187,6 +187,32 @@ TEST_P(OnRanks, NonContiguousTensorsAndLeavesThatRequireGrad) {
   });
 }
 
+// Packed or not, views and leaves alike: autograd sees none of it, in what it counts and in what a
+// view is of.
+TEST_P(OnRanks, NoVersionCounterMoves) {
+  expect_on_all([](const ProcessGroup& group) {
+    const float n = static_cast<float>(group.world_size());
+    const Tensor leaf = torch::ones({3, 2}).t().requires_grad_();
+    const Tensor base = torch::ones({4, 6});
+    for (const Tensor& tensor : {leaf, base, base.t(), base.slice(1, 0, 6, 2)}) {
+      const auto version = tensor._version();
+      const auto* grad_fn = tensor.grad_fn().get();
+      const float before = tensor[0][0].item<float>();
+      group.all_reduce(tensor);
+      group.broadcast(tensor, {.root = 0});
+      group.reduce(tensor, {.root = 0, .op = ReduceOp::kMax});
+      require(tensor[0][0].item<float>() == before * n, "the values have changed");
+      require(tensor._version() == version, "the counter has not");
+      require(tensor.grad_fn().get() == grad_fn, "nor has the graph");
+    }
+    // What backward saved is read as it is by then.
+    const Tensor squared = leaf.square().sum();
+    group.all_reduce(leaf);
+    squared.backward();
+    require(leaf.grad().equal(2 * leaf.detach()), "backward runs, with the new values");
+  });
+}
+
 TEST_P(OnRanks, GatherAndScatterInRankOrder) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
