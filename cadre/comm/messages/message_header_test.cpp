@@ -5,11 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "cadre/base/format.h"
+#include "cadre/os/io/file.h"
+
 namespace cadre {
 namespace {
+
+using ::testing::HasSubstr;
 
 std::vector<std::byte> documented_bytes() {
   std::vector<std::byte> bytes;
@@ -40,6 +46,29 @@ TEST(MessageHeader, RefusesWhatNoRankSends) {
     ASSERT_FALSE(header.ok()) << at;
     EXPECT_EQ(header.error().code(), ErrorCode::kCorruption);
   }
+}
+
+// "0 uint8, 1 int32, ...": the codes of an enum as the pages list them.
+template <typename Enum>
+std::string listing(int num_values) {
+  std::string text;
+  for (int code = 0; code < num_values; ++code) {
+    text += format("{}{} {}", code == 0 ? "| " : ", ", code, static_cast<Enum>(code));
+  }
+  return text + " |";
+}
+
+std::string page(const std::string& name) {
+  const std::string path = CADRE_SOURCE_DIR "/docs/formats/" + name;
+  return os::read_file(path, 1 << 20).value_or_throw();
+}
+
+TEST(Codes, StandOnThePagesOfTheFormats) {
+  const std::string dtypes = listing<DType>(kNumDTypes);
+  EXPECT_THAT(page("net-messages.md"), HasSubstr("| dtype " + dtypes));
+  EXPECT_THAT(page("net-messages.md"),
+              HasSubstr("| reduce op " + listing<ReduceOp>(kNumReduceOps)));
+  EXPECT_THAT(page("point-to-point.md"), HasSubstr(dtypes));
 }
 
 }  // namespace
