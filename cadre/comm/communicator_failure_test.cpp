@@ -116,6 +116,42 @@ TEST(CommunicatorFailure, ARankThatDoesNotComeIsNamedAtTheDeadline) {
                        "failure, then rebuild the group."));
 }
 
+// One rank is in a collective and waits for the other, which waits for a message from it. Another
+// thread might still bring either, so this ends at the deadline; then each is told what the other
+// is in.
+TEST(CommunicatorFailure, ACollectiveAgainstARecvTellsAtTheDeadlineWhatTheOtherIsIn) {
+  const auto system = os::make_native_system();
+  for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
+    const auto store = std::make_shared<HashStore>(*system);
+    const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+      const Membership membership{context.rank, 2, 1, store, "token"};
+      const auto group = Communicator::connect(
+          context.system, membership, {.timeout = milliseconds(300), .transport = transport},
+          context.system.deadline_in(kBudget));
+      context.output = testing::failure_of([&] {
+        group->barrier({.deadline = context.system.deadline_in(kBudget)});
+        std::byte data{};
+        if (context.rank == 0) sum(*group, 10);
+        if (context.rank == 1) group->recv(Bytes(&data, 1), DType::kUint8, 0, /*tag=*/7);
+      });
+      group->close(context.system.deadline_in(kBudget));
+    });
+    ASSERT_TRUE(result.ok()) << result.failures();
+    const std::string& collective = result.ranks[0].output;
+    const std::string& message = result.ranks[1].output;
+    SCOPED_TRACE(collective + "\n" + message);
+    const auto reduce_waits =
+        ::testing::AllOf(HasSubstr("all_reduce #2 on group \"world\" timed out"),
+                         HasSubstr("waiting for rank 1 ("), HasSubstr("): last seen in recv #1, "));
+    const auto recv_waits = ::testing::AllOf(HasSubstr("recv #1 on group \"world\" timed out"),
+                                             HasSubstr("tag 7: waiting for rank 0 ("),
+                                             HasSubstr("): last seen in all_reduce #2, "));
+    EXPECT_THAT(collective, AnyOf(reduce_waits, recv_waits));
+    EXPECT_THAT(message, AnyOf(reduce_waits, recv_waits));
+    EXPECT_TRUE(collective.starts_with("kTimeout: ") || message.starts_with("kTimeout: "));
+  }
+}
+
 TEST(CommunicatorFailure, AnAbortEndsEveryWaitAndTellsTheReason) {
   const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
     if (context.rank == 0) {
