@@ -26,6 +26,9 @@ constexpr int kWorldSize = 3;
 constexpr int kOddOne = 1;
 constexpr int kLeaver = 2;
 constexpr int kTag = 7;
+constexpr Duration kTimeout = seconds(20);
+// Of all ranks together, barriers around the calls included.
+constexpr Duration kLimit = seconds(5);
 constexpr const char* kInOrder = "let all ranks call the same operations in the same order";
 constexpr const char* kRebuild = "rebuild the group";
 
@@ -135,8 +138,11 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
             Membership own = membership;
             own.round = i + 1;
             const auto group = testing::connect(
-                context, own, {.timeout = seconds(20), .transport = GetParam().transport});
+                context, own, {.timeout = kTimeout, .transport = GetParam().transport});
+            const TimePoint begin = context.system.now();
             context.output += mask(testing::failure_of([&] { body(*group, i); })) + kEnd;
+            testing::require(context.system.now() - begin < kLimit,
+                             "the ranks hear of it long before the deadline");
             group->close(context.system.deadline_in(seconds(5)));
           }
         });

@@ -1,0 +1,123 @@
+// A rank is killed inside a group of some of the ranks: what that group says, what the group of all
+// says, and that the group of the others works on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/groups/split.h"
+#include "cadre/testing/leftovers.h"
+#include "job.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::JobOptions;
+using testing::mask;
+using testing::RankContext;
+using testing::require;
+using ::testing::StartsWith;
+
+constexpr int kWorldSize = 4;
+// Of the world; in its half, the odd ranks, it is rank 1.
+constexpr int kVictim = 3;
+constexpr int kPartner = 1;
+// Of every operation; what is promised after a death is less.
+constexpr Duration kTimeout = seconds(20);
+constexpr Duration kLimit = seconds(5);
+
+int64_t sum(Communicator& group, int64_t mine) {
+  int64_t total = 0;
+  group.all_reduce(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(&total, 1)),
+                   DType::kInt64, ReduceOp::kSum);
+  return total;
+}
+
+// What the half without the victim does, before and after the world has failed.
+void work_on(Communicator& half, int rank) {
+  for (int step = 0; step < 100; ++step) require(sum(half, rank) == 0 + 2, "sum of the even ranks");
+}
+
+// Hands back what the own half said, if it failed, and then what the world said.
+void live_through(RankContext& context, const Membership& membership, TransportChoice transport) {
+  const testing::Resources before = testing::count_resources();
+  const int me = context.rank;
+  {
+    const auto world =
+        testing::connect(context, membership, {.timeout = kTimeout, .transport = transport});
+    const int victim_pid = world->peers()[kVictim].pid;
+    const auto half =
+        split(*world, {.color = me % 2, .name = "half"}, context.system.deadline_in(kTimeout));
+    require(sum(*half, me) == (me % 2 == 0 ? 2 : 4), "sum of the half");
+    if (me == kVictim) ::raise(SIGKILL);
+    const TimePoint begin = context.system.now();
+    if (me == kPartner) {
+      context.output = testing::failure_of([&] { sum(*half, me); }) + "\f";
+    } else {
+      work_on(*half, me);
+    }
+    context.output += testing::failure_of([&] { world->barrier(); });
+    require(context.system.now() - begin < kLimit, "the news comes long before the deadline");
+    require(context.output.find(format("pid {}) is gone", victim_pid)) != std::string::npos,
+            context.output);
+    const std::vector<Rank> lost = world->lost_ranks();
+    require(lost.size() == 1 && lost[0] == kVictim, "the world lost the victim alone");
+    if (me != kPartner) work_on(*half, me);
+    half->close(context.system.deadline_in(seconds(5)));
+    world->close(context.system.deadline_in(seconds(5)));
+  }
+  const std::string left = testing::leftovers_since(before);
+  require(left.empty(), left);
+}
+
+// Whoever learns it between two operations says so.
+auto names_victim(const std::string& operation, const std::string& group, int victim, int self) {
+  const auto gone = HasSubstr(
+      format("\n  rank {} (HOST, pid N) is gone: its connection ended, last seen ", victim));
+  return AllOf(
+      gone,
+      AnyOf(StartsWith(format("kPeerLost: {} #N on group \"{}\" failed after N s on rank {} "
+                              "(HOST, pid N)",
+                              operation, group, self)),
+            StartsWith(format("kPeerLost: group \"{}\" failed on rank {} (HOST, pid N) after ",
+                              group, self))));
+}
+
+class SubgroupFailure : public ::testing::TestWithParam<TransportChoice> {};
+
+INSTANTIATE_TEST_SUITE_P(Transports, SubgroupFailure,
+                         ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
+                         [](const auto& test) {
+                           return test.param == TransportChoice::kTcp ? "tcp" : "host";
+                         });
+
+TEST_P(SubgroupFailure, ItsGroupAndTheWorldNameTheVictimAndTheOtherHalfWorksOn) {
+  const testing::Resources before = testing::count_resources();
+  const auto result = testing::run_job({.world_size = kWorldSize},
+                                       [&](RankContext& context, const Membership& membership) {
+                                         live_through(context, membership, GetParam());
+                                       });
+  EXPECT_EQ(result.ranks[kVictim].signal, SIGKILL);
+  for (const int rank : {0, 1, 2}) {
+    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    ASSERT_EQ(outcome.failure, "") << "rank " << rank;
+    std::string said = mask(outcome.output);
+    if (rank == kPartner) {
+      const size_t end = said.find('\f');
+      EXPECT_THAT(said.substr(0, end),
+                  names_victim("all_reduce", "half", /*victim=*/1, /*self=*/0));
+      said.erase(0, end + 1);
+    }
+    EXPECT_THAT(said, names_victim("barrier", "world", kVictim, rank));
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+}  // namespace
+}  // namespace cadre
