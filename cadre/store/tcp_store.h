@@ -37,8 +37,8 @@ struct TcpStoreOptions {
   os::Address address;
   std::string token;  // of the job; native protocol only
   StoreProtocol protocol = StoreProtocol::kNative;
-  // connect() only: how soon what listens must greet, and after which time a wait is told in the
-  // log, once; null: dropped. The log outlives the store.
+  // connect() only: how soon what listens must greet, or else is tried again, and after which time
+  // a wait is told in the log, once; null: dropped. The log outlives the store.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;

@@ -1,9 +1,8 @@
 #include "cadre/store/tcp/server_connection.h"
 
 #include <array>
-#include <chrono>
 #include <span>
-#include <string>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -38,23 +37,24 @@ Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
   Result<std::unique_ptr<os::Socket>> socket = system.connect(options.address, deadline);
   if (!socket.ok()) return socket.error();
   route = {(*socket)->local_address(), (*socket)->peer_address()};
-  const Deadline patience = system.deadline_in(options.greeting_timeout);
-  auto connection = greet(system, options, std::move(socket).value(), deadline.earlier(patience));
+  auto connection = greet(system, options, std::move(socket).value(),
+                          deadline.earlier(system.deadline_in(options.greeting_timeout)));
   if (connection.ok()) return connection;
-  std::string strange;
-  if (connection.error().code() == ErrorCode::kCorruption) {
-    strange = connection.error().message();
-  } else if (connection.error().code() == ErrorCode::kTimeout &&
-             patience.has_passed(system.now())) {
-    strange = format("it took the connection and said nothing for {:g} s",
-                     std::chrono::duration<double>(options.greeting_timeout).count());
-  } else {
-    return connection.error();
+  const std::string_view store = options.protocol == StoreProtocol::kC10d ? "c10d" : "Cadre";
+  constexpr std::string_view kRemedy = "choose another MASTER_PORT, the same on all ranks";
+  const Error& error = connection.error();
+  if (error.code() == ErrorCode::kCorruption) {
+    return Error(ErrorCode::kInvalidArgument, format("what listens there is no {} store: {}; {}",
+                                                     store, error.message(), kRemedy));
   }
-  return Error(ErrorCode::kInvalidArgument,
-               format("what listens there is no {} store: {}; choose another MASTER_PORT, the same "
-                      "on all ranks",
-                      options.protocol == StoreProtocol::kC10d ? "c10d" : "Cadre", strange));
+  // It may be a store whose host is overloaded.
+  if (error.code() == ErrorCode::kTimeout) {
+    return Error(ErrorCode::kTimeout,
+                 format("what listens there took the connection and said nothing: if it is no {} "
+                        "store, {}",
+                        store, kRemedy));
+  }
+  return error;
 }
 
 Status BlockingStream::send(ConstBytes data, Deadline deadline) {

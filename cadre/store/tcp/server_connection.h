@@ -31,8 +31,8 @@ Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStor
                                                Deadline deadline);
 
 // The same for a client's first connection, which learns its two ends. What listens there may be
-// anything: kInvalidArgument says so when it greets as no store does, or not within
-// options.greeting_timeout.
+// anything: kInvalidArgument says so when it greets as no store does; kTimeout doubts it when
+// nothing comes within options.greeting_timeout.
 Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
                                                      const TcpStoreOptions& options,
                                                      Deadline deadline, StoreRoute& route);
