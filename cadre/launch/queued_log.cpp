@@ -1,17 +1,12 @@
 #include "cadre/launch/queued_log.h"
 
-#include <array>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/os/host/wall_clock.h"
+#include "cadre/rendezvous/job_environment.h"
 
 namespace cadre::launch {
-namespace {
-
-constexpr std::array<std::string_view, 4> kLevelNames = {"debug", "info", "warning", "error"};
-
-}  // namespace
 
 void QueuedLog::write(LogLevel level, std::string_view component, std::string_view message) {
   if (level < level_ || level == LogLevel::kOff) return;
@@ -21,8 +16,8 @@ void QueuedLog::write(LogLevel level, std::string_view component, std::string_vi
       ++num_dropped_;
       return;
     }
-    lines_.push_back(cadre::format("{} {} {} {}", kLevelNames[static_cast<size_t>(level)],
-                                   os::wall_clock_text(), component, message));
+    lines_.push_back(cadre::format("{} {} {} {}", log_level_name(level), os::wall_clock_text(),
+                                   component, message));
   }
   event_->notify();
 }

@@ -96,13 +96,22 @@ void parse_store(Parser& parser, JobEnvironment& environment) {
   }
 }
 
+// In the order of LogLevel.
+constexpr std::array<std::string_view, 5> kLogLevelNames = {"debug", "info", "warning", "error",
+                                                            "off"};
+
 }  // namespace
 
+std::string_view log_level_name(LogLevel level) {
+  return kLogLevelNames[static_cast<size_t>(level)];
+}
+
 Result<LogLevel> parse_log_level(std::string_view text) {
-  constexpr std::array<std::string_view, 5> kNames = {"debug", "info", "warning", "error", "off"};
   if (text.empty()) return LogLevel::kWarning;
-  const auto found = std::find(kNames.begin(), kNames.end(), text);
-  if (found != kNames.end()) return static_cast<LogLevel>(found - kNames.begin());
+  const auto found = std::find(kLogLevelNames.begin(), kLogLevelNames.end(), text);
+  if (found != kLogLevelNames.end()) {
+    return static_cast<LogLevel>(found - kLogLevelNames.begin());
+  }
   return Error(ErrorCode::kInvalidArgument,
                format("environment: CADRE_LOG is \"{}\", expected debug, info, warning, error or "
                       "off",

@@ -58,5 +58,7 @@ CADRE_EXPORT Result<JobEnvironment> read_job_environment();
 
 // What CADRE_LOG says; an empty text counts as not set.
 CADRE_EXPORT Result<LogLevel> parse_log_level(std::string_view text);
+// "debug", "info", "warning", "error", "off": as CADRE_LOG has it.
+CADRE_EXPORT std::string_view log_level_name(LogLevel level);
 
 }  // namespace cadre
