@@ -1,6 +1,7 @@
 #include "cadre/train/resume_check.h"
 
 #include <map>
+#include <set>
 #include <string_view>
 
 #include "cadre/base/error.h"
@@ -20,7 +21,7 @@ const Reasons kDoubtful = {
     {"run.seed",
      "the rest of this epoch comes in another order, so samples may come twice or never"},
     {"model.context", "samples are cut anew, so the place in the data is another"}};
-const Reasons kOfNoMatter = {{"run.name", ""}, {"run.folder", ""}, {"run.resume", ""}};
+const std::set<std::string_view> kOfNoMatter = {"run.name", "run.folder", "run.resume"};
 
 }  // namespace
 

@@ -1,7 +1,5 @@
 // What becomes of a run's folder: full disks, damaged snapshots, two runs of one name, and what a
 // resumed run may change.
-#include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,6 +8,7 @@
 #include <string>
 
 #include "cadre/base/format.h"
+#include "cadre/testing/file_size_limit.h"
 #include "cadre/train/run_folder.h"
 #include "cadre/train/trainer_test.h"
 
@@ -21,24 +20,6 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// Stands in for a full disk: no file may grow beyond this.
-class FullDisk {
- public:
-  explicit FullDisk(rlim_t num_bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &previous_);
-    const rlimit limit = {.rlim_cur = num_bytes, .rlim_max = previous_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FullDisk() {
-    ::setrlimit(RLIMIT_FSIZE, &previous_);
-    ::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit previous_ = {};
-  decltype(SIG_IGN) handler_;
-};
 
 TEST_F(TrainerTest, ASecondRunMovesTheFirstAside) {
   Config config = this->config("a");
@@ -58,7 +39,7 @@ TEST_F(TrainerTest, AFailedSnapshotIsSaidAndTrainingGoesOn) {
   config.run.steps = 6;
   config.run.snapshot_every = 2;
   config.run.resume = "auto";
-  std::optional<FullDisk> disk;
+  std::optional<testing::FileSizeLimit> disk;
   on_print_ = [&](std::string_view text) {
     if (text.starts_with("step 4/")) disk.emplace(8192);
     if (text.starts_with("warning: snapshot")) disk.reset();
@@ -76,7 +57,7 @@ TEST_F(TrainerTest, ARunWhoseLastSnapshotFailsEndsWithAnError) {
   ASSERT_EQ(run(config).failures, "");
   config.run.steps = 6;
   config.run.resume = "auto";
-  std::optional<FullDisk> disk;
+  std::optional<testing::FileSizeLimit> disk;
   on_print_ = [&](std::string_view text) {
     if (text.starts_with("step ")) disk.emplace(8192);
     if (text.starts_with("a sample") || text.starts_with("warning: snapshot")) disk.reset();
@@ -95,7 +76,7 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
   config.run.steps = 8;
   config.run.evaluate_every = 2;
   config.run.keep_best = true;
-  std::optional<FullDisk> disk;
+  std::optional<testing::FileSizeLimit> disk;
   int num_evaluations = 0;
   on_print_ = [&](std::string_view text) {
     if (!text.starts_with("held-out")) return;
@@ -111,7 +92,7 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
 
 TEST_F(TrainerTest, AFullDiskLosesLinesOfTheMetricsAndNotTheRest) {
   Config config = this->config("a");
-  std::optional<FullDisk> disk(300);  // one step's line and a part of the next
+  std::optional<testing::FileSizeLimit> disk(300);  // one step's line and a part of the next
   on_print_ = [&](std::string_view text) {
     if (text.starts_with("step  6/")) disk.reset();
   };

@@ -2,8 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 #include <array>
 #include <filesystem>
@@ -11,6 +9,7 @@
 
 #include "cadre/os/io/file.h"
 #include "cadre/os/mem/read_only_file.h"
+#include "cadre/testing/file_size_limit.h"
 
 namespace cadre::os {
 namespace {
@@ -39,29 +38,11 @@ TEST_F(DurableFile, HoldsThePiecesInOrder) {
   EXPECT_EQ(mapped->bytes()[4], std::byte{'e'});
 }
 
-// Stands in for a full disk: the kernel refuses to let the file grow.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t num_bytes) : previous_handler_(::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &previous_);
-    const rlimit limit = {.rlim_cur = num_bytes, .rlim_max = previous_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &previous_);
-    ::signal(SIGXFSZ, previous_handler_);
-  }
-
- private:
-  rlimit previous_ = {};
-  sighandler_t previous_handler_;
-};
-
 TEST_F(DurableFile, AFailedWriteLeavesNothing) {
   const std::array<ConstBytes, 1> pieces = {bytes("more than four bytes")};
   Status status;
   {
-    const FileSizeLimit limit(4);
+    const testing::FileSizeLimit limit(4);
     status = write_file(folder_ + "/a", pieces);
   }
   ASSERT_FALSE(status.ok());
