@@ -6,9 +6,11 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <system_error>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/os/mem/read_only_file.h"
 #include "cadre/wire/idx_file.h"
@@ -58,11 +60,8 @@ at::Tensor read(const std::string& folder, std::string_view part, std::string_vi
   return tensor;
 }
 
-// FNV-1a.
-uint64_t mix(uint64_t hash, const at::Tensor& bytes) {
-  const auto* first = bytes.const_data_ptr<uint8_t>();
-  for (int64_t i = 0; i < bytes.numel(); ++i) hash = (hash ^ first[i]) * 0x100000001b3ULL;
-  return hash;
+std::string_view bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
 }  // namespace
@@ -103,7 +102,10 @@ Mnist Mnist::slice(int64_t begin, int64_t end) const {
 }
 
 uint64_t Mnist::fingerprint() const {
-  return mix(mix(0xcbf29ce484222325ULL, images_), labels_);
+  Fnv1a hash;
+  hash.add(bytes_of(images_));
+  hash.add(bytes_of(labels_));
+  return hash.value();
 }
 
 }  // namespace cadre

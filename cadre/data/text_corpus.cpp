@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/os/mem/read_only_file.h"
 
@@ -64,14 +65,6 @@ std::vector<std::string> files_below(const fs::path& folder, const TextCorpusOpt
 
 bool is_binary(std::string_view content) {
   return content.substr(0, kBinaryProbeBytes).find('\0') != std::string_view::npos;
-}
-
-// FNV-1a.
-uint64_t mix(uint64_t hash, std::string_view bytes) {
-  for (const char byte : bytes) {
-    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
-  }
-  return hash;
 }
 
 }  // namespace
@@ -135,14 +128,14 @@ int64_t TextCorpus::num_files() const {
 }
 
 uint64_t TextCorpus::fingerprint() const {
-  uint64_t hash = 0xcbf29ce484222325ULL;
+  Fnv1a hash;
   for (const Document& document : contents_->documents) {
     const std::string_view text = document.text;
-    hash = mix(hash, std::to_string(text.size()));
-    hash = mix(hash, text.substr(0, kFingerprintBytes));
-    hash = mix(hash, text.substr(text.size() - std::min(text.size(), kFingerprintBytes)));
+    hash.add(std::to_string(text.size()));
+    hash.add(text.substr(0, kFingerprintBytes));
+    hash.add(text.substr(text.size() - std::min(text.size(), kFingerprintBytes)));
   }
-  return hash;
+  return hash.value();
 }
 
 void TextCorpus::copy_tokens(int64_t begin, std::span<int64_t> out) const {

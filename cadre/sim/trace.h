@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cadre/base/deadline.h"
+#include "cadre/base/fnv1a.h"
 
 namespace cadre::sim {
 
@@ -19,11 +20,11 @@ class Trace {
 
   const std::vector<std::string>& lines() const { return lines_; }
   // FNV-1a over all lines.
-  uint64_t hash() const { return hash_; }
+  uint64_t hash() const { return hash_.value(); }
 
  private:
   std::vector<std::string> lines_;
-  uint64_t hash_ = 0xcbf29ce484222325ULL;
+  Fnv1a hash_;
 };
 
 }  // namespace cadre::sim

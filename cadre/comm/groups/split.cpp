@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 
 namespace cadre {
@@ -72,12 +74,16 @@ void check_list(const Communicator& parent, std::span<const Rank> ranks) {
   }
 }
 
-// Of ranks or characters in their order: FNV-1a, to compare them, not to hide them.
-template <typename Range>
-uint64_t digest(const Range& range) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const auto& item : range) hash = (hash ^ static_cast<uint64_t>(item)) * 0x100000001b3;
-  return hash;
+uint64_t digest(std::span<const Rank> ranks) {
+  Fnv1a hash;
+  for (const Rank rank : ranks) hash.add(static_cast<uint64_t>(rank.value));
+  return hash.value();
+}
+
+uint64_t digest(std::string_view text) {
+  Fnv1a hash;
+  hash.add(text);
+  return hash.value();
 }
 
 std::string list(std::span<const Rank> ranks) {

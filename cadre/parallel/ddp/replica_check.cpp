@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 
 namespace cadre {
@@ -32,11 +33,10 @@ std::string describe(std::span<const NamedTensor> parameters,
   return text;
 }
 
-// FNV-1a: finds differences between honest programs; it is no protection against forgery.
 uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ULL;
-  return hash;
+  Fnv1a hash;
+  hash.add(text);
+  return hash.value();
 }
 
 std::string broadcast_text(const std::string& own, int64_t size, Rank root, ReplicaGroup& group) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/data/mnist.h"
 #include "cadre/data/synthetic_dataset.h"
@@ -12,7 +13,6 @@
 namespace cadre::train {
 namespace {
 
-constexpr uint64_t kFingerprintFactor = 0x100000001b3ULL;  // FNV's prime
 constexpr int64_t kSide = 28;  // pixels, of the images that the models take
 
 // The first and the last samples of one set.
@@ -48,8 +48,10 @@ void ImageTask::open_mnist() {
     training_data_ = std::make_shared<const Mnist>(first);
     held_out_data_ = second;
     identity_.size += second->size();
-    // The factor tells the pairs apart, should they change places.
-    identity_.fingerprint = identity_.fingerprint * kFingerprintFactor ^ second->fingerprint();
+    Fnv1a both;
+    both.add(first.fingerprint());
+    both.add(second->fingerprint());
+    identity_.fingerprint = both.value();
   } else {
     std::tie(training_data_, held_out_data_) = split(first, config_.data.held_out);
   }
