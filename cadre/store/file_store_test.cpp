@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "cadre/os/io/file.h"
 #include "cadre/os/io/locked_file.h"
 #include "cadre/os/system.h"
+#include "cadre/store/file/journal.h"
 #include "cadre/testing/temporary_folder.h"
 #include "cadre/wire/store_record.h"
 
@@ -114,6 +116,28 @@ TEST_F(FileStoreTest, TheLastToLeaveRemovesTheFileAndNobodyBefore) {
   EXPECT_TRUE(std::filesystem::exists(path_)) << "a clone still has it open";
   clone.reset();
   EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_F(FileStoreTest, OneThatHasLeftIsNotPresentBeforeItsFileIsClosed) {
+  const auto join = [&] {
+    auto file = os::LockedFile::open(path_);
+    store::Journal journal(std::move(file).value_or_throw(), path_, size_t{1} << 20);
+    EXPECT_TRUE(journal.try_lock().value());
+    EXPECT_TRUE(journal.enter(2).ok());
+    const wire::StoreRecord record{.verb = wire::StoreRecordVerb::kJoin};
+    EXPECT_TRUE(journal.commit(std::span(&record, 1)).ok());
+    journal.unlock();
+    return journal;
+  };
+  store::Journal first = join();
+  store::Journal last = join();
+  for (store::Journal* journal : {&first, &last}) {
+    EXPECT_TRUE(std::filesystem::exists(path_));
+    ASSERT_TRUE(journal->try_lock().value());
+    EXPECT_TRUE(journal->leave(2).ok());
+    journal->unlock();
+  }
+  EXPECT_FALSE(std::filesystem::exists(path_)) << "though both still have it open";
 }
 
 TEST_F(FileStoreTest, WhatAKilledJobLeftIsNotTakenForTheNextOnes) {

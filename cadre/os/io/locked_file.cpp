@@ -69,6 +69,10 @@ Result<bool> LockedFile::is_alone() {
   return true;
 }
 
+void LockedFile::leave() {
+  set_lock(fd_.get(), F_UNLCK, kPresenceByte);
+}
+
 Result<size_t> LockedFile::size() const {
   struct stat info {};
   if (::fstat(fd_.get(), &info) != 0) {

@@ -34,6 +34,8 @@ class CADRE_EXPORT LockedFile {
   Status enter();
   // Whether no other handle is present. REQUIRES: enter() and the lock.
   Result<bool> is_alone();
+  // Ends what enter() began, which closing does too; but by then the next one may have the lock.
+  void leave();
 
   Result<size_t> size() const;
   // Up to buffer.size() bytes from `offset`; fewer at the end of the file.

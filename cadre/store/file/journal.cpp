@@ -64,6 +64,13 @@ Status Journal::enter(int num_ranks) {
 }
 
 Status Journal::leave(int num_ranks) {
+  const Status status = remove_if_last(num_ranks);
+  // While the lock is held: who takes it next must not take this one for still present.
+  file_.leave();
+  return status;
+}
+
+Status Journal::remove_if_last(int num_ranks) {
   if (num_ranks <= 0 || !file_.is_named()) return {};
   CADRE_RETURN_IF_ERROR(refresh_for_change());
   const Result<bool> is_alone = file_.is_alone();

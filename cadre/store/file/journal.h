@@ -30,6 +30,8 @@ class Journal {
   // With the lock held, first thing: marks this handle as present. A file that a finished or killed
   // job of `num_ranks` left behind is emptied: so many had joined, and nobody is present.
   Status enter(int num_ranks);
+  // With the lock held, last thing: this handle is present no longer. The last one of a job removes
+  // the file.
   Status leave(int num_ranks);
 
   // Reads what others wrote. Without the lock a record that is being written is not seen yet.
@@ -48,6 +50,7 @@ class Journal {
   Status replay(ConstBytes content, size_t& num_used);
   Status apply(const wire::StoreRecord& record);
   Status start_file();
+  Status remove_if_last(int num_ranks);
   Error explain(const Error& error) const;
 
   os::LockedFile file_;
