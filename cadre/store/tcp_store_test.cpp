@@ -302,7 +302,7 @@ TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
                                          {.address = listener->address(),
                                           .protocol = protocol,
                                           .greeting_timeout = milliseconds(100)},
-                                         system_->deadline_in(milliseconds(300)));
+                                         system_->deadline_in(seconds(1)));
     ASSERT_FALSE(never.ok());
     EXPECT_EQ(never.error().code(), ErrorCode::kTimeout);
     EXPECT_NE(never.error().message().find("what listens there took the connection and said "
@@ -341,7 +341,7 @@ TEST_F(TcpStoreTest, ALongWaitForAServerIsLoggedOnceWithItsReason) {
     CollectingLog log;
     const auto never = TcpStore::connect(
         *system_, {.address = address, .warn_after = milliseconds(50), .log = &log},
-        system_->deadline_in(milliseconds(400)));
+        system_->deadline_in(seconds(1)));
     EXPECT_EQ(never.error().code(), ErrorCode::kTimeout);
     const std::string text = log.text();
     EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
