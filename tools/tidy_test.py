@@ -74,6 +74,10 @@ class TidyTest(unittest.TestCase):
     def test_todo_without_issue(self):
         self.assert_finds("cadre/base/a.cpp", "// TODO later\n", "issue number")
 
+    def test_shared_folder_of_a_test(self):
+        self.assert_finds("cadre/base/a_test.cpp", 'auto path = ::testing::TempDir() + "x";\n',
+                          "use testing::TemporaryFolder")
+
     def test_header_without_purpose(self):
         self.assert_finds("cadre/base/a.h", "#pragma once\n", "one sentence of purpose")
 

@@ -11,22 +11,15 @@
 #include "cadre/os/io/file.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
 namespace {
 
 class SafetensorsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "safetensors_test/";
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-    path_ = folder_ + "x.safetensors";
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  std::string folder_;
-  std::string path_;
+  testing::TemporaryFolder folder_;
+  const std::string path_ = folder_.file("x.safetensors");
 };
 
 TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {

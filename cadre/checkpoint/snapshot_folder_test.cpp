@@ -15,6 +15,7 @@
 
 #include "cadre/os/io/durable_file.h"
 #include "cadre/os/io/file.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -23,12 +24,6 @@ namespace fs = std::filesystem;
 
 class SnapshotFolderTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    run_ = ::testing::TempDir() + "snapshot_folder_test";
-    fs::remove_all(run_);
-  }
-  void TearDown() override { fs::remove_all(run_); }
-
   static Status write(const std::string& folder, std::string_view text) {
     const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
     return os::write_file(folder + "/x", pieces);
@@ -45,7 +40,8 @@ class SnapshotFolderTest : public ::testing::Test {
     return static_cast<size_t>(std::distance(fs::directory_iterator(run_), {}));
   }
 
-  std::string run_;
+  testing::TemporaryFolder folder_;
+  const std::string run_ = folder_.file("run");  // not there at first
 };
 
 TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {

@@ -6,6 +6,7 @@
 #include "cadre/cli/nearest.h"
 #include "cadre/cli/run_options.h"
 #include "cadre/cli/torch_finder.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
@@ -80,7 +81,8 @@ TEST(Info, SaysTheSameAsTableAndAsJson) {
 }
 
 TEST(Info, FindsTorchByItsFiles) {
-  const std::string folder = ::testing::TempDir() + "cadre_torch_" + std::to_string(::getpid());
+  const cadre::testing::TemporaryFolder temporary;
+  const std::string folder = temporary.path();
   const std::string torch = folder + "/lib/python3.11/site-packages/torch";
   std::filesystem::create_directories(torch);
   std::ofstream(torch + "/version.py")
@@ -96,7 +98,6 @@ TEST(Info, FindsTorchByItsFiles) {
   EXPECT_EQ(find_torch(environment)->version, "2.12.1+cpu");
   environment.set("CADRE_TORCH", folder);
   EXPECT_FALSE(find_torch(environment));
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Train, ExplainsWhatItNeeds) {
@@ -111,12 +112,11 @@ TEST(Train, ExplainsWhatItNeeds) {
 // An installed tree with a trainer that is a shell script, or with none.
 class TrainTree : public ::testing::Test {
  protected:
-  TrainTree() : folder_(::testing::TempDir() + "cadre_tree_" + std::to_string(::getpid())) {
+  TrainTree() {
     std::filesystem::create_directories(folder_ + "/bin");
     std::filesystem::create_directories(folder_ + "/libexec/cadre");
     std::filesystem::copy_file(CADRE_BINARY_DIR "/bin/cadre", folder_ + "/bin/cadre");
   }
-  ~TrainTree() override { std::filesystem::remove_all(folder_); }
 
   // Runs the copied command under the built one, whose prefix "[0] " is part of the output.
   CommandResult train(std::vector<std::string> words) const {
@@ -131,7 +131,8 @@ class TrainTree : public ::testing::Test {
     std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
   }
 
-  const std::string folder_;
+  cadre::testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(TrainTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {

@@ -1,5 +1,6 @@
 // Signals to `cadre run`, its violent death, and that nothing is left after either.
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
@@ -111,8 +112,8 @@ TEST(RunDeath, WhatWorkersLeaveRunningIsStopped) {
 
 // Whichever of the two processes is killed, the other removes the job's files.
 TEST(RunDeath, TemporaryFilesGoToo) {
-  const std::string folder = ::testing::TempDir() + "cadre_death_" + std::to_string(::getpid());
-  std::filesystem::create_directories(folder);
+  const cadre::testing::TemporaryFolder temporary;
+  const std::string folder = temporary.path();
   for (const bool kills_guardian : {true, false}) {
     CadreCommand command(shell_job(1, "echo up; sleep 1000"),
                          {.environment = {{"TMPDIR", folder}}});
@@ -122,7 +123,6 @@ TEST(RunDeath, TemporaryFilesGoToo) {
     EXPECT_TRUE(command.leaves_nothing());
     EXPECT_TRUE(std::filesystem::is_empty(folder)) << kills_guardian;
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

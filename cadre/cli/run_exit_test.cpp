@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
@@ -86,9 +87,7 @@ struct Unstartable {
 
 class RunUnstartable : public ::testing::Test {
  protected:
-  RunUnstartable()
-      : folder_(::testing::TempDir() + "cadre_unstartable_" + std::to_string(::getpid())) {
-    std::filesystem::create_directories(folder_);
+  RunUnstartable() {
     std::ofstream(folder_ + "/plain") << "text\n";
     std::ofstream(folder_ + "/orphan") << "#!/no/such/interpreter\n";
     std::ofstream(folder_ + "/text") << "neither\n";
@@ -96,8 +95,9 @@ class RunUnstartable : public ::testing::Test {
       std::filesystem::permissions(folder_ + name, std::filesystem::perms::owner_all);
     }
   }
-  ~RunUnstartable() override { std::filesystem::remove_all(folder_); }
-  const std::string folder_;
+
+  cadre::testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(RunUnstartable, SaysWhyInOneSentence) {

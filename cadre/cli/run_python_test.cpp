@@ -2,23 +2,20 @@
 #include <fstream>
 
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
 
 class RunPython : public ::testing::Test {
  protected:
-  RunPython() : folder_(::testing::TempDir() + "cadre_python_" + std::to_string(::getpid())) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~RunPython() override { std::filesystem::remove_all(folder_); }
-
   std::string write(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ + "/" + name) << text;
     return folder_ + "/" + name;
   }
 
-  const std::string folder_;
+  cadre::testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(RunPython, RunsAScriptByItsSuffix) {

@@ -10,6 +10,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/data/synthetic_dataset.h"
+#include "cadre/testing/temporary_folder.h"
 #include "cadre/wire/idx_file.h"
 
 namespace cadre {
@@ -21,13 +22,9 @@ using Indices = std::vector<int64_t>;
 class MnistTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = ::testing::TempDir() + "mnist_test";
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
     write("train-images-idx3-ubyte", {.shape = {3, 1, 2}, .elements = {0, 255, 10, 20, 30, 40}});
     write("train-labels-idx1-ubyte", {.shape = {3}, .elements = {7, 0, 9}});
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   void write(const std::string& name, const IdxArray& array) const {
     const auto bytes = encode_idx(array);
@@ -45,7 +42,8 @@ class MnistTest : public ::testing::Test {
     }
   }
 
-  std::string folder_;
+  testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(MnistTest, GivesScaledPixelsAndLabels) {

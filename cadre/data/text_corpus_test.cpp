@@ -11,19 +11,13 @@
 #include "cadre/base/error.h"
 #include "cadre/data/bigram.h"
 #include "cadre/data/text_dataset.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
 namespace {
 
 class TextCorpusTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "text_corpus_test/";
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string write(const std::string& name, const std::string& content) {
     const std::filesystem::path path = folder_ + name;
     std::filesystem::create_directories(path.parent_path());
@@ -46,7 +40,8 @@ class TextCorpusTest : public ::testing::Test {
     return text;
   }
 
-  std::string folder_;
+  testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.file("");
 };
 
 TEST_F(TextCorpusTest, AFolderIsItsFilesInTheOrderOfTheirPaths) {

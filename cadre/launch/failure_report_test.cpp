@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "cadre/launch/exit_meaning.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::launch {
 namespace {
@@ -48,8 +49,8 @@ TEST(FailureReport, FoldsRanksIntoRanges) {
 }
 
 TEST(FailureReport, ReadsOnlyWellFormedErrorFiles) {
-  const std::string path =
-      ::testing::TempDir() + "cadre_error_file_" + std::to_string(::getpid()) + ".json";
+  const cadre::testing::TemporaryFolder folder;
+  const std::string path = folder.file("error.json");
   const auto message_of = [&](const std::string& content) {
     std::ofstream(path) << content;
     return exception_in(path);

@@ -10,22 +10,17 @@
 #include "cadre/os/io/file.h"
 #include "cadre/os/mem/read_only_file.h"
 #include "cadre/testing/file_size_limit.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::os {
 namespace {
 
 class DurableFile : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "durable_file_test";
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   static ConstBytes bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-  std::string folder_;
+  testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(DurableFile, HoldsThePiecesInOrder) {

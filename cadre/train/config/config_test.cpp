@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/testing/temporary_folder.h"
 #include "cadre/train/config/config_fields.h"
 #include "cadre/train/config/config_file.h"
 
@@ -16,9 +17,6 @@ namespace {
 
 class ConfigTest : public ::testing::Test {
  protected:
-  void SetUp() override { path_ = ::testing::TempDir() + "config_test.toml"; }
-  void TearDown() override { std::filesystem::remove(path_); }
-
   Config load(const std::string& text, const std::vector<std::string>& overrides = {}) {
     std::ofstream(path_) << text;
     return load_config(path_, overrides);
@@ -31,14 +29,16 @@ class ConfigTest : public ::testing::Test {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       std::string message = error.message();
-      const size_t at = message.find(::testing::TempDir());
-      if (at != std::string::npos) message.erase(at, ::testing::TempDir().size());
+      const std::string folder = folder_.file("");
+      const size_t at = message.find(folder);
+      if (at != std::string::npos) message.erase(at, folder.size());
       return message;
     }
     return "accepted";
   }
 
-  std::string path_;
+  cadre::testing::TemporaryFolder folder_;
+  const std::string path_ = folder_.file("config_test.toml");
 };
 
 TEST_F(ConfigTest, ReadsFileThenOverrides) {
