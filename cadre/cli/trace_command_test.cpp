@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 // What two ranks leave when the second is killed inside its first all_reduce.
 void write_records(const std::string& folder) {
-  const uint64_t call =
+  const Fingerprint call =
       OpDescriptor{OpKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
   for (int rank = 0; rank < 2; ++rank) {
     const auto recorder =
@@ -80,7 +80,7 @@ TEST(TraceCommand, TheTimeOfALiveHangGoesOn) {
 TEST(TraceCommand, NamesFilesThatAreNoRecordsAndReadsTheOthers) {
   const cadre::testing::TemporaryFolder folder;
   write_records(folder.path());
-  std::ofstream(std::filesystem::path(folder.path()) / "torn.flight") << "CDRFLT01 torn";
+  std::ofstream(std::filesystem::path(folder.path()) / "torn.flight") << "CDRFLT02 torn";
   const auto result = run_cadre({"trace", folder.path()});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.error, HasSubstr("torn.flight: "));

@@ -15,35 +15,39 @@ constexpr uint64_t kCountMask = (uint64_t{1} << 40) - 1;
 
 }  // namespace
 
-uint64_t OpDescriptor::fingerprint() const {
-  return (static_cast<uint64_t>(kind) & kNibble) |
-         (static_cast<uint64_t>(dtype) & kNibble) << kDTypeShift |
-         (static_cast<uint64_t>(reduce_op) & kNibble) << kReduceOpShift |
-         (static_cast<uint64_t>(root.value) & kRootMask) << kRootShift |
-         (count & kCountMask) << kCountShift;
+Fingerprint OpDescriptor::fingerprint() const {
+  const uint64_t call = (static_cast<uint64_t>(kind) & kNibble) |
+                        (static_cast<uint64_t>(dtype) & kNibble) << kDTypeShift |
+                        (static_cast<uint64_t>(reduce_op) & kNibble) << kReduceOpShift |
+                        (static_cast<uint64_t>(root.value) & kRootMask) << kRootShift |
+                        (count & kCountMask) << kCountShift;
+  return {.call = call, .shape = shape.bits()};
 }
 
-OpDescriptor OpDescriptor::from_fingerprint(uint64_t fingerprint) {
-  return {.kind = static_cast<OpKind>(fingerprint & kNibble),
-          .dtype = static_cast<DType>(fingerprint >> kDTypeShift & kNibble),
-          .reduce_op = static_cast<ReduceOp>(fingerprint >> kReduceOpShift & kNibble),
-          .root = static_cast<int>(fingerprint >> kRootShift & kRootMask),
-          .count = fingerprint >> kCountShift};
+OpDescriptor OpDescriptor::from_fingerprint(const Fingerprint& fingerprint) {
+  const uint64_t call = fingerprint.call;
+  return {.kind = static_cast<OpKind>(call & kNibble),
+          .dtype = static_cast<DType>(call >> kDTypeShift & kNibble),
+          .reduce_op = static_cast<ReduceOp>(call >> kReduceOpShift & kNibble),
+          .root = static_cast<int>(call >> kRootShift & kRootMask),
+          .count = call >> kCountShift,
+          .shape = PackedShape::from_bits(fingerprint.shape)};
 }
 
 std::string OpDescriptor::to_string() const {
+  const std::string elements = format("{} {}", dtype, shape.to_string(count));
   switch (kind) {
     case OpKind::kBarrier:
       return "barrier()";
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter:
-      return format("{}({}, {} x {})", kind, reduce_op, dtype, count);
+      return format("{}({}, {})", kind, reduce_op, elements);
     case OpKind::kBroadcast:
     case OpKind::kGather:
     case OpKind::kScatter:
-      return format("{}({} x {}, root {})", kind, dtype, count, root);
+      return format("{}({}, root {})", kind, elements, root);
     case OpKind::kReduce:
-      return format("{}({}, {} x {}, root {})", kind, reduce_op, dtype, count, root);
+      return format("{}({}, {}, root {})", kind, reduce_op, elements, root);
     case OpKind::kAllToAllV:
       return format("{}({})", kind, dtype);
     case OpKind::kAllGather:
@@ -54,7 +58,7 @@ std::string OpDescriptor::to_string() const {
       break;
   }
   // Also what a peer of another build may have sent: its kind reads "unknown".
-  return format("{}({} x {})", kind, dtype, count);
+  return format("{}({})", kind, elements);
 }
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// What an operation is: its number, its descriptor packed into a 64-bit fingerprint, its deadline.
+// What an operation is: its number, its descriptor packed into a fingerprint, its deadline.
 //
 // Threads: OpDescriptor is a plain value; an OpProgress is written by the thread that runs the
 // operation and read by any. Blocking: never.
@@ -14,7 +14,9 @@
 #include <string>
 
 #include "cadre/base/deadline.h"
+#include "cadre/base/fingerprint.h"
 #include "cadre/base/types.h"
+#include "cadre/collective/packed_shape.h"
 #include "cadre/os/interrupt.h"
 
 namespace cadre {
@@ -26,12 +28,13 @@ struct OpDescriptor {
   Rank root = 0;       // of broadcast, reduce, gather and scatter
   uint64_t count = 0;  // elements of the input on one rank; of reduce_scatter and scatter, of the
                        // output; 0 for all_to_all_v, whose ranks rightly differ
+  PackedShape shape = {};  // of the tensor that holds them
 
-  // Bits, low to high: kind 4, dtype 4, reduce_op 4, root 12, count 40 (modulo 2^40).
-  uint64_t fingerprint() const;
-  static OpDescriptor from_fingerprint(uint64_t fingerprint);
-  // "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x 3, root 0)", "all_to_all_v(int64)",
-  // "barrier()".
+  // Bits of its call, low to high: kind 4, dtype 4, reduce_op 4, root 12, count 40 (modulo 2^40).
+  Fingerprint fingerprint() const;
+  static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
+  // "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
+  // "all_to_all_v(int64)", "barrier()".
   std::string to_string() const;
 };
 
@@ -71,7 +74,7 @@ class OpProgress {
   };
 
   // What a peer called when it called something else: its number and fingerprint.
-  void set_mismatch(Rank peer, uint64_t number, uint64_t fingerprint) {
+  void set_mismatch(Rank peer, uint64_t number, const Fingerprint& fingerprint) {
     mismatch_peer = peer;
     mismatch_number = number;
     mismatch_fingerprint = fingerprint;
@@ -79,7 +82,7 @@ class OpProgress {
 
   // What this rank called under the peer's number, when that was another operation than the one
   // that finds out.
-  void set_own_call(uint64_t number, uint64_t fingerprint) {
+  void set_own_call(uint64_t number, const Fingerprint& fingerprint) {
     own_number = number;
     own_fingerprint = fingerprint;
   }
@@ -89,9 +92,9 @@ class OpProgress {
 
   int mismatch_peer = -1;  // read by the running thread only, after the operation failed
   uint64_t mismatch_number = 0;
-  uint64_t mismatch_fingerprint = 0;
+  Fingerprint mismatch_fingerprint;
   uint64_t own_number = 0;  // 0: the running operation
-  uint64_t own_fingerprint = 0;
+  Fingerprint own_fingerprint;
   PartMismatch part_mismatch;  // read as those above
 
  private:
@@ -110,7 +113,7 @@ class OpProgress {
 // Handed to a Backend with each operation.
 struct OpContext {
   uint64_t number;  // counts the group's collectives from 1; equal on all ranks
-  uint64_t fingerprint;
+  Fingerprint fingerprint;
   Deadline deadline;
   OpProgress& progress;
 };

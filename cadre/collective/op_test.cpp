@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace cadre {
 namespace {
+
+const std::vector<int64_t> kSizes[] = {{7}, {}, {7, 1}};
 
 std::vector<OpDescriptor> samples() {
   std::vector<OpDescriptor> all;
@@ -16,11 +19,13 @@ std::vector<OpDescriptor> samples() {
         for (int root : {0, 1, 63, 4095}) {
           for (uint64_t count :
                {uint64_t{0}, uint64_t{1}, uint64_t{1000003}, (uint64_t{1} << 40) - 1}) {
-            all.push_back({.kind = static_cast<OpKind>(kind),
-                           .dtype = static_cast<DType>(dtype),
-                           .reduce_op = static_cast<ReduceOp>(reduce_op),
-                           .root = root,
-                           .count = count});
+            for (const std::vector<int64_t>& sizes : kSizes)
+              all.push_back({.kind = static_cast<OpKind>(kind),
+                             .dtype = static_cast<DType>(dtype),
+                             .reduce_op = static_cast<ReduceOp>(reduce_op),
+                             .root = root,
+                             .count = count,
+                             .shape = PackedShape(sizes)});
           }
         }
       }
@@ -37,12 +42,16 @@ TEST(OpDescriptorTest, FingerprintLosesNothing) {
     EXPECT_EQ(back.reduce_op, op.reduce_op);
     EXPECT_EQ(back.root.value, op.root.value);
     EXPECT_EQ(back.count, op.count);
+    EXPECT_EQ(back.shape, op.shape);
   }
 }
 
 TEST(OpDescriptorTest, DifferentOperationsHaveDifferentFingerprints) {
-  std::set<uint64_t> seen;
-  for (const OpDescriptor& op : samples()) EXPECT_TRUE(seen.insert(op.fingerprint()).second);
+  std::set<std::pair<uint64_t, uint64_t>> seen;
+  for (const OpDescriptor& op : samples()) {
+    const Fingerprint fingerprint = op.fingerprint();
+    EXPECT_TRUE(seen.emplace(fingerprint.call, fingerprint.shape).second);
+  }
 }
 
 TEST(OpDescriptorTest, BitsLieWhereTheHeaderSays) {
@@ -51,7 +60,7 @@ TEST(OpDescriptorTest, BitsLieWhereTheHeaderSays) {
                         .reduce_op = ReduceOp::kAvg,
                         .root = 5,
                         .count = 7};
-  EXPECT_EQ(op.fingerprint(), 0x1u | 0x4u << 4 | 0x1u << 8 | 0x5u << 12 | 0x7u << 24);
+  EXPECT_EQ(op.fingerprint().call, 0x1u | 0x4u << 4 | 0x1u << 8 | 0x5u << 12 | 0x7u << 24);
 }
 
 TEST(OpDescriptorTest, CountIsKeptModuloTwoToTheForty) {
@@ -77,10 +86,14 @@ TEST(OpDescriptorTest, ReadsAsItsCall) {
   EXPECT_EQ(text(OpKind::kAllGather, 4), "all_gather(float32 x 4)");
   EXPECT_EQ(text(OpKind::kSend, 4), "send(float32 x 4)");
   EXPECT_EQ(text(OpKind::kBarrier, 0), "barrier()");
+  const std::vector<int64_t> sizes = {2, 3};
+  EXPECT_EQ(
+      (OpDescriptor{.kind = OpKind::kReduce, .count = 6, .shape = PackedShape(sizes)}).to_string(),
+      "reduce(sum, uint8 x [2, 3], root 0)");
 }
 
 TEST(OpDescriptorTest, AnUnknownKindFromAPeerIsNamedSo) {
-  EXPECT_EQ(OpDescriptor::from_fingerprint(0xf).to_string(), "unknown(uint8 x 0)");
+  EXPECT_EQ(OpDescriptor::from_fingerprint({.call = 0xf}).to_string(), "unknown(uint8 x 0)");
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ wire::Activity activity_of(const Operation& operation, Duration age) {
 Status CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
-  const uint64_t fingerprint = operation.descriptor.fingerprint();
+  const Fingerprint fingerprint = operation.descriptor.fingerprint();
   ActivityCell& cell = monitor.own_slot().collective;
   OpProgress progress(&cell.progress);
   began_ = parts_.system.now();

@@ -70,6 +70,10 @@ struct CollectiveOptions {
   // Of ReduceOp::kPremulSum, which is refused without it, and of no other: what this rank's input
   // is multiplied by before the sum. It may differ from rank to rank, as in NCCL.
   std::optional<double> premul_factor = {};
+  // The shape of the tensor whose elements a collective counts (which those are: OpDescriptor), so
+  // that ranks with other shapes of as many elements are told of it. Borrowed for the call. Without
+  // it, one dimension; not of barrier and all_to_all_v.
+  std::optional<std::span<const int64_t>> sizes = {};
 };
 
 // Elements of each rank's part of the buffers of an all_to_all_v, one count for each rank, 0

@@ -170,6 +170,27 @@ TEST_P(CommunicatorTest, AFactorAndItsOperationComeTogetherOrAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
+  const auto result = run([](RankContext&, Communicator& group) {
+    std::vector<float> data(6, 1);
+    const auto reduce_as = [&](const std::vector<int64_t>& sizes) {
+      return testing::failure_of([&] {
+        group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32, ReduceOp::kMax,
+                         {.sizes = sizes});
+      });
+    };
+    require(reduce_as({2, 4}) ==
+                "kInvalidArgument: all_reduce: CollectiveOptions::sizes have 8 elements, but the "
+                "buffer that is compared between ranks has 6",
+            reduce_as({2, 4}));
+    require(reduce_as({2, 3}).empty(), "as many as the buffer has");
+    require(to_json(group.flight_record()).find("all_reduce(max, float32 x [2, 3])") !=
+                std::string::npos,
+            "it is recorded with its shape");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // A sum on one rank and a premul_sum on the other are two operations.
 TEST(CommunicatorMismatchTest, ASumIsNoPremulSum) {
   CommunicatorOptions options;

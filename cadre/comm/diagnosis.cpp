@@ -68,7 +68,7 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
 
 }  // namespace
 
-bool is_message(uint64_t fingerprint) {
+bool is_message(const Fingerprint& fingerprint) {
   const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
   return kind == OpKind::kSend || kind == OpKind::kRecv;
 }
@@ -79,7 +79,7 @@ std::string Roster::describe(int rank) const {
   return format("rank {} ({}, pid {})", rank, card.host, card.pid);
 }
 
-std::string describe_operation(uint64_t number, uint64_t fingerprint) {
+std::string describe_operation(uint64_t number, const Fingerprint& fingerprint) {
   return format("{} #{}", OpDescriptor::from_fingerprint(fingerprint).kind, number);
 }
 

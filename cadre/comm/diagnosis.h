@@ -54,9 +54,9 @@ struct Failure {
 };
 
 // Whether the fingerprint is that of a send or recv, which are numbered apart from collectives.
-bool is_message(uint64_t fingerprint);
+bool is_message(const Fingerprint& fingerprint);
 // "all_reduce #1042"
-std::string describe_operation(uint64_t number, uint64_t fingerprint);
+std::string describe_operation(uint64_t number, const Fingerprint& fingerprint);
 // "60 s", "1.5 s", "250 ms"
 std::string describe_duration(Duration duration);
 // "last seen in all_gather #1041, reduce, 61 s ago", "last seen after all_gather #1041, 61 s ago"
@@ -74,7 +74,7 @@ std::string timeout_cause(const Roster& roster, int culprit, const PeerView& vie
 struct Call {
   int rank = -1;
   uint64_t number = 0;
-  uint64_t fingerprint = 0;
+  Fingerprint fingerprint = {};
 };
 // Two ranks that called different things as the same operation.
 struct Mismatch {

@@ -84,9 +84,9 @@ TEST(Diagnosis, ARankThatEndedItsLoopEarlyHasItsOwnSentence) {
 }
 
 TEST(Diagnosis, AMismatchReadsTheSameOnBothRanks) {
-  const uint64_t reduce =
+  const Fingerprint reduce =
       OpDescriptor{OpKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 1024}.fingerprint();
-  const uint64_t gather =
+  const Fingerprint gather =
       OpDescriptor{OpKind::kAllGather, DType::kFloat32, ReduceOp::kSum, 0, 4}.fingerprint();
   const std::string text = mismatch_cause(roster(), {{0, 7, reduce}, {2, 7, gather}});
   EXPECT_EQ(text, mismatch_cause(roster(), {{2, 7, gather}, {0, 7, reduce}}));

@@ -39,7 +39,7 @@ struct FlightIdentity {
 struct FlightEntry {
   uint64_t index = 0;  // counts the operations of the rank from 0
   uint64_t number = 0;
-  uint64_t fingerprint = 0;
+  Fingerprint fingerprint = {};
   int64_t begin_ns = 0;
   int64_t end_ns = 0;  // 0: it was running
   wire::ActivityState state = wire::ActivityState::kNothingYet;
@@ -63,7 +63,7 @@ CADRE_EXPORT std::string to_json(const FlightRecord& record);
 
 // The bytes before the first entry, of each entry, and of the texts in them; longer ones are cut.
 inline constexpr size_t kFlightHeaderBytes = 256;
-inline constexpr size_t kFlightEntryBytes = 64;
+inline constexpr size_t kFlightEntryBytes = 72;
 inline constexpr size_t kFlightNameBytes = 64;
 inline constexpr size_t kFlightPhaseBytes = 16;
 std::vector<std::byte> encode_flight_header(const FlightIdentity& identity);

@@ -12,35 +12,29 @@
 #include "cadre/base/random.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/flight_recorder.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
 namespace {
 
 const FlightIdentity kIdentity{"world", "node0", 1, 4, 4711, 3, 0x1234, "world/7.0"};
 
-uint64_t fingerprint_of(OpKind kind) {
+Fingerprint fingerprint_of(OpKind kind) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
 }
 
 class TempFile {
  public:
-  TempFile() {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    path_ = std::filesystem::temp_directory_path() /
-            format("cadre-flight-{}-{}", test->name(),
-                   ::testing::UnitTest::GetInstance()->random_seed());
-  }
-  ~TempFile() { std::filesystem::remove(path_); }
-  std::string path() const { return path_.string(); }
+  std::string path() const { return folder_.file("record"); }
   std::vector<std::byte> bytes() const {
-    std::ifstream file(path_, std::ios::binary);
+    std::ifstream file(path(), std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     const auto* data = reinterpret_cast<const std::byte*>(text.data());
     return {data, data + text.size()};
   }
 
  private:
-  std::filesystem::path path_;
+  testing::TemporaryFolder folder_;
 };
 
 TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
@@ -65,8 +59,8 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
 TEST(FlightRecord, TheRingKeepsTheLastTwoThousand) {
   auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
   constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;
-  const uint64_t stale = recorder->begin(0, 0, -1, {1});
-  for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, 0, -1, {1});
+  const uint64_t stale = recorder->begin(0, {}, -1, {1});
+  for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, {}, -1, {1});
   recorder->end(stale, {.now = {2}});  // its slot is another operation's by now
   const FlightRecord record = recorder->read();
   ASSERT_EQ(record.entries.size(), kFlightRecordCapacity);
@@ -92,12 +86,12 @@ TEST(FlightRecord, GoldenHeader) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
   const std::vector<std::byte> bytes = file.bytes();
-  ASSERT_EQ(bytes.size(), 256u + 2000u * 64u);
+  ASSERT_EQ(bytes.size(), 256u + 2000u * 72u);
   const auto text = [&](size_t at, size_t size) {
     return std::string(reinterpret_cast<const char*>(bytes.data()) + at, size);
   };
-  EXPECT_EQ(text(0, 8), "CDRFLT01");
-  EXPECT_EQ(text(8, 8), std::string("\xd0\x07\0\0\x40\0\0\0", 8));
+  EXPECT_EQ(text(0, 8), "CDRFLT02");
+  EXPECT_EQ(text(8, 8), std::string("\xd0\x07\0\0\x48\0\0\0", 8));
   EXPECT_EQ(text(16, 12), std::string("\x01\0\0\0\x04\0\0\0\x67\x12\0\0", 12));
   EXPECT_EQ(text(32, 8), std::string("\x03\0\0\0\0\0\0\0", 8));
   EXPECT_EQ(text(40, 6), std::string("node0\0", 6));
@@ -110,7 +104,7 @@ TEST(FlightRecord, GoldenHeader) {
 TEST(FlightRecord, DamagedFilesAreRefusedOrReadButNeverTrusted) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
-  for (uint64_t i = 0; i < 50; ++i) recorder->begin(i, i, -1, {1});
+  for (uint64_t i = 0; i < 50; ++i) recorder->begin(i, {.call = i}, -1, {1});
   const std::vector<std::byte> good = file.bytes();
   EXPECT_FALSE(parse_flight_record(ConstBytes(good).first(255)).ok());
   EXPECT_FALSE(parse_flight_record(ConstBytes(good).first(good.size() - 1)).ok());

@@ -18,7 +18,8 @@ constexpr size_t kFileBytes = kFlightHeaderBytes + kFlightRecordCapacity * kFlig
 struct FlightRecorder::Slot {
   std::atomic<uint64_t> stamp;  // index + 1; 0 while the other fields change
   std::atomic<uint64_t> number;
-  std::atomic<uint64_t> fingerprint;
+  std::atomic<uint64_t> call;  // of the Fingerprint, as the next
+  std::atomic<uint64_t> shape;
   std::atomic<int64_t> begin_ns;
   std::atomic<int64_t> end_ns;
   std::atomic<uint32_t> state;
@@ -51,12 +52,14 @@ FlightRecorder::Slot& FlightRecorder::slot(uint64_t index) const {
   return *reinterpret_cast<Slot*>(bytes_.data() + at);
 }
 
-uint64_t FlightRecorder::begin(uint64_t number, uint64_t fingerprint, int peer, TimePoint now) {
+uint64_t FlightRecorder::begin(uint64_t number, const Fingerprint& fingerprint, int peer,
+                               TimePoint now) {
   const uint64_t index = num_begun_.fetch_add(1, std::memory_order_relaxed);
   Slot& s = slot(index);
   s.stamp.store(0, std::memory_order_relaxed);
   s.number.store(number, std::memory_order_release);
-  s.fingerprint.store(fingerprint, std::memory_order_relaxed);
+  s.call.store(fingerprint.call, std::memory_order_relaxed);
+  s.shape.store(fingerprint.shape, std::memory_order_relaxed);
   s.begin_ns.store(now.ns, std::memory_order_relaxed);
   s.end_ns.store(0, std::memory_order_relaxed);
   s.state.store(static_cast<uint32_t>(wire::ActivityState::kRunning), std::memory_order_relaxed);
@@ -90,7 +93,8 @@ FlightRecord FlightRecorder::read() const {
     const std::array<uint64_t, kFlightEntryBytes / sizeof(uint64_t)> words = {
         s.stamp.load(std::memory_order_acquire),
         s.number.load(std::memory_order_relaxed),
-        s.fingerprint.load(std::memory_order_relaxed),
+        s.call.load(std::memory_order_relaxed),
+        s.shape.load(std::memory_order_relaxed),
         static_cast<uint64_t>(s.begin_ns.load(std::memory_order_relaxed)),
         static_cast<uint64_t>(s.end_ns.load(std::memory_order_relaxed)),
         s.state.load(std::memory_order_relaxed) |

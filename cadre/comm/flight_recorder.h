@@ -31,7 +31,7 @@ class FlightRecorder {
                                                         const FlightIdentity& identity);
 
   // Returns the index for end().
-  uint64_t begin(uint64_t number, uint64_t fingerprint, int peer, TimePoint now);
+  uint64_t begin(uint64_t number, const Fingerprint& fingerprint, int peer, TimePoint now);
   struct Ending {
     bool well = true;
     int waiting_for = -1;

@@ -8,9 +8,10 @@ namespace cadre {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "cells are shared between processes");
 
-void ActivityCell::begin(uint64_t op_number, uint64_t op_fingerprint, TimePoint now) {
+void ActivityCell::begin(uint64_t op_number, const Fingerprint& fingerprint, TimePoint now) {
   number.store(op_number, std::memory_order_relaxed);
-  fingerprint.store(op_fingerprint, std::memory_order_relaxed);
+  call.store(fingerprint.call, std::memory_order_relaxed);
+  shape.store(fingerprint.shape, std::memory_order_relaxed);
   since_ns.store(now.ns, std::memory_order_relaxed);
   state.store(static_cast<uint32_t>(wire::ActivityState::kRunning), std::memory_order_release);
 }
@@ -36,7 +37,8 @@ wire::Activity ActivityCell::read(TimePoint now) const {
     activity.state = static_cast<wire::ActivityState>(raw_state);
   }
   activity.number = number.load(std::memory_order_relaxed);
-  activity.fingerprint = fingerprint.load(std::memory_order_relaxed);
+  activity.fingerprint = {call.load(std::memory_order_relaxed),
+                          shape.load(std::memory_order_relaxed)};
   activity.waiting_for = progress.waiting_for.load(std::memory_order_relaxed);
   activity.age_ns = now.ns - since_ns.load(std::memory_order_relaxed);
   std::array<char, 17> text{};

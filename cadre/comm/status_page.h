@@ -23,11 +23,12 @@ namespace cadre {
 struct ActivityCell {
   std::atomic<uint32_t> state{0};  // wire::ActivityState
   std::atomic<uint64_t> number{0};
-  std::atomic<uint64_t> fingerprint{0};
+  std::atomic<uint64_t> call{0};  // of the Fingerprint, as the next
+  std::atomic<uint64_t> shape{0};
   std::atomic<int64_t> since_ns{0};
   ProgressMirror progress;
 
-  void begin(uint64_t op_number, uint64_t op_fingerprint, TimePoint now);
+  void begin(uint64_t op_number, const Fingerprint& fingerprint, TimePoint now);
   void end(bool well, TimePoint now);
   bool is_running() const;
   wire::Activity read(TimePoint now) const;

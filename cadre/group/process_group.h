@@ -3,9 +3,10 @@
 // Threads: as Communicator; it has no thread, socket or lock of its own.
 // Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
 // keeps its tensors alive. Errors: cadre::Error, kInvalidArgument for a tensor that cannot take
-// part. Tensors: CPU, dense; every dtype of base/types.h; any shape, also 0-dim and empty. What an
-// operation means for a dtype, or that it is refused: docs/guide/reductions.md. Ranks are group
-// ranks. Source: c10d::ProcessGroup.
+// part, or whose shape or dtype is another on another rank. Tensors: CPU, dense; every dtype of
+// base/types.h; any shape, also 0-dim and empty. What an operation means for a dtype, or that it is
+// refused: docs/guide/reductions.md. Ranks are group ranks. Source: c10d::ProcessGroup, and of the
+// comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>

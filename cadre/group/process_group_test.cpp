@@ -319,6 +319,42 @@ TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Of as many elements: the same memory, but not the same tensor.
+TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
+  struct Call {
+    const char* name;
+    std::function<void(const ProcessGroup&, const Tensor& small, const Tensor& large)> run;
+  };
+  const std::vector<Call> calls = {
+      {"all_reduce(sum, ", [](auto& group, auto& small, auto&) { group.all_reduce(small); }},
+      {"broadcast(", [](auto& group, auto& small, auto&) { group.broadcast(small); }},
+      {"reduce(sum, ", [](auto& group, auto& small, auto&) { group.reduce(small); }},
+      {"all_gather(",
+       [](auto& group, auto& small, auto& large) { group.all_gather(large, small); }},
+      {"gather(", [](auto& group, auto& small, auto& large) { group.gather(large, small); }},
+      {"scatter(", [](auto& group, auto& small, auto& large) { group.scatter(small, large); }},
+      {"reduce_scatter(sum, ",
+       [](auto& group, auto& small, auto& large) { group.reduce_scatter(small, large); }},
+      {"all_to_all(", [](auto& group, auto& small, auto&) {
+         group.all_to_all_single(torch::zeros_like(small), small);
+       }}};
+  for (const Call& call : calls) {
+    const auto result = run(2, [&](const ProcessGroup& group) {
+      const bool is_first = group.rank() == 0;
+      const Tensor small = is_first ? torch::ones({4, 3, 2}) : torch::ones({4, 6});
+      const std::string failure = failure_of([&] {
+        call.run(group, small, torch::ones({2, 24}));
+        group.barrier();
+      });
+      const std::string called = std::string(") called ") + call.name + "float32 x ";
+      require(failure.find(called + "[4, 3, 2]") != std::string::npos &&
+                  failure.find(called + "[4, 6]") != std::string::npos,
+              failure);
+    });
+    EXPECT_TRUE(result.ok()) << call.name << result.failures();
+  }
+}
+
 TEST_P(OnRanks, SymmetricMemoryIsZeroedAndOutlivesTheGroup) {
   std::vector<Tensor> kept(static_cast<size_t>(GetParam()));
   expect_on_all([&](const ProcessGroup& group) {

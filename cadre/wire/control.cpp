@@ -45,7 +45,8 @@ void write(ByteWriter& out, const StatusReport& m) {
   out.integer(m.request);
   out.integer(m.activity.state);
   out.integer(m.activity.number);
-  out.integer(m.activity.fingerprint);
+  out.integer(m.activity.fingerprint.call);
+  out.integer(m.activity.fingerprint.shape);
   out.integer(m.activity.waiting_for);
   out.integer(m.activity.age_ns);
   out.text(cut(m.activity.phase));
@@ -100,7 +101,8 @@ bool read(ByteReader& in, StatusReport& m) {
   m.request = in.integer<uint64_t>();
   const auto state = read_enum<ActivityState>(in, kNumActivityStates);
   m.activity.number = in.integer<uint64_t>();
-  m.activity.fingerprint = in.integer<uint64_t>();
+  m.activity.fingerprint.call = in.integer<uint64_t>();
+  m.activity.fingerprint.shape = in.integer<uint64_t>();
   m.activity.waiting_for = in.integer<int32_t>();
   m.activity.age_ns = in.integer<int64_t>();
   m.activity.phase = in.text(kMaxControlTextBytes);

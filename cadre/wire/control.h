@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fingerprint.h"
 #include "cadre/base/types.h"
 
 namespace cadre::wire {
@@ -84,7 +85,7 @@ inline constexpr int kNumActivityStates = 4;
 struct Activity {
   ActivityState state = ActivityState::kNothingYet;
   uint64_t number = 0;
-  uint64_t fingerprint = 0;  // its kind tells collectives from send and recv, which count apart
+  Fingerprint fingerprint = {};  // its kind tells collectives from send and recv, which count apart
   int32_t waiting_for = -1;
   int64_t age_ns = 0;  // since it began (running) or ended
   std::string phase;

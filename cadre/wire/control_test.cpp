@@ -21,7 +21,8 @@ std::vector<ControlMessage> one_of_each() {
       Challenge{nonce_of(2), nonce_of(3)},
       Answer{nonce_of(4)},
       Refusal{"another round"},
-      StatusReport{9, {ActivityState::kRunning, 1042, 0xfeed, 3, 61'000'000'000, "reduce"}},
+      StatusReport{9,
+                   {ActivityState::kRunning, 1042, {0xfeed, 0xbee}, 3, 61'000'000'000, "reduce"}},
       StatusRequest{9},
       AbortNotice{ErrorCode::kPeerLost, 3, "rank 3 is gone", "barrier #5 failed"},
       Goodbye{17},
@@ -76,18 +77,19 @@ TEST(Control, GoldenBytes) {
             "00000000"
             "02000000"
             "6162");
-  EXPECT_EQ(
-      hex_of(encode_control(StatusReport{2, {ActivityState::kDone, 5, 0x0102, -1, 256, "x"}})),
-      "2b000000"
-      "04"
-      "0200000000000000"
-      "02"
-      "0500000000000000"
-      "0201000000000000"
-      "ffffffff"
-      "0001000000000000"
-      "01000000"
-      "78");
+  EXPECT_EQ(hex_of(encode_control(
+                StatusReport{2, {ActivityState::kDone, 5, {0x0102, 0x0304}, -1, 256, "x"}})),
+            "33000000"
+            "04"
+            "0200000000000000"
+            "02"
+            "0500000000000000"
+            "0201000000000000"
+            "0403000000000000"
+            "ffffffff"
+            "0001000000000000"
+            "01000000"
+            "78");
 }
 
 TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {

@@ -38,7 +38,19 @@ struct Args {
   DType dtype = DType::kFloat32;
   size_t count = 6;  // of one part
   Rank root = 0;
+  int64_t num_rows = 0;  // 0: one dimension
 };
+
+// Of the tensor that is compared between ranks.
+uint64_t num_elements_of(const Args& args) {
+  return args.kind == OpKind::kAllToAll ? args.count * kWorldSize : args.count;
+}
+
+std::vector<int64_t> sizes_of(const Args& args) {
+  const auto num_elements = static_cast<int64_t>(num_elements_of(args));
+  if (args.num_rows == 0) return {num_elements};
+  return {args.num_rows, num_elements / args.num_rows};
+}
 
 // Parts of args.count for everybody; dtypes here have 4 bytes.
 void call(Communicator& group, const Args& args) {
@@ -46,23 +58,25 @@ void call(Communicator& group, const Args& args) {
   std::vector<std::byte> large(small.size() * kWorldSize);
   std::vector<std::byte> other(large.size());
   const std::vector<uint64_t> counts(kWorldSize, args.count);
+  const std::vector<int64_t> sizes = sizes_of(args);
+  const CollectiveOptions options{.sizes = sizes};
   switch (args.kind) {
     case OpKind::kBroadcast:
-      return group.broadcast(small, args.dtype, args.root);
+      return group.broadcast(small, args.dtype, args.root, options);
     case OpKind::kAllReduce:
-      return group.all_reduce(small, small, args.dtype, ReduceOp::kSum);
+      return group.all_reduce(small, small, args.dtype, ReduceOp::kSum, options);
     case OpKind::kAllGather:
-      return group.all_gather(small, large, args.dtype);
+      return group.all_gather(small, large, args.dtype, options);
     case OpKind::kReduceScatter:
-      return group.reduce_scatter(large, small, args.dtype, ReduceOp::kSum);
+      return group.reduce_scatter(large, small, args.dtype, ReduceOp::kSum, options);
     case OpKind::kReduce:
-      return group.reduce(small, small, args.dtype, ReduceOp::kSum, args.root);
+      return group.reduce(small, small, args.dtype, ReduceOp::kSum, args.root, options);
     case OpKind::kGather:
-      return group.gather(small, large, args.dtype, args.root);
+      return group.gather(small, large, args.dtype, args.root, options);
     case OpKind::kScatter:
-      return group.scatter(large, small, args.dtype, args.root);
+      return group.scatter(large, small, args.dtype, args.root, options);
     case OpKind::kAllToAll:
-      return group.all_to_all(large, other, args.dtype);
+      return group.all_to_all(large, other, args.dtype, options);
     case OpKind::kAllToAllV:
       return group.all_to_all_v(large, other, args.dtype, {counts, counts});
     case OpKind::kSend:
@@ -82,9 +96,10 @@ bool has_root(OpKind kind) {
 // How messages write the call.
 std::string text_of(const Args& args) {
   OpDescriptor descriptor{.kind = args.kind, .dtype = args.dtype, .root = args.root};
-  descriptor.count = args.kind == OpKind::kAllToAllV  ? 0
-                     : args.kind == OpKind::kAllToAll ? args.count * kWorldSize
-                                                      : args.count;
+  if (args.kind != OpKind::kAllToAllV) {
+    descriptor.count = num_elements_of(args);
+    descriptor.shape = PackedShape(sizes_of(args));
+  }
   return descriptor.to_string();
 }
 
@@ -184,6 +199,10 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   oddities.push_back({"order", {{.kind = OpKind::kBarrier}, usual}});
   oddities.push_back({"count", {{.kind = usual.kind, .count = 5}}});
   oddities.push_back({"dtype", {{.kind = usual.kind, .dtype = DType::kInt32}}});
+  // Uneven parts are compared one by one instead.
+  if (usual.kind != OpKind::kAllToAllV) {
+    oddities.push_back({"shape", {{.kind = usual.kind, .num_rows = 2}}});
+  }
   if (has_root(usual.kind)) oddities.push_back({"root", {{.kind = usual.kind, .root = kOddOne}}});
   return oddities;
 }

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cadre/base/fingerprint.h"
 #include "cadre/base/types.h"
 #include "cadre/os/wait_word.h"
 
@@ -27,7 +28,7 @@ namespace cadre::host {
 
 // Two cache lines: CPUs fetch neighbouring lines in pairs.
 inline constexpr size_t kFlagAlignment = 128;
-inline constexpr size_t kInlineBytes = 104;
+inline constexpr size_t kInlineBytes = 96;
 inline constexpr size_t kFlatBytes = 32 << 10;
 inline constexpr size_t kChunkBytes = 512 << 10;
 // What the pipelines of staged.cpp count on: a rank may be three chunks ahead of its last reader.
@@ -38,7 +39,7 @@ inline constexpr int kNumChunks = 4;
 struct alignas(kFlagAlignment) Entry {
   os::WaitWord round;  // published last
   uint64_t number;
-  uint64_t fingerprint;
+  Fingerprint fingerprint;
   std::array<std::byte, kInlineBytes> payload;
 };
 static_assert(sizeof(Entry) == kFlagAlignment);

@@ -110,7 +110,7 @@ void check_all_to_all_v(TestRank& rank, const RankContext& context, Place place,
 }
 
 // None, inline, flat, staged, and several chunks; sizes of a rank's part.
-constexpr size_t kSizes[] = {0, 1, 13, 104, 9001, 40000, 600001};
+constexpr size_t kSizes[] = {0, 1, 13, 96, 9001, 40000, 600001};
 
 void check_all(TestRank& rank, const RankContext& context, const Place& place) {
   for (const size_t size : kSizes) {

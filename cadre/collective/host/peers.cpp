@@ -171,7 +171,7 @@ Status Peers::report_mismatch(Rank peer, const OpContext& op) {
   op.progress.set_mismatch(peer, entry.number, entry.fingerprint);
   arena_.notice().mismatch.store(kMismatchBit | round_, std::memory_order_release);
   wake_everyone();
-  const auto text = [](uint64_t fingerprint) {
+  const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
   return Error(

@@ -70,7 +70,7 @@ TEST(PeersTest, CountersWrap) {
     for (int i = 1; i <= 40; ++i) {
       OpProgress progress;
       const OpContext op{.number = static_cast<uint64_t>(i),
-                         .fingerprint = 5,
+                         .fingerprint = {.call = 5},
                          .deadline = context.system.deadline_in(std::chrono::seconds(30)),
                          .progress = progress};
       arrived.fetch_add(1);

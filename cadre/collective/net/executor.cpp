@@ -158,7 +158,7 @@ Status Executor::check(const OpContext& op, Rank peer) {
   const auto theirs = link(peer)->difference(header_);
   if (!theirs) return {};
   op.progress.set_waiting_for(peer);
-  const auto text = [](uint64_t fingerprint) {
+  const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
   // What this rank called under their number, if that is over here.

@@ -99,9 +99,9 @@ void Link::drop_announcement(const OperationHeader& operation) {
   const uint64_t number = incoming_->number;
   if (number > operation.number) return;
   if (number == operation.number && incoming_->algorithm != operation.algorithm) return;
-  const uint64_t called = number == operation.number
-                              ? operation.fingerprint
-                              : remembered(number, operation).value_or(incoming_->fingerprint);
+  const Fingerprint called = number == operation.number
+                                 ? operation.fingerprint
+                                 : remembered(number, operation).value_or(incoming_->fingerprint);
   if (called != incoming_->fingerprint) return;
   incoming_.reset();
   inbox_end_ -= OperationHeader::kBytes;
@@ -124,7 +124,8 @@ void Link::announce(OperationHeader operation) {
   static_cast<void>(advance_send());
 }
 
-std::optional<uint64_t> Link::remembered(uint64_t number, const OperationHeader& operation) const {
+std::optional<Fingerprint> Link::remembered(uint64_t number,
+                                            const OperationHeader& operation) const {
   const Call& call = remembered_[number % kNumRemembered];
   const bool is_before = number > 0 && number < operation.number;
   return is_before && call.number == number ? std::optional(call.fingerprint) : std::nullopt;

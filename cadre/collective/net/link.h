@@ -43,7 +43,7 @@ class Link {
   std::optional<OperationHeader> difference(const OperationHeader& operation) const;
 
   // The fingerprint of one of the last operations before `operation`, by its number.
-  std::optional<uint64_t> remembered(uint64_t number, const OperationHeader& operation) const;
+  std::optional<Fingerprint> remembered(uint64_t number, const OperationHeader& operation) const;
   // Whether the peer is in a later operation.
   bool is_ahead_of(const OperationHeader& operation) const {
     return incoming_ && incoming_->kind != OperationHeader::Kind::kRefusal &&
@@ -66,7 +66,7 @@ class Link {
 
   struct Call {
     uint64_t number = 0;
-    uint64_t fingerprint = 0;
+    Fingerprint fingerprint = {};
   };
 
   Status parse_incoming(const OperationHeader& operation);

@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-constexpr uint32_t kMagic = 0x314f4443;  // "CDO1"
+constexpr uint32_t kMagic = 0x324f4443;  // "CDO2"
 
 // Writes fields one after the other, low byte first; on the path of every message, so without an
 // allocation.
@@ -46,7 +46,7 @@ bool is_algorithm(uint8_t value) {
 std::array<std::byte, OperationHeader::kBytes> OperationHeader::encode() const {
   HeaderWriter writer;
   writer.put(kMagic).put(kind).put(algorithm).put(uint16_t{0});
-  writer.put(number).put(fingerprint);
+  writer.put(number).put(fingerprint.call).put(fingerprint.shape);
   return writer.bytes();
 }
 
@@ -63,7 +63,8 @@ Result<OperationHeader> OperationHeader::parse(ConstBytes bytes) {
   OperationHeader header{.kind = static_cast<Kind>(kind),
                          .algorithm = static_cast<Algorithm>(algorithm)};
   header.number = reader.integer<uint64_t>();
-  header.fingerprint = reader.integer<uint64_t>();
+  header.fingerprint.call = reader.integer<uint64_t>();
+  header.fingerprint.shape = reader.integer<uint64_t>();
   if (!reader.is_complete()) return malformed("the length", bytes.size());
   return header;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fingerprint.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/net/schedule.h"
 
@@ -15,7 +16,7 @@ namespace cadre {
 
 // Before the first byte of an operation that one rank sends to another.
 struct OperationHeader {
-  static constexpr size_t kBytes = 24;
+  static constexpr size_t kBytes = 32;
 
   enum class Kind : uint8_t {
     kBegin = 0,         // the bytes of this operation follow
@@ -26,7 +27,7 @@ struct OperationHeader {
   Kind kind = Kind::kBegin;
   Algorithm algorithm = Algorithm::kRing;
   uint64_t number = 0;
-  uint64_t fingerprint = 0;
+  Fingerprint fingerprint = {};
 
   std::array<std::byte, kBytes> encode() const;
   // REQUIRES: bytes.size() == kBytes.

@@ -8,17 +8,19 @@
 namespace cadre {
 namespace {
 
-constexpr OperationHeader kHeader = {.kind = OperationHeader::Kind::kRefusal,
-                                     .algorithm = Algorithm::kBruck,
-                                     .number = 0x0102030405060708,
-                                     .fingerprint = 0x1112131415161718};
+constexpr OperationHeader kHeader = {
+    .kind = OperationHeader::Kind::kRefusal,
+    .algorithm = Algorithm::kBruck,
+    .number = 0x0102030405060708,
+    .fingerprint = {.call = 0x1112131415161718, .shape = 0x2122232425262728}};
 
 // The bytes of docs/formats/net-messages.md, written down by hand.
 TEST(MessageTest, HeaderHasTheDocumentedBytes) {
   constexpr char kExpected[] =
-      "CDO1\x01\x05\x00\x00"
+      "CDO2\x01\x05\x00\x00"
       "\x08\x07\x06\x05\x04\x03\x02\x01"
-      "\x18\x17\x16\x15\x14\x13\x12\x11";
+      "\x18\x17\x16\x15\x14\x13\x12\x11"
+      "\x28\x27\x26\x25\x24\x23\x22\x21";
   const auto bytes = kHeader.encode();
   ASSERT_EQ(sizeof(kExpected) - 1, bytes.size());
   EXPECT_EQ(std::memcmp(bytes.data(), kExpected, bytes.size()), 0);

@@ -4,6 +4,20 @@
 #include "cadre/comm/calls/checks.h"
 
 namespace cadre {
+namespace {
+
+PackedShape shape_of(const OpDescriptor& descriptor, std::span<const int64_t> sizes) {
+  const PackedShape shape(sizes);
+  uint64_t num_elements = 1;
+  for (const int64_t size : sizes) num_elements *= static_cast<uint64_t>(size);
+  if (num_elements == descriptor.count) return shape;
+  refuse_call(
+      format("{}: CollectiveOptions::sizes have {} elements, but the buffer that is "
+             "compared between ranks has {}",
+             descriptor.kind, num_elements, descriptor.count));
+}
+
+}  // namespace
 
 void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& options) {
   const bool is_needed = descriptor.reduce_op == ReduceOp::kPremulSum;
@@ -20,12 +34,14 @@ void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& optio
 Operation make_operation(const OpDescriptor& descriptor, ConstBytes in, Bytes out,
                          const CollectiveOptions& options) {
   check_factor(descriptor, options);
-  return {.descriptor = descriptor,
-          .in = in,
-          .out = out,
-          .deadline = options.deadline,
-          .keep_alive = options.keep_alive,
-          .premul_factor = options.premul_factor};
+  Operation operation{.descriptor = descriptor,
+                      .in = in,
+                      .out = out,
+                      .deadline = options.deadline,
+                      .keep_alive = options.keep_alive,
+                      .premul_factor = options.premul_factor};
+  if (options.sizes) operation.descriptor.shape = shape_of(descriptor, *options.sizes);
+  return operation;
 }
 
 }  // namespace cadre

@@ -1,7 +1,8 @@
 // From a call's descriptor, buffers and options to the Operation that is queued.
 //
 // Threads: pure functions. Blocking: never. Lifetime: an Operation borrows its buffers.
-// Errors: kInvalidArgument when PREMUL_SUM and a factor do not come together.
+// Errors: kInvalidArgument when PREMUL_SUM and a factor do not come together, or for sizes of
+// another number of elements than the buffers have.
 #pragma once
 
 #include "cadre/base/types.h"

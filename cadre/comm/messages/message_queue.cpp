@@ -13,7 +13,7 @@ namespace {
 // An upper bound for a sleep: every change wakes the sleeper.
 constexpr Duration kSleep = std::chrono::seconds(60);
 
-uint64_t fingerprint_of(const Message& message) {
+Fingerprint fingerprint_of(const Message& message) {
   return OpDescriptor{.kind = message.kind,
                       .dtype = message.dtype,
                       .root = message.peer,

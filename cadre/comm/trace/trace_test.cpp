@@ -20,7 +20,7 @@ using Kind = RankStanding::Kind;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-uint64_t call(OpKind kind, uint64_t count = 8) {
+Fingerprint call(OpKind kind, uint64_t count = 8) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, count}.fingerprint();
 }
 
@@ -30,13 +30,14 @@ class Story {
   explicit Story(int rank, int world_size = 3) {
     record_.identity = {"world", "node0", rank, world_size, 4000 + rank, 1};
   }
-  Story& done(uint64_t number, uint64_t fingerprint, int64_t begin, int64_t end) {
+  Story& done(uint64_t number, const Fingerprint& fingerprint, int64_t begin, int64_t end) {
     return add({0, number, fingerprint, begin, end, ActivityState::kDone, -1, ""});
   }
-  Story& running(uint64_t number, uint64_t fingerprint, int64_t begin, int peer = -1) {
+  Story& running(uint64_t number, const Fingerprint& fingerprint, int64_t begin, int peer = -1) {
     return add({0, number, fingerprint, begin, 0, ActivityState::kRunning, peer, ""});
   }
-  Story& failed(uint64_t number, uint64_t fingerprint, int64_t begin, int64_t end, int peer) {
+  Story& failed(uint64_t number, const Fingerprint& fingerprint, int64_t begin, int64_t end,
+                int peer) {
     return add({0, number, fingerprint, begin, end, ActivityState::kFailed, peer, "reduce"});
   }
   Story& alive_at(int64_t now) {
@@ -71,8 +72,8 @@ std::vector<Kind> kinds(const GroupTrace& trace) {
   return kinds;
 }
 
-const uint64_t kReduce = call(OpKind::kAllReduce);
-const uint64_t kGather = call(OpKind::kAllGather);
+const Fingerprint kReduce = call(OpKind::kAllReduce);
+const Fingerprint kGather = call(OpKind::kAllGather);
 
 TEST(Trace, NamesTheRankThatDidNotCall) {
   const GroupTrace trace = trace_of({
@@ -165,8 +166,8 @@ TEST(Trace, ShowsBothSidesOfADisagreement) {
 }
 
 TEST(Trace, SaysWhatBecameOfMessages) {
-  const uint64_t recv = call(OpKind::kRecv);
-  const uint64_t send = call(OpKind::kSend, 4);
+  const Fingerprint recv = call(OpKind::kRecv);
+  const Fingerprint send = call(OpKind::kSend, 4);
   const GroupTrace trace = trace_of({
       Story(0).running(1, recv, 0, 1).record(),
       Story(1).running(1, send, 0, 0).record(),

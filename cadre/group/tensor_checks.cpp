@@ -1,0 +1,213 @@
+#include "cadre/group/tensor_checks.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <string>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/collective/reduction_table.h"
+#include "cadre/group/dtype.h"
+
+namespace cadre {
+namespace {
+
+std::string shape_of(const at::Tensor& tensor) {
+  std::string text = "(";
+  for (const int64_t size : tensor.sizes()) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(size);
+  }
+  return text + ")";
+}
+
+// Two tensors may share memory only where the engines allow it: the small one is this rank's slice
+// of the large one.
+void check_aliasing(const Communicator& communicator, std::string_view operation,
+                    const at::Tensor& large, const at::Tensor& small) {
+  const auto* whole = static_cast<const std::byte*>(large.const_data_ptr());
+  const auto* part = static_cast<const std::byte*>(small.const_data_ptr());
+  const bool is_apart =
+      small.numel() == 0 || part + small.nbytes() <= whole || whole + large.nbytes() <= part;
+  const auto rank = static_cast<size_t>(communicator.rank().value);
+  if (is_apart || part == whole + rank * small.nbytes()) return;
+  refuse_tensor(
+      communicator, operation,
+      format("the input and the output share memory, and {} is not slice {} of {}; pass that "
+             "slice or a clone()",
+             shape_of(small), communicator.rank(), shape_of(large)));
+}
+
+// Of two tensors that exchange data.
+DType check_two(const Communicator& communicator, std::string_view operation,
+                const at::Tensor& output, const at::Tensor& input) {
+  const DType dtype = check_tensor(communicator, operation, "the input", input);
+  if (check_tensor(communicator, operation, "the output", output) != dtype) {
+    refuse_tensor(communicator, operation,
+                  format("the input is {} but the output is {}; both must have one dtype",
+                         c10::toString(input.scalar_type()), c10::toString(output.scalar_type())));
+  }
+  check_contiguous(communicator, operation, "the input", input);
+  check_contiguous(communicator, operation, "the output", output);
+  return dtype;
+}
+
+// The elements for, or from, each rank: `splits` are rows of the tensor, none of them even ones.
+std::vector<uint64_t> split_counts(const Communicator& communicator, std::string_view operation,
+                                   std::string_view role, const at::Tensor& tensor,
+                                   const std::vector<int64_t>& splits) {
+  const auto world_size = static_cast<size_t>(communicator.world_size());
+  const int64_t num_rows = tensor.size(0);
+  if (splits.empty()) {
+    return std::vector<uint64_t>(world_size, static_cast<uint64_t>(tensor.numel()) / world_size);
+  }
+  if (splits.size() != world_size) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} has {} splits, expected one for each of {} ranks", role,
+                         shape_of(tensor), splits.size(), world_size));
+  }
+  const int64_t row = num_rows == 0 ? 0 : tensor.numel() / num_rows;
+  std::vector<uint64_t> counts;
+  int64_t left = num_rows;
+  for (const int64_t split : splits) {
+    if (split < 0 || split > left) {
+      refuse_tensor(
+          communicator, operation,
+          format("{} {} cannot give {} rows where {} are left; splits are >= 0 and add up to "
+                 "its dimension 0",
+                 role, shape_of(tensor), split, left));
+    }
+    left -= split;
+    counts.push_back(static_cast<uint64_t>(split * row));
+  }
+  if (left > 0) {
+    refuse_tensor(communicator, operation,
+                  format("the splits of {} {} add up to {}, expected {}", role, shape_of(tensor),
+                         num_rows - left, num_rows));
+  }
+  return counts;
+}
+
+void check_divisible(const Communicator& communicator, std::string_view operation,
+                     std::string_view role, const at::Tensor& tensor,
+                     const std::vector<int64_t>& splits) {
+  if (tensor.dim() == 0) {
+    refuse_tensor(communicator, operation,
+                  format("{} has no dimension 0 to be split; pass view({{1}})", role));
+  }
+  if (!splits.empty() || tensor.size(0) % communicator.world_size() == 0) return;
+  refuse_tensor(communicator, operation,
+                format("dimension 0 of {} {} is no multiple of the world size {}; pass splits",
+                       role, shape_of(tensor), communicator.world_size()));
+}
+
+}  // namespace
+
+void refuse_tensor(const Communicator& communicator, std::string_view operation,
+                   const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{} on group \"{}\", rank {}: {}", operation, communicator.name(),
+                     communicator.rank(), problem));
+}
+
+DType check_tensor(const Communicator& communicator, std::string_view operation,
+                   std::string_view role, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse_tensor(communicator, operation, format("{} is undefined; pass one with data", role));
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is sparse; only dense tensors are exchanged: use to_dense()", role,
+                         shape_of(tensor)));
+  }
+  if (!tensor.device().is_cpu()) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is on {}; this group exchanges CPU tensors: use cpu()", role,
+                         shape_of(tensor), tensor.device().str()));
+  }
+  // Its memory holds the numbers with the other sign.
+  if (tensor.is_neg()) {
+    refuse_tensor(
+        communicator, operation,
+        format("{} {} is a negated view; pass tensor.resolve_neg()", role, shape_of(tensor)));
+  }
+  const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
+  if (!dtype) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is {}; supported are {}", role, shape_of(tensor),
+                         c10::toString(tensor.scalar_type()), dtype_names()));
+  }
+  return *dtype;
+}
+
+void check_contiguous(const Communicator& communicator, std::string_view operation,
+                      std::string_view role, const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return;
+  refuse_tensor(
+      communicator, operation,
+      format("{} {} is not contiguous; pass {}.contiguous()", role, shape_of(tensor), "tensor"));
+}
+
+void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
+                     ReduceOp op) {
+  const Status status = check_reduction(dtype, op);
+  if (!status.ok()) refuse_tensor(communicator, operation, status.error().message());
+}
+
+DType check_pair(const Communicator& communicator, std::string_view operation,
+                 const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+  const DType dtype = check_two(communicator, operation, output, input);
+  const at::Tensor& large = output_is_large ? output : input;
+  const at::Tensor& small = output_is_large ? input : output;
+  if (large.numel() != small.numel() * communicator.world_size()) {
+    refuse_tensor(communicator, operation,
+                  format("the {} has {} elements {}, expected world size {} times the {}'s {} {}",
+                         output_is_large ? "output" : "input", large.numel(), shape_of(large),
+                         communicator.world_size(), output_is_large ? "input" : "output",
+                         small.numel(), shape_of(small)));
+  }
+  check_aliasing(communicator, operation, large, small);
+  return dtype;
+}
+
+DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
+                   const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+  if (communicator.rank() == root) {
+    return check_pair(communicator, operation, output, input, output_is_large);
+  }
+  const std::string_view role = output_is_large ? "the input" : "the output";
+  const at::Tensor& small = output_is_large ? input : output;
+  const DType dtype = check_tensor(communicator, operation, role, small);
+  check_contiguous(communicator, operation, role, small);
+  return dtype;
+}
+
+Exchange check_exchange(const Communicator& communicator, std::string_view operation,
+                        const at::Tensor& output, const at::Tensor& input,
+                        const AllToAllOptions& options) {
+  Exchange exchange{check_two(communicator, operation, output, input), {}, {}};
+  check_divisible(communicator, operation, "the input", input, options.input_split_sizes);
+  check_divisible(communicator, operation, "the output", output, options.output_split_sizes);
+  if (options.input_split_sizes.empty() && options.output_split_sizes.empty()) {
+    if (input.numel() == output.numel()) return exchange;
+    refuse_tensor(communicator, operation,
+                  format("the output has {} elements {}, expected the input's {} {}; pass splits",
+                         output.numel(), shape_of(output), input.numel(), shape_of(input)));
+  }
+  exchange.input_counts =
+      split_counts(communicator, operation, "the input", input, options.input_split_sizes);
+  exchange.output_counts =
+      split_counts(communicator, operation, "the output", output, options.output_split_sizes);
+  return exchange;
+}
+
+void check_elements_apart(const Communicator& communicator, std::string_view name,
+                          const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  refuse_tensor(
+      communicator, name,
+      format("elements of the tensor {} share memory, as after expand(); pass tensor.clone()",
+             shape_of(tensor)));
+}
+
+}  // namespace cadre
