@@ -3,7 +3,8 @@
 // Threads: OpDescriptor is a plain value; an OpProgress is written by the thread that runs the
 // operation and read by any. Blocking: never.
 // The fingerprint travels with the first message of each operation. It is the descriptor itself,
-// packed, not a hash: so a mismatch is found at once and both sides can say what the other called.
+// packed, not a hash (but for shapes too long to be packed): so a mismatch is found at once and
+// both sides can say what the other called.
 #pragma once
 
 #include <algorithm>
