@@ -72,24 +72,28 @@ class PresenceTest : public ::testing::Test {
 };
 
 TEST_F(PresenceTest, AWillIsCarriedOutWhenTheConnectionEndsAndNotWhenItIsRetracted) {
-  auto server = TcpStoreServer::start(*system_, {.token = "t"}).value_or_throw();
-  const auto connect = [&] {
-    return TcpStore::connect(*system_, {.address = server->address(), .token = "t"}, soon())
+  // A process that dies ends its connections; a child shows it, forked before there are threads.
+  const os::Address address{os::Address::Kind::kUnix,
+                            format("cadre-will-test-{}", system_->host().pid), 0};
+  const auto connect = [&address](os::System& system) {
+    return TcpStore::connect(system, {.address = address, .token = "t"},
+                             system.deadline_in(seconds(20)))
         .value_or_throw();
   };
-  const auto store = connect();
-  { const auto retracted = store->leave_will("lost", "retracted", soon()).value_or_throw(); }
-  // A process that dies ends its connections; a child shows it.
   const pid_t child = fork();
   if (child == 0) {
     const auto system = os::make_native_system();
-    const auto own = TcpStore::connect(*system, {.address = server->address(), .token = "t"},
-                                       system->deadline_in(seconds(20)))
-                         .value_or_throw();
-    const auto will =
-        own->leave_will("lost", "died", system->deadline_in(seconds(20))).value_or_throw();
+    const auto own = connect(*system);
+    const Deadline patience = system->deadline_in(seconds(20));
+    own->wait(std::vector<std::string>{"retracted"}, patience).value_or_throw();
+    const auto will = own->leave_will("lost", "died", patience).value_or_throw();
     _exit(0);  // runs no destructor
   }
+  auto server = TcpStoreServer::start(*system_, {.address = address, .token = "t"});
+  ASSERT_TRUE(server.ok()) << server.error().message();
+  const auto store = connect(*system_);
+  { const auto retracted = store->leave_will("lost", "retracted", soon()).value_or_throw(); }
+  ASSERT_TRUE(store->set("retracted", "yes", soon()).ok());
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(store->get("lost", soon()).value(), "died");
 }
