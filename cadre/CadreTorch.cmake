@@ -64,8 +64,6 @@ function(cadre_torch_test name)
   target_link_libraries(${name} PRIVATE $<TARGET_LINKER_FILE:fmt::fmt>
                                         $<TARGET_LINKER_FILE:spdlog::spdlog>)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  target_compile_definitions(
-    ${name} PRIVATE CADRE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" CADRE_BINARY_DIR="${CMAKE_BINARY_DIR}")
   cadre_reuse_torch_headers(${name})
 endfunction()
 

@@ -25,6 +25,7 @@
 #include "cadre/os/proc/environment.h"
 #include "cadre/os/proc/process.h"
 #include "cadre/os/system.h"
+#include "cadre/testing/paths.h"
 
 namespace cadre::cli {
 
@@ -55,7 +56,7 @@ class CadreCommand {
     environment.set(kMarkerName, marker_);
     for (const auto& [name, value] : options.environment) environment.set(name, value);
     words.insert(words.begin(), "cadre");
-    auto started = os::Process::start({.executable = CADRE_BINARY_DIR "/bin/cadre",
+    auto started = os::Process::start({.executable = testing::build_path("bin/cadre"),
                                        .arguments = std::move(words),
                                        .environment = environment.to_texts()});
     if (!started.ok()) throw started.error();

@@ -6,6 +6,7 @@
 #include "cadre/cli/nearest.h"
 #include "cadre/cli/run_options.h"
 #include "cadre/cli/torch_finder.h"
+#include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
@@ -115,7 +116,7 @@ class TrainTree : public ::testing::Test {
   TrainTree() {
     std::filesystem::create_directories(folder_ + "/bin");
     std::filesystem::create_directories(folder_ + "/libexec/cadre");
-    std::filesystem::copy_file(CADRE_BINARY_DIR "/bin/cadre", folder_ + "/bin/cadre");
+    std::filesystem::copy_file(testing::build_path("bin/cadre"), folder_ + "/bin/cadre");
   }
 
   // Runs the copied command under the built one, whose prefix "[0] " is part of the output.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/testing/paths.h"
 
 namespace cadre {
 namespace {
@@ -90,7 +91,7 @@ std::string rendered_table() {
 }
 
 TEST(ReductionTableTest, TheGuideSaysWhatTheTableSays) {
-  std::ifstream file(CADRE_SOURCE_DIR "/docs/guide/reductions.md");
+  std::ifstream file(testing::source_path("docs/guide/reductions.md"));
   std::stringstream page;
   page << file.rdbuf();
   EXPECT_NE(page.str().find("<!-- table -->\n" + rendered_table() + "<!-- end of table -->"),

@@ -12,6 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
+#include "cadre/testing/paths.h"
 
 namespace cadre {
 namespace {
@@ -78,8 +79,8 @@ std::optional<std::string> output_of_python_torch(const std::string& program) {
   const char* named = std::getenv("CADRE_TORCH");
   const auto system = os::make_native_system();
   for (const std::string& python :
-       {std::string(named == nullptr ? "python3" : named),
-        std::string(CADRE_SOURCE_DIR "/.venv/bin/python"), std::string("python3")}) {
+       {std::string(named == nullptr ? "python3" : named), testing::source_path(".venv/bin/python"),
+        std::string("python3")}) {
     const auto output =
         os::program_output({python, "-c", program}, system->deadline_in(std::chrono::seconds(120)));
     if (output.ok()) return *output;

@@ -15,6 +15,7 @@
 #include "cadre/os/system.h"
 #include "cadre/store/tcp_store.h"
 #include "cadre/store/tcp_store_server.h"
+#include "cadre/testing/paths.h"
 
 namespace cadre {
 namespace {
@@ -34,7 +35,7 @@ std::string find_python() {
   } else if (named) {
     candidates.push_back(named);
   }
-  candidates.push_back(CADRE_SOURCE_DIR "/.venv/bin/python");
+  candidates.push_back(testing::source_path(".venv/bin/python"));
   candidates.push_back("python3");
   for (const std::string& candidate : candidates) {
     const std::string probe = format(
@@ -50,9 +51,9 @@ class TorchPeer {
  public:
   TorchPeer(const std::string& python, const std::string& arguments,
             const std::string& environment = "") {
-    const std::string command = format("{} timeout -k 2 {} {} -W ignore " CADRE_SOURCE_DIR
-                                       "/cadre/store/torch_peer.py {} 2>&1",
-                                       environment, kProcessSeconds, python, arguments);
+    const std::string command =
+        format("{} timeout -k 2 {} {} -W ignore {} {} 2>&1", environment, kProcessSeconds, python,
+               testing::source_path("cadre/store/torch_peer.py"), arguments);
     pipe_ = popen(command.c_str(), "re");
   }
   ~TorchPeer() { finish(); }

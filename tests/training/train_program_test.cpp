@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
@@ -38,7 +39,7 @@ TEST(TrainProgram, HelpHasEveryKeyOnce) {
 
 TEST(TrainProgram, PrintsTheConfigurationOnce) {
   const cli::CommandResult printed =
-      cli::run_cadre({"train", CADRE_SOURCE_DIR "/examples/gpt.toml", "model.width=192",
+      cli::run_cadre({"train", testing::source_path("examples/gpt.toml"), "model.width=192",
                       "--print-config", "--nproc-per-node", "2"});
   EXPECT_EQ(printed.exit_code, 0) << printed.error;
   EXPECT_THAT(printed.output, StartsWith("[model]\nkind = \"gpt\"\n"));

@@ -11,6 +11,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/io/file.h"
+#include "cadre/testing/paths.h"
 
 namespace cadre {
 namespace {
@@ -59,7 +60,7 @@ std::string listing(int num_values) {
 }
 
 std::string page(const std::string& name) {
-  const std::string path = CADRE_SOURCE_DIR "/docs/formats/" + name;
+  const std::string path = testing::source_path("docs/formats/" + name);
   return os::read_file(path, 1 << 20).value_or_throw();
 }
 
