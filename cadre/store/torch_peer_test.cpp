@@ -79,7 +79,7 @@ class TorchPeer {
   FILE* pipe_ = nullptr;
 };
 
-class TorchPeerTest : public testing::Test {
+class TorchPeerTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (python_.empty()) GTEST_SKIP() << "no Python with torch: set CADRE_TORCH to one";
