@@ -10,6 +10,7 @@ endif()
 # only those files load it that would take longer without.
 cadre_precompiled_headers(cadre_torch_pch <torch/torch.h>)
 target_link_libraries(cadre_torch_pch PUBLIC LibTorch::LibTorch)
+# cadre_reuse_torch_headers(TARGET [size]): size is that of its units.
 function(cadre_reuse_torch_headers target)
   cadre_reuse_precompiled_headers(${target} cadre_torch_pch)
   get_target_property(sources ${target} SOURCES)
@@ -21,13 +22,16 @@ function(cadre_reuse_torch_headers target)
       set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
+  if(ARGC GREATER 1)
+    cadre_unity(${target} ${ARGV1})
+  endif()
   set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch_compile)
 endfunction()
 
 add_library(cadre_torch_objects OBJECT ${torch_sources})
 target_include_directories(cadre_torch_objects PUBLIC ${CMAKE_SOURCE_DIR})
 target_link_libraries(cadre_torch_objects PRIVATE cadre_options PUBLIC LibTorch::LibTorch)
-cadre_reuse_torch_headers(cadre_torch_objects)
+cadre_reuse_torch_headers(cadre_torch_objects 8)
 
 add_library(cadre SHARED $<TARGET_OBJECTS:cadre_torch_objects>)
 target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
@@ -39,7 +43,7 @@ if(train_sources)
   add_library(cadre_train_objects OBJECT ${train_sources})
   target_link_libraries(cadre_train_objects PRIVATE cadre_options PUBLIC cadre_torch_objects
                                                                         nlohmann_json::nlohmann_json)
-  cadre_reuse_torch_headers(cadre_train_objects)
+  cadre_reuse_torch_headers(cadre_train_objects 8)
   if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/train/cadre_train_main.cpp)
     add_executable(cadre_train train/cadre_train_main.cpp $<TARGET_OBJECTS:cadre_train_objects>)
     set_target_properties(cadre_train PROPERTIES OUTPUT_NAME cadre-train RUNTIME_OUTPUT_DIRECTORY
@@ -64,7 +68,7 @@ function(cadre_torch_test name)
   target_link_libraries(${name} PRIVATE $<TARGET_LINKER_FILE:fmt::fmt>
                                         $<TARGET_LINKER_FILE:spdlog::spdlog>)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  cadre_reuse_torch_headers(${name})
+  cadre_reuse_torch_headers(${name} 5)
 endfunction()
 
 if(CADRE_WITH_TESTS)
