@@ -1,6 +1,7 @@
 #include "cadre/train/trainer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
 
 #include <cmath>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/train/config/config_file.h"
+#include "cadre/train/models/model.h"
 #include "cadre/train/resume_check.h"
 #include "cadre/train/schedule.h"
 
@@ -103,6 +105,8 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
   for (const std::string& remark : remarks) say(remark);
   introduce();
 }
+
+Trainer::~Trainer() = default;
 
 void Trainer::make_loader() {
   const ReplicaGroup& replicas = *surroundings_.replicas;
