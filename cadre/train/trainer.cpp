@@ -131,12 +131,13 @@ void Trainer::resolve_epochs() {
   const int64_t steps_per_epoch = loader_->batches_per_epoch();
   if (config_.run.epochs > 0) config_.run.steps = config_.run.epochs * steps_per_epoch;
   if (config_.schedule.step_size == 0) config_.schedule.step_size = steps_per_epoch;
+  config_.schedule.warmup_steps = resolved_warmup_steps(config_.schedule, config_.run.steps);
   if (config_.schedule.warmup_steps > config_.run.steps) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        cadre::format("schedule.warmup_steps must be at most the {} steps of {} epochs, "
-                      "is {}",
-                      config_.run.steps, config_.run.epochs, config_.schedule.warmup_steps));
+        cadre::format("schedule.warmup_steps is {}, more than the {} steps of run.epochs={}: set "
+                      "schedule.warmup_steps=-1, which is a tenth of the steps",
+                      config_.schedule.warmup_steps, config_.run.steps, config_.run.epochs));
   }
 }
 
