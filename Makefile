@@ -17,7 +17,7 @@ help:  ## what can be typed
 
 run:  ## train a small GPT on real text with two processes (DATA=path for your own text)
 	@tools/setup run
-	@tools/build dev cadre_command cadre_train
+	@tools/build --programs-only dev cadre_command cadre_train
 	build/bin/cadre train examples/gpt.toml $(if $(DATA),data.path=$(DATA)) --nproc-per-node $(NPROC)
 
 test:  ## build everything and run every test
@@ -40,7 +40,7 @@ equality:  ## DDP against one process and the trainer against PyTorch, in every 
 	build/bin/cadre_parallel_test
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
 
-compat:  ## TORCH=2.12.1: build against another torch, from 2.11 to 2.13, and run the tests that meet it
+compat:  ## TORCH=2.12.1: build against another supported torch and run the tests that meet it
 	@tools/setup test
 	tools/compat $(TORCH)
 
@@ -89,7 +89,7 @@ tidy:  ## the project's own rules, formatting and clang-tidy
 
 install:  ## into PREFIX (default /usr/local)
 	@tools/setup run
-	@tools/build release
+	@tools/build --programs-only release cadre_command cadre_train
 	cmake --install build-release --prefix $(PREFIX)
 
 fresh:  ## make run and make test in a new Debian 12 made by debootstrap (root)

@@ -9,6 +9,7 @@
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/data/data_loader.h"
+#include "cadre/data/distributed_sampler.h"
 #include "cadre/data/mnist.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"

@@ -16,7 +16,15 @@ function(cadre_install_headers component)
   endforeach()
 endfunction()
 
+# Before version 1 a new minor version may have another binary interface, as it may have another one
+# for sources (CHANGELOG.md).
+set(cadre_soversion ${PROJECT_VERSION_MAJOR})
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(cadre_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+endif()
+
 # The core.
+set_target_properties(cadre_core PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${cadre_soversion})
 set(core_headers "")
 cadre_reachable_headers(cadre/core.h core_headers)
 cadre_install_headers(core ${core_headers})
@@ -36,7 +44,8 @@ if(TARGET cadre)
   if(cadre_installed_torch)
     set(torch_rpath ";${cadre_installed_torch}/lib")
   endif()
-  set_target_properties(cadre PROPERTIES INSTALL_RPATH "$ORIGIN${torch_rpath}")
+  set_target_properties(cadre PROPERTIES INSTALL_RPATH "$ORIGIN${torch_rpath}"
+                                         VERSION ${PROJECT_VERSION} SOVERSION ${cadre_soversion})
   install(TARGETS cadre EXPORT CadreTorchTargets COMPONENT torch
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(EXPORT CadreTorchTargets NAMESPACE Cadre:: COMPONENT torch
@@ -48,6 +57,9 @@ if(TARGET cadre_train)
   set_target_properties(
     cadre_train PROPERTIES INSTALL_RPATH "$ORIGIN/../../${CMAKE_INSTALL_LIBDIR}${torch_rpath}")
   install(TARGETS cadre_train COMPONENT torch RUNTIME DESTINATION libexec/cadre)
+  file(GLOB example_configurations CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/examples/*.toml)
+  install(FILES ${example_configurations} COMPONENT torch
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre/examples)
 endif()
 
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" cadre_torch_minor "${LibTorch_VERSION}")
@@ -58,3 +70,9 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/CadreConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/CadreConfig.cmake ${CMAKE_BINARY_DIR}/CadreConfigVersion.cmake
         COMPONENT core DESTINATION ${cadre_cmake_folder})
+
+if(TARGET cadre AND NOT cadre_installed_torch)
+  # Nothing that is installed names a torch in the source tree, which may go.
+  install(CODE "message(STATUS \"torch lies in the source tree, so what is installed does not know it: set CADRE_TORCH=${LibTorch_DIR} for projects that use Cadre and for cadre train, or use another torch of that version\")"
+          COMPONENT torch)
+endif()

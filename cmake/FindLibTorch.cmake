@@ -1,10 +1,10 @@
 # Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
-# toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, or a Python whose torch is used);
-# else it is that of .venv of the source tree, of the torch that an installed Cadre was built with, or
-# of python3.
+# toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, a Python whose torch is used, or a
+# virtual environment); else it is that of .venv of the source tree, of the torch that an installed
+# Cadre was built with, or of python3.
 # Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder) and
 # LibTorch_PYTHON (the Python that has it; empty when there is none).
-set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING "A torch folder, or the Python whose torch to use")
+set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING "A torch folder, or the Python or virtual environment whose torch to use")
 
 if(CADRE_TORCH)
   set(candidates "${CADRE_TORCH}")
@@ -17,7 +17,10 @@ else()
 endif()
 
 foreach(candidate IN LISTS candidates)
-  if(IS_DIRECTORY "${candidate}")
+  if(EXISTS "${candidate}/bin/python3")
+    set(candidate "${candidate}/bin/python3")
+  endif()
+  if(EXISTS "${candidate}/version.py")
     set(LibTorch_DIR "${candidate}")
     # lib/pythonX.Y/site-packages/torch of a virtual environment.
     file(GLOB LibTorch_PYTHON "${candidate}/../../../../bin/python3")
@@ -43,7 +46,8 @@ endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   LibTorch REQUIRED_VARS LibTorch_DIR VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "set CADRE_TORCH to a torch folder, or to a Python that has torch")
+  REASON_FAILURE_MESSAGE
+    "set CADRE_TORCH to a torch folder, or to a Python or virtual environment that has torch (it is \"${CADRE_TORCH}\" now)")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)

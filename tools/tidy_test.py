@@ -71,6 +71,11 @@ class TidyTest(unittest.TestCase):
     def test_torch_below_the_line(self):
         self.assert_finds("cadre/comm/a.cpp", "#include <ATen/core/Tensor.h>\n", "below the torch line")
 
+    def test_all_of_torch_in_a_header(self):
+        for folder in ("group", "train"):
+            self.assert_finds(f"cadre/{folder}/a.h", HEADER + "#include <torch/torch.h>\n",
+                              "headers take <ATen/core/Tensor.h>")
+
     def test_unlisted_folder(self):
         self.assert_finds("cadre/misc/a.cpp", "int x;\n", "not in tools/layers.txt")
 

@@ -30,7 +30,8 @@ def main():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = make_model(settings)
     replica = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    data, target = reference.text_samples(settings["text"], settings["context"], settings["held_out"])
+    data, target, _, _ = reference.text_samples(settings["text"], settings["context"], settings["held_out"],
+                                                settings["evaluated"])
     optimizer = reference.make_optimizer(model, "AdamW", {
         "lr": settings["learning_rate"], "betas": tuple(settings["betas"]), "eps": settings["epsilon"],
         "weight_decay": settings["weight_decay"], "fused": True})

@@ -1,5 +1,6 @@
 // cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train` starts as
 // many as are asked for; alone it is a world of one.
+#include <ATen/Context.h>
 #include <signal.h>
 
 #include <CLI/CLI.hpp>
@@ -63,7 +64,7 @@ int run_training(const CommandLine& command) {
   os::PendingSignal stop(kStopSignals);  // before any thread starts
   const auto system = os::make_native_system();
   const ProcessGroup world = init_process_group();
-  torch::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
+  at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
   train::Trainer trainer(
       config, {.replicas = make_replica_group(world),
                .system = *system,

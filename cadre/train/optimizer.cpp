@@ -1,11 +1,16 @@
 #include "cadre/train/optimizer.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <array>
 
@@ -31,9 +36,9 @@ class Adam final : public Optimizer {
 
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
-    return {{"step", torch::zeros({}, torch::kFloat32)},
-            {"exp_avg", torch::zeros_like(parameter)},
-            {"exp_avg_sq", torch::zeros_like(parameter)}};
+    return {{"step", at::zeros({}, at::kFloat)},
+            {"exp_avg", at::zeros_like(parameter)},
+            {"exp_avg_sq", at::zeros_like(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
@@ -61,7 +66,7 @@ class Adagrad final : public Optimizer {
 
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
-    return {{"step", torch::zeros({}, torch::kFloat32)}, {"sum", torch::zeros_like(parameter)}};
+    return {{"step", at::zeros({}, at::kFloat)}, {"sum", at::zeros_like(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
@@ -82,8 +87,8 @@ class RmsProp final : public Optimizer {
 
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
-    NamedTensors state = {{"square_avg", torch::zeros_like(parameter)}};
-    if (config_.momentum > 0) state.emplace_back("momentum_buffer", torch::zeros_like(parameter));
+    NamedTensors state = {{"square_avg", at::zeros_like(parameter)}};
+    if (config_.momentum > 0) state.emplace_back("momentum_buffer", at::zeros_like(parameter));
     return state;
   }
 
@@ -116,8 +121,7 @@ class Adadelta final : public Optimizer {
 
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
-    return {{"square_avg", torch::zeros_like(parameter)},
-            {"acc_delta", torch::zeros_like(parameter)}};
+    return {{"square_avg", at::zeros_like(parameter)}, {"acc_delta", at::zeros_like(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
@@ -146,7 +150,7 @@ class Sgd final : public Optimizer {
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
     if (config_.momentum == 0) return {};
-    return {{"momentum_buffer", torch::zeros_like(parameter)}};
+    return {{"momentum_buffer", at::zeros_like(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool is_first) override {
@@ -164,7 +168,7 @@ Optimizer::Optimizer(NamedTensors parameters, double weight_decay)
     : parameters_(std::move(parameters)), weight_decay_(weight_decay), state_(parameters_.size()) {}
 
 void Optimizer::step(double learning_rate) {
-  const torch::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   // By (decayed, first step): what one kernel call has in common.
   std::array<std::array<Batch, 2>, 2> batches;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -183,7 +187,7 @@ void Optimizer::step(double learning_rate) {
       if (batch.parameters.empty()) continue;
       update(batch, {learning_rate, is_decayed ? weight_decay_ : 0.0}, is_first);
       for (const at::Tensor& parameter : batch.parameters) {
-        torch::autograd::impl::bump_version(parameter);
+        parameter.unsafeGetTensorImpl()->bump_version();
       }
     }
   }
@@ -206,7 +210,7 @@ at::Tensor Optimizer::checked_gradient(size_t index) const {
   }
   if (gradient.strides() == parameter.strides()) return gradient;
   // The kernel walks memory, not indices: it needs the parameter's own order.
-  return torch::empty_like(parameter).copy_(gradient);
+  return at::empty_like(parameter).copy_(gradient);
 }
 
 void Optimizer::make_state(size_t index) {
@@ -267,14 +271,13 @@ std::unique_ptr<Optimizer> make_optimizer(NamedTensors parameters, const Optimiz
 }
 
 double clip_gradient_norm(const NamedTensors& parameters, double max_norm) {
-  const torch::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   for (const auto& [name, parameter] : parameters) {
     if (parameter.grad().defined()) gradients.push_back(parameter.grad());
   }
   if (gradients.empty()) return 0;
-  const double norm =
-      torch::stack(at::_foreach_norm(gradients)).to(torch::kFloat64).norm().item<double>();
+  const double norm = at::stack(at::_foreach_norm(gradients)).to(at::kDouble).norm().item<double>();
   if (max_norm > 0 && norm > max_norm) {
     at::_foreach_mul_(gradients, max_norm / (norm + kNormEpsilon));
   }

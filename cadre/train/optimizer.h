@@ -10,7 +10,7 @@
 // Source: at::_fused_adamw_ and its siblings; formulas and state names are torch.optim's.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <map>
 #include <memory>

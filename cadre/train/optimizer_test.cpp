@@ -268,6 +268,13 @@ TEST(Schedule, WarmsUpThenFallsAlongACosine) {
   EXPECT_DOUBLE_EQ(rate(110), 1.0);
 }
 
+TEST(Schedule, TheDefaultWarmUpFitsTheNumberOfSteps) {
+  EXPECT_EQ(resolved_warmup_steps({}, 3), 0);
+  EXPECT_EQ(resolved_warmup_steps({}, 200), 20);
+  EXPECT_EQ(resolved_warmup_steps({}, 100'000), 50);
+  EXPECT_EQ(resolved_warmup_steps({.warmup_steps = 7}, 3), 7) << "as it was set";
+}
+
 // torch.optim.lr_scheduler.StepLR, stepped once behind each update.
 TEST(Schedule, FallsInSteps) {
   OptimizerConfig optimizer;

@@ -5,6 +5,16 @@
 #include <numbers>
 
 namespace cadre::train {
+namespace {
+
+constexpr int64_t kMaxDefaultWarmup = 50;
+
+}  // namespace
+
+int64_t resolved_warmup_steps(const ScheduleConfig& schedule, int64_t num_steps) {
+  if (schedule.warmup_steps >= 0) return schedule.warmup_steps;
+  return std::min(num_steps / 10, kMaxDefaultWarmup);
+}
 
 double learning_rate_at(int64_t step, int64_t num_steps, const OptimizerConfig& optimizer,
                         const ScheduleConfig& schedule) {

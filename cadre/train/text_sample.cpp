@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cadre/data/text_corpus.h"
+#include "cadre/train/models/model.h"
 
 namespace cadre::train {
 namespace {

@@ -7,9 +7,10 @@
 #include <string>
 
 #include "cadre/train/config/config.h"
-#include "cadre/train/models/model.h"
 
 namespace cadre::train {
+
+class Model;
 
 // Of a model of text that sees `context` tokens. Goes on from the prompt for config.tokens tokens,
 // or to <|endoftext|>. The same seed and parameters give the same text. Bytes that are no valid

@@ -1,5 +1,7 @@
 #include "cadre/train/train_state.h"
 
+#include <ATen/ops/empty.h>
+
 #include <array>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -31,7 +33,7 @@ std::string to_hex(const at::Tensor& bytes) {
 }
 
 at::Tensor from_hex(const std::string& text) {
-  const at::Tensor bytes = torch::empty({static_cast<int64_t>(text.size() / 2)}, torch::kByte);
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size() / 2)}, at::kByte);
   auto* out = bytes.mutable_data_ptr<uint8_t>();
   for (size_t i = 0; i + 1 < text.size(); i += 2, ++out) {
     const char* pair = text.data() + i;

@@ -6,7 +6,7 @@
 // Format: docs/formats/snapshot.md.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>
@@ -18,6 +18,10 @@
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/tasks/task.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace cadre::train {
 

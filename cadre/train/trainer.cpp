@@ -1,6 +1,7 @@
 #include "cadre/train/trainer.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
 
 #include <cmath>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/train/config/config_file.h"
+#include "cadre/train/models/model.h"
 #include "cadre/train/resume_check.h"
 #include "cadre/train/schedule.h"
 
@@ -104,6 +106,8 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
   introduce();
 }
 
+Trainer::~Trainer() = default;
+
 void Trainer::make_loader() {
   const ReplicaGroup& replicas = *surroundings_.replicas;
   if (config_.run.batch_size < replicas.world_size()) {
@@ -127,12 +131,13 @@ void Trainer::resolve_epochs() {
   const int64_t steps_per_epoch = loader_->batches_per_epoch();
   if (config_.run.epochs > 0) config_.run.steps = config_.run.epochs * steps_per_epoch;
   if (config_.schedule.step_size == 0) config_.schedule.step_size = steps_per_epoch;
+  config_.schedule.warmup_steps = resolved_warmup_steps(config_.schedule, config_.run.steps);
   if (config_.schedule.warmup_steps > config_.run.steps) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        cadre::format("schedule.warmup_steps must be at most the {} steps of {} epochs, "
-                      "is {}",
-                      config_.run.steps, config_.run.epochs, config_.schedule.warmup_steps));
+        cadre::format("schedule.warmup_steps is {}, more than the {} steps of run.epochs={}: set "
+                      "schedule.warmup_steps=-1, which is a tenth of the steps",
+                      config_.schedule.warmup_steps, config_.run.steps, config_.run.epochs));
   }
 }
 

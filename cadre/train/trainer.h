@@ -26,7 +26,6 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/evaluation.h"
-#include "cadre/train/models/model.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/progress.h"
 #include "cadre/train/run_folder.h"
@@ -34,6 +33,8 @@
 #include "cadre/train/train_state.h"
 
 namespace cadre::train {
+
+class Model;
 
 // What a trainer needs of the world; main makes it for a process, tests for a thread.
 struct Surroundings {
@@ -55,6 +56,7 @@ struct TrainResult {
 class Trainer {
  public:
   Trainer(const Config& config, Surroundings surroundings);
+  ~Trainer();
 
   TrainResult run();
 

@@ -204,6 +204,13 @@ TEST_F(TrainerTest, NamesTheKeyOfWhatCannotBe) {
   config = this->config("a");
   config.run.batch_size = 1;
   EXPECT_THAT(run(config, 2).failures, HasSubstr("run.batch_size is 1, of all 2 processes"));
+  config = this->config("a");
+  config.model.context = 4000;
+  EXPECT_THAT(run(config).failures, HasSubstr("data.path: the held-out text has "));
+  config = this->config("a");
+  config.run.epochs = 1;
+  config.schedule.warmup_steps = 1000;
+  EXPECT_THAT(run(config).failures, HasSubstr("more than the 111 steps of run.epochs=1"));
 }
 
 TEST_F(TrainerTest, RefusesAnotherTextAndADamagedSnapshot) {

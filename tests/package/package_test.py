@@ -71,6 +71,17 @@ class Package(unittest.TestCase):
     def guide(page):
         return (pathlib.Path(options.source) / f"docs/guide/{page}.md").read_text()
 
+    def configure_text(self, name, text, *settings):
+        """The configuring run of a project of this text, which need not ask for Cadre to be there."""
+        project = self.folder / name
+        shutil.rmtree(project, ignore_errors=True)
+        project.mkdir()
+        (project / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(p CXX)\n" + text)
+        result = run(options.cmake, "-S", project, "-B", project / "build", "-G", "Ninja",
+                     f"-DCMAKE_CXX_COMPILER={options.compiler}", f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings,
+                     check=False, environment={"CADRE_TORCH": ""})
+        return result.returncode, " ".join((result.stdout + result.stderr).split())
+
     def run_on_two(self, program):
         return sorted(run(self.prefix / "bin/cadre", "run", "--nproc-per-node", 2, program).stdout.splitlines())
 
@@ -108,6 +119,70 @@ class Package(unittest.TestCase):
             errors = re.findall(r"error: .*", result.stderr)
             self.assertEqual(len(errors), 1, result.stderr)
             self.assertIn("Cadre's headers are C++20: compile with -std=c++20", errors[0])
+
+    def test_an_optional_package_that_cannot_be_is_not_found(self):
+        """With the reason, and the project's configuration goes on."""
+        wants = (f"find_package(Cadre COMPONENTS {options.component})\n"
+                 'message(STATUS "found=${Cadre_FOUND} because ${Cadre_NOT_FOUND_MESSAGE}")\n')
+        code, said = self.configure_text("optional", wants, "-DCMAKE_CXX_STANDARD=17")
+        self.assertEqual(code, 0, said)
+        self.assertIn("found=0 because Cadre's headers are C++20, but this project sets CMAKE_CXX_STANDARD to 17",
+                      said)
+        code, said = self.configure_text(
+            "unknown", 'find_package(Cadre COMPONENTS gpu)\nmessage(STATUS "because ${Cadre_NOT_FOUND_MESSAGE}")\n')
+        self.assertEqual(code, 0, said)
+        self.assertIn('because Cadre has no component "gpu": there are core and torch', said)
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_a_torch_that_is_missing_or_another_is_named(self):
+        wants = ('find_package(Cadre)\nmessage(STATUS "found=${Cadre_FOUND} because ${Cadre_NOT_FOUND_MESSAGE}")\n')
+        code, said = self.configure_text("no_torch", wants, f"-DCADRE_TORCH={self.folder}/nothing")
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, r'found=0 because Cadre\'s component "torch" needs torch 2\.\d+, and none was found: '
+                               r'set CADRE_TORCH, .* \(it is "\S+/nothing" now\)')
+        other = self.folder / "torch"
+        other.mkdir()
+        (other / "version.py").write_text("__version__ = '1.2.3'\n")
+        code, said = self.configure_text("other_torch", wants, f"-DCADRE_TORCH={other}")
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, r"found=0 because Cadre was built with torch 2\.\d+, but \S+ is torch 1\.2\.3: "
+                               "set CADRE_TORCH")
+        # The core needs none, also where torch may come or not.
+        code, said = self.configure_text(
+            "core_only", "find_package(Cadre REQUIRED COMPONENTS core OPTIONAL_COMPONENTS torch)\n"
+            'message(STATUS "torch=${Cadre_torch_FOUND}")\n'
+            'if(NOT TARGET Cadre::cadre_core)\nmessage(FATAL_ERROR "no core")\nendif()\n',
+            f"-DCADRE_TORCH={self.folder}/nothing")
+        self.assertEqual(code, 0, said)
+        self.assertNotIn("torch=TRUE", said)
+        # And a virtual environment is as good as its Python.
+        environment = pathlib.Path(options.torch).parents[3]
+        if (environment / "bin/python3").exists():
+            code, said = self.configure_text("environment", wants, f"-DCADRE_TORCH={environment}")
+            self.assertIn("found=1 ", said)
+
+    def test_libraries_have_a_version_in_their_name(self):
+        for name in {"core": ["cadre_core"], "torch": ["cadre_core", "cadre"]}[options.component]:
+            library = self.prefix / f"lib/lib{name}.so"
+            soname = re.search(r"SONAME.*\[(\S+)\]", run("readelf", "-d", library).stdout)[1]
+            self.assertRegex(soname, rf"^lib{name}\.so\.0\.\d+$")
+            self.assertEqual(library.resolve(), (library.parent / soname).resolve())
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_what_the_guides_name_is_installed(self):
+        self.assertIn("DistributedSampler", self.guide("training"))
+        self.assertTrue((self.prefix / "include/cadre/data/distributed_sampler.h").is_file())
+        sources = {path.name for path in (pathlib.Path(options.source) / "examples").glob("*.toml")}
+        self.assertEqual({path.name for path in (self.prefix / "share/cadre/examples").iterdir()}, sources)
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_the_guides_name_the_versions_of_torch_that_are_supported(self):
+        versions = dict(re.findall(r"^(\w+)=(\S+)$",
+                                   (pathlib.Path(options.source) / "tools/torch-versions").read_text(), re.M))
+        for page in ("install", "platforms"):
+            self.assertIn(f"{versions['oldest']} to {versions['newest']}", self.guide(page))
+        readme = (pathlib.Path(options.source) / "README.md").read_text()
+        self.assertIn(f"torch {versions['installed'].rsplit('.', 1)[0]} into `.venv`", readme)
 
     @unittest.skipUnless(options.component == "core", "the core's part")
     def test_core_alone(self):
@@ -151,7 +226,7 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_trainer(self):
-        result = run(self.prefix / "bin/cadre", "train", pathlib.Path(options.source) / "examples/mnist.toml",
+        result = run(self.prefix / "bin/cadre", "train", self.prefix / "share/cadre/examples/mnist.toml",
                      "model.kind=mlp", "data.kind=synthetic", "run.epochs=0", "run.steps=3", "run.evaluate_every=0",
                      f"run.folder={self.folder}/runs", "--nproc-per-node", 2,
                      environment={"CADRE_TORCH": options.torch})

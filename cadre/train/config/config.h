@@ -49,7 +49,7 @@ struct OptimizerConfig {
 
 struct ScheduleConfig {
   std::string kind = "cosine";
-  int64_t warmup_steps = 50;
+  int64_t warmup_steps = -1;  // resolved_warmup_steps() gives the number
   double final_fraction = 0.1;
   int64_t step_size = 0;
   double gamma = 0.1;

@@ -109,8 +109,9 @@ void add_schedule_fields(std::vector<ConfigField>& fields, ScheduleConfig& sched
                     .meaning = "how the learning rate goes on after the warm-up",
                     .value = &schedule.kind,
                     .choices = {"cosine", "constant", "step"}});
-  fields.push_back({"schedule.warmup_steps", "steps in which it rises to its peak",
-                    &schedule.warmup_steps, 0, 1e9});
+  fields.push_back({"schedule.warmup_steps",
+                    "steps in which it rises to its peak; -1: a tenth of all steps, at most 50",
+                    &schedule.warmup_steps, -1, 1e9});
   fields.push_back({"schedule.final_fraction", "of cosine: of the peak, in the last step",
                     &schedule.final_fraction, 0, 1});
   fields.push_back({"schedule.step_size", "of step: steps between falls of the rate; 0: one epoch",
@@ -251,10 +252,16 @@ std::optional<ConfigConflict> find_model_conflict(const Config& config) {
 std::optional<ConfigConflict> find_conflict(const Config& config) {
   if (auto conflict = find_model_conflict(config)) return conflict;
   if (config.run.epochs == 0 && config.schedule.warmup_steps > config.run.steps) {
+    return ConfigConflict{"schedule.warmup_steps",
+                          cadre::format("is {}, more than run.steps, which is {}: set both, or "
+                                        "schedule.warmup_steps=-1, which is a tenth of the steps",
+                                        config.schedule.warmup_steps, config.run.steps)};
+  }
+  if (config.data.kind == "text" && config.run.evaluate_tokens <= config.model.context) {
     return ConfigConflict{
-        "schedule.warmup_steps",
-        cadre::format("must be at most run.steps: {} steps of warm-up in {} steps",
-                      config.schedule.warmup_steps, config.run.steps)};
+        "run.evaluate_tokens",
+        cadre::format("is {}; one sample takes model.context + 1 tokens, which is {}",
+                      config.run.evaluate_tokens, config.model.context + 1)};
   }
   const OptimizerConfig& optimizer = config.optimizer;
   if (optimizer.kind == "sgd" && optimizer.nesterov && optimizer.momentum == 0) {

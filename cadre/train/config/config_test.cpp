@@ -83,6 +83,21 @@ TEST_F(ConfigTest, RefusesWithLineAndNearestKey) {
   EXPECT_EQ(refusal("[model]\nwidth = \n").substr(0, 19), "config_test.toml:2:");
 }
 
+TEST_F(ConfigTest, ARefusalNamesBothKeysThatDoNotGoTogether) {
+  EXPECT_EQ(
+      refusal("[schedule]\nwarmup_steps = 100\n", {"run.steps=3"}),
+      "config_test.toml:2: schedule.warmup_steps is 100, more than run.steps, which is 3: set "
+      "both, or schedule.warmup_steps=-1, which is a tenth of the steps");
+  EXPECT_EQ(refusal("", {"run.steps=3"}), "accepted") << "a default goes with any run.steps";
+  EXPECT_EQ(refusal("[model]\ncontext = 64\n", {"run.evaluate_tokens=1"}),
+            "command line: run.evaluate_tokens is 1; one sample takes model.context + 1 tokens, "
+            "which is 65");
+  EXPECT_EQ(refusal("[model]\ncontext = 64\n[run]\nevaluate_tokens = 65\n"), "accepted");
+  EXPECT_EQ(refusal("", {"model.kind=cnn", "data.kind=synthetic", "run.evaluate_tokens=1"}),
+            "accepted")
+      << "images have no tokens";
+}
+
 TEST_F(ConfigTest, RefusesModelsOfOtherData) {
   EXPECT_EQ(
       refusal("[model]\nkind = 'gpt'\n[data]\nkind = 'synthetic'\n"),

@@ -1,5 +1,7 @@
 #include "cadre/train/models/gpt.h"
 
+#include <torch/torch.h>
+
 #include <cmath>
 
 #include "cadre/base/format.h"

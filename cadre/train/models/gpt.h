@@ -7,7 +7,9 @@
 // values, too: normal of 0.02, projections into the residual stream divided by sqrt(2 * layers).
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <vector>
 

@@ -1,6 +1,7 @@
 #include "cadre/train/models/image_classifier.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
 
 #include <cmath>
 

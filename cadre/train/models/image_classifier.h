@@ -5,7 +5,8 @@
 // basic MNIST example.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
 
 #include <memory>
 #include <vector>

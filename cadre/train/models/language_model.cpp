@@ -1,6 +1,7 @@
 #include "cadre/train/models/language_model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/nn/functional/loss.h>
 
 #include "cadre/train/models/gpt.h"
 #include "cadre/train/models/window_mlp.h"

@@ -3,7 +3,7 @@
 // Threads, blocking, errors: as Model.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>

@@ -3,7 +3,7 @@
 // Threads: as torch::nn::Module. Blocking: never. Errors: c10::Error for wrong shapes.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 

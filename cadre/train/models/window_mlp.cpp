@@ -1,5 +1,7 @@
 #include "cadre/train/models/window_mlp.h"
 
+#include <torch/torch.h>
+
 #include <cmath>
 
 #include "cadre/base/format.h"

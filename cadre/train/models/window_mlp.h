@@ -4,7 +4,8 @@
 // Source: Bengio et al., "A Neural Probabilistic Language Model", 2003.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <vector>
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/data/bigram.h"
 #include "cadre/train/models/language_model.h"
@@ -15,6 +16,15 @@ TokenRange first_tokens(const TokenRange& range, int64_t count) {
   return {range.begin, std::min(range.end, range.begin + count)};
 }
 
+void check_size(std::string_view part, const TokenRange& range, const Config& config) {
+  if (range.size() > config.model.context) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("data.path: the {} text has {} tokens, but one sample takes "
+                            "model.context + 1, which is {}: give more text, or change "
+                            "data.held_out, which is {}, or model.context",
+                            part, range.size(), config.model.context + 1, config.data.held_out));
+}
+
 }  // namespace
 
 TextTask::TextTask(const Config& config, Deadline deadline)
@@ -22,6 +32,8 @@ TextTask::TextTask(const Config& config, Deadline deadline)
       corpus_(std::make_shared<const TextCorpus>(open_text(config.data, deadline))),
       split_(split_by_position(*corpus_, config.data.held_out)) {
   const int64_t context = config.model.context;
+  check_size("training", split_.train, config);
+  check_size("held-out", split_.held_out, config);
   const TokenRange evaluated = first_tokens(split_.held_out, config.run.evaluate_tokens);
   training_data_ = std::make_shared<const TextDataset>(corpus_, split_.train, context);
   held_out_data_ = std::make_shared<const TextDataset>(corpus_, evaluated, context);
