@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "cadre/base/format.h"
 
@@ -204,9 +205,18 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
 Error compose_error(const Roster& roster, const Failure& failure, const Activity& last_own,
                     const std::string& record_path) {
   const std::string record = record_path.empty() ? "" : format(" Record: {}", record_path);
+  ErrorDetails details;
+  if (failure.culprit >= 0) details.culprit = failure.culprit;
+  details.reporter = failure.reporter < 0 ? roster.self : Rank(failure.reporter);
+  if (failure.operation) {
+    const Activity& op = *failure.operation;
+    details.operation = to_string(OpDescriptor::from_fingerprint(op.fingerprint).kind);
+    details.operation_number = op.number;
+  }
   return Error(failure.code,
                format("{}\n  {}. Remedy: {}.{}", first_line(roster, failure, last_own),
-                      failure.cause, remedy_of(failure.code), record));
+                      failure.cause, remedy_of(failure.code), record))
+      .with_details(std::move(details));
 }
 
 }  // namespace cadre

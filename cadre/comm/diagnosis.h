@@ -51,6 +51,7 @@ struct Failure {
   std::string cause;
   // The operation that failed here; nullopt when none was running.
   std::optional<wire::Activity> operation;
+  int reporter = -1;  // the rank that found the first failure, or -1 for this one
 };
 
 // Whether the fingerprint is that of a send or recv, which are numbered apart from collectives.

@@ -130,8 +130,9 @@ void Monitor::publish(const Failure& failure) {
     is_blame_open_ = is_open;
     error_ = error;
     failure_phase_ = FailurePhase::kPublished;
+    const int reporter = failure.reporter < 0 ? roster_.self.value : failure.reporter;
     const std::vector<std::byte> notice = wire::encode_control(
-        wire::AbortNotice{failure.code, failure.culprit, failure.cause, told.message()});
+        wire::AbortNotice{failure.code, failure.culprit, reporter, failure.cause, told.message()});
     for (Peer& peer : peers_) {
       if (peer.is_connected) peer.outbox.insert(peer.outbox.end(), notice.begin(), notice.end());
     }

@@ -146,13 +146,13 @@ void Monitor::handle_abort(int rank, const wire::AbortNotice& notice) {
   // The loss of a rank and a disagreement concern all ranks alike; all else is the sender's
   // failure, to which this rank points.
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
-    fail({notice.code, notice.culprit, notice.cause, {}});
+    fail({notice.code, notice.culprit, notice.cause, {}, notice.reporter});
   } else {
     // The message of a rank that heard of it, too, says which failure was the first.
     std::string cause = notice.cause;
     if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
     if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
-    fail({ErrorCode::kAborted, notice.culprit, cause, {}});
+    fail({ErrorCode::kAborted, notice.culprit, cause, {}, notice.reporter});
   }
 }
 
@@ -164,7 +164,8 @@ void Monitor::answer_accusation() {
     fail({ErrorCode::kAborted,
           accusation_->culprit,
           std::string(kFirstFailure) + accusation_->message,
-          {}});
+          {},
+          accusation_->reporter});
   }
   accusation_.reset();
 }

@@ -24,7 +24,7 @@ std::vector<ControlMessage> one_of_each() {
       StatusReport{9,
                    {ActivityState::kRunning, 1042, {0xfeed, 0xbee}, 3, 61'000'000'000, "reduce"}},
       StatusRequest{9},
-      AbortNotice{ErrorCode::kPeerLost, 3, "rank 3 is gone", "barrier #5 failed"},
+      AbortNotice{ErrorCode::kPeerLost, 3, 0, "rank 3 is gone", "barrier #5 failed"},
       Goodbye{17},
       GoodbyeReceipt{},
   };
@@ -69,11 +69,12 @@ TEST(Control, GoldenBytes) {
             "09000000"
             "07"
             "1100000000000000");
-  EXPECT_EQ(hex_of(encode_control(AbortNotice{ErrorCode::kTimeout, -1, "", "ab"})),
-            "10000000"
+  EXPECT_EQ(hex_of(encode_control(AbortNotice{ErrorCode::kTimeout, -1, 2, "", "ab"})),
+            "14000000"
             "06"
             "01"
             "ffffffff"
+            "02000000"
             "00000000"
             "02000000"
             "6162");
@@ -129,7 +130,7 @@ TEST(Control, AFrameOverTheLimitIsRefusedBeforeItIsBuffered) {
 
 TEST(Control, LongTextsAreCutSoThatAFrameAlwaysFits) {
   const std::string text(kMaxControlTextBytes + 100, 'x');
-  const auto frame = encode_control(AbortNotice{ErrorCode::kAborted, 0, text, text});
+  const auto frame = encode_control(AbortNotice{ErrorCode::kAborted, 0, 0, text, text});
   const auto message = decode_control(ConstBytes(frame).subspan(4));
   ASSERT_TRUE(message.ok());
   EXPECT_EQ(std::get<AbortNotice>(*message).message.size(), kMaxControlTextBytes);

@@ -40,8 +40,10 @@ class MeshBuilder {
 
   Result<Mesh> build() {
     Result<Mesh> mesh = connect_all();
-    if (!mesh.ok()) watch_.report(mesh.error());
-    return mesh;
+    if (mesh.ok()) return mesh;
+    const Error error = mesh.error().with_reporter(membership_.rank);
+    watch_.report(error);
+    return error;
   }
 
  private:
@@ -106,11 +108,16 @@ Result<Mesh> MeshBuilder::connect_all() {
   return mesh;
 }
 
-// To the ranks that may have gone on into their operations this rank would only seem gone.
+// To the ranks that may have gone on into their operations this rank would only seem gone. That
+// this rank could not reach another one does not mean that they have lost it.
 void MeshBuilder::tell_connected(const Mesh& mesh, const Error& error) const {
   const std::string message =
       format("{} gave up connecting: {}", describe(card_, membership_.rank.value), error.message());
-  const auto notice = wire::encode_control(wire::AbortNotice{error.code(), -1, message, message});
+  const bool is_loss = error.code() == ErrorCode::kPeerLost;
+  const ErrorDetails& details = error.details();
+  const auto notice = wire::encode_control(wire::AbortNotice{
+      is_loss ? ErrorCode::kAborted : error.code(), details.culprit.value_or(-1).value,
+      details.reporter.value_or(membership_.rank).value, message, message});
   for (const auto& socket : mesh.control) {
     ConstBytes rest = notice;
     while (socket != nullptr && !rest.empty()) {
@@ -182,15 +189,19 @@ Error MeshBuilder::missing_cards(std::span<const std::string> keys, const Error&
   constexpr Duration kAskAgain = std::chrono::seconds(1);
   const Deadline deadline = system_.deadline_in(kAskAgain);
   std::string names;
+  std::optional<Rank> first;
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto is_there = membership_.store->check(keys.subspan(i, 1), deadline);
     if (!is_there.ok()) return error;
-    if (!*is_there) names += format("{}{}", names.empty() ? "" : ", ", i);
+    if (*is_there) continue;
+    names += format("{}{}", names.empty() ? "" : ", ", i);
+    if (!first) first = static_cast<int>(i);
   }
   return Error(ErrorCode::kTimeout,
                format("these ranks did not come before the deadline: {} (of {}). Look at their "
                       "logs, or give more time",
-                      names, membership_.world_size));
+                      names, membership_.world_size))
+      .with_details({.culprit = first});
 }
 
 Status MeshBuilder::check_versions() const {
@@ -260,7 +271,8 @@ Error MeshBuilder::unreachable(int peer, const os::Address& address, const Error
                       describe(card, peer), error.message(),
                       is_hidden ? "It listens on loopback alone: name its address by listen_host"
                                 : "Check that the process runs and that no firewall or route is "
-                                  "in between"));
+                                  "in between"))
+      .with_culprit(peer);
 }
 
 // All ranks listened before they published, so a refused connection means that the rank is gone.
@@ -297,8 +309,10 @@ Status MeshBuilder::run_handshakes(Mesh& mesh, std::vector<Handshake>& handshake
       // Whoever called us may be a stranger, so only our own calls are worth an error.
       if (!status.ok() && is_call) {
         const int peer = handshakes[i].hello().to;
-        return status.error().with_context(
-            format("connecting to {}", describe(cards_[static_cast<size_t>(peer)], peer)));
+        return status.error()
+            .with_context(
+                format("connecting to {}", describe(cards_[static_cast<size_t>(peer)], peer)))
+            .with_culprit(peer);
       }
       if (is_call) --num_calls;
       handshakes.erase(handshakes.begin() + static_cast<ptrdiff_t>(i));
@@ -365,7 +379,9 @@ Status MeshBuilder::place(Mesh& mesh, Handshake& handshake) {
 
 Error MeshBuilder::missing_links(const Mesh& mesh) const {
   std::string names;
+  std::optional<Rank> first;
   const auto add = [&](int rank) {
+    if (!first) first = rank;
     names += format("{}{}", names.empty() ? "" : ", ",
                     describe(cards_[static_cast<size_t>(rank)], rank));
   };
@@ -382,7 +398,8 @@ Error MeshBuilder::missing_links(const Mesh& mesh) const {
   return Error(ErrorCode::kTimeout,
                format("connected to the store, but not to this rank before the deadline: {}. Look "
                       "at their logs, or give more time",
-                      names));
+                      names))
+      .with_details({.culprit = first});
 }
 
 Status MeshBuilder::erase_keys() {
