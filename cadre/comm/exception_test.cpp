@@ -8,6 +8,7 @@
 #include <chrono>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "cadre/comm/collective_runner.h"
 #include "cadre/comm/messages/message_queue.h"
@@ -187,7 +188,7 @@ TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   std::unique_ptr<os::Thread> user;
   std::array<std::byte, 8> data{};
   {
-    const std::shared_ptr<const void> owner(&queue, [&](const void*) {
+    std::shared_ptr<const void> owner(&queue, [&](const void*) {
       user = system_->spawn("user", [&] {
         static_cast<void>(queue.is_idle());
         was_free = true;
@@ -196,7 +197,7 @@ TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
       while (!was_free && !deadline.has_passed(system_->now())) system_->yield();
     });
     const Work work =
-        queue.issue({.kind = OpKind::kSend, .peer = 1, .in = data, .keep_alive = owner});
+        queue.issue({.kind = OpKind::kSend, .peer = 1, .in = data, .keep_alive = std::move(owner)});
     EXPECT_NE(testing::failure_of([&] { work.wait(soon()); }), "");
   }
   ASSERT_NE(user, nullptr);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "cadre/testing/forwarding_system.h"
 #include "cadre/testing/ranks.h"
@@ -99,7 +100,7 @@ TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
   std::atomic<bool> was_free{false};
   std::unique_ptr<os::Thread> user;
   {
-    const std::shared_ptr<const void> owner(&queue, [&](const void*) {
+    std::shared_ptr<const void> owner(&queue, [&](const void*) {
       user = native_->spawn("user", [&] {
         static_cast<void>(queue.num_issued());
         was_free = true;
@@ -108,7 +109,7 @@ TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
       while (!was_free && !deadline.has_passed(native_->now())) native_->yield();
     });
     Operation operation = barrier_operation();
-    operation.keep_alive = owner;
+    operation.keep_alive = std::move(owner);
     const Work work = queue.issue(std::move(operation));
     work.wait(soon());
   }
