@@ -9,6 +9,7 @@
 // turn them into exceptions with Result<T>::value_or_throw().
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include <variant>
 
 #include "cadre/base/export.h"
+#include "cadre/base/types.h"
 
 namespace cadre {
 
@@ -34,6 +36,15 @@ enum class ErrorCode {
 // The code's name as it appears in messages, for example "kPeerLost".
 CADRE_EXPORT std::string_view to_string(ErrorCode code);
 
+// What a program may want to know of a failed operation without parsing its message. Ranks are
+// those of the group that failed; what is unknown, or does not apply, is empty.
+struct ErrorDetails {
+  std::optional<Rank> culprit = {};               // the rank at fault
+  std::optional<Rank> reporter = {};              // the rank that found the first failure
+  std::string operation = {};                     // that failed on this rank: "all_reduce"
+  std::optional<uint64_t> operation_number = {};  // counted from 1
+};
+
 // An error: a code for programs and a sentence for people. The sentence says what happened, where
 // (rank, group, operation number, peer), what was expected and what to do. Equality compares both.
 class CADRE_EXPORT Error : public std::exception {
@@ -42,10 +53,16 @@ class CADRE_EXPORT Error : public std::exception {
 
   ErrorCode code() const { return code_; }
   const std::string& message() const { return message_; }
+  const ErrorDetails& details() const { return details_; }
   const char* what() const noexcept override { return message_.c_str(); }
 
   // The same error with `context` and ": " before its message.
   Error with_context(std::string_view context) const;
+  // The same error with these details.
+  Error with_details(ErrorDetails details) const;
+  // The same error with a culprit or reporter, where it does not name another one already.
+  Error with_culprit(Rank culprit) const;
+  Error with_reporter(Rank reporter) const;
 
   friend bool operator==(const Error& a, const Error& b) {
     return a.code_ == b.code_ && a.message_ == b.message_;
@@ -54,6 +71,7 @@ class CADRE_EXPORT Error : public std::exception {
  private:
   ErrorCode code_;
   std::string message_;
+  ErrorDetails details_;
 };
 
 // Either a T or an Error. Dropping one unread is a compile-time warning.

@@ -22,6 +22,12 @@ constexpr size_t kMessageRingBytes = 64 << 10;
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
+Membership membership_of(const Membership& membership, const std::string& group) {
+  Membership own = membership;
+  own.group = group;
+  return own;
+}
+
 wire::RankCard card_of_this_process(os::System& system) {
   const os::HostInfo host = system.host();
   wire::RankCard card;
@@ -36,9 +42,9 @@ wire::RankCard card_of_this_process(os::System& system) {
 Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
                          const CommunicatorOptions& options_in, Deadline deadline)
     : system(system_in),
-      membership(membership_in),
       options(options_in),
       id(options.id.empty() ? options.name : options.id),
+      membership(membership_of(membership_in, id)),
       rank(membership.rank),
       world_size(membership.world_size),
       home(std::make_shared<const HomeProcess>(options.name, rank, system_in.host().pid)),
@@ -143,10 +149,12 @@ void Communicator::Impl::start_monitor(Mesh& mesh) {
                                                    std::move(mesh.control),
                                                    std::move(processes),
                                                    options.flight_record_path,
-                                                   options.log ? *options.log : null_log_sink()});
+                                                   options.log ? *options.log : null_log_sink(),
+                                                   options.silence_limit});
 }
 
-// Of the ranks whose pids mean here what they mean there.
+// Of the peers in the same PID namespace. Where the kernel or a container forbids it (pidfd_open:
+// ENOSYS, EPERM) the end of a peer shows as the end of its control connection, as between hosts.
 std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
     const StatusPage& page, const std::vector<int>& slots,
     const std::vector<wire::RankCard>& cards) const {
@@ -157,16 +165,31 @@ std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
   for (size_t i = 0; i < slots.size() && own != 0; ++i) {
     if (slots[i] < 0 || cards[i].pid == own_pid) continue;
     const uint64_t its = page.slot(slots[i]).pid_namespace.load(std::memory_order_relaxed);
-    if (its == own) processes[i] = watcher->watch_process(cards[i].pid);
+    if (its != own) continue;
+    processes[i] = watcher->watch_process(cards[i].pid);
+    if (processes[i] == nullptr && options.log) {
+      options.log->write(LogLevel::kInfo, "comm",
+                         format("cannot watch the process of rank={} pid={}: its end is noticed "
+                                "when its connection ends",
+                                i, cards[i].pid));
+    }
   }
   return processes;
 }
 
-// A destructor must not wait for other ranks: what is still pending is aborted.
+// A destructor must not wait for other ranks: what is still pending is aborted. An exception that
+// unwinds says itself what happened on this rank.
 Communicator::Impl::~Impl() {
   const bool is_pending = queue != nullptr && !is_idle();
   if (!is_closed_ && is_pending && monitor != nullptr) {
-    abort("the group was destroyed while operations were pending; close() it first");
+    const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
+    monitor->fail({.code = ErrorCode::kAborted,
+                   .cause = is_unwinding
+                                ? "an exception ended the group's scope while operations were "
+                                  "pending: that exception is the first failure"
+                                : "the group was destroyed while operations were pending; close() "
+                                  "it first",
+                   .is_logged = !is_unwinding});
   }
   if (queue == nullptr) return;
   close(system.deadline_in(kGoodbyeTime));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,9 +41,9 @@ class Communicator::Impl {
   void abort(const std::string& reason);
 
   os::System& system;
-  const Membership membership;
   const CommunicatorOptions options;
   const std::string id;
+  const Membership membership;
   const Rank rank;
   const int world_size;
   std::string_view backend_name = "solo";
@@ -82,6 +83,7 @@ class Communicator::Impl {
   void release();
 
   int num_hosts_ = 1;
+  const int num_exceptions_ = std::uncaught_exceptions();  // when the group was made
   std::atomic<bool> is_closed_{false};
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "cadre/base/format.h"
 
@@ -35,7 +36,7 @@ std::string_view remedy_of(ErrorCode code) {
     case ErrorCode::kAborted:
       return "look at the first failure, then rebuild the group";
     case ErrorCode::kUnavailable:
-      return "retry";
+      return "mend that, then rebuild the group";
     case ErrorCode::kCorruption:
       return "check that all ranks run the same build, then rebuild the group";
     case ErrorCode::kInternal:
@@ -106,9 +107,11 @@ std::string describe_peer(const PeerView& view) {
   return format("left the group after #{}", *view.left_after);
 }
 
-std::string gone_cause(const Roster& roster, int peer, const PeerView& view, EndOf sign) {
-  return format("{} is gone: its {} ended, {}", roster.describe(peer),
-                sign == EndOf::kProcess ? "process" : "connection",
+std::string gone_cause(const Roster& roster, int peer, const PeerView& view, SignOfLoss sign) {
+  std::string_view why = "its connection ended";
+  if (sign == SignOfLoss::kProcessEnded) why = "its process ended";
+  if (sign == SignOfLoss::kSilence) why = "it sends nothing although its connection is open";
+  return format("{} is gone: {}, {}", roster.describe(peer), why,
                 describe_last_seen(view.activity));
 }
 
@@ -201,12 +204,26 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   return {waiting_for, false};
 }
 
+std::string compose_sentence(const Roster& roster, const Failure& failure,
+                             const Activity& last_own) {
+  return format("{}\n  {}", first_line(roster, failure, last_own), failure.cause);
+}
+
 Error compose_error(const Roster& roster, const Failure& failure, const Activity& last_own,
                     const std::string& record_path) {
   const std::string record = record_path.empty() ? "" : format(" Record: {}", record_path);
+  ErrorDetails details;
+  if (failure.culprit >= 0) details.culprit = failure.culprit;
+  details.reporter = failure.reporter < 0 ? roster.self : Rank(failure.reporter);
+  if (failure.operation) {
+    const Activity& op = *failure.operation;
+    details.operation = to_string(OpDescriptor::from_fingerprint(op.fingerprint).kind);
+    details.operation_number = op.number;
+  }
   return Error(failure.code,
-               format("{}\n  {}. Remedy: {}.{}", first_line(roster, failure, last_own),
-                      failure.cause, remedy_of(failure.code), record));
+               format("{}. Remedy: {}.{}", compose_sentence(roster, failure, last_own),
+                      remedy_of(failure.code), record))
+      .with_details(std::move(details));
 }
 
 }  // namespace cadre

@@ -51,6 +51,10 @@ struct Failure {
   std::string cause;
   // The operation that failed here; nullopt when none was running.
   std::optional<wire::Activity> operation;
+  int reporter = -1;  // the rank that found the first failure, or -1 for this one
+  // False where the program learns the cause from elsewhere, so that a line about this one would
+  // only come before it.
+  bool is_logged = true;
 };
 
 // Whether the fingerprint is that of a send or recv, which are numbered apart from collectives.
@@ -65,9 +69,9 @@ std::string describe_last_seen(const wire::Activity& activity);
 std::string describe_peer(const PeerView& view);
 
 // What showed that a rank is gone.
-enum class EndOf { kConnection, kProcess };
+enum class SignOfLoss { kConnectionEnded, kProcessEnded, kSilence };
 std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
-                       EndOf sign = EndOf::kConnection);
+                       SignOfLoss sign = SignOfLoss::kConnectionEnded);
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after);
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view);
 // What one rank called.
@@ -105,7 +109,10 @@ struct Suspect {
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 
-// The Error that users see. `record_path` may be empty.
+// What happened where, and why, without a remedy: what other ranks quote.
+std::string compose_sentence(const Roster& roster, const Failure& failure,
+                             const wire::Activity& last_own);
+// The Error that users see: the sentence, what to do, and the record. `record_path` may be empty.
 Error compose_error(const Roster& roster, const Failure& failure, const wire::Activity& last_own,
                     const std::string& record_path);
 

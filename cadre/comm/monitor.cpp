@@ -25,7 +25,9 @@ Monitor::Monitor(os::System& system, os::Interrupt& interrupt, MonitorSetup setu
       log_(setup.log),
       wake_up_(system.make_event()),
       peers_(setup.control.size()),
-      last_heartbeat_(system.now()) {
+      silence_limit_(setup.silence_limit),
+      last_heartbeat_(system.now()),
+      silence_judged_at_(last_heartbeat_) {
   for (size_t i = 0; i < peers_.size(); ++i) {
     peers_[i].socket = std::move(setup.control[i]);
     peers_[i].is_connected = peers_[i].socket != nullptr;
@@ -130,8 +132,10 @@ void Monitor::publish(const Failure& failure) {
     is_blame_open_ = is_open;
     error_ = error;
     failure_phase_ = FailurePhase::kPublished;
+    const int reporter = failure.reporter < 0 ? roster_.self.value : failure.reporter;
     const std::vector<std::byte> notice = wire::encode_control(
-        wire::AbortNotice{failure.code, failure.culprit, failure.cause, told.message()});
+        wire::AbortNotice{failure.code, failure.culprit, reporter, failure.cause,
+                          compose_sentence(roster_, is_open ? failure : complete, own)});
     for (Peer& peer : peers_) {
       if (peer.is_connected) peer.outbox.insert(peer.outbox.end(), notice.begin(), notice.end());
     }
@@ -142,7 +146,7 @@ void Monitor::publish(const Failure& failure) {
   }
   interrupt_.raise();
   wake_up_->notify();
-  log_.write(LogLevel::kError, "comm", told.message());
+  if (failure.is_logged) log_.write(LogLevel::kError, "comm", told.message());
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {

@@ -57,6 +57,7 @@ void write(ByteWriter& out, const StatusRequest& m) {
 void write(ByteWriter& out, const AbortNotice& m) {
   out.integer(static_cast<uint8_t>(m.code));
   out.integer(m.culprit);
+  out.integer(m.reporter);
   out.text(cut(m.cause));
   out.text(cut(m.message));
 }
@@ -116,6 +117,7 @@ bool read(ByteReader& in, StatusRequest& m) {
 bool read(ByteReader& in, AbortNotice& m) {
   const auto code = read_enum<ErrorCode>(in, kMaxErrorCode + 1);
   m.culprit = in.integer<int32_t>();
+  m.reporter = in.integer<int32_t>();
   m.cause = in.text(kMaxControlTextBytes);
   m.message = in.text(kMaxControlTextBytes);
   m.code = code.value_or(ErrorCode::kAborted);
@@ -198,7 +200,7 @@ void ControlSplitter::append(ConstBytes received) {
 }
 
 Result<std::optional<ControlMessage>> ControlSplitter::next() {
-  constexpr size_t kPrefix = sizeof(uint32_t);
+  constexpr size_t kPrefix = kControlPrefixBytes;
   if (buffer_.size() < kPrefix) return std::optional<ControlMessage>();
   const auto size = ByteReader(ConstBytes(buffer_).first(kPrefix)).integer<uint32_t>();
   if (size > kMaxControlFrameBytes) {

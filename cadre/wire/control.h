@@ -21,6 +21,7 @@
 namespace cadre::wire {
 
 inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
+inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length before a frame
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
 
 using Nonce = std::array<std::byte, 32>;
@@ -107,12 +108,14 @@ struct StatusRequest {
   friend bool operator==(const StatusRequest&, const StatusRequest&) = default;
 };
 
-// The sender's group failed; `culprit` is the rank at fault, or -1.
+// The sender's group failed; `culprit` is the rank at fault, `reporter` the one that found the
+// first failure, each -1 where unknown.
 struct AbortNotice {
   ErrorCode code = ErrorCode::kAborted;
   int32_t culprit = -1;
+  int32_t reporter = -1;
   std::string cause;    // the sentence that explains it, the same on all ranks
-  std::string message;  // the whole first failure, as its rank throws it
+  std::string message;  // the first failure, as its rank throws it but for the remedy
 
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };

@@ -24,7 +24,7 @@ std::vector<ControlMessage> one_of_each() {
       StatusReport{9,
                    {ActivityState::kRunning, 1042, {0xfeed, 0xbee}, 3, 61'000'000'000, "reduce"}},
       StatusRequest{9},
-      AbortNotice{ErrorCode::kPeerLost, 3, "rank 3 is gone", "barrier #5 failed"},
+      AbortNotice{ErrorCode::kPeerLost, 3, 0, "rank 3 is gone", "barrier #5 failed"},
       Goodbye{17},
       GoodbyeReceipt{},
   };
@@ -69,11 +69,12 @@ TEST(Control, GoldenBytes) {
             "09000000"
             "07"
             "1100000000000000");
-  EXPECT_EQ(hex_of(encode_control(AbortNotice{ErrorCode::kTimeout, -1, "", "ab"})),
-            "10000000"
+  EXPECT_EQ(hex_of(encode_control(AbortNotice{ErrorCode::kTimeout, -1, 2, "", "ab"})),
+            "14000000"
             "06"
             "01"
             "ffffffff"
+            "02000000"
             "00000000"
             "02000000"
             "6162");
@@ -90,6 +91,70 @@ TEST(Control, GoldenBytes) {
             "0001000000000000"
             "01000000"
             "78");
+}
+
+// "01020304...": as many bytes as a nonce or a proof has, counted from `first`.
+std::string counting_hex(int first) {
+  return hex_of(nonce_of(first));
+}
+
+TEST(Control, GoldenBytesOfTheHandshake) {
+  EXPECT_EQ(
+      hex_of(encode_control(Hello{LinkPurpose::kPointToPoint, 3, 1, 7, "w", "1.2", nonce_of(1)})),
+      "3e000000"
+      "00"
+      "02"
+      "03000000"
+      "01000000"
+      "0700000000000000"
+      "01000000"
+      "77"
+      "03000000"
+      "312e32" +
+          counting_hex(1));
+  EXPECT_EQ(hex_of(encode_control(Challenge{nonce_of(1), nonce_of(33)})),
+            "41000000"
+            "01" +
+                counting_hex(1) + counting_hex(33));
+  EXPECT_EQ(hex_of(encode_control(Answer{nonce_of(5)})),
+            "21000000"
+            "02" +
+                counting_hex(5));
+  EXPECT_EQ(hex_of(encode_control(Refusal{"no"})),
+            "07000000"
+            "03"
+            "02000000"
+            "6e6f");
+}
+
+TEST(Control, GoldenBytesOfShortMessages) {
+  EXPECT_EQ(hex_of(encode_control(StatusRequest{9})),
+            "09000000"
+            "05"
+            "0900000000000000");
+  EXPECT_EQ(hex_of(encode_control(GoodbyeReceipt{})),
+            "01000000"
+            "08");
+}
+
+TEST(Control, GoldenBytesOfACard) {
+  const RankCard card{"1.2", "n0", "b", 4711, "tcp:h:1", "unix:@c", 42, "\x03"};
+  EXPECT_EQ(hex_of(as_bytes(encode_card(card))),
+            "43444331"
+            "03000000"
+            "312e32"
+            "02000000"
+            "6e30"
+            "01000000"
+            "62"
+            "67120000"
+            "07000000"
+            "7463703a683a31"
+            "07000000"
+            "756e69783a4063"
+            "2a00000000000000"
+            "01000000"
+            "03");
 }
 
 TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {
@@ -129,7 +194,7 @@ TEST(Control, AFrameOverTheLimitIsRefusedBeforeItIsBuffered) {
 
 TEST(Control, LongTextsAreCutSoThatAFrameAlwaysFits) {
   const std::string text(kMaxControlTextBytes + 100, 'x');
-  const auto frame = encode_control(AbortNotice{ErrorCode::kAborted, 0, text, text});
+  const auto frame = encode_control(AbortNotice{ErrorCode::kAborted, 0, 0, text, text});
   const auto message = decode_control(ConstBytes(frame).subspan(4));
   ASSERT_TRUE(message.ok());
   EXPECT_EQ(std::get<AbortNotice>(*message).message.size(), kMaxControlTextBytes);

@@ -184,18 +184,15 @@ bool may_blame(const JobPlan& plan, int rank, int named) {
   return there == fault.a || there == fault.b;
 }
 
-// The failure blames as the table says, seen from the rank that found it; the others quote it. What
-// is blamed for its part in an operation is exactly one rank; who could not connect may have missed
-// several, each because of the fault or because it had given up itself.
+// The failure blames as the table says, seen from the rank that found it; the others quote it. A
+// rank that could not connect may have missed one that had given up itself.
 bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
-  const RankReport& report = outcome.ranks[static_cast<size_t>(rank)];
-  const Verdict verdict = verdict_of(report, rank);
-  const auto gave_up = [&](int other) {
-    return other != verdict.reporter && outcome.ranks[static_cast<size_t>(other)].was_connecting();
-  };
-  return !verdict.named.empty() && std::ranges::all_of(verdict.named, [&](int named) {
-    return may_blame(plan, verdict.reporter, named) || (verdict.is_connecting && gave_up(named));
-  });
+  const Verdict verdict = verdict_of(outcome, rank);
+  if (!verdict.culprit) return false;
+  const bool had_given_up = *verdict.culprit != verdict.reporter &&
+                            outcome.ranks[static_cast<size_t>(*verdict.culprit)].was_connecting();
+  return may_blame(plan, verdict.reporter, *verdict.culprit) ||
+         (verdict.is_connecting && had_given_up);
 }
 
 // A death or a cut is known at once; silence at the deadline of an operation, which may have begun
@@ -226,7 +223,7 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
       EXPECT_TRUE(is_just(plan, outcome, rank)) << "rank " << rank << " blames another";
       EXPECT_TRUE(is_in_time(plan, outcome, report)) << "rank " << rank << " was late";
       const bool is_kill = plan.options.faults.front().kind == FaultKind::kKill;
-      if (is_kill && !verdict_of(report, rank).is_connecting) {
+      if (is_kill && !verdict_of(outcome, rank).is_connecting) {
         EXPECT_EQ(report.failure->code(), ErrorCode::kPeerLost);
       }
     }

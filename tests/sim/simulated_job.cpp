@@ -47,6 +47,7 @@ void run_rank(os::System& simulated, Store& shared, int rank, const JobPlan& pla
                                   "token"};
       const auto group = Communicator::connect(system, membership, options_of(plan, rank),
                                                system.deadline_in(kJobTimeout));
+      report.is_connecting = false;
       try {
         run_program(*group, plan.program);
       } catch (const Error&) {
@@ -54,6 +55,7 @@ void run_rank(os::System& simulated, Store& shared, int rank, const JobPlan& pla
         throw;
       }
       group->close(system.deadline_in(kCloseTime));
+      report.is_connecting = true;
     }
   } catch (const Error& error) {
     report.failure = error;
@@ -102,10 +104,6 @@ JobPlan plan_job(uint64_t seed, std::span<const Shape> shapes, int world_size) {
   plan.options.slow_link_probability = 1.0 / 4;
   plan.program = make_program(random.next(), world_size);
   return plan;
-}
-
-bool RankReport::was_connecting() const {
-  return failure && failure->message().starts_with("connecting rank ");
 }
 
 std::string RankReport::describe() const {

@@ -46,11 +46,12 @@ JobPlan plan_job(uint64_t seed, std::span<const Shape> shapes, int world_size);
 
 struct RankReport {
   bool has_ended = false;        // false: killed or stopped for ever
+  bool is_connecting = true;     // it has no group: it fails to connect, or has ended
   std::optional<Error> failure;  // none: all was right
   TimePoint failed_at;
 
   bool is_right() const { return has_ended && !failure; }
-  bool was_connecting() const;
+  bool was_connecting() const { return failure && is_connecting; }
   std::string describe() const;
 };
 

@@ -1,9 +1,9 @@
-// Whom a failure blames, read from its text: what a user would take from it.
+// Which rank a failure blames, and which rank found it: what a program reads from its details.
 //
 // Threads: pure. Blocking: never.
 #pragma once
 
-#include <vector>
+#include <optional>
 
 #include "simulated_job.h"
 
@@ -11,11 +11,11 @@ namespace cadre::testing {
 
 struct Verdict {
   bool is_connecting = false;  // the reporter had not joined the group yet
-  int reporter = -1;           // the rank that saw it first
-  std::vector<int> named;      // of an operation exactly one; who was missing while connecting
+  int reporter = -1;           // the rank that found it first
+  std::optional<int> culprit;  // of several that did not connect, the lowest
 };
 
-// REQUIRES: report.failure.
-Verdict verdict_of(const RankReport& report, int rank);
+// REQUIRES: the rank has failed.
+Verdict verdict_of(const JobOutcome& outcome, int rank);
 
 }  // namespace cadre::testing

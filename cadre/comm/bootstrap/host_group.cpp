@@ -49,31 +49,38 @@ Poll interruptible(os::System& system, const os::Interrupt* interrupt, Deadline 
   };
 }
 
+// What a rank of this host is waited for.
+struct Awaited {
+  int rank;
+  std::string what;
+};
+
 // Calls `attempt` (a Result that is empty or false while it would block) until it has a value.
 template <typename Attempt>
-auto retry(const Poll& poll, os::PollItem item, const std::string& what, Attempt attempt)
+auto retry(const Poll& poll, os::PollItem item, const Awaited& awaited, Attempt attempt)
     -> decltype(attempt()) {
   while (true) {
     auto result = attempt();
-    if (!result.ok()) return result.error().with_context(what);
+    if (!result.ok()) return result.error().with_context(awaited.what).with_culprit(awaited.rank);
     if (*result) return result;
     const Result<bool> is_ready = poll(item);
     if (!is_ready.ok()) return is_ready.error();
     if (!*is_ready) {
-      return Error(ErrorCode::kTimeout, format("the deadline passed while {}", what));
+      return Error(ErrorCode::kTimeout, format("the deadline passed while {}", awaited.what))
+          .with_culprit(awaited.rank);
     }
   }
 }
 
-Status send_byte(const Poll& poll, os::Socket& socket, std::byte value, const std::string& what) {
-  const auto sent = retry(poll, {.target = &socket, .want_write = true}, what,
+Status send_byte(const Poll& poll, os::Socket& socket, std::byte value, const Awaited& awaited) {
+  const auto sent = retry(poll, {.target = &socket, .want_write = true}, awaited,
                           [&] { return socket.try_send(ConstBytes(&value, 1)); });
   return sent.ok() ? Status() : Status(sent.error());
 }
 
-Result<std::byte> receive_byte(const Poll& poll, os::Socket& socket, const std::string& what) {
+Result<std::byte> receive_byte(const Poll& poll, os::Socket& socket, const Awaited& awaited) {
   std::byte value{};
-  const auto received = retry(poll, {.target = &socket, .want_read = true}, what,
+  const auto received = retry(poll, {.target = &socket, .want_read = true}, awaited,
                               [&] { return socket.try_recv(Bytes(&value, 1)); });
   if (!received.ok()) return received.error();
   return value;
@@ -83,14 +90,17 @@ Result<std::byte> receive_byte(const Poll& poll, os::Socket& socket, const std::
 Status finish(const Poll& poll, Handshake& handshake, int rank) {
   while (true) {
     if (const Status status = handshake.step(); !status.ok()) {
-      return status.error().with_context(format("in the handshake with rank {}", rank));
+      return status.error()
+          .with_context(format("in the handshake with rank {}", rank))
+          .with_culprit(rank);
     }
     if (handshake.is_done()) return {};
     const Result<bool> is_ready = poll(handshake.interest());
     if (!is_ready.ok()) return is_ready.error();
     if (!*is_ready) {
       return Error(ErrorCode::kTimeout,
-                   format("the deadline passed in the handshake with rank {}", rank));
+                   format("the deadline passed in the handshake with rank {}", rank))
+          .with_culprit(rank);
     }
   }
 }
@@ -122,7 +132,9 @@ Status HostGroup::connect_star(const Site& site, Deadline deadline) {
       const std::string key = side_key(site, members_[i]);
       const auto report = site.watch.multi_get(std::span(&key, 1), deadline);
       if (!report.ok()) {
-        return report.error().with_context(format("waiting for rank {} of this host", members_[i]));
+        return report.error()
+            .with_context(format("waiting for rank {} of this host", members_[i]))
+            .with_culprit(members_[i]);
       }
       comes.push_back(report->front() == kConnected);
     }
@@ -156,7 +168,7 @@ Status HostGroup::accept_members(const Site& site, const std::vector<bool>& come
   while (missing() >= 0) {
     const int awaited = missing();
     auto socket = retry(watched(site, deadline), {.target = &site.unix_listener, .want_read = true},
-                        format("waiting for the unix connection of rank {}", awaited),
+                        {awaited, format("waiting for the unix connection of rank {}", awaited)},
                         [&] { return site.unix_listener.try_accept(); });
     if (!socket.ok()) return socket.error();
     Handshake handshake = Handshake::answer(site.system, std::move(socket).value(), site.terms);
@@ -192,11 +204,11 @@ Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline dead
   bool verdict = all_came;
   for (size_t i = 1; i < members_.size(); ++i) {
     if (side_[i] == nullptr) continue;
-    const std::string what = format("rank {} maps shared memory", members_[i]);
-    const auto sent = retry(poll, {.target = side_[i].get(), .want_write = true}, what,
+    const Awaited mapping{members_[i], format("rank {} maps shared memory", members_[i])};
+    const auto sent = retry(poll, {.target = side_[i].get(), .want_write = true}, mapping,
                             [&] { return side_[i]->try_send_segment(page.segment()); });
     if (!sent.ok()) return sent.error();
-    const auto reply = receive_byte(poll, *side_[i], what);
+    const auto reply = receive_byte(poll, *side_[i], mapping);
     if (!reply.ok()) return reply.error();
     const uint64_t expected = site.cards[static_cast<size_t>(members_[i])].probe;
     const uint64_t stamp = page.slot(static_cast<int>(i)).stamp.load(std::memory_order_acquire);
@@ -207,8 +219,9 @@ Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline dead
   }
   for (size_t i = 1; i < members_.size(); ++i) {
     if (side_[i] == nullptr) continue;
-    CADRE_RETURN_IF_ERROR(send_byte(poll, *side_[i], verdict ? kYes : kNo,
-                                    format("telling rank {} the verdict", members_[i])));
+    CADRE_RETURN_IF_ERROR(
+        send_byte(poll, *side_[i], verdict ? kYes : kNo,
+                  {members_[i], format("telling rank {} the verdict", members_[i])}));
   }
   if (verdict) page_ = page;
   shares_memory_ = verdict;
@@ -221,8 +234,8 @@ Status HostGroup::probe_as_member(const Site& site, Deadline deadline) {
   const Poll poll = watched(site, deadline);
   const int num_slots = static_cast<int>(members_.size());
   const int own_slot = slot_of(rank_);
-  const std::string what = format("waiting for the shared memory of rank {}", leader);
-  auto segment = retry(poll, {.target = side_[0].get(), .want_read = true}, what,
+  const Awaited memory{leader, format("waiting for the shared memory of rank {}", leader)};
+  auto segment = retry(poll, {.target = side_[0].get(), .want_read = true}, memory,
                        [&] { return side_[0]->try_recv_segment(); });
   if (!segment.ok() && segment.error().code() == ErrorCode::kTimeout) return segment.error();
   bool is_mapped = false;
@@ -237,8 +250,8 @@ Status HostGroup::probe_as_member(const Site& site, Deadline deadline) {
                                     std::memory_order_release);
     page_ = page;
   }
-  CADRE_RETURN_IF_ERROR(send_byte(poll, *side_[0], is_mapped ? kYes : kNo, what));
-  const auto verdict = receive_byte(poll, *side_[0], what);
+  CADRE_RETURN_IF_ERROR(send_byte(poll, *side_[0], is_mapped ? kYes : kNo, memory));
+  const auto verdict = receive_byte(poll, *side_[0], memory);
   if (!verdict.ok()) return verdict.error();
   shares_memory_ = *verdict == kYes;
   if (!shares_memory_) {
@@ -259,14 +272,14 @@ Result<std::shared_ptr<os::SharedMemory>> HostGroup::share_segment(os::System& s
                                                                    Deadline deadline) {
   const Poll poll = interruptible(system, interrupt, deadline);
   if (!is_leader()) {
-    const std::string what =
-        format("waiting for a segment of {} bytes from rank {}", num_bytes, members_.front());
-    auto segment = retry(poll, {.target = side_[0].get(), .want_read = true}, what,
+    const Awaited handing{members_.front(), format("waiting for a segment of {} bytes from rank {}",
+                                                   num_bytes, members_.front())};
+    auto segment = retry(poll, {.target = side_[0].get(), .want_read = true}, handing,
                          [&] { return side_[0]->try_recv_segment(); });
     if (!segment.ok()) return segment.error();
     if ((*segment)->bytes().size() < num_bytes) {
       return Error(ErrorCode::kInternal,
-                   format("{}: it has only {} bytes", what, (*segment)->bytes().size()));
+                   format("{}: it has only {} bytes", handing.what, (*segment)->bytes().size()));
     }
     return std::shared_ptr<os::SharedMemory>(std::move(segment).value());
   }
@@ -275,7 +288,7 @@ Result<std::shared_ptr<os::SharedMemory>> HostGroup::share_segment(os::System& s
   std::shared_ptr<os::SharedMemory> segment(std::move(created).value());
   for (size_t i = 1; i < members_.size(); ++i) {
     const auto sent = retry(poll, {.target = side_[i].get(), .want_write = true},
-                            format("handing a segment to rank {}", members_[i]),
+                            {members_[i], format("handing a segment to rank {}", members_[i])},
                             [&] { return side_[i]->try_send_segment(*segment); });
     if (!sent.ok()) return sent.error();
   }

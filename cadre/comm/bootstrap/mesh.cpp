@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/bootstrap/attempt_counter.h"
 #include "cadre/comm/bootstrap/handshake.h"
 #include "cadre/comm/bootstrap/watch.h"
 #include "cadre/comm/defaults.h"
@@ -20,6 +21,23 @@ using wire::LinkPurpose;
 
 // A proof that is under way when this rank gives up connecting.
 constexpr Duration kFinishAnswersTime = std::chrono::milliseconds(500);
+// How long a rank waits for one that failed in the attempt before to try again.
+constexpr Duration kRetryPatience = std::chrono::seconds(5);
+constexpr Duration kStoreTime = std::chrono::seconds(1);
+
+std::string group_prefix_of(const Membership& membership, const MeshOptions& options) {
+  return format("cadre/{}/{}/", membership.round, options.id);
+}
+
+std::string attempt_prefix_of(const Membership& membership, const MeshOptions& options,
+                              uint64_t attempt) {
+  return format("{}{}/", group_prefix_of(membership, options), attempt);
+}
+
+// A connection of an earlier attempt, which may come late, is of another group.
+std::string name_in_proofs(const MeshOptions& options, uint64_t attempt) {
+  return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
+}
 
 std::string describe(const wire::RankCard& card, int rank) {
   return format("rank {} ({}, pid {})", rank, card.host, card.pid);
@@ -27,21 +45,25 @@ std::string describe(const wire::RankCard& card, int rank) {
 
 class MeshBuilder {
  public:
+  // Attempt 0 is the first.
   MeshBuilder(os::System& system, const Membership& membership, const MeshOptions& options,
-              Deadline deadline)
+              uint64_t attempt, Deadline deadline)
       : system_(system),
         membership_(membership),
         options_(options),
+        attempt_(attempt),
         deadline_(deadline),
-        terms_{membership.rank, membership.round, options.id, options.version,
+        terms_{membership.rank, membership.round, name_in_proofs(options, attempt), options.version,
                membership.job_token},
-        prefix_(format("cadre/{}/{}/", membership.round, options.id)),
+        prefix_(attempt_prefix_of(membership, options, attempt)),
         watch_(system, membership, prefix_) {}
 
   Result<Mesh> build() {
     Result<Mesh> mesh = connect_all();
-    if (!mesh.ok()) watch_.report(mesh.error());
-    return mesh;
+    if (mesh.ok()) return mesh;
+    const Error error = mesh.error().with_reporter(membership_.rank);
+    watch_.report(error);
+    return error;
   }
 
  private:
@@ -53,6 +75,7 @@ class MeshBuilder {
   Error unreachable(int peer, const os::Address& address, const Error& error) const;
   Status publish_card();
   Status read_cards();
+  Status check_retry(std::span<const std::string> keys) const;
   Error missing_cards(std::span<const std::string> keys, const Error& error);
   Status check_versions() const;
   int num_cores_of(const HostGroup& host) const;
@@ -69,6 +92,7 @@ class MeshBuilder {
   os::System& system_;
   const Membership& membership_;
   const MeshOptions& options_;
+  const uint64_t attempt_;
   const Deadline deadline_;
   const LinkTerms terms_;
   const std::string prefix_;
@@ -106,11 +130,16 @@ Result<Mesh> MeshBuilder::connect_all() {
   return mesh;
 }
 
-// To the ranks that may have gone on into their operations this rank would only seem gone.
+// To the ranks that may have gone on into their operations this rank would only seem gone. That
+// this rank could not reach another one does not mean that they have lost it.
 void MeshBuilder::tell_connected(const Mesh& mesh, const Error& error) const {
   const std::string message =
       format("{} gave up connecting: {}", describe(card_, membership_.rank.value), error.message());
-  const auto notice = wire::encode_control(wire::AbortNotice{error.code(), -1, message, message});
+  const bool is_loss = error.code() == ErrorCode::kPeerLost;
+  const ErrorDetails& details = error.details();
+  const auto notice = wire::encode_control(wire::AbortNotice{
+      is_loss ? ErrorCode::kAborted : error.code(), details.culprit.value_or(-1).value,
+      details.reporter.value_or(membership_.rank).value, message, message});
   for (const auto& socket : mesh.control) {
     ConstBytes rest = notice;
     while (socket != nullptr && !rest.empty()) {
@@ -165,7 +194,13 @@ Status MeshBuilder::publish_card() {
 Status MeshBuilder::read_cards() {
   std::vector<std::string> keys;
   for (int rank = 0; rank < membership_.world_size; ++rank) keys.push_back(card_key(rank));
-  const auto values = watch_.multi_get(keys, deadline_);
+  auto values = watch_.multi_get(
+      keys, attempt_ == 0 ? deadline_ : deadline_.earlier(system_.deadline_in(kRetryPatience)));
+  const bool is_early = !deadline_.has_passed(system_.now());
+  if (!values.ok() && values.error().code() == ErrorCode::kTimeout && is_early) {
+    CADRE_RETURN_IF_ERROR(check_retry(keys));
+    values = watch_.multi_get(keys, deadline_);
+  }
   if (!values.ok()) return missing_cards(keys, values.error());
   for (size_t i = 0; i < values->size(); ++i) {
     auto card = wire::decode_card((*values)[i]);
@@ -176,21 +211,37 @@ Status MeshBuilder::read_cards() {
   return {};
 }
 
+// The trouble of the attempt before, if the rank that met it has not come again.
+Status MeshBuilder::check_retry(std::span<const std::string> keys) const {
+  const Deadline deadline = system_.deadline_in(kStoreTime);
+  BootstrapWatch earlier(system_, membership_,
+                         attempt_prefix_of(membership_, options_, attempt_ - 1));
+  const Status trouble = earlier.look_for_report(deadline);
+  if (trouble.ok()) return {};
+  const auto reporter = static_cast<size_t>(trouble.error().details().reporter.value_or(-1).value);
+  if (reporter >= keys.size()) return {};
+  const auto has_come = membership_.store->check(keys.subspan(reporter, 1), deadline);
+  return has_come.ok() && *has_come ? Status() : trouble;
+}
+
 // Names the ranks that did not come; asking again costs a moment beyond the deadline.
 Error MeshBuilder::missing_cards(std::span<const std::string> keys, const Error& error) {
   if (error.code() != ErrorCode::kTimeout) return error;
-  constexpr Duration kAskAgain = std::chrono::seconds(1);
-  const Deadline deadline = system_.deadline_in(kAskAgain);
+  const Deadline deadline = system_.deadline_in(kStoreTime);
   std::string names;
+  std::optional<Rank> first;
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto is_there = membership_.store->check(keys.subspan(i, 1), deadline);
     if (!is_there.ok()) return error;
-    if (!*is_there) names += format("{}{}", names.empty() ? "" : ", ", i);
+    if (*is_there) continue;
+    names += format("{}{}", names.empty() ? "" : ", ", i);
+    if (!first) first = static_cast<int>(i);
   }
   return Error(ErrorCode::kTimeout,
                format("these ranks did not come before the deadline: {} (of {}). Look at their "
                       "logs, or give more time",
-                      names, membership_.world_size));
+                      names, membership_.world_size))
+      .with_details({.culprit = first});
 }
 
 Status MeshBuilder::check_versions() const {
@@ -260,7 +311,8 @@ Error MeshBuilder::unreachable(int peer, const os::Address& address, const Error
                       describe(card, peer), error.message(),
                       is_hidden ? "It listens on loopback alone: name its address by listen_host"
                                 : "Check that the process runs and that no firewall or route is "
-                                  "in between"));
+                                  "in between"))
+      .with_culprit(peer);
 }
 
 // All ranks listened before they published, so a refused connection means that the rank is gone.
@@ -297,8 +349,10 @@ Status MeshBuilder::run_handshakes(Mesh& mesh, std::vector<Handshake>& handshake
       // Whoever called us may be a stranger, so only our own calls are worth an error.
       if (!status.ok() && is_call) {
         const int peer = handshakes[i].hello().to;
-        return status.error().with_context(
-            format("connecting to {}", describe(cards_[static_cast<size_t>(peer)], peer)));
+        return status.error()
+            .with_context(
+                format("connecting to {}", describe(cards_[static_cast<size_t>(peer)], peer)))
+            .with_culprit(peer);
       }
       if (is_call) --num_calls;
       handshakes.erase(handshakes.begin() + static_cast<ptrdiff_t>(i));
@@ -365,7 +419,9 @@ Status MeshBuilder::place(Mesh& mesh, Handshake& handshake) {
 
 Error MeshBuilder::missing_links(const Mesh& mesh) const {
   std::string names;
+  std::optional<Rank> first;
   const auto add = [&](int rank) {
+    if (!first) first = rank;
     names += format("{}{}", names.empty() ? "" : ", ",
                     describe(cards_[static_cast<size_t>(rank)], rank));
   };
@@ -382,7 +438,8 @@ Error MeshBuilder::missing_links(const Mesh& mesh) const {
   return Error(ErrorCode::kTimeout,
                format("connected to the store, but not to this rank before the deadline: {}. Look "
                       "at their logs, or give more time",
-                      names));
+                      names))
+      .with_details({.culprit = first});
 }
 
 Status MeshBuilder::erase_keys() {
@@ -398,7 +455,12 @@ Status MeshBuilder::erase_keys() {
 
 Result<Mesh> connect_mesh(os::System& system, const Membership& membership,
                           const MeshOptions& options, Deadline deadline) {
-  return MeshBuilder(system, membership, options, deadline).build();
+  const AttemptCounter attempts(*membership.store, group_prefix_of(membership, options));
+  const Result<uint64_t> attempt = attempts.read(deadline);
+  if (!attempt.ok()) return attempt.error();
+  Result<Mesh> mesh = MeshBuilder(system, membership, options, *attempt, deadline).build();
+  if (!mesh.ok()) attempts.leave(*attempt, system.deadline_in(kStoreTime));
+  return mesh;
 }
 
 }  // namespace cadre

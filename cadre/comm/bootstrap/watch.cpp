@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
+#include <variant>
 
 #include "cadre/base/format.h"
 #include "cadre/rendezvous/lost_rank.h"
 #include "cadre/rendezvous/presence.h"
+#include "cadre/wire/byte_codec.h"
+#include "cadre/wire/control.h"
 
 namespace cadre {
 namespace {
@@ -62,12 +66,15 @@ Status BootstrapWatch::look_for_report(Deadline deadline) {
   if (!*is_there) return {};
   const auto report = membership_.store->get(trouble_key_, deadline);
   if (!report.ok()) return report.error();
-  // A digit for the code, then the sentence.
-  const int code = report->empty() ? -1 : report->front() - '0';
-  if (code < 0 || code > static_cast<int>(ErrorCode::kInternal)) {
+  const auto message = wire::decode_control(wire::as_bytes(*report));
+  const auto* notice = message.ok() ? std::get_if<wire::AbortNotice>(&message.value()) : nullptr;
+  if (notice == nullptr) {
     return Error(ErrorCode::kCorruption, format("store key \"{}\" holds no report", trouble_key_));
   }
-  return Error(static_cast<ErrorCode>(code), report->substr(1));
+  ErrorDetails details;
+  if (notice->culprit >= 0) details.culprit = notice->culprit;
+  if (notice->reporter >= 0) details.reporter = notice->reporter;
+  return Error(notice->code, notice->message).with_details(std::move(details));
 }
 
 Status BootstrapWatch::look_for_lost(Deadline deadline) {
@@ -81,7 +88,8 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
       return Error(ErrorCode::kPeerLost,
                    format("rank {} ({}, pid {}) ended before the group was connected: look at its "
                           "log, and start it anew",
-                          rank, lost.host, lost.pid));
+                          rank, lost.host, lost.pid))
+          .with_culprit(rank);
     };
     // Until the cards are known only the group of all ranks knows that it is one of its own.
     if (membership_.world_size == membership_.job_size) return sentence(lost.rank);
@@ -96,11 +104,14 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
 
 void BootstrapWatch::report(const Error& error) {
   if (was_told_) return;
+  const ErrorDetails& details = error.details();
+  const std::vector<std::byte> frame = wire::encode_control(wire::AbortNotice{
+      error.code(), details.culprit.value_or(-1).value,
+      details.reporter.value_or(membership_.rank).value, "",
+      format("rank {} could not connect: {}", membership_.rank, error.message())});
   // The first report stays; whether it arrived changes nothing for this rank.
   (void)membership_.store->compare_set(
-      trouble_key_, "",
-      format("{}rank {} could not connect: {}", static_cast<int>(error.code()), membership_.rank,
-             error.message()),
+      trouble_key_, "", wire::as_text(ConstBytes(frame).subspan(wire::kControlPrefixBytes)),
       system_.deadline_in(kStoreTime));
 }
 
