@@ -299,7 +299,7 @@ int JobRun::finish() {
     group_.step({}, drained);
   }
   group_.finish_output();
-  show_log();
+  for (const std::string& line : log_.take_last()) say(line);
 
   const auto failure = group_.first_failure();
   if (failure) {
