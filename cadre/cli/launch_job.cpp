@@ -25,7 +25,9 @@ int launch_job(std::string_view command, launch::JobSpec spec) {
       const auto system = os::make_native_system();
       const auto exit_code = launch::run_job(*system, spec, guardian_gone);
       if (exit_code.ok()) return *exit_code;
-      return fail(command, exit_code.error().message(), start_failure_code(exit_code.error()));
+      const Error& error = exit_code.error();
+      return fail(command, error.message(),
+                  error.code() == ErrorCode::kInvalidArgument ? kNotExecutableExitCode : 1);
     });
   } catch (const Error& error) {
     return fail(command, error.message(), 1);

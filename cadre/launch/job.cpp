@@ -13,6 +13,7 @@
 #include "cadre/launch/queued_log.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/launch/worker_group.h"
+#include "cadre/os/host/descriptor_limit.h"
 #include "cadre/os/proc/descendants.h"
 #include "cadre/os/proc/memory_kills.h"
 #include "cadre/os/proc/signals.h"
@@ -33,6 +34,10 @@ constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
 // While killing: a process that forks faster than it is killed is found again.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
+// Two pipes, a pidfd and a connection to the store.
+constexpr uint64_t kDescriptorsPerWorker = 4;
+// Outputs, signals, the store's listener, and what is open only while a worker is started.
+constexpr uint64_t kOwnDescriptors = 24;
 constexpr size_t kTokenBytes = 16;
 constexpr size_t kRunIdBytes = 4;
 
@@ -89,6 +94,7 @@ class JobRun {
     kKilling     // everything is being killed
   };
 
+  Status raise_limits();
   Status open_store();
   Status start();
   std::vector<WorkerSpec> worker_specs(const JobIdentity& identity);
@@ -126,6 +132,7 @@ class JobRun {
   Phase phase_ = Phase::kRunning;
   Deadline phase_deadline_;
   TimePoint last_stop_signal_;
+  uint64_t worker_descriptors_ = 0;  // their soft limit
   int stop_signal_ = 0;  // the first signal that stopped the job; 0 if none did
   bool guardian_is_gone_ = false;
   std::vector<os::Descendant> unkillable_;
@@ -145,7 +152,8 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
   for (int rank = 0; rank < spec_.num_workers; ++rank) {
     os::ProcessOptions process{
         .executable = spec_.executable,
-        .environment = worker_environment(spec_.environment, identity, rank).to_texts()};
+        .environment = worker_environment(spec_.environment, identity, rank).to_texts(),
+        .soft_descriptor_limit = worker_descriptors_};
     for (const std::string& argument : spec_.arguments) {
       process.arguments.push_back(
           replace_all(argument, "${local_rank}", cadre::format("{}", rank)));
@@ -156,6 +164,20 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
          .output = {.prefix = prefix_of(rank), .is_raw = spec_.is_rank0_raw && rank == 0}});
   }
   return specs;
+}
+
+Status JobRun::raise_limits() {
+  worker_descriptors_ = os::raise_descriptor_limit().soft;
+  const uint64_t limit = os::descriptor_limit().soft;
+  const uint64_t needed =
+      static_cast<uint64_t>(spec_.num_workers) * kDescriptorsPerWorker +
+      kOwnDescriptors;
+  if (needed <= limit) return {};
+  return Error(ErrorCode::kUnavailable,
+               cadre::format("{} workers need about {} descriptors and this process may open {}: "
+                             "raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd) or start "
+                             "fewer workers",
+                             spec_.num_workers, needed, limit));
 }
 
 Status JobRun::open_store() {
@@ -186,6 +208,7 @@ Status JobRun::start() {
 }
 
 Result<int> JobRun::run() {
+  CADRE_RETURN_IF_ERROR(raise_limits());
   if (const Status opened = open_store(); !opened.ok()) {
     say(opened.error().message());
     error_.drain(system_, system_.deadline_in(kDrainTimeout));

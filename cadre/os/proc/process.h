@@ -9,6 +9,7 @@
 // kUnavailable when the machine has no process, memory or descriptor left.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,6 +25,8 @@ struct ProcessOptions {
   std::string executable;                // a path
   std::vector<std::string> arguments;    // argv, the program's name first
   std::vector<std::string> environment;  // "NAME=value"; nothing is inherited
+  // The child's soft limit on descriptors, for a parent that raised its own.
+  std::optional<uint64_t> soft_descriptor_limit = {};
 };
 
 // The child leads a process group of its own, reads from /dev/null, writes to two pipes, inherits
