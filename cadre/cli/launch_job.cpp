@@ -15,6 +15,7 @@ int launch_job(std::string_view command, launch::JobSpec spec) {
   const auto log_level = parse_log_level(spec.environment.get_or("CADRE_LOG", ""));
   if (!log_level.ok()) return fail(command, log_level.error().message(), kUsageExitCode);
   spec.log_level = *log_level;
+  os::hold_forwarded_signals();
   // Made before the guardian and the supervisor part, so that whichever survives removes it.
   const auto folder =
       os::TemporaryFolder::make(spec.environment.get_or("TMPDIR", "/tmp"), "cadre-run-");

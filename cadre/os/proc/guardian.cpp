@@ -71,11 +71,15 @@ int guard(int supervisor) {
 
 }  // namespace
 
+void hold_forwarded_signals() {
+  const sigset_t signals = signals_to_take(kForwarded);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
 int run_guarded(const std::function<int(Pollable& guardian_gone)>& body) {
   auto life = make_pipe();
   if (!life.ok()) throw life.error();
-  // Blocked before the fork, so that no signal falls between the two processes' first steps.
-  SignalListener blocked(kForwarded);
+  hold_forwarded_signals();
   const int supervisor = ::fork();
   if (supervisor < 0) throw errno_error(ErrorCode::kUnavailable, "start a process", errno);
   if (supervisor > 0) {
