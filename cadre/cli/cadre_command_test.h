@@ -73,6 +73,8 @@ class CadreCommand {
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
   void start_reading() { reads_output_ = true; }
+  // What it wrote until the last wait.
+  const CommandResult& seen() const { return result_; }
 
   // Until `text` was written to either stream.
   bool wait_for(std::string_view text) {

@@ -5,6 +5,30 @@
 namespace cadre::cli {
 namespace {
 
+// 'T': stopped by a signal (proc(5)).
+char state_of(int pid) {
+  std::ifstream file(cadre::format("/proc/{}/stat", pid));
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t close = text.rfind(')');
+  return close == std::string::npos || close + 2 >= text.size() ? '?' : text[close + 2];
+}
+
+bool becomes_true(const std::function<bool()>& is_true) {
+  const auto system = os::make_native_system();
+  const Deadline deadline = system->deadline_in(kPatience);
+  while (!is_true()) {
+    if (deadline.has_passed(system->now())) return false;
+    system->poll({}, system->deadline_in(std::chrono::milliseconds(5)));
+  }
+  return true;
+}
+
+// Of the numbers that workers wrote: "[1] up 4711".
+int pid_after(const std::string& text, const std::string& mark) {
+  const size_t at = text.find(mark);
+  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + mark.size());
+}
+
 // A signal that comes before the workers, between two steps of the start or after their end.
 TEST(RunStop, ASignalAtAnyInstantLeavesNoFileAndNoPuzzle) {
   const cadre::testing::TemporaryFolder temporary;
@@ -21,6 +45,38 @@ TEST(RunStop, ASignalAtAnyInstantLeavesNoFileAndNoPuzzle) {
     EXPECT_TRUE(command.leaves_nothing());
     ASSERT_TRUE(std::filesystem::is_empty(temporary.path())) << "launch " << launch;
   }
+}
+
+TEST(RunStop, AStoppedWorkerIsContinuedToEndAndNamedInTheReport) {
+  CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1000", "sh", "-c",
+                        "if [ $RANK = 1 ]; then kill -STOP $$; fi; sleep 1; exit 3"});
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_TRUE(
+      masked(result.error)
+          .starts_with("cadre: rank 1 (pid #) was stopped by SIGSTOP and does not run until "
+                       "it is continued (kill -CONT "))
+      << result.error;
+  EXPECT_TRUE(
+      result.error.ends_with("  likely cause: rank 1 was stopped by SIGSTOP when rank 0 "
+                             "failed\n"))
+      << result.error;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
+TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
+  CadreCommand command(shell_job(2, "echo up $$; until [ -e /proc/$$/gone ]; do sleep 0.05; done"));
+  ASSERT_TRUE(command.wait_for("[0] up") && command.wait_for("[1] up"));
+  const int worker = pid_after(command.seen().output, "[1] up ");
+  ASSERT_GT(worker, 0);
+  ::kill(worker, SIGSTOP);
+  ASSERT_TRUE(command.wait_for("rank 1 (pid"));
+  ::kill(worker, SIGCONT);
+  ASSERT_TRUE(becomes_true([&] { return state_of(worker) != 'T'; }));
+  ::kill(pid_after(command.seen().output, "[0] up "), SIGKILL);
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_EQ(result.error.find("likely cause"), std::string::npos) << result.error;
 }
 
 }  // namespace

@@ -107,6 +107,7 @@ class JobRun {
   bool is_over();
   void advance();
   void say(std::string_view line) { error_.append_line("cadre: ", line); }
+  void say_stopped();
   void show_log();
   int finish();
   int exit_code(const std::optional<WorkerExit>& failure) const;
@@ -247,11 +248,21 @@ void JobRun::take_signals() {
   while (const auto signal = signals_.try_next()) {
     if (*signal == SIGCHLD) {
       group_.reap_orphans();
+      say_stopped();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
       group_.forward_signal(*signal);  // batch systems announce the end of the time so
     } else {
       on_stop_signal(*signal);
     }
+  }
+}
+
+void JobRun::say_stopped() {
+  for (const StoppedWorker& worker : group_.take_stopped()) {
+    say(
+        cadre::format("rank {} (pid {}) was stopped by {} and does not run until it is continued "
+                      "(kill -CONT {})",
+                      worker.rank, worker.pid, os::signal_name(worker.signal), worker.pid));
   }
 }
 
@@ -306,6 +317,7 @@ void JobRun::advance() {
   say(cadre::format("the workers have ended; stopping what they left running: {}",
                     names_of(leftovers)));
   os::signal_processes(leftovers, SIGTERM);
+  os::signal_processes(leftovers, SIGCONT);
   enter(Phase::kStopping, kLeftoverGrace);
 }
 

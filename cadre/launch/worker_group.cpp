@@ -1,5 +1,7 @@
 #include "cadre/launch/worker_group.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -24,6 +26,7 @@ struct WorkerGroup::Worker {
   bool error_is_open = true;
   bool has_ended = false;
   bool was_asked_to_stop = false;
+  int stopped_by = 0;  // as of the last look
 
   void pump() {
     output_is_open = output_is_open && output.pump(Stream::kOutput, process->standard_output());
@@ -97,7 +100,8 @@ void WorkerGroup::collect_exits() {
                       .pid = worker->process->pid(),
                       .status = *status,
                       .lifetime = system_.now() - worker->started,
-                      .was_asked_to_stop = worker->was_asked_to_stop});
+                      .was_asked_to_stop = worker->was_asked_to_stop,
+                      .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
   }
   // Of those noticed at once, one that a signal ended is the likelier cause: when a worker crashes,
   // its peers see a broken connection and exit by themselves within the same millisecond.
@@ -131,13 +135,31 @@ void WorkerGroup::forward_signal(int signal) {
 }
 
 void WorkerGroup::ask_to_stop(int signal) {
-  // Who has ended by now ended by itself.
+  // Who has ended by now ended by itself, and who is stopped by now may be why.
   collect_exits();
   for (const auto& worker : workers_) {
     if (worker->has_ended) continue;
+    if (!worker->was_asked_to_stop) look_for_stop(*worker);
     worker->was_asked_to_stop = true;
     worker->process->signal_group(signal);
+    worker->process->signal_group(SIGCONT);
   }
+}
+
+bool WorkerGroup::look_for_stop(Worker& worker) const {
+  const int before = worker.stopped_by;
+  worker.stopped_by = worker.process->stop_signal().value_or(0);
+  return before == 0 && worker.stopped_by != 0;
+}
+
+std::vector<StoppedWorker> WorkerGroup::take_stopped() {
+  std::vector<StoppedWorker> stopped;
+  for (const auto& worker : workers_) {
+    if (worker->has_ended || worker->was_asked_to_stop || !look_for_stop(*worker)) continue;
+    stopped.push_back(
+        {.rank = worker->rank, .pid = worker->process->pid(), .signal = worker->stopped_by});
+  }
+  return stopped;
 }
 
 void WorkerGroup::reap_orphans() {

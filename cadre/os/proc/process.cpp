@@ -175,6 +175,15 @@ std::optional<ExitStatus> Process::try_wait() {
   return status_;
 }
 
+std::optional<int> Process::stop_signal() const {
+  if (status_) return std::nullopt;
+  siginfo_t info{};
+  // WNOWAIT: the answer stays the same until the child is continued.
+  const int found = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT);
+  if (found != 0 || info.si_pid != pid_) return std::nullopt;
+  return info.si_status;
+}
+
 void Process::signal(int signal) {
   if (!status_) ::kill(pid_, signal);
 }

@@ -49,6 +49,8 @@ class Process {
 
   // Reaps the child if it has ended; the same answer from then on.
   std::optional<ExitStatus> try_wait();
+  // The signal that stopped the child (SIGSTOP, SIGTSTP), while it is stopped.
+  std::optional<int> stop_signal() const;
   // To the child alone. Nothing once the child was reaped.
   void signal(int signal);
   // To every process of the child's group; nothing once the child was reaped, because its number
