@@ -79,5 +79,29 @@ TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
   EXPECT_EQ(result.error.find("likely cause"), std::string::npos) << result.error;
 }
 
+TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
+  CadreCommand command(
+      shell_job(2, "setsid sleep 1000 & echo up $$ below $!; while true; do sleep 0.05; done"));
+  ASSERT_TRUE(command.wait_for("[0] up") && command.wait_for("[1] up"));
+  const std::string& output = command.seen().output;
+  std::vector<int> pids{command.pid()};
+  for (const char* mark : {"[0] up ", "[1] up "}) pids.push_back(pid_after(output, mark));
+  pids.push_back(pid_after(output, " below "));
+
+  command.send(SIGTSTP);
+  for (const int pid : pids) {
+    EXPECT_TRUE(becomes_true([&] { return state_of(pid) == 'T'; })) << pid << state_of(pid);
+  }
+  command.send(SIGCONT);
+  for (const int pid : pids) {
+    EXPECT_TRUE(becomes_true([&] { return state_of(pid) != 'T'; })) << pid;
+  }
+  command.send(SIGTERM);
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_EQ(result.error.find("was stopped by"), std::string::npos) << result.error;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
 }  // namespace
 }  // namespace cadre::cli

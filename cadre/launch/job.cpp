@@ -22,7 +22,8 @@
 namespace cadre::launch {
 namespace {
 
-constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD};
+constexpr std::array kSignals{SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1,
+                              SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD};
 // Nobody presses Ctrl-C twice within this; a program such as timeout(1) signals twice at once.
 constexpr Duration kSameKeyPress = std::chrono::milliseconds(100);
 // What workers leave running may end by itself for so long (Python's resource tracker does) ...
@@ -249,6 +250,10 @@ void JobRun::take_signals() {
     if (*signal == SIGCHLD) {
       group_.reap_orphans();
       say_stopped();
+    } else if (*signal == SIGTSTP) {
+      group_.suspend();
+    } else if (*signal == SIGCONT) {
+      group_.resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
       group_.forward_signal(*signal);  // batch systems announce the end of the time so
     } else {

@@ -14,6 +14,8 @@ namespace {
 using Stream = WorkerOutput::Stream;
 
 constexpr Duration kProgressPeriod = std::chrono::seconds(1);
+// One suffices unless processes are being started.
+constexpr int kMaxSuspendRounds = 100;
 
 }  // namespace
 
@@ -146,9 +148,27 @@ void WorkerGroup::ask_to_stop(int signal) {
   }
 }
 
+void WorkerGroup::suspend() {
+  is_suspended_ = true;
+  // A process that was started while the list was made is in the next list.
+  std::vector<os::Descendant> stopped;
+  for (int round = 0; round < kMaxSuspendRounds; ++round) {
+    std::vector<os::Descendant> running = os::list_descendants();
+    std::erase_if(running, [&](const auto& one) { return std::ranges::count(stopped, one) > 0; });
+    if (running.empty()) return;
+    os::signal_processes(running, SIGSTOP);
+    stopped.insert(stopped.end(), running.begin(), running.end());
+  }
+}
+
+void WorkerGroup::resume() {
+  is_suspended_ = false;
+  os::signal_processes(os::list_descendants(), SIGCONT);
+}
+
 bool WorkerGroup::look_for_stop(Worker& worker) const {
   const int before = worker.stopped_by;
-  worker.stopped_by = worker.process->stop_signal().value_or(0);
+  worker.stopped_by = is_suspended_ ? 0 : worker.process->stop_signal().value_or(0);
   return before == 0 && worker.stopped_by != 0;
 }
 

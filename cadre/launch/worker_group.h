@@ -71,7 +71,10 @@ class WorkerGroup {
   // To the workers that still run, and not to what they started: the signals forwarded so (SIGUSR1)
   // end a process that does not expect them.
   void forward_signal(int signal);
-  // Workers that a signal has stopped since the last call.
+  // Stops everything below this process, as Ctrl-Z is to, until resume().
+  void suspend();
+  void resume();
+  // Workers that were stopped by another than suspend() since the last call.
   std::vector<StoppedWorker> take_stopped();
   // To the process groups of the workers that still run, which are continued to take it. From now
   // on their exits are no failures.
@@ -97,6 +100,7 @@ class WorkerGroup {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<WorkerExit> exits_;
   TimePoint last_progress_;
+  bool is_suspended_ = false;
 };
 
 }  // namespace cadre::launch

@@ -5,6 +5,8 @@
 //   - guardian killed: the supervisor sees the end of a pipe and kills everything below it;
 //   - supervisor killed: every process below it becomes the guardian's, which kills them all.
 // The supervisor leads a process group of its own, so one Ctrl-C is one signal, from the guardian.
+// Ctrl-Z (SIGTSTP) is forwarded too, and the guardian stops; when it is continued, it sends the
+// supervisor SIGCONT.
 // A signal that arrives after the body has ended changes nothing: the exit code is the body's.
 //
 // Threads: call it before the process starts any. Blocking: as long as the body runs.
