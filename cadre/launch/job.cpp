@@ -109,6 +109,7 @@ class JobRun {
   void advance();
   void say(std::string_view line) { error_.append_line("cadre: ", line); }
   void say_stopped();
+  void say_lost_output();
   void show_log();
   int finish();
   int exit_code(const std::optional<WorkerExit>& failure) const;
@@ -135,6 +136,7 @@ class JobRun {
   Deadline phase_deadline_;
   TimePoint last_stop_signal_;
   uint64_t worker_descriptors_ = 0;  // their soft limit
+  bool has_said_lost_output_ = false;
   int stop_signal_ = 0;  // the first signal that stopped the job; 0 if none did
   bool guardian_is_gone_ = false;
   std::vector<os::Descendant> unkillable_;
@@ -234,6 +236,7 @@ void JobRun::watch() {
       kill_all();
     }
     show_log();
+    say_lost_output();
     take_signals();
     advance();
   }
@@ -269,6 +272,14 @@ void JobRun::say_stopped() {
                       "(kill -CONT {})",
                       worker.rank, worker.pid, os::signal_name(worker.signal), worker.pid));
   }
+}
+
+// Once, when it happens: the job goes on.
+void JobRun::say_lost_output() {
+  if (has_said_lost_output_ || !output_.failure()) return;
+  has_said_lost_output_ = true;
+  say(cadre::format("standard output: {}; what follows on it is lost",
+                    output_.failure()->message()));
 }
 
 void JobRun::on_stop_signal(int signal) {
@@ -330,7 +341,7 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   if (guardian_is_gone_) return 128 + SIGKILL;
   if (failure) return failure->status.shell_code();
   if (stop_signal_ != 0) return 128 + stop_signal_;
-  return unkillable_.empty() ? 0 : 1;
+  return unkillable_.empty() && !output_.failure() && !error_.failure() ? 0 : 1;
 }
 
 int JobRun::finish() {
@@ -361,6 +372,7 @@ int JobRun::finish() {
   }
   if (guardian_is_gone_) say("`cadre run` was killed; its workers were killed too");
   output_.drain(system_, drained);
+  say_lost_output();
   error_.drain(system_, drained);
   return exit_code(failure);
 }

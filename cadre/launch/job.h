@@ -42,8 +42,9 @@ struct JobSpec {
 };
 
 // Runs the job to its end and returns the launcher's exit code: 0, the first failed worker's
-// (128 + signal if one ended it), 128 + the signal that stopped the job, or 1 without a store.
-// `guardian_gone` becomes readable when the job must vanish at once (os/proc/guardian.h).
+// (128 + signal if one ended it), 128 + the signal that stopped the job, or 1 without a store or
+// when output could not be written (a full disk). `guardian_gone` becomes readable when the job
+// must vanish at once (os/proc/guardian.h).
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
 
 }  // namespace cadre::launch

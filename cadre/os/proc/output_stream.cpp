@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "cadre/base/format.h"
+#include "cadre/os/io/errno_error.h"
 
 namespace cadre::os {
 
@@ -32,10 +33,17 @@ size_t OutputStream::try_write(std::string_view text) {
     } else if (errno == EAGAIN) {
       return taken;
     } else if (errno != EINTR) {
-      is_gone_ = true;
+      give_up(errno);
     }
   }
   return is_gone_ ? text.size() : taken;
+}
+
+void OutputStream::give_up(int error_number) {
+  is_gone_ = true;
+  // A reader that has gone and a terminal that was closed are no failures.
+  if (error_number == EPIPE || (error_number == EIO && is_terminal_)) return;
+  failure_ = errno_error(ErrorCode::kUnavailable, "write", error_number);
 }
 
 bool OutputStream::is_ready() const {
