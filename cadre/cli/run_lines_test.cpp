@@ -5,6 +5,22 @@
 namespace cadre::cli {
 namespace {
 
+constexpr const char* kIntoOnePipe = "exec \"$@\" 2>&1";
+
+TEST(RunLines, BothStreamsOfARankKeepTheirOrderInOnePlace) {
+  constexpr int kLines = 3000;
+  const auto result =
+      CadreCommand(shell_job(1, cadre::format("i=0; while [ $i -lt {} ]; do echo $i; i=$((i + 1)); "
+                                              "echo $i >&2; i=$((i + 1)); done",
+                                              kLines)),
+                   {.shell = kIntoOnePipe})
+          .wait();
+  EXPECT_EQ(result.exit_code, 0);
+  std::string expected;
+  for (int i = 0; i < kLines; ++i) expected += cadre::format("[0] {}\n", i);
+  EXPECT_EQ(result.output, expected);
+}
+
 TEST(RunLines, OutputThatCannotBeWrittenIsNamedAndAnError) {
   const auto result =
       CadreCommand(shell_job(2, "echo hello"), {.shell = "exec \"$@\" >/dev/full"}).wait();

@@ -35,8 +35,8 @@ constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
 // While killing: a process that forks faster than it is killed is found again.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
-// Two pipes, a pidfd and a connection to the store.
-constexpr uint64_t kDescriptorsPerWorker = 4;
+// A pidfd and a connection to the store, besides one pipe or two.
+constexpr uint64_t kDescriptorsPerWorker = 2;
 // Outputs, signals, the store's listener, and what is open only while a worker is started.
 constexpr uint64_t kOwnDescriptors = 24;
 constexpr size_t kTokenBytes = 16;
@@ -125,7 +125,11 @@ class JobRun {
   // Before everything that starts a thread.
   os::SignalListener signals_;
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
-  BufferedOutput error_{os::OutputStream::Target::kStandardError};
+  const std::unique_ptr<BufferedOutput> own_error_ =
+      os::outputs_are_one()
+          ? nullptr
+          : std::make_unique<BufferedOutput>(os::OutputStream::Target::kStandardError);
+  BufferedOutput& error_ = own_error_ ? *own_error_ : output_;
   QueuedLog log_;
   std::unique_ptr<TcpStoreServer> store_;
   WorkerGroup group_;
@@ -173,8 +177,9 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
 Status JobRun::raise_limits() {
   worker_descriptors_ = os::raise_descriptor_limit().soft;
   const uint64_t limit = os::descriptor_limit().soft;
+  const uint64_t num_pipes = own_error_ ? 2 : 1;
   const uint64_t needed =
-      static_cast<uint64_t>(spec_.num_workers) * kDescriptorsPerWorker +
+      static_cast<uint64_t>(spec_.num_workers) * (kDescriptorsPerWorker + num_pipes) +
       kOwnDescriptors;
   if (needed <= limit) return {};
   return Error(ErrorCode::kUnavailable,

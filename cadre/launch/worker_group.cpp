@@ -43,7 +43,9 @@ WorkerGroup::~WorkerGroup() = default;
 
 Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
   for (const WorkerSpec& spec : specs) {
-    auto process = os::Process::start(spec.process);
+    os::ProcessOptions options = spec.process;
+    options.joins_output = &output_ == &error_;
+    auto process = os::Process::start(options);
     if (!process.ok()) {
       workers_.clear();  // kills those that were started
       return process.error();
@@ -52,7 +54,8 @@ Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
         std::make_unique<Worker>(Worker{.rank = spec.rank,
                                         .process = *std::move(process),
                                         .output = WorkerOutput(spec.output, output_, error_),
-                                        .started = system_.now()}));
+                                        .started = system_.now(),
+                                        .error_is_open = !options.joins_output}));
   }
   return {};
 }
@@ -70,10 +73,15 @@ std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> 
       items.push_back({.target = &worker->process->standard_error(), .want_read = true});
     }
   }
-  for (BufferedOutput* sink : {&output_, &error_}) {
+  for (BufferedOutput* sink : sinks()) {
     if (!sink->is_empty()) items.push_back({.target = &sink->pollable(), .want_write = true});
   }
   return items;
+}
+
+std::vector<BufferedOutput*> WorkerGroup::sinks() {
+  if (&output_ == &error_) return {&output_};
+  return {&output_, &error_};
 }
 
 void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
@@ -87,8 +95,7 @@ void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
     last_progress_ = system_.now();
   }
   collect_exits();
-  output_.flush();
-  error_.flush();
+  for (BufferedOutput* sink : sinks()) sink->flush();
 }
 
 void WorkerGroup::collect_exits() {

@@ -49,6 +49,7 @@ struct StoppedWorker {
 
 class WorkerGroup {
  public:
+  // If both outputs are the same, each worker has one pipe for both of its streams.
   WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
@@ -92,6 +93,7 @@ class WorkerGroup {
   void collect_exits();
   // Whether a signal has stopped the worker since the last look.
   bool look_for_stop(Worker& worker) const;
+  std::vector<BufferedOutput*> sinks();
   std::vector<os::PollItem> poll_items(std::span<const os::PollItem> also);
 
   os::System& system_;

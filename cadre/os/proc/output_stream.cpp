@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,6 +50,13 @@ void OutputStream::give_up(int error_number) {
 bool OutputStream::is_ready() const {
   pollfd item{.fd = handle_, .events = POLLOUT, .revents = 0};
   return ::poll(&item, 1, 0) > 0;
+}
+
+bool outputs_are_one() {
+  struct stat output {};
+  struct stat error {};
+  return ::fstat(STDOUT_FILENO, &output) == 0 && ::fstat(STDERR_FILENO, &error) == 0 &&
+         output.st_dev == error.st_dev && output.st_ino == error.st_ino;
 }
 
 }  // namespace cadre::os

@@ -44,4 +44,7 @@ class CADRE_EXPORT OutputStream final : public Pollable {
   std::optional<Error> failure_;
 };
 
+// Whether standard output and standard error are the same terminal, file or pipe.
+bool outputs_are_one();
+
 }  // namespace cadre::os

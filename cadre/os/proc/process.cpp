@@ -114,7 +114,7 @@ std::optional<rlimit> descriptor_limit_of(const ProcessOptions& options) {
 Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
   auto output = make_pipe();
   if (!output.ok()) return output.error();
-  auto error = make_pipe();
+  Result<Pipe> error = options.joins_output ? Pipe() : make_pipe();
   if (!error.ok()) return error.error();
   int report_ends[2] = {-1, -1};
   if (::pipe2(report_ends, O_CLOEXEC) != 0) {
@@ -128,7 +128,7 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
                        .environment = pointers_to(options.environment),
                        .parent_pid = ::getpid(),
                        .output = output->write_end.get(),
-                       .error = error->write_end.get(),
+                       .error = (options.joins_output ? output : error)->write_end.get(),
                        .failure_report = report_writer.get(),
                        .descriptors = descriptor_limit_of(options)};
   const int pid = ::fork();

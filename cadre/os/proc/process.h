@@ -25,11 +25,14 @@ struct ProcessOptions {
   std::string executable;                // a path
   std::vector<std::string> arguments;    // argv, the program's name first
   std::vector<std::string> environment;  // "NAME=value"; nothing is inherited
+  // Standard error goes into the pipe of standard output, so that the order of what the child
+  // writes to both is kept; standard_error() has ended from the start.
+  bool joins_output = false;
   // The child's soft limit on descriptors, for a parent that raised its own.
   std::optional<uint64_t> soft_descriptor_limit = {};
 };
 
-// The child leads a process group of its own, reads from /dev/null, writes to two pipes, inherits
+// The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits
 // no other descriptor, starts with default signal handling, and is killed when its parent dies.
 class Process {
   struct Parts;  // so that only start() can make one
