@@ -43,6 +43,8 @@ class CadreCommand {
   struct Options {
     std::vector<std::pair<std::string, std::string>> environment = {};
     bool reads_output = true;  // false: as a reader that fell asleep
+    // A script for sh that executes the command as "$@", for limits and redirections.
+    std::string shell = "";
   };
 
   explicit CadreCommand(std::vector<std::string> words)
@@ -55,8 +57,13 @@ class CadreCommand {
     for (const std::byte byte : random) marker_ += cadre::format("{:02x}", int(byte));
     environment.set(kMarkerName, marker_);
     for (const auto& [name, value] : options.environment) environment.set(name, value);
-    words.insert(words.begin(), "cadre");
-    auto started = os::Process::start({.executable = testing::build_path("bin/cadre"),
+    std::string executable = testing::build_path("bin/cadre");
+    words.insert(words.begin(), options.shell.empty() ? "cadre" : executable);
+    if (!options.shell.empty()) {
+      words.insert(words.begin(), {"sh", "-c", options.shell, "sh"});
+      executable = "/bin/sh";
+    }
+    auto started = os::Process::start({.executable = std::move(executable),
                                        .arguments = std::move(words),
                                        .environment = environment.to_texts()});
     if (!started.ok()) throw started.error();
@@ -66,6 +73,8 @@ class CadreCommand {
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
   void start_reading() { reads_output_ = true; }
+  // What it wrote until the last wait.
+  const CommandResult& seen() const { return result_; }
 
   // Until `text` was written to either stream.
   bool wait_for(std::string_view text) {

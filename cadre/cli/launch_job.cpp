@@ -15,6 +15,7 @@ int launch_job(std::string_view command, launch::JobSpec spec) {
   const auto log_level = parse_log_level(spec.environment.get_or("CADRE_LOG", ""));
   if (!log_level.ok()) return fail(command, log_level.error().message(), kUsageExitCode);
   spec.log_level = *log_level;
+  os::hold_forwarded_signals();
   // Made before the guardian and the supervisor part, so that whichever survives removes it.
   const auto folder =
       os::TemporaryFolder::make(spec.environment.get_or("TMPDIR", "/tmp"), "cadre-run-");
@@ -25,7 +26,9 @@ int launch_job(std::string_view command, launch::JobSpec spec) {
       const auto system = os::make_native_system();
       const auto exit_code = launch::run_job(*system, spec, guardian_gone);
       if (exit_code.ok()) return *exit_code;
-      return fail(command, exit_code.error().message(), start_failure_code(exit_code.error()));
+      const Error& error = exit_code.error();
+      return fail(command, error.message(),
+                  error.code() == ErrorCode::kInvalidArgument ? kNotExecutableExitCode : 1);
     });
   } catch (const Error& error) {
     return fail(command, error.message(), 1);

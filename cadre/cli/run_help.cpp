@@ -40,8 +40,9 @@ All long options are understood with underscores too (--nproc_per_node).
 
 When a worker fails, the others are stopped, and the last thing on the screen is which one failed,
 where, why, and the last 30 lines that it wrote; its exit code becomes that of cadre run (128 + N if
-signal N ended it). Ctrl-C asks the workers to stop, a second Ctrl-C kills them. However cadre run
-ends, kill -9 included, no process of the job is left.
+signal N ended it). Ctrl-C asks the workers to stop, a second Ctrl-C kills them. Ctrl-Z stops the whole
+job. However cadre run ends, kill -9 included, no process of the job is left; only if both processes of
+cadre run are killed with -9 in the same instant, processes that workers started are left.
 Variables: PYTHON_EXEC names the Python; OMP_NUM_THREADS, if unset, becomes a fair share of the cores;
 CADRE_LOG (debug, info, warning, error, off; default warning) says what the library tells on stderr.
 )";

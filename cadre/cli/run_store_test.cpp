@@ -59,6 +59,19 @@ TEST(RunStore, SaysWhomItDroppedAndWhy) {
   EXPECT_TRUE(std::regex_match(result.error, line)) << result.error;
 }
 
+TEST(RunStore, OfManyStrangersAFewAreNamedAndTheOthersCounted) {
+  const auto result = run_cadre({"run", "bash", "-c",
+                                 "for i in {1..50}; do exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; "
+                                 "echo rubbish >&3; cat <&3; "
+                                 "done"},
+                                {{"CADRE_LOG", ""}});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_NE(result.error.find(" store dropped peer="), std::string::npos) << result.error;
+  EXPECT_NE(result.error.find("more lines like these\n"), std::string::npos) << result.error;
+  // Five in each interval that the job takes on a busy machine.
+  EXPECT_LT(std::ranges::count(result.error, '\n'), 25) << result.error;
+}
+
 TEST(RunStore, LogsFromTheLevelOfItsWorkersOn) {
   EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "error"}}).error, "");
   EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "off"}}).error, "");

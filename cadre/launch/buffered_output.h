@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,7 @@ class BufferedOutput {
   bool is_empty() const { return pending_.size() == offset_; }
   bool is_full() const { return pending_.size() - offset_ >= kMaxPendingBytes; }
   bool is_at_line_start() const { return is_at_line_start_; }
+  const std::optional<Error>& failure() const { return stream_.failure(); }
   bool is_terminal() const { return stream_.is_terminal(); }
   os::Pollable& pollable() { return stream_; }
 

@@ -9,6 +9,7 @@
 #include "cadre/base/format.h"
 #include "cadre/launch/exit_meaning.h"
 #include "cadre/os/io/file.h"
+#include "cadre/os/proc/signals.h"
 
 namespace cadre::launch {
 namespace {
@@ -37,6 +38,23 @@ std::string last_lines_text(const FailureReport& report) {
           : cadre::format("cadre: the last {} lines of rank {}:\n", count, report.failure.rank);
   for (const std::string& line : report.last_lines) text += "    " + printable(line) + "\n";
   return text;
+}
+
+// A stopped worker answers nobody: the one that failed is often the one that waited for it.
+std::string stopped_text(const FailureReport& report) {
+  std::vector<int> ranks;
+  int signal = 0;
+  for (const WorkerExit& ended : report.exits) {
+    if (ended.stopped_by == 0) continue;
+    ranks.push_back(ended.rank);
+    signal = ended.stopped_by;
+  }
+  if (ranks.empty()) return "";
+  std::ranges::sort(ranks);
+  return cadre::format("  likely cause: {} {} {} stopped by {} when rank {} failed\n",
+                       ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks),
+                       ranks.size() == 1 ? "was" : "were", os::signal_name(signal),
+                       report.failure.rank);
 }
 
 // One line for all others, grouped by how they ended.
@@ -75,6 +93,7 @@ std::string to_text(const FailureReport& report) {
     text += "  exception: " + printable(report.exception.substr(0, kMaxExceptionBytes)) + "\n";
   }
   text += others_text(report);
+  text += stopped_text(report);
   text.pop_back();
   return text;
 }

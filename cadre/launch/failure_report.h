@@ -2,7 +2,8 @@
 //
 // Threads: a pure function. Blocking: never.
 // Order: the last lines of the worker that failed first, then who it was and why, then one line for
-// all others. What a reader needs stands where the cursor is.
+// all others, then those that were stopped at that time and may be the cause. What a reader needs
+// stands where the cursor is.
 #pragma once
 
 #include <cstdint>

@@ -42,6 +42,21 @@ TEST(FailureReport, SaysWhoWhereAndWhy) {
       "  others: rank 2: ended by exit code 1; rank 4: had succeeded; ranks 0-1: stopped");
 }
 
+TEST(FailureReport, NamesThoseThatWereStoppedAtThatTime) {
+  std::vector exits{worker_exit(2, {.code = 1}), worker_exit(1, {.signal = SIGTERM}, true),
+                    worker_exit(0, {.signal = SIGTERM}, true)};
+  const auto end_of_report = [&] {
+    const std::string text =
+        to_text({.failure = exits[0], .host = "node7", .num_workers = 3, .exits = exits});
+    return text.substr(text.rfind('\n') + 1);
+  };
+  exits[1].stopped_by = SIGSTOP;
+  EXPECT_EQ(end_of_report(), "  likely cause: rank 1 was stopped by SIGSTOP when rank 2 failed");
+  exits[2].stopped_by = SIGSTOP;
+  EXPECT_EQ(end_of_report(),
+            "  likely cause: ranks 0-1 were stopped by SIGSTOP when rank 2 failed");
+}
+
 TEST(FailureReport, FoldsRanksIntoRanges) {
   EXPECT_EQ(rank_ranges({}), "");
   EXPECT_EQ(rank_ranges(std::vector{4}), "4");

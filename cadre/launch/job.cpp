@@ -13,6 +13,7 @@
 #include "cadre/launch/queued_log.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/launch/worker_group.h"
+#include "cadre/os/host/descriptor_limit.h"
 #include "cadre/os/proc/descendants.h"
 #include "cadre/os/proc/memory_kills.h"
 #include "cadre/os/proc/signals.h"
@@ -21,7 +22,8 @@
 namespace cadre::launch {
 namespace {
 
-constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD};
+constexpr std::array kSignals{SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1,
+                              SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD};
 // Nobody presses Ctrl-C twice within this; a program such as timeout(1) signals twice at once.
 constexpr Duration kSameKeyPress = std::chrono::milliseconds(100);
 // What workers leave running may end by itself for so long (Python's resource tracker does) ...
@@ -33,6 +35,10 @@ constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
 // While killing: a process that forks faster than it is killed is found again.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
+// A pidfd and a connection to the store, besides one pipe or two.
+constexpr uint64_t kDescriptorsPerWorker = 2;
+// Outputs, signals, the store's listener, and what is open only while a worker is started.
+constexpr uint64_t kOwnDescriptors = 24;
 constexpr size_t kTokenBytes = 16;
 constexpr size_t kRunIdBytes = 4;
 
@@ -89,6 +95,7 @@ class JobRun {
     kKilling     // everything is being killed
   };
 
+  Status raise_limits();
   Status open_store();
   Status start();
   std::vector<WorkerSpec> worker_specs(const JobIdentity& identity);
@@ -101,6 +108,8 @@ class JobRun {
   bool is_over();
   void advance();
   void say(std::string_view line) { error_.append_line("cadre: ", line); }
+  void say_stopped();
+  void say_lost_output();
   void show_log();
   int finish();
   int exit_code(const std::optional<WorkerExit>& failure) const;
@@ -116,7 +125,11 @@ class JobRun {
   // Before everything that starts a thread.
   os::SignalListener signals_;
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
-  BufferedOutput error_{os::OutputStream::Target::kStandardError};
+  const std::unique_ptr<BufferedOutput> own_error_ =
+      os::outputs_are_one()
+          ? nullptr
+          : std::make_unique<BufferedOutput>(os::OutputStream::Target::kStandardError);
+  BufferedOutput& error_ = own_error_ ? *own_error_ : output_;
   QueuedLog log_;
   std::unique_ptr<TcpStoreServer> store_;
   WorkerGroup group_;
@@ -126,6 +139,8 @@ class JobRun {
   Phase phase_ = Phase::kRunning;
   Deadline phase_deadline_;
   TimePoint last_stop_signal_;
+  uint64_t worker_descriptors_ = 0;  // their soft limit
+  bool has_said_lost_output_ = false;
   int stop_signal_ = 0;  // the first signal that stopped the job; 0 if none did
   bool guardian_is_gone_ = false;
   std::vector<os::Descendant> unkillable_;
@@ -145,7 +160,8 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
   for (int rank = 0; rank < spec_.num_workers; ++rank) {
     os::ProcessOptions process{
         .executable = spec_.executable,
-        .environment = worker_environment(spec_.environment, identity, rank).to_texts()};
+        .environment = worker_environment(spec_.environment, identity, rank).to_texts(),
+        .soft_descriptor_limit = worker_descriptors_};
     for (const std::string& argument : spec_.arguments) {
       process.arguments.push_back(
           replace_all(argument, "${local_rank}", cadre::format("{}", rank)));
@@ -156,6 +172,21 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
          .output = {.prefix = prefix_of(rank), .is_raw = spec_.is_rank0_raw && rank == 0}});
   }
   return specs;
+}
+
+Status JobRun::raise_limits() {
+  worker_descriptors_ = os::raise_descriptor_limit().soft;
+  const uint64_t limit = os::descriptor_limit().soft;
+  const uint64_t num_pipes = own_error_ ? 2 : 1;
+  const uint64_t needed =
+      static_cast<uint64_t>(spec_.num_workers) * (kDescriptorsPerWorker + num_pipes) +
+      kOwnDescriptors;
+  if (needed <= limit) return {};
+  return Error(ErrorCode::kUnavailable,
+               cadre::format("{} workers need about {} descriptors and this process may open {}: "
+                             "raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd) or start "
+                             "fewer workers",
+                             spec_.num_workers, needed, limit));
 }
 
 Status JobRun::open_store() {
@@ -186,6 +217,7 @@ Status JobRun::start() {
 }
 
 Result<int> JobRun::run() {
+  CADRE_RETURN_IF_ERROR(raise_limits());
   if (const Status opened = open_store(); !opened.ok()) {
     say(opened.error().message());
     error_.drain(system_, system_.deadline_in(kDrainTimeout));
@@ -209,6 +241,7 @@ void JobRun::watch() {
       kill_all();
     }
     show_log();
+    say_lost_output();
     take_signals();
     advance();
   }
@@ -224,12 +257,34 @@ void JobRun::take_signals() {
   while (const auto signal = signals_.try_next()) {
     if (*signal == SIGCHLD) {
       group_.reap_orphans();
+      say_stopped();
+    } else if (*signal == SIGTSTP) {
+      group_.suspend();
+    } else if (*signal == SIGCONT) {
+      group_.resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
       group_.forward_signal(*signal);  // batch systems announce the end of the time so
     } else {
       on_stop_signal(*signal);
     }
   }
+}
+
+void JobRun::say_stopped() {
+  for (const StoppedWorker& worker : group_.take_stopped()) {
+    say(
+        cadre::format("rank {} (pid {}) was stopped by {} and does not run until it is continued "
+                      "(kill -CONT {})",
+                      worker.rank, worker.pid, os::signal_name(worker.signal), worker.pid));
+  }
+}
+
+// Once, when it happens: the job goes on.
+void JobRun::say_lost_output() {
+  if (has_said_lost_output_ || !output_.failure()) return;
+  has_said_lost_output_ = true;
+  say(cadre::format("standard output: {}; what follows on it is lost",
+                    output_.failure()->message()));
 }
 
 void JobRun::on_stop_signal(int signal) {
@@ -283,6 +338,7 @@ void JobRun::advance() {
   say(cadre::format("the workers have ended; stopping what they left running: {}",
                     names_of(leftovers)));
   os::signal_processes(leftovers, SIGTERM);
+  os::signal_processes(leftovers, SIGCONT);
   enter(Phase::kStopping, kLeftoverGrace);
 }
 
@@ -290,7 +346,7 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   if (guardian_is_gone_) return 128 + SIGKILL;
   if (failure) return failure->status.shell_code();
   if (stop_signal_ != 0) return 128 + stop_signal_;
-  return unkillable_.empty() ? 0 : 1;
+  return unkillable_.empty() && !output_.failure() && !error_.failure() ? 0 : 1;
 }
 
 int JobRun::finish() {
@@ -299,7 +355,7 @@ int JobRun::finish() {
     group_.step({}, drained);
   }
   group_.finish_output();
-  show_log();
+  for (const std::string& line : log_.take_last()) say(line);
 
   const auto failure = group_.first_failure();
   if (failure) {
@@ -321,6 +377,7 @@ int JobRun::finish() {
   }
   if (guardian_is_gone_) say("`cadre run` was killed; its workers were killed too");
   output_.drain(system_, drained);
+  say_lost_output();
   error_.drain(system_, drained);
   return exit_code(failure);
 }

@@ -3,7 +3,8 @@
 // Threads: the process's main thread, before any other was started. Blocking: as long as the job
 // runs; every stop is bounded by the grace period and a few seconds.
 // Lifetime: when run_job returns, no process, port or file of the job is left.
-// Errors: of starting the program: kUnavailable and kInvalidArgument, as one sentence each. A store
+// Errors: kInvalidArgument when the program cannot be executed, kUnavailable when the machine lacks
+// processes, memory or descriptors, as one sentence each. A store
 // that cannot be opened, and what workers do, are no errors of run_job: they are reported on the
 // error output and in the exit code. So is what the store logs.
 #pragma once
@@ -41,8 +42,9 @@ struct JobSpec {
 };
 
 // Runs the job to its end and returns the launcher's exit code: 0, the first failed worker's
-// (128 + signal if one ended it), 128 + the signal that stopped the job, or 1 without a store.
-// `guardian_gone` becomes readable when the job must vanish at once (os/proc/guardian.h).
+// (128 + signal if one ended it), 128 + the signal that stopped the job, or 1 without a store or
+// when output could not be written (a full disk). `guardian_gone` becomes readable when the job
+// must vanish at once (os/proc/guardian.h).
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
 
 }  // namespace cadre::launch

@@ -1,15 +1,19 @@
 // Log lines of the job's store, kept until the launcher's own loop shows them: whoever logs never
-// waits for the reader of the launcher's output.
+// waits for the reader of the launcher's output, and a thousand lines of one kind become a few and
+// a count. Lines are of one kind if level, component and the first word of the message are equal.
 //
 // Threads: write() from any; the rest from the owner's. Blocking: never. Lifetime: the System
-// outlives it, and it outlives whoever writes. Errors: none; lines that the owner does not take in
-// time are dropped and counted.
+// outlives it, and it outlives whoever writes. Errors: none; lines beyond kMaxLinesOfAKind in a
+// kInterval, and those that the owner does not take in time, are dropped and counted.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/log.h"
@@ -19,24 +23,42 @@ namespace cadre::launch {
 
 class QueuedLog final : public LogSink {
  public:
-  static constexpr size_t kMaxLines = 1000;
+  static constexpr size_t kMaxLines = 100;
+  static constexpr size_t kMaxLinesOfAKind = 5;
+  static constexpr Duration kInterval = std::chrono::seconds(10);
 
   // Drops what is below `level`.
-  QueuedLog(os::System& system, LogLevel level) : level_(level), event_(system.make_event()) {}
+  QueuedLog(os::System& system, LogLevel level)
+      : system_(system), level_(level), event_(system.make_event()) {}
 
   void write(LogLevel level, std::string_view component, std::string_view message) override;
 
   // Readable while lines wait.
   os::Pollable& pollable() { return *event_; }
-  // "warning 2026-11-21T10:04:11.042Z store dropped peer=..."
+  // "warning 2026-11-21T10:04:11.042Z store dropped peer=...", and the counts of what was dropped
+  // in intervals that have passed: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more lines
+  // like these".
   std::vector<std::string> take();
+  // With the counts of intervals that have not passed: nothing more will be taken.
+  std::vector<std::string> take_last();
 
  private:
+  struct Kind {
+    TimePoint interval_end{};
+    size_t num_lines = 0;    // in this interval
+    size_t num_dropped = 0;  // in this interval
+  };
+  // Turns what was dropped in intervals that end by then into lines.
+  void count_dropped(TimePoint until);
+  std::vector<std::string> take_counted(TimePoint until);
+
+  os::System& system_;
   const LogLevel level_;
   const std::unique_ptr<os::Event> event_;
   std::mutex mutex_;
   std::vector<std::string> lines_;
-  size_t num_dropped_ = 0;
+  // By level, and component with first word.
+  std::map<std::pair<std::string, std::string>, Kind> kinds_;
 };
 
 }  // namespace cadre::launch

@@ -46,11 +46,31 @@ TEST_F(QueuedLogTest, OffKeepsNothing) {
 TEST_F(QueuedLogTest, CountsWhatItHasNoRoomFor) {
   QueuedLog log(*system_, LogLevel::kWarning);
   for (size_t i = 0; i < QueuedLog::kMaxLines + 3; ++i) {
-    log.write(LogLevel::kWarning, "store", cadre::format("line {}", i));
+    log.write(LogLevel::kWarning, "store", cadre::format("kind{} of line", i));
   }
-  const auto lines = log.take();
-  ASSERT_EQ(lines.size(), QueuedLog::kMaxLines + 1);
-  EXPECT_TRUE(lines.back().ends_with("lines=3")) << lines.back();
+  const auto lines = log.take_last();
+  ASSERT_EQ(lines.size(), QueuedLog::kMaxLines + 3);
+  for (size_t i = QueuedLog::kMaxLines; i < lines.size(); ++i) {
+    EXPECT_TRUE(lines[i].ends_with(": 1 more lines like these")) << lines[i];
+  }
+}
+
+TEST_F(QueuedLogTest, OfManyLinesOfOneKindAFewAndTheirNumberAreKept) {
+  QueuedLog log(*system_, LogLevel::kWarning);
+  for (int i = 0; i < 2000; ++i) {
+    log.write(LogLevel::kWarning, "store", cadre::format("dropped peer={}", i));
+  }
+  log.write(LogLevel::kWarning, "store", "accept failed");
+  std::vector<std::string> lines = log.take();
+  ASSERT_EQ(lines.size(), QueuedLog::kMaxLinesOfAKind + 1);
+  EXPECT_TRUE(lines[4].ends_with("store dropped peer=4")) << lines[4];
+  EXPECT_TRUE(lines[5].ends_with("store accept failed")) << lines[5];
+  EXPECT_TRUE(log.take().empty());
+  lines = log.take_last();
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_TRUE(lines[0].starts_with("warning 2")) << lines[0];
+  EXPECT_TRUE(lines[0].ends_with("Z store dropped: 1995 more lines like these")) << lines[0];
+  EXPECT_TRUE(log.take_last().empty());
 }
 
 }  // namespace

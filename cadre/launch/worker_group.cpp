@@ -1,5 +1,7 @@
 #include "cadre/launch/worker_group.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -12,6 +14,8 @@ namespace {
 using Stream = WorkerOutput::Stream;
 
 constexpr Duration kProgressPeriod = std::chrono::seconds(1);
+// One suffices unless processes are being started.
+constexpr int kMaxSuspendRounds = 100;
 
 }  // namespace
 
@@ -24,6 +28,7 @@ struct WorkerGroup::Worker {
   bool error_is_open = true;
   bool has_ended = false;
   bool was_asked_to_stop = false;
+  int stopped_by = 0;  // as of the last look
 
   void pump() {
     output_is_open = output_is_open && output.pump(Stream::kOutput, process->standard_output());
@@ -38,7 +43,9 @@ WorkerGroup::~WorkerGroup() = default;
 
 Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
   for (const WorkerSpec& spec : specs) {
-    auto process = os::Process::start(spec.process);
+    os::ProcessOptions options = spec.process;
+    options.joins_output = &output_ == &error_;
+    auto process = os::Process::start(options);
     if (!process.ok()) {
       workers_.clear();  // kills those that were started
       return process.error();
@@ -47,7 +54,8 @@ Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
         std::make_unique<Worker>(Worker{.rank = spec.rank,
                                         .process = *std::move(process),
                                         .output = WorkerOutput(spec.output, output_, error_),
-                                        .started = system_.now()}));
+                                        .started = system_.now(),
+                                        .error_is_open = !options.joins_output}));
   }
   return {};
 }
@@ -65,10 +73,15 @@ std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> 
       items.push_back({.target = &worker->process->standard_error(), .want_read = true});
     }
   }
-  for (BufferedOutput* sink : {&output_, &error_}) {
+  for (BufferedOutput* sink : sinks()) {
     if (!sink->is_empty()) items.push_back({.target = &sink->pollable(), .want_write = true});
   }
   return items;
+}
+
+std::vector<BufferedOutput*> WorkerGroup::sinks() {
+  if (&output_ == &error_) return {&output_};
+  return {&output_, &error_};
 }
 
 void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
@@ -82,8 +95,7 @@ void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
     last_progress_ = system_.now();
   }
   collect_exits();
-  output_.flush();
-  error_.flush();
+  for (BufferedOutput* sink : sinks()) sink->flush();
 }
 
 void WorkerGroup::collect_exits() {
@@ -97,7 +109,8 @@ void WorkerGroup::collect_exits() {
                       .pid = worker->process->pid(),
                       .status = *status,
                       .lifetime = system_.now() - worker->started,
-                      .was_asked_to_stop = worker->was_asked_to_stop});
+                      .was_asked_to_stop = worker->was_asked_to_stop,
+                      .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
   }
   // Of those noticed at once, one that a signal ended is the likelier cause: when a worker crashes,
   // its peers see a broken connection and exit by themselves within the same millisecond.
@@ -131,13 +144,49 @@ void WorkerGroup::forward_signal(int signal) {
 }
 
 void WorkerGroup::ask_to_stop(int signal) {
-  // Who has ended by now ended by itself.
+  // Who has ended by now ended by itself, and who is stopped by now may be why.
   collect_exits();
   for (const auto& worker : workers_) {
     if (worker->has_ended) continue;
+    if (!worker->was_asked_to_stop) look_for_stop(*worker);
     worker->was_asked_to_stop = true;
     worker->process->signal_group(signal);
+    worker->process->signal_group(SIGCONT);
   }
+}
+
+void WorkerGroup::suspend() {
+  is_suspended_ = true;
+  // A process that was started while the list was made is in the next list.
+  std::vector<os::Descendant> stopped;
+  for (int round = 0; round < kMaxSuspendRounds; ++round) {
+    std::vector<os::Descendant> running = os::list_descendants();
+    std::erase_if(running, [&](const auto& one) { return std::ranges::count(stopped, one) > 0; });
+    if (running.empty()) return;
+    os::signal_processes(running, SIGSTOP);
+    stopped.insert(stopped.end(), running.begin(), running.end());
+  }
+}
+
+void WorkerGroup::resume() {
+  is_suspended_ = false;
+  os::signal_processes(os::list_descendants(), SIGCONT);
+}
+
+bool WorkerGroup::look_for_stop(Worker& worker) const {
+  const int before = worker.stopped_by;
+  worker.stopped_by = is_suspended_ ? 0 : worker.process->stop_signal().value_or(0);
+  return before == 0 && worker.stopped_by != 0;
+}
+
+std::vector<StoppedWorker> WorkerGroup::take_stopped() {
+  std::vector<StoppedWorker> stopped;
+  for (const auto& worker : workers_) {
+    if (worker->has_ended || worker->was_asked_to_stop || !look_for_stop(*worker)) continue;
+    stopped.push_back(
+        {.rank = worker->rank, .pid = worker->process->pid(), .signal = worker->stopped_by});
+  }
+  return stopped;
 }
 
 void WorkerGroup::reap_orphans() {

@@ -37,10 +37,19 @@ struct WorkerExit {
   os::ExitStatus status;
   Duration lifetime{};
   bool was_asked_to_stop = false;  // a signal of ours came first
+  int stopped_by = 0;              // the signal that had stopped it when it was asked; 0: it ran
+};
+
+// A worker that does not run, because a signal stopped it.
+struct StoppedWorker {
+  Rank rank;
+  int pid = 0;
+  int signal = 0;
 };
 
 class WorkerGroup {
  public:
+  // If both outputs are the same, each worker has one pipe for both of its streams.
   WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error);
   ~WorkerGroup();
   WorkerGroup(const WorkerGroup&) = delete;
@@ -63,7 +72,13 @@ class WorkerGroup {
   // To the workers that still run, and not to what they started: the signals forwarded so (SIGUSR1)
   // end a process that does not expect them.
   void forward_signal(int signal);
-  // To the process groups of the workers that still run. From now on their exits are no failures.
+  // Stops everything below this process, as Ctrl-Z is to, until resume().
+  void suspend();
+  void resume();
+  // Workers that were stopped by another than suspend() since the last call.
+  std::vector<StoppedWorker> take_stopped();
+  // To the process groups of the workers that still run, which are continued to take it. From now
+  // on their exits are no failures.
   void ask_to_stop(int signal);
   // Reaps orphans of workers that have ended; to be called at SIGCHLD.
   void reap_orphans();
@@ -76,6 +91,9 @@ class WorkerGroup {
  private:
   struct Worker;
   void collect_exits();
+  // Whether a signal has stopped the worker since the last look.
+  bool look_for_stop(Worker& worker) const;
+  std::vector<BufferedOutput*> sinks();
   std::vector<os::PollItem> poll_items(std::span<const os::PollItem> also);
 
   os::System& system_;
@@ -84,6 +102,7 @@ class WorkerGroup {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<WorkerExit> exits_;
   TimePoint last_progress_;
+  bool is_suspended_ = false;
 };
 
 }  // namespace cadre::launch

@@ -16,6 +16,7 @@ struct Descendant {
   int pid = 0;
   uint64_t start_time = 0;  // with the pid it names a process for good
   std::string name;         // the kernel's short name of its program
+  friend bool operator==(const Descendant&, const Descendant&) = default;
 };
 
 // From now on orphaned descendants become children of this process. Not inherited by fork.

@@ -21,7 +21,7 @@
 namespace cadre::os {
 namespace {
 
-constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
 // Long waits are cut into these, because every wait has a deadline.
 constexpr Duration kNap = std::chrono::minutes(1);
 constexpr Duration kKillTimeout = std::chrono::seconds(5);
@@ -48,6 +48,23 @@ void kill_everything_below() {
   }
 }
 
+// As if SIGTSTP had not been held; the kernel ignores it where nobody could continue this process.
+void stop_until_continued() {
+  sigset_t stop;
+  ::sigemptyset(&stop);
+  ::sigaddset(&stop, SIGTSTP);
+  ::raise(SIGTSTP);
+  ::pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);
+  ::pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+}
+
+void forward(int signal, int supervisor) {
+  ::kill(supervisor, signal);
+  if (signal != SIGTSTP) return;
+  stop_until_continued();
+  ::kill(supervisor, SIGCONT);
+}
+
 int guard(int supervisor) {
   become_subreaper();
   SignalListener signals(kForwarded);
@@ -56,7 +73,7 @@ int guard(int supervisor) {
                                 PollItem{.target = &signals, .want_read = true}};
   while (!items[0].can_read) {
     poll_items(items, Deadline(monotonic_now() + kNap));
-    while (const auto signal = signals.try_next()) ::kill(supervisor, *signal);
+    while (const auto signal = signals.try_next()) forward(*signal, supervisor);
   }
   int raw = 0;
   ::waitpid(supervisor, &raw, 0);
@@ -71,11 +88,15 @@ int guard(int supervisor) {
 
 }  // namespace
 
+void hold_forwarded_signals() {
+  const sigset_t signals = signals_to_take(kForwarded);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
 int run_guarded(const std::function<int(Pollable& guardian_gone)>& body) {
   auto life = make_pipe();
   if (!life.ok()) throw life.error();
-  // Blocked before the fork, so that no signal falls between the two processes' first steps.
-  SignalListener blocked(kForwarded);
+  hold_forwarded_signals();
   const int supervisor = ::fork();
   if (supervisor < 0) throw errno_error(ErrorCode::kUnavailable, "start a process", errno);
   if (supervisor > 0) {

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "cadre/base/format.h"
+#include "cadre/os/io/errno_error.h"
 
 namespace cadre::os {
 
@@ -32,15 +34,29 @@ size_t OutputStream::try_write(std::string_view text) {
     } else if (errno == EAGAIN) {
       return taken;
     } else if (errno != EINTR) {
-      is_gone_ = true;
+      give_up(errno);
     }
   }
   return is_gone_ ? text.size() : taken;
 }
 
+void OutputStream::give_up(int error_number) {
+  is_gone_ = true;
+  // A reader that has gone and a terminal that was closed are no failures.
+  if (error_number == EPIPE || (error_number == EIO && is_terminal_)) return;
+  failure_ = errno_error(ErrorCode::kUnavailable, "write", error_number);
+}
+
 bool OutputStream::is_ready() const {
   pollfd item{.fd = handle_, .events = POLLOUT, .revents = 0};
   return ::poll(&item, 1, 0) > 0;
+}
+
+bool outputs_are_one() {
+  struct stat output {};
+  struct stat error {};
+  return ::fstat(STDOUT_FILENO, &output) == 0 && ::fstat(STDERR_FILENO, &error) == 0 &&
+         output.st_dev == error.st_dev && output.st_ino == error.st_ino;
 }
 
 }  // namespace cadre::os

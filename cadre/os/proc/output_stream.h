@@ -3,12 +3,14 @@
 // Threads: one owner at a time. Blocking: never on pipes, terminals and sockets; for the time of
 // the disk on files. Lifetime: the process's own descriptor stays open. Errors: an output whose
 // reader is gone swallows all that follows, as a terminal does that was closed: the work is worth
-// more than its log.
+// more than its log. So does one that fails otherwise (a full disk), and failure() says why.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string_view>
 
+#include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/os/io/fd.h"
 #include "cadre/os/socket.h"
@@ -24,10 +26,14 @@ class CADRE_EXPORT OutputStream final : public Pollable {
   // Bytes taken; fewer than given when the reader is slow.
   size_t try_write(std::string_view text);
 
+  // Why bytes were lost: kUnavailable with the system's reason.
+  const std::optional<Error>& failure() const { return failure_; }
+
   int poll_handle() const override { return handle_; }
 
  private:
   bool is_ready() const;
+  void give_up(int error_number);
 
   // The flag O_NONBLOCK belongs to the open file, which is shared with the shell; so a terminal is
   // opened once more, and pipes are written in pieces that poll() promises not to block.
@@ -35,6 +41,10 @@ class CADRE_EXPORT OutputStream final : public Pollable {
   int handle_;
   bool is_terminal_ = false;
   bool is_gone_ = false;
+  std::optional<Error> failure_;
 };
+
+// Whether standard output and standard error are the same terminal, file or pipe.
+bool outputs_are_one();
 
 }  // namespace cadre::os

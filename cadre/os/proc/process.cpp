@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 
 #include "cadre/base/format.h"
+#include "cadre/os/host/descriptor_limit.h"
 #include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/poll.h"
@@ -38,6 +40,7 @@ struct ChildPlan {
   int output;
   int error;
   int failure_report;
+  std::optional<rlimit> descriptors;
 };
 
 [[noreturn]] void report_and_exit(int failure_report, int error_number) {
@@ -67,6 +70,7 @@ void reset_signals() {
   // The report's descriptor too: it closes when exec succeeds.
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
   reset_signals();
+  if (plan.descriptors) ::setrlimit(RLIMIT_NOFILE, &*plan.descriptors);
   ::execve(plan.executable, plan.arguments.data(), plan.environment.data());
   report_and_exit(plan.failure_report, errno);
 }
@@ -100,12 +104,17 @@ Error cannot_execute(const ProcessOptions& options, int error_number) {
                      cadre::format("\"{}\" cannot be executed", options.executable), error_number);
 }
 
+std::optional<rlimit> descriptor_limit_of(const ProcessOptions& options) {
+  if (!options.soft_descriptor_limit) return std::nullopt;
+  return rlimit{.rlim_cur = *options.soft_descriptor_limit, .rlim_max = descriptor_limit().hard};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
   auto output = make_pipe();
   if (!output.ok()) return output.error();
-  auto error = make_pipe();
+  Result<Pipe> error = options.joins_output ? Pipe() : make_pipe();
   if (!error.ok()) return error.error();
   int report_ends[2] = {-1, -1};
   if (::pipe2(report_ends, O_CLOEXEC) != 0) {
@@ -119,8 +128,9 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
                        .environment = pointers_to(options.environment),
                        .parent_pid = ::getpid(),
                        .output = output->write_end.get(),
-                       .error = error->write_end.get(),
-                       .failure_report = report_writer.get()};
+                       .error = (options.joins_output ? output : error)->write_end.get(),
+                       .failure_report = report_writer.get(),
+                       .descriptors = descriptor_limit_of(options)};
   const int pid = ::fork();
   if (pid == 0) run_child(plan);
   if (pid < 0) return errno_error(ErrorCode::kUnavailable, "start a process", errno);
@@ -163,6 +173,15 @@ std::optional<ExitStatus> Process::try_wait() {
   status_ =
       WIFSIGNALED(raw) ? ExitStatus{.signal = WTERMSIG(raw)} : ExitStatus{.code = WEXITSTATUS(raw)};
   return status_;
+}
+
+std::optional<int> Process::stop_signal() const {
+  if (status_) return std::nullopt;
+  siginfo_t info{};
+  // WNOWAIT: the answer stays the same until the child is continued.
+  const int found = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT);
+  if (found != 0 || info.si_pid != pid_) return std::nullopt;
+  return info.si_status;
 }
 
 void Process::signal(int signal) {

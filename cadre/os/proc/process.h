@@ -9,6 +9,7 @@
 // kUnavailable when the machine has no process, memory or descriptor left.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,9 +25,14 @@ struct ProcessOptions {
   std::string executable;                // a path
   std::vector<std::string> arguments;    // argv, the program's name first
   std::vector<std::string> environment;  // "NAME=value"; nothing is inherited
+  // Standard error goes into the pipe of standard output, so that the order of what the child
+  // writes to both is kept; standard_error() has ended from the start.
+  bool joins_output = false;
+  // The child's soft limit on descriptors, for a parent that raised its own.
+  std::optional<uint64_t> soft_descriptor_limit = {};
 };
 
-// The child leads a process group of its own, reads from /dev/null, writes to two pipes, inherits
+// The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits
 // no other descriptor, starts with default signal handling, and is killed when its parent dies.
 class Process {
   struct Parts;  // so that only start() can make one
@@ -46,6 +52,8 @@ class Process {
 
   // Reaps the child if it has ended; the same answer from then on.
   std::optional<ExitStatus> try_wait();
+  // The signal that stopped the child (SIGSTOP, SIGTSTP), while it is stopped.
+  std::optional<int> stop_signal() const;
   // To the child alone. Nothing once the child was reaped.
   void signal(int signal);
   // To every process of the child's group; nothing once the child was reaped, because its number

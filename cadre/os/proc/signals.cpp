@@ -10,6 +10,16 @@
 
 namespace cadre::os {
 
+namespace {
+
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  ::sigaction(signal, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
 SignalListener::SignalListener(std::span<const int> signals) {
   const sigset_t mask = signals_to_take(signals);
   fd_ = Fd(::signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
@@ -32,12 +42,10 @@ std::optional<int> SignalListener::try_next() {
 }
 
 sigset_t signals_to_take(std::span<const int> signals) {
-  struct sigaction hangup {};
-  ::sigaction(SIGHUP, nullptr, &hangup);
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : signals) {
-    if (signal != SIGHUP || hangup.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
+    if ((signal != SIGHUP && signal != SIGTSTP) || !is_ignored(signal)) ::sigaddset(&set, signal);
   }
   return set;
 }

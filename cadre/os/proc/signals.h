@@ -34,8 +34,9 @@ class SignalListener final : public Pollable {
   Fd fd_;
 };
 
-// All of `signals`, but SIGHUP only if this process does not ignore it: what nohup started is to
-// outlive the hangup, yet a signal that is blocked is queued although it is ignored.
+// All of `signals`, but SIGHUP and SIGTSTP only if this process does not ignore them: what nohup
+// started is to outlive the hangup, and a shell without job control cannot continue what Ctrl-Z
+// stopped, yet a signal that is blocked is queued although it is ignored.
 CADRE_EXPORT sigset_t signals_to_take(std::span<const int> signals);
 
 // "SIGTERM"; "signal 63" for one without a name.
