@@ -90,20 +90,6 @@ Duration stop_grace(const RunOptions& options, const os::Environment& environmen
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
-// Workers may change their folder, so they get the whole path.
-Status prepare_flight_folder(const std::string& folder, os::Environment& environment) {
-  if (folder.empty()) return {};
-  std::error_code failure;
-  const std::filesystem::path path = std::filesystem::absolute(folder, failure);
-  if (!failure) std::filesystem::create_directories(path, failure);
-  if (failure) {
-    return Error(ErrorCode::kUnavailable,
-                 cadre::format("--flight-records {}: {}", folder, failure.message()));
-  }
-  environment.set("CADRE_FLIGHT_RECORDS", path.string());
-  return {};
-}
-
 }  // namespace
 
 int run_command(Words words) {
@@ -137,9 +123,8 @@ int run_command(Words words) {
       spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] "));
   spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&
                        spec.environment.get_or("NO_COLOR", "").empty();
-  if (const Status prepared = prepare_flight_folder(options->flight_folder, spec.environment);
-      !prepared.ok()) {
-    return fail(kCommand, prepared.error().message(), 1);
+  if (!options->flight_folder.empty()) {
+    spec.environment.set("CADRE_FLIGHT_RECORDS", options->flight_folder);
   }
   if (const Status resolved = resolve_program(*options, spec); !resolved.ok()) {
     return fail(kCommand, resolved.error().message(), start_failure_code(resolved.error()));
