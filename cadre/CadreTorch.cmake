@@ -40,6 +40,7 @@ target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
 cadre_sources(train_sources library train)
 if(train_sources)
   find_package(tomlplusplus REQUIRED)
+  find_package(CLI11 REQUIRED)
   add_library(cadre_train_objects OBJECT ${train_sources})
   target_link_libraries(cadre_train_objects PRIVATE cadre_options PUBLIC cadre_torch_objects
                                                                         nlohmann_json::nlohmann_json)

@@ -1,10 +1,11 @@
 # Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
-# toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, a Python whose torch is used, or a
-# virtual environment); else it is that of .venv of the source tree, of the torch that an installed
-# Cadre was built with, or of python3.
+# toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, the folder of a virtual environment,
+# or a Python whose torch is used); else it is that of .venv of the source tree, of the torch that an
+# installed Cadre was built with, or of python3. cadre/cli/torch_finder.h has the same rule.
 # Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder) and
 # LibTorch_PYTHON (the Python that has it; empty when there is none).
-set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING "A torch folder, or the Python or virtual environment whose torch to use")
+set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING
+    "A torch folder, the folder of a virtual environment, or the Python whose torch to use")
 
 if(CADRE_TORCH)
   set(candidates "${CADRE_TORCH}")
@@ -17,10 +18,10 @@ else()
 endif()
 
 foreach(candidate IN LISTS candidates)
-  if(EXISTS "${candidate}/bin/python3")
-    set(candidate "${candidate}/bin/python3")
+  if(IS_DIRECTORY "${candidate}" AND NOT EXISTS "${candidate}/version.py")
+    set(candidate "${candidate}/bin/python3")  # a virtual environment
   endif()
-  if(EXISTS "${candidate}/version.py")
+  if(IS_DIRECTORY "${candidate}")
     set(LibTorch_DIR "${candidate}")
     # lib/pythonX.Y/site-packages/torch of a virtual environment.
     file(GLOB LibTorch_PYTHON "${candidate}/../../../../bin/python3")

@@ -4,7 +4,6 @@
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/nearest.h"
-#include "cadre/cli/run_options.h"
 #include "cadre/cli/torch_finder.h"
 #include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
@@ -39,36 +38,6 @@ TEST(Nearest, FindsTypingErrorsOnly) {
   EXPECT_EQ(nearest("rnu", known), "run");
   EXPECT_EQ(nearest("inof", known), "info");
   EXPECT_EQ(nearest("checkpoint", known), "");
-}
-
-TEST(RunOptions, AcceptsBothSpellingsOfEveryOption) {
-  const std::string help(run_help());
-  const std::regex option("\n  (?:-[a-z], )?(--[a-z-]+)( [A-Z]+)?");
-  int num_found = 0;
-  for (std::sregex_iterator match(help.begin(), help.end(), option), end; match != end; ++match) {
-    std::string name = (*match)[1];
-    const bool takes_value = (*match)[2].matched;
-    for (int spelling = 0; spelling < 2; ++spelling) {
-      std::vector<std::string> words{name};
-      if (takes_value)
-        words.push_back(name == "--role" || name.find("-id") != name.npos ? "x" : "1");
-      words.push_back("./train");
-      EXPECT_TRUE(parse_run_options(words).ok()) << name;
-      std::replace(name.begin() + 2, name.end(), '-', '_');
-    }
-    ++num_found;
-  }
-  EXPECT_GE(num_found, 9);
-}
-
-TEST(RunOptions, LeavesTheProgramsOwnOptionsAlone) {
-  const std::vector<std::string> words{
-      "--nproc-per-node", "2", "./train", "--nproc-per-node", "7", "--help", "--", "--role", "x"};
-  const auto options = parse_run_options(words);
-  ASSERT_TRUE(options.ok());
-  EXPECT_EQ(options->num_workers, "2");
-  EXPECT_FALSE(options->wants_help);
-  EXPECT_EQ(options->program, std::vector<std::string>(words.begin() + 2, words.end()));
 }
 
 TEST(Info, SaysTheSameAsTableAndAsJson) {

@@ -1,6 +1,7 @@
 #include "cadre/cli/launch_job.h"
 
 #include "cadre/cli/command.h"
+#include "cadre/cli/flight_folder.h"
 #include "cadre/os/proc/guardian.h"
 #include "cadre/os/proc/temporary_folder.h"
 #include "cadre/rendezvous/job_environment.h"
@@ -15,6 +16,9 @@ int launch_job(std::string_view command, launch::JobSpec spec) {
   const auto log_level = parse_log_level(spec.environment.get_or("CADRE_LOG", ""));
   if (!log_level.ok()) return fail(command, log_level.error().message(), kUsageExitCode);
   spec.log_level = *log_level;
+  if (const Status prepared = prepare_flight_folder(spec.environment); !prepared.ok()) {
+    return fail(command, prepared.error().message(), 1);
+  }
   os::hold_forwarded_signals();
   // Made before the guardian and the supervisor part, so that whichever survives removes it.
   const auto folder =

@@ -12,6 +12,7 @@
 #include "cadre/os/proc/executable.h"
 #include "cadre/os/proc/machine.h"
 #include "cadre/os/proc/output_stream.h"
+#include "cadre/os/system.h"
 
 namespace cadre::cli {
 namespace {
@@ -19,32 +20,44 @@ namespace {
 constexpr std::string_view kCommand = "cadre run";
 constexpr int kMaxWorkers = 4096;
 
-Result<int> resolve_num_workers(const std::string& text, const os::Environment& environment) {
+Result<int> resolve_num_workers(const GivenOption& given, const os::Environment& environment) {
   const os::MachineInfo machine = os::read_machine_info(environment);
+  const std::string& text = given.value;
   if (text == "cpu") return machine.num_cores;
   if (text == "auto") return machine.num_gpus > 0 ? machine.num_gpus : machine.num_cores;
   if (text == "gpu") {
     if (machine.num_gpus > 0) return machine.num_gpus;
     return Error(ErrorCode::kInvalidArgument,
-                 "--nproc-per-node gpu: this machine has no GPU; say auto or a number");
+                 given.text() + ": this machine has no GPU; say auto or a number");
   }
-  int count = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || count < 1 ||
-      count > kMaxWorkers) {
+  const auto count = parse_integer(text);
+  if (!count || *count < 1 || *count > kMaxWorkers) {
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("--nproc-per-node {}: expected a number from 1 to {}, auto, gpu or "
-                               "cpu",
-                               text, kMaxWorkers));
+                 cadre::format("{}: expected a number from 1 to {}, auto, gpu or cpu", given.text(),
+                               kMaxWorkers));
   }
-  return count;
+  return *count;
+}
+
+// An address is of this host when it can be listened at.
+Status check_is_this_host(const NamedHost& named) {
+  if (named.host == "localhost") return {};
+  const auto system = os::make_native_system();
+  const auto listener = system->listen({os::Address::Kind::kTcp, named.host, 0});
+  if (listener.ok()) return {};
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("{}: \"{}\" is not this host, on which the launcher serves the job's "
+                    "store: leave it out, or for several hosts start each process yourself, "
+                    "with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                    named.given.text(), named.host));
 }
 
 // Fills in what is executed: the program itself, or Python with the script or module.
 Status resolve_program(const RunOptions& options, launch::JobSpec& spec) {
   const std::string search_path = spec.environment.get_or("PATH", "/usr/local/bin:/usr/bin:/bin");
   const std::string& program = options.program.front();
-  const bool is_script = program.ends_with(".py") && !options.no_python;
+  const bool is_script = options.is_python || (program.ends_with(".py") && !options.no_python);
   if (!is_script && !options.is_module) {
     auto found = os::find_executable(program, search_path);
     if (!found.ok()) return found.error();
@@ -77,32 +90,25 @@ Duration stop_grace(const RunOptions& options, const os::Environment& environmen
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
-// Workers may change their folder, so they get the whole path.
-Status prepare_flight_folder(const std::string& folder, os::Environment& environment) {
-  if (folder.empty()) return {};
-  std::error_code failure;
-  const std::filesystem::path path = std::filesystem::absolute(folder, failure);
-  if (!failure) std::filesystem::create_directories(path, failure);
-  if (failure) {
-    return Error(ErrorCode::kUnavailable,
-                 cadre::format("--flight-records {}: {}", folder, failure.message()));
-  }
-  environment.set("CADRE_FLIGHT_RECORDS", path.string());
-  return {};
-}
-
 }  // namespace
 
 int run_command(Words words) {
-  const auto options = parse_run_options(words);
+  const os::Environment environment = os::read_environment();
+  const auto options = parse_run_options(words, environment);
   if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
   if (options->wants_help) {
     print(run_help());
     return 0;
   }
+  for (const std::string& warning : options->warnings) fail(kCommand, warning, 0);
+  for (const NamedHost& host : options->hosts) {
+    if (const Status is_here = check_is_this_host(host); !is_here.ok()) {
+      return fail(kCommand, is_here.error().message(), kUsageExitCode);
+    }
+  }
   launch::JobSpec spec;
-  spec.environment = os::read_environment();
-  const auto num_workers = resolve_num_workers(options->num_workers, spec.environment);
+  spec.environment = environment;
+  const auto num_workers = resolve_num_workers(options->num_workers, environment);
   if (!num_workers.ok()) return fail(kCommand, num_workers.error().message(), kUsageExitCode);
   if (options->no_python && options->is_module) {
     return fail(kCommand, "--no-python and -m contradict each other", kUsageExitCode);
@@ -111,15 +117,14 @@ int run_command(Words words) {
   spec.num_workers = *num_workers;
   spec.run_id = options->run_id;
   spec.role = options->role;
-  spec.store_port = options->master_port;
+  spec.store_port = options->store_port;
   spec.stop_grace = stop_grace(*options, spec.environment);
   spec.prefix_template = options->prefix_template.value_or(
       spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] "));
   spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&
                        spec.environment.get_or("NO_COLOR", "").empty();
-  if (const Status prepared = prepare_flight_folder(options->flight_folder, spec.environment);
-      !prepared.ok()) {
-    return fail(kCommand, prepared.error().message(), 1);
+  if (!options->flight_folder.empty()) {
+    spec.environment.set("CADRE_FLIGHT_RECORDS", options->flight_folder);
   }
   if (const Status resolved = resolve_program(*options, spec); !resolved.ok()) {
     return fail(kCommand, resolved.error().message(), start_failure_code(resolved.error()));

@@ -122,7 +122,10 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
       {{"--nproc-per-node", "0", "true"},
        2,
        "--nproc-per-node 0: expected a number from 1 to 4096, auto, gpu or cpu"},
-      {{"--nnodes", "2", "true"}, 2, "--nnodes 2: this launcher starts workers on one host only"},
+      {{"--nnodes", "2", "true"},
+       2,
+       "--nnodes 2: this launcher starts workers on one host only; for several hosts start each "
+       "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"},
       {{"--nproc-per-nod", "2", "true"},
        2,
        "unknown option --nproc-per-nod; did you mean --nproc-per-node?"},

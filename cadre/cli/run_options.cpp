@@ -1,120 +1,270 @@
 #include "cadre/cli/run_options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <charconv>
+#include <string_view>
 #include <system_error>
 
 #include "cadre/base/format.h"
-#include "cadre/cli/nearest.h"
+#include "cadre/cli/torchrun_flags.h"
 
 namespace cadre::cli {
 namespace {
 
-// What is checked after parsing: the port, and torchrun's flags that mean something only for
-// several hosts or restarts.
-struct OtherOptions {
-  std::string master_port = "0";
-  std::string num_nodes = "1";
-  int node_rank = 0;
-  int max_restarts = 0;
-  bool standalone = false;
+// Of torchrun where its variable PET_NAME is read, too.
+enum class Origin { kTorchrun, kCadre };
+
+struct AcceptedFlag {
+  OptionSpec option;
+  Origin origin;
+  Status (*apply)(const GivenOption& given, RunOptions& options);
 };
 
-// "--nproc-per-node,--nproc_per_node": torchrun accepts both.
-std::string both_spellings(const std::string& name) {
-  std::string other = name;
-  std::replace(other.begin() + 2, other.end(), '-', '_');
-  return other == name ? name : name + "," + other;
+Error wrong(const GivenOption& given, std::string_view sentence) {
+  return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), sentence));
 }
 
-void declare(CLI::App& app, RunOptions& options, OtherOptions& other) {
-  app.set_help_flag();
-  app.prefix_command();
-  app.add_flag("-h,--help", options.wants_help);
-  app.add_option(both_spellings("--nproc-per-node"), options.num_workers);
-  app.add_flag("-m,--module", options.is_module);
-  app.add_flag(both_spellings("--no-python"), options.no_python);
-  app.add_flag("--standalone", other.standalone);
-  app.add_option(both_spellings("--rdzv-id"), options.run_id);
-  app.add_option("--role", options.role);
-  app.add_option(both_spellings("--master-port"), other.master_port);
-  app.add_option(both_spellings("--log-line-prefix-template"), options.prefix_template);
-  app.add_option(both_spellings("--flight-records"), options.flight_folder);
-  app.add_option(both_spellings("--shutdown-timeout"), options.shutdown_timeout_s)
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--nnodes", other.num_nodes);
-  app.add_option(both_spellings("--node-rank"), other.node_rank);
-  app.add_option(both_spellings("--max-restarts"), other.max_restarts);
-}
-
-Result<uint16_t> parse_port(const std::string& text) {
-  uint16_t port = 0;
+std::optional<double> parse_seconds(std::string_view text) {
+  double seconds = 0;
   const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, port);
-  if (parsed.ec == std::errc() && parsed.ptr == end) return port;
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("--master-port {}: expected a number from 1 to 65535, or 0 for a free "
-                             "port",
-                             text));
+  const auto parsed = std::from_chars(text.data(), end, seconds);
+  if (parsed.ec != std::errc() || parsed.ptr != end || !(seconds >= 0)) return std::nullopt;
+  return seconds;
 }
 
-Status check_one_host(const OtherOptions& other) {
-  if (other.num_nodes != "1" && other.num_nodes != "1:1") {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("--nnodes {}: this launcher starts workers on one host only",
-                               other.num_nodes));
+std::optional<uint16_t> parse_port(std::string_view text) {
+  const auto number = parse_integer(text);
+  if (!number || *number < 0 || *number > 65535) return std::nullopt;
+  return static_cast<uint16_t>(*number);
+}
+
+Error wrong_port(const GivenOption& given) {
+  return wrong(given, "expected a number from 1 to 65535, or 0 for a free port");
+}
+
+Status ignore(const GivenOption&, RunOptions&) {
+  return {};
+}
+
+Status check_num_nodes(const GivenOption& given, RunOptions&) {
+  if (given.value == "1" || given.value == "1:1") return {};
+  return wrong(given,
+               "this launcher starts workers on one host only; for several hosts start each "
+               "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+}
+
+Status check_node_rank(const GivenOption& given, RunOptions&) {
+  if (parse_integer(given.value) == 0) return {};
+  return wrong(given, "with one host the only node is 0");
+}
+
+Status check_max_restarts(const GivenOption& given, RunOptions&) {
+  if (parse_integer(given.value) == 0) return {};
+  return wrong(given,
+               "this launcher does not restart workers; run it again from the last snapshot");
+}
+
+Status check_monitor_interval(const GivenOption& given, RunOptions&) {
+  if (parse_seconds(given.value)) return {};
+  return wrong(given, "expected a number of seconds");
+}
+
+Status check_start_method(const GivenOption& given, RunOptions&) {
+  for (const char* method : {"spawn", "fork", "forkserver"}) {
+    if (given.value == method) return {};
   }
-  if (other.node_rank != 0) {
-    return Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("--node-rank {}: with one host the only node is 0", other.node_rank));
+  return wrong(given, "expected spawn, fork or forkserver, which are the same for a program");
+}
+
+Status check_backend(const GivenOption& given, RunOptions&) {
+  if (given.value == "c10d" || given.value == "static") return {};
+  return wrong(given,
+               "expected c10d or static; this launcher serves the job's store itself and uses no "
+               "other service: leave it out");
+}
+
+// "node0", "node0:29400", "[::1]:29400" or "::1".
+Status take_endpoint(const GivenOption& given, RunOptions& options) {
+  std::string host = given.value;
+  std::string port = "0";
+  const size_t colon = host.rfind(':');
+  const size_t bracket = host.rfind(']');
+  const bool is_bare_ipv6 = bracket == std::string::npos && host.find(':') != colon;
+  if (colon != std::string::npos && !is_bare_ipv6 &&
+      (bracket == std::string::npos || bracket < colon)) {
+    port = host.substr(colon + 1);
+    host.resize(colon);
   }
-  if (other.max_restarts != 0) {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("--max-restarts {}: this launcher does not restart workers; run it "
-                               "again from the last snapshot",
-                               other.max_restarts));
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const auto number = parse_port(port);
+  if (!number) return wrong(given, "expected HOST or HOST:PORT, the port a number up to 65535");
+  if (!host.empty()) options.hosts.push_back({.given = given, .host = host});
+  if (*number != 0) options.store_port = *number;
+  return {};
+}
+
+Status take_port(const GivenOption& given, RunOptions& options) {
+  const auto port = parse_port(given.value);
+  if (!port) return wrong_port(given);
+  options.store_port = *port;
+  return {};
+}
+
+Status take_shutdown_timeout(const GivenOption& given, RunOptions& options) {
+  const auto seconds = parse_seconds(given.value);
+  if (!seconds) return wrong(given, "expected a number of seconds");
+  options.shutdown_timeout_s = *seconds;
+  return {};
+}
+
+template <auto kMember>
+Status take_text(const GivenOption& given, RunOptions& options) {
+  options.*kMember = given.value;
+  return {};
+}
+
+template <auto kMember>
+Status set_flag(const GivenOption&, RunOptions& options) {
+  options.*kMember = true;
+  return {};
+}
+
+// Applied in this order: the port of an endpoint replaces that of --master-port, as in torchrun.
+constexpr std::array kAccepted{
+    AcceptedFlag{{"--help", "", 'h'}, Origin::kCadre, ignore},
+    AcceptedFlag{{"--nproc-per-node", "N"},
+                 Origin::kTorchrun,
+                 [](const GivenOption& given, RunOptions& options) {
+                   options.num_workers = given;
+                   return Status();
+                 }},
+    AcceptedFlag{{"--module", "", 'm'}, Origin::kTorchrun, set_flag<&RunOptions::is_module>},
+    AcceptedFlag{{"--no-python", ""}, Origin::kTorchrun, set_flag<&RunOptions::no_python>},
+    AcceptedFlag{{"--run-path", ""}, Origin::kTorchrun, set_flag<&RunOptions::is_python>},
+    AcceptedFlag{{"--log-line-prefix-template", "TEXT"},
+                 Origin::kCadre,
+                 take_text<&RunOptions::prefix_template>},
+    AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
+    AcceptedFlag{
+        {"--flight-records", "FOLDER"}, Origin::kCadre, take_text<&RunOptions::flight_folder>},
+    AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
+    AcceptedFlag{{"--shutdown-timeout", "SECONDS"}, Origin::kTorchrun, take_shutdown_timeout},
+    AcceptedFlag{{"--standalone", ""}, Origin::kTorchrun, ignore},
+    AcceptedFlag{{"--nnodes", "N"}, Origin::kTorchrun, check_num_nodes},
+    AcceptedFlag{{"--node-rank", "N"}, Origin::kTorchrun, check_node_rank},
+    AcceptedFlag{{"--max-restarts", "N"}, Origin::kTorchrun, check_max_restarts},
+    AcceptedFlag{{"--monitor-interval", "SECONDS"}, Origin::kTorchrun, check_monitor_interval},
+    AcceptedFlag{{"--start-method", "METHOD"}, Origin::kTorchrun, check_start_method},
+    AcceptedFlag{
+        {"--signals-to-handle", "NAMES"},
+        Origin::kTorchrun,
+        [](const GivenOption& given, RunOptions&) { return check_handled_signals(given); }},
+    AcceptedFlag{
+        {"--rdzv-conf", "SETTINGS"},
+        Origin::kTorchrun,
+        [](const GivenOption& given, RunOptions&) { return check_rendezvous_settings(given); }},
+    AcceptedFlag{{"--rdzv-backend", "BACKEND"}, Origin::kTorchrun, check_backend},
+    AcceptedFlag{{"--local-addr", "HOST"},
+                 Origin::kTorchrun,
+                 [](const GivenOption& given, RunOptions& options) {
+                   if (!given.value.empty()) options.hosts.push_back({given, given.value});
+                   return Status();
+                 }},
+    AcceptedFlag{{"--master-addr", "HOST"}, Origin::kTorchrun, take_endpoint},
+    AcceptedFlag{{"--master-port", "PORT"}, Origin::kTorchrun, take_port},
+    AcceptedFlag{{"--rdzv-endpoint", "HOST:PORT"}, Origin::kTorchrun, take_endpoint},
+};
+
+// torchrun reads no variable for these two of its flags.
+bool has_variable(std::string_view name) {
+  return name != "--logs-specs" && name != "--numa-binding";
+}
+
+std::string variable_of(std::string_view name) {
+  std::string variable = "PET_";
+  for (const char c : name.substr(2)) {
+    variable += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return variable;
+}
+
+std::vector<OptionSpec> known_options() {
+  std::vector<OptionSpec> known;
+  for (const AcceptedFlag& flag : kAccepted) known.push_back(flag.option);
+  for (const RefusedFlag& flag : refused_torchrun_flags()) known.push_back(flag.option);
+  return known;
+}
+
+std::vector<OptionSpec> options_with_variables() {
+  std::vector<OptionSpec> specs;
+  for (const AcceptedFlag& flag : kAccepted) {
+    if (flag.origin == Origin::kTorchrun) specs.push_back(flag.option);
+  }
+  for (const RefusedFlag& flag : refused_torchrun_flags()) {
+    if (has_variable(flag.option.name)) specs.push_back(flag.option);
+  }
+  return specs;
+}
+
+// The options that PET_ variables give; an empty variable is none, and a switch's is 0 or 1.
+Result<std::vector<GivenOption>> read_variables(const os::Environment& environment,
+                                                std::vector<std::string>& warnings) {
+  std::vector<GivenOption> given;
+  std::vector<std::string> known;
+  for (const OptionSpec& spec : options_with_variables()) {
+    const std::string& variable = known.emplace_back(variable_of(spec.name));
+    const std::string value = environment.get_or(variable, "");
+    const bool is_switch = spec.value.empty();
+    if (value.empty() || (is_switch && value == "0")) continue;
+    given.push_back(
+        {.name = spec.name, .spelling = variable, .value = value, .is_switch = is_switch});
+    if (is_switch && value != "1") return wrong(given.back(), "expected 0 or 1");
+  }
+  for (const std::string& text : environment.to_texts()) {
+    const std::string name = text.substr(0, text.find('='));
+    if (!name.starts_with("PET_") || std::ranges::find(known, name) != known.end()) continue;
+    warnings.push_back(
+        cadre::format("warning: {} is ignored: torchrun has no such variable", name));
+  }
+  return given;
+}
+
+Status apply_all(const ParsedWords& parsed, RunOptions& options) {
+  // What torchrun's --standalone replaces by values of its own.
+  const bool is_standalone = parsed.find("--standalone") != nullptr;
+  for (const AcceptedFlag& flag : kAccepted) {
+    const GivenOption* given = parsed.find(flag.option.name);
+    if (given == nullptr) continue;
+    const bool is_replaced = flag.option.name == "--rdzv-backend" ||
+                             flag.option.name == "--rdzv-endpoint" ||
+                             flag.option.name == "--master-addr";
+    if (is_standalone && is_replaced) continue;
+    CADRE_RETURN_IF_ERROR(flag.apply(*given, options));
+  }
+  for (const RefusedFlag& flag : refused_torchrun_flags()) {
+    const GivenOption* given = parsed.find(flag.option.name);
+    if (given != nullptr) CADRE_RETURN_IF_ERROR(check_refused_flag(*given));
   }
   return {};
 }
 
-Error unknown_option(const CLI::App& app, const std::string& word) {
-  const std::string name = word.substr(0, word.find('='));
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& spelling : option->get_lnames()) known.push_back("--" + spelling);
-  }
-  const std::string near = nearest(name, known);
-  return Error(ErrorCode::kInvalidArgument,
-               near.empty() ? cadre::format("unknown option {}; cadre run --help lists all", name)
-                            : cadre::format("unknown option {}; did you mean {}?", name, near));
-}
-
 }  // namespace
 
-Result<RunOptions> parse_run_options(std::span<const std::string> words) {
+Result<RunOptions> parse_run_options(Words words, const os::Environment& environment) {
+  auto parsed = parse_words("cadre run", known_options(), OtherWords::kEndTheOptions, words);
+  if (!parsed.ok()) return parsed.error();
   RunOptions options;
-  OtherOptions other;
-  CLI::App app;
-  declare(app, options, other);
-  try {
-    // CLI11 takes the words last first.
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
-  } catch (const CLI::Error& error) {
-    return Error(ErrorCode::kInvalidArgument, error.what());
+  if (parsed->find("--help") != nullptr) {
+    options.wants_help = true;
+    return options;
   }
-  options.program = app.remaining();
-  if (!options.program.empty() && options.program.front() == "--") {
-    options.program.erase(options.program.begin());
-  } else if (!options.program.empty() && options.program.front().starts_with('-')) {
-    return unknown_option(app, options.program.front());
-  }
-  if (options.wants_help) return options;
-  CADRE_RETURN_IF_ERROR(check_one_host(other));
-  const Result<uint16_t> port = parse_port(other.master_port);
-  if (!port.ok()) return port.error();
-  options.master_port = *port;
+  const auto variables = read_variables(environment, options.warnings);
+  if (!variables.ok()) return variables.error();
+  parsed->options.insert(parsed->options.begin(), variables->begin(), variables->end());
+  CADRE_RETURN_IF_ERROR(apply_all(*parsed, options));
+  options.program = std::move(parsed->others);
   if (options.program.empty()) {
     return Error(ErrorCode::kInvalidArgument,
                  "no program to run; for example: cadre run --nproc-per-node 2 ./train");

@@ -1,39 +1,49 @@
 // The command line of `cadre run`.
 //
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument with a sentence that names the
-// word that is wrong and, where one is near, the right one.
-// Source: torchrun's flags, in both spellings (--nproc-per-node, --nproc_per_node).
+// word or the variable that is wrong and, where one is near, the right one.
+// Source: torchrun's flags, in both spellings, and its PET_ variables, over which a flag wins.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/cli/option_words.h"
+#include "cadre/os/proc/environment.h"
 
 namespace cadre::cli {
 
+// An option that names a host, which must be this one.
+struct NamedHost {
+  GivenOption given;
+  std::string host;
+};
+
 struct RunOptions {
-  std::string num_workers = "1";  // a number, or auto, gpu, cpu
+  // A number, or auto, gpu, cpu.
+  GivenOption num_workers{.name = "--nproc-per-node", .spelling = "--nproc-per-node", .value = "1"};
   bool no_python = false;
   bool is_module = false;
+  bool is_python = false;  // whatever the program's name ends with
   bool wants_help = false;
   std::string run_id;
   std::string role = "default";
-  uint16_t master_port = 0;
+  uint16_t store_port = 0;  // 0: a free one
+  std::vector<NamedHost> hosts;
   std::optional<std::string> prefix_template;
   std::string flight_folder;         // empty: records stay in memory
   double shutdown_timeout_s = -1;    // negative: not given
   std::vector<std::string> program;  // and its arguments
+  std::vector<std::string> warnings;
 };
 
-Result<RunOptions> parse_run_options(std::span<const std::string> words);
+Result<RunOptions> parse_run_options(Words words, const os::Environment& environment);
 
 // What `cadre run --help` prints.
-std::string_view run_help();
+std::string run_help();
 
 }  // namespace cadre::cli

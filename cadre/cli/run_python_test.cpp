@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/cli/run_options.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
@@ -85,6 +86,24 @@ TEST_F(RunPython, RunsUnmodifiedPyTorchWithGloo) {
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
   EXPECT_NE(result.output.find("[0] rank 0 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
   EXPECT_NE(result.output.find("[1] rank 1 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
+}
+
+// Also those that a later torch may add: each must be accepted, or refused with its reason.
+TEST(RunOptions, KnowEveryFlagOfTorchrun) {
+  std::ifstream file(CADRE_LIBTORCH_DIR "/distributed/run.py");
+  const std::string source((std::istreambuf_iterator<char>(file)), {});
+  ASSERT_FALSE(source.empty());
+  const std::regex flag("\n        \"(--?[a-z_-]+)\",");
+  int num_flags = 0;
+  for (std::sregex_iterator match(source.begin(), source.end(), flag), end; match != end; ++match) {
+    const std::vector<std::string> words{(*match)[1]};
+    const auto options = parse_run_options(words, {});
+    ASSERT_FALSE(options.ok());  // there is no program
+    EXPECT_EQ(options.error().message().find("unknown option"), std::string::npos)
+        << options.error().message();
+    ++num_flags;
+  }
+  EXPECT_GE(num_flags, 50);
 }
 #endif
 

@@ -1,11 +1,16 @@
 #include "cadre/cli/torch_finder.h"
 
+#include <chrono>
 #include <filesystem>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 
+#include "cadre/base/format.h"
 #include "cadre/os/io/file.h"
 #include "cadre/os/proc/executable.h"
+#include "cadre/os/proc/program_output.h"
+#include "cadre/os/system.h"
 
 namespace cadre::cli {
 namespace {
@@ -32,9 +37,8 @@ std::optional<TorchInstallation> read_torch(const fs::path& folder) {
                            .version = content->substr(open + 1, close - open - 1)};
 }
 
-// Below PREFIX/lib/python3.X of PREFIX/bin/python: site-packages, or Debian's dist-packages.
-std::optional<TorchInstallation> torch_of_python(const fs::path& python) {
-  const fs::path prefix = python.parent_path().parent_path();
+// Below PREFIX/lib/python3.X: site-packages, or Debian's dist-packages.
+std::optional<TorchInstallation> torch_below(const fs::path& prefix) {
   for (const char* libraries : {"lib", "local/lib"}) {
     std::error_code failure;
     for (fs::directory_iterator entry(prefix / libraries, failure), end; !failure && entry != end;
@@ -53,32 +57,64 @@ std::string_view minor_version(std::string_view version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
+// Of PREFIX/bin/python, which may be named without its folder.
+std::optional<TorchInstallation> torch_of_python(const std::string& name,
+                                                 const os::Environment& environment) {
+  const auto python = os::find_executable(name, environment.get_or("PATH", kDefaultPath));
+  if (!python.ok()) return std::nullopt;
+  return torch_below(fs::path(*python).parent_path().parent_path());
+}
+
+// What the loader says of a program's libraries; it runs nothing of the program.
+bool finds_libtorch(const std::string& program) {
+  const auto system = os::make_native_system();
+  const auto libraries = os::program_output({"env", "LD_TRACE_LOADED_OBJECTS=1", program},
+                                            system->deadline_in(std::chrono::seconds(10)));
+  if (!libraries.ok()) return true;  // not known; the program's own message will say more
+  std::istringstream lines(*libraries);
+  for (std::string line; std::getline(lines, line);) {
+    const bool is_torch =
+        line.find("libtorch") != std::string::npos || line.find("libc10") != std::string::npos;
+    if (is_torch && line.find("not found") != std::string::npos) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<TorchInstallation> find_torch(const os::Environment& environment) {
-  if (const auto named = environment.get("CADRE_TORCH"); named && !named->empty()) {
+  if (const std::string named = environment.get_or("CADRE_TORCH", ""); !named.empty()) {
     std::error_code failure;
-    if (fs::is_directory(*named, failure)) return read_torch(*named);
-    return torch_of_python(*named);
+    if (!fs::is_directory(named, failure)) return torch_of_python(named, environment);
+    if (auto torch = read_torch(named)) return torch;
+    return torch_below(named);
   }
-  if (auto torch = torch_of_python(fs::absolute(".venv/bin/python"))) return torch;
-  const auto python = os::find_executable("python3", environment.get_or("PATH", kDefaultPath));
-  if (python.ok()) {
-    if (auto torch = torch_of_python(*python)) return torch;
-  }
+  if (auto torch = torch_below(fs::absolute(".venv"))) return torch;
+  if (auto torch = torch_of_python("python3", environment)) return torch;
   if (kBuiltWithFolder.empty()) return std::nullopt;
   return read_torch(kBuiltWithFolder);
 }
 
-std::optional<std::string> trainer_library_path(const os::Environment& environment) {
-  std::error_code failure;
-  if (!kBuiltWithFolder.empty() && fs::exists(kBuiltWithFolder, failure)) return std::nullopt;
+Result<std::optional<std::string>> trainer_library_path(const std::string& trainer,
+                                                        const os::Environment& environment) {
+  if (finds_libtorch(trainer)) return std::optional<std::string>();
+  const std::string_view wanted = minor_version(kBuiltWithVersion);
   const auto torch = find_torch(environment);
-  if (!torch || minor_version(torch->version) != minor_version(kBuiltWithVersion)) {
-    return std::nullopt;
+  if (torch && minor_version(torch->version) == wanted) {
+    const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
+    return std::optional(torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited));
   }
-  const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
-  return torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited);
+  const std::string named = environment.get_or("CADRE_TORCH", "");
+  const std::string found = torch ? cadre::format("{} has torch {}", torch->folder, torch->version)
+                            : named.empty()
+                                ? "there is none in .venv of this folder nor beside python3"
+                                : cadre::format("CADRE_TORCH={} has none", named);
+  return Error(
+      ErrorCode::kUnavailable,
+      cadre::format("the trainer needs the libraries of torch {0}, and {1}; set CADRE_TORCH "
+                    "to a torch folder, a virtual environment or a Python that has torch "
+                    "{0}",
+                    wanted, found));
 }
 
 std::string find_python(const os::Environment& environment) {

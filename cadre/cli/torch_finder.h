@@ -5,8 +5,8 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/os/proc/environment.h"
 
 namespace cadre::cli {
@@ -16,14 +16,17 @@ struct TorchInstallation {
   std::string version;  // as its version.py says: "2.13.0+cpu"
 };
 
-// Looks at CADRE_TORCH (a torch folder, or a Python), then .venv in the working directory, then
-// python3 of PATH, as the build does (cmake/FindLibTorch.cmake), then what this build found.
+// Looks at CADRE_TORCH (a torch folder, the folder of a virtual environment, or a Python) and
+// nowhere else if it is set; then at .venv in the working directory, then python3 of PATH, as the
+// build does (cmake/FindLibTorch.cmake), then at what this build found.
 std::optional<TorchInstallation> find_torch(const os::Environment& environment);
 
-// LD_LIBRARY_PATH for an installed trainer that does not know itself where its torch is, because
-// that lay in the source tree or has gone since: the one that find_torch() finds, if its version
-// fits.
-std::optional<std::string> trainer_library_path(const os::Environment& environment);
+// LD_LIBRARY_PATH for a trainer that does not know itself where its libtorch is, because that lay
+// in the source tree or has gone since: that of find_torch(), if its version fits. nullopt for one
+// that knows. kUnavailable, with a sentence that names CADRE_TORCH, when none is found that fits.
+// Blocking: while the system's loader looks for the trainer's libraries (milliseconds).
+Result<std::optional<std::string>> trainer_library_path(const std::string& trainer,
+                                                        const os::Environment& environment);
 
 // The Python that `cadre run` would use: a path, or the name when it was not found.
 std::string find_python(const os::Environment& environment);

@@ -1,12 +1,16 @@
 // `cadre trace`: reads the ranks' flight records and says who owes what.
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
 
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
+#include "cadre/cli/flight_folder.h"
+#include "cadre/cli/option_words.h"
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/comm/trace/trace.h"
 #include "cadre/os/host/monotonic_clock.h"
@@ -26,6 +30,9 @@ waited there, which rank owes its part, and where calls disagree.
   cadre trace records                      every record in the folder
   cadre trace records/*.flight --last 50   some of them, with a longer table
 
+A folder rank1-job2 among the records holds those of the second job that rank 1 itself started with
+`cadre run` or `cadre train`; it is shown as a job of its own.
+
 Options
   --last N   rows of the table of the last collectives (default 10; 0 for none)
   --json     the same for programs, with every recorded operation
@@ -43,18 +50,20 @@ struct TraceOptions {
 };
 
 Result<TraceOptions> parse_options(Words words) {
-  TraceOptions options;
-  CLI::App app;
-  app.set_help_flag();
-  app.add_flag("-h,--help", options.wants_help);
-  app.add_flag("--json", options.wants_json);
-  app.add_option("--last", options.num_operations);
-  app.add_option("paths", options.paths);
-  try {
-    // CLI11 takes the words last first.
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
-  } catch (const CLI::Error& error) {
-    return Error(ErrorCode::kInvalidArgument, error.what());
+  constexpr std::array kOptions{OptionSpec{"--last", "N"}, OptionSpec{"--json", ""},
+                                OptionSpec{"--help", "", 'h'}};
+  auto parsed = parse_words(kCommand, kOptions, OtherWords::kAmongOptions, words);
+  if (!parsed.ok()) return parsed.error();
+  TraceOptions options{.paths = std::move(parsed->others),
+                       .wants_json = parsed->find("--json") != nullptr,
+                       .wants_help = parsed->find("--help") != nullptr};
+  if (const GivenOption* last = parsed->find("--last"); last != nullptr) {
+    const auto count = parse_integer(last->value);
+    if (!count || *count < 0) {
+      return Error(ErrorCode::kInvalidArgument,
+                   last->text() + ": expected a number of rows, 0 for no table");
+    }
+    options.num_operations = static_cast<size_t>(*count);
   }
   if (options.paths.empty() && !options.wants_help) {
     return Error(ErrorCode::kInvalidArgument,
@@ -64,27 +73,62 @@ Result<TraceOptions> parse_options(Words words) {
   return options;
 }
 
-// The files themselves, and of folders those that end in .flight.
-Result<std::vector<std::string>> find_files(const std::vector<std::string>& paths) {
+// The records of one job.
+struct JobFiles {
+  std::string nested_folder;  // of a job that a worker started (flight_folder.h); else empty
   std::vector<std::string> files;
+};
+
+std::vector<std::string> flight_files_in(const std::string& folder) {
+  std::vector<std::string> files;
+  std::error_code failure;
+  for (std::filesystem::directory_iterator entry(folder, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    if (entry->path().extension() == kSuffix) files.push_back(entry->path().string());
+  }
+  return files;
+}
+
+Error no_records_in(const std::string& folder) {
+  std::error_code failure;
+  const auto num_entries = std::distance(std::filesystem::directory_iterator(folder, failure), {});
+  if (failure) {
+    return Error(ErrorCode::kUnavailable, cadre::format("\"{}\": {}", folder, failure.message()));
+  }
+  const std::string found =
+      num_entries == 0 ? "is empty"
+                       : cadre::format("has no file that ends in {} (of {})", kSuffix, num_entries);
+  return Error(
+      ErrorCode::kUnavailable,
+      cadre::format("\"{}\" {}: no flight records. Only Cadre's groups keep them, from the "
+                    "moment they connect under cadre run --flight-records; groups of "
+                    "torch.distributed (gloo, nccl) keep none",
+                    folder, found));
+}
+
+// The files themselves, and of folders those that end in .flight, as one job; then each job that
+// one of its workers started.
+Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
+  std::vector<JobFiles> jobs(1);
   for (const std::string& path : paths) {
     std::error_code failure;
     if (!std::filesystem::is_directory(path, failure)) {
-      files.push_back(path);
+      jobs[0].files.push_back(path);
       continue;
     }
-    const size_t num_before = files.size();
-    for (const auto& entry : std::filesystem::directory_iterator(path, failure)) {
-      if (entry.path().extension() == kSuffix) files.push_back(entry.path().string());
+    std::vector<std::string> files = flight_files_in(path);
+    bool has_records = !files.empty();
+    jobs[0].files.insert(jobs[0].files.end(), files.begin(), files.end());
+    for (const std::string& nested : nested_flight_folders(path)) {
+      files = flight_files_in(nested);
+      if (files.empty()) continue;
+      has_records = true;
+      jobs.push_back({.nested_folder = nested, .files = std::move(files)});
     }
-    if (failure || files.size() == num_before) {
-      return Error(ErrorCode::kUnavailable,
-                   cadre::format("\"{}\" has no file that ends in {}{}", path, kSuffix,
-                                 failure ? ": " + failure.message() : ""));
-    }
+    if (!has_records) return no_records_in(path);
   }
-  std::sort(files.begin(), files.end());
-  return files;
+  for (JobFiles& job : jobs) std::ranges::sort(job.files);
+  return jobs;
 }
 
 // The time is taken after the reading: nothing in the record is later.
@@ -96,6 +140,30 @@ Result<FlightRecord> read_record(const std::string& path) {
   return record;
 }
 
+// Those that can be read; what is wrong with the others is said.
+std::vector<FlightRecord> read_records(const std::vector<std::string>& files, int& num_refused) {
+  std::vector<FlightRecord> records;
+  for (const std::string& path : files) {
+    auto record = read_record(path);
+    if (record.ok()) {
+      records.push_back(std::move(record).value());
+    } else {
+      ++num_refused;
+      fail(kCommand, cadre::format("{}: {}", path, record.error().message()), 0);
+    }
+  }
+  return records;
+}
+
+// The groups of a nested job have a key of their own that says where they are from.
+void append_json(const JobFiles& job, const std::vector<GroupTrace>& traces,
+                 nlohmann::ordered_json& json) {
+  for (auto& group : nlohmann::ordered_json::parse(to_json(traces))) {
+    if (!job.nested_folder.empty()) group["nested_folder"] = job.nested_folder;
+    json.push_back(std::move(group));
+  }
+}
+
 }  // namespace
 
 int trace_command(Words words) {
@@ -105,25 +173,22 @@ int trace_command(Words words) {
     print(kHelp);
     return 0;
   }
-  const auto files = find_files(options->paths);
-  if (!files.ok()) return fail(kCommand, files.error().message(), 1);
-  std::vector<FlightRecord> records;
+  const auto jobs = find_jobs(options->paths);
+  if (!jobs.ok()) return fail(kCommand, jobs.error().message(), 1);
   int num_refused = 0;
-  for (const std::string& path : *files) {
-    auto record = read_record(path);
-    if (record.ok()) {
-      records.push_back(std::move(record).value());
-    } else {
-      ++num_refused;
-      fail(kCommand, cadre::format("{}: {}", path, record.error().message()), 0);
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const JobFiles& job : *jobs) {
+    const std::vector<GroupTrace> traces = trace_groups(read_records(job.files, num_refused));
+    if (options->wants_json) {
+      append_json(job, traces, json);
+      continue;
     }
-  }
-  const std::vector<GroupTrace> traces = trace_groups(std::move(records));
-  if (options->wants_json) {
-    print(to_json(traces));
-  } else {
+    if (!job.nested_folder.empty()) {
+      print(cadre::format("\njob of its own, started by a worker: {}\n", job.nested_folder));
+    }
     for (const GroupTrace& trace : traces) print(to_text(trace, options->num_operations));
   }
+  if (options->wants_json) print(json.dump(2) + "\n");
   return num_refused == 0 ? 0 : 1;
 }
 

@@ -95,7 +95,31 @@ TEST(TraceCommand, TeachesWhatItNeeds) {
   const cadre::testing::TemporaryFolder folder;
   const auto empty = run_cadre({"trace", folder.path()});
   EXPECT_EQ(empty.exit_code, 1);
-  EXPECT_THAT(empty.error, HasSubstr("has no file that ends in .flight"));
+  EXPECT_THAT(empty.error, HasSubstr("is empty: no flight records. Only Cadre's groups keep them"));
+  std::ofstream(folder.file("log.txt")) << "text";
+  EXPECT_THAT(run_cadre({"trace", folder.path()}).error,
+              HasSubstr("has no file that ends in .flight (of 1): no flight records."));
+  EXPECT_THAT(run_cadre({"trace", folder.path(), "--last", "x"}).error,
+              HasSubstr("--last x: expected a number of rows"));
+}
+
+TEST(TraceCommand, ShowsAJobThatAWorkerStartedOnItsOwn) {
+  const cadre::testing::TemporaryFolder folder;
+  const std::string nested = folder.file("rank1-job2");
+  std::filesystem::create_directories(nested + "/rank0-job1");
+  std::filesystem::create_directories(folder.file("other"));
+  write_records(folder.file("other"));  // somebody else's: not looked at
+  write_records(nested + "/rank0-job1");
+  const auto inner = run_cadre({"trace", folder.path()});
+  EXPECT_EQ(inner.exit_code, 0) << inner.error;
+  EXPECT_THAT(inner.output, HasSubstr("started by a worker: " + nested + "/rank0-job1\ngroup"));
+  write_records(folder.path());
+  write_records(nested);
+  const auto json = nlohmann::json::parse(run_cadre({"trace", "--json", folder.path()}).output);
+  ASSERT_EQ(json.size(), 3U);
+  for (const auto& group : json) EXPECT_EQ(group["records"].size(), 2U);
+  EXPECT_FALSE(json[0].contains("nested_folder"));
+  EXPECT_EQ(json[1]["nested_folder"], nested);
 }
 
 TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {
@@ -106,6 +130,20 @@ TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, HasSubstr(records));
   EXPECT_TRUE(std::filesystem::is_directory(records));
+}
+
+// Two workers, each of which starts two jobs.
+TEST(RunFlightRecords, OfJobsThatWorkersStartLieInFoldersOfTheirOwn) {
+  const cadre::testing::TemporaryFolder folder;
+  const std::string cadre = cadre::testing::build_path("bin/cadre");
+  const std::string inner = cadre + " run sh -c 'echo $CADRE_FLIGHT_RECORDS'";
+  const auto result = run_cadre({"run", "--nproc-per-node", "2", "--flight-records", folder.path(),
+                                 "sh", "-c", inner + "; " + inner});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  for (const char* own : {"rank0-job1", "rank0-job2", "rank1-job1", "rank1-job2"}) {
+    EXPECT_TRUE(std::filesystem::is_directory(folder.file(own))) << result.output;
+    EXPECT_THAT(result.output, HasSubstr(folder.file(own) + "\n"));
+  }
 }
 
 }  // namespace

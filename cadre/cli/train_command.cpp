@@ -1,6 +1,6 @@
 // `cadre train`: starts the trainer, a program of its own that links libtorch, as one or more
 // ranks.
-#include <charconv>
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
@@ -9,7 +9,7 @@
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/launch_job.h"
-#include "cadre/cli/nearest.h"
+#include "cadre/cli/option_words.h"
 #include "cadre/cli/torch_finder.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/os/proc/executable.h"
@@ -42,55 +42,41 @@ goes on from it.
 
 constexpr std::string_view kKeysTitle = "Every key that CONFIG.toml or key=value may set:\n\n";
 
-struct TrainOptions {
-  int num_workers = 1;
-  bool wants_help = false;
-  bool wants_config = false;
-  std::vector<std::string> trainer_words;  // the configuration and its overrides
-};
+constexpr std::array<OptionSpec, 3> kOptions{OptionSpec{"--nproc-per-node", "N"},
+                                             OptionSpec{"--print-config", ""},
+                                             OptionSpec{"--help", "", 'h'}};
 
-Result<int> parse_num_workers(std::string_view text) {
-  int count = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || count < 1 ||
-      count > kMaxWorkers) {
-    return Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("--nproc-per-node {}: expected a number from 1 to {}", text, kMaxWorkers));
-  }
-  return count;
+Result<int> parse_num_workers(const GivenOption* given) {
+  if (given == nullptr) return 1;
+  const auto count = parse_integer(given->value);
+  if (count && *count >= 1 && *count <= kMaxWorkers) return *count;
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("{}: expected a number from 1 to {}", given->text(), kMaxWorkers));
 }
 
-// The options may stand anywhere; the configuration's own words are the trainer's affair.
-Result<TrainOptions> parse_train_options(Words words) {
-  const std::vector<std::string> known{"--nproc-per-node", "--print-config", "--help"};
-  TrainOptions options;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const size_t equals = words[i].find('=');
-    const std::string name = words[i].substr(0, equals);
-    if (name == "--help" || name == "-h") {
-      options.wants_help = true;
-    } else if (name == "--print-config" || name == "--print_config") {
-      options.wants_config = true;
-    } else if (name == "--nproc-per-node" || name == "--nproc_per_node") {
-      if (equals == std::string::npos && i + 1 == words.size()) {
-        return Error(ErrorCode::kInvalidArgument, name + " needs a number");
-      }
-      const auto count =
-          parse_num_workers(equals == std::string::npos ? words[++i] : words[i].substr(equals + 1));
-      if (!count.ok()) return count.error();
-      options.num_workers = *count;
-    } else if (name.starts_with('-')) {
-      const std::string near = nearest(name, known);
-      return Error(ErrorCode::kInvalidArgument,
-                   near.empty()
-                       ? cadre::format("unknown option {}; settings are written key=value", name)
-                       : cadre::format("unknown option {}; did you mean {}?", name, near));
-    } else {
-      options.trainer_words.push_back(words[i]);
-    }
+// `words` are the trainer's: the configuration and its overrides. Looked at here, so that a
+// mistyped name is one sentence and not the failure of a job.
+Status check_configuration(const std::vector<std::string>& words) {
+  if (words.empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 "no configuration; for example: cadre train examples/gpt.toml");
   }
-  return options;
+  const std::string& path = words.front();
+  std::error_code failure;
+  const auto status = std::filesystem::status(path, failure);
+  if (std::filesystem::is_directory(status)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("\"{}\" is a folder, not a configuration file", path));
+  }
+  if (std::filesystem::exists(status)) return {};
+  if (path.find('=') != std::string::npos) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("no configuration before {0}; for example: cadre train "
+                               "examples/gpt.toml {0}",
+                               path));
+  }
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("there is no configuration file \"{}\"", path));
 }
 
 // Beside the folder of this command, in the build tree as in an installed one.
@@ -119,9 +105,9 @@ int run_trainer(const std::string& trainer, std::vector<std::string> words, int 
   launch::keep_freed_memory(spec.environment);
   spec.num_workers = num_workers;
   spec.is_rank0_raw = true;
-  if (const auto path = trainer_library_path(spec.environment)) {
-    spec.environment.set("LD_LIBRARY_PATH", *path);
-  }
+  const auto library_path = trainer_library_path(trainer, spec.environment);
+  if (!library_path.ok()) return fail(kCommand, library_path.error().message(), kNotFoundExitCode);
+  if (*library_path) spec.environment.set("LD_LIBRARY_PATH", **library_path);
   if (os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal()) {
     spec.environment.set("CADRE_PROGRESS", "terminal");
   }
@@ -143,20 +129,22 @@ int print_help(const Result<std::string>& trainer) {
 }  // namespace
 
 int train_command(Words words) {
-  auto options = parse_train_options(words);
-  if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
+  auto parsed = parse_words(kCommand, kOptions, OtherWords::kAmongOptions, words);
+  if (!parsed.ok()) return fail(kCommand, parsed.error().message(), kUsageExitCode);
+  const auto num_workers = parse_num_workers(parsed->find("--nproc-per-node"));
+  if (!num_workers.ok()) return fail(kCommand, num_workers.error().message(), kUsageExitCode);
   const auto trainer = find_trainer();
-  if (options->wants_help) return print_help(trainer);
-  if (options->trainer_words.empty()) {
-    return fail(kCommand, "no configuration; for example: cadre train examples/gpt.toml",
-                kUsageExitCode);
+  if (parsed->find("--help") != nullptr) return print_help(trainer);
+  std::vector<std::string>& trainer_words = parsed->others;
+  if (const Status checked = check_configuration(trainer_words); !checked.ok()) {
+    return fail(kCommand, checked.error().message(), kUsageExitCode);
   }
   if (!trainer.ok()) return fail(kCommand, trainer.error().message(), kNotFoundExitCode);
-  if (options->wants_config) {  // the same for any number of processes
-    options->trainer_words.push_back("--print-config");
-    return run_trainer(*trainer, options->trainer_words, 1);
+  if (parsed->find("--print-config") != nullptr) {  // the same for any number of processes
+    trainer_words.push_back("--print-config");
+    return run_trainer(*trainer, trainer_words, 1);
   }
-  return run_trainer(*trainer, options->trainer_words, options->num_workers);
+  return run_trainer(*trainer, trainer_words, *num_workers);
 }
 
 }  // namespace cadre::cli

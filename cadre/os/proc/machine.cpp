@@ -11,6 +11,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "cadre/os/host/cgroup_limits.h"
 #include "cadre/os/host/host_info.h"
 #include "cadre/os/io/file.h"
 
@@ -70,23 +71,6 @@ int count_gpus(const Environment& environment) {
   return std::min(count, static_cast<int>(std::ranges::count(*visible, ',')) + 1);
 }
 
-// The tightest limit from this process's control group (version 2) up to the root.
-void read_cgroup_limits(MachineInfo& info) {
-  const std::string group = field_of(read_or_empty("/proc/self/cgroup"), "0");
-  fs::path folder = "/sys/fs/cgroup" + group.substr(std::min(group.find('/'), group.size()));
-  for (; folder.string().starts_with("/sys/fs/cgroup"); folder = folder.parent_path()) {
-    if (const auto bytes = parse_number(read_or_empty(folder / "memory.max"))) {
-      info.cgroup_memory_bytes = std::min(*bytes, info.cgroup_memory_bytes.value_or(*bytes));
-    }
-    std::istringstream quota(read_or_empty(folder / "cpu.max"));  // "max 100000", "50000 100000"
-    double allowed = 0;
-    double period = 0;
-    if (quota >> allowed >> period && period > 0) {
-      info.cgroup_cores = std::min(allowed / period, info.cgroup_cores.value_or(allowed / period));
-    }
-  }
-}
-
 }  // namespace
 
 MachineInfo read_machine_info(const Environment& environment) {
@@ -103,7 +87,9 @@ MachineInfo read_machine_info(const Environment& environment) {
   info.available_memory_bytes = parse_number(field_of(memory, "MemAvailable")).value_or(0) * 1024;
   info.max_open_files = limit_of(RLIMIT_NOFILE);
   info.max_locked_bytes = limit_of(RLIMIT_MEMLOCK);
-  read_cgroup_limits(info);
+  const CgroupLimits limits = read_cgroup_limits();
+  info.cgroup_memory_bytes = limits.memory_bytes;
+  info.cgroup_cores = limits.cores;
   return info;
 }
 

@@ -1,0 +1,78 @@
+#include "cadre/cli/flight_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "cadre/base/format.h"
+#include "cadre/cli/option_words.h"
+
+namespace cadre::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kVariable = "CADRE_FLIGHT_RECORDS";
+constexpr std::string_view kRank = "rank";
+constexpr std::string_view kJob = "-job";
+
+// "rank1-job2".
+bool is_nested_name(std::string_view name) {
+  const size_t dash = name.find(kJob);
+  return name.starts_with(kRank) && dash != std::string_view::npos &&
+         parse_integer(name.substr(kRank.size(), dash - kRank.size())) &&
+         parse_integer(name.substr(dash + kJob.size()));
+}
+
+// The launcher that started this process, if one did, has set both; a process that was started by
+// hand as a rank of several hosts has no run id.
+bool is_worker(const os::Environment& environment) {
+  return environment.get("RANK") && environment.get("TORCHELASTIC_RUN_ID");
+}
+
+// Another job of this rank may be looking for a name, too: the one that makes the folder has it.
+fs::path make_nested_folder(const fs::path& folder, const std::string& rank,
+                            std::error_code& failure) {
+  for (int number = 1;; ++number) {
+    const fs::path nested = folder / cadre::format("{}{}{}{}", kRank, rank, kJob, number);
+    if (fs::create_directory(nested, failure) || failure) return nested;
+  }
+}
+
+}  // namespace
+
+Status prepare_flight_folder(os::Environment& environment) {
+  const std::string named = environment.get_or(kVariable, "");
+  if (named.empty()) return {};
+  std::error_code failure;
+  fs::path folder = fs::absolute(named, failure);
+  if (!failure) fs::create_directories(folder, failure);
+  if (!failure && is_worker(environment)) {
+    folder = make_nested_folder(folder, *environment.get("RANK"), failure);
+  }
+  if (failure) {
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("the folder for flight records, {}: {}", named, failure.message()));
+  }
+  environment.set(kVariable, folder.string());
+  return {};
+}
+
+std::vector<std::string> nested_flight_folders(const std::string& folder) {
+  std::vector<std::string> folders;
+  std::error_code failure;
+  for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    const std::string path = entry->path().string();
+    if (!is_nested_name(entry->path().filename().string()) || !entry->is_directory(failure)) {
+      continue;
+    }
+    folders.push_back(path);
+    const std::vector<std::string> inner = nested_flight_folders(path);
+    folders.insert(folders.end(), inner.begin(), inner.end());
+  }
+  std::ranges::sort(folders);
+  return folders;
+}
+
+}  // namespace cadre::cli
