@@ -10,7 +10,7 @@ MINUTES ?=
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance compat bench asan tsan fuzz chaos seeds parity-mnist tidy install fresh clean
+.PHONY: help run test build conformance equality compat bench asan asan-torch tsan fuzz chaos seeds parity-mnist tidy install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,12 @@ conformance:  ## every collective x dtype x operation x ranks x count, on every 
 	@tools/build dev cadre_conformance
 	build/bin/cadre_conformance
 
+equality:  ## DDP against one process and the trainer against PyTorch, in every case
+	@tools/setup test
+	@tools/build dev cadre_command cadre_train cadre_parallel_test
+	build/bin/cadre_parallel_test
+	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
+
 compat:  ## TORCH=2.12.1: build against another torch, from 2.11 to 2.13, and run the tests that meet it
 	@tools/setup test
 	tools/compat $(TORCH)
@@ -48,7 +54,12 @@ asan:  ## the core under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/build asan
 	ctest --preset asan --output-on-failure
 
-tsan:  ## the core under ThreadSanitizer
+asan-torch:  ## group, buckets, parallel and data under AddressSanitizer
+	@tools/setup test
+	@tools/build asan-torch cadre_group_test cadre_buckets_test cadre_parallel_test cadre_data_test
+	ctest --preset asan-torch --output-on-failure
+
+tsan:  ## the threads of the core under ThreadSanitizer
 	@tools/setup test
 	@tools/build tsan
 	ctest --preset tsan --output-on-failure

@@ -3,13 +3,10 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
 endif()
 
+# Each call of the compiler goes through ccache, where there is one, and into a log of CPU seconds.
 if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  find_program(CADRE_CCACHE ccache)
-  if(CADRE_CCACHE)
-    # Precompiled headers need the sloppiness; without it ccache would refuse those files.
-    set(CMAKE_CXX_COMPILER_LAUNCHER
-        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CADRE_CCACHE})
-  endif()
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_SOURCE_DIR}/tools/compile
+                                  ${CMAKE_BINARY_DIR}/compile_seconds.txt ${CMAKE_SOURCE_DIR})
 endif()
 
 # A file that includes torch/torch.h takes about 1.6 GB to compile: never more of them at once than

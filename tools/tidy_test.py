@@ -1,18 +1,23 @@
 """Each rule of tools/tidy finds the violation planted for it, and a clean tree passes."""
 
+import json
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
 
+import units
+
 TIDY = pathlib.Path(__file__).resolve().parent / "tidy"
 LAYERS = TIDY.parent / "layers.txt"
 HEADER = "// Purpose.\n#pragma once\n"
 
 
-def run_tidy(files):
-    """The findings of tools/tidy on a tree that holds only `files` (path -> text)."""
+def run_tidy(files, *flags, clang_tidy=None):
+    """The findings of tools/tidy on a tree that holds only `files` (path -> text), all of which are
+    compiled; `clang_tidy` is the shell script that runs in place of clang-tidy-16."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / "tools").mkdir()
@@ -21,8 +26,19 @@ def run_tidy(files):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        result = subprocess.run([sys.executable, str(TIDY), "--root", str(root), "--no-format"],
-                                capture_output=True, text=True, timeout=60)
+        (root / "build").mkdir()
+        (root / "build/compile_commands.json").write_text(json.dumps([
+            {"directory": str(root / "build"), "file": str(root / name),
+             "command": f"g++ -I{root} -o a.o -c {root / name}"} for name in files if name.endswith(".cpp")]))
+        environment = dict(os.environ)
+        if clang_tidy is not None:
+            program = root / "bin/clang-tidy-16"
+            program.parent.mkdir()
+            program.write_text("#!/bin/sh\n" + clang_tidy)
+            program.chmod(0o755)
+            environment["PATH"] = f"{program.parent}:{environment['PATH']}"
+        result = subprocess.run([sys.executable, str(TIDY), "--root", str(root), "--no-format", *flags],
+                                capture_output=True, text=True, timeout=60, env=environment)
         return result.returncode, result.stdout
 
 
@@ -71,6 +87,11 @@ class TidyTest(unittest.TestCase):
             with self.subTest(code):
                 self.assert_finds("cadre/comm/a.cpp", code + "\n", ": ban: ")
 
+    def test_wait_without_deadline(self):
+        for code in ["work.wait();", "  thread->wait();  // no deadline"]:
+            with self.subTest(code):
+                self.assert_finds("cadre/comm/a.cpp", code + "\n", "every wait takes a Deadline")
+
     def test_todo_without_issue(self):
         self.assert_finds("cadre/base/a.cpp", "// TODO later\n", "issue number")
 
@@ -80,6 +101,87 @@ class TidyTest(unittest.TestCase):
 
     def test_header_without_purpose(self):
         self.assert_finds("cadre/base/a.h", "#pragma once\n", "one sentence of purpose")
+
+    def test_finding_of_clang_tidy(self):
+        code, output = run_tidy({"cadre/base/error.cpp": "int x;\n"}, "--clang-tidy",
+                                clang_tidy='echo "$PWD/$4:1:5: error: a bad name"; exit 1\n')
+        self.assertEqual(code, 1, output)
+        self.assertIn("cadre/base/error.cpp:1: clang-tidy: a bad name", output)
+
+    def test_crash_of_clang_tidy(self):
+        code, output = run_tidy({"cadre/base/error.cpp": "int x;\n"}, "--clang-tidy",
+                                clang_tidy='echo "Stack dump:" >&2; kill -SEGV $$\n')
+        self.assertEqual(code, 1, output)
+        self.assertIn("cadre/base/error.cpp:1: clang-tidy: clang-tidy-16 ended with -11", output)
+
+    def test_clang_tidy_that_cannot_start(self):
+        code, output = run_tidy({"cadre/base/error.cpp": "int x;\n"}, "--clang-tidy",
+                                clang_tidy='echo "no such check" >&2; exit 1\n')
+        self.assertEqual(code, 1, output)
+        self.assertIn("ended with 1 and said: no such check", output)
+
+    def test_clang_tidy_looks_above_the_torch_line(self):
+        _, output = run_tidy({"cadre/base/error.cpp": "int x;\n", "cadre/group/a.cpp": "int x;\n",
+                              "cadre/train/b.cpp": "int x;\n"}, "--clang-tidy",
+                             clang_tidy='echo "$PWD/$4:1:5: error: seen"; exit 1\n')
+        self.assertIn("cadre/group/a.cpp:1: clang-tidy: seen", output)
+        self.assertIn("cadre/train/b.cpp:1: clang-tidy: seen", output)
+
+    def test_header_that_needs_another(self):
+        files = {"cadre/base/a.h": HEADER + "inline std::string name;\n", "cadre/base/error.cpp": "int x;\n"}
+        code, output = run_tidy(files, "--headers")
+        self.assertEqual(code, 1, output)
+        self.assertIn("cadre/base/a.h:1: header: does not compile alone", output)
+
+
+class UnitsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def git(self, *words):
+        return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=self.root,
+                              check=True, capture_output=True, text=True).stdout.strip()
+
+    def test_source_within_a_unit_gets_its_flags(self):
+        build = self.root / "build"
+        self.write("build/unity/t/base_0.cpp", '#include "cadre/base/a.cpp"\n#include "cadre/base/b.cpp"\n')
+        unit = {"file": str(build / "unity/t/base_0.cpp"), "command": "g++ -O1 -include x/cmake_pch.hxx -o u.o -c u.cpp"}
+        single = {"file": str(self.root / "cadre/os/c.cpp"), "command": "g++ -O2 -o c.o -c c.cpp"}
+        self.write("build/compile_commands.json", json.dumps([unit, single]))
+        commands = units.commands_of(self.root, build)
+        self.assertEqual(set(commands), {"cadre/base/a.cpp", "cadre/base/b.cpp", "cadre/os/c.cpp"})
+        self.assertEqual(commands["cadre/base/b.cpp"], ["g++", "-O1", "-include", "x/cmake_pch.hxx"])
+        self.assertEqual(units.without_precompiled_headers(commands["cadre/base/b.cpp"]), ["g++", "-O1"])
+
+    def test_what_changed_since_the_landed_commit(self):
+        self.git("init", "-q")
+        self.write("a.cpp", "1")
+        self.git("add", ".")
+        self.git("commit", "-qm", "first")
+        self.assertIsNone(units.changed_files(self.root))  # nothing to compare with
+        self.git("update-ref", "refs/remotes/origin/main", "HEAD")
+        for name in ("b.cpp", "c.cpp"):
+            self.write(name, "1")
+            self.git("add", ".")
+            self.git("commit", "-qm", name)
+        self.write("d.cpp", "1")
+        self.assertEqual(units.changed_files(self.root), {"b.cpp", "c.cpp", "d.cpp"})
+        self.git("update-ref", "refs/remotes/origin/main", "HEAD")  # HEAD has landed
+        self.assertEqual(units.changed_files(self.root), {"c.cpp", "d.cpp"})
+
+    def test_a_changed_header_is_looked_at_through_a_source(self):
+        self.write("cadre/base/a.cpp", "")
+        self.write("cadre/base/b.cpp", '#include "cadre/base/only.h"\n')
+        sources = ["cadre/base/a.cpp", "cadre/base/b.cpp"]
+        self.assertEqual(units.sources_for(self.root, {"cadre/base/a.h"}, sources), ["cadre/base/a.cpp"])
+        self.assertEqual(units.sources_for(self.root, {"cadre/base/only.h"}, sources), ["cadre/base/b.cpp"])
 
 
 if __name__ == "__main__":

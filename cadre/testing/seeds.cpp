@@ -30,4 +30,13 @@ int max_simulated_ranks() {
   return std::max(2, number_in("CADRE_SIM_MAX_RANKS", 4));
 }
 
+uint64_t cases_seed() {
+  const char* seed = std::getenv("CADRE_CASES_SEED");
+  return seed == nullptr ? 1 : std::stoull(seed);
+}
+
+uint64_t cases_one_in() {
+  return static_cast<uint64_t>(std::max(1, number_in("CADRE_CASES_ONE_IN", 1)));
+}
+
 }  // namespace cadre::testing

@@ -17,4 +17,21 @@ std::vector<uint64_t> simulator_seeds();
 // The most ranks of such a run: CADRE_SIM_MAX_RANKS, at least 2; default 4.
 int max_simulated_ranks();
 
+// What picks the share of the cases of this run where a test has too many for every run: the
+// environment variable CADRE_CASES_SEED, or 1. .ci/run derives it from the commit and prints it.
+uint64_t cases_seed();
+
+// The environment variable CADRE_CASES_ONE_IN, at least 1; default 1, which is all cases.
+uint64_t cases_one_in();
+
+// Of `cases` one in cases_one_in(), as cases_seed() picks them.
+template <typename Case>
+std::vector<Case> share_of(const std::vector<Case>& cases) {
+  std::vector<Case> share;
+  for (size_t i = cases_seed() % cases_one_in(); i < cases.size(); i += cases_one_in()) {
+    share.push_back(cases[i]);
+  }
+  return share;
+}
+
 }  // namespace cadre::testing

@@ -60,15 +60,15 @@ const char* text_of(Moment moment) {
   return "at_the_end_of_its_loop";
 }
 
-struct Case {
+struct FailureCase {
   int world_size;
   Moment moment;
   int signal;  // 0: the rank leaves in good order
   TransportChoice transport = TransportChoice::kAuto;
 };
 
-std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  const Case& test = info.param;
+std::string name_of(const ::testing::TestParamInfo<FailureCase>& info) {
+  const FailureCase& test = info.param;
   return format("{}_{}_of_{}_{}",
                 test.signal == SIGKILL   ? "kill"
                 : test.signal == SIGSTOP ? "stop"
@@ -178,7 +178,7 @@ void check_step(Replica& replica) {
   }
 }
 
-void backward(RankContext& context, Replica& replica, const Case& test,
+void backward(RankContext& context, Replica& replica, const FailureCase& test,
               const std::string& moment_file) {
   Net& net = *replica.model.module();
   CountingReplicas& replicas = *replica.replicas;
@@ -221,7 +221,7 @@ void meet(RankContext& context, const Membership& membership) {
 }
 
 // Throws, on the survivors; a second attempt on the failed group throws the same, at once.
-Error failure_in_backward(RankContext& context, Replica& replica, const Case& test,
+Error failure_in_backward(RankContext& context, Replica& replica, const FailureCase& test,
                           const std::string& moment_file, TimePoint& raised) {
   try {
     // Who only waits for gradients that the victim has given still gets them.
@@ -247,7 +247,7 @@ void warm_up() {
   loss_of(net.forward(input_of(0))).backward();
 }
 
-void live_through(RankContext& context, const Membership& membership, const Case& test,
+void live_through(RankContext& context, const Membership& membership, const FailureCase& test,
                   const std::string& moment_file) {
   warm_up();
   const testing::Resources before = testing::count_resources();
@@ -295,7 +295,7 @@ void live_through(RankContext& context, const Membership& membership, const Case
 }
 
 // What the victim was doing. A bucket that it launched may not have begun, or may be done.
-std::vector<std::string> last_seen(const Case& test) {
+std::vector<std::string> last_seen(const FailureCase& test) {
   const std::string forward = "last seen after broadcast #N, N s ago";
   const std::string reduced = "last seen after all_reduce #N, N s ago";
   switch (test.moment) {
@@ -310,7 +310,7 @@ std::vector<std::string> last_seen(const Case& test) {
 }
 
 // Every text that a survivor may give, masked. It may learn of a death between two operations.
-std::vector<std::string> golden_texts(const Case& test, int rank) {
+std::vector<std::string> golden_texts(const FailureCase& test, int rank) {
   const std::string self = format("rank {} (HOST, pid N)", rank);
   const std::string rebuild = ". Remedy: rebuild the group.";
   const std::vector<std::string> operations = {"broadcast", "all_reduce"};
@@ -351,10 +351,10 @@ std::vector<std::string> golden_texts(const Case& test, int rank) {
   return texts;
 }
 
-class DdpFailureTest : public ::testing::TestWithParam<Case> {};
+class DdpFailureTest : public ::testing::TestWithParam<FailureCase> {};
 
 TEST_P(DdpFailureTest, EverySurvivorNamesTheCulpritAndTrainsOnInANewGroup) {
-  const Case& test = GetParam();
+  const FailureCase& test = GetParam();
   const testing::Resources before = testing::count_resources();
   const testing::TemporaryFolder folder;
   const std::string moment_file = folder.file("moment");
@@ -388,8 +388,8 @@ TEST_P(DdpFailureTest, EverySurvivorNamesTheCulpritAndTrainsOnInANewGroup) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
+std::vector<FailureCase> all_cases() {
+  std::vector<FailureCase> cases;
   for (const int world_size : {2, 3}) {
     for (const int signal : {SIGKILL, SIGSTOP}) {
       cases.push_back({world_size, Moment::kBeforeAnyBucket, signal});

@@ -32,17 +32,17 @@ using torch::Tensor;
 
 constexpr int kWorldSize = 3;
 
-enum class Moment { kLossSum, kEvaluation, kSnapshot };
+enum class TrainerMoment { kLossSum, kEvaluation, kSnapshot };
 
-struct Case {
-  Moment moment;
+struct TrainerCase {
+  TrainerMoment moment;
   int signal;
 };
 
-std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  const char* moment = info.param.moment == Moment::kLossSum      ? "loss_sum"
-                       : info.param.moment == Moment::kEvaluation ? "evaluation"
-                                                                  : "snapshot";
+std::string name_of_trainer_case(const ::testing::TestParamInfo<TrainerCase>& info) {
+  const char* moment = info.param.moment == TrainerMoment::kLossSum      ? "loss_sum"
+                       : info.param.moment == TrainerMoment::kEvaluation ? "evaluation"
+                                                                         : "snapshot";
   return format("{}_{}", info.param.signal == SIGKILL ? "kill" : "stop", moment);
 }
 
@@ -86,19 +86,20 @@ Config config_in(const std::string& folder) {
 }
 
 // The sums are those of step 1, step 2, the evaluation after step 2, and so on.
-void disturb_self_at(Moment moment, WatchedReplicas& replicas, const std::function<void()>& act) {
-  if (moment == Moment::kSnapshot) {
+void disturb_self_at(TrainerMoment moment, WatchedReplicas& replicas,
+                     const std::function<void()>& act) {
+  if (moment == TrainerMoment::kSnapshot) {
     replicas.before_snapshot = act;
   } else {
-    const int due = moment == Moment::kLossSum ? 2 : 3;
+    const int due = moment == TrainerMoment::kLossSum ? 2 : 3;
     replicas.before_sum = [=](int number) {
       if (number == due) act();
     };
   }
 }
 
-void train_until_it_fails(RankContext& context, const Membership& membership, const Case& test,
-                          const testing::TemporaryFolder& folder) {
+void train_until_it_fails(RankContext& context, const Membership& membership,
+                          const TrainerCase& test, const testing::TemporaryFolder& folder) {
   at::set_num_threads(1);
   const auto limit = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
   const ProcessGroup group(testing::connect(context, membership, {.timeout = limit}));
@@ -123,7 +124,7 @@ void train_until_it_fails(RankContext& context, const Membership& membership, co
 
 // Every text that a survivor may give, masked: the operation in which it was, or after which, and
 // for a time-out the rank that said it first.
-std::vector<std::string> golden_texts(const Case& test, int rank) {
+std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);
   const std::string rebuild = ". Remedy: rebuild the group.";
@@ -155,10 +156,10 @@ std::vector<std::string> golden_texts(const Case& test, int rank) {
   return texts;
 }
 
-class TrainerFailureTest : public ::testing::TestWithParam<Case> {};
+class TrainerFailureTest : public ::testing::TestWithParam<TrainerCase> {};
 
 TEST_P(TrainerFailureTest, EverySurvivorsRunNamesTheCulprit) {
-  const Case& test = GetParam();
+  const TrainerCase& test = GetParam();
   const testing::Resources before = testing::count_resources();
   const testing::TemporaryFolder folder;
   testing::JobOptions options{.world_size = kWorldSize};
@@ -174,24 +175,26 @@ TEST_P(TrainerFailureTest, EverySurvivorsRunNamesTheCulprit) {
     const auto& outcome = result.ranks[static_cast<size_t>(rank)];
     ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
     const testing::FailureReport report = testing::parse_report(outcome.output);
-    EXPECT_THAT(mask(report.message), ::testing::AnyOfArray(golden_texts(test, rank)));
+    EXPECT_THAT(mask(report.message), ::testing::AnyOfArray(trainer_golden_texts(test, rank)));
     EXPECT_GE((report.raised - disturbed).count(), 0) << "ns, rank " << rank;
     EXPECT_LT((report.raised - disturbed).count(), limit.count()) << "ns, rank " << rank;
   }
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
+std::vector<TrainerCase> all_trainer_cases() {
+  std::vector<TrainerCase> cases;
   for (const int signal : {SIGKILL, SIGSTOP}) {
-    for (const Moment moment : {Moment::kLossSum, Moment::kEvaluation, Moment::kSnapshot}) {
+    for (const TrainerMoment moment :
+         {TrainerMoment::kLossSum, TrainerMoment::kEvaluation, TrainerMoment::kSnapshot}) {
       cases.push_back({moment, signal});
     }
   }
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TrainerFailureTest, ::testing::ValuesIn(all_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(All, TrainerFailureTest, ::testing::ValuesIn(all_trainer_cases()),
+                         name_of_trainer_case);
 
 }  // namespace
 }  // namespace cadre::train

@@ -20,7 +20,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-constexpr int kWorld = 3;
+constexpr int kDtypeWorld = 3;
 constexpr int64_t kWidth = 33;  // odd, so that pieces of a bucket are not aligned
 
 struct Type {
@@ -82,12 +82,13 @@ struct Expected {
 std::vector<Expected> expected_gradients(size_t first, GradientWeighting weighting) {
   std::vector<Expected> result(2 * kTypes.size());
   double num_rows = 0;
-  for (int rank = 0; rank < kWorld; ++rank) num_rows += static_cast<double>(rows_of(rank).size(0));
-  for (int rank = 0; rank < kWorld; ++rank) {
+  for (int rank = 0; rank < kDtypeWorld; ++rank)
+    num_rows += static_cast<double>(rows_of(rank).size(0));
+  for (int rank = 0; rank < kDtypeWorld; ++rank) {
     Mixed module;
     module.forward(rows_of(rank), first, left_out_on(rank, first)).backward();
     const double weight = weighting == GradientWeighting::kEqual
-                              ? 1.0 / kWorld
+                              ? 1.0 / kDtypeWorld
                               : static_cast<double>(rows_of(rank).size(0)) / num_rows;
     for (size_t i = 0; i < result.size(); ++i) {
       const Tensor& gradient = module.parameters()[i].grad();
@@ -109,7 +110,8 @@ void check_mean(const Tensor& parameter, const Expected& expected, const std::st
   });
   // Half an epsilon of what is rounded, or of the smallest number: each rank's weighted share, each
   // partial sum, the mean.
-  const Tensor bound = (expected.absolute * type->epsilon + type->smallest) * ((kWorld + 1) / 2.0);
+  const Tensor bound =
+      (expected.absolute * type->epsilon + type->smallest) * ((kDtypeWorld + 1) / 2.0);
   const Tensor difference = (gradient.to(torch::kDouble) - expected.mean).abs();
   require((difference <= bound).all().item<bool>(),
           format("{}: differs by {}", where, difference.max().item<double>()));
@@ -121,24 +123,25 @@ TEST_P(DdpDTypes, OfOneModelAreReducedRightlyInBucketsOfTheirOwn) {
   // Each dtype once in the first place, so that each has the last bucket with the trailer in it.
   for (size_t first = 0; first < kTypes.size(); ++first) {
     const std::vector<Expected> expected = expected_gradients(first, GetParam());
-    const auto result = run_groups(kWorld, [&](const ProcessGroup& group, std::string& output) {
-      const auto module = std::make_shared<Mixed>();
-      DistributedDataParallel model{
-          module,
-          group,
-          {.weighting = GetParam(), .bucket_caps = {.first_bytes = 64, .bytes = 256}}};
-      for (int step = 0; step < 3; ++step) {
-        module->zero_grad(/*set_to_none=*/step == 1);
-        const Tensor rows = rows_of(group.rank());
-        if (GetParam() == GradientWeighting::kSamples) model.set_num_samples(rows.size(0));
-        model(rows, first, left_out_on(group.rank(), first)).backward();
-        for (size_t i = 0; i < expected.size(); ++i) {
-          check_mean(module->parameters()[i], expected[i],
-                     format("step {}, {}", step, module->named_parameters()[i].key()));
-        }
-      }
-      output = model.learned_layout()->to_string();
-    });
+    const auto result =
+        run_groups(kDtypeWorld, [&](const ProcessGroup& group, std::string& output) {
+          const auto module = std::make_shared<Mixed>();
+          DistributedDataParallel model{
+              module,
+              group,
+              {.weighting = GetParam(), .bucket_caps = {.first_bytes = 64, .bytes = 256}}};
+          for (int step = 0; step < 3; ++step) {
+            module->zero_grad(/*set_to_none=*/step == 1);
+            const Tensor rows = rows_of(group.rank());
+            if (GetParam() == GradientWeighting::kSamples) model.set_num_samples(rows.size(0));
+            model(rows, first, left_out_on(group.rank(), first)).backward();
+            for (size_t i = 0; i < expected.size(); ++i) {
+              check_mean(module->parameters()[i], expected[i],
+                         format("step {}, {}", step, module->named_parameters()[i].key()));
+            }
+          }
+          output = model.learned_layout()->to_string();
+        });
     ASSERT_TRUE(result.ok()) << result.failures();
     for (const Type& type : kTypes) {
       EXPECT_NE(result.ranks[0].output.find(type.name), std::string::npos);

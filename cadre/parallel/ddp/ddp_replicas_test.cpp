@@ -25,7 +25,7 @@ using testing::run_groups;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-constexpr int kWorld = 3;
+constexpr int kReplicaWorld = 3;
 constexpr auto kDouble = torch::kDouble;
 
 // y = x * a + x * b, in the order and with the branches that a rank is told; the gradient of the
@@ -64,7 +64,7 @@ void expect_ok(const testing::RanksResult& result) {
 }
 
 TEST(DdpReplicas, UnusedOnSomeRanksOnly) {
-  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+  expect_ok(run_groups(kReplicaWorld, [](const ProcessGroup& group, std::string&) {
     const auto module = std::make_shared<Branches>();
     DistributedDataParallel model{module, group, small_buckets()};
     for (int step = 0; step < 3; ++step) {
@@ -82,7 +82,7 @@ TEST(DdpReplicas, UnusedOnSomeRanksOnly) {
 TEST(DdpReplicas, UnusedParametersAreNamedOnceWithTheirRanks) {
   const auto log = std::make_shared<testing::LogLines>();
   expect_ok(run_groups(
-      kWorld,
+      kReplicaWorld,
       [](const ProcessGroup& group, std::string&) {
         const auto module = std::make_shared<Branches>();
         DistributedDataParallel model{module, group, small_buckets()};
@@ -122,7 +122,7 @@ TEST(DdpReplicas, OnlyTheFirstUnusedParametersAreNamed) {
 }
 
 TEST(DdpReplicas, ARankWhoseLossIsZeroTakesPart) {
-  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+  expect_ok(run_groups(kReplicaWorld, [](const ProcessGroup& group, std::string&) {
     const auto module = std::make_shared<Branches>();
     DistributedDataParallel model{module, group, small_buckets()};
     const Tensor loss = model(ones_times(1), std::vector<int>{0, 1, 2});
@@ -132,7 +132,7 @@ TEST(DdpReplicas, ARankWhoseLossIsZeroTakesPart) {
 }
 
 TEST(DdpReplicas, OrdersThatDifferLearnRankZerosLayout) {
-  const auto result = run_groups(kWorld, [](const ProcessGroup& group, std::string& output) {
+  const auto result = run_groups(kReplicaWorld, [](const ProcessGroup& group, std::string& output) {
     const auto module = std::make_shared<Branches>();
     DistributedDataParallel model{module, group, small_buckets()};
     const std::vector<std::vector<int>> orders = {{0, 2, 1}, {1, 0, 2}, {2, 1, 0}};
@@ -169,7 +169,7 @@ struct Armed : Branches {
 };
 
 TEST(DdpReplicas, AnExceptionOnOneRankReachesAllAndTheNextStepIsRight) {
-  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+  expect_ok(run_groups(kReplicaWorld, [](const ProcessGroup& group, std::string&) {
     const auto module = std::make_shared<Armed>();
     DistributedDataParallel model{module, group, small_buckets()};
     for (int round = 0; round < 3; ++round) {
@@ -195,7 +195,7 @@ TEST(DdpReplicas, ModelsThatDifferAreNamedOnAllRanks) {
     const nn::Sequential model(nn::Linear(4, group.rank() == 2 ? 6 : 5), nn::Linear(6, 1));
     output = testing::failure_of([&] { DistributedDataParallel{model, group}; });
   };
-  const auto result = run_groups(kWorld, construct);
+  const auto result = run_groups(kReplicaWorld, construct);
   expect_ok(result);
   for (const testing::RankOutcome& rank : result.ranks) {
     EXPECT_THAT(rank.output, HasSubstr("parameter \"0.weight\" is Float (5, 4) that requires grad "
@@ -212,7 +212,7 @@ TEST(DdpReplicas, ModelsThatDifferAreNamedOnAllRanks) {
 }
 
 TEST(DdpReplicas, RankZerosParametersAndBuffersOfAnyDType) {
-  expect_ok(run_groups(kWorld, [](const ProcessGroup& group, std::string&) {
+  expect_ok(run_groups(kReplicaWorld, [](const ProcessGroup& group, std::string&) {
     const double own = group.rank() + 7;
     struct Module : nn::Module {
       Tensor forward(const Tensor& x) { return x * weight; }
@@ -277,7 +277,7 @@ TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
     std::vector<double> found;
   };
   for (const bool broadcasts : {true, false}) {
-    expect_ok(run_groups(kWorld, [&](const ProcessGroup& group, std::string&) {
+    expect_ok(run_groups(kReplicaWorld, [&](const ProcessGroup& group, std::string&) {
       const auto module = std::make_shared<Counting>();
       DistributedDataParallel model{module, group, {.broadcast_buffers = broadcasts}};
       for (int step = 1; step <= 3; ++step) model(step + 10.0 * group.rank()).backward();
@@ -292,37 +292,39 @@ TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
 TEST(DdpReplicas, ResumingWithTheLearnedLayoutKeepsTheBits) {
   const auto run = [](int from, int to, std::optional<BucketLayout>& layout,
                       std::vector<std::vector<Tensor>>& state) {
-    const auto result = run_groups(kWorld, [&](const ProcessGroup& group, std::string& output) {
-      nn::Sequential net(nn::Linear(6, 10), nn::Tanh(), nn::Linear(10, 2));
-      {
-        const torch::NoGradGuard no_grad;
-        for (size_t i = 0; i < net->parameters().size(); ++i) {
-          Tensor parameter = net->parameters()[i];
-          if (state[group.rank()].empty()) {
-            parameter.copy_(torch::linspace(-1, 1, parameter.numel()).view_as(parameter));
-          } else {
-            parameter.copy_(state[group.rank()][i]);
+    const auto result =
+        run_groups(kReplicaWorld, [&](const ProcessGroup& group, std::string& output) {
+          nn::Sequential net(nn::Linear(6, 10), nn::Tanh(), nn::Linear(10, 2));
+          {
+            const torch::NoGradGuard no_grad;
+            for (size_t i = 0; i < net->parameters().size(); ++i) {
+              Tensor parameter = net->parameters()[i];
+              if (state[group.rank()].empty()) {
+                parameter.copy_(torch::linspace(-1, 1, parameter.numel()).view_as(parameter));
+              } else {
+                parameter.copy_(state[group.rank()][i]);
+              }
+            }
           }
-        }
-      }
-      DistributedDataParallelOptions options = small_buckets();
-      options.layout = layout;
-      DistributedDataParallel model{net, group, options};
-      torch::optim::SGD optimizer(net->parameters(), 0.05);
-      for (int step = from; step < to; ++step) {
-        optimizer.zero_grad();
-        const Tensor x = torch::linspace(0.1 * group.rank(), 1.0 + step, 24).view({4, 6});
-        model(x).pow(2).mean().backward();
-        optimizer.step();
-      }
-      state[group.rank()].clear();
-      for (const Tensor& p : net->parameters()) state[group.rank()].push_back(p.detach().clone());
-      output = model.learned_layout()->to_string();
-    });
+          DistributedDataParallelOptions options = small_buckets();
+          options.layout = layout;
+          DistributedDataParallel model{net, group, options};
+          torch::optim::SGD optimizer(net->parameters(), 0.05);
+          for (int step = from; step < to; ++step) {
+            optimizer.zero_grad();
+            const Tensor x = torch::linspace(0.1 * group.rank(), 1.0 + step, 24).view({4, 6});
+            model(x).pow(2).mean().backward();
+            optimizer.step();
+          }
+          state[group.rank()].clear();
+          for (const Tensor& p : net->parameters())
+            state[group.rank()].push_back(p.detach().clone());
+          output = model.learned_layout()->to_string();
+        });
     EXPECT_TRUE(result.ok()) << result.failures();
     layout = *BucketLayout::parse(result.ranks[0].output);
   };
-  std::vector<std::vector<Tensor>> whole(kWorld), resumed(kWorld);
+  std::vector<std::vector<Tensor>> whole(kReplicaWorld), resumed(kReplicaWorld);
   std::optional<BucketLayout> layout;
   run(0, 6, layout, whole);
   layout.reset();

@@ -9,7 +9,7 @@
 namespace cadre::train {
 namespace {
 
-ModelConfig small(const std::string& kind) {
+ModelConfig small_classifier(const std::string& kind) {
   ModelConfig config;
   config.kind = kind;
   config.layers = 2;
@@ -25,7 +25,7 @@ at::Tensor some_images(int64_t count) {
 class EveryClassifier : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(EveryClassifier, GivesLogProbabilitiesAndLearnsOneBatch) {
-  const auto model = make_image_classifier(small(GetParam()), 1);
+  const auto model = make_image_classifier(small_classifier(GetParam()), 1);
   const at::Tensor images = some_images(8);
   const at::Tensor targets = torch::tensor({0, 1, 2, 3, 4, 5, 9, 9});
   torch::optim::Adam optimizer(model->parameters(), 0.003);
@@ -47,10 +47,10 @@ TEST_P(EveryClassifier, GivesLogProbabilitiesAndLearnsOneBatch) {
 }
 
 TEST_P(EveryClassifier, DependsOnTheSeedAlone) {
-  const auto a = make_image_classifier(small(GetParam()), 7);
+  const auto a = make_image_classifier(small_classifier(GetParam()), 7);
   torch::rand({3});
-  const auto b = make_image_classifier(small(GetParam()), 7);
-  const auto c = make_image_classifier(small(GetParam()), 8);
+  const auto b = make_image_classifier(small_classifier(GetParam()), 7);
+  const auto c = make_image_classifier(small_classifier(GetParam()), 8);
   for (size_t i = 0; i < a->parameters().size(); ++i) {
     EXPECT_TRUE(a->parameters()[i].equal(b->parameters()[i]));
   }
@@ -59,7 +59,7 @@ TEST_P(EveryClassifier, DependsOnTheSeedAlone) {
 
 // A rank may have no share of a batch; its backward runs all the same.
 TEST_P(EveryClassifier, OfNothingHasAGradientOfZeros) {
-  const auto model = make_image_classifier(small(GetParam()), 1);
+  const auto model = make_image_classifier(small_classifier(GetParam()), 1);
   const at::Tensor loss =
       classification_loss(model->forward(torch::zeros({0, 1, 28, 28})), torch::zeros({0}));
   loss.backward();
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryClassifier, ::testing::Values("cnn", "mlp"),
                          [](const auto& param) { return param.param; });
 
 TEST(MnistCnn, IsTheFormula) {
-  const auto model = make_image_classifier(small("cnn"), 5);
+  const auto model = make_image_classifier(small_classifier("cnn"), 5);
   model->eval();
   const torch::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> p;
@@ -97,7 +97,7 @@ TEST(MnistCnn, IsTheFormula) {
 }
 
 TEST(MnistCnn, DropsOutInTrainingOnlyAndWhenTold) {
-  ModelConfig config = small("cnn");
+  ModelConfig config = small_classifier("cnn");
   const at::Tensor images = some_images(4);
   const auto differs = [&](Model& model) {
     return !model.forward(images).equal(model.forward(images));
@@ -112,7 +112,7 @@ TEST(MnistCnn, DropsOutInTrainingOnlyAndWhenTold) {
 
 // The bounds of torch.nn's own first values.
 TEST(MnistCnn, BeginsAsPyTorchsModules) {
-  const auto model = make_image_classifier(small("cnn"), 1);
+  const auto model = make_image_classifier(small_classifier("cnn"), 1);
   const std::map<std::string, double> num_inputs = {
       {"conv1", 9}, {"conv2", 32 * 9}, {"fc1", 9216}, {"fc2", 128}};
   for (const auto& item : model->named_parameters()) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kVocabulary = 11;
 
-ModelConfig small(const std::string& kind) {
+ModelConfig small_language_model(const std::string& kind) {
   ModelConfig config;
   config.kind = kind;
   config.layers = 2;
@@ -29,7 +29,7 @@ at::Tensor some_tokens() {
 class EveryModel : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(EveryModel, DoesNotSeeTheFuture) {
-  const auto model = make_language_model(small(GetParam()), kVocabulary, 1);
+  const auto model = make_language_model(small_language_model(GetParam()), kVocabulary, 1);
   const torch::NoGradGuard no_grad;
   const at::Tensor before = model->forward(some_tokens());
   EXPECT_EQ(before.sizes(), (at::IntArrayRef{2, 6, kVocabulary}));
@@ -44,7 +44,7 @@ TEST_P(EveryModel, DoesNotSeeTheFuture) {
 }
 
 TEST_P(EveryModel, StartsWithoutAnOpinionAndLearnsOneBatch) {
-  const auto model = make_language_model(small(GetParam()), kVocabulary, 1);
+  const auto model = make_language_model(small_language_model(GetParam()), kVocabulary, 1);
   torch::optim::Adam optimizer(model->parameters(), 0.01);
   const at::Tensor tokens = some_tokens();
   const at::Tensor targets = tokens.roll(-1, 1);
@@ -63,10 +63,10 @@ TEST_P(EveryModel, StartsWithoutAnOpinionAndLearnsOneBatch) {
 }
 
 TEST_P(EveryModel, DependsOnTheSeedAlone) {
-  const auto a = make_language_model(small(GetParam()), kVocabulary, 7);
+  const auto a = make_language_model(small_language_model(GetParam()), kVocabulary, 7);
   torch::rand({3});
-  const auto b = make_language_model(small(GetParam()), kVocabulary, 7);
-  const auto c = make_language_model(small(GetParam()), kVocabulary, 8);
+  const auto b = make_language_model(small_language_model(GetParam()), kVocabulary, 7);
+  const auto c = make_language_model(small_language_model(GetParam()), kVocabulary, 8);
   for (size_t i = 0; i < a->parameters().size(); ++i) {
     EXPECT_TRUE(a->parameters()[i].equal(b->parameters()[i]));
   }
@@ -112,7 +112,7 @@ at::Tensor gpt_by_formula(const std::map<std::string, at::Tensor>& p, const Mode
 }
 
 TEST(Gpt, IsTheFormula) {
-  const ModelConfig config = small("gpt");
+  const ModelConfig config = small_language_model("gpt");
   const auto model = make_language_model(config, kVocabulary, 3);
   const torch::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> parameters;

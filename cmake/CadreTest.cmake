@@ -1,0 +1,18 @@
+# cadre_test(NAME name [SHARDS n] COMMAND command... PROPERTIES property value...): a test of CTest
+# whose seconds are kept for tools/budgets. With SHARDS the program is one of GoogleTest and runs as n
+# processes at once, for tests that mostly wait.
+function(cadre_test)
+  cmake_parse_arguments(PARSE_ARGV 0 test "" "NAME;SHARDS" "COMMAND;PROPERTIES")
+  if(NOT test_SHARDS)
+    set(test_SHARDS 1)
+  endif()
+  add_test(NAME ${test_NAME}
+           COMMAND python3 ${CMAKE_SOURCE_DIR}/tests/run_test.py
+                   ${CMAKE_BINARY_DIR}/test_seconds/${test_NAME}.json ${test_SHARDS} ${test_COMMAND})
+  set_tests_properties(${test_NAME} PROPERTIES ${test_PROPERTIES})
+  if(CADRE_SANITIZE MATCHES "thread")
+    set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=5)
+  elseif(CADRE_SANITIZE)
+    set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=25)
+  endif()
+endfunction()

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Runs a test for CTest and keeps what it took.
+
+    run_test.py RECORD SHARDS PROGRAM [argument...]
+
+RECORD (a JSON file) gets the wall and CPU seconds of the whole and the seconds of each GoogleTest.
+With SHARDS above 1 the program, one of GoogleTest's, runs as several processes at once, each with a
+shard of its tests: for tests that mostly wait for each other's deadlines. When a shard ends, what it
+printed is shown without the tests that passed, so that a failure stands at the top of a log; the exit
+code is the first one that is not 0. Ends its processes when it is ended.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ENDED = re.compile(r"^\[(?:       OK|  FAILED|  SKIPPED) \] (\S+?)(?:, where .*)? \((\d+) ms\)$", re.M)
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent():
+    """CTest kills only this script when a test takes too long."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def without_passed(lines):
+    """The lines, less those of tests that passed; a test cut short by the end keeps its lines."""
+    kept, held = [], None
+    for line in lines:
+        if line.startswith("[ RUN      ]"):
+            held = [line]
+        elif held is None:
+            if not line.startswith("[-------") and line.strip():
+                kept.append(line)
+        else:
+            held.append(line)
+            if line.startswith(("[       OK ]", "[  FAILED  ]", "[  SKIPPED ]")):
+                kept += [] if line.startswith("[       OK ]") else held
+                held = None
+    return kept + (held or [])
+
+
+def main():
+    if len(sys.argv) < 4:
+        print(__doc__, file=sys.stderr)
+        return 2
+    record, count, command = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    start = time.monotonic()
+    shards = []
+    for index in range(count):
+        share = {"GTEST_TOTAL_SHARDS": str(count), "GTEST_SHARD_INDEX": str(index)} if count > 1 else {}
+        shards.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       env={**os.environ, **share}, preexec_fn=end_with_parent))
+
+    def end(*_):
+        for shard in shards:
+            shard.terminate()
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+
+    codes, outputs = [0] * count, [""] * count
+
+    def follow(index):
+        for raw in shards[index].stdout:
+            line = raw.decode(errors="replace")
+            outputs[index] += line
+            if count == 1:
+                print(line, end="", flush=True)
+        codes[index] = shards[index].wait()
+        if count > 1:
+            print(f"== shard {index + 1} of {count}: exit code {codes[index]} after "
+                  f"{time.monotonic() - start:.0f} s", *without_passed(outputs[index].splitlines()),
+                  sep="\n", flush=True)
+    followers = [threading.Thread(target=follow, args=(index,)) for index in range(count)]
+    for follower in followers:
+        follower.start()
+    for follower in followers:
+        follower.join()
+
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    tests = {name: int(ms) / 1000 for output in outputs for name, ms in ENDED.findall(output)}
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps({"wall": time.monotonic() - start,
+                                  "cpu": used.ru_utime + used.ru_stime, "tests": tests}))
+    return next((1 if code < 0 else code for code in codes if code), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

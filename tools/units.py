@@ -1,0 +1,81 @@
+"""How each source is compiled, and which sources a change concerns: for tools/tidy and tools/alone."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+
+INCLUDED_SOURCE = re.compile(r'^#include "([^"]+\.cpp)"$', re.M)
+
+
+def commands_of(root, build):
+    """source, relative to `root` -> the words of the command that compiles it alone, without its
+    output; a source that is compiled within a unit gets the flags of that unit."""
+    found = {}
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        file = pathlib.Path(entry["file"])
+        words = shlex.split(entry["command"])
+        for option in ("-o", "-c"):
+            at = words.index(option)
+            del words[at:at + 2]
+        is_unit = (build / "unity") in file.parents
+        sources = INCLUDED_SOURCE.findall(file.read_text()) if is_unit else [os.path.relpath(file, root)]
+        for source in sources:
+            found.setdefault(source, words)
+    return found
+
+
+def without_precompiled_headers(words):
+    kept = []
+    position = 0
+    while position < len(words):
+        if words[position] == "-include" and "cmake_pch" in words[position + 1]:
+            position += 2
+            continue
+        if words[position] != "-Winvalid-pch":
+            kept.append(words[position])
+        position += 1
+    return kept
+
+
+def git(root, *words):
+    result = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def landed_commit(root):
+    """The commit that a change is compared with: where HEAD left origin/main, or the parent of a HEAD
+    that is in origin/main. None where git cannot tell."""
+    head = git(root, "rev-parse", "HEAD")
+    base = git(root, "merge-base", "HEAD", "origin/main")
+    return git(root, "rev-parse", "--verify", "--quiet", "HEAD^") if base in (None, head) else base
+
+
+def changed_files(root, base=None):
+    """The files that differ from `base` (default: the landed commit), also those that are not
+    committed; None when that cannot be determined: then everything counts as changed."""
+    base = base or landed_commit(root)
+    if not base:
+        return None
+    differing = git(root, "diff", "--name-only", base)
+    unknown = git(root, "ls-files", "--others", "--exclude-standard")
+    if differing is None or unknown is None:
+        return None
+    return set(differing.splitlines()) | set(unknown.splitlines())
+
+
+def sources_for(root, changed, sources):
+    """Of `sources` those to look at for a change: the changed ones, and for each changed header one
+    that includes it, its own where there is one."""
+    chosen = changed & set(sources)
+    texts = None
+    for header in sorted(name for name in changed if name.endswith(".h")):
+        own = header[:-2] + ".cpp"
+        if own in sources:
+            chosen.add(own)
+            continue
+        texts = texts or {name: (root / name).read_text() for name in sorted(sources)}
+        chosen.update([name for name, text in texts.items() if f'#include "{header}"' in text][:1])
+    return sorted(chosen)
