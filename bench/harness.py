@@ -1,10 +1,17 @@
 """What every bench against a peer shares: interleaved rounds, ratios with quartiles, dated reports.
 
-The method is: ours, peer, ours, peer in the same run; the ratio of each round; the median of the
-ratios and their quartiles. A goal is met when the worse quartile meets it.
+The method: every round runs ours and each peer once, in an order that is reversed in every other
+round; the ratio is that of one round; a report gives the median of the ratios and their quartiles. A
+goal is met when the worse quartile meets it. Every program gets the memory settings that `cadre run`
+gives its workers. The latency between the cores is measured before and after each round, because
+virtual cores move: a round in which it changed by more than a factor of two is dropped. Limits of the
+machine are measured in the same run.
 """
 
+import dataclasses
 import datetime
+import functools
+import json
 import os
 import pathlib
 import platform
@@ -50,6 +57,97 @@ def build(*targets):
     """Builds the bench's own programs; the rest of the build folder is taken as it is."""
     subprocess.run(["cmake", "--build", str(ROOT / "build"), "--target", *targets], check=True,
                    stdout=subprocess.DEVNULL)
+
+
+@functools.cache
+def memory_settings():
+    """The environment by which `cadre run` makes malloc keep and enlarge pages, for the peers too, and
+    torch's own switch for huge pages."""
+    _, _, output = timed([ROOT / "build/bin/cadre", "run", "--nproc-per-node", "1", "--no-python",
+                          "printenv", "GLIBC_TUNABLES"], timeout_s=30)
+    return {"GLIBC_TUNABLES": output.strip().removeprefix("[0] "), "THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def in_turn(names, number):
+    """The order of round `number`: every other round is reversed, so that no program always runs on
+    what another one left behind."""
+    return list(names) if number % 2 == 0 else list(reversed(list(names)))
+
+
+@functools.cache
+def limits_program():
+    build("machine_limits")
+    return ROOT / "build/bin/machine_limits"
+
+
+def machine_limits(*arguments):
+    """What bench/limits/machine_limits prints."""
+    return json.loads(timed([limits_program(), *arguments], timeout_s=120)[2])
+
+
+class CoreDistance:
+    """The latency between the cores before the first round and after each one."""
+
+    FLIP = 2.0
+
+    def __init__(self):
+        self.before = self.now()
+        self.seen = [self.before]
+        self.dropped = 0
+
+    @staticmethod
+    def now():
+        return machine_limits("core")["core_us"]
+
+    def stayed(self):
+        """After each round: whether the latency is what it was before it. A run with --quick takes any
+        round, because it reports no figures."""
+        before, self.before = self.before, self.now()
+        self.seen.append(self.before)
+        low, high = sorted((before, self.before))
+        stayed = high <= self.FLIP * max(low, 1e-3)
+        self.dropped += not stayed
+        return stayed or "--quick" in sys.argv
+
+    def text(self):
+        low, middle, high = quartiles(self.seen)
+        return (f"Between the cores {middle:.2f} µs one way ({low:.2f} to {high:.2f}); "
+                f"{self.dropped} rounds dropped because it changed by more than {self.FLIP:.0f} times.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A bound of a figure; `at_most` is false where more is better."""
+    limit: float
+    at_most: bool
+
+    def text(self):
+        return f"{'at most' if self.at_most else 'at least'} {self.limit:g}"
+
+    def verdict(self, values):
+        """"met" or "not met", by the worse quartile of the rounds' values."""
+        low, _, high = quartiles(values)
+        worse = high if self.at_most else low
+        met = worse <= self.limit if self.at_most else worse >= self.limit
+        return f"{'met' if met else 'not met'} ({worse:.3g}, goal {self.text()})"
+
+
+def at_most(limit):
+    return Goal(limit, True)
+
+
+def at_least(limit):
+    return Goal(limit, False)
+
+
+def with_quartiles(values, form=".2f"):
+    """"median (lower quartile to upper quartile)"."""
+    low, middle, high = quartiles(values)
+    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+
+
+def median(values):
+    return quartiles(values)[1]
 
 
 def quartiles(values):
@@ -103,7 +201,7 @@ def write_report(name, title, body):
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=ROOT).stdout.strip()
     text = (f"# {title}\n\nDate: {today}. Commit: {commit}. Machine: {machine()}; "
-            f"others took {foreign_share():.0%} of its CPU time meanwhile.\n"
+            f"other processes took {foreign_share():.0%} of its CPU time meanwhile.\n"
             f"Command: `{command}`\n\n{body}\n")
     path = REPORTS / f"{today}-{name}.md"
     path.write_text(text)

@@ -1,8 +1,10 @@
 // all_reduce sums through the Communicator; one JSON line for each size and kind of memory. Its
 // peers, mpi_all_reduce.cpp and gloo_all_reduce.py, do the same for float32, step by step.
 //
-//   cadre_all_reduce SECONDS BYTES[:DTYPE]...     place in the job: the environment (cadre run)
+//   cadre_all_reduce [--tcp] SECONDS BYTES[:DTYPE]...    place in the job: the environment (cadre
+//   run)
 //
+// --tcp takes the net engine over TCP even on one host, and leaves symmetric memory out.
 // DTYPE is float32 (default), bfloat16 or float16. Each operation works on input that was written
 // anew just before, starts behind a barrier and is checked; the time of one operation is that of
 // the rank that took longest.
@@ -16,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -152,17 +155,19 @@ void measure(Communicator& world, const char* memory, Bytes data, DType dtype, d
   std::fflush(stdout);
 }
 
-void run(int argc, char** argv) {
+// `arguments`: SECONDS BYTES[:DTYPE]...
+void run(cadre::TransportChoice transport, std::span<char*> arguments) {
   const auto system = cadre::os::make_native_system();
   const auto deadline = system->deadline_in(cadre::kDefaultConnectTimeout);
   cadre::EnvironmentRendezvous rendezvous(*system, cadre::read_job_environment().value_or_throw());
   const cadre::Membership membership = rendezvous.join(deadline).value_or_throw();
-  const auto world = Communicator::connect(*system, membership, {}, deadline);
-  const double seconds = std::atof(argv[1]);
-  for (int i = 2; i < argc; ++i) {
-    const Size size = parse_size(argv[i]);
+  const auto world = Communicator::connect(*system, membership, {.transport = transport}, deadline);
+  const double seconds = std::atof(arguments[0]);
+  for (const char* text : arguments.subspan(1)) {
+    const Size size = parse_size(text);
     std::vector<std::byte> own(size.num_bytes);
     measure(*world, "private", own, size.dtype, seconds);
+    if (transport == cadre::TransportChoice::kTcp) continue;
     const auto shared = world->allocate_symmetric(size.num_bytes);
     measure(*world, "symmetric", shared->local(), size.dtype, seconds);
   }
@@ -172,12 +177,14 @@ void run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "usage: cadre_all_reduce SECONDS BYTES[:DTYPE]...\n");
+  const bool is_tcp = argc > 1 && std::string_view(argv[1]) == "--tcp";
+  const std::span<char*> arguments(argv + (is_tcp ? 2 : 1), argv + argc);
+  if (arguments.size() < 2) {
+    std::fprintf(stderr, "usage: cadre_all_reduce [--tcp] SECONDS BYTES[:DTYPE]...\n");
     return 2;
   }
   try {
-    run(argc, argv);
+    run(is_tcp ? cadre::TransportChoice::kTcp : cadre::TransportChoice::kAuto, arguments);
     return 0;
   } catch (const cadre::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
