@@ -36,8 +36,9 @@ conformance:  ## every collective x dtype x operation x ranks x count, on every 
 
 equality:  ## DDP against one process and the trainer against PyTorch, in every case
 	@tools/setup test
-	@tools/build dev cadre_command cadre_train cadre_parallel_test
-	build/bin/cadre_parallel_test
+	@tools/build dev cadre_command cadre_train cadre_parallel_test cadre_tests_training
+	build/bin/cadre_parallel_test --gtest_filter='*Equality*'
+	build/bin/cadre_tests_training --gtest_filter='*DdpProcesses*'
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
 
 compat:  ## TORCH=2.12.1: build against another supported torch and run the tests that meet it
@@ -83,9 +84,10 @@ seeds:  ## SEEDS=2000 simulated jobs of up to RANKS=16 ranks for each kind of fa
 	@tools/build dev cadre_tests_sim
 	CADRE_SIM_SEEDS=$(SEEDS) CADRE_SIM_MAX_RANKS=$(RANKS) build/bin/cadre_tests_sim
 
-tidy:  ## the project's own rules, formatting and clang-tidy
+tidy:  ## the rules, formatting, clang-tidy, and every source and header alone (after make build)
 	@tools/setup check
 	@tools/tidy --clang-tidy
+	@tools/alone --all
 
 install:  ## into PREFIX (default /usr/local)
 	@tools/setup run

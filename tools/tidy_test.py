@@ -157,7 +157,8 @@ class UnitsTest(unittest.TestCase):
     def test_source_within_a_unit_gets_its_flags(self):
         build = self.root / "build"
         self.write("build/unity/t/base_0.cpp", '#include "cadre/base/a.cpp"\n#include "cadre/base/b.cpp"\n')
-        unit = {"file": str(build / "unity/t/base_0.cpp"), "command": "g++ -O1 -include x/cmake_pch.hxx -o u.o -c u.cpp"}
+        unit = {"file": str(build / "unity/t/base_0.cpp"),
+                "command": "g++ -O1 -Wno-subobject-linkage -include x/cmake_pch.hxx -o u.o -c u.cpp"}
         single = {"file": str(self.root / "cadre/os/c.cpp"), "command": "g++ -O2 -o c.o -c c.cpp"}
         self.write("build/compile_commands.json", json.dumps([unit, single]))
         commands = units.commands_of(self.root, build)
@@ -180,6 +181,14 @@ class UnitsTest(unittest.TestCase):
         self.assertEqual(units.changed_files(self.root), {"b.cpp", "c.cpp", "d.cpp"})
         self.git("update-ref", "refs/remotes/origin/main", "HEAD")  # HEAD has landed
         self.assertEqual(units.changed_files(self.root), {"c.cpp", "d.cpp"})
+
+    def test_a_change_of_many_sources_is_sampled(self):
+        names = [f"{i}.cpp" for i in range(50)]
+        self.assertEqual(units.at_most(50, names), names)
+        self.assertEqual(units.at_most(None, names), names)
+        sample = units.at_most(7, names)
+        self.assertEqual(len(set(sample) & set(names)), 7)
+        self.assertEqual(units.at_most(7, names), sample)
 
     def test_a_changed_header_is_looked_at_through_a_source(self):
         self.write("cadre/base/a.cpp", "")

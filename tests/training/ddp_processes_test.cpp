@@ -12,6 +12,7 @@
 #include "cadre/parallel/ddp/ddp_test_bounds.h"
 #include "cadre/parallel/ddp/ddp_test_training.h"
 #include "cadre/testing/leftovers.h"
+#include "cadre/testing/seeds.h"
 #include "tests/process/job.h"
 
 namespace cadre {
@@ -62,7 +63,7 @@ TEST_P(DdpProcesses, TrainAsOneDoes) {
         CommunicatorOptions communication;
         communication.transport = GetParam().transport;
         const ProcessGroup group(testing::connect(context, membership, communication));
-        for (const Case& test_case : testing::all_cases()) {
+        for (const Case& test_case : testing::share_of(testing::all_cases())) {
           context.output += train_and_compare(group, test_case);
         }
         group.close();
