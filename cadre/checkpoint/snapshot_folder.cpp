@@ -94,7 +94,11 @@ std::optional<std::string> SnapshotFolder::latest() const {
 
 std::optional<int64_t> SnapshotFolder::latest_step() const {
   const auto folder = latest();
-  return folder ? step_of(fs::path(*folder).filename().string()) : std::nullopt;
+  return folder ? step_of_folder(*folder) : std::nullopt;
+}
+
+std::optional<int64_t> SnapshotFolder::step_of_folder(const std::string& path) {
+  return step_of(fs::path(path).filename().string());
 }
 
 std::vector<int64_t> SnapshotFolder::steps() const {

@@ -37,6 +37,8 @@ class CADRE_EXPORT SnapshotFolder {
   // The folder of the snapshot that was marked last; nullopt when none was.
   std::optional<std::string> best() const;
   std::string path_of(int64_t step) const;
+  // What the name of a snapshot's folder says; nullopt for another name.
+  static std::optional<int64_t> step_of_folder(const std::string& path);
   // Of all snapshots that are there, in rising order.
   std::vector<int64_t> steps() const;
 

@@ -4,33 +4,30 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/os/io/durable_file.h"
 #include "cadre/os/io/file.h"
+#include "cadre/wire/hex.h"
 
 namespace cadre::train {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormat = 2;
+constexpr int kFormat = 3;
 constexpr int kOldestFormat = 1;
 constexpr size_t kMaxStateBytes = size_t{64} << 20;
-constexpr std::string_view kHexDigits = "0123456789abcdef";
-
-std::string to_hex(const at::Tensor& bytes) {
-  std::string text;
-  const auto* first = bytes.const_data_ptr<uint8_t>();
-  for (int64_t i = 0; i < bytes.numel(); ++i) {
-    text += kHexDigits[first[i] >> 4];
-    text += kHexDigits[first[i] & 15];
-  }
-  return text;
-}
+// state.json is checked against its digest, too, as a whole.
+constexpr std::array<std::string_view, 3> kFiles = {"model.safetensors", "optimizer.safetensors",
+                                                    "state.json"};
 
 at::Tensor from_hex(const std::string& text) {
   const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size() / 2)}, at::kByte);
@@ -55,10 +52,21 @@ Json to_json(const TrainState& state) {
                {"generators", Json::array()},
                {"config", state.config}};
   for (const at::Tensor& generator : state.generators) {
-    json["generators"].push_back(to_hex(generator));
+    json["generators"].push_back(
+        wire::to_hex({static_cast<const std::byte*>(generator.const_data_ptr()),
+                      static_cast<size_t>(generator.numel())}));
   }
   if (state.best_held_out_loss) json["best_held_out_loss"] = *state.best_held_out_loss;
   return json;
+}
+
+// A snapshot lies in a folder of its step's name, unless somebody has copied it elsewhere.
+void check_step(const TrainState& state, const std::string& folder) {
+  const auto named = SnapshotFolder::step_of_folder(folder);
+  if (!named || *named == state.step) return;
+  throw Error(ErrorCode::kCorruption,
+              cadre::format("it is of step {}, but its folder is named {}", state.step,
+                            std::filesystem::path(folder).filename().string()));
 }
 
 TrainState from_json(const Json& json) {
@@ -68,7 +76,7 @@ TrainState from_json(const Json& json) {
                 cadre::format("it has format {}; this program reads formats {} to {}", format,
                               kOldestFormat, kFormat));
   }
-  TrainState state;
+  TrainState state = {.format = format};
   state.step = json.at("step").get<int64_t>();
   state.loader.epoch = json.at("loader").at("epoch").get<int64_t>();
   state.loader.samples = json.at("loader").at("samples").get<int64_t>();
@@ -96,14 +104,23 @@ Status write_train_state(const std::string& folder, const TrainState& state,
   CADRE_RETURN_IF_ERROR(write_safetensors(folder + "/optimizer.safetensors", optimizer.state()));
   const std::string text = to_json(state).dump(2) + "\n";
   const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
-  return os::write_file(folder + "/state.json", pieces);
+  CADRE_RETURN_IF_ERROR(os::write_file(folder + "/state.json", pieces));
+  return write_digests(folder, kFiles);
 }
 
 TrainState read_train_state(const std::string& folder) {
   const std::string path = folder + "/state.json";
+  const std::string digests_path = cadre::format("{}/{}", folder, kDigestsName);
+  const bool has_digests = std::filesystem::exists(digests_path);
+  if (has_digests) check_digests(folder, kFiles).value_or_throw();
   const std::string text = os::read_file(path, kMaxStateBytes).value_or_throw();
   try {
-    return from_json(Json::parse(text));
+    TrainState state = from_json(Json::parse(text));
+    check_step(state, folder);
+    if (!has_digests && state.format >= kFirstFormatWithDigests) {
+      throw Error(ErrorCode::kCorruption, cadre::format("{} is missing", digests_path));
+    }
+    return state;
   } catch (const Error& error) {
     throw error.with_context(path);
   } catch (const std::exception& error) {

@@ -25,7 +25,10 @@ class Module;
 
 namespace cadre::train {
 
+inline constexpr int kFirstFormatWithDigests = 3;
+
 struct TrainState {
+  int format = 0;    // of the snapshot that it was read from
   int64_t step = 0;  // updates done
   LoaderPosition loader;
   DataIdentity data;  // a resumed run must see the same
@@ -37,10 +40,13 @@ struct TrainState {
   std::string config;  // as TOML
 };
 
-// Fills an empty folder: model.safetensors, optimizer.safetensors, state.json.
+// Fills an empty folder: model.safetensors, optimizer.safetensors, state.json, and B2SUMS with the
+// digests of these three.
 Status write_train_state(const std::string& folder, const TrainState& state,
                          const torch::nn::Module& model, const Optimizer& optimizer);
 
+// Checks all files of the snapshot first: after it, read_tensors() reads what was written. Of
+// formats 1 and 2 only the step is checked, against the name of the folder.
 TrainState read_train_state(const std::string& folder);
 // Fills model and optimizer in place.
 void read_tensors(const std::string& folder, torch::nn::Module& model, Optimizer& optimizer);

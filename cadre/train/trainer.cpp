@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <utility>
@@ -66,15 +67,27 @@ void restore_generator(const at::Tensor& state, const std::string& snapshot) {
   generator.set_state(state);
 }
 
+bool is_whole(const std::string& snapshot) {
+  try {
+    (void)read_train_state(snapshot);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // What to do when `snapshot` cannot be read.
 std::string remedy_for(const std::string& snapshot) {
   const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
-  std::string other;
-  for (const int64_t step : run.steps()) {
-    if (run.path_of(step) != snapshot) other = run.path_of(step);
+  std::vector<int64_t> steps = run.steps();
+  std::ranges::reverse(steps);
+  for (const int64_t step : steps) {
+    const std::string other = run.path_of(step);
+    if (other != snapshot && is_whole(other)) {
+      return cadre::format("another snapshot is whole: run.resume={}", other);
+    }
   }
-  return other.empty() ? "no other snapshot is there: start anew with run.resume=none"
-                       : cadre::format("another snapshot is there: run.resume={}", other);
+  return "no other snapshot is whole: start anew with run.resume=none";
 }
 
 }  // namespace
@@ -188,6 +201,12 @@ std::vector<std::string> Trainer::restore(const std::string& snapshot) {
                               snapshot, difference));
   }
   std::vector<std::string> remarks = compare_configs(state.config, config_);
+  if (state.format < kFirstFormatWithDigests) {
+    remarks.push_back(
+        cadre::format("warning: {} has format {}, which has no digests: damage to its "
+                      "files cannot be found",
+                      snapshot, state.format));
+  }
   read_tensors(snapshot, *model_, *optimizer_);
   loader_->seek(state.loader);
   first_step_ = step_ = snapshot_step_ = state.step;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -45,8 +46,9 @@ class TrainerTest : public ::testing::Test {
   // `stop_after`: the last rank is asked to stop while that step runs.
   Run run(const Config& config, int world_size = 1, int64_t stop_after = -1) {
     Run run;
-    const testing::RanksResult ranks =
-        testing::run_groups(world_size, [&](const ProcessGroup& group, std::string&) {
+    const testing::RanksResult ranks = testing::run_groups(
+        world_size,
+        [&](const ProcessGroup& group, std::string&) {
           const auto system = os::make_native_system();
           int64_t steps = 0;
           Trainer trainer(
@@ -63,7 +65,8 @@ class TrainerTest : public ::testing::Test {
                    }});
           const TrainResult result = trainer.run();
           if (group.rank() == 0) run.result = result;
-        });
+        },
+        /*log=*/nullptr, transport_);
     run.failures = ranks.failures();
     return run;
   }
@@ -86,6 +89,14 @@ class TrainerTest : public ::testing::Test {
     }
   }
 
+  // Makes a snapshot one of an earlier format, without digests.
+  static void set_format(const std::string& snapshot, int format) {
+    std::filesystem::remove(snapshot + "/B2SUMS");
+    nlohmann::json state = nlohmann::json::parse(std::ifstream(snapshot + "/state.json"));
+    state["format"] = format;
+    std::ofstream(snapshot + "/state.json") << state.dump();
+  }
+
   std::vector<nlohmann::json> metrics(const std::string& run_name) const {
     std::vector<nlohmann::json> lines;
     std::ifstream file(folder_ + "/" + run_name + "/metrics.jsonl");
@@ -106,6 +117,7 @@ class TrainerTest : public ::testing::Test {
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5) << i;
   }
 
+  TransportChoice transport_ = TransportChoice::kAuto;
   testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
   std::function<void(std::string_view)> on_print_ = [](std::string_view) {};

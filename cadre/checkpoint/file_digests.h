@@ -1,0 +1,28 @@
+// Digests of the files of a folder, in a file of the folder that `b2sum --check B2SUMS` reads.
+//
+// BLAKE2b: docs/decisions/0008 says why.
+// Threads: different folders from any. Blocking: reads the files. Errors: as declared; kUnavailable
+// with the path for a file that cannot be read.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+
+namespace cadre {
+
+inline constexpr std::string_view kDigestsName = "B2SUMS";
+
+// Writes and syncs the digests of these files of the folder.
+CADRE_EXPORT Status write_digests(const std::string& folder,
+                                  std::span<const std::string_view> names);
+
+// kCorruption with the path of the first file whose bytes are others than those that were written,
+// or of B2SUMS when it is not well-formed or leaves out one of the names.
+CADRE_EXPORT Status check_digests(const std::string& folder,
+                                  std::span<const std::string_view> names);
+
+}  // namespace cadre
