@@ -25,21 +25,30 @@ Commands
   train      train a model from a configuration file, on one or more processes
   trace      read flight records after a failure or during a hang: where it stopped, who owes what
   info       versions, torch, cores, memory, limits, transports
-  help       this text; cadre COMMAND --help explains a command
+  help       this text; cadre help COMMAND explains a command
   --version  the version
 )";
 
 const std::vector<std::string> kCommands{"run", "train", "trace", "info", "help"};
+
+int dispatch(const std::string& command, Words words);
+
+// "help run" is "run --help".
+int help_command(Words words) {
+  if (words.empty() || words.front() == "help") {
+    cadre::cli::print(kHelp);
+    return 0;
+  }
+  const std::vector<std::string> wants_help{"--help"};
+  return dispatch(words.front(), wants_help);
+}
 
 int dispatch(const std::string& command, Words words) {
   if (command == "run") return cadre::cli::run_command(words);
   if (command == "train") return cadre::cli::train_command(words);
   if (command == "trace") return cadre::cli::trace_command(words);
   if (command == "info") return cadre::cli::info_command(words);
-  if (command == "help" || command == "--help" || command == "-h") {
-    cadre::cli::print(kHelp);
-    return 0;
-  }
+  if (command == "help" || command == "--help" || command == "-h") return help_command(words);
   if (command == "--version" || command == "version") {
     cadre::cli::print("cadre " CADRE_VERSION "\n");
     return 0;

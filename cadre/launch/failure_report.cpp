@@ -59,14 +59,16 @@ std::string stopped_text(const FailureReport& report) {
 
 // One line for all others, grouped by how they ended.
 std::string others_text(const FailureReport& report) {
+  const std::string stopped =
+      cadre::format("stopped by cadre because rank {} failed", report.failure.rank);
   std::map<std::string, std::vector<int>> by_ending;
   for (const WorkerExit& ended : report.exits) {
     if (ended.rank == report.failure.rank) continue;
     std::string ending = "ended by " + exit_name(ended.status);
     if (ended.status.is_success()) {
-      ending = ended.was_asked_to_stop ? "stopped" : "had succeeded";
+      ending = ended.was_asked_to_stop ? stopped : "had succeeded";
     } else if (ended.was_asked_to_stop && ended.status.signal != 0) {
-      ending = "stopped";
+      ending = stopped;
     }
     by_ending[ending].push_back(ended.rank);
   }

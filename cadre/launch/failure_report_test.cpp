@@ -39,7 +39,8 @@ TEST(FailureReport, SaysWhoWhereAndWhy) {
       "  meaning: killed, most likely for want of memory: the kernel killed 1 process of this "
       "machine for that during the job. Use a smaller batch or fewer workers\n"
       "  exception: OutOfMemory: 40 GB??[31m\n"
-      "  others: rank 2: ended by exit code 1; rank 4: had succeeded; ranks 0-1: stopped");
+      "  others: rank 2: ended by exit code 1; rank 4: had succeeded; ranks 0-1: "
+      "stopped by cadre because rank 3 failed");
 }
 
 TEST(FailureReport, NamesThoseThatWereStoppedAtThatTime) {

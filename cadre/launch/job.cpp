@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/launch/error_file.h"
 #include "cadre/launch/failure_report.h"
 #include "cadre/launch/queued_log.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/launch/worker_group.h"
 #include "cadre/os/host/descriptor_limit.h"
+#include "cadre/os/host/wall_clock.h"
 #include "cadre/os/proc/descendants.h"
 #include "cadre/os/proc/memory_kills.h"
 #include "cadre/os/proc/signals.h"
@@ -112,6 +114,7 @@ class JobRun {
   void say_lost_output();
   void show_log();
   int finish();
+  void leave_for_caller(const WorkerExit& failure);
   int exit_code(const std::optional<WorkerExit>& failure) const;
 
   void enter(Phase phase, Duration limit) {
@@ -349,6 +352,22 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   return unkillable_.empty() && !output_.failure() && !error_.failure() ? 0 : 1;
 }
 
+// When this launcher is itself a worker, of torchrun or of another launcher.
+void JobRun::leave_for_caller(const WorkerExit& failure) {
+  const std::string path = spec_.environment.get_or("TORCHELASTIC_ERROR_FILE", "");
+  if (path.empty()) return;
+  const Status written =
+      write_error_file(path, {.first = failure,
+                              .host = system_.host().name,
+                              .num_workers = group_.size(),
+                              .worker_file = error_file_of(identity_, failure.rank),
+                              .last_lines = group_.tail(failure.rank).lines(),
+                              .timestamp_s = os::wall_clock_seconds()});
+  if (!written.ok()) {
+    say("the caller's TORCHELASTIC_ERROR_FILE: " + written.error().message());
+  }
+}
+
 int JobRun::finish() {
   const Deadline drained = system_.deadline_in(kDrainTimeout);
   while (!group_.output_has_ended() && !drained.has_passed(system_.now())) {
@@ -370,6 +389,7 @@ int JobRun::finish() {
                      .num_workers = group_.size(),
                      .exits = group_.exits(),
                      .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_}));
+    leave_for_caller(*failure);
   }
   if (!unkillable_.empty()) {
     say(cadre::format("could not be killed, for they are stuck in the kernel: {}",

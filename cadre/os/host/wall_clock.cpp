@@ -17,4 +17,8 @@ std::string wall_clock_text() {
                        now.tv_nsec / kNsPerMs);
 }
 
+int64_t wall_clock_seconds() {
+  return ::time(nullptr);
+}
+
 }  // namespace cadre::os

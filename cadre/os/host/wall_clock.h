@@ -1,8 +1,10 @@
-// The date and time for people, for log lines and file names only: it jumps when someone sets it.
+// The date and time for people, for log lines, reports and file names only: it jumps when someone
+// sets it.
 //
 // Threads: any. Blocking: never.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "cadre/base/export.h"
@@ -11,5 +13,8 @@ namespace cadre::os {
 
 // UTC in ISO 8601 with milliseconds: "2026-11-21T10:04:11.042Z".
 CADRE_EXPORT std::string wall_clock_text();
+
+// Seconds since 1970.
+int64_t wall_clock_seconds();
 
 }  // namespace cadre::os

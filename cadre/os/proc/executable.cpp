@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
+#include <fstream>
+#include <string_view>
 #include <system_error>
 
 #include "cadre/base/format.h"
@@ -17,6 +20,17 @@ bool is_executable_file(const fs::path& path) {
   return fs::is_regular_file(path, failure) && ::access(path.c_str(), X_OK) == 0;
 }
 
+// By its first bytes: those of an ELF file or of a script that names its interpreter.
+bool looks_like_a_program(const std::string& path) {
+  std::array<char, 4> bytes{};
+  std::ifstream(path, std::ios::binary).read(bytes.data(), bytes.size());
+  const std::string_view begin(bytes.data(), bytes.size());
+  return begin ==
+             "\x7f"
+             "ELF" ||
+         begin.starts_with("#!");
+}
+
 Result<std::string> check_path(const std::string& path) {
   std::error_code failure;
   if (!fs::exists(path, failure)) {
@@ -28,7 +42,11 @@ Result<std::string> check_path(const std::string& path) {
   }
   if (!is_executable_file(path)) {
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("\"{0}\" is not executable: chmod +x {0}", path));
+                 looks_like_a_program(path)
+                     ? cadre::format("\"{0}\" is not executable: chmod +x {0}", path)
+                     : cadre::format("\"{}\" is not a program: it is not executable, and it begins "
+                                     "neither as a compiled program does nor with #!",
+                                     path));
   }
   return path;
 }

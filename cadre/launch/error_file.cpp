@@ -1,0 +1,61 @@
+#include "cadre/launch/error_file.h"
+
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "cadre/base/format.h"
+#include "cadre/launch/exit_meaning.h"
+#include "cadre/launch/failure_report.h"
+#include "cadre/os/io/file.h"
+
+namespace cadre::launch {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxErrorFileBytes = 1 << 20;
+
+// As torchelastic's reader wants it: a text, or an object that says when.
+bool is_complete(const Json& root) {
+  if (!root.is_object() || !root.contains("message")) return false;
+  const Json& message = root["message"];
+  if (message.is_string()) return true;
+  if (!message.is_object() || !message.contains("extraInfo")) return false;
+  const Json& extra = message["extraInfo"];
+  return extra.is_object() && extra.contains("timestamp");
+}
+
+Json describe(const JobFailure& failure) {
+  const WorkerExit& first = failure.first;
+  const std::string ending =
+      cadre::format("rank {} of {} failed with {} on {}, pid {}", first.rank, failure.num_workers,
+                    exit_name(first.status), failure.host, first.pid);
+  const std::string exception = exception_in(failure.worker_file);
+  std::string traceback = ending + "\n";
+  for (const std::string& line : failure.last_lines) traceback += line + "\n";
+  return {
+      {"message",
+       {{"message", exception.empty() ? ending : cadre::format("{}: {}", ending, exception)},
+        {"extraInfo",
+         {{"py_callstack", traceback}, {"timestamp", cadre::format("{}", failure.timestamp_s)}}}}}};
+}
+
+}  // namespace
+
+Status write_error_file(const std::string& path, const JobFailure& failure) {
+  Json root;
+  if (const auto content = os::read_file(failure.worker_file, kMaxErrorFileBytes); content.ok()) {
+    root = Json::parse(*content, nullptr, /*allow_exceptions=*/false);
+  }
+  if (!is_complete(root)) root = describe(failure);
+  if (root["message"].is_object()) {
+    // As Python's subprocess counts: a signal is negative.
+    const os::ExitStatus& status = failure.first.status;
+    root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.code;
+  }
+  // Workers' lines may be of any bytes.
+  const std::string text = root.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return os::replace_file(path, std::as_bytes(std::span(text)));
+}
+
+}  // namespace cadre::launch
