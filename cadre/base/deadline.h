@@ -1,13 +1,15 @@
 // Points in time that are handed down, so that nested calls share one budget of waiting.
 //
 // Threads: plain values. Blocking: never. Errors: none.
-// There is no "for ever": every Deadline is a finite point on its clock. Clocks live in cadre/os
-// (real time) and cadre/sim (virtual time); base only carries the values.
+// There is no "for ever": every Deadline is a finite point on its clock. Sums and differences stop
+// at the ends of the range, so `now + Duration::max()` is the last point there is. Clocks live in
+// cadre/os (real time) and cadre/sim (virtual time); base only carries the values.
 #pragma once
 
 #include <chrono>
 #include <compare>
 #include <cstdint>
+#include <limits>
 
 namespace cadre {
 
@@ -19,8 +21,21 @@ struct TimePoint {
   int64_t ns = 0;
 
   friend constexpr auto operator<=>(TimePoint, TimePoint) = default;
-  friend constexpr TimePoint operator+(TimePoint t, Duration d) { return {t.ns + d.count()}; }
-  friend constexpr Duration operator-(TimePoint a, TimePoint b) { return Duration(a.ns - b.ns); }
+  friend constexpr TimePoint operator+(TimePoint t, Duration d) {
+    TimePoint sum;
+    if (__builtin_add_overflow(t.ns, d.count(), &sum.ns)) sum.ns = end_towards(d.count());
+    return sum;
+  }
+  friend constexpr Duration operator-(TimePoint a, TimePoint b) {
+    int64_t difference = 0;
+    if (__builtin_sub_overflow(a.ns, b.ns, &difference)) difference = end_towards(a.ns);
+    return Duration(difference);
+  }
+
+ private:
+  static constexpr int64_t end_towards(int64_t sign) {
+    return sign < 0 ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
+  }
 };
 
 class Deadline {

@@ -15,15 +15,6 @@ constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
     "send",      "recv",       "allocate_symmetric", "reduce",         "gather",
     "scatter",   "all_to_all", "all_to_all_v"};
 
-template <typename Enum, size_t kCount>
-std::optional<Enum> find_name(const std::array<std::string_view, kCount>& names,
-                              std::string_view text) {
-  for (size_t i = 0; i < kCount; ++i) {
-    if (names[i] == text) return static_cast<Enum>(i);
-  }
-  return std::nullopt;
-}
-
 // Values may come from the wire, so the index is checked.
 template <typename Enum, size_t kCount>
 std::string_view name_of(const std::array<std::string_view, kCount>& names, Enum value) {
@@ -44,10 +35,10 @@ std::string_view to_string(OpKind kind) {
 }
 
 std::optional<DType> parse_dtype(std::string_view text) {
-  return find_name<DType>(kDTypeNames, text);
-}
-std::optional<ReduceOp> parse_reduce_op(std::string_view text) {
-  return find_name<ReduceOp>(kReduceOpNames, text);
+  for (size_t i = 0; i < kDTypeNames.size(); ++i) {
+    if (kDTypeNames[i] == text) return static_cast<DType>(i);
+  }
+  return std::nullopt;
 }
 
 }  // namespace cadre

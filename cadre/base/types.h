@@ -90,6 +90,5 @@ CADRE_EXPORT std::string_view to_string(DType dtype);  // "float32"
 CADRE_EXPORT std::string_view to_string(ReduceOp op);  // "sum"
 CADRE_EXPORT std::string_view to_string(OpKind kind);  // "all_reduce"
 CADRE_EXPORT std::optional<DType> parse_dtype(std::string_view text);
-CADRE_EXPORT std::optional<ReduceOp> parse_reduce_op(std::string_view text);
 
 }  // namespace cadre

@@ -6,11 +6,13 @@
 // Errors: Results; kPeerLost for an ended or reset stream, kUnavailable for a refused connection.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
@@ -44,6 +46,10 @@ class Pollable {
 
 class SharedMemory;
 
+// A TCP peer of which the kernel hears nothing for so long is taken for lost: its host is gone, or
+// the way to it. Of idle streams the kernel asks for a sign of life in time.
+inline constexpr Duration kMaxPeerSilence = std::chrono::seconds(30);
+
 // One connected stream. Ordered bytes, full duplex.
 class Socket : public Pollable {
  public:
@@ -63,6 +69,14 @@ class Socket : public Pollable {
   // Of TCP: the numeric address of this or the other end; of unix: its name.
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
+
+  // TCP: the stream is lost also when sent bytes are not acknowledged, or not taken by the peer,
+  // for `limit` (at least 3 s). For streams whose peers always read: one that computes for long
+  // with a full buffer would be lost, too.
+  virtual void limit_silence(Duration /*limit*/) {}
+  // Of a connection within this host: an error unless the process at the other end belongs to this
+  // process's user or to root. An error, too, where the kernel cannot tell.
+  virtual Status check_peer_user() const = 0;
 };
 
 class Listener : public Pollable {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "cadre/base/format.h"
+#include "cadre/os/host/secret_variable.h"
 
 namespace cadre {
 namespace {
@@ -55,6 +56,7 @@ class Parser {
   std::optional<Error> error_;
 };
 
+constexpr std::string_view kTokenVariable = "CADRE_JOB_TOKEN";
 constexpr int kMaxWorldSize = 1 << 20;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
@@ -84,7 +86,7 @@ void parse_store(Parser& parser, JobEnvironment& environment) {
                "cadre run, or choose a free port of rank 0's host",
                environment.world_size));
   }
-  environment.job_token = parser.text("CADRE_JOB_TOKEN").value_or("");
+  environment.job_token = parser.text(kTokenVariable).value_or("");
   environment.uses_agent_store = parser.flag("TORCHELASTIC_USE_AGENT_STORE");
   const bool is_torchrun = environment.uses_agent_store && environment.job_token.empty();
   const std::string protocol =
@@ -145,6 +147,7 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up) {
 
 Result<JobEnvironment> read_job_environment() {
   return parse_job_environment([](std::string_view name) -> std::optional<std::string> {
+    if (name == kTokenVariable) return os::take_secret_variable(std::string(name));
     const char* value = std::getenv(std::string(name).c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
   });

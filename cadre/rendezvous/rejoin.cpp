@@ -57,7 +57,7 @@ class Agreement {
   Result<Membership> run() {
     // The last quarter of the time is kept for the decision itself.
     const TimePoint now = system_.now();
-    const Deadline patience(now + deadline_.remaining(now) * 3 / 4);
+    const Deadline patience(now + deadline_.remaining(now) / 4 * 3);
     CADRE_RETURN_IF_ERROR(store_.set(note_key(previous_.rank), write_ranks(lost_), deadline_));
     while (true) {
       Result<std::set<int>> present = read_notes();

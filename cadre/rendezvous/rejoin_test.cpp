@@ -22,7 +22,7 @@ struct Survivor {
   std::string group = "world";
 };
 
-class RejoinTest : public testing::Test {
+class RejoinTest : public ::testing::Test {
  protected:
   Membership member(int rank, int world_size, uint64_t round = 3) const {
     return {.rank = rank,

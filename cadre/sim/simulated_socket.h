@@ -42,6 +42,7 @@ class SimulatedSocket final : public os::Socket, public Readiness {
   Result<size_t> try_recv(Bytes buffer) override;
   Result<bool> try_send_segment(const os::SharedMemory& segment) override;
   Result<std::unique_ptr<os::SharedMemory>> try_recv_segment() override;
+  Status check_peer_user() const override { return {}; }  // all ranks are of one user
   void shutdown() override;
   os::Address local_address() const override { return connection_->end(side_).address; }
   os::Address peer_address() const override { return connection_->end(1 - side_).address; }

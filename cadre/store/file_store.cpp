@@ -243,15 +243,21 @@ Result<std::vector<std::string>> FileStore::multi_get(std::span<const std::strin
                                                       Deadline deadline) {
   CADRE_RETURN_IF_ERROR(check_store_keys(keys));
   std::vector<std::string> values;
+  Status status;
   CADRE_RETURN_IF_ERROR(look_until("get", keys, deadline, [&](Journal& journal) {
     KeyTable& table = journal.table();
     if (!table.has_all(keys)) return false;
     for (const std::string& key : keys) {
-      const std::string* value = table.find(key);  // a queue that is not empty has none
-      values.push_back(value ? *value : std::string());
+      Result<std::string> value = table.read(key);
+      if (!value.ok()) {
+        status = value.error();
+        return true;
+      }
+      values.push_back(std::move(value).value());
     }
     return true;
   }));
+  CADRE_RETURN_IF_ERROR(status);
   return values;
 }
 

@@ -24,7 +24,7 @@ Result<std::string> HashStore::get(std::string_view key, Deadline deadline) {
   const std::string wanted(key);
   std::unique_lock lock(state_->mutex);
   CADRE_RETURN_IF_ERROR(wait_for("get", std::span(&wanted, 1), deadline, lock));
-  return *state_->table.find(wanted);
+  return state_->table.read(wanted);
 }
 
 Result<int64_t> HashStore::add(std::string_view key, int64_t amount, Deadline) {
@@ -84,7 +84,11 @@ Result<std::vector<std::string>> HashStore::multi_get(std::span<const std::strin
   CADRE_RETURN_IF_ERROR(wait_for("multi_get", keys, deadline, lock));
   std::vector<std::string> values;
   values.reserve(keys.size());
-  for (const std::string& key : keys) values.push_back(*state_->table.find(key));
+  for (const std::string& key : keys) {
+    Result<std::string> value = state_->table.read(key);
+    if (!value.ok()) return value.error();
+    values.push_back(std::move(value).value());
+  }
   return values;
 }
 

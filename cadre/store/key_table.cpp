@@ -51,6 +51,14 @@ const std::string* KeyTable::find(const std::string& key) const {
   return found == values_.end() ? nullptr : &found->second;
 }
 
+Result<std::string> KeyTable::read(const std::string& key) const {
+  if (const std::string* value = find(key)) return *value;
+  return Error(ErrorCode::kInvalidArgument,
+               format("store key \"{}\" names a queue of {} items, which has no value; take its "
+                      "items by queue_pop",
+                      key, queue_length(key)));
+}
+
 Result<int64_t> KeyTable::add(const std::string& key, int64_t amount) {
   int64_t sum = amount;
   if (const std::string* text = find(key)) {

@@ -35,6 +35,8 @@ class KeyTable {
   Status set(const std::string& key, std::string value);
   // Null when absent.
   const std::string* find(const std::string& key) const;
+  // The value of a key that has_all() finds; kInvalidArgument when it is a queue, which has none.
+  Result<std::string> read(const std::string& key) const;
   Result<int64_t> add(const std::string& key, int64_t amount);
   Result<std::string> compare_set(const std::string& key, const std::string& expected,
                                   const std::string& desired);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/os/host/descriptor_limit.h"
 #include "cadre/os/io/poll_set.h"
 #include "cadre/store/key_table.h"
 #include "cadre/store/tcp/client_connection.h"
@@ -26,7 +27,9 @@ class TcpStoreServer::Impl {
         address_(listener_->address()),
         stop_event_(system.make_event()),
         table_(options.max_bytes),
-        context_{table_, options_.token, options_.serve_c10d, system_},
+        c10d_table_(options.max_c10d_bytes),
+        context_{table_, c10d_table_, options_.token, options_.serve_c10d, options_.silence_limit,
+                 system_},
         poll_set_(system) {}
 
   void start() {
@@ -142,10 +145,17 @@ class TcpStoreServer::Impl {
     wake_ready();
   }
 
+  std::vector<KeyTable::Ticket> take_ready() {
+    std::vector<KeyTable::Ticket> ready = table_.take_ready();
+    const std::vector<KeyTable::Ticket> of_c10d = c10d_table_.take_ready();
+    ready.insert(ready.end(), of_c10d.begin(), of_c10d.end());
+    return ready;
+  }
+
   // What one client wrote may end the waits of others.
   void wake_ready() {
     // A client that is dropped here may leave a will or give back an item, which wakes others.
-    for (auto ready = table_.take_ready(); !ready.empty(); ready = table_.take_ready()) {
+    for (auto ready = take_ready(); !ready.empty(); ready = take_ready()) {
       for (const KeyTable::Ticket ticket : ready) {
         const uint32_t number = store::TicketSource::connection_of(ticket);
         const auto found = connections_.find(number);
@@ -191,6 +201,7 @@ class TcpStoreServer::Impl {
   std::atomic<bool> stopping_{false};
   // From here on: the server thread's alone.
   KeyTable table_;
+  KeyTable c10d_table_;
   const store::ServerContext context_;
   os::PollSet poll_set_;
   std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
@@ -209,6 +220,7 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
                         "127.0.0.1",
                         options.address.to_string()));
   }
+  os::raise_descriptor_limit();
   Result<std::unique_ptr<os::Listener>> listener = system.listen(options.address);
   if (!listener.ok()) return listener.error().with_context("store server");
   auto impl = std::make_unique<Impl>(system, options, std::move(listener).value());

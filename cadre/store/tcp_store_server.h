@@ -1,8 +1,11 @@
 // The store server of a job: one thread that speaks the native and c10d's protocol on one port.
 //
 // A client's first bytes tell its protocol. Native clients prove the job's token and run the same
-// build. c10d's protocol cannot authenticate: it is served to peers on loopback only, and can be
-// switched off. Whoever has not proved itself within a second is dropped with a log line.
+// build. c10d's protocol cannot authenticate: it is served to peers on loopback only, to processes
+// of this user and of root, with keys of its own that native clients do not see, and can be
+// switched off. Without a token native clients, too, must be of this user. Whoever has not proved
+// itself within a second is dropped with a log line. start() raises the process's limit of open
+// descriptors: each client has one.
 //
 // Threads: start() and close() from one thread; address() from any. Blocking: start() and close()
 // for the time of a few system calls. Lifetime: the System and the log outlive the server.
@@ -28,9 +31,13 @@ struct TcpStoreServerOptions {
   os::Address address{os::Address::Kind::kTcp, "127.0.0.1", 0};
   std::string token;       // the job's secret; required when `address` is not on loopback
   bool serve_c10d = true;  // to peers on loopback
-  size_t max_bytes = size_t{1} << 30;  // of all keys and values
-  size_t max_connections = 65536;      // the descriptor limit of the process may be lower
+  // Of all keys and values of native clients, and of those of c10d's, which are apart.
+  size_t max_bytes = size_t{1} << 30;
+  size_t max_c10d_bytes = size_t{128} << 20;
+  size_t max_connections = 65536;  // the descriptor limit of the process may be lower
   Duration greeting_timeout = std::chrono::seconds(1);
+  // A client on another host of which nothing is heard for so long is gone; at least 3 s.
+  Duration silence_limit = os::kMaxPeerSilence;
   LogSink* log = nullptr;  // null: dropped
 };
 

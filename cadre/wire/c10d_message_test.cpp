@@ -112,6 +112,13 @@ TEST(C10dMessage, ARequestMayNotGrowOverItsLimitInSmallSteps) {
   EXPECT_FALSE(decode_c10d_request(writer.bytes()).ok());
 }
 
+TEST(C10dMessage, AnswersAreTheBytesThatTorchsServerSends) {
+  EXPECT_EQ(as_text(encode_c10d_byte(kC10dNotReady)), text("\x01"));
+  EXPECT_EQ(as_text(encode_c10d_nonce(0x1996)), text("\x96\x19\0\0"));
+  EXPECT_EQ(as_text(encode_c10d_number(-2)), text("\xfe\xff\xff\xff\xff\xff\xff\xff"));
+  EXPECT_EQ(as_text(encode_c10d_value("v")), text("\x01\0\0\0\0\0\0\0v"));
+}
+
 TEST(C10dMessage, AnswersComeBackAsTheyWereWritten) {
   EXPECT_EQ(*decode_c10d_byte(encode_c10d_byte(1)).value().message, 1);
   EXPECT_EQ(*decode_c10d_nonce(encode_c10d_nonce(0xdeadbeef)).value().message, 0xdeadbeef);

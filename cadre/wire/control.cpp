@@ -23,6 +23,7 @@ Error malformed(std::string_view what) {
 }
 
 void write(ByteWriter& out, const Hello& m) {
+  out.integer(kHandshakeVersion);
   out.integer(m.purpose);
   out.integer(m.from);
   out.integer(m.to);
@@ -33,7 +34,6 @@ void write(ByteWriter& out, const Hello& m) {
 }
 void write(ByteWriter& out, const Challenge& m) {
   out.raw(m.nonce);
-  out.raw(m.proof);
 }
 void write(ByteWriter& out, const Answer& m) {
   out.raw(m.proof);
@@ -65,6 +65,9 @@ void write(ByteWriter& out, const Goodbye& m) {
   out.integer(m.number);
 }
 void write(ByteWriter&, const GoodbyeReceipt&) {}
+void write(ByteWriter& out, const Acceptance& m) {
+  out.raw(m.proof);
+}
 
 // An enum that travels as one byte; out of range is nullopt.
 template <typename E>
@@ -75,6 +78,7 @@ std::optional<E> read_enum(ByteReader& in, int num_values) {
 }
 
 bool read(ByteReader& in, Hello& m) {
+  const bool is_known = in.integer<uint8_t>() == kHandshakeVersion;
   const auto purpose = read_enum<LinkPurpose>(in, kNumLinkPurposes);
   m.from = in.integer<int32_t>();
   m.to = in.integer<int32_t>();
@@ -83,11 +87,10 @@ bool read(ByteReader& in, Hello& m) {
   m.version = in.text(kMaxControlTextBytes);
   in.raw(m.nonce);
   m.purpose = purpose.value_or(LinkPurpose::kControl);
-  return purpose.has_value();
+  return is_known && purpose.has_value();
 }
 bool read(ByteReader& in, Challenge& m) {
   in.raw(m.nonce);
-  in.raw(m.proof);
   return true;
 }
 bool read(ByteReader& in, Answer& m) {
@@ -129,6 +132,22 @@ bool read(ByteReader& in, Goodbye& m) {
 }
 bool read(ByteReader&, GoodbyeReceipt&) {
   return true;
+}
+bool read(ByteReader& in, Acceptance& m) {
+  in.raw(m.proof);
+  return true;
+}
+
+// Refuses the first message of another version of the handshake with a sentence for its user.
+Status check_handshake_version(size_t type, ByteReader in) {
+  if (type != ControlMessage(Hello{}).index()) return {};
+  const auto version = in.integer<uint8_t>();
+  if (!in.ok() || version == kHandshakeVersion) return {};
+  return Error(ErrorCode::kCorruption,
+               format("the rank that connects has another version of the handshake ({}) than the "
+                      "rank that accepts ({}): use one build of Cadre on all ranks",
+                      version < kHandshakeVersion ? "an earlier one" : std::to_string(version),
+                      kHandshakeVersion));
 }
 
 // Decodes alternative number `type`, counting from I.
@@ -192,6 +211,7 @@ Result<ControlMessage> decode_control(ConstBytes body) {
   ByteReader in(body);
   const auto type = in.integer<uint8_t>();
   if (!in.ok()) return malformed("control message without a type");
+  CADRE_RETURN_IF_ERROR(check_handshake_version(type, in));
   return decode_as(type, in);
 }
 

@@ -24,6 +24,10 @@ inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
 inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length before a frame
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
 
+// Of the messages by which two ranks open a connection. Builds from before it was sent are refused
+// by its value, too: there a purpose stands in its place.
+inline constexpr uint8_t kHandshakeVersion = 4;
+
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
 
@@ -44,7 +48,7 @@ struct RankCard {
 enum class LinkPurpose : uint8_t { kControl, kCollective, kPointToPoint, kSide };
 inline constexpr int kNumLinkPurposes = 4;
 
-// First message of a connection, from the rank that connects.
+// First message of a connection, from the rank that connects; begins with kHandshakeVersion.
 struct Hello {
   LinkPurpose purpose = LinkPurpose::kControl;
   int32_t from = 0;
@@ -57,10 +61,10 @@ struct Hello {
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 
-// The answer of the rank that accepts: its own nonce, and the proof that it knows the token.
+// What the rank that accepts asks to be proved the token for. Nothing in it depends on the token:
+// the caller may be a stranger.
 struct Challenge {
   Nonce nonce{};
-  Proof proof{};
 
   friend bool operator==(const Challenge&, const Challenge&) = default;
 };
@@ -131,8 +135,15 @@ struct GoodbyeReceipt {
   friend bool operator==(const GoodbyeReceipt&, const GoodbyeReceipt&) = default;
 };
 
+// The proof of the rank that accepted, after the other's: the end of the handshake.
+struct Acceptance {
+  Proof proof{};
+
+  friend bool operator==(const Acceptance&, const Acceptance&) = default;
+};
+
 using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, StatusReport, StatusRequest,
-                                    AbortNotice, Goodbye, GoodbyeReceipt>;
+                                    AbortNotice, Goodbye, GoodbyeReceipt, Acceptance>;
 
 std::string encode_card(const RankCard& card);
 Result<RankCard> decode_card(std::string_view text);

@@ -18,7 +18,7 @@ Nonce nonce_of(int seed) {
 std::vector<ControlMessage> one_of_each() {
   return {
       Hello{LinkPurpose::kSide, 3, 1, 7, "fsdp", "0.1.0", nonce_of(1)},
-      Challenge{nonce_of(2), nonce_of(3)},
+      Challenge{nonce_of(2)},
       Answer{nonce_of(4)},
       Refusal{"another round"},
       StatusReport{9,
@@ -27,6 +27,7 @@ std::vector<ControlMessage> one_of_each() {
       AbortNotice{ErrorCode::kPeerLost, 3, 0, "rank 3 is gone", "barrier #5 failed"},
       Goodbye{17},
       GoodbyeReceipt{},
+      Acceptance{nonce_of(5)},
   };
 }
 
@@ -65,6 +66,20 @@ TEST(Control, EveryMessageSurvivesARoundTripInPiecesOfAnySize) {
 
 // Written out by hand from docs/formats/control-messages.md: a change of the format must be seen.
 TEST(Control, GoldenBytes) {
+  EXPECT_EQ(hex_of(encode_control(Hello{LinkPurpose::kSide, 3, 1, 7, "g", "v", {}})),
+            "3d000000"
+            "00"
+            "04"
+            "03"
+            "03000000"
+            "01000000"
+            "0700000000000000"
+            "0100000067"
+            "0100000076" +
+                std::string(64, '0'));
+  EXPECT_EQ(hex_of(encode_control(Challenge{})), "2100000001" + std::string(64, '0'));
+  EXPECT_EQ(hex_of(encode_control(Answer{})), "2100000002" + std::string(64, '0'));
+  EXPECT_EQ(hex_of(encode_control(Acceptance{})), "2100000009" + std::string(64, '0'));
   EXPECT_EQ(hex_of(encode_control(Goodbye{17})),
             "09000000"
             "07"
@@ -170,9 +185,22 @@ TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {
   }
 }
 
+// In a hello of a build from before the handshake had a version, the purpose stands there.
+TEST(Control, AHelloOfAnotherHandshakeIsRefusedBeforeTheRestIsRead) {
+  std::vector<std::byte> hello = encode_control(Hello{});
+  for (const uint8_t version : {0, 3, kHandshakeVersion + 1}) {
+    hello[5] = std::byte{version};
+    const auto refused = decode_control(ConstBytes(hello).subspan(4));
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), ErrorCode::kCorruption);
+    EXPECT_NE(refused.error().message().find("another version of the handshake"), std::string::npos)
+        << refused.error().message();
+  }
+}
+
 TEST(Control, ValuesOutOfRangeAreRefused) {
   std::vector<std::byte> hello = encode_control(Hello{});
-  hello[5] = std::byte{kNumLinkPurposes};
+  hello[6] = std::byte{kNumLinkPurposes};
   EXPECT_FALSE(decode_control(ConstBytes(hello).subspan(4)).ok());
   std::vector<std::byte> report = encode_control(StatusReport{});
   report[13] = std::byte{kNumActivityStates};

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cadre/wire/byte_codec.h"
+#include "cadre/wire/framing.h"
 
 namespace cadre::wire {
 namespace {
@@ -101,6 +102,38 @@ TEST(StoreMessage, TheBytesAreThoseOfTheFormatPage) {
                                                    "\x01\0\0\0"          // one value
                                                    "\x02\0\0\0ab",
                                                    27));
+  StoreHello hello{.build = "0.1.0"};
+  hello.nonce.fill(std::byte{'n'});
+  EXPECT_EQ(as_text(encode(hello)), std::string("\x02\0"  // protocol
+                                                "\x05"
+                                                "0.1.0",
+                                                8) +
+                                        std::string(32, 'n'));
+  StoreProof proof;
+  proof.digest.fill(std::byte{'p'});
+  EXPECT_EQ(as_text(encode(proof)), std::string(32, 'p'));
+  const StoreResponse refusal{.id = 2, .error = Error(ErrorCode::kTimeout, "no")};
+  EXPECT_EQ(as_text(encode(refusal)), std::string("\x02\0\0\0\0\0\0\0"  // id
+                                                  "\x02"                // kTimeout
+                                                  "\x02\0\0\0no",
+                                                  15));
+}
+
+// A set of "k" to "v", as a whole stream of a client: the magic, and a frame.
+TEST(StoreMessage, AStreamBeginsWithTheMagicAndFramesHaveTheirLength) {
+  StreamBuffer stream;
+  stream.append(as_bytes(kStoreMagic));
+  append_frame(stream, encode(StoreRequest{.id = 1, .keys = {"k"}, .values = {"v"}}));
+  EXPECT_EQ(as_text(stream.view()), std::string("CDRS"
+                                                "\x23\0\0\0"          // 35 bytes follow
+                                                "\x01\0\0\0\0\0\0\0"  // id
+                                                "\0"                  // set
+                                                "\0\0\0\0\0\0\0\0"    // amount
+                                                "\x01\0\0\0"
+                                                "\x01\0\0\0k"
+                                                "\x01\0\0\0"
+                                                "\x01\0\0\0v",
+                                                43));
 }
 
 TEST(StoreMessage, AHelloOfALaterProtocolIsReadAsFarAsItIsKnown) {

@@ -64,6 +64,8 @@ TEST(StoreRecord, ZeroesAreTornAndImpossibleLengthsAreCorruption) {
 TEST(StoreRecord, TheBytesAreThoseOfTheFormatPage) {
   const auto bytes = encode(StoreRecord{StoreRecordVerb::kSet, "n", "42"});
   EXPECT_EQ(as_text(ConstBytes(bytes).first(4)), std::string("\x0c\0\0\0", 4));
+  EXPECT_EQ(as_text(ConstBytes(bytes).subspan(4, 8)),  // check
+            std::string("\xf4\x49\x48\x2a\x93\xff\xcc\x23", 8));
   EXPECT_EQ(as_text(ConstBytes(bytes).subspan(12)),
             std::string("\x01"         // set
                         "\x01\0\0\0n"  // key

@@ -43,6 +43,7 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   Result<std::unique_ptr<os::SharedMemory>> try_recv_segment() override {
     return inner_->try_recv_segment();
   }
+  Status check_peer_user() const override { return inner_->check_peer_user(); }
   void shutdown() override { inner_->shutdown(); }
   os::Address local_address() const override { return inner_->local_address(); }
   os::Address peer_address() const override { return inner_->peer_address(); }

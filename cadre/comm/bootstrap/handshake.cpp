@@ -84,7 +84,7 @@ Result<std::optional<wire::ControlMessage>> Handshake::receive() {
   Result<wire::ControlMessage> message =
       wire::decode_control(ConstBytes(incoming_).subspan(kPrefixBytes));
   incoming_.clear();
-  if (!message.ok()) return message.error();
+  if (!message.ok()) return refuse(message.error().message());
   return std::optional<wire::ControlMessage>(std::move(message).value());
 }
 
@@ -101,10 +101,22 @@ Status Handshake::handle(const wire::ControlMessage& message) {
   if (const auto* answer = std::get_if<wire::Answer>(&message);
       answer && state_ == State::kWantAnswer)
     return handle_answer(*answer);
+  if (const auto* acceptance = std::get_if<wire::Acceptance>(&message);
+      acceptance && state_ == State::kWantAcceptance)
+    return handle_acceptance(*acceptance);
   return refuse("a message out of turn");
 }
 
+Status Handshake::check_user() {
+  const bool is_unix = socket_->peer_address().kind == os::Address::Kind::kUnix;
+  if (!is_unix && !terms_.job_token.empty()) return {};
+  const Status status = socket_->check_peer_user();
+  if (status.ok()) return {};
+  return refuse(status.error().message());
+}
+
 Status Handshake::handle_hello(const wire::Hello& hello) {
+  CADRE_RETURN_IF_ERROR(check_user());
   if (hello.version != terms_.version) {
     return refuse(format("rank {} runs Cadre {}, rank {} runs Cadre {}: use one build", hello.from,
                          hello.version, terms_.rank, terms_.version));
@@ -117,24 +129,19 @@ Status Handshake::handle_hello(const wire::Hello& hello) {
   }
   hello_ = hello;
   system_->random_bytes(answer_nonce_);
-  Result<wire::Proof> proof = proof_of("answer");
-  if (!proof.ok()) return proof.error();
-  send(wire::Challenge{answer_nonce_, *proof});
+  send(wire::Challenge{answer_nonce_});
   state_ = State::kWantAnswer;
   return {};
 }
 
 Status Handshake::handle_challenge(const wire::Challenge& challenge) {
+  // Not before: until the other end has accepted it, a TCP connection belongs to no process there.
+  CADRE_RETURN_IF_ERROR(check_user());
   answer_nonce_ = challenge.nonce;
-  const Result<wire::Proof> expected = proof_of("answer");
-  if (!expected.ok()) return expected.error();
-  if (!wire::equals_in_constant_time(*expected, challenge.proof)) {
-    return refuse(format("rank {} has another job token than rank {}", hello_.to, terms_.rank));
-  }
   Result<wire::Proof> proof = proof_of("call");
   if (!proof.ok()) return proof.error();
   send(wire::Answer{*proof});
-  state_ = State::kDone;
+  state_ = State::kWantAcceptance;
   return {};
 }
 
@@ -143,6 +150,19 @@ Status Handshake::handle_answer(const wire::Answer& answer) {
   if (!expected.ok()) return expected.error();
   if (!wire::equals_in_constant_time(*expected, answer.proof)) {
     return refuse(format("rank {} has another job token than rank {}", hello_.from, terms_.rank));
+  }
+  Result<wire::Proof> proof = proof_of("answer");
+  if (!proof.ok()) return proof.error();
+  send(wire::Acceptance{*proof});
+  state_ = State::kDone;
+  return {};
+}
+
+Status Handshake::handle_acceptance(const wire::Acceptance& acceptance) {
+  const Result<wire::Proof> expected = proof_of("answer");
+  if (!expected.ok()) return expected.error();
+  if (!wire::equals_in_constant_time(*expected, acceptance.proof)) {
+    return refuse(format("rank {} has another job token than rank {}", hello_.to, terms_.rank));
   }
   state_ = State::kDone;
   return {};

@@ -1,5 +1,7 @@
 // The opening of one connection between two ranks: who calls, for what, and the proof of the job's
-// token both ways. After it the stream belongs to its purpose, with not one byte read too far.
+// token both ways, that of the rank that calls first. After it the stream belongs to its purpose,
+// with not one byte read too far. Where there is no token, and over unix sockets, the other end's
+// process must belong to this user or to root.
 //
 // Threads: one owner. Blocking: never; step() is called when the socket is ready.
 // Lifetime: owns its socket until take(). Errors: step() fails for a connection that must not be
@@ -40,8 +42,7 @@ class Handshake {
   // As far as the stream allows just now.
   Status step();
   bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
-  // Of the end that answered: the caller may take itself for connected, once it has read the
-  // challenge.
+  // Of the end that answered: the caller was challenged and is about to prove itself.
   bool wants_answer() const { return state_ == State::kWantAnswer; }
   os::PollItem interest() const;
 
@@ -51,7 +52,7 @@ class Handshake {
   std::unique_ptr<os::Socket> take() { return std::move(socket_); }
 
  private:
-  enum class State { kWantHello, kWantChallenge, kWantAnswer, kDone };
+  enum class State { kWantHello, kWantChallenge, kWantAnswer, kWantAcceptance, kDone };
 
   Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkTerms& terms,
             State state);
@@ -62,6 +63,8 @@ class Handshake {
   Status handle_hello(const wire::Hello& hello);
   Status handle_challenge(const wire::Challenge& challenge);
   Status handle_answer(const wire::Answer& answer);
+  Status handle_acceptance(const wire::Acceptance& acceptance);
+  Status check_user();
   void send(const wire::ControlMessage& message);
   Error refuse(std::string reason);
   // What `end` ("call" or "answer") proves: the token, for this purpose, pair, round and group.

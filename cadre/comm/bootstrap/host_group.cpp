@@ -15,6 +15,8 @@ namespace {
 constexpr std::string_view kConnected = "connected";
 constexpr std::byte kNo{0};
 constexpr std::byte kYes{1};
+// A connection that has not proved itself after so long is dropped; all are heard side by side.
+constexpr Duration kHandshakeTime = std::chrono::seconds(1);
 
 std::string side_key(const HostGroup::Site& site, int rank) {
   return format("{}side/{}", site.key_prefix, rank);
@@ -150,39 +152,77 @@ Status HostGroup::connect_star(const Site& site, Deadline deadline) {
     obstacle_ = socket.error().message();
     return {};
   }
-  Handshake handshake = Handshake::call(site.system, std::move(socket).value(), site.terms, leader,
-                                        wire::LinkPurpose::kSide);
-  CADRE_RETURN_IF_ERROR(finish(watched(site, deadline), handshake, leader));
-  side_.push_back(handshake.take());
-  return {};
+  while (true) {
+    Handshake handshake = Handshake::call(site.system, std::move(socket).value(), site.terms,
+                                          leader, wire::LinkPurpose::kSide);
+    const Status status = finish(watched(site, deadline), handshake, leader);
+    if (status.ok()) {
+      side_.push_back(handshake.take());
+      return {};
+    }
+    // The leader drops a connection whose handshake takes too long: on a busy host ours may.
+    if (status.error().code() != ErrorCode::kPeerLost || deadline.has_passed(site.system.now())) {
+      return status.error();
+    }
+    socket = site.system.connect(*address, deadline);
+    if (!socket.ok()) return status.error();
+  }
 }
 
 Status HostGroup::accept_members(const Site& site, const std::vector<bool>& comes,
                                  Deadline deadline) {
-  auto missing = [&]() -> int {
+  const auto missing = [&]() -> int {
     for (size_t i = 1; i < members_.size(); ++i) {
       if (comes[i] && side_[i] == nullptr) return members_[i];
     }
     return -1;
   };
+  std::vector<Caller> callers;
   while (missing() >= 0) {
+    CADRE_RETURN_IF_ERROR(accept_callers(site, callers));
+    Deadline next = deadline;
+    std::erase_if(callers, [&](Caller& caller) {
+      if (!caller.handshake.step().ok()) return true;  // a stranger's connection, which ends here
+      if (!caller.handshake.is_done()) {
+        next = next.earlier(caller.deadline);
+        return caller.deadline.has_passed(site.system.now());
+      }
+      place(caller.handshake);
+      return true;
+    });
     const int awaited = missing();
-    auto socket = retry(watched(site, deadline), {.target = &site.unix_listener, .want_read = true},
-                        {awaited, format("waiting for the unix connection of rank {}", awaited)},
-                        [&] { return site.unix_listener.try_accept(); });
-    if (!socket.ok()) return socket.error();
-    Handshake handshake = Handshake::answer(site.system, std::move(socket).value(), site.terms);
-    // A stranger's connection ends here and is forgotten; ours have sent their hello already.
-    if (!finish(interruptible(site.system, nullptr, deadline), handshake, awaited).ok()) continue;
-    const auto at = std::find(members_.begin(), members_.end(), handshake.hello().from);
-    if (handshake.hello().purpose != wire::LinkPurpose::kSide || at == members_.end()) continue;
-    side_[static_cast<size_t>(at - members_.begin())] = handshake.take();
+    if (awaited < 0) break;
+    std::vector<os::PollItem> items = {{.target = &site.unix_listener, .want_read = true}};
+    for (const Caller& caller : callers) items.push_back(caller.handshake.interest());
+    const Result<bool> is_ready = site.watch.poll(items, next);
+    if (!is_ready.ok()) return is_ready.error();
+    if (!*is_ready && deadline.has_passed(site.system.now())) {
+      return Error(
+          ErrorCode::kTimeout,
+          format("the deadline passed while waiting for the unix connection of rank {}", awaited));
+    }
   }
   obstacle_.clear();
   for (size_t i = 1; i < members_.size(); ++i) {
     if (!comes[i]) obstacle_ = format("rank {} cannot reach rank {}", members_[i], rank_);
   }
   return {};
+}
+
+Status HostGroup::accept_callers(const Site& site, std::vector<Caller>& callers) {
+  while (true) {
+    auto socket = site.unix_listener.try_accept();
+    if (!socket.ok()) return socket.error();
+    if (*socket == nullptr) return {};
+    callers.push_back({Handshake::answer(site.system, std::move(socket).value(), site.terms),
+                       site.system.deadline_in(kHandshakeTime)});
+  }
+}
+
+void HostGroup::place(Handshake& handshake) {
+  const auto at = std::find(members_.begin(), members_.end(), handshake.hello().from);
+  if (handshake.hello().purpose != wire::LinkPurpose::kSide || at == members_.end()) return;
+  side_[static_cast<size_t>(at - members_.begin())] = handshake.take();
 }
 
 Status HostGroup::probe(const Site& site, Deadline deadline) {

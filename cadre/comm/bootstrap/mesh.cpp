@@ -12,6 +12,7 @@
 #include "cadre/comm/bootstrap/handshake.h"
 #include "cadre/comm/bootstrap/watch.h"
 #include "cadre/comm/defaults.h"
+#include "cadre/os/host/descriptor_limit.h"
 #include "cadre/rendezvous/meeting.h"
 
 namespace cadre {
@@ -104,6 +105,8 @@ class MeshBuilder {
 };
 
 Result<Mesh> MeshBuilder::connect_all() {
+  // Up to three connections for each of the other ranks.
+  os::raise_descriptor_limit();
   CADRE_RETURN_IF_ERROR(listen());
   CADRE_RETURN_IF_ERROR(publish_card());
   CADRE_RETURN_IF_ERROR(read_cards());
@@ -383,8 +386,8 @@ Status MeshBuilder::accept(std::vector<Handshake>& handshakes) {
   return {};
 }
 
-// Callers that were answered go on into their operations, so they must be told, too, that this rank
-// gives up: as soon as they have proved that they are no strangers.
+// Callers that were challenged are about to go on into their operations, so they must be told, too,
+// that this rank gives up: as soon as they have proved that they are no strangers.
 void MeshBuilder::finish_answers(Mesh& mesh, std::vector<Handshake>& handshakes) {
   const Deadline patience = deadline_.earlier(system_.deadline_in(kFinishAnswersTime));
   while (true) {

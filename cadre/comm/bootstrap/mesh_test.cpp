@@ -146,6 +146,29 @@ TEST(MeshInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
+// Connections that come before a rank's own, and say nothing or not enough.
+TEST_F(MeshTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
+  std::vector<std::unique_ptr<os::Socket>> strangers;
+  const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+    const Deadline deadline = context.system.deadline_in(seconds(10));
+    if (context.rank == 1) {
+      const std::string text = store_->get("cadre/9/group/0/card/0", deadline).value_or_throw();
+      const wire::RankCard card = wire::decode_card(text).value_or_throw();
+      const auto address = os::Address::parse(card.unix_address).value_or_throw();
+      for (const size_t num_bytes : {0, 1, 4}) {
+        strangers.push_back(context.system.connect(address, deadline).value_or_throw());
+        const std::vector<std::byte> bytes(num_bytes, std::byte{1});
+        (void)strangers.back()->try_send(bytes).value_or_throw();
+      }
+    }
+    const Membership membership{context.rank, context.world_size, 9, store_, "token"};
+    auto mesh = connect_mesh(context.system, membership, {"group", "127.0.0.1", "1.2.3"}, deadline);
+    context.output = mesh.ok() ? "ok" : mesh.error().message();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "ok");
+}
+
 TEST_F(MeshTest, AStrangersNonsenseEndsItsHandshake) {
   const LinkTerms terms{0, 9, "group", "1.2.3", "token"};
   const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();

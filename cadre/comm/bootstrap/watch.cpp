@@ -17,6 +17,7 @@ namespace {
 constexpr Duration kFirstPause = std::chrono::milliseconds(50);
 constexpr Duration kLongestPause = std::chrono::milliseconds(500);
 constexpr Duration kStoreTime = std::chrono::seconds(1);
+constexpr Duration kLongestStoreTime = std::chrono::seconds(16);
 
 }  // namespace
 
@@ -26,7 +27,8 @@ BootstrapWatch::BootstrapWatch(os::System& system, const Membership& membership,
       membership_(membership),
       trouble_key_(prefix + "trouble"),
       lost_key_(lost_key(membership.round)),
-      pause_(kFirstPause) {}
+      pause_(kFirstPause),
+      store_time_(kStoreTime) {}
 
 Deadline BootstrapWatch::next_look() {
   const Deadline next = system_.deadline_in(pause_);
@@ -38,35 +40,49 @@ Result<bool> BootstrapWatch::poll(std::span<os::PollItem> items, Deadline deadli
   while (true) {
     if (system_.poll(items, deadline.earlier(next_look()))) return true;
     if (deadline.has_passed(system_.now())) return false;
-    CADRE_RETURN_IF_ERROR(look());
+    CADRE_RETURN_IF_ERROR(look(deadline));
   }
 }
 
 Result<std::vector<std::string>> BootstrapWatch::multi_get(std::span<const std::string> keys,
                                                            Deadline deadline) {
   while (true) {
-    auto values = membership_.store->multi_get(keys, deadline.earlier(next_look()));
+    Deadline patience = next_look();
+    // A store that is slow to answer would never answer a call that is given up too soon.
+    if (store_time_ > kStoreTime) patience = system_.deadline_in(store_time_);
+    const Status there = membership_.store->wait(keys, deadline.earlier(patience));
+    // The values may be many bytes, so that they get all the time there is.
+    if (there.ok()) return membership_.store->multi_get(keys, deadline);
     const bool is_late = deadline.has_passed(system_.now());
-    if (values.ok() || is_late || values.error().code() != ErrorCode::kTimeout) return values;
-    CADRE_RETURN_IF_ERROR(look());
+    if (is_late || there.error().code() != ErrorCode::kTimeout) return there.error();
+    CADRE_RETURN_IF_ERROR(look(deadline));
   }
 }
 
-Status BootstrapWatch::look() {
-  const Deadline deadline = system_.deadline_in(kStoreTime);
+Status BootstrapWatch::look(Deadline deadline) {
   Status status = look_for_report(deadline);
   if (status.ok()) status = look_for_lost(deadline);
   if (!status.ok()) was_told_ = true;
   return status;
 }
 
+Result<std::optional<std::string>> BootstrapWatch::read(const std::string& key, Deadline deadline) {
+  const Deadline patience = deadline.earlier(system_.deadline_in(store_time_));
+  const auto is_there = membership_.store->check(std::span(&key, 1), patience);
+  if (is_there.ok() && !*is_there) return std::optional<std::string>();
+  auto value =
+      is_there.ok() ? membership_.store->get(key, patience) : Result<std::string>(is_there.error());
+  if (value.ok()) return std::optional(std::move(value).value());
+  if (value.error().code() != ErrorCode::kTimeout) return value.error();
+  store_time_ = std::min(2 * store_time_, kLongestStoreTime);
+  return std::optional<std::string>();
+}
+
 Status BootstrapWatch::look_for_report(Deadline deadline) {
-  const auto is_there = membership_.store->check(std::span(&trouble_key_, 1), deadline);
-  if (!is_there.ok()) return is_there.error();
-  if (!*is_there) return {};
-  const auto report = membership_.store->get(trouble_key_, deadline);
+  const auto report = read(trouble_key_, deadline);
   if (!report.ok()) return report.error();
-  const auto message = wire::decode_control(wire::as_bytes(*report));
+  if (!*report) return {};
+  const auto message = wire::decode_control(wire::as_bytes(**report));
   const auto* notice = message.ok() ? std::get_if<wire::AbortNotice>(&message.value()) : nullptr;
   if (notice == nullptr) {
     return Error(ErrorCode::kCorruption, format("store key \"{}\" holds no report", trouble_key_));
@@ -78,12 +94,10 @@ Status BootstrapWatch::look_for_report(Deadline deadline) {
 }
 
 Status BootstrapWatch::look_for_lost(Deadline deadline) {
-  const auto is_there = membership_.store->check(std::span(&lost_key_, 1), deadline);
-  if (!is_there.ok()) return is_there.error();
-  if (!*is_there) return {};
-  const auto text = membership_.store->get(lost_key_, deadline);
+  const auto text = read(lost_key_, deadline);
   if (!text.ok()) return text.error();
-  for (const LostRank& lost : read_lost_ranks(*text)) {
+  if (!*text) return {};
+  for (const LostRank& lost : read_lost_ranks(**text)) {
     const auto sentence = [&](int rank) {
       return Error(ErrorCode::kPeerLost,
                    format("rank {} ({}, pid {}) ended before the group was connected: look at its "

@@ -4,7 +4,8 @@
 // Threads: one. Blocking: as each method says. Lifetime: borrows the System and the Membership.
 // Errors: what another rank reported, with its code; kPeerLost for a rank that has died.
 // It asks the store after 50 ms without progress, then at growing intervals of up to 500 ms, so a
-// group that connects without trouble costs the store nothing.
+// group that connects without trouble costs the store nothing. A store that does not answer in time
+// is slow, not trouble: it is given more time at each attempt.
 #pragma once
 
 #include <optional>
@@ -42,7 +43,9 @@ class BootstrapWatch {
 
  private:
   // The trouble there is by now. Blocking: for a few answers of the store.
-  Status look();
+  Status look(Deadline deadline);
+  // The value of a key; nullopt when it is absent, or when the store does not answer in time.
+  Result<std::optional<std::string>> read(const std::string& key, Deadline deadline);
   Status look_for_lost(Deadline deadline);
   Deadline next_look();
 
@@ -52,6 +55,7 @@ class BootstrapWatch {
   const std::string lost_key_;
   std::span<const wire::RankCard> cards_;
   Duration pause_;
+  Duration store_time_;  // for an answer of the store
   bool was_told_ = false;
 };
 

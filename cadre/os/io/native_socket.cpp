@@ -5,11 +5,14 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/os/io/errno_error.h"
+#include "cadre/os/io/peer_user.h"
 #include "cadre/os/io/socket_address.h"
 
 namespace cadre::os {
@@ -19,22 +22,44 @@ bool would_block(int error_number) {
   return error_number == EAGAIN || error_number == EWOULDBLOCK;
 }
 
-// The control part of a message that carries one descriptor.
+// The control part of a message that carries one descriptor. Its padding has room for a second one
+// on 64-bit machines.
 union FdMessage {
   cmsghdr alignment;
   char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-// The descriptor in a received message; not open when it carries none.
-Fd fd_in(msghdr& message) {
-  const cmsghdr* part = CMSG_FIRSTHDR(&message);
-  if (part == nullptr || part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS ||
-      part->cmsg_len != CMSG_LEN(sizeof(int))) {
-    return Fd();
+// All descriptors in a received message, owned from here on however many they are.
+std::vector<Fd> fds_in(msghdr& message) {
+  std::vector<Fd> fds;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int number = -1;
+      std::memcpy(&number, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(number);
+    }
   }
-  int number = -1;
-  std::memcpy(&number, CMSG_DATA(part), sizeof(number));
-  return Fd(number);
+  return fds;
+}
+
+void set_option(int fd, int level, int name, int64_t value) {
+  const int number = static_cast<int>(value);
+  // Fails on unix sockets, whose peers are on this host and cannot fall silent.
+  ::setsockopt(fd, level, name, &number, sizeof(number));
+}
+
+// The kernel asks an idle peer for a sign of life after a third of `limit`, and four times in all.
+void keep_alive(int fd, Duration limit) {
+  constexpr int64_t kNumQuestions = 4;
+  const int64_t limit_s = std::chrono::duration_cast<std::chrono::seconds>(limit).count();
+  const int64_t idle_s = std::max<int64_t>(1, limit_s / 3);
+  const int64_t interval_s = std::max<int64_t>(1, (limit_s - idle_s) / kNumQuestions);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval_s);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, std::min(kNumQuestions, limit_s - idle_s));
 }
 
 template <typename Call>
@@ -51,10 +76,21 @@ NativeSocket::NativeSocket(Fd fd, SegmentTable& segments)
       segments_(segments),
       local_(local_address_of(fd_.get())),
       peer_(peer_address_of(fd_.get())) {
-  const int on = 1;
-  // Small messages must not wait for the acknowledgement of earlier ones. Fails on unix sockets,
-  // which have no such delay.
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  if (peer_.kind != Address::Kind::kTcp) return;
+  // Small messages must not wait for the acknowledgement of earlier ones.
+  set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  keep_alive(fd_.get(), kMaxPeerSilence);
+}
+
+void NativeSocket::limit_silence(Duration limit) {
+  if (peer_.kind != Address::Kind::kTcp) return;
+  const auto limit_ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
+  keep_alive(fd_.get(), limit);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms);
+}
+
+Status NativeSocket::check_peer_user() const {
+  return require_own_user(peer_user_of(fd_.get()));
 }
 
 Result<size_t> NativeSocket::try_send(ConstBytes data) {
@@ -119,15 +155,21 @@ Result<std::unique_ptr<SharedMemory>> NativeSocket::try_recv_segment() {
   if (received == 0) return ended();
   if (received < 0 && would_block(errno)) return std::unique_ptr<SharedMemory>();
   if (received < 0) return lost(errno);
-  Fd fd = fd_in(message);
-  if (!fd.is_open()) {
-    return Error(
-        ErrorCode::kCorruption,
-        cadre::format("receive a segment from {}: the next byte carries none; the two ends "
-                      "are out of step, check that both run the same version",
-                      peer_.to_string()));
+  std::vector<Fd> fds = fds_in(message);
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && fds.empty()) {
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("receive a segment from {}: this process has no descriptor left for "
+                               "it; raise ulimit -n",
+                               peer_.to_string()));
   }
-  return segments_.adopt(std::move(fd));
+  if (fds.size() != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
+    return Error(ErrorCode::kCorruption,
+                 cadre::format(
+                     "receive a segment from {}: the next byte carries {} descriptors, expected 1; "
+                     "the two ends are out of step, check that both run the same version",
+                     peer_.to_string(), fds.size()));
+  }
+  return segments_.adopt(std::move(fds.front()));
 }
 
 void NativeSocket::shutdown() {

@@ -22,6 +22,8 @@ class NativeSocket final : public Socket {
   Result<size_t> try_recv(Bytes buffer) override;
   Result<bool> try_send_segment(const SharedMemory& segment) override;
   Result<std::unique_ptr<SharedMemory>> try_recv_segment() override;
+  void limit_silence(Duration limit) override;
+  Status check_peer_user() const override;
   void shutdown() override;
   Address local_address() const override { return local_; }
   Address peer_address() const override { return peer_; }

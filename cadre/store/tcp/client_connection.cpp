@@ -32,7 +32,10 @@ ClientConnection::ClientConnection(const ServerContext& context, uint32_t number
     : context_(context),
       tickets_(number),
       socket_(std::move(socket)),
-      greeting_deadline_(greeting_deadline) {}
+      greeting_deadline_(greeting_deadline) {
+  // Clients read their answers at once, or are stopped or gone.
+  socket_->limit_silence(context.silence_limit);
+}
 
 os::PollItem ClientConnection::interest() const {
   return {.target = socket_.get(),
@@ -85,7 +88,8 @@ Status ClientConnection::choose_protocol() {
                                                     ? "c10d's protocol is served on loopback only"
                                                     : "c10d's protocol is switched off");
     }
-    session_ = std::make_unique<C10dSession>(context_.table, tickets_);
+    CADRE_RETURN_IF_ERROR(socket_->check_peer_user());
+    session_ = std::make_unique<C10dSession>(context_.c10d_table, tickets_);
     return {};
   }
   const std::string_view magic = wire::kStoreMagic;
@@ -94,6 +98,13 @@ Status ClientConnection::choose_protocol() {
     return Error(ErrorCode::kCorruption, "its first bytes are of no protocol known here");
   }
   if (common < magic.size()) return {};
+  // Without a token only its user tells a rank from a stranger.
+  if (const Status own = context_.token.empty() ? socket_->check_peer_user() : Status();
+      !own.ok()) {
+    return Error(own.error().code(),
+                 format("{}; give every rank of the job one CADRE_JOB_TOKEN to let others in",
+                        own.error().message()));
+  }
   in_.consume(magic.size());
   wire::Nonce nonce;
   context_.system.random_bytes(nonce);

@@ -18,9 +18,11 @@ namespace cadre::store {
 
 // What a connection needs from its server; all of it outlives the connection.
 struct ServerContext {
-  KeyTable& table;
+  KeyTable& table;       // of native clients
+  KeyTable& c10d_table;  // of c10d's, which cannot authenticate: none reaches the other's keys
   const std::string& token;
   bool serve_c10d;
+  Duration silence_limit;
   os::System& system;
 };
 

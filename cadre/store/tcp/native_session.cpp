@@ -161,9 +161,9 @@ StoreResponse NativeSession::answer_wait(const StoreRequest& request) const {
   if (request.verb == StoreVerb::kWait) return response;
   size_t num_bytes = 0;
   for (const std::string& key : request.keys) {
-    // A key that names a queue of c10d has no value: it reads as empty there too.
-    const std::string* value = table_.find(key);
-    response.values.push_back(value ? *value : std::string());
+    Result<std::string> value = table_.read(key);
+    if (!value.ok()) return {.id = request.id, .error = value.error()};
+    response.values.push_back(std::move(value).value());
     num_bytes += kBytesPerValue + response.values.back().size();
     if (num_bytes <= kMaxAnswerBytes) continue;
     return {.id = request.id,

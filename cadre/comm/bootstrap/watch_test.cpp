@@ -1,0 +1,149 @@
+// A group that connects over a store that is slow, in virtual time.
+#include "cadre/comm/bootstrap/watch.h"
+
+#include <gtest/gtest.h>
+
+#include "cadre/sim/simulator.h"
+#include "cadre/store/hash_store.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A store whose every answer takes `latency`; a call that has less time gets none.
+class SlowStore final : public Store {
+ public:
+  SlowStore(os::System& system, Duration latency)
+      : system_(system), latency_(latency), inner_(system) {}
+
+  Status set(std::string_view key, std::string_view value, Deadline deadline) override {
+    return inner_.set(key, value, deadline);
+  }
+  Result<std::string> get(std::string_view key, Deadline deadline) override {
+    CADRE_RETURN_IF_ERROR(delay(deadline));
+    return inner_.get(key, deadline);
+  }
+  Status wait(std::span<const std::string> keys, Deadline deadline) override {
+    CADRE_RETURN_IF_ERROR(delay(deadline));
+    return inner_.wait(keys, deadline);
+  }
+  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override {
+    CADRE_RETURN_IF_ERROR(delay(deadline));
+    return inner_.check(keys, deadline);
+  }
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                             Deadline deadline) override {
+    CADRE_RETURN_IF_ERROR(delay(deadline));
+    return inner_.multi_get(keys, deadline);
+  }
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired, Deadline deadline) override {
+    return inner_.compare_set(key, expected, desired, deadline);
+  }
+  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override {
+    return inner_.add(key, amount, deadline);
+  }
+  Result<bool> erase(std::string_view key, Deadline deadline) override {
+    return inner_.erase(key, deadline);
+  }
+  Result<int64_t> num_keys(Deadline deadline) override { return inner_.num_keys(deadline); }
+  Status append(std::string_view key, std::string_view value, Deadline deadline) override {
+    return inner_.append(key, value, deadline);
+  }
+  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
+                   Deadline deadline) override {
+    return inner_.multi_set(keys, values, deadline);
+  }
+  Result<std::vector<std::string>> list_keys(Deadline deadline) override {
+    return inner_.list_keys(deadline);
+  }
+  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override {
+    return inner_.queue_push(queue, value, deadline);
+  }
+  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override {
+    return inner_.queue_pop(queue, deadline);
+  }
+  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
+                                                   Deadline deadline) override {
+    return inner_.try_queue_pop(queue, deadline);
+  }
+  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override {
+    return inner_.queue_length(queue, deadline);
+  }
+  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override {
+    return inner_.barrier(key, num_arrivals, deadline);
+  }
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
+    return inner_.clone(deadline);
+  }
+
+ private:
+  Status delay(Deadline deadline) {
+    const Deadline answer = system_.deadline_in(latency_);
+    system_.make_waiter()->park(deadline.earlier(answer));
+    if (answer.has_passed(system_.now())) return {};
+    return Error(ErrorCode::kTimeout, "the slow store did not answer in time");
+  }
+
+  os::System& system_;
+  const Duration latency_;
+  HashStore inner_;
+};
+
+// Runs `body` with a watch over a slow store, in a world of one simulated rank.
+void watch_slow_store(Duration latency,
+                      const std::function<void(os::System&, SlowStore&, BootstrapWatch&)>& body) {
+  sim::Simulator simulator(1, {.ranks_per_host = {1}});
+  const sim::SimResult result = simulator.run([&](os::System& system, int) {
+    const auto store = std::make_shared<SlowStore>(system, latency);
+    const Membership membership{
+        .rank = 0, .world_size = 2, .round = 1, .store = store, .job_token = "t", .job_size = 2};
+    BootstrapWatch watch(system, membership, "cadre/1/world/");
+    body(system, *store, watch);
+  });
+  EXPECT_EQ(result.failure, "");
+  EXPECT_EQ(result.ranks[0].failure, "");
+}
+
+TEST(BootstrapWatchTest, ValuesThatTakeLongToComeAreNotTrouble) {
+  watch_slow_store(milliseconds(1500),
+                   [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
+                     const std::vector<std::string> keys = {"a", "b"};
+                     for (const std::string& key : keys) {
+                       store.set(key, "card", system.deadline_in(seconds(1))).value_or_throw();
+                     }
+                     const auto values = watch.multi_get(keys, system.deadline_in(seconds(60)));
+                     ASSERT_TRUE(values.ok()) << values.error().message();
+                     EXPECT_EQ(*values, (std::vector<std::string>{"card", "card"}));
+                   });
+}
+
+TEST(BootstrapWatchTest, APollOutlivesAStoreThatDoesNotAnswerInTime) {
+  watch_slow_store(seconds(3), [](os::System& system, SlowStore&, BootstrapWatch& watch) {
+    const auto event = system.make_event();
+    os::PollItem item{.target = event.get(), .want_read = true};
+    const TimePoint start = system.now();
+    const auto is_ready = watch.poll(std::span(&item, 1), system.deadline_in(seconds(20)));
+    ASSERT_TRUE(is_ready.ok()) << is_ready.error().message();
+    EXPECT_FALSE(*is_ready);
+    EXPECT_GE(system.now() - start, seconds(20));
+  });
+}
+
+TEST(BootstrapWatchTest, TroubleThatASlowStoreHoldsIsTold) {
+  watch_slow_store(
+      milliseconds(1500), [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
+        store.set("cadre/1/world/trouble", "0rank 1 is at fault", system.deadline_in(seconds(1)))
+            .value_or_throw();
+        const auto values =
+            watch.multi_get(std::vector<std::string>{"never"}, system.deadline_in(seconds(60)));
+        ASSERT_FALSE(values.ok());
+        EXPECT_EQ(values.error().code(), ErrorCode::kInvalidArgument);
+        EXPECT_EQ(values.error().message(), "rank 1 is at fault");
+      });
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,141 @@
+// What only the kernel's sockets can get wrong: their options, and descriptors in messages.
+#include "cadre/os/io/native_socket.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/socket_address.h"
+#include "cadre/os/system.h"
+
+namespace cadre::os {
+namespace {
+
+int option(const Socket& socket, int level, int name) {
+  int value = -1;
+  socklen_t size = sizeof(value);
+  EXPECT_EQ(::getsockopt(socket.poll_handle(), level, name, &value, &size), 0);
+  return value;
+}
+
+int64_t num_open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return std::distance(begin(all), end(all));
+}
+
+class NativeSocketTest : public ::testing::Test {
+ protected:
+  struct Pair {
+    std::unique_ptr<Socket> client;
+    std::unique_ptr<Socket> server;
+  };
+
+  Deadline soon() { return system_->deadline_in(std::chrono::seconds(20)); }
+
+  Pair connect(const Address& address) {
+    const auto listener = system_->listen(address).value_or_throw();
+    Pair pair{.client = system_->connect(listener->address(), soon()).value_or_throw()};
+    PollItem item{.target = listener.get(), .want_read = true};
+    EXPECT_TRUE(system_->poll(std::span(&item, 1), soon()));
+    pair.server = listener->try_accept().value_or_throw();
+    return pair;
+  }
+  Pair connect_unix() {
+    return connect({Address::Kind::kUnix, cadre::format("cadre-fd-test-{}", ::getpid()), 0});
+  }
+
+  // A message of one byte with these descriptors.
+  static void send_descriptors(const Socket& socket, const std::vector<int>& numbers) {
+    std::byte mark{0};
+    iovec part{&mark, 1};
+    const size_t num_bytes = numbers.size() * sizeof(int);
+    std::vector<std::byte> control(CMSG_SPACE(num_bytes));
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(num_bytes);
+    std::memcpy(CMSG_DATA(header), numbers.data(), num_bytes);
+    ASSERT_EQ(::sendmsg(socket.poll_handle(), &message, MSG_NOSIGNAL), 1);
+  }
+
+  std::unique_ptr<System> system_ = make_native_system();
+};
+
+TEST_F(NativeSocketTest, EveryTcpSocketAsksAfterASilentPeer) {
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    const Pair pair = connect({Address::Kind::kTcp, host, 0});
+    for (const Socket* socket : {pair.client.get(), pair.server.get()}) {
+      EXPECT_EQ(option(*socket, SOL_SOCKET, SO_KEEPALIVE), 1);
+      const int idle = option(*socket, IPPROTO_TCP, TCP_KEEPIDLE);
+      const int interval = option(*socket, IPPROTO_TCP, TCP_KEEPINTVL);
+      const int count = option(*socket, IPPROTO_TCP, TCP_KEEPCNT);
+      EXPECT_LE(std::chrono::seconds(idle + interval * count), kMaxPeerSilence);
+      EXPECT_GE(count, 2);  // one lost packet proves nothing
+      EXPECT_EQ(option(*socket, IPPROTO_TCP, TCP_NODELAY), 1);
+    }
+  }
+}
+
+// A peer that does not read is alive, and the kernel counts its full buffer as silence: so only
+// connections whose peers always read are given that limit.
+TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes) {
+  const Pair pair = connect({Address::Kind::kTcp, "127.0.0.1", 0});
+  EXPECT_EQ(option(*pair.server, IPPROTO_TCP, TCP_USER_TIMEOUT), 0);
+  pair.server->limit_silence(std::chrono::seconds(6));
+  EXPECT_EQ(option(*pair.server, IPPROTO_TCP, TCP_USER_TIMEOUT), 6000);
+  EXPECT_LE(option(*pair.server, IPPROTO_TCP, TCP_KEEPIDLE) +
+                option(*pair.server, IPPROTO_TCP, TCP_KEEPINTVL) *
+                    option(*pair.server, IPPROTO_TCP, TCP_KEEPCNT),
+            6);
+  connect_unix().client->limit_silence(std::chrono::seconds(6));  // does nothing
+}
+
+TEST_F(NativeSocketTest, DescriptorsTooManyAreRefusedAndClosed) {
+  const Pair pair = connect_unix();
+  const Fd memory(::memfd_create("cadre", MFD_CLOEXEC));
+  for (const size_t count : {size_t{2}, size_t{5}}) {
+    const int64_t before = num_open_descriptors();
+    send_descriptors(*pair.client, std::vector<int>(count, memory.get()));
+    const auto received = pair.server->try_recv_segment();
+    ASSERT_FALSE(received.ok());
+    EXPECT_EQ(received.error().code(), ErrorCode::kCorruption);
+    EXPECT_EQ(num_open_descriptors(), before) << count;
+  }
+}
+
+TEST_F(NativeSocketTest, ADescriptorForWhichThereIsNoRoomSaysSo) {
+  const Pair pair = connect_unix();
+  const auto segment = system_->create_segment(4096).value_or_throw();
+  ASSERT_TRUE(pair.client->try_send_segment(*segment).value_or_throw());
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{static_cast<rlim_t>(::dup(0)), limit.rlim_max};
+  ::close(static_cast<int>(none.rlim_cur));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto received = pair.server->try_recv_segment();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_FALSE(received.ok());
+  EXPECT_EQ(received.error().code(), ErrorCode::kUnavailable) << received.error().message();
+  EXPECT_NE(received.error().message().find("ulimit -n"), std::string::npos)
+      << received.error().message();
+}
+
+}  // namespace
+}  // namespace cadre::os
