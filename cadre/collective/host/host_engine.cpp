@@ -308,6 +308,8 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   announced_ = {segments_.find(in, peers_.rank()), segments_.find(out, peers_.rank())};
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
   if (entered.ok()) {
+    // Now, not at the end: a rank that came early would sleep through all the work in between.
+    peers_.settle();
     entered = peers_.check_left(op);
   }
   return entered.ok() ? entered : finish(entered);
