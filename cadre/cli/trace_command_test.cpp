@@ -80,7 +80,7 @@ TEST(TraceCommand, TheTimeOfALiveHangGoesOn) {
 TEST(TraceCommand, NamesFilesThatAreNoRecordsAndReadsTheOthers) {
   const cadre::testing::TemporaryFolder folder;
   write_records(folder.path());
-  std::ofstream(std::filesystem::path(folder.path()) / "torn.flight") << "CDRFLT02 torn";
+  std::ofstream(std::filesystem::path(folder.path()) / "torn.flight") << "CDRFLT03 torn";
   const auto result = run_cadre({"trace", folder.path()});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.error, HasSubstr("torn.flight: "));

@@ -8,10 +8,17 @@ namespace {
 constexpr int kDTypeShift = 4;
 constexpr int kReduceOpShift = 8;
 constexpr int kRootShift = 12;
-constexpr int kCountShift = 24;
+constexpr int kCountShift = 28;
+constexpr int kCountBits = 36;
 constexpr uint64_t kNibble = 0xf;
-constexpr uint64_t kRootMask = 0xfff;
-constexpr uint64_t kCountMask = (uint64_t{1} << 40) - 1;
+constexpr uint64_t kRootMask = 0xffff;
+constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
+constexpr int kShapeTagBits = 4;
+
+// A shape of one dimension is all zeros: there is room for the rest of a long count.
+bool is_one_dimension(uint64_t shape) {
+  return (shape & kNibble) == 0;
+}
 
 }  // namespace
 
@@ -21,17 +28,20 @@ Fingerprint OpDescriptor::fingerprint() const {
                         (static_cast<uint64_t>(reduce_op) & kNibble) << kReduceOpShift |
                         (static_cast<uint64_t>(root.value) & kRootMask) << kRootShift |
                         (count & kCountMask) << kCountShift;
-  return {.call = call, .shape = shape.bits()};
+  const uint64_t rest_of_count = is_one_dimension(shape.bits()) ? count >> kCountBits : 0;
+  return {.call = call, .shape = shape.bits() | rest_of_count << kShapeTagBits};
 }
 
 OpDescriptor OpDescriptor::from_fingerprint(const Fingerprint& fingerprint) {
   const uint64_t call = fingerprint.call;
+  const bool is_line = is_one_dimension(fingerprint.shape);
+  const uint64_t rest_of_count = is_line ? fingerprint.shape >> kShapeTagBits : 0;
   return {.kind = static_cast<OpKind>(call & kNibble),
           .dtype = static_cast<DType>(call >> kDTypeShift & kNibble),
           .reduce_op = static_cast<ReduceOp>(call >> kReduceOpShift & kNibble),
           .root = static_cast<int>(call >> kRootShift & kRootMask),
-          .count = call >> kCountShift,
-          .shape = PackedShape::from_bits(fingerprint.shape)};
+          .count = call >> kCountShift | rest_of_count << kCountBits,
+          .shape = is_line ? PackedShape() : PackedShape::from_bits(fingerprint.shape)};
 }
 
 std::string OpDescriptor::to_string() const {

@@ -31,7 +31,7 @@ struct OpDescriptor {
                        // output; 0 for all_to_all_v, whose ranks rightly differ
   PackedShape shape = {};  // of the tensor that holds them
 
-  // Bits of its call, low to high: kind 4, dtype 4, reduce_op 4, root 12, count 40 (modulo 2^40).
+  // Its bits: docs/formats/net-messages.md. No two operations of up to 65,536 ranks have the same.
   Fingerprint fingerprint() const;
   static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
   // "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",

@@ -16,9 +16,9 @@ std::vector<OpDescriptor> samples() {
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
     for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
       for (int reduce_op = 0; reduce_op < kNumReduceOps; ++reduce_op) {
-        for (int root : {0, 1, 63, 4095}) {
+        for (int root : {0, 1, 63, 4095, 4096, 65535}) {
           for (uint64_t count :
-               {uint64_t{0}, uint64_t{1}, uint64_t{1000003}, (uint64_t{1} << 40) - 1}) {
+               {uint64_t{0}, uint64_t{1}, uint64_t{1000003}, (uint64_t{1} << 36) - 1}) {
             for (const std::vector<int64_t>& sizes : kSizes)
               all.push_back({.kind = static_cast<OpKind>(kind),
                              .dtype = static_cast<DType>(dtype),
@@ -60,14 +60,27 @@ TEST(OpDescriptorTest, BitsLieWhereTheHeaderSays) {
                         .reduce_op = ReduceOp::kAvg,
                         .root = 5,
                         .count = 7};
-  EXPECT_EQ(op.fingerprint().call, 0x1u | 0x4u << 4 | 0x1u << 8 | 0x5u << 12 | 0x7u << 24);
+  EXPECT_EQ(op.fingerprint().call, 0x1u | 0x4u << 4 | 0x1u << 8 | 0x5u << 12 | 0x7u << 28);
+  EXPECT_EQ(op.fingerprint().shape, 0u);
 }
 
-TEST(OpDescriptorTest, CountIsKeptModuloTwoToTheForty) {
-  const OpDescriptor op{.kind = OpKind::kAllGather, .count = (uint64_t{1} << 40) + 3};
-  const OpDescriptor back = OpDescriptor::from_fingerprint(op.fingerprint());
-  EXPECT_EQ(back.count, 3u);
-  EXPECT_EQ(back.kind, OpKind::kAllGather);
+TEST(OpDescriptorTest, RootsOfManyRanksDiffer) {
+  const OpDescriptor first{.kind = OpKind::kBroadcast, .root = 0, .count = 9};
+  const OpDescriptor other{.kind = OpKind::kBroadcast, .root = 4096, .count = 9};
+  EXPECT_NE(first.fingerprint(), other.fingerprint());
+  EXPECT_EQ(OpDescriptor::from_fingerprint(other.fingerprint()).root, 4096);
+}
+
+TEST(OpDescriptorTest, LongCountsAreKeptWhole) {
+  for (const int bits : {36, 40, 62}) {
+    const uint64_t count = (uint64_t{1} << bits) + 3;
+    const OpDescriptor op{.kind = OpKind::kAllGather, .count = count};
+    const OpDescriptor back = OpDescriptor::from_fingerprint(op.fingerprint());
+    EXPECT_EQ(back.count, count);
+    EXPECT_EQ(back.shape, PackedShape());
+    EXPECT_EQ(back.kind, OpKind::kAllGather);
+    EXPECT_EQ(back.to_string(), "all_gather(uint8 x " + std::to_string(count) + ")");
+  }
 }
 
 TEST(OpDescriptorTest, ReadsAsItsCall) {

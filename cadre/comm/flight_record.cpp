@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-constexpr uint64_t kMagic = 0x3230544c46524443;  // "CDRFLT02"
+constexpr uint64_t kMagic = 0x3330544c46524443;  // "CDRFLT03"
 // More is no record of ours: a reader must not allocate what a damaged header asks for.
 constexpr uint32_t kMaxCapacity = 1 << 20;
 
@@ -83,7 +83,7 @@ std::vector<std::byte> encode_flight_header(const FlightIdentity& identity) {
 Result<FlightRecord> parse_flight_record(ConstBytes file) {
   if (file.size() < kFlightHeaderBytes) return malformed(format("{} bytes", file.size()));
   wire::ByteReader in(file.first(kFlightHeaderBytes));
-  if (in.integer<uint64_t>() != kMagic) return malformed("its first 8 bytes are not CDRFLT02");
+  if (in.integer<uint64_t>() != kMagic) return malformed("its first 8 bytes are not CDRFLT03");
   const auto capacity = in.integer<uint32_t>();
   const auto slot_bytes = in.integer<uint32_t>();
   if (slot_bytes != kFlightEntryBytes || capacity > kMaxCapacity ||

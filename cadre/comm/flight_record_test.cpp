@@ -90,7 +90,7 @@ TEST(FlightRecord, GoldenHeader) {
   const auto text = [&](size_t at, size_t size) {
     return std::string(reinterpret_cast<const char*>(bytes.data()) + at, size);
   };
-  EXPECT_EQ(text(0, 8), "CDRFLT02");
+  EXPECT_EQ(text(0, 8), "CDRFLT03");
   EXPECT_EQ(text(8, 8), std::string("\xd0\x07\0\0\x48\0\0\0", 8));
   EXPECT_EQ(text(16, 12), std::string("\x01\0\0\0\x04\0\0\0\x67\x12\0\0", 12));
   EXPECT_EQ(text(32, 8), std::string("\x03\0\0\0\0\0\0\0", 8));

@@ -4,7 +4,8 @@
 // Lifetime: borrows the mapping. The segment is zeroed at creation, which is a valid first state,
 // so no rank initialises it and all may start at once.
 //
-//   notice     one line for the group: "two ranks have called different operations"
+//   notice     one line for the group: "two ranks have called different operations", "a rank has
+//              left an operation with an error"
 //   per rank   two entries    what the rank called: number, fingerprint, and a small payload
 //              one step word  how far it is in an operation of several steps
 //              two flat slots payload of medium operations
@@ -48,9 +49,13 @@ struct alignas(kFlagAlignment) StepFlag {
   os::WaitWord step;
 };
 
-// Set by whoever sees two ranks call different operations: bit 32, and the round in the low bits.
 struct alignas(kFlagAlignment) Notice {
+  // Set by the rank that sees two ranks call different operations: bit 32, and the round in the low
+  // bits.
   std::atomic<uint64_t> mismatch;
+  // Set by the first rank that leaves an operation with an error: bit 63, the rank from bit 32 on,
+  // and the round in the low bits.
+  std::atomic<uint64_t> left;
 };
 
 class Arena {

@@ -15,6 +15,7 @@ Status leave_together(Peers& peers, const OpContext& op) {
   peers.reach(1);
   op.progress.set_phase("leave");
   CADRE_RETURN_IF_ERROR(peers.wait_for_all(1, op));
+  CADRE_RETURN_IF_ERROR(peers.check_left(op));
   peers.end_steps(1);
   return {};
 }
@@ -32,6 +33,10 @@ Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers&
   alignas(64) std::array<std::byte, kBlockBytes> block;
   std::vector<const std::byte*> inputs(shared.ins.size());
   for (size_t done = 0; done < own.size; done += kBlockBytes) {
+    if (Status left = peers.check_left(op); !left.ok()) {
+      peers.reach(1);  // this rank touches no memory of the others any more
+      return left;
+    }
     const size_t at = own.begin + done;
     const size_t size = std::min(kBlockBytes, own.size - done);
     for (size_t rank = 0; rank < inputs.size(); ++rank) inputs[rank] = shared.ins[rank] + at;

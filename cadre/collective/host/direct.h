@@ -2,9 +2,9 @@
 //
 // Threads and blocking: as Peers; call after a successful Peers::enter. Lifetime: borrows all; the
 // caller keeps the segments mapped until the return.
-// Errors: those of Peers' waits.
-// Cost of all_reduce, n bytes on P ranks: each rank reads n and writes n, in one pass: the lower
-// bound on memory traffic. The bits equal those of the staged way.
+// Errors: those of Peers' waits, and kAborted when a rank has left with an error: its memory may
+// hold anything by then. Cost of all_reduce, n bytes on P ranks: each rank reads n and writes n, in
+// one pass: the lower bound on memory traffic. The bits equal those of the staged way.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,14 @@
 #include "cadre/collective/host/host_engine.h"
 
+#include <array>
+#include <chrono>
 #include <cstring>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/copy.h"
 #include "cadre/collective/host/staged.h"
 #include "cadre/collective/reduction_table.h"
+#include "cadre/os/shared_pages.h"
 
 namespace cadre {
 
@@ -14,31 +17,13 @@ using host::SymmetricPlace;
 
 namespace {
 
-// What a rank announces with a large operation.
-struct Places {
-  SymmetricPlace in;
-  SymmetricPlace out;
-};
-static_assert(sizeof(Places) <= host::kInlineBytes);
+// How long a rank that leaves with an error waits for peers that still touch its memory. Only a
+// rank that is stopped, or waits for its turn on a core, takes longer.
+constexpr Duration kPartingTime = std::chrono::milliseconds(20);
 
 // Up to here one meeting and a read of everybody's input beat two meetings and a read of shares.
 size_t flat_limit(int world_size) {
   return std::min(host::kFlatBytes, 2 * host::kFlatBytes / static_cast<size_t>(world_size));
-}
-
-Places places_of(const host::Peers& peers, Rank rank) {
-  Places places;
-  std::memcpy(&places, peers.payload_of(rank), sizeof(places));
-  return places;
-}
-
-// The segment in which all ranks have the buffer; 0 for none.
-uint32_t common_segment(const host::Peers& peers, SymmetricPlace Places::*buffer) {
-  const uint32_t mine = (places_of(peers, peers.rank()).*buffer).segment;
-  for (int rank = 0; rank < peers.world_size(); ++rank) {
-    if ((places_of(peers, rank).*buffer).segment != mine) return 0;
-  }
-  return mine;
 }
 
 // Parts that lie one behind the other.
@@ -293,10 +278,14 @@ Status HostEngine::exchange_large(const OpContext& op, const Buffers& buffers,
 
 // The payload goes into the announcement itself, or, if it is too large, into this rank's slot.
 Status HostEngine::enter_with(const OpContext& op, ConstBytes payload) {
-  if (payload.size() <= host::kInlineBytes) return peers_.enter(op, payload);
-  copy(peers_.arena().flat(peers_.rank(), peers_.next_round()), payload.data(), payload.size(),
-       StorePolicy::kCached);
-  return peers_.enter(op, {});
+  announced_ = {};
+  if (payload.size() > host::kInlineBytes) {
+    copy(peers_.arena().flat(peers_.rank(), peers_.next_round()), payload.data(), payload.size(),
+         StorePolicy::kCached);
+    payload = {};
+  }
+  const Status entered = peers_.enter(op, payload);
+  return entered.ok() ? entered : finish(entered);
 }
 
 const std::byte* HostEngine::payload_of(Rank rank, size_t num_bytes) const {
@@ -315,16 +304,38 @@ void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKi
 }
 
 Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
-  const Places places{segments_.find(in, peers_.rank()), segments_.find(out, peers_.rank())};
-  return peers_.enter(op, std::as_bytes(std::span(&places, 1)));
+  static_assert(sizeof(Places) <= host::kInlineBytes);
+  announced_ = {segments_.find(in, peers_.rank()), segments_.find(out, peers_.rank())};
+  Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
+  if (entered.ok()) {
+    // Now, not at the end: a rank that came early would sleep through all the work in between.
+    peers_.settle();
+    entered = peers_.check_left(op);
+  }
+  return entered.ok() ? entered : finish(entered);
+}
+
+HostEngine::Places HostEngine::places_of(Rank rank) const {
+  Places places;
+  std::memcpy(&places, peers_.payload_of(rank), sizeof(places));
+  return places;
+}
+
+// The segment in which all ranks have the buffer; 0 for none.
+uint32_t HostEngine::common_segment(SymmetricPlace Places::*buffer) const {
+  const uint32_t mine = (announced_.*buffer).segment;
+  for (int rank = 0; rank < peers_.world_size(); ++rank) {
+    if ((places_of(rank).*buffer).segment != mine) return 0;
+  }
+  return mine;
 }
 
 // Decided from what all ranks announced, so all decide alike. A segment that this rank announced it
 // has registered.
 std::optional<HostEngine::Direct> HostEngine::direct_buffers(Sharing sharing, Rank root) const {
-  const uint32_t in_segment = common_segment(peers_, &Places::in);
-  const uint32_t out_segment = common_segment(peers_, &Places::out);
-  const Places roots = places_of(peers_, root);
+  const uint32_t in_segment = common_segment(&Places::in);
+  const uint32_t out_segment = common_segment(&Places::out);
+  const Places roots = places_of(root);
   const bool needs_inputs = sharing != Sharing::kOutputsAndRootInput;
   if ((needs_inputs ? in_segment : out_segment) == 0) return std::nullopt;
   if (sharing == Sharing::kInputsAndOutputs && out_segment == 0) return std::nullopt;
@@ -336,7 +347,7 @@ std::optional<HostEngine::Direct> HostEngine::direct_buffers(Sharing sharing, Ra
   }
   Direct direct;
   for (int rank = 0; rank < peers_.world_size(); ++rank) {
-    const Places theirs = places_of(peers_, rank);
+    const Places theirs = places_of(rank);
     const bool reads_input = needs_inputs || rank == root;
     direct.buffers.ins.push_back(reads_input ? locate(theirs.in, rank, direct) : nullptr);
     if (sharing == Sharing::kInputsAndOutputs ||
@@ -354,8 +365,30 @@ std::byte* HostEngine::locate(SymmetricPlace place, Rank rank, Direct& direct) c
 }
 
 Status HostEngine::finish(Status status) {
-  if (status.ok()) peers_.settle();
+  if (!status.ok()) return withdraw(status.error());
+  peers_.settle();
   return status;
+}
+
+// The caller may use its buffers again as soon as it has the error, while a peer that was stopped
+// in the middle of the operation goes on with them. So the peers are told, and those that do not
+// stop in time are left with the old pages.
+Status HostEngine::withdraw(const Error& error) {
+  peers_.mark_left();
+  const std::array<uint32_t, 2> ids = {announced_.in.segment, announced_.out.segment};
+  if (ids == std::array<uint32_t, 2>{} || peers_.are_done(kPartingTime)) return error;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto segment = segments_.get(ids[i]);
+    if (!segment || (i == 1 && ids[0] == ids[1])) continue;
+    const size_t begin = segment->bytes_per_rank * static_cast<size_t>(peers_.rank().value);
+    const Status status = os::make_pages_private(*segment->memory, begin, segment->bytes_per_rank);
+    if (!status.ok()) {
+      return Error(error.code(), format("{}; peers may still write into this rank's symmetric "
+                                        "memory: {}",
+                                        error.message(), status.error().message()));
+    }
+  }
+  return error;
 }
 
 }  // namespace cadre

@@ -3,10 +3,10 @@
 // Threads: one operation at a time, from any thread; register and unregister from any thread.
 // Blocking: every operation, until all ranks have entered it and this rank has its result.
 // Lifetime: shares the arena and the symmetric segments; borrows the System and the Interrupt.
-// Errors: as Backend says. What reduction_table.h refuses is kInvalidArgument.
-// Numerics: every way to reduce folds in rank order, so the bits depend neither on the regime nor
-// on whether memory is symmetric; see collective/reduce.h. Source:
-// docs/decisions/0006-host-engine.md
+// Errors: as Backend says. What reduction_table.h refuses is kInvalidArgument. kUnavailable when
+// there is no memory for this rank's part of the arena; the constructor throws it. Numerics: every
+// way to reduce folds in rank order, so the bits depend neither on the regime nor on whether memory
+// is symmetric; see collective/reduce.h. Source: docs/decisions/0006-host-engine.md
 //
 // Four regimes, chosen by the size and, for large ones, by what all ranks announced:
 //   inline  the payload travels in the cache lines of the announcement    one meeting
@@ -79,6 +79,11 @@ class HostEngine final : public Backend {
     kInputsAndRootOutput,
     kOutputsAndRootInput,
   };
+  // What a rank announces with a large operation.
+  struct Places {
+    host::SymmetricPlace in;
+    host::SymmetricPlace out;
+  };
   // Symmetric buffers of all ranks, with their segments kept mapped.
   struct Direct {
     std::vector<SymmetricSegment> segments;
@@ -87,6 +92,8 @@ class HostEngine final : public Backend {
 
   Status enter_with(const OpContext& op, ConstBytes payload);
   const std::byte* payload_of(Rank rank, size_t num_bytes) const;
+  Places places_of(Rank rank) const;
+  uint32_t common_segment(host::SymmetricPlace Places::*buffer) const;
   void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);
   Status enter_large(const OpContext& op, ConstBytes in, Bytes out);
   std::optional<Direct> direct_buffers(Sharing sharing, Rank root = 0) const;
@@ -94,11 +101,13 @@ class HostEngine final : public Backend {
   Status exchange_large(const OpContext& op, const host::Buffers& buffers,
                         const host::ExchangeParts& parts, const std::vector<size_t>& offsets);
   Status finish(Status status);
+  Status withdraw(const Error& error);
 
   const std::shared_ptr<os::SharedMemory> arena_;
   host::Peers peers_;
   host::SymmetricSegments segments_;
   std::vector<const std::byte*> inputs_;  // scratch of reduce_payloads
+  Places announced_;                      // with the last operation; none with a small one
 };
 
 }  // namespace cadre

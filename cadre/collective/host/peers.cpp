@@ -14,6 +14,8 @@ constexpr int kYieldLimit = 100;
 // The least that a rank with a core of its own spins.
 constexpr int kEagerSpins = 64;
 constexpr uint64_t kMismatchBit = uint64_t{1} << 32;
+constexpr uint64_t kLeftBit = uint64_t{1} << 63;
+constexpr int kLeftRankShift = 32;
 
 bool has_reached(const os::WaitWord& word, uint32_t value) {
   return static_cast<int32_t>(word.value.load(std::memory_order_acquire) - value) >= 0;
@@ -87,6 +89,43 @@ Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
     CADRE_RETURN_IF_ERROR(wait_for(peer, step, op));
   }
   return {};
+}
+
+// All stores and loads here, and the load in check_left(), are sequentially consistent: a peer that
+// missed the mark had stored its step before, which are_done() then sees, or its entry, so that all
+// have entered.
+void Peers::mark_left() {
+  uint64_t none = 0;
+  const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | round_;
+  arena_.notice().left.compare_exchange_strong(none, mark, std::memory_order_seq_cst);
+}
+
+Status Peers::check_left(const OpContext& op) const {
+  const uint64_t mark = arena_.notice().left.load(std::memory_order_seq_cst);
+  if (mark == 0 || static_cast<int32_t>(static_cast<uint32_t>(mark) - round_) > 0) return {};
+  return Error(ErrorCode::kAborted,
+               format("host engine: rank {} left an operation with an error while rank {} was in "
+                      "\"{}\" of {} #{}; look at the first failure",
+                      (mark & ~kLeftBit) >> kLeftRankShift, rank_, op.progress.phase(),
+                      OpDescriptor::from_fingerprint(op.fingerprint).to_string(), op.number));
+}
+
+bool Peers::are_done(Duration patience) {
+  // As long as one has not entered, the others wait for it, and then all see the mark.
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (!has_reached(arena_.entry(peer, round_).round, round_)) return true;
+  }
+  const Deadline deadline = system_.deadline_in(patience);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    os::WaitWord& word = arena_.step_flag(peer).step;
+    while (!has_reached(word, step_base_ + 1)) {
+      const uint32_t seen = word.value.load(std::memory_order_acquire);
+      const bool is_in_time = system_.wait_while(word, seen, deadline);
+      if (!is_in_time && !has_reached(word, step_base_ + 1)) return false;
+    }
+  }
+  return true;
 }
 
 Status Peers::wait(const Goal& goal, const OpContext& op) {

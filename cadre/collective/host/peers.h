@@ -57,8 +57,18 @@ class Peers {
   Status wait_for_all(uint32_t step, const OpContext& op);
   // Ends an operation in which no rank reaches a step above `last`.
   void end_steps(uint32_t last) { step_base_ += last; }
-  // Ends an operation: wakes whoever sleeps on this rank's entry. Call it after each enter() that
-  // succeeded, when there is no hurry any more.
+
+  // Marks that this rank ends the operation with an error, so that no peer calls its own result
+  // good which it read from, or wrote to, memory of this rank.
+  void mark_left();
+  // kAborted when a rank has left this operation, or an earlier one, with an error. Look before
+  // touching memory of a peer, and once more after all peers have reached the last step.
+  Status check_left(const OpContext& op) const;
+  // After mark_left(): whether no peer touches this rank's memory any more, because each has
+  // reached step 1, or cannot begin. Waits for at most `patience`.
+  bool are_done(Duration patience);
+  // Wakes the ranks that sleep on this rank's entry, unless that is done. Call it after each
+  // enter() that succeeded: before much work, else at the end of the operation.
   void settle();
 
  private:

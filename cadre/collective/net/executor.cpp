@@ -112,7 +112,10 @@ Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Ste
     }
     const bool is_sending = to && !to->is_send_done();
     const bool is_receiving = from && !incoming.is_done(*from);
-    if (!is_sending && !is_receiving) return {};
+    if (!is_sending && !is_receiving) {
+      if (from) from->end_message();
+      return {};
+    }
     if (moved > 0) continue;
     std::array<ChannelInterest, 2> interests;
     size_t num_interests = 0;

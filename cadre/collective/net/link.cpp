@@ -15,8 +15,6 @@ void Link::begin_operation(const OperationHeader& operation) {
 
 void Link::start_send(const OperationHeader& operation, ConstBytes payload) {
   num_sent_ = 0;
-  payload_ = payload;
-  if (has_sent_header_) return;
   has_sent_header_ = true;
   // What of an announcement has not left yet goes ahead.
   const size_t pending = head_.size();

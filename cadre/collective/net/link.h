@@ -1,4 +1,5 @@
-// One peer's channel with operations framed on it: a header before an operation's first byte.
+// One peer's channel with operations framed on it: a header before each message, so that a refusal
+// or an announcement between two messages is never taken for payload.
 //
 // Threads: one at a time. Blocking: never. Lifetime: the channel outlives it; a payload is borrowed
 // until is_send_done().
@@ -20,8 +21,8 @@ class Link {
  public:
   explicit Link(Channel& channel) : channel_(channel) {}
 
-  // Begins to send `payload` as part of the operation; the first time in an operation its header
-  // goes ahead, in one piece with the payload's beginning.
+  // Begins to send `payload` as one message of the operation: its header goes ahead, in one piece
+  // with the payload's beginning.
   void start_send(const OperationHeader& operation, ConstBytes payload);
   // Bytes moved, header included.
   Result<size_t> advance_send();
@@ -29,11 +30,13 @@ class Link {
   // Payload bytes that have left, since start_send.
   size_t num_sent() const { return num_sent_; }
 
-  // Payload bytes received into `target`. 0 also while the operation's header is incomplete; the
+  // Payload bytes of one message received into `target`. 0 also while its header is incomplete; the
   // caller looks at has_header() and difference().
   Result<size_t> receive(const OperationHeader& operation, Bytes target);
-  // Whether this operation's header has arrived and is the expected one.
+  // Whether the message's header has arrived and is the expected one.
   bool has_header() const { return is_open_; }
+  // All payload of the message has been received: the next byte belongs to another header.
+  void end_message() { is_open_ = false; }
   // Receives a header, and nothing behind it, although this operation may not expect any from this
   // peer: so a peer that runs another operation, or refuses this one, is noticed. An ended channel
   // is no error here, for nothing more is needed from it.
@@ -44,10 +47,9 @@ class Link {
 
   // The fingerprint of one of the last operations before `operation`, by its number.
   std::optional<Fingerprint> remembered(uint64_t number, const OperationHeader& operation) const;
-  // Whether the peer is in a later operation.
+  // Whether the peer is in a later operation, or refuses one: this one it has left in good order.
   bool is_ahead_of(const OperationHeader& operation) const {
-    return incoming_ && incoming_->kind != OperationHeader::Kind::kRefusal &&
-           incoming_->number > operation.number;
+    return incoming_ && incoming_->number > operation.number;
   }
 
   // A new operation begins: its header is expected from now on.
@@ -85,7 +87,7 @@ class Link {
   ConstBytes payload_;       // what follows it
   size_t num_sent_ = 0;
 
-  bool is_open_ = false;    // the current operation's header has been taken
+  bool is_open_ = false;    // the current message's header has been taken
   bool has_ended_ = false;  // the channel ended while it was only looked at
   std::array<std::byte, OperationHeader::kBytes + kInlineBytes> inbox_;
   size_t inbox_begin_ = 0;

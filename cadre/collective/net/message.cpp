@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-constexpr uint32_t kMagic = 0x324f4443;  // "CDO2"
+constexpr uint32_t kMagic = 0x334f4443;  // "CDO3"
 
 // Writes fields one after the other, low byte first; on the path of every message, so without an
 // allocation.

@@ -14,17 +14,17 @@
 
 namespace cadre {
 
-// Before the first byte of an operation that one rank sends to another.
+// Before each message of an operation that one rank sends to another.
 struct OperationHeader {
   static constexpr size_t kBytes = 32;
 
   enum class Kind : uint8_t {
-    kBegin = 0,         // the bytes of this operation follow
+    kMessage = 0,       // a message of this operation follows
     kRefusal = 1,       // the sender runs this operation, saw another one here, and gives up
     kAnnouncement = 2,  // the sender waits in this operation; nothing of it follows yet
   };
 
-  Kind kind = Kind::kBegin;
+  Kind kind = Kind::kMessage;
   Algorithm algorithm = Algorithm::kRing;
   uint64_t number = 0;
   Fingerprint fingerprint = {};

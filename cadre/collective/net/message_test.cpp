@@ -17,7 +17,7 @@ constexpr OperationHeader kHeader = {
 // The bytes of docs/formats/net-messages.md, written down by hand.
 TEST(MessageTest, HeaderHasTheDocumentedBytes) {
   constexpr char kExpected[] =
-      "CDO2\x01\x05\x00\x00"
+      "CDO3\x01\x05\x00\x00"
       "\x08\x07\x06\x05\x04\x03\x02\x01"
       "\x18\x17\x16\x15\x14\x13\x12\x11"
       "\x28\x27\x26\x25\x24\x23\x22\x21";

@@ -21,6 +21,19 @@ Mapping::~Mapping() {
   ::munmap(bytes_.data(), bytes_.size());
 }
 
+// A private mapping of the same file copies a page when it is first written, and the kernel
+// replaces the mapping in one step: no write of another thread is lost.
+Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
+  void* const start = bytes().subspan(begin, num_bytes).data();
+  if (::mmap(start, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd(),
+             static_cast<off_t>(begin)) == MAP_FAILED) {
+    return errno_error(ErrorCode::kUnavailable,
+                       cadre::format("make {} bytes of a shared segment private", num_bytes),
+                       errno);
+  }
+  return {};
+}
+
 Result<std::unique_ptr<SharedMemory>> SegmentTable::create(size_t num_bytes) {
   if (num_bytes == 0) {
     return Error(ErrorCode::kInvalidArgument, "a shared segment of 0 bytes; expected at least 1");

@@ -17,6 +17,7 @@
 #include "cadre/base/error.h"
 #include "cadre/os/io/fd.h"
 #include "cadre/os/shared_memory.h"
+#include "cadre/os/shared_pages.h"
 
 namespace cadre::os {
 
@@ -36,11 +37,12 @@ class Mapping {
   Bytes bytes_;
 };
 
-class NativeSharedMemory final : public SharedMemory {
+class NativeSharedMemory final : public SharedMemory, public SharedPages {
  public:
   explicit NativeSharedMemory(std::shared_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}
 
   Bytes bytes() const override { return mapping_->bytes(); }
+  Status make_private(size_t begin, size_t num_bytes) override;
   int fd() const { return mapping_->fd(); }
 
  private:

@@ -38,6 +38,23 @@ TEST(SegmentTable, NoHolderCanChangeTheSize) {
   EXPECT_NE(::ftruncate(fd.get(), 1 << 20), 0);
 }
 
+TEST(SharedPages, PrivatePagesKeepTheirContentAndAreOutOfReach) {
+  SegmentTable table;
+  SegmentTable other_process;
+  const auto mine = table.create(3 * 4096).value_or_throw();
+  const auto theirs = other_process.adopt(duplicate(*mine)).value_or_throw();
+  mine->bytes()[4096] = std::byte{1};
+  mine->bytes()[8192] = std::byte{2};
+  make_pages_private(*mine, 4096, 4096).value_or_throw();
+  EXPECT_EQ(mine->bytes()[4096], std::byte{1});
+  mine->bytes()[4097] = std::byte{3};
+  theirs->bytes()[4097] = std::byte{4};
+  EXPECT_EQ(mine->bytes()[4097], std::byte{3});
+  // The page beside it is shared as before.
+  theirs->bytes()[8192] = std::byte{5};
+  EXPECT_EQ(mine->bytes()[8192], std::byte{5});
+}
+
 TEST(SegmentTable, RefusesADescriptorThatItsSenderCouldShrink) {
   SegmentTable table;
   Fd unsealed(::memfd_create("foreign", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -1,0 +1,147 @@
+// A rank that leaves an operation on symmetric memory with an error uses its buffers again at once:
+// no peer returns OK with what it read there, and none writes there any more.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "cadre/base/format.h"
+#include "cadre/collective/host/host_engine_test_ranks.h"
+#include "cadre/testing/equal_bytes.h"
+#include "cadre/testing/reference_reduction.h"
+#include "cadre/testing/simulator_ranks.h"
+
+namespace cadre {
+namespace {
+
+using sim::Fault;
+using sim::SimOptions;
+using sim::When;
+using std::chrono::milliseconds;
+using testing::RankContext;
+using testing::require;
+
+constexpr ReduceKind kFloatsAdded{DType::kFloat32, ReduceOp::kSum};
+constexpr uint32_t kSegmentId = 4;
+constexpr size_t kSliceBytes = 4 << 20;
+constexpr std::byte kReused{0x5a};
+
+struct SharedState {
+  std::shared_ptr<os::SharedMemory> arena;
+  std::shared_ptr<os::SharedMemory> segment;
+};
+
+SharedState make_state(int num_ranks) {
+  return {make_segment(HostEngine::arena_bytes(num_ranks)),
+          make_segment(static_cast<size_t>(num_ranks) * kSliceBytes)};
+}
+
+Bytes slice_of(const SharedState& state, Rank rank) {
+  return state.segment->bytes().subspan(static_cast<size_t>(rank.value) * kSliceBytes, kSliceBytes);
+}
+
+// What the two ranks of the first test tell each other.
+struct Progress {
+  std::atomic<uint32_t> is_reused{0};
+  std::atomic<uint32_t> is_finished{0};
+};
+
+// Pages of which the first touch waits until another rank has used its memory again: so this
+// process stands still in the middle of its work, as one that is stopped.
+struct Guard {
+  std::byte* begin = nullptr;
+  size_t num_bytes = 0;
+  Progress* progress = nullptr;
+};
+Guard guard;
+
+void wait_in_the_middle(int, siginfo_t* info, void*) {
+  auto* const at = static_cast<std::byte*>(info->si_addr);
+  if (at < guard.begin || at >= guard.begin + guard.num_bytes) {
+    ::signal(SIGSEGV, SIG_DFL);
+    return;
+  }
+  while (guard.progress->is_reused.load() == 0) ::sched_yield();
+  ::mprotect(guard.begin, guard.num_bytes, PROT_READ | PROT_WRITE);
+}
+
+void stand_still_at(Bytes pages, Progress& progress) {
+  guard = {pages.data(), pages.size(), &progress};
+  struct sigaction action {};
+  action.sa_sigaction = wait_in_the_middle;
+  action.sa_flags = SA_SIGINFO;
+  require(::sigaction(SIGSEGV, &action, nullptr) == 0, "sigaction");
+  require(::mprotect(pages.data(), pages.size(), PROT_NONE) == 0, "mprotect");
+}
+
+TEST(HostEngineLeavingTest, ARankThatWakesUpLaterNeitherSucceedsNorWritesToTheOneThatLeft) {
+  const SharedState state = make_state(2);
+  const auto words = make_segment(sizeof(Progress));
+  auto& progress = *reinterpret_cast<Progress*>(words->bytes().data());
+  const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
+    TestRank rank(context, state.arena);
+    rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
+    const Bytes data = slice_of(state, context.rank);
+    // So that a sum with it changes what rank 0 has by then.
+    if (context.rank == 1) std::ranges::fill(data, kReused);
+    rank.barrier().value_or_throw();
+    if (context.rank == 1) {
+      // In the second half, of which this rank writes the sum into all buffers.
+      stand_still_at(slice_of(state, 0).subspan(kSliceBytes / 4 * 3, 4096), progress);
+      const Status status = rank.all_reduce(data, data, kFloatsAdded);
+      progress.is_finished.store(1);
+      require(!status.ok(), "it returned OK");
+      require(status.error().code() == ErrorCode::kAborted, status.error().message());
+      return;
+    }
+    rank.set_patience(milliseconds(100));
+    const Status status = rank.all_reduce(data, data, kFloatsAdded);
+    std::ranges::fill(data, kReused);
+    progress.is_reused.store(1);
+    require(!status.ok() && status.error().code() == ErrorCode::kTimeout, "it did not time out");
+    while (progress.is_finished.load() == 0) context.system.yield();
+    const auto changed = std::ranges::count_if(data, [](std::byte b) { return b != kReused; });
+    require(changed == 0, format("{} bytes were overwritten", changed));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Rank 1 stands still at every point of the operation, for longer than rank 0 waits.
+TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
+  constexpr int kNumRanks = 3;
+  const testing::Inputs inputs = testing::random_inputs(kNumRanks, 20'000, DType::kFloat32, 5);
+  const std::vector<std::byte> sum = testing::reference_reduction(inputs, kFloatsAdded);
+  int num_left = 0;
+  for (int64_t run = 0; run < 60; ++run) {
+    const int64_t point = 1 + run % 12;
+    const SharedState state = make_state(kNumRanks);
+    const SimOptions options{
+        .faults = {Fault::stop(1, When::at_point(1, point)).lasting(milliseconds(500))}};
+    const auto result = testing::run_ranks_in_simulator(
+        static_cast<uint64_t>(run), options, kNumRanks, [&](RankContext& context) {
+          TestRank rank(context, state.arena);
+          rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
+          rank.set_patience(context.rank == 0 ? milliseconds(50) : milliseconds(5000));
+          const auto& own = inputs[static_cast<size_t>(context.rank.value)];
+          const Bytes data = slice_of(state, context.rank).first(own.size());
+          std::ranges::copy(own, data.begin());
+          const Status status = rank.all_reduce(data, data, kFloatsAdded);
+          if (status.ok()) require(testing::equal_bytes(data, sum), "OK with a wrong sum");
+          if (context.rank == 0 && !status.ok()) {
+            context.output = "left";
+            std::ranges::fill(data, kReused);
+          }
+        });
+    if (result.ranks[0].output == "left") ++num_left;
+    EXPECT_TRUE(result.ok()) << "stopped at point " << point << ", seed " << run << "\n"
+                             << result.failures();
+  }
+  EXPECT_GT(num_left, 5);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,119 @@
+// When the host engine wakes its peers.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cadre/collective/host/arena.h"
+#include "cadre/collective/host/host_engine_test_ranks.h"
+
+namespace cadre {
+namespace {
+
+using testing::RankContext;
+using testing::require;
+
+constexpr ReduceKind kSumOfFloats{DType::kFloat32, ReduceOp::kSum};
+constexpr uint32_t kOneSegment = 6;
+constexpr size_t kLargeBytes = 1 << 20;
+
+// Passes on what the host engine uses. A sleep lasts, and shows in the word, until the value
+// changes; wake-ups and published words are listed.
+class ListeningSystem final : public os::System {
+ public:
+  explicit ListeningSystem(os::System& inner) : inner_(inner) {}
+
+  const std::string& events() const { return events_; }
+  void name(const os::WaitWord& word, std::string name) { names_.emplace_back(&word, name); }
+
+  TimePoint now() override { return inner_.now(); }
+  os::HostInfo host() override { return inner_.host(); }
+  std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
+    return inner_.spawn(std::move(name), std::move(body));
+  }
+  std::unique_ptr<os::Waiter> make_waiter() override { return inner_.make_waiter(); }
+  int spin_limit() override { return 10; }
+  void yield() override { inner_.yield(); }
+  bool wait_while(os::WaitWord& word, uint32_t old, Deadline deadline) override {
+    word.sleepers.fetch_add(1);
+    while (word.value.load() == old && !deadline.has_passed(now())) inner_.yield();
+    word.sleepers.fetch_sub(1);
+    return word.value.load() != old;
+  }
+  void publish(os::WaitWord& word, uint32_t value) override {
+    note("publish", word);
+    inner_.publish(word, value);
+  }
+  void wake(os::WaitWord& word) override {
+    note("wake", word);
+    inner_.wake(word);
+  }
+  bool poll(std::span<os::PollItem> items, Deadline deadline) override {
+    return inner_.poll(items, deadline);
+  }
+  Result<std::unique_ptr<os::Listener>> listen(const os::Address& address) override {
+    return inner_.listen(address);
+  }
+  Result<std::unique_ptr<os::Socket>> connect(const os::Address& address,
+                                              Deadline deadline) override {
+    return inner_.connect(address, deadline);
+  }
+  std::unique_ptr<os::Event> make_event() override { return inner_.make_event(); }
+  Result<std::unique_ptr<os::SharedMemory>> create_segment(size_t num_bytes) override {
+    return inner_.create_segment(num_bytes);
+  }
+  void random_bytes(Bytes out) override { inner_.random_bytes(out); }
+
+ private:
+  void note(const char* what, const os::WaitWord& word) {
+    for (const auto& [known, name] : names_) {
+      if (known == &word) events_ += std::string(what) + " " + name + "; ";
+    }
+  }
+
+  os::System& inner_;
+  std::vector<std::pair<const os::WaitWord*, std::string>> names_;
+  std::string events_;
+};
+
+// Rank 0 sleeps until rank 1 enters. Rank 1, the last one, must wake it before it begins to work,
+// not when the operation ends: a wake-up that is missing costs up to System::kMaxNap.
+class LastToEnterTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
+  const bool is_symmetric = GetParam();
+  const auto arena_memory = make_segment(HostEngine::arena_bytes(2));
+  const auto segment = make_segment(2 * kLargeBytes);
+  const host::Arena arena(arena_memory->bytes(), 2);
+  const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+    ListeningSystem system(context.system);
+    RankContext listening{.system = system,
+                          .rank = context.rank,
+                          .world_size = context.world_size,
+                          .meeting_address = {},
+                          .output = {}};
+    TestRank rank(listening, arena_memory);
+    if (is_symmetric) rank.engine().register_symmetric({kOneSegment, segment, kLargeBytes});
+    std::vector<std::byte> own(kLargeBytes);
+    const Bytes data = is_symmetric
+                           ? segment->bytes().subspan(
+                                 static_cast<size_t>(context.rank.value) * kLargeBytes, kLargeBytes)
+                           : Bytes(own);
+    os::WaitWord& entry_of_last = arena.entry(1, 1).round;
+    if (context.rank == 1) {
+      system.name(entry_of_last, "entry");
+      system.name(arena.step_flag(1).step, "step");
+      while (entry_of_last.sleepers.load() == 0) context.system.yield();
+    }
+    rank.all_reduce(data, data, kSumOfFloats).value_or_throw();
+    if (context.rank == 1) {
+      require(system.events().starts_with("wake entry; publish step; "), system.events());
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
+                         [](const auto& test) { return test.param ? "Direct" : "Staged"; });
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,30 @@
+// What the kernel can do with the pages of shared memory: a SharedMemory of the real world offers
+// it, one of the simulator, whose ranks are threads of one process, does not.
+//
+// Threads: any; other threads may use the memory meanwhile. Blocking: never. Lifetime: borrows the
+// memory for the call. Errors: kUnavailable with the sizes when memory is short.
+#pragma once
+
+#include <cstddef>
+
+#include "cadre/base/error.h"
+#include "cadre/os/shared_memory.h"
+
+namespace cadre::os {
+
+class SharedPages {
+ public:
+  virtual ~SharedPages() = default;
+
+  // Takes whole pages out of the reach of other processes: from now on this process alone sees what
+  // it writes there, at the same addresses and with the same content. Other processes keep the old
+  // pages, and what they write there shows here only in pages that this process has not written.
+  virtual Status make_private(size_t begin, size_t num_bytes) = 0;
+};
+
+inline Status make_pages_private(SharedMemory& memory, size_t begin, size_t num_bytes) {
+  auto* const pages = dynamic_cast<SharedPages*>(&memory);
+  return pages == nullptr || num_bytes == 0 ? Status() : pages->make_private(begin, num_bytes);
+}
+
+}  // namespace cadre::os
