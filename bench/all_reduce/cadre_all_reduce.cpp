@@ -81,7 +81,7 @@ template <typename T>
 double time_once_as(Communicator& world, Bytes data, DType dtype) {
   constexpr unsigned kPeriod = 7;
   const auto ranks = static_cast<unsigned>(world.world_size());
-  const auto mine = static_cast<unsigned>(world.rank().value) + 1;
+  const auto mine = static_cast<unsigned>(world.rank()) + 1;
   std::array<T, kPeriod> fresh;
   std::array<T, kPeriod> sums;
   for (unsigned i = 0; i < kPeriod; ++i) {

@@ -12,6 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
+#include "cadre/group/held_memory.h"
 #include "cadre/group/tensor_checks.h"
 
 namespace cadre {
@@ -33,8 +34,8 @@ CollectiveOptions comparing(const at::Tensor& compared, std::optional<Deadline> 
 
 template <typename... Tensors>
 CollectiveOptions keeping(CollectiveOptions options, const Tensors&... tensors) {
-  using Kept = std::array<at::Tensor, sizeof...(Tensors)>;
-  options.keep_alive = std::make_shared<const Kept>(Kept{tensors...});
+  using Kept = std::array<std::shared_ptr<const void>, sizeof...(Tensors)>;
+  options.keep_alive = std::make_shared<const Kept>(Kept{hold_memory(tensors)...});
   return options;
 }
 
@@ -68,7 +69,7 @@ ProcessGroup::ProcessGroup(std::shared_ptr<Communicator> communicator)
   }
 }
 
-Rank ProcessGroup::rank() const {
+int ProcessGroup::rank() const {
   return communicator_->rank();
 }
 
@@ -85,7 +86,7 @@ Communicator& ProcessGroup::communicator() const {
 }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "all_reduce", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "all_reduce", kInPlace, tensor);
   check_reduce_op(*communicator_, "all_reduce", dtype, options.op);
   run_packed(*communicator_, "all_reduce", tensor, [&](const at::Tensor& data) {
     communicator_->all_reduce(
@@ -96,16 +97,16 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& 
 
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor,
                                     const AllReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "all_reduce_async", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "all_reduce_async", kInPlace, tensor);
   check_reduce_op(*communicator_, "all_reduce_async", dtype, options.op);
-  check_contiguous(*communicator_, "all_reduce_async", "the tensor", tensor);
+  check_contiguous(*communicator_, "all_reduce_async", kInPlace, tensor);
   return communicator_->all_reduce_async(
       const_bytes_of(tensor), bytes_of(tensor), dtype, options.op,
       with_factor(keeping(comparing(tensor, options.deadline), tensor), options.premul_factor));
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "broadcast", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "broadcast", kInPlace, tensor);
   run_packed(*communicator_, "broadcast", tensor, [&](const at::Tensor& data) {
     communicator_->broadcast(bytes_of(data), dtype, options.root,
                              comparing(tensor, options.deadline));
@@ -114,8 +115,8 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& o
 
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
                                    const BroadcastOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "broadcast_async", "the tensor", tensor);
-  check_contiguous(*communicator_, "broadcast_async", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "broadcast_async", kInPlace, tensor);
+  check_contiguous(*communicator_, "broadcast_async", kInPlace, tensor);
   return communicator_->broadcast_async(bytes_of(tensor), dtype, options.root,
                                         keeping(comparing(tensor, options.deadline), tensor));
 }
@@ -155,7 +156,7 @@ Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tens
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "reduce", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "reduce", kInPlace, tensor);
   check_reduce_op(*communicator_, "reduce", dtype, options.op);
   const CollectiveOptions call =
       with_factor(comparing(tensor, options.deadline), options.premul_factor);
@@ -171,9 +172,9 @@ void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options
 }
 
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "reduce_async", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "reduce_async", kInPlace, tensor);
   check_reduce_op(*communicator_, "reduce_async", dtype, options.op);
-  check_contiguous(*communicator_, "reduce_async", "the tensor", tensor);
+  check_contiguous(*communicator_, "reduce_async", kInPlace, tensor);
   const Bytes out = rank() == options.root ? bytes_of(tensor) : Bytes();
   return communicator_->reduce_async(
       const_bytes_of(tensor), out, dtype, options.op, options.root,
@@ -250,7 +251,7 @@ void ProcessGroup::barrier(const BarrierOptions& options) const {
 
 void ProcessGroup::send(const at::Tensor& tensor, Rank destination,
                         const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "send", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "send", kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
   communicator_->send(const_bytes_of(packed), dtype, destination, options.tag,
                       {.deadline = options.deadline});
@@ -258,14 +259,14 @@ void ProcessGroup::send(const at::Tensor& tensor, Rank destination,
 
 Work ProcessGroup::send_async(const at::Tensor& tensor, Rank destination,
                               const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "send_async", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "send_async", kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
   return communicator_->send_async(const_bytes_of(packed), dtype, destination, options.tag,
                                    keeping({.deadline = options.deadline}, packed));
 }
 
 void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "recv", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "recv", kInPlace, tensor);
   run_packed(*communicator_, "recv", tensor, [&](const at::Tensor& data) {
     communicator_->recv(bytes_of(data), dtype, source, options.tag, {.deadline = options.deadline});
   });
@@ -273,8 +274,8 @@ void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions
 
 Work ProcessGroup::recv_async(const at::Tensor& tensor, Rank source,
                               const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "recv_async", "the tensor", tensor);
-  check_contiguous(*communicator_, "recv_async", "the tensor", tensor);
+  const DType dtype = check_tensor(*communicator_, "recv_async", kInPlace, tensor);
+  check_contiguous(*communicator_, "recv_async", kInPlace, tensor);
   return communicator_->recv_async(bytes_of(tensor), dtype, source, options.tag,
                                    keeping({.deadline = options.deadline}, tensor));
 }

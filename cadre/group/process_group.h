@@ -75,7 +75,8 @@ class CADRE_EXPORT ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<Communicator> communicator);
 
-  Rank rank() const;
+  // An int, so that it goes where a number goes: torch::full(), std::max(), printf().
+  int rank() const;
   int world_size() const;
   const std::string& name() const;
   Communicator& communicator() const;
@@ -83,7 +84,9 @@ class CADRE_EXPORT ProcessGroup {
   // In place, on the values, as `.data` in PyTorch: a leaf that requires grad is allowed, and no
   // version counter moves, so autograd does not notice when a tensor that it saved has changed.
   // tensor: any shape. The blocking calls pack a non-contiguous tensor and copy it back; the
-  // asynchronous ones refuse it, because nobody would be there to copy back.
+  // asynchronous ones refuse it, because nobody would be there to copy back. What an asynchronous
+  // call works on stays in memory until it is done, also when the tensor is resized or given other
+  // memory meanwhile.
   void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;

@@ -21,6 +21,16 @@ std::string shape_of(const at::Tensor& tensor) {
   return text + ")";
 }
 
+// What to do about a tensor that `conversion` would make fit.
+std::string instead_of(std::string_view role, std::string_view conversion) {
+  if (role == kInput) return format("pass input.{}", conversion);
+  const std::string_view name = role == kOutput ? "output" : "tensor";
+  return format(
+      "keep copy = {0}.{1}, pass the copy and, when the operation is done, call "
+      "{0}.copy_(copy)",
+      name, conversion);
+}
+
 // Two tensors may share memory only where the engines allow it: the small one is this rank's slice
 // of the large one.
 void check_aliasing(const Communicator& communicator, std::string_view operation,
@@ -34,21 +44,21 @@ void check_aliasing(const Communicator& communicator, std::string_view operation
   refuse_tensor(
       communicator, operation,
       format("the input and the output share memory, and {} is not slice {} of {}; pass that "
-             "slice or a clone()",
+             "slice, or a clone() of the input",
              shape_of(small), communicator.rank(), shape_of(large)));
 }
 
 // Of two tensors that exchange data.
 DType check_two(const Communicator& communicator, std::string_view operation,
                 const at::Tensor& output, const at::Tensor& input) {
-  const DType dtype = check_tensor(communicator, operation, "the input", input);
-  if (check_tensor(communicator, operation, "the output", output) != dtype) {
+  const DType dtype = check_tensor(communicator, operation, kInput, input);
+  if (check_tensor(communicator, operation, kOutput, output) != dtype) {
     refuse_tensor(communicator, operation,
                   format("the input is {} but the output is {}; both must have one dtype",
                          c10::toString(input.scalar_type()), c10::toString(output.scalar_type())));
   }
-  check_contiguous(communicator, operation, "the input", input);
-  check_contiguous(communicator, operation, "the output", output);
+  check_contiguous(communicator, operation, kInput, input);
+  check_contiguous(communicator, operation, kOutput, output);
   return dtype;
 }
 
@@ -117,19 +127,19 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
   }
   if (tensor.layout() != at::kStrided) {
     refuse_tensor(communicator, operation,
-                  format("{} {} is sparse; only dense tensors are exchanged: use to_dense()", role,
-                         shape_of(tensor)));
+                  format("{} {} is sparse; only dense tensors are exchanged: {}", role,
+                         shape_of(tensor), instead_of(role, "to_dense()")));
   }
   if (!tensor.device().is_cpu()) {
     refuse_tensor(communicator, operation,
-                  format("{} {} is on {}; this group exchanges CPU tensors: use cpu()", role,
-                         shape_of(tensor), tensor.device().str()));
+                  format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
+                         shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
   }
   // Its memory holds the numbers with the other sign.
   if (tensor.is_neg()) {
-    refuse_tensor(
-        communicator, operation,
-        format("{} {} is a negated view; pass tensor.resolve_neg()", role, shape_of(tensor)));
+    refuse_tensor(communicator, operation,
+                  format("{} {} is a negated view; {}", role, shape_of(tensor),
+                         instead_of(role, "resolve_neg()")));
   }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
   if (!dtype) {
@@ -143,9 +153,11 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
 void check_contiguous(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return;
-  refuse_tensor(
-      communicator, operation,
-      format("{} {} is not contiguous; pass {}.contiguous()", role, shape_of(tensor), "tensor"));
+  const std::string copies_back =
+      role == kInPlace ? ", or call the operation without _async, which does that" : "";
+  refuse_tensor(communicator, operation,
+                format("{} {} is not contiguous; {}{}", role, shape_of(tensor),
+                       instead_of(role, "contiguous()"), copies_back));
 }
 
 void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
@@ -175,7 +187,7 @@ DType check_rooted(const Communicator& communicator, std::string_view operation,
   if (communicator.rank() == root) {
     return check_pair(communicator, operation, output, input, output_is_large);
   }
-  const std::string_view role = output_is_large ? "the input" : "the output";
+  const std::string_view role = output_is_large ? kInput : kOutput;
   const at::Tensor& small = output_is_large ? input : output;
   const DType dtype = check_tensor(communicator, operation, role, small);
   check_contiguous(communicator, operation, role, small);
@@ -186,8 +198,8 @@ Exchange check_exchange(const Communicator& communicator, std::string_view opera
                         const at::Tensor& output, const at::Tensor& input,
                         const AllToAllOptions& options) {
   Exchange exchange{check_two(communicator, operation, output, input), {}, {}};
-  check_divisible(communicator, operation, "the input", input, options.input_split_sizes);
-  check_divisible(communicator, operation, "the output", output, options.output_split_sizes);
+  check_divisible(communicator, operation, kInput, input, options.input_split_sizes);
+  check_divisible(communicator, operation, kOutput, output, options.output_split_sizes);
   if (options.input_split_sizes.empty() && options.output_split_sizes.empty()) {
     if (input.numel() == output.numel()) return exchange;
     refuse_tensor(communicator, operation,
@@ -195,9 +207,9 @@ Exchange check_exchange(const Communicator& communicator, std::string_view opera
                          output.numel(), shape_of(output), input.numel(), shape_of(input)));
   }
   exchange.input_counts =
-      split_counts(communicator, operation, "the input", input, options.input_split_sizes);
+      split_counts(communicator, operation, kInput, input, options.input_split_sizes);
   exchange.output_counts =
-      split_counts(communicator, operation, "the output", output, options.output_split_sizes);
+      split_counts(communicator, operation, kOutput, output, options.output_split_sizes);
   return exchange;
 }
 
@@ -206,7 +218,8 @@ void check_elements_apart(const Communicator& communicator, std::string_view nam
   if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
   refuse_tensor(
       communicator, name,
-      format("elements of the tensor {} share memory, as after expand(); pass tensor.clone()",
+      format("elements of the tensor {} share memory, as after expand(), so it cannot hold a "
+             "result; keep copy = tensor.clone(), pass the copy and use that",
              shape_of(tensor)));
 }
 

@@ -2,7 +2,8 @@
 //
 // Threads: any. Blocking: never. Errors: each throws kInvalidArgument that names the operation, the
 // group and this rank, says what was passed and what to pass instead.
-// `role` is "the tensor", "the input" or "the output".
+// `role` is kInPlace, kInput or kOutput. A result is never lost by what a message advises: only an
+// input may be replaced by a copy that the call throws away.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +18,10 @@
 #include "cadre/group/process_group.h"
 
 namespace cadre {
+
+inline constexpr std::string_view kInPlace = "the tensor";
+inline constexpr std::string_view kInput = "the input";
+inline constexpr std::string_view kOutput = "the output";
 
 [[noreturn]] void refuse_tensor(const Communicator& communicator, std::string_view operation,
                                 const std::string& problem);

@@ -31,7 +31,7 @@ std::string train_and_compare(const ProcessGroup& group, const Case& test_case) 
   const std::string name = ::testing::PrintToString(test_case);
   const auto batches = testing::make_batches(test_case, kSeed);
   const Training alone = testing::train_alone(test_case, batches, kSeed);
-  const auto own_seed = kSeed + static_cast<uint64_t>(group.rank().value);
+  const auto own_seed = kSeed + static_cast<uint64_t>(group.rank());
   const Training trained =
       testing::train_on_rank(test_case, batches, group, testing::make_model(test_case, own_seed));
   require(trained.gradients.size() == alone.gradients.size(), name + ": all steps");
