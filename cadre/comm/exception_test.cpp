@@ -50,8 +50,15 @@ class ThrowingEngine final : public Backend {
 
 class ThrowingChannel final : public Channel {
  public:
-  Result<size_t> try_send(ConstBytes) override { throw std::bad_alloc(); }
-  Result<size_t> try_recv(Bytes) override { throw std::bad_alloc(); }
+  Result<size_t> try_send(ConstBytes) override { return fail(); }
+  Result<size_t> try_recv(Bytes) override { return fail(); }
+  bool throws = true;
+
+ private:
+  Result<size_t> fail() const {
+    if (throws) throw std::bad_alloc();
+    return Error(ErrorCode::kCorruption, "nonsense");
+  }
 };
 
 // Of rank 0 in a world of two.
@@ -62,6 +69,7 @@ class ThrowingTransport final : public Transport {
   Channel& channel(Rank) override { return channel_; }
   Status wait(std::span<const ChannelInterest>, Deadline) override { return {}; }
   void wake() override {}
+  void end_with_error() { channel_.throws = false; }
 
  private:
   ThrowingChannel channel_;
@@ -184,17 +192,20 @@ TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
 // The deleter asks from another thread, as in operation_queue_test.cpp.
 TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   MessageQueue& queue = messages();
-  std::atomic<bool> was_free{false};
+  transport_.end_with_error();
+  std::atomic<bool> has_answer{false};
+  bool was_free = false;
   std::unique_ptr<os::Thread> user;
   std::array<std::byte, 8> data{};
   {
     std::shared_ptr<const void> owner(&queue, [&](const void*) {
       user = system_->spawn("user", [&] {
         static_cast<void>(queue.is_idle());
-        was_free = true;
+        has_answer = true;
       });
       const Deadline deadline = system_->deadline_in(seconds(2));
-      while (!was_free && !deadline.has_passed(system_->now())) system_->yield();
+      while (!has_answer && !deadline.has_passed(system_->now())) system_->yield();
+      was_free = has_answer;
     });
     const Work work =
         queue.issue({.kind = OpKind::kSend, .peer = 1, .in = data, .keep_alive = std::move(owner)});

@@ -97,16 +97,18 @@ TEST_F(OperationQueueTest, AnyOtherExceptionIsNamed) {
 // deadlock of the test.
 TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
-  std::atomic<bool> was_free{false};
+  std::atomic<bool> has_answer{false};
+  bool was_free = false;
   std::unique_ptr<os::Thread> user;
   {
     std::shared_ptr<const void> owner(&queue, [&](const void*) {
       user = native_->spawn("user", [&] {
         static_cast<void>(queue.num_issued());
-        was_free = true;
+        has_answer = true;
       });
       const Deadline deadline = native_->deadline_in(seconds(2));
-      while (!was_free && !deadline.has_passed(native_->now())) native_->yield();
+      while (!has_answer && !deadline.has_passed(native_->now())) native_->yield();
+      was_free = has_answer;
     });
     Operation operation = barrier_operation();
     operation.keep_alive = std::move(owner);
