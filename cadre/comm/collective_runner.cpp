@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/scale.h"
+#include "cadre/comm/queue/thrown_error.h"
 
 namespace cadre {
 namespace {
@@ -36,7 +38,8 @@ Status CollectiveRunner::run(Operation& operation) {
   const OpContext context{operation.number, fingerprint,
                           operation.deadline.value_or(Deadline(began_ + parts_.timeout)), progress};
   monitor.enter_collective(operation.number);
-  Status status = monitor.has_failed() ? Status(monitor.error()) : execute(operation, context);
+  Status status =
+      monitor.has_failed() ? Status(monitor.error()) : execute_caught(operation, context);
   if (!status.ok() && !monitor.has_failed()) status = explain(operation, context, status.error());
   if (!status.ok()) status = monitor.error();
   monitor.leave_collective();
@@ -45,6 +48,16 @@ Status CollectiveRunner::run(Operation& operation) {
   parts_.recorder.end(index, {status.ok(), progress.waiting_for(), progress.phase(), now});
   time_spent_ns_.fetch_add((now - began_).count(), std::memory_order_relaxed);
   return status;
+}
+
+// An exception is this rank's own: its peers have done nothing wrong.
+Status CollectiveRunner::execute_caught(Operation& operation, const OpContext& context) {
+  try {
+    return execute(operation, context);
+  } catch (const std::exception& thrown) {
+    const Error error = error_of(thrown);
+    return fail(operation, {error.code(), parts_.monitor.roster().self.value, error.message(), {}});
+  }
 }
 
 Status CollectiveRunner::execute(Operation& operation, const OpContext& context) {

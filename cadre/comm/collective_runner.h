@@ -38,6 +38,8 @@ class CollectiveRunner final : public OperationRunner {
   Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
 
  private:
+  // What the engine throws, too, is the failure of the group.
+  Status execute_caught(Operation& operation, const OpContext& context);
   Status execute(Operation& operation, const OpContext& context);
   Operation premultiplied(const Operation& operation);
   Status allocate(Operation& operation, const OpContext& context);

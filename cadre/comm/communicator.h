@@ -6,11 +6,12 @@
 // orders them itself.
 // Blocking: connect, the blocking operations, allocate_symmetric and close, each until its
 // deadline. Lifetime: buffers of a blocking call are borrowed until it returns; those of an
-// `_async` call must live until its Work is done (attach an owner with AsyncOptions::keep_alive).
-// Errors: cadre::Error. After the first failure the group is unusable: every later call throws that
-// failure; close() it and connect a new one over rejoin(). In a forked child every call throws, but
-// rank() and the like, and destroying it does nothing. In a world of one operations are copies.
-// Source: c10d's ProcessGroup, cut to what has a meaning for bytes.
+// `_async` call must live until its Work is done (attach an owner as
+// CollectiveOptions::keep_alive). Errors: cadre::Error. After the first failure the group is
+// unusable: every later call throws that failure; close() it and connect a new one over rejoin().
+// In a forked child every call throws, but rank() and the like, and destroying it does nothing. In
+// a world of one operations are copies. Source: c10d's ProcessGroup, cut to what has a meaning for
+// bytes.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +66,8 @@ class CADRE_EXPORT SymmetricBuffer {
 
 struct CollectiveOptions {
   std::optional<Deadline> deadline;  // default: now + the group's timeout when it starts
-  // Of an asynchronous call: released when the operation is done.
+  // Of an asynchronous call: released when the operation is done, by the thread that ran it and
+  // without a lock held. What its deleter does may use the group, but must not wait for it.
   std::shared_ptr<const void> keep_alive;
   // Of ReduceOp::kPremulSum, which is refused without it, and of no other: what this rank's input
   // is multiplied by before the sum. It may differ from rank to rank, as in NCCL.

@@ -36,7 +36,7 @@ std::string_view remedy_of(ErrorCode code) {
     case ErrorCode::kAborted:
       return "look at the first failure, then rebuild the group";
     case ErrorCode::kUnavailable:
-      return "retry";
+      return "mend that, then rebuild the group";
     case ErrorCode::kCorruption:
       return "check that all ranks run the same build, then rebuild the group";
     case ErrorCode::kInternal:

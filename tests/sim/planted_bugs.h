@@ -4,7 +4,6 @@
 // Threads, blocking, lifetime: as what they wrap, which outlives them. For tests only.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
+#include "cadre/testing/forwarding_system.h"
 
 namespace cadre::testing {
 
@@ -25,21 +25,10 @@ enum class PlantedBug {
   kStaleRound,         // keys of all rounds are the same, and none is erased (in the store)
 };
 
-class BuggySystem final : public os::System {
+class BuggySystem final : public ForwardingSystem {
  public:
-  BuggySystem(os::System& inner, PlantedBug bug) : inner_(inner), bug_(bug) {}
+  BuggySystem(os::System& inner, PlantedBug bug) : ForwardingSystem(inner), bug_(bug) {}
 
-  TimePoint now() override { return inner_.now(); }
-  os::HostInfo host() override { return inner_.host(); }
-  std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
-    return inner_.spawn(std::move(name), std::move(body));
-  }
-  std::unique_ptr<os::Waiter> make_waiter() override { return inner_.make_waiter(); }
-  int spin_limit() override { return inner_.spin_limit(); }
-  void yield() override { inner_.yield(); }
-  bool wait_while(os::WaitWord& word, uint32_t old, Deadline deadline) override {
-    return inner_.wait_while(word, old, deadline);
-  }
   void publish(os::WaitWord& word, uint32_t value) override {
     if (bug_ != PlantedBug::kLostWakeUp) return inner_.publish(word, value);
     word.value.store(value, std::memory_order_release);
@@ -55,12 +44,9 @@ class BuggySystem final : public os::System {
   Result<std::unique_ptr<os::Listener>> listen(const os::Address& address) override;
   Result<std::unique_ptr<os::Socket>> connect(const os::Address& address,
                                               Deadline deadline) override;
-  std::unique_ptr<os::Event> make_event() override { return inner_.make_event(); }
   Result<std::unique_ptr<os::SharedMemory>> create_segment(size_t num_bytes) override;
-  void random_bytes(Bytes out) override { inner_.random_bytes(out); }
 
  private:
-  os::System& inner_;
   PlantedBug bug_;
   std::shared_ptr<os::SharedMemory> last_segment_;
 };

@@ -1,10 +1,12 @@
 #include "cadre/comm/messages/message_queue.h"
 
+#include <exception>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/queue/completion.h"
+#include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
@@ -37,13 +39,12 @@ class MessageQueue::Pending final : public Message, public Completion {
     if (!is_completed()) queue_->wait_for(*this, until);
     rethrow();
   }
-  void complete(Status status) {
-    keep_alive.reset();
-    complete_with(std::move(status));
-  }
+  // Not under the queue's lock, and before complete(): as in operation_queue.cpp.
+  void release_owner() { keep_alive.reset(); }
+  void complete(Status status) { complete_with(std::move(status)); }
 
-  TimePoint began;            // the role's
-  uint64_t record_index = 0;  // the role's
+  TimePoint began;                       // the role's
+  std::optional<uint64_t> record_index;  // the role's; none before it was started
 
  private:
   const std::shared_ptr<MessageQueue> queue_;
@@ -64,27 +65,29 @@ std::shared_ptr<MessageQueue::Pending> MessageQueue::post(Message message, bool 
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
   if (!message.deadline) message.deadline = parts_.system.deadline_in(parts_.timeout);
   auto pending = std::make_shared<Pending>(shared_from_this(), std::move(message));
-  bool starts_thread = false;
-  {
-    std::lock_guard lock(mutex_);
-    if (refusal_) throw *refusal_;
-    pending->number = ++num_issued_;
-    ++num_pending_;
-    posted_.push_back(pending);
-    starts_thread = needs_thread && thread_waiter_ == nullptr;
-    if (starts_thread) thread_waiter_ = parts_.system.make_waiter();
-    if (is_role_taken_) {
-      parts_.transport.wake();
-    } else if (needs_thread) {
-      thread_waiter_->unpark();
-    }
-  }
-  if (starts_thread) {
-    auto thread = parts_.system.spawn("cadre-messages", [this] { run_thread(); });
-    std::lock_guard lock(mutex_);
-    thread_ = std::move(thread);
+  std::lock_guard lock(mutex_);
+  if (refusal_) throw *refusal_;
+  if (needs_thread) start_thread(pending->kind);
+  posted_.push_back(pending);
+  pending->number = ++num_issued_;
+  ++num_pending_;
+  if (is_role_taken_) {
+    parts_.transport.wake();
+  } else if (needs_thread) {
+    thread_waiter_->unpark();
   }
   return pending;
+}
+
+// Under the lock, so that close() finds either no thread or one to join.
+void MessageQueue::start_thread(OpKind first) {
+  if (thread_ != nullptr) return;
+  if (thread_waiter_ == nullptr) thread_waiter_ = parts_.system.make_waiter();
+  try {
+    thread_ = parts_.system.spawn("cadre-messages", [this] { run_thread(); });
+  } catch (const Error& error) {
+    throw error.with_context(format("{} was not issued", first));
+  }
 }
 
 bool MessageQueue::is_idle() const {
@@ -122,8 +125,8 @@ void MessageQueue::wait_for(const Pending& pending, std::optional<Deadline> dead
       has_role = try_take_role();
     }
     if (has_role) {
+      const HeldRole role(*this);
       progress(&pending);
-      release_role();
       break;
     }
     waiter->park(deadline.value_or(parts_.system.deadline_in(kSleep)));
@@ -144,8 +147,8 @@ void MessageQueue::run_thread() {
       has_role = try_take_role();
     }
     if (has_role) {
+      const HeldRole role(*this);
       progress(nullptr);
-      release_role();
     } else {
       thread_waiter_->park(parts_.system.deadline_in(kSleep));
     }
@@ -153,6 +156,33 @@ void MessageQueue::run_thread() {
 }
 
 void MessageQueue::progress(const Pending* until) {
+  try {
+    move_messages(until);
+  } catch (const std::exception& thrown) {
+    give_up(error_of(thrown));
+  }
+}
+
+// Ends all messages with the failure of the group: after an exception it is not known how far the
+// streams came.
+void MessageQueue::give_up(const Error& error) {
+  Monitor& monitor = parts_.monitor;
+  monitor.fail({error.code(), monitor.roster().self.value, error.message(), {}});
+  const Error failure = monitor.published_failure();
+  protocol_.abandon(failure);
+  while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
+    finish(static_cast<Pending&>(*ended->message), ended->status);
+    protocol_.drop_first_ended();
+  }
+  std::deque<std::shared_ptr<Pending>> posted;
+  {
+    std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  for (const auto& pending : posted) finish(*pending, failure);
+}
+
+void MessageQueue::move_messages(const Pending* until) {
   const auto is_over = [&] {
     if (until != nullptr) return until->is_completed();
     std::lock_guard lock(mutex_);
@@ -166,7 +196,12 @@ void MessageQueue::progress(const Pending* until) {
     } else {
       protocol_.advance(parts_.system.now());
     }
-    for (const auto& ended : protocol_.take_ended()) finish(ended);
+    while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
+      Pending& pending = static_cast<Pending&>(*ended->message);
+      const Status& status = ended->status;
+      finish(pending, status.ok() ? status : explain(pending, status.error()));
+      protocol_.drop_first_ended();
+    }
     if (parts_.monitor.has_failed() || is_over()) continue;
     const Status status = protocol_.wait(parts_.system.deadline_in(kSleep));
     if (!status.ok()) static_cast<void>(parts_.monitor.published_failure());
@@ -174,17 +209,21 @@ void MessageQueue::progress(const Pending* until) {
 }
 
 void MessageQueue::start_posted() {
-  std::vector<std::shared_ptr<Pending>> posted;
-  {
-    std::lock_guard lock(mutex_);
-    posted.swap(posted_);
-  }
-  for (auto& pending : posted) {
+  while (true) {
+    std::shared_ptr<Pending> pending;
+    {
+      std::lock_guard lock(mutex_);
+      if (posted_.empty()) return;
+      pending = posted_.front();
+    }
     pending->began = parts_.system.now();
     show(*pending);
     pending->record_index = parts_.recorder.begin(pending->number, fingerprint_of(*pending),
                                                   pending->peer.value, pending->began);
-    protocol_.post(std::move(pending));
+    protocol_.post(pending);
+    // Only now: until the protocol has it, an exception must find it here.
+    std::lock_guard lock(mutex_);
+    posted_.pop_front();
   }
 }
 
@@ -196,13 +235,14 @@ void MessageQueue::show(const Pending& pending) {
   cell.begin(pending.number, fingerprint_of(pending), pending.began);
 }
 
-void MessageQueue::finish(const PointToPoint::Ended& ended) {
-  Pending& pending = static_cast<Pending&>(*ended.message);
-  Status status = ended.status;
-  if (!status.ok()) status = explain(pending, status.error());
+// Once for each message: an exception may leave one in two lists.
+void MessageQueue::finish(Pending& pending, Status status) {
+  if (pending.is_completed()) return;
   const TimePoint now = parts_.system.now();
-  parts_.recorder.end(pending.record_index,
-                      {status.ok(), status.ok() ? -1 : pending.peer.value, phase_of(pending), now});
+  if (pending.record_index) {
+    parts_.recorder.end(*pending.record_index, {status.ok(), status.ok() ? -1 : pending.peer.value,
+                                                phase_of(pending), now});
+  }
   ActivityCell& cell = parts_.monitor.own_slot().message;
   // Of several at once the cell shows the one that began last, and when that is done, the oldest.
   if (cell.number.load(std::memory_order_relaxed) == pending.number) {
@@ -210,6 +250,7 @@ void MessageQueue::finish(const PointToPoint::Ended& ended) {
     cell.end(status.ok(), now);
     if (status.ok() && oldest != nullptr) show(static_cast<const Pending&>(*oldest));
   }
+  pending.release_owner();
   std::lock_guard lock(mutex_);
   pending.complete(std::move(status));
   --num_pending_;
@@ -269,23 +310,35 @@ bool MessageQueue::drain(Deadline deadline) {
 }
 
 void MessageQueue::close() {
+  const Error closed(ErrorCode::kAborted, "the group is closed");
   std::unique_ptr<os::Thread> thread;
   {
     std::lock_guard lock(mutex_);
     is_stopping_ = true;
+    if (!refusal_) refusal_ = closed;
     if (thread_waiter_ != nullptr) thread_waiter_->unpark();
     thread = std::move(thread_);
   }
   if (thread != nullptr) thread->join();
   // Each message keeps this queue, so none may stay.
-  const Error closed(ErrorCode::kAborted, "the group is closed");
   protocol_.abandon(closed);
-  for (const auto& ended : protocol_.take_ended()) {
-    static_cast<Pending&>(*ended.message).complete(ended.status);
+  std::vector<std::shared_ptr<Pending>> left;
+  while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
+    left.push_back(std::static_pointer_cast<Pending>(ended->message));
+    protocol_.drop_first_ended();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    left.insert(left.end(), posted_.begin(), posted_.end());
+    posted_.clear();
+    num_pending_ = 0;
+  }
+  for (const auto& pending : left) {
+    pending->release_owner();
+    pending->complete(closed);
   }
   std::lock_guard lock(mutex_);
-  for (const auto& pending : std::exchange(posted_, {})) pending->complete(closed);
-  num_pending_ = 0;
+  for (os::Waiter* waiter : waiting_) waiter->unpark();
 }
 
 }  // namespace cadre

@@ -5,7 +5,8 @@
 // message's deadline and the questions that follow a failure. No lock is held while messages move
 // or a thread waits. Lifetime: shared by the Works it handed out, which may outlive the group;
 // close() first, then its parts may go. Errors: the group's failure, the same one each time; wait()
-// in a forked child throws.
+// in a forked child throws. What moving messages throws becomes the failure of the group. issue()
+// throws kUnavailable, and has issued nothing, when the thread cannot be started.
 //
 // Progress is a role, as in operation_queue.h: its holder moves all pending messages of this rank,
 // so that two ranks that both send first do not wait for each other. Who posts while another holds
@@ -14,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +27,7 @@
 #include "cadre/comm/home_process.h"
 #include "cadre/comm/messages/point_to_point.h"
 #include "cadre/comm/monitor.h"
+#include "cadre/comm/queue/held_role.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 #include "cadre/transport/transport.h"
@@ -57,18 +60,22 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
 
  private:
   class Pending;  // a Message and Work::State
+  friend class HeldRole<MessageQueue>;
 
   std::shared_ptr<Pending> post(Message message, bool needs_thread);
+  void start_thread(OpKind first);  // under the lock; if it does not run
   void wait_for(const Pending& pending, std::optional<Deadline> deadline);
   bool try_take_role();  // under the lock
   void release_role();
   void run_thread();
   // With the role: moves messages until this one is done; null: until none is left.
   void progress(const Pending* until);
+  void move_messages(const Pending* until);
+  void give_up(const Error& error);
   void start_posted();
   // Tells the other ranks what this one does.
   void show(const Pending& pending);
-  void finish(const PointToPoint::Ended& ended);
+  void finish(Pending& pending, Status status);
   // Makes the failure of the group out of what one message reported.
   Error explain(const Pending& pending, const Error& error);
   void explain_timeout(const Pending& pending, const wire::Activity& activity);
@@ -78,7 +85,7 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   PointToPoint protocol_;  // the role's
 
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<Pending>> posted_;  // not yet seen by the holder of the role
+  std::deque<std::shared_ptr<Pending>> posted_;  // not yet moved by the holder of the role
   size_t num_pending_ = 0;
   uint64_t num_issued_ = 0;
   bool is_role_taken_ = false;

@@ -17,7 +17,7 @@ PointToPoint::PointToPoint(Transport& transport) : transport_(transport) {
   }
 }
 
-void PointToPoint::post(Handle message) {
+void PointToPoint::post(const Handle& message) {
   Peer& peer = peers_[static_cast<size_t>(message->peer.value)];
   pending_.push_back(message);
   if (message->kind == OpKind::kRecv) return post_receive(peer, message);
@@ -241,7 +241,7 @@ void PointToPoint::lose(Peer& peer, const Error& error) {
 }
 
 // Nothing is read from this peer until some of it is received; so a message that needs to read more
-// would wait for ever.
+// would wait until its deadline.
 void PointToPoint::refuse_overflow(Peer& peer) {
   const bool is_stuck = !peer.receives.empty() || !peer.requested.empty() || !peer.cleared.empty();
   if (!is_stuck) return;
@@ -256,15 +256,18 @@ void PointToPoint::refuse_overflow(Peer& peer) {
 
 void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,
                              const Error& error) {
-  std::erase_if(pending_, [&](const Handle& message) {
-    if (!matches(*message)) return false;
-    ended_.push_back({message, error});
-    return true;
-  });
+  // In this order no exception can lose a message.
+  for (const Handle& message : pending_) {
+    if (matches(*message)) ended_.push_back({message, error});
+  }
+  std::erase_if(pending_, [&](const Handle& message) { return matches(*message); });
 }
 
 void PointToPoint::end(const Handle& message, Status status) {
-  if (std::erase(pending_, message) > 0) ended_.push_back({message, std::move(status)});
+  if (std::ranges::find(pending_, message) == pending_.end()) return;
+  const Handle kept = message;  // it may be the one in a list that is cleared
+  ended_.push_back({kept, std::move(status)});
+  std::erase(pending_, kept);
 }
 
 }  // namespace cadre

@@ -56,11 +56,12 @@ class PointToPoint {
   explicit PointToPoint(Transport& transport);
 
   // REQUIRES: a deadline; the peer is another rank of the group.
-  void post(Handle message);
+  void post(const Handle& message);
   // Moves what can be moved now, and ends what is late.
   void advance(TimePoint now);
-  // The messages that ended since the last call.
-  std::vector<Ended> take_ended() { return std::exchange(ended_, {}); }
+  // The oldest of the messages that ended and were not dropped yet; null if there is none.
+  const Ended* first_ended() const { return ended_.empty() ? nullptr : &ended_.front(); }
+  void drop_first_ended() { ended_.pop_front(); }
   // Of those that have not ended; null if there is none.
   Handle oldest() const { return pending_.empty() ? nullptr : pending_.front(); }
   // Until something can be moved, the transport is woken, a message's deadline or `latest`;
@@ -126,7 +127,7 @@ class PointToPoint {
   Transport& transport_;
   std::vector<Peer> peers_;  // by rank
   std::vector<Handle> pending_;
-  std::vector<Ended> ended_;
+  std::deque<Ended> ended_;
   std::vector<ChannelInterest> interests_;  // kept for its memory
 };
 

@@ -1,10 +1,12 @@
 #include "cadre/comm/queue/operation_queue.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/comm/queue/completion.h"
+#include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
@@ -26,10 +28,10 @@ class OperationQueue::Issued final : public Completion {
     rethrow();
   }
   Operation& operation() { return operation_; }
-  void complete(Status status) {
-    operation_.keep_alive.reset();
-    complete_with(std::move(status));
-  }
+  // Not under the queue's lock: a deleter may use the queue. Before complete(), so that a caller
+  // whose wait has ended finds it released.
+  void release_owner() { operation_.keep_alive.reset(); }
+  void complete(Status status) { complete_with(std::move(status)); }
 
  private:
   const std::shared_ptr<OperationQueue> queue_;
@@ -56,9 +58,8 @@ void OperationQueue::run(Operation& operation) {
     }
   }
   if (queued == nullptr) {
-    const Status status = runner_.run(operation);
-    release_role();
-    status.value_or_throw();
+    const HeldRole role(*this);
+    run_caught(operation).value_or_throw();
     return;
   }
   queued->wait(std::nullopt);
@@ -66,24 +67,25 @@ void OperationQueue::run(Operation& operation) {
 }
 
 Work OperationQueue::issue(Operation operation) {
-  std::shared_ptr<Issued> issued;
-  bool needs_thread = false;
-  {
-    std::lock_guard lock(mutex_);
-    if (refusal_) throw *refusal_;
-    needs_thread = thread_waiter_ == nullptr;
-    if (needs_thread) thread_waiter_ = system_.make_waiter();
-    operation.number = ++num_issued_;
-    issued = std::make_shared<Issued>(shared_from_this(), std::move(operation));
-    pending_.push_back(issued);
-    if (!is_role_taken_) thread_waiter_->unpark();
-  }
-  if (needs_thread) {
-    std::unique_ptr<os::Thread> thread = system_.spawn("cadre-progress", [this] { run_thread(); });
-    std::lock_guard lock(mutex_);
-    thread_ = std::move(thread);
-  }
+  const auto issued = std::make_shared<Issued>(shared_from_this(), std::move(operation));
+  std::lock_guard lock(mutex_);
+  if (refusal_) throw *refusal_;
+  start_thread(issued->operation().descriptor.kind);
+  pending_.push_back(issued);
+  issued->operation().number = ++num_issued_;
+  if (!is_role_taken_) thread_waiter_->unpark();
   return Work(issued);
+}
+
+// Under the lock, so that close() finds either no thread or one to join.
+void OperationQueue::start_thread(OpKind first) {
+  if (thread_ != nullptr) return;
+  if (thread_waiter_ == nullptr) thread_waiter_ = system_.make_waiter();
+  try {
+    thread_ = system_.spawn("cadre-progress", [this] { run_thread(); });
+  } catch (const Error& error) {
+    throw error.with_context(format("{} was not issued", first));
+  }
 }
 
 uint64_t OperationQueue::num_issued() const {
@@ -102,13 +104,22 @@ bool OperationQueue::try_take_role() {
   return true;
 }
 
+Status OperationQueue::run_caught(Operation& operation) {
+  try {
+    return runner_.run(operation);
+  } catch (const std::exception& thrown) {
+    return error_of(thrown);
+  }
+}
+
 void OperationQueue::run_front() {
   std::shared_ptr<Issued> front;
   {
     std::lock_guard lock(mutex_);
     front = pending_.front();
   }
-  Status status = runner_.run(front->operation());
+  Status status = run_caught(front->operation());
+  front->release_owner();
   std::lock_guard lock(mutex_);
   front->complete(std::move(status));
   pending_.pop_front();
@@ -140,8 +151,8 @@ void OperationQueue::wait_for(Issued& issued, std::optional<Deadline> deadline) 
       has_role = try_take_role();
     }
     if (has_role) {
+      const HeldRole role(*this);
       while (!issued.is_completed()) run_front();
-      release_role();
       return;
     }
     if (issued.is_completed()) return;
@@ -167,12 +178,12 @@ void OperationQueue::run_thread() {
       thread_waiter_->park(system_.deadline_in(kLookAgain));
       continue;
     }
+    const HeldRole role(*this);
     while (true) {
       run_front();
       std::lock_guard lock(mutex_);
       if (pending_.empty() || is_stopping_) break;
     }
-    release_role();
   }
 }
 
@@ -192,19 +203,28 @@ bool OperationQueue::drain(Deadline deadline) {
 }
 
 void OperationQueue::close() {
+  const Error closed(ErrorCode::kAborted, "the group is closed");
   std::unique_ptr<os::Thread> thread;
   {
     std::lock_guard lock(mutex_);
     is_stopping_ = true;
+    if (!refusal_) refusal_ = closed;
     if (thread_waiter_ != nullptr) thread_waiter_->unpark();
     thread = std::move(thread_);
   }
   if (thread != nullptr) thread->join();
   // Each operation keeps this queue, so none may stay.
-  std::lock_guard lock(mutex_);
-  for (const auto& issued : std::exchange(pending_, {})) {
-    issued->complete(Error(ErrorCode::kAborted, "the group is closed"));
+  std::deque<std::shared_ptr<Issued>> left;
+  {
+    std::lock_guard lock(mutex_);
+    left.swap(pending_);
   }
+  for (const auto& issued : left) {
+    issued->release_owner();
+    issued->complete(closed);
+  }
+  std::lock_guard lock(mutex_);
+  for (os::Waiter* waiter : waiting_) waiter->unpark();
 }
 
 }  // namespace cadre

@@ -6,6 +6,8 @@
 // lock is held while an operation runs or a thread waits. Lifetime: shared by the Works it handed
 // out, which may outlive the group; close() first, then the runner may go. Errors: those of the
 // runner, thrown by run() and wait(), the same one each time; wait() in a forked child throws.
+// What the runner throws becomes the error of its operation. issue() throws kUnavailable, and has
+// issued nothing, when the thread cannot be started.
 //
 // Progress is a role: a blocking call that finds the queue empty runs its operation itself; a
 // waiting caller runs the queue up to its own operation if nobody else does; else the thread does.
@@ -25,6 +27,7 @@
 #include "cadre/collective/op.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/home_process.h"
+#include "cadre/comm/queue/held_role.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 
@@ -35,7 +38,7 @@ struct Operation {
   ConstBytes in;
   Bytes out;
   std::optional<Deadline> deadline = {};
-  std::shared_ptr<const void> keep_alive = nullptr;
+  std::shared_ptr<const void> keep_alive = nullptr;      // released without a lock held
   std::optional<double> premul_factor = {};              // of kPremulSum
   uint64_t number = 0;                                   // set by the queue, from 1
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of kAllocate
@@ -69,15 +72,18 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // Until nothing is left (true) or the deadline has passed. Does not take the role: what is left
   // has a thread or a waiting caller.
   bool drain(Deadline deadline);
-  // Joins the thread; what drain() left ends with an error.
+  // Joins the thread; what drain() left ends with an error. New operations throw from now on.
   void close();
 
  private:
   class Issued;  // Work::State
+  friend class HeldRole<OperationQueue>;
 
   void wait_for(Issued& issued, std::optional<Deadline> deadline);
-  bool try_take_role();  // under the lock
-  void run_front();      // with the role, without the lock
+  void start_thread(OpKind first);  // under the lock; if it does not run
+  bool try_take_role();             // under the lock
+  Status run_caught(Operation& operation);
+  void run_front();  // with the role, without the lock
   void release_role();
   void run_thread();
   void wake_successors();  // under the lock

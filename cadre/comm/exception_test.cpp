@@ -1,0 +1,220 @@
+// What becomes of a group in which an engine or a transport throws, in the caller's thread and in
+// the threads of the group: the operation and the group fail by name, here and on the other rank.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "cadre/comm/collective_runner.h"
+#include "cadre/comm/messages/message_queue.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr Duration kPatience = seconds(20);
+
+// Every operation of it runs out of memory.
+class ThrowingEngine final : public Backend {
+ public:
+  Capabilities capabilities() const override { return {}; }
+  Status broadcast(const OpContext&, Bytes, Rank) override { throw std::bad_alloc(); }
+  Status all_reduce(const OpContext&, ConstBytes, Bytes, DType, ReduceOp) override {
+    throw std::bad_alloc();
+  }
+  Status all_gather(const OpContext&, ConstBytes, Bytes) override { throw std::bad_alloc(); }
+  Status reduce_scatter(const OpContext&, ConstBytes, Bytes, DType, ReduceOp) override {
+    throw std::bad_alloc();
+  }
+  Status barrier(const OpContext&) override { throw std::bad_alloc(); }
+  Status reduce(const OpContext&, ConstBytes, Bytes, DType, ReduceOp, Rank) override {
+    throw std::bad_alloc();
+  }
+  Status gather(const OpContext&, ConstBytes, Bytes, Rank) override { throw std::bad_alloc(); }
+  Status scatter(const OpContext&, ConstBytes, Bytes, Rank) override { throw std::bad_alloc(); }
+  Status all_to_all(const OpContext&, ConstBytes, Bytes) override { throw std::bad_alloc(); }
+  Status all_to_all_v(const OpContext&, ConstBytes, Bytes, const PartSizes&) override {
+    throw std::bad_alloc();
+  }
+};
+
+class ThrowingChannel final : public Channel {
+ public:
+  Result<size_t> try_send(ConstBytes) override { return fail(); }
+  Result<size_t> try_recv(Bytes) override { return fail(); }
+  bool throws = true;
+
+ private:
+  Result<size_t> fail() const {
+    if (throws) throw std::bad_alloc();
+    return Error(ErrorCode::kCorruption, "nonsense");
+  }
+};
+
+// Of rank 0 in a world of two.
+class ThrowingTransport final : public Transport {
+ public:
+  Rank rank() const override { return 0; }
+  int world_size() const override { return 2; }
+  Channel& channel(Rank) override { return channel_; }
+  Status wait(std::span<const ChannelInterest>, Deadline) override { return {}; }
+  void wake() override {}
+  void end_with_error() { channel_.throws = false; }
+
+ private:
+  ThrowingChannel channel_;
+};
+
+// The monitors of two ranks, connected to each other; the parts of rank 0.
+class ExceptionTest : public ::testing::Test {
+ protected:
+  ExceptionTest() {
+    const auto listener = system_->listen(testing::make_meeting_address(*system_)).value_or_throw();
+    auto called = system_->connect(listener->address(), soon()).value_or_throw();
+    std::unique_ptr<os::Socket> accepted;
+    while (accepted == nullptr) accepted = listener->try_accept().value_or_throw();
+    here_ = make_monitor(0, std::move(called));
+    there_ = make_monitor(1, std::move(accepted));
+    recorder_ = FlightRecorder::create("", {}).value_or_throw();
+    home_ = std::make_shared<const HomeProcess>("world", 0, system_->host().pid);
+  }
+  ~ExceptionTest() override {
+    if (collectives_ != nullptr) collectives_->close();
+    if (messages_ != nullptr) messages_->close();
+  }
+
+  std::unique_ptr<Monitor> make_monitor(int rank, std::unique_ptr<os::Socket> socket) {
+    std::vector<std::unique_ptr<os::Socket>> control(2);
+    control[static_cast<size_t>(1 - rank)] = std::move(socket);
+    wire::RankCard card;
+    card.host = "node0";
+    card.pid = 4711;
+    return std::make_unique<Monitor>(*system_, interrupt_,
+                                     MonitorSetup{{"world", rank, {card, card}},
+                                                  StatusPage(),
+                                                  {-1, -1},
+                                                  std::move(control),
+                                                  {},
+                                                  "",
+                                                  null_log_sink()});
+  }
+  OperationQueue& collectives() {
+    runner_ = std::make_unique<CollectiveRunner>(
+        CollectiveRunner::Parts{*system_, *here_, *recorder_, &engine_, nullptr, kPatience});
+    collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, home_);
+    return *collectives_;
+  }
+  MessageQueue& messages() {
+    messages_ = std::make_shared<MessageQueue>(
+        MessageQueue::Parts{*system_, *here_, *recorder_, transport_, kPatience, home_});
+    return *messages_;
+  }
+  Deadline soon() { return system_->deadline_in(kPatience); }
+
+  // Both ranks know what happened, and which rank it happened on.
+  void expect_failure_of(const std::string& operation, const std::string& failure) {
+    EXPECT_THAT(failure, StartsWith("kUnavailable: " + operation + " on group \"world\" failed"));
+    EXPECT_THAT(failure, HasSubstr("on rank 0 (node0, pid 4711)\n  out of memory"));
+    ASSERT_TRUE(here_->has_failed());
+    EXPECT_EQ(here_->error().details().culprit, 0);
+    there_->await_failure(-1, soon());
+    ASSERT_TRUE(there_->has_failed());
+    EXPECT_EQ(there_->error().code(), ErrorCode::kAborted);
+    EXPECT_THAT(there_->error().message(), HasSubstr("first failure: " + operation));
+    EXPECT_THAT(there_->error().message(), HasSubstr("out of memory"));
+    EXPECT_EQ(there_->error().details().reporter, 0);
+  }
+
+  std::unique_ptr<os::System> system_ = os::make_native_system();
+  os::Interrupt interrupt_{*system_};
+  ThrowingEngine engine_;
+  ThrowingTransport transport_;
+  std::unique_ptr<Monitor> here_;
+  std::unique_ptr<Monitor> there_;
+  std::unique_ptr<FlightRecorder> recorder_;
+  std::shared_ptr<const HomeProcess> home_;
+  std::unique_ptr<CollectiveRunner> runner_;
+  std::shared_ptr<OperationQueue> collectives_;
+  std::shared_ptr<MessageQueue> messages_;
+};
+
+Operation throwing_barrier() {
+  return {.descriptor = {.kind = OpKind::kBarrier}, .in = {}, .out = {}};
+}
+
+TEST_F(ExceptionTest, OfACollectiveInTheCallersThread) {
+  OperationQueue& queue = collectives();
+  Operation operation = throwing_barrier();
+  const std::string failure = testing::failure_of([&] { queue.run(operation); });
+  expect_failure_of("barrier #1", failure);
+  ASSERT_TRUE(queue.is_idle());
+  EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }), failure);
+}
+
+TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
+  OperationQueue& queue = collectives();
+  const Work first = queue.issue(throwing_barrier());
+  const Work second = queue.issue(throwing_barrier());
+  const std::string failure = testing::failure_of([&] { first.wait(soon()); });
+  expect_failure_of("barrier #1", failure);
+  EXPECT_EQ(testing::failure_of([&] { second.wait(soon()); }), failure);
+}
+
+TEST_F(ExceptionTest, OfAMessageInTheCallersThread) {
+  MessageQueue& queue = messages();
+  std::array<std::byte, 8> data{};
+  const Message message{.kind = OpKind::kRecv, .peer = 1, .out = data};
+  const std::string failure = testing::failure_of([&] { queue.run(message); });
+  expect_failure_of("recv #1", failure);
+  ASSERT_TRUE(queue.is_idle());
+  EXPECT_EQ(testing::failure_of([&] { queue.run(message); }), failure);
+}
+
+TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
+  MessageQueue& queue = messages();
+  std::array<std::byte, 8> data{};
+  const Work work = queue.issue({.kind = OpKind::kSend, .peer = 1, .in = data});
+  const std::string failure = testing::failure_of([&] { work.wait(soon()); });
+  expect_failure_of("send #1", failure);
+  EXPECT_TRUE(work.error().has_value());
+}
+
+// The deleter asks from another thread, as in operation_queue_test.cpp.
+TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
+  MessageQueue& queue = messages();
+  transport_.end_with_error();
+  std::atomic<bool> has_answer{false};
+  bool was_free = false;
+  std::unique_ptr<os::Thread> user;
+  std::array<std::byte, 8> data{};
+  {
+    std::shared_ptr<const void> owner(&queue, [&](const void*) {
+      user = system_->spawn("user", [&] {
+        static_cast<void>(queue.is_idle());
+        has_answer = true;
+      });
+      const Deadline deadline = system_->deadline_in(seconds(2));
+      while (!has_answer && !deadline.has_passed(system_->now())) system_->yield();
+      was_free = has_answer;
+    });
+    const Work work =
+        queue.issue({.kind = OpKind::kSend, .peer = 1, .in = data, .keep_alive = std::move(owner)});
+    EXPECT_NE(testing::failure_of([&] { work.wait(soon()); }), "");
+  }
+  ASSERT_NE(user, nullptr);
+  user->join();
+  EXPECT_TRUE(was_free);
+}
+
+}  // namespace
+}  // namespace cadre

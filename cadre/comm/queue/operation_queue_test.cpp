@@ -1,0 +1,180 @@
+// What the queue of collectives does when an operation throws, when an owner's deleter uses it, and
+// when its thread cannot be started.
+#include "cadre/comm/queue/operation_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include "cadre/testing/forwarding_system.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Duration kPatience = seconds(20);
+
+class ScriptedRunner final : public OperationRunner {
+ public:
+  using Script = std::function<Status(const Operation&)>;
+  explicit ScriptedRunner(Script script) : script_(std::move(script)) {}
+  Status run(Operation& operation) override { return script_(operation); }
+
+ private:
+  Script script_;
+};
+
+Status out_of_memory_at_first(const Operation& operation) {
+  if (operation.number == 1) throw std::bad_alloc();
+  return {};
+}
+
+Operation barrier_operation() {
+  return {.descriptor = {.kind = OpKind::kBarrier}, .in = {}, .out = {}};
+}
+
+class OperationQueueTest : public ::testing::Test {
+ protected:
+  ~OperationQueueTest() override {
+    if (queue_ != nullptr) queue_->close();
+  }
+
+  OperationQueue& start(ScriptedRunner::Script script) {
+    runner_ = std::make_unique<ScriptedRunner>(std::move(script));
+    queue_ = std::make_shared<OperationQueue>(
+        system(), *runner_, std::make_shared<const HomeProcess>("world", 0, native_->host().pid));
+    return *queue_;
+  }
+  virtual os::System& system() { return *native_; }
+  Deadline soon() { return native_->deadline_in(kPatience); }
+
+  std::unique_ptr<os::System> native_ = os::make_native_system();
+  std::unique_ptr<ScriptedRunner> runner_;
+  std::shared_ptr<OperationQueue> queue_;
+};
+
+TEST_F(OperationQueueTest, AnExceptionInTheCallersThreadEndsTheOperationAndGivesTheRoleBack) {
+  OperationQueue& queue = start(out_of_memory_at_first);
+  Operation first = barrier_operation();
+  EXPECT_EQ(testing::failure_of([&] { queue.run(first); }), "kUnavailable: out of memory");
+  // Else the next call would wait for a role that nobody holds.
+  ASSERT_TRUE(queue.is_idle());
+  Operation second = barrier_operation();
+  queue.run(second);
+}
+
+TEST_F(OperationQueueTest, AnExceptionInTheProgressThreadEndsTheOperationOnly) {
+  OperationQueue& queue = start(out_of_memory_at_first);
+  const Work first = queue.issue(barrier_operation());
+  const Work second = queue.issue(barrier_operation());
+  // With a deadline the caller leaves the role to the thread.
+  EXPECT_EQ(testing::failure_of([&] { first.wait(soon()); }), "kUnavailable: out of memory");
+  second.wait(soon());
+  EXPECT_EQ(first.error()->code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(OperationQueueTest, AnyOtherExceptionIsNamed) {
+  OperationQueue& queue = start([](const Operation& operation) -> Status {
+    if (operation.number == 1) throw std::logic_error("a broken invariant");
+    throw Error(ErrorCode::kTimeout, "the engine was late");
+  });
+  Operation operation = barrier_operation();
+  EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }),
+            "kInternal: unexpected exception: a broken invariant");
+  EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }), "kTimeout: the engine was late");
+}
+
+// The deleter asks from another thread, so that a lock which is held shows as a wait and not as a
+// deadlock of the test.
+TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
+  OperationQueue& queue = start([](const Operation&) { return Status(); });
+  std::atomic<bool> has_answer{false};
+  bool was_free = false;
+  std::unique_ptr<os::Thread> user;
+  {
+    std::shared_ptr<const void> owner(&queue, [&](const void*) {
+      user = native_->spawn("user", [&] {
+        static_cast<void>(queue.num_issued());
+        has_answer = true;
+      });
+      const Deadline deadline = native_->deadline_in(seconds(2));
+      while (!has_answer && !deadline.has_passed(native_->now())) native_->yield();
+      was_free = has_answer;
+    });
+    Operation operation = barrier_operation();
+    operation.keep_alive = std::move(owner);
+    const Work work = queue.issue(std::move(operation));
+    work.wait(soon());
+  }
+  user->join();
+  EXPECT_TRUE(was_free);
+}
+
+// Threads can be started or not, as the test says.
+class ScarceThreads final : public testing::ForwardingSystem {
+ public:
+  using ForwardingSystem::ForwardingSystem;
+  std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
+    if (is_scarce) throw Error(ErrorCode::kUnavailable, "start thread \"" + name + "\"");
+    auto thread = inner_.spawn(std::move(name), std::move(body));
+    if (after_start) after_start();
+    return thread;
+  }
+  bool is_scarce = false;
+  std::function<void()> after_start;
+};
+
+class OperationQueueThreadTest : public OperationQueueTest {
+ protected:
+  ~OperationQueueThreadTest() override {
+    if (queue_ != nullptr) queue_->close();
+  }
+  os::System& system() override { return scarce_; }
+  ScarceThreads scarce_{*native_};
+};
+
+TEST_F(OperationQueueThreadTest, WithoutAThreadNothingIsIssued) {
+  OperationQueue& queue = start([](const Operation&) { return Status(); });
+  scarce_.is_scarce = true;
+  EXPECT_EQ(testing::failure_of([&] { (void)queue.issue(barrier_operation()); }),
+            "kUnavailable: barrier was not issued: start thread \"cadre-progress\"");
+  EXPECT_TRUE(queue.is_idle());
+  EXPECT_EQ(queue.num_issued(), 0U);
+  scarce_.is_scarce = false;
+  const Work work = queue.issue(barrier_operation());
+  work.wait(soon());
+}
+
+// A close() between the start of the thread and the return of issue() must not lose the thread.
+TEST_F(OperationQueueThreadTest, ACloseWhileTheThreadStartsJoinsIt) {
+  OperationQueue& queue = start([](const Operation&) { return Status(); });
+  std::atomic<bool> has_closed{false};
+  std::unique_ptr<os::Thread> closer;
+  scarce_.after_start = [&] {
+    closer = native_->spawn("closer", [&] {
+      queue.close();
+      has_closed = true;
+    });
+    const Deadline deadline = native_->deadline_in(milliseconds(200));
+    while (!has_closed && !deadline.has_passed(native_->now())) native_->yield();
+  };
+  const std::string failure =
+      testing::failure_of([&] { queue.issue(barrier_operation()).wait(soon()); });
+  closer->join();
+  EXPECT_TRUE(failure.empty() || failure == "kAborted: the group is closed") << failure;
+  EXPECT_TRUE(queue.is_idle());
+  EXPECT_EQ(testing::failure_of([&] { (void)queue.issue(barrier_operation()); }),
+            "kAborted: the group is closed");
+}
+
+}  // namespace
+}  // namespace cadre
