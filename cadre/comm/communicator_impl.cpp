@@ -22,6 +22,12 @@ constexpr size_t kMessageRingBytes = 64 << 10;
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
+Membership membership_of(const Membership& membership, const std::string& group) {
+  Membership own = membership;
+  own.group = group;
+  return own;
+}
+
 wire::RankCard card_of_this_process(os::System& system) {
   const os::HostInfo host = system.host();
   wire::RankCard card;
@@ -36,9 +42,9 @@ wire::RankCard card_of_this_process(os::System& system) {
 Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
                          const CommunicatorOptions& options_in, Deadline deadline)
     : system(system_in),
-      membership(membership_in),
       options(options_in),
       id(options.id.empty() ? options.name : options.id),
+      membership(membership_of(membership_in, id)),
       rank(membership.rank),
       world_size(membership.world_size),
       home(std::make_shared<const HomeProcess>(options.name, rank, system_in.host().pid)),

@@ -40,9 +40,9 @@ class Communicator::Impl {
   void abort(const std::string& reason);
 
   os::System& system;
-  const Membership membership;
   const CommunicatorOptions options;
   const std::string id;
+  const Membership membership;
   const Rank rank;
   const int world_size;
   std::string_view backend_name = "solo";

@@ -48,7 +48,7 @@ class Agreement {
       : system_(system),
         previous_(previous),
         round_(previous.round + 1),
-        store_(format("cadre/{}/rejoin", round_), previous.store),
+        store_(format("cadre/{}/{}/rejoin", round_, previous.group), previous.store),
         deadline_(deadline),
         lost_(lost.begin(), lost.end()) {
     lost_.erase(previous.rank);
@@ -118,7 +118,8 @@ class Agreement {
     Membership next = previous_;
     next.rank = static_cast<int>(std::distance(ranks->begin(), self));
     next.world_size = static_cast<int>(ranks->size());
-    next.job_size = next.world_size;
+    // The other groups of the job leave their wills in the same round.
+    next.job_size = next.group == Membership().group ? next.world_size : 0;
     next.round = round_;
     CADRE_RETURN_IF_ERROR(leave_presence_will(system_, next, deadline_));
     return next;

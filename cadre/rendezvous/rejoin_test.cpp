@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cadre/rendezvous/rendezvous.h"
@@ -18,6 +19,7 @@ using std::chrono::seconds;
 struct Survivor {
   int rank;
   std::vector<Rank> lost;
+  std::string group = "world";
 };
 
 class RejoinTest : public testing::Test {
@@ -37,8 +39,9 @@ class RejoinTest : public testing::Test {
     std::vector<std::unique_ptr<os::Thread>> threads;
     for (size_t i = 0; i < survivors.size(); ++i) {
       threads.push_back(system_->spawn("survivor", [&, i] {
-        found[i] = rejoin(*system_, member(survivors[i].rank, world_size, round), survivors[i].lost,
-                          system_->deadline_in(budget));
+        Membership previous = member(survivors[i].rank, world_size, round);
+        previous.group = survivors[i].group;
+        found[i] = rejoin(*system_, previous, survivors[i].lost, system_->deadline_in(budget));
       }));
     }
     for (auto& thread : threads) thread->join();
@@ -60,6 +63,21 @@ TEST_F(RejoinTest, SurvivorsKeepTheirOrderAndTakeTheNextRound) {
     EXPECT_EQ(next[i]->round, 4u);
     EXPECT_EQ(next[i]->store, store_);
     EXPECT_EQ(next[i]->job_token, "token");
+  }
+}
+
+// Two subgroups of one job, in one round: each loses another rank.
+TEST_F(RejoinTest, TwoGroupsDecideApart) {
+  const auto next = rejoin_all(
+      3,
+      {{0, {1}, "world/1.0"}, {2, {1}, "world/1.0"}, {0, {2}, "world/1.1"}, {1, {2}, "world/1.1"}},
+      seconds(20));
+  const std::vector<int> ranks = {0, 1, 0, 1};
+  for (size_t i = 0; i < next.size(); ++i) {
+    ASSERT_TRUE(next[i].ok()) << next[i].error().message();
+    EXPECT_EQ(next[i]->rank, ranks[i]);
+    EXPECT_EQ(next[i]->world_size, 2);
+    EXPECT_EQ(next[i]->group, i < 2 ? "world/1.0" : "world/1.1");
   }
 }
 
@@ -145,7 +163,7 @@ TEST_F(RejoinTest, ConflictingViewsStillEndInOneDecision) {
 TEST_F(RejoinTest, GarbageInTheStoreIsNotBelieved) {
   const Deadline soon = system_->deadline_in(seconds(20));
   for (const char* garbage : {"0,7", "x", "0;1", "0,", "-1"}) {
-    ASSERT_TRUE(store_->set("cadre/4/rejoin/decision", garbage, soon).ok());
+    ASSERT_TRUE(store_->set("cadre/4/world/rejoin/decision", garbage, soon).ok());
     const auto result = rejoin(*system_, member(0, 2), {}, soon);
     ASSERT_FALSE(result.ok()) << garbage;
     EXPECT_EQ(result.error().code(), ErrorCode::kCorruption) << garbage;

@@ -33,6 +33,8 @@ struct Membership {
   std::string store_host;  // the store's host as this rank sees it; empty where unknown
   // Tells the others if this process dies; shared by the copies of a Membership.
   std::shared_ptr<StoreWill> will;
+  // The id of the group whose ranks these are; part of the keys by which its survivors rejoin.
+  std::string group = "world";
 };
 
 // kInvalidArgument for a rank that is not in a world of the size.
@@ -47,6 +49,7 @@ class CADRE_EXPORT Rendezvous {
 // The survivors of `previous` agree on a new Membership with round + 1 in which the ranks keep
 // their order. `lost` are the ranks this survivor knows to be gone; it waits for all others until
 // the deadline and then goes on without them. A rank that comes after the decision gets kAborted.
+// All survivors pass a membership of the same group: groups of a job rejoin side by side.
 CADRE_EXPORT Result<Membership> rejoin(os::System& system, const Membership& previous,
                                        std::span<const Rank> lost, Deadline deadline);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/bootstrap/attempt_counter.h"
 #include "cadre/comm/bootstrap/handshake.h"
 #include "cadre/comm/bootstrap/watch.h"
 #include "cadre/comm/defaults.h"
@@ -20,6 +21,23 @@ using wire::LinkPurpose;
 
 // A proof that is under way when this rank gives up connecting.
 constexpr Duration kFinishAnswersTime = std::chrono::milliseconds(500);
+// How long a rank waits for one that failed in the attempt before to try again.
+constexpr Duration kRetryPatience = std::chrono::seconds(5);
+constexpr Duration kStoreTime = std::chrono::seconds(1);
+
+std::string group_prefix_of(const Membership& membership, const MeshOptions& options) {
+  return format("cadre/{}/{}/", membership.round, options.id);
+}
+
+std::string attempt_prefix_of(const Membership& membership, const MeshOptions& options,
+                              uint64_t attempt) {
+  return format("{}{}/", group_prefix_of(membership, options), attempt);
+}
+
+// A connection of an earlier attempt, which may come late, is of another group.
+std::string name_in_proofs(const MeshOptions& options, uint64_t attempt) {
+  return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
+}
 
 std::string describe(const wire::RankCard& card, int rank) {
   return format("rank {} ({}, pid {})", rank, card.host, card.pid);
@@ -27,15 +45,17 @@ std::string describe(const wire::RankCard& card, int rank) {
 
 class MeshBuilder {
  public:
+  // Attempt 0 is the first.
   MeshBuilder(os::System& system, const Membership& membership, const MeshOptions& options,
-              Deadline deadline)
+              uint64_t attempt, Deadline deadline)
       : system_(system),
         membership_(membership),
         options_(options),
+        attempt_(attempt),
         deadline_(deadline),
-        terms_{membership.rank, membership.round, options.id, options.version,
+        terms_{membership.rank, membership.round, name_in_proofs(options, attempt), options.version,
                membership.job_token},
-        prefix_(format("cadre/{}/{}/", membership.round, options.id)),
+        prefix_(attempt_prefix_of(membership, options, attempt)),
         watch_(system, membership, prefix_) {}
 
   Result<Mesh> build() {
@@ -55,6 +75,7 @@ class MeshBuilder {
   Error unreachable(int peer, const os::Address& address, const Error& error) const;
   Status publish_card();
   Status read_cards();
+  Status check_retry(std::span<const std::string> keys) const;
   Error missing_cards(std::span<const std::string> keys, const Error& error);
   Status check_versions() const;
   int num_cores_of(const HostGroup& host) const;
@@ -71,6 +92,7 @@ class MeshBuilder {
   os::System& system_;
   const Membership& membership_;
   const MeshOptions& options_;
+  const uint64_t attempt_;
   const Deadline deadline_;
   const LinkTerms terms_;
   const std::string prefix_;
@@ -172,7 +194,13 @@ Status MeshBuilder::publish_card() {
 Status MeshBuilder::read_cards() {
   std::vector<std::string> keys;
   for (int rank = 0; rank < membership_.world_size; ++rank) keys.push_back(card_key(rank));
-  const auto values = watch_.multi_get(keys, deadline_);
+  auto values = watch_.multi_get(
+      keys, attempt_ == 0 ? deadline_ : deadline_.earlier(system_.deadline_in(kRetryPatience)));
+  const bool is_early = !deadline_.has_passed(system_.now());
+  if (!values.ok() && values.error().code() == ErrorCode::kTimeout && is_early) {
+    CADRE_RETURN_IF_ERROR(check_retry(keys));
+    values = watch_.multi_get(keys, deadline_);
+  }
   if (!values.ok()) return missing_cards(keys, values.error());
   for (size_t i = 0; i < values->size(); ++i) {
     auto card = wire::decode_card((*values)[i]);
@@ -183,11 +211,23 @@ Status MeshBuilder::read_cards() {
   return {};
 }
 
+// The trouble of the attempt before, if the rank that met it has not come again.
+Status MeshBuilder::check_retry(std::span<const std::string> keys) const {
+  const Deadline deadline = system_.deadline_in(kStoreTime);
+  BootstrapWatch earlier(system_, membership_,
+                         attempt_prefix_of(membership_, options_, attempt_ - 1));
+  const Status trouble = earlier.look_for_report(deadline);
+  if (trouble.ok()) return {};
+  const auto reporter = static_cast<size_t>(trouble.error().details().reporter.value_or(-1).value);
+  if (reporter >= keys.size()) return {};
+  const auto has_come = membership_.store->check(keys.subspan(reporter, 1), deadline);
+  return has_come.ok() && *has_come ? Status() : trouble;
+}
+
 // Names the ranks that did not come; asking again costs a moment beyond the deadline.
 Error MeshBuilder::missing_cards(std::span<const std::string> keys, const Error& error) {
   if (error.code() != ErrorCode::kTimeout) return error;
-  constexpr Duration kAskAgain = std::chrono::seconds(1);
-  const Deadline deadline = system_.deadline_in(kAskAgain);
+  const Deadline deadline = system_.deadline_in(kStoreTime);
   std::string names;
   std::optional<Rank> first;
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -415,7 +455,12 @@ Status MeshBuilder::erase_keys() {
 
 Result<Mesh> connect_mesh(os::System& system, const Membership& membership,
                           const MeshOptions& options, Deadline deadline) {
-  return MeshBuilder(system, membership, options, deadline).build();
+  const AttemptCounter attempts(*membership.store, group_prefix_of(membership, options));
+  const Result<uint64_t> attempt = attempts.read(deadline);
+  if (!attempt.ok()) return attempt.error();
+  Result<Mesh> mesh = MeshBuilder(system, membership, options, *attempt, deadline).build();
+  if (!mesh.ok()) attempts.leave(*attempt, system.deadline_in(kStoreTime));
+  return mesh;
 }
 
 }  // namespace cadre

@@ -5,8 +5,9 @@
 // Errors: kTimeout names the ranks that did not come; kInvalidArgument names both versions when
 // they differ; kPeerLost for a rank that is gone or cannot be reached, with both ends, the
 // interface and the errno. What ends one rank's attempt is told to all (watch.h). Of each pair the
-// higher rank connects to the lower one. The keys in the store carry the round and are erased at
-// the end, when every rank must have read them.
+// higher rank connects to the lower one. The keys in the store carry the round, the group and the
+// number of the attempt; they are erased at the end, when every rank must have read them. A rank
+// whose attempt fails begins the next one for all, so connecting again finds nothing stale.
 #pragma once
 
 #include <memory>

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "cadre/base/format.h"
+#include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
@@ -106,6 +107,43 @@ TEST_F(MeshTest, RanksThatDoNotComeAreNamed) {
     EXPECT_THAT(outputs[static_cast<size_t>(rank)],
                 HasSubstr("these ranks did not come before the deadline: 1, 3 (of 4)"));
   }
+}
+
+TEST_F(MeshTest, AFailedAttemptDoesNotSpoilTheNext) {
+  const auto missing = connect_all({{}, {.comes = false}}, milliseconds(300));
+  EXPECT_THAT(missing[0], HasSubstr("these ranks did not come before the deadline: 1 (of 2)"));
+  EXPECT_EQ(connect_all({{}, {}}, seconds(20)), std::vector<std::string>(2, "ok"));
+}
+
+TEST_F(MeshTest, AfterAnAttemptThatAllRanksGaveUpTheyConnectAgain) {
+  for (int i = 0; i < 3; ++i) {
+    const auto refused = connect_all({{}, {.version = "1.2.4"}, {}}, seconds(20));
+    for (const std::string& output : refused) EXPECT_THAT(output, HasSubstr("use one build"));
+    EXPECT_EQ(connect_all(std::vector<Variation>(3), seconds(20)),
+              std::vector<std::string>(3, "ok"));
+  }
+}
+
+// In virtual time: the first rank gives up and never comes back.
+TEST(MeshInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
+  sim::Simulator simulator(1, {.ranks_per_host = {2}});
+  const auto store = std::make_shared<HashStore>(simulator.system(0));
+  const auto result = simulator.run([&](os::System& system, int rank) {
+    const Membership membership{rank, 2, 9, store, "token"};
+    if (rank == 1) system.make_waiter()->park(system.deadline_in(seconds(3)));
+    const TimePoint start = system.now();
+    const auto mesh = connect_mesh(system, membership, {"group", "127.0.0.1", "1.2.3"},
+                                   system.deadline_in(seconds(rank == 0 ? 1 : 100)));
+    testing::require(!mesh.ok(), "the ranks did not meet");
+    if (rank == 0) return;
+    testing::require(system.now() - start < seconds(10), "it did not wait for its deadline");
+    testing::require(mesh.error().details().reporter == 0, "rank 0 said why");
+    testing::require(mesh.error().message().find("rank 0 could not connect: these ranks did not "
+                                                 "come") != std::string::npos,
+                     mesh.error().message());
+  });
+  EXPECT_EQ(result.failure, "");
+  for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
 TEST_F(MeshTest, AStrangersNonsenseEndsItsHandshake) {

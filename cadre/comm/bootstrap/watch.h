@@ -22,7 +22,7 @@ namespace cadre {
 
 class BootstrapWatch {
  public:
-  // `prefix` is the group's in the store.
+  // `prefix` is that of the group and the attempt in the store.
   BootstrapWatch(os::System& system, const Membership& membership, const std::string& prefix);
 
   // The cards of all ranks, borrowed, once they are known: who died is then told from who is of
@@ -37,12 +37,13 @@ class BootstrapWatch {
   // Tells the others the error that ends this rank's attempt, unless it came from them. Best
   // effort, for a second at most.
   void report(const Error& error);
+  // What a rank has reported by now.
+  Status look_for_report(Deadline deadline);
 
  private:
   // The trouble there is by now. Blocking: for a few answers of the store.
   Status look();
   Status look_for_lost(Deadline deadline);
-  Status look_for_report(Deadline deadline);
   Deadline next_look();
 
   os::System& system_;

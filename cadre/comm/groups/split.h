@@ -5,7 +5,7 @@
 // new group's ranks. Lifetime: a new group borrows the parent's System and shares its Store; it is
 // independent of the parent otherwise, which may be closed first.
 // Errors: cadre::Error. After a failure a subgroup is not rebuilt by itself: rejoin() the world and
-// split again.
+// split again, or rejoin() the subgroup's membership, which leaves the other groups alone.
 // Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of the
 // parent's operation and the colour. Its name is made likewise, unless one is given.
 // Source: MPI_Comm_split; c10d's new_group.
