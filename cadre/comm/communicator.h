@@ -46,6 +46,7 @@ struct CommunicatorOptions {
   // the name. split() and new_group() derive it, so that groups may share a name.
   std::string id = {};
   Duration timeout = kDefaultOperationTimeout;
+  Duration silence_limit = kDefaultSilenceLimit;  // of a peer on another host
   TransportChoice transport = TransportChoice::kAuto;
   // The numeric address that the other ranks reach, never all of them. Empty: where the rendezvous
   // found that they reach this host, which is loopback as long as all are on one.

@@ -149,10 +149,12 @@ void Communicator::Impl::start_monitor(Mesh& mesh) {
                                                    std::move(mesh.control),
                                                    std::move(processes),
                                                    options.flight_record_path,
-                                                   options.log ? *options.log : null_log_sink()});
+                                                   options.log ? *options.log : null_log_sink(),
+                                                   options.silence_limit});
 }
 
-// Of the ranks whose pids mean here what they mean there.
+// Of the peers in the same PID namespace. Where the kernel or a container forbids it (pidfd_open:
+// ENOSYS, EPERM) the end of a peer shows as the end of its control connection, as between hosts.
 std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
     const StatusPage& page, const std::vector<int>& slots,
     const std::vector<wire::RankCard>& cards) const {
@@ -163,7 +165,14 @@ std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
   for (size_t i = 0; i < slots.size() && own != 0; ++i) {
     if (slots[i] < 0 || cards[i].pid == own_pid) continue;
     const uint64_t its = page.slot(slots[i]).pid_namespace.load(std::memory_order_relaxed);
-    if (its == own) processes[i] = watcher->watch_process(cards[i].pid);
+    if (its != own) continue;
+    processes[i] = watcher->watch_process(cards[i].pid);
+    if (processes[i] == nullptr && options.log) {
+      options.log->write(LogLevel::kInfo, "comm",
+                         format("cannot watch the process of rank={} pid={}: its end is noticed "
+                                "when its connection ends",
+                                i, cards[i].pid));
+    }
   }
   return processes;
 }

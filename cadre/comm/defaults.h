@@ -18,5 +18,9 @@ inline constexpr Duration kConnectPeerTimeout = std::chrono::seconds(5);
 inline constexpr Duration kDefaultCloseTimeout = std::chrono::seconds(10);
 // How often a rank tells its remote peers which operation it is in.
 inline constexpr Duration kStatusInterval = std::chrono::milliseconds(250);
+// A remote peer that sends nothing for so long is taken for lost, although its connection is open:
+// its host has vanished. Longer than an operation's timeout, because a process that is stopped, or
+// gets no processor, is silent too and may go on.
+inline constexpr Duration kDefaultSilenceLimit = std::chrono::seconds(120);
 
 }  // namespace cadre

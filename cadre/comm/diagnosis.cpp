@@ -107,9 +107,11 @@ std::string describe_peer(const PeerView& view) {
   return format("left the group after #{}", *view.left_after);
 }
 
-std::string gone_cause(const Roster& roster, int peer, const PeerView& view, EndOf sign) {
-  return format("{} is gone: its {} ended, {}", roster.describe(peer),
-                sign == EndOf::kProcess ? "process" : "connection",
+std::string gone_cause(const Roster& roster, int peer, const PeerView& view, SignOfLoss sign) {
+  std::string_view why = "its connection ended";
+  if (sign == SignOfLoss::kProcessEnded) why = "its process ended";
+  if (sign == SignOfLoss::kSilence) why = "it sends nothing although its connection is open";
+  return format("{} is gone: {}, {}", roster.describe(peer), why,
                 describe_last_seen(view.activity));
 }
 

@@ -66,9 +66,9 @@ std::string describe_last_seen(const wire::Activity& activity);
 std::string describe_peer(const PeerView& view);
 
 // What showed that a rank is gone.
-enum class EndOf { kConnection, kProcess };
+enum class SignOfLoss { kConnectionEnded, kProcessEnded, kSilence };
 std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
-                       EndOf sign = EndOf::kConnection);
+                       SignOfLoss sign = SignOfLoss::kConnectionEnded);
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after);
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view);
 // What one rank called.

@@ -75,6 +75,16 @@ TEST(Diagnosis, ALostRankBetweenOperations) {
             "reduce, 2.0 s ago. Remedy: rebuild the group.");
 }
 
+TEST(Diagnosis, WhatShowedThatARankIsGoneIsSaid) {
+  const PeerView peer = view(activity(ActivityState::kDone, OpKind::kBarrier, 7, 130));
+  EXPECT_EQ(gone_cause(roster(), 2, peer, SignOfLoss::kSilence),
+            "rank 2 (node1, pid 4713) is gone: it sends nothing although its connection is open, "
+            "last seen after barrier #7, 130 s ago");
+  EXPECT_EQ(gone_cause(roster(), 2, peer, SignOfLoss::kProcessEnded),
+            "rank 2 (node1, pid 4713) is gone: its process ended, last seen after barrier #7, 130 "
+            "s ago");
+}
+
 TEST(Diagnosis, ARankThatEndedItsLoopEarlyHasItsOwnSentence) {
   EXPECT_EQ(left_cause(roster(), 2, 17),
             "rank 2 (node1, pid 4713) left the group after #17 (it ended its loop early?)");

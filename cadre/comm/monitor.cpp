@@ -25,7 +25,9 @@ Monitor::Monitor(os::System& system, os::Interrupt& interrupt, MonitorSetup setu
       log_(setup.log),
       wake_up_(system.make_event()),
       peers_(setup.control.size()),
-      last_heartbeat_(system.now()) {
+      silence_limit_(setup.silence_limit),
+      last_heartbeat_(system.now()),
+      silence_judged_at_(last_heartbeat_) {
   for (size_t i = 0; i < peers_.size(); ++i) {
     peers_[i].socket = std::move(setup.control[i]);
     peers_[i].is_connected = peers_[i].socket != nullptr;

@@ -21,6 +21,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/log.h"
 #include "cadre/base/types.h"
+#include "cadre/comm/defaults.h"
 #include "cadre/comm/diagnosis.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/os/interrupt.h"
@@ -39,6 +40,7 @@ struct MonitorSetup {
   std::vector<std::unique_ptr<os::Pollable>> processes;
   std::string record_path;
   LogSink& log;
+  Duration silence_limit = kDefaultSilenceLimit;  // of ranks without a slot
 };
 
 class Monitor {
@@ -105,6 +107,7 @@ class Monitor {
     std::unique_ptr<os::Pollable> process;  // the thread's; null when it is not watched any more
     std::optional<TimePoint> ended_at;      // the process; the thread's
     wire::ControlSplitter splitter;         // the thread's
+    Duration silent_for{0};                 // the thread's
     std::vector<std::byte> sending;         // the thread's
     std::vector<std::byte> outbox;          // guarded, as all below
     bool is_connected = false;
@@ -122,13 +125,14 @@ class Monitor {
   std::vector<os::PollItem> interests();
   void receive_from(int rank);
   void bury_ended(TimePoint now);
+  void judge_silence(TimePoint now);
   void handle(int rank, const wire::ControlMessage& message);
   void handle_report(int rank, const wire::StatusReport& report);
   void handle_request(int rank, const wire::StatusRequest& request);
   void handle_abort(int rank, const wire::AbortNotice& notice);
   void answer_accusation();
   void handle_goodbye(int rank, const wire::Goodbye& goodbye);
-  void handle_end(int rank, EndOf sign);
+  void handle_end(int rank, SignOfLoss sign);
   void flush();
   void send_heartbeats(TimePoint now);
   bool is_flushed();
@@ -168,7 +172,9 @@ class Monitor {
   TimePoint stop_by_;
   std::vector<os::Waiter*> observers_;
 
-  TimePoint last_heartbeat_;  // the thread's
+  const Duration silence_limit_;
+  TimePoint last_heartbeat_;  // the thread's, as the next
+  TimePoint silence_judged_at_;
   // A notice that this rank is lost; the thread's.
   std::optional<wire::AbortNotice> accusation_;
   std::unique_ptr<os::Thread> thread_;

@@ -33,6 +33,7 @@ void Monitor::run() {
       }
     }
     bury_ended(now);
+    judge_silence(now);
     answer_accusation();
     send_heartbeats(system_.now());
   }
@@ -72,11 +73,12 @@ void Monitor::receive_from(int rank) {
   while (true) {
     const Result<size_t> received = peer.socket->try_recv(buffer);
     if (received.ok() && *received == 0) return;
-    if (!received.ok()) return handle_end(rank, EndOf::kConnection);
+    if (!received.ok()) return handle_end(rank, SignOfLoss::kConnectionEnded);
+    peer.silent_for = Duration(0);
     peer.splitter.append(ConstBytes(buffer).first(*received));
     while (true) {
       const auto message = peer.splitter.next();
-      if (!message.ok()) return handle_end(rank, EndOf::kConnection);
+      if (!message.ok()) return handle_end(rank, SignOfLoss::kConnectionEnded);
       if (!message.value()) break;
       handle(rank, *message.value());
     }
@@ -90,7 +92,22 @@ void Monitor::bury_ended(TimePoint now) {
     const Peer& peer = peers_[i];
     if (!peer.ended_at || peer.socket == nullptr) continue;
     if (now - *peer.ended_at >= kLastWordsTime) {
-      handle_end(static_cast<int>(i), EndOf::kProcess);
+      handle_end(static_cast<int>(i), SignOfLoss::kProcessEnded);
+    }
+  }
+}
+
+// Counts only while this thread looks: after a stop of this process, or of all, the peers have as
+// long to speak as before it. Peers that read the status page send no heartbeats.
+void Monitor::judge_silence(TimePoint now) {
+  const Duration since = std::min<Duration>(now - silence_judged_at_, 2 * kStatusInterval);
+  silence_judged_at_ = now;
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    Peer& peer = peers_[i];
+    if (slots_[i] >= 0 || peer.socket == nullptr) continue;
+    peer.silent_for += since;
+    if (peer.silent_for >= silence_limit_) {
+      handle_end(static_cast<int>(i), SignOfLoss::kSilence);
     }
   }
 }
@@ -183,7 +200,7 @@ void Monitor::handle_goodbye(int rank, const wire::Goodbye& goodbye) {
   if (running > goodbye.number) fail_if_left_before(running);
 }
 
-void Monitor::handle_end(int rank, EndOf sign) {
+void Monitor::handle_end(int rank, SignOfLoss sign) {
   const TimePoint now = system_.now();
   bool is_loss = false;
   PeerView view;

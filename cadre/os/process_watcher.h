@@ -19,7 +19,8 @@ class ProcessWatcher {
   // In which the pids of this process count; 0: unknown.
   virtual uint64_t pid_namespace() = 0;
   // Readable once the process has ended, reaped or not. Null where there is none in this process's
-  // namespace.
+  // namespace, and where the system does not allow it (no pidfd_open, or no descriptor left): the
+  // caller then relies on the end of a connection.
   virtual std::unique_ptr<Pollable> watch_process(int pid) = 0;
 };
 

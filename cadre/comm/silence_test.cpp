@@ -1,0 +1,108 @@
+// Peers that send nothing although their connection is open, in virtual time: a host that vanished
+// is noticed by its missing heartbeats; a process that was stopped for a while is not.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/sim/simulator.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/testing/ranks.h"
+#include "cadre/testing/seeds.h"
+
+namespace cadre {
+namespace {
+
+using sim::Fault;
+using sim::When;
+using std::chrono::hours;
+using std::chrono::minutes;
+using std::chrono::seconds;
+using testing::require;
+
+constexpr Duration kFaultAt = seconds(30);  // long after the group has connected
+
+// Two hosts with a rank each. Both wait for a barrier that rank 1 enters after `pause`.
+sim::SimResult run_pair(uint64_t seed, std::vector<Fault> faults, Duration pause,
+                        const std::function<void(os::System&, Communicator&, const Error*)>& look) {
+  sim::Simulator simulator(seed, {.ranks_per_host = {1, 1}, .faults = std::move(faults)});
+  const auto store = std::make_shared<HashStore>(simulator.system(0));
+  return simulator.run([&](os::System& system, int rank) {
+    CommunicatorOptions options;
+    options.timeout = hours(3);
+    options.listen_host = format("10.0.0.{}", rank + 1);
+    const Membership membership{rank, 2, 1, store, "token"};
+    const auto group =
+        Communicator::connect(system, membership, options, system.deadline_in(seconds(20)));
+    try {
+      if (rank == 1) system.make_waiter()->park(system.deadline_in(pause));
+      group->barrier();
+      look(system, *group, nullptr);
+    } catch (const Error& error) {
+      look(system, *group, &error);
+    }
+    group->close(system.deadline_in(seconds(5)));
+  });
+}
+
+void expect_all_ended(const sim::SimResult& result, uint64_t seed) {
+  EXPECT_EQ(result.failure, "") << "seed " << seed;
+  for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "") << "seed " << seed;
+}
+
+TEST(Silence, AHostThatVanishedIsNoticedLongBeforeTheDeadlineOfTheOperation) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    const auto result = run_pair(
+        seed, {Fault::partition(0, 1, When::at_time(kFaultAt))}, minutes(10),
+        [](os::System& system, Communicator& group, const Error* error) {
+          require(error != nullptr, "the other host cannot be reached");
+          require(error->code() == ErrorCode::kPeerLost, error->message());
+          const Rank other = 1 - group.rank().value;
+          require(error->details().culprit == other, "the other rank is at fault");
+          require(error->message().find("it sends nothing although its connection is open") !=
+                      std::string::npos,
+                  error->message());
+          require(group.lost_ranks() == std::vector<Rank>{other}, "it is known to be lost");
+          if (group.rank() == 1) return;  // it was asleep when it was told
+          // Counted from the last heartbeat.
+          const Duration silent_for = system.now() - (TimePoint{} + kFaultAt);
+          require(silent_for > kDefaultSilenceLimit - seconds(1) &&
+                      silent_for < kDefaultSilenceLimit + seconds(5),
+                  format("noticed at {} ms", system.now().ns / 1'000'000));
+        });
+    expect_all_ended(result, seed);
+  }
+}
+
+void expect_no_failure(os::System&, Communicator&, const Error* error) {
+  require(error == nullptr, error == nullptr ? "" : error->message());
+}
+
+TEST(Silence, AProcessThatIsStoppedForLessThanTheLimitIsNotLost) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    const auto result = run_pair(
+        seed, {Fault::stop(1, When::at_time(kFaultAt)).lasting(kDefaultSilenceLimit - seconds(5))},
+        minutes(10), expect_no_failure);
+    expect_all_ended(result, seed);
+  }
+}
+
+// A job that is suspended as a whole, and continued rank after rank.
+TEST(Silence, IsNotCountedWhileThisProcessIsStoppedItself) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    const auto result =
+        run_pair(seed,
+                 {Fault::stop(0, When::at_time(kFaultAt)).lasting(minutes(20)),
+                  Fault::stop(1, When::at_time(kFaultAt)).lasting(minutes(20) + seconds(30))},
+                 minutes(25), expect_no_failure);
+    expect_all_ended(result, seed);
+  }
+}
+
+}  // namespace
+}  // namespace cadre
