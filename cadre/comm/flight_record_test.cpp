@@ -101,6 +101,26 @@ TEST(FlightRecord, GoldenHeader) {
   EXPECT_EQ(text(240, 16), std::string(16, '\0'));
 }
 
+TEST(FlightRecord, GoldenEntry) {
+  const TempFile file;
+  auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const Fingerprint fingerprint{.call = 0x0102, .shape = 0x0304};
+  recorder->end(recorder->begin(5, fingerprint, 2, {0x100}),
+                {.well = false, .waiting_for = 3, .phase = "reduce", .now = {0x200}});
+  const std::vector<std::byte> bytes = file.bytes();
+  const std::string entry(reinterpret_cast<const char*>(bytes.data()) + 256, 72);
+  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the first operation
+                               "\x05\0\0\0\0\0\0\0"    // its number
+                               "\x02\x01\0\0\0\0\0\0"  // the call
+                               "\x04\x03\0\0\0\0\0\0"  // the shape
+                               "\0\x01\0\0\0\0\0\0"    // begin
+                               "\0\x02\0\0\0\0\0\0"    // end
+                               "\x03\0\0\0"            // failed
+                               "\x03\0\0\0"            // waited for rank 3
+                               "reduce\0\0\0\0\0\0\0\0\0\0",
+                               72));
+}
+
 TEST(FlightRecord, DamagedFilesAreRefusedOrReadButNeverTrusted) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();

@@ -93,6 +93,70 @@ TEST(Control, GoldenBytes) {
             "78");
 }
 
+// "01020304...": as many bytes as a nonce or a proof has, counted from `first`.
+std::string counting_hex(int first) {
+  return hex_of(nonce_of(first));
+}
+
+TEST(Control, GoldenBytesOfTheHandshake) {
+  EXPECT_EQ(
+      hex_of(encode_control(Hello{LinkPurpose::kPointToPoint, 3, 1, 7, "w", "1.2", nonce_of(1)})),
+      "3e000000"
+      "00"
+      "02"
+      "03000000"
+      "01000000"
+      "0700000000000000"
+      "01000000"
+      "77"
+      "03000000"
+      "312e32" +
+          counting_hex(1));
+  EXPECT_EQ(hex_of(encode_control(Challenge{nonce_of(1), nonce_of(33)})),
+            "41000000"
+            "01" +
+                counting_hex(1) + counting_hex(33));
+  EXPECT_EQ(hex_of(encode_control(Answer{nonce_of(5)})),
+            "21000000"
+            "02" +
+                counting_hex(5));
+  EXPECT_EQ(hex_of(encode_control(Refusal{"no"})),
+            "07000000"
+            "03"
+            "02000000"
+            "6e6f");
+}
+
+TEST(Control, GoldenBytesOfShortMessages) {
+  EXPECT_EQ(hex_of(encode_control(StatusRequest{9})),
+            "09000000"
+            "05"
+            "0900000000000000");
+  EXPECT_EQ(hex_of(encode_control(GoodbyeReceipt{})),
+            "01000000"
+            "08");
+}
+
+TEST(Control, GoldenBytesOfACard) {
+  const RankCard card{"1.2", "n0", "b", 4711, "tcp:h:1", "unix:@c", 42, "\x03"};
+  EXPECT_EQ(hex_of(as_bytes(encode_card(card))),
+            "43444331"
+            "03000000"
+            "312e32"
+            "02000000"
+            "6e30"
+            "01000000"
+            "62"
+            "67120000"
+            "07000000"
+            "7463703a683a31"
+            "07000000"
+            "756e69783a4063"
+            "2a00000000000000"
+            "01000000"
+            "03");
+}
+
 TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {
   for (const ControlMessage& message : one_of_each()) {
     const std::vector<std::byte> frame = encode_control(message);
