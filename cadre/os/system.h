@@ -1,8 +1,8 @@
 // The seam to the outside world: the clock, threads, waiting, sockets and shared memory.
 //
 // Everything that waits or talks below the torch line goes through a System, so that the same
-// transports, engines and Communicator run on threads, on processes (native_system()) and in the
-// simulator (cadre/sim), where each wait hands the baton to another thread.
+// transports, engines and Communicator run on threads, on processes (make_native_system()) and in
+// the simulator (cadre/sim), where each wait hands the baton to another thread.
 //
 // Threads: all methods may be called from any thread.
 // Blocking: only poll, wait_while, Waiter::park and Thread::join, each until its Deadline at most.
