@@ -100,9 +100,16 @@ TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
         require(all[i] == (owner + 1) * static_cast<int64_t>(i % count + 1),
                 format("all_gather at {}", i));
       }
+      // Rank r brings (r + 1) * (j + 1) at j, so each rank's part of every slice is needed.
+      std::vector<int64_t> wide(all.size());
+      for (size_t j = 0; j < wide.size(); ++j) wide[j] = (rank + 1) * static_cast<int64_t>(j + 1);
       std::vector<int64_t> slice(count);
-      group.reduce_scatter(in_bytes(all), out_bytes(slice), DType::kInt64, ReduceOp::kMax);
-      require(slice == mine, "reduce_scatter of equal inputs gives each rank its slice");
+      group.reduce_scatter(in_bytes(wide), out_bytes(slice), DType::kInt64, ReduceOp::kSum);
+      for (size_t i = 0; i < count; ++i) {
+        const auto j = static_cast<size_t>(rank) * count + i;
+        require(slice[i] == factor * static_cast<int64_t>(j + 1),
+                format("reduce_scatter at {}", i));
+      }
       std::vector<int64_t> data = mine;
       group.broadcast(out_bytes(data), DType::kInt64, world - 1);
       for (size_t i = 0; i < count; ++i) {
