@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <mutex>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -112,8 +113,8 @@ TEST(CommunicatorFailure, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EXPECT_THAT(result.ranks[1].output, StartsWith("kAborted: "));
   EXPECT_THAT(result.ranks[1].output, HasSubstr("\n  first failure: all_reduce #2 on group"));
   EXPECT_THAT(result.ranks[1].output,
-              EndsWith("Remedy: rebuild the group. Remedy: look at the first "
-                       "failure, then rebuild the group."));
+              EndsWith(" ago. Remedy: look at the first failure, then rebuild the group."));
+  EXPECT_EQ(result.ranks[1].output.find("Remedy"), result.ranks[1].output.rfind("Remedy"));
 }
 
 // One rank is in a collective and waits for the other, which waits for a message from it. Another
@@ -234,6 +235,58 @@ TEST(CommunicatorFailure, ADestructorSaysGoodbye) {
   ASSERT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(result.ranks[0].output, HasSubstr("left the group after #1"));
   EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+class ErrorLines final : public LogSink {
+ public:
+  void write(LogLevel level, std::string_view, std::string_view message) override {
+    const std::lock_guard lock(mutex_);
+    if (level == LogLevel::kError) lines_ += std::string(message) + "\n";
+  }
+  std::string lines() const {
+    const std::lock_guard lock(mutex_);
+    return lines_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string lines_;
+};
+
+// Rank 0 ends with an operation pending: by an exception, which says itself what happened, or not.
+TEST(CommunicatorFailure, UnwindingIsNotLoggedBeforeTheExceptionThatUnwinds) {
+  const auto system = os::make_native_system();
+  for (const bool throws : {true, false}) {
+    const auto store = std::make_shared<HashStore>(*system);
+    const auto log = std::make_shared<ErrorLines>();
+    const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+      const Membership membership{context.rank, 2, 1, store, "token"};
+      CommunicatorOptions options;
+      if (context.rank == 0) options.log = log;
+      context.output = testing::failure_of([&] {
+        const auto group = Communicator::connect(context.system, membership, options,
+                                                 context.system.deadline_in(kBudget));
+        std::byte data{};
+        if (context.rank == 1) return group->recv(Bytes(&data, 1), DType::kUint8, 0, /*tag=*/1);
+        const auto memory = std::make_shared<std::byte>();
+        const Work pending = group->recv_async(Bytes(memory.get(), 1), DType::kUint8, 1,
+                                               /*tag=*/1, {.keep_alive = memory});
+        if (throws) throw Error(ErrorCode::kInvalidArgument, "the loss is not a number");
+      });
+    });
+    ASSERT_TRUE(result.ok()) << result.failures();
+    const std::string& told = result.ranks[1].output;
+    EXPECT_THAT(told, StartsWith("kAborted: "));
+    if (throws) {
+      EXPECT_EQ(log->lines(), "");
+      EXPECT_THAT(told, HasSubstr("\n  an exception ended the group's scope while operations were "
+                                  "pending: that exception is the first failure. Remedy: "));
+    } else {
+      EXPECT_THAT(log->lines(), HasSubstr("the group was destroyed while operations were pending; "
+                                          "close() it first"));
+      EXPECT_THAT(told, HasSubstr("close() it first. Remedy: "));
+    }
+  }
 }
 
 TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {

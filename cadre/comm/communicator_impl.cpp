@@ -177,11 +177,19 @@ std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
   return processes;
 }
 
-// A destructor must not wait for other ranks: what is still pending is aborted.
+// A destructor must not wait for other ranks: what is still pending is aborted. An exception that
+// unwinds says itself what happened on this rank.
 Communicator::Impl::~Impl() {
   const bool is_pending = queue != nullptr && !is_idle();
   if (!is_closed_ && is_pending && monitor != nullptr) {
-    abort("the group was destroyed while operations were pending; close() it first");
+    const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
+    monitor->fail({.code = ErrorCode::kAborted,
+                   .cause = is_unwinding
+                                ? "an exception ended the group's scope while operations were "
+                                  "pending: that exception is the first failure"
+                                : "the group was destroyed while operations were pending; close() "
+                                  "it first",
+                   .is_logged = !is_unwinding});
   }
   if (queue == nullptr) return;
   close(system.deadline_in(kGoodbyeTime));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -82,6 +83,7 @@ class Communicator::Impl {
   void release();
 
   int num_hosts_ = 1;
+  const int num_exceptions_ = std::uncaught_exceptions();  // when the group was made
   std::atomic<bool> is_closed_{false};
 };
 

@@ -162,7 +162,7 @@ TEST_P(CommunicatorTest, AFactorAndItsOperationComeTogetherOrAreRefused) {
     };
     require(reduce(ReduceOp::kPremulSum, {}) ==
                 "kInvalidArgument: all_reduce: premul_sum needs this rank's factor; set "
-                "CollectiveOptions::premul_factor",
+                "premul_factor beside the operation",
             "without a factor");
     const CollectiveOptions with_factor{.premul_factor = 0.5};
     require(reduce(ReduceOp::kSum, with_factor) ==

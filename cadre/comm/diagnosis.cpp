@@ -204,6 +204,11 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   return {waiting_for, false};
 }
 
+std::string compose_sentence(const Roster& roster, const Failure& failure,
+                             const Activity& last_own) {
+  return format("{}\n  {}", first_line(roster, failure, last_own), failure.cause);
+}
+
 Error compose_error(const Roster& roster, const Failure& failure, const Activity& last_own,
                     const std::string& record_path) {
   const std::string record = record_path.empty() ? "" : format(" Record: {}", record_path);
@@ -216,8 +221,8 @@ Error compose_error(const Roster& roster, const Failure& failure, const Activity
     details.operation_number = op.number;
   }
   return Error(failure.code,
-               format("{}\n  {}. Remedy: {}.{}", first_line(roster, failure, last_own),
-                      failure.cause, remedy_of(failure.code), record))
+               format("{}. Remedy: {}.{}", compose_sentence(roster, failure, last_own),
+                      remedy_of(failure.code), record))
       .with_details(std::move(details));
 }
 

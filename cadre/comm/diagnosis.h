@@ -52,6 +52,9 @@ struct Failure {
   // The operation that failed here; nullopt when none was running.
   std::optional<wire::Activity> operation;
   int reporter = -1;  // the rank that found the first failure, or -1 for this one
+  // False where the program learns the cause from elsewhere, so that a line about this one would
+  // only come before it.
+  bool is_logged = true;
 };
 
 // Whether the fingerprint is that of a send or recv, which are numbered apart from collectives.
@@ -106,7 +109,10 @@ struct Suspect {
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 
-// The Error that users see. `record_path` may be empty.
+// What happened where, and why, without a remedy: what other ranks quote.
+std::string compose_sentence(const Roster& roster, const Failure& failure,
+                             const wire::Activity& last_own);
+// The Error that users see: the sentence, what to do, and the record. `record_path` may be empty.
 Error compose_error(const Roster& roster, const Failure& failure, const wire::Activity& last_own,
                     const std::string& record_path);
 

@@ -56,6 +56,31 @@ TEST(Diagnosis, ATimeoutNamesWhoIsWaitedForAndWhatItWasLastSeenDoing) {
             "ago. Remedy: rebuild the group. Record: logs/flight/rank0");
 }
 
+TEST(Diagnosis, AnErrorHasTheCulpritTheReporterAndTheOperationAsFields) {
+  const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 1042, 60);
+  Failure failure{ErrorCode::kTimeout, 3, "late", own};
+  const ErrorDetails found = compose_error(roster(), failure, own, "").details();
+  EXPECT_EQ(found.culprit, 3);
+  EXPECT_EQ(found.reporter, 0);
+  EXPECT_EQ(found.operation, "all_reduce");
+  EXPECT_EQ(found.operation_number, 1042U);
+  failure = {ErrorCode::kAborted, -1, "abort() was called", {}};
+  failure.reporter = 2;
+  const ErrorDetails told = compose_error(roster(), failure, own, "").details();
+  EXPECT_FALSE(told.culprit);
+  EXPECT_EQ(told.reporter, 2);
+  EXPECT_EQ(told.operation, "");
+  EXPECT_FALSE(told.operation_number);
+}
+
+TEST(Diagnosis, WhatOtherRanksQuoteHasNoRemedy) {
+  const Activity own = activity(ActivityState::kRunning, OpKind::kBarrier, 2, 1);
+  const Failure failure{ErrorCode::kTimeout, 3, "waiting for rank 3", own};
+  EXPECT_EQ(compose_sentence(roster(), failure, own),
+            "barrier #2 on group \"fsdp\" timed out after 1.0 s on rank 0 (node0, pid 4711)\n"
+            "  waiting for rank 3");
+}
+
 TEST(Diagnosis, ASilentRankIsCalledSilent) {
   const PeerView peer =
       view(activity(ActivityState::kDone, OpKind::kBarrier, 7, 5), /*answers=*/false);

@@ -134,7 +134,8 @@ void Monitor::publish(const Failure& failure) {
     failure_phase_ = FailurePhase::kPublished;
     const int reporter = failure.reporter < 0 ? roster_.self.value : failure.reporter;
     const std::vector<std::byte> notice = wire::encode_control(
-        wire::AbortNotice{failure.code, failure.culprit, reporter, failure.cause, told.message()});
+        wire::AbortNotice{failure.code, failure.culprit, reporter, failure.cause,
+                          compose_sentence(roster_, is_open ? failure : complete, own)});
     for (Peer& peer : peers_) {
       if (peer.is_connected) peer.outbox.insert(peer.outbox.end(), notice.begin(), notice.end());
     }
@@ -145,7 +146,7 @@ void Monitor::publish(const Failure& failure) {
   }
   interrupt_.raise();
   wake_up_->notify();
-  log_.write(LogLevel::kError, "comm", told.message());
+  if (failure.is_logged) log_.write(LogLevel::kError, "comm", told.message());
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {

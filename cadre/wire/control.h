@@ -115,7 +115,7 @@ struct AbortNotice {
   int32_t culprit = -1;
   int32_t reporter = -1;
   std::string cause;    // the sentence that explains it, the same on all ranks
-  std::string message;  // the whole first failure, as its rank throws it
+  std::string message;  // the first failure, as its rank throws it but for the remedy
 
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };

@@ -23,7 +23,7 @@ void check_factor(const OpDescriptor& descriptor, const CollectiveOptions& optio
   const bool is_needed = descriptor.reduce_op == ReduceOp::kPremulSum;
   if (is_needed == options.premul_factor.has_value()) return;
   if (is_needed) {
-    refuse_call(format("{}: {} needs this rank's factor; set CollectiveOptions::premul_factor",
+    refuse_call(format("{}: {} needs this rank's factor; set premul_factor beside the operation",
                        descriptor.kind, descriptor.reduce_op));
   }
   refuse_call(
