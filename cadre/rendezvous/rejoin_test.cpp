@@ -20,7 +20,7 @@ struct Survivor {
   std::vector<Rank> lost;
 };
 
-class RejoinTest : public testing::Test {
+class RejoinTest : public ::testing::Test {
  protected:
   Membership member(int rank, int world_size, uint64_t round = 3) const {
     return {.rank = rank,

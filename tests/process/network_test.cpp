@@ -205,6 +205,40 @@ TEST_F(NetworkTest, BeyondLoopbackTheStoreServesNobodyWithoutTheToken) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Its process may live or not: no packet of it comes any more, not even the end of its connections.
+TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
+  Namespaces network(2);
+  network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
+  const os::Address address{os::Address::Kind::kTcp, "10.77.0.1", kPort};
+  const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
+    network.enter(context.rank);
+    const auto system = os::make_native_system();
+    std::unique_ptr<TcpStoreServer> server;
+    if (context.rank == 0) {
+      server = TcpStoreServer::start(
+                   *system, {.address = address, .token = "t", .silence_limit = seconds(3)})
+                   .value_or_throw();
+    }
+    const auto store = TcpStore::connect(*system, {.address = address, .token = "t"},
+                                         system->deadline_in(seconds(20)))
+                           .value_or_throw();
+    if (context.rank == 0) {
+      (void)store->get("ready", system->deadline_in(seconds(20))).value_or_throw();
+      network.ip(1, "link set to0 down");
+      testing::require(
+          store->get("lost", system->deadline_in(seconds(20))).value_or_throw() == "rank 1",
+          "the will was carried out");
+      return;
+    }
+    const auto will =
+        store->leave_will("lost", "rank 1", system->deadline_in(seconds(20))).value_or_throw();
+    store->set("ready", "yes", system->deadline_in(seconds(20))).value_or_throw();
+    // Until long after the link is down; the will must not be retracted before.
+    system->make_waiter()->park(system->deadline_in(seconds(12)));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // On one host: a rank is killed between the meeting at the store and the connection of the group.
 TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
   const auto result = testing::run_ranks_as_processes(
