@@ -90,7 +90,7 @@ struct Wrong {
   const char* value;  // null: removed
 };
 
-class WrongEnvironment : public testing::TestWithParam<Wrong> {};
+class WrongEnvironment : public ::testing::TestWithParam<Wrong> {};
 
 void PrintTo(const Wrong& wrong, std::ostream* out) {
   *out << wrong.variable;
@@ -114,15 +114,15 @@ TEST_P(WrongEnvironment, IsRefusedByName) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, WrongEnvironment,
-    testing::Values(Wrong{"RANK", nullptr}, Wrong{"RANK", ""}, Wrong{"RANK", "4"},
-                    Wrong{"RANK", "-1"}, Wrong{"RANK", "1x"}, Wrong{"RANK", "99999999999"},
-                    Wrong{"WORLD_SIZE", nullptr}, Wrong{"WORLD_SIZE", "0"},
-                    Wrong{"WORLD_SIZE", "two"}, Wrong{"LOCAL_RANK", "2"},
-                    Wrong{"LOCAL_WORLD_SIZE", "5"}, Wrong{"MASTER_ADDR", nullptr},
-                    Wrong{"MASTER_PORT", nullptr}, Wrong{"MASTER_PORT", "0"},
-                    Wrong{"MASTER_PORT", "65536"}, Wrong{"TORCHELASTIC_RESTART_COUNT", "-3"},
-                    Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
-                    Wrong{"CADRE_STORE_PROTOCOL", "etcd"}, Wrong{"CADRE_LOG", "loud"}));
+    ::testing::Values(Wrong{"RANK", nullptr}, Wrong{"RANK", ""}, Wrong{"RANK", "4"},
+                      Wrong{"RANK", "-1"}, Wrong{"RANK", "1x"}, Wrong{"RANK", "99999999999"},
+                      Wrong{"WORLD_SIZE", nullptr}, Wrong{"WORLD_SIZE", "0"},
+                      Wrong{"WORLD_SIZE", "two"}, Wrong{"LOCAL_RANK", "2"},
+                      Wrong{"LOCAL_WORLD_SIZE", "5"}, Wrong{"MASTER_ADDR", nullptr},
+                      Wrong{"MASTER_PORT", nullptr}, Wrong{"MASTER_PORT", "0"},
+                      Wrong{"MASTER_PORT", "65536"}, Wrong{"TORCHELASTIC_RESTART_COUNT", "-3"},
+                      Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
+                      Wrong{"CADRE_STORE_PROTOCOL", "etcd"}, Wrong{"CADRE_LOG", "loud"}));
 
 }  // namespace
 }  // namespace cadre
