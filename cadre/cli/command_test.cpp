@@ -1,10 +1,10 @@
 // The command's own face: help, version, unknown words, `cadre info` and `cadre train`'s beginning.
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/nearest.h"
-#include "cadre/cli/torch_finder.h"
 #include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -19,7 +19,11 @@ TEST(Command, ShowsHelpAndVersion) {
     const auto own_help = run_cadre({command, "--help"});
     EXPECT_EQ(own_help.exit_code, 0);
     EXPECT_TRUE(own_help.output.starts_with(std::string("cadre ") + command)) << own_help.output;
+    EXPECT_EQ(run_cadre({"help", command}).output, own_help.output);
   }
+  EXPECT_EQ(run_cadre({"help"}).output, help.output);
+  EXPECT_EQ(run_cadre({"help", "trian"}).error,
+            "cadre: unknown command \"trian\"; did you mean \"train\"?\n");
   EXPECT_TRUE(std::regex_match(run_cadre({"--version"}).output,
                                std::regex("cadre [0-9]+\\.[0-9]+\\.[0-9]+\n")));
   EXPECT_EQ(run_cadre({}).exit_code, 2);
@@ -40,34 +44,59 @@ TEST(Nearest, FindsTypingErrorsOnly) {
   EXPECT_EQ(nearest("checkpoint", known), "");
 }
 
-TEST(Info, SaysTheSameAsTableAndAsJson) {
-  const auto table = run_cadre({"info"});
-  EXPECT_EQ(table.exit_code, 0);
-  const auto json = nlohmann::json::parse(run_cadre({"info", "--json"}).output);
-  EXPECT_EQ(json["num_cores"], os::make_native_system()->host().num_cores);
-  EXPECT_EQ(json["transport_tcp"], "works");
-  EXPECT_EQ(json["transport_shared_memory"], "works");
-  EXPECT_NE(table.output.find("TCP                 works\n"), std::string::npos) << table.output;
+// "1.5 GiB" as bytes.
+double bytes_of(const std::string& text) {
+  std::istringstream words(text);
+  double count = 0;
+  std::string unit;
+  words >> count >> unit;
+  for (const char* larger : {"KiB", "MiB", "GiB"}) {
+    count *= 1024;
+    if (unit == larger) return count;
+  }
+  return -1;
 }
 
-TEST(Info, FindsTorchByItsFiles) {
-  const cadre::testing::TemporaryFolder temporary;
-  const std::string folder = temporary.path();
-  const std::string torch = folder + "/lib/python3.11/site-packages/torch";
-  std::filesystem::create_directories(torch);
-  std::ofstream(torch + "/version.py")
-      << "from typing import Optional\n__all__ = ['__version__', 'debug']\n"
-         "__version__ = '2.12.1+cpu'\n";
-  os::Environment environment;
-  environment.set("CADRE_TORCH", folder + "/bin/python");
-  const auto by_python = find_torch(environment);
-  ASSERT_TRUE(by_python);
-  EXPECT_EQ(by_python->version, "2.12.1+cpu");
-  EXPECT_EQ(by_python->folder, torch);
-  environment.set("CADRE_TORCH", torch);
-  EXPECT_EQ(find_torch(environment)->version, "2.12.1+cpu");
-  environment.set("CADRE_TORCH", folder);
-  EXPECT_FALSE(find_torch(environment));
+// A row of the table says what the JSON's value says, as a person reads it.
+void expect_same(const std::string& key, const nlohmann::json& value, const std::string& text) {
+  if (value.is_null()) {
+    EXPECT_EQ(text, "no limit") << key;
+  } else if (value.is_string()) {
+    EXPECT_EQ(text, value.get<std::string>()) << key;
+  } else if (key == "available_memory_bytes") {  // it changes between two looks
+    EXPECT_GT(bytes_of(text), 0) << text;
+  } else if (key.ends_with("_bytes")) {
+    const double bytes = value;
+    EXPECT_NEAR(bytes_of(text), bytes, 0.06 * bytes)
+        << key << ": " << text;  // "1.0 GiB" is rounded
+  } else if (value.is_number_float()) {
+    EXPECT_EQ(text, cadre::format("{:.1f}", value.get<double>())) << key;
+  } else {
+    EXPECT_EQ(text, cadre::format("{}", value.get<uint64_t>())) << key;
+  }
+}
+
+TEST(Info, SaysTheSameAsTableAndAsJson) {
+  constexpr size_t kTitleWidth = 20;
+  const auto table = run_cadre({"info"});
+  EXPECT_EQ(table.exit_code, 0);
+  const auto json = nlohmann::ordered_json::parse(run_cadre({"info", "--json"}).output);
+  std::istringstream lines(table.output);
+  for (const auto& [key, value] : json.items()) {
+    std::string line;
+    ASSERT_TRUE(std::getline(lines, line)) << "no row for " << key;
+    ASSERT_GT(line.size(), kTitleWidth) << line;
+    expect_same(key, value, line.substr(kTitleWidth));
+  }
+  std::string line;
+  EXPECT_FALSE(std::getline(lines, line)) << "not in the JSON: " << line;
+
+  const auto system = os::make_native_system();
+  EXPECT_EQ(json["host"], system->host().name);
+  EXPECT_EQ(json["num_cores"], system->host().num_cores);
+  EXPECT_GT(json["total_memory_bytes"], 1 << 20);
+  EXPECT_EQ(json["transport_tcp"], "works");
+  EXPECT_EQ(json["transport_shared_memory"], "works");
 }
 
 TEST(Train, ExplainsWhatItNeeds) {
@@ -79,6 +108,21 @@ TEST(Train, ExplainsWhatItNeeds) {
             "cadre train: --nproc-per-node none: expected a number from 1 to 4096\n");
 }
 
+TEST(Train, LooksForTheConfigurationBeforeAnythingStarts) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"train", "nofile.toml", "--nproc-per-node", "2"},
+       "there is no configuration file \"nofile.toml\""},
+      {{"train", "/", "run.steps=3"}, "\"/\" is a folder, not a configuration file"},
+      {{"train", "run.steps=3"},
+       "no configuration before run.steps=3; for example: cadre train examples/gpt.toml "
+       "run.steps=3"}};
+  for (const auto& [words, sentence] : cases) {
+    const auto result = run_cadre(words);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.error, "cadre train: " + sentence + "\n");
+  }
+}
+
 // An installed tree with a trainer that is a shell script, or with none.
 class TrainTree : public ::testing::Test {
  protected:
@@ -86,6 +130,7 @@ class TrainTree : public ::testing::Test {
     std::filesystem::create_directories(folder_ + "/bin");
     std::filesystem::create_directories(folder_ + "/libexec/cadre");
     std::filesystem::copy_file(testing::build_path("bin/cadre"), folder_ + "/bin/cadre");
+    std::ofstream(config_) << "";
   }
 
   // Runs the copied command under the built one, whose prefix "[0] " is part of the output.
@@ -103,6 +148,7 @@ class TrainTree : public ::testing::Test {
 
   cadre::testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
+  const std::string config_ = folder_ + "/x.toml";
 };
 
 TEST_F(TrainTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
@@ -129,13 +175,13 @@ TEST_F(TrainTree, HelpEndsWithTheTrainersKeys) {
 
 TEST_F(TrainTree, PassesPrintConfigToOneProcess) {
   make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
-  const auto result = train({"--print-config", "x.toml", "run.steps=3", "--nproc-per-node", "2"});
+  const auto result = train({"--print-config", config_, "run.steps=3", "--nproc-per-node", "2"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
-  EXPECT_EQ(result.output, "[0] 0 of 1: x.toml run.steps=3 --print-config\n");
+  EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --print-config\n");
 }
 
 TEST_F(TrainTree, SaysHowToBuildAMissingTrainer) {
-  const auto result = train({"x.toml"});
+  const auto result = train({config_});
   EXPECT_EQ(result.exit_code, kNotFoundExitCode);
   EXPECT_NE(result.error.find("cadre-train is not there: this build has no libtorch; run `make "
                               "build` with torch installed"),
@@ -145,11 +191,12 @@ TEST_F(TrainTree, SaysHowToBuildAMissingTrainer) {
 
 TEST_F(TrainTree, RunsTheTrainerBesideIt) {
   make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
-  const auto result = train({"x.toml", "--nproc_per_node", "2", "train.steps=3"});
+  const auto result = train({config_, "--nproc_per_node", "2", "train.steps=3"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   // Rank 0 of the trainer has no prefix of its own.
-  EXPECT_NE(result.output.find("[0] 0 of 2: x.toml train.steps=3\n"), std::string::npos);
-  EXPECT_NE(result.output.find("[0] [1] 1 of 2: x.toml train.steps=3\n"), std::string::npos);
+  EXPECT_NE(result.output.find("[0] 0 of 2: " + config_ + " train.steps=3\n"), std::string::npos);
+  EXPECT_NE(result.output.find("[0] [1] 1 of 2: " + config_ + " train.steps=3\n"),
+            std::string::npos);
 }
 
 }  // namespace

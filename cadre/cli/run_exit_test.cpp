@@ -26,7 +26,7 @@ TEST(RunExit, ReportsTheFirstFailureLast) {
             "    about to fail\n"
             "    no such layer\n"
             "cadre: rank 2 of 4 failed with exit code 3 on HOST, pid #, after # s\n"
-            "  others: ranks 0-1, 3: stopped\n");
+            "  others: ranks 0-1, 3: stopped by cadre because rank 2 failed\n");
 }
 
 TEST(RunExit, ExplainsASegmentationFault) {
@@ -36,7 +36,7 @@ TEST(RunExit, ExplainsASegmentationFault) {
             "cadre: rank 1 wrote nothing\n"
             "cadre: rank 1 of 2 failed with signal 11 (SIGSEGV) on HOST, pid #, after # s\n"
             "  meaning: invalid memory access\n"
-            "  others: rank 0: stopped\n");
+            "  others: rank 0: stopped by cadre because rank 1 failed\n");
 }
 
 TEST(RunExit, ExplainsAKill) {
@@ -58,7 +58,8 @@ TEST(RunExit, FoldsOtherEndingsIntoOneLine) {
        "esac; while true; do sleep 0.05; done"});
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_NE(result.error.find(
-                "  others: rank 2: ended by exit code 5; rank 0: had succeeded; rank 3: stopped\n"),
+                "  others: rank 2: ended by exit code 5; rank 0: had succeeded; rank 3: stopped by "
+                "cadre because rank 1 failed\n"),
             std::string::npos)
       << result.error;
 }
@@ -69,6 +70,25 @@ TEST(RunExit, ShowsTheMessageThatPythonLeft) {
       R"(echo '{"message": {"message": "ValueError: odd"}}' > $TORCHELASTIC_ERROR_FILE; exit 1)"));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_NE(result.error.find("  exception: ValueError: odd\n"), std::string::npos) << result.error;
+}
+
+// A job that a worker of another job starts: the outer report has what the inner one found.
+TEST(RunExit, LeavesItsFailureWhereItsCallerLooks) {
+  const std::string inner = cadre::testing::build_path("bin/cadre") +
+                            " run --nproc-per-node 2 sh -c 'test $RANK = 0 || exit 3; sleep 50'";
+  const auto result = run_cadre(shell_job(1, inner));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(masked(result.error)
+                .find("  exception: rank 1 of 2 failed with exit code 3 on HOST, pid #\n"),
+            std::string::npos)
+      << result.error;
+}
+
+TEST(RunExit, SaysWhenItsFailureCannotBeLeft) {
+  const auto result = run_cadre(shell_job(1, "exit 3"), {{"TORCHELASTIC_ERROR_FILE", "/no/x"}});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.error.find("cadre: the caller's TORCHELASTIC_ERROR_FILE: "), std::string::npos)
+      << result.error;
 }
 
 TEST(RunExit, KeepsTheLastThirtyLines) {
@@ -89,6 +109,7 @@ class RunUnstartable : public ::testing::Test {
  protected:
   RunUnstartable() {
     std::ofstream(folder_ + "/plain") << "text\n";
+    std::ofstream(folder_ + "/script") << "#!/bin/sh\n";
     std::ofstream(folder_ + "/orphan") << "#!/no/such/interpreter\n";
     std::ofstream(folder_ + "/text") << "neither\n";
     for (const char* name : {"/orphan", "/text"}) {
@@ -108,7 +129,12 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
       {{folder_}, 126, "\"" + folder_ + "\" is a directory, not a program"},
       {{folder_ + "/plain"},
        126,
-       "\"" + folder_ + "/plain\" is not executable: chmod +x " + folder_ + "/plain"},
+       "\"" + folder_ +
+           "/plain\" is not a program: it is not executable, and it begins neither as a compiled "
+           "program does nor with #!"},
+      {{folder_ + "/script"},
+       126,
+       "\"" + folder_ + "/script\" is not executable: chmod +x " + folder_ + "/script"},
       {{folder_ + "/orphan"},
        126,
        "\"" + folder_ +
@@ -122,6 +148,9 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
       {{"--nproc-per-node", "0", "true"},
        2,
        "--nproc-per-node 0: expected a number from 1 to 4096, auto, gpu or cpu"},
+      {{"--nproc-per-node", "1000000", "true"},
+       2,
+       "--nproc-per-node 1000000: expected a number from 1 to 4096, auto, gpu or cpu"},
       {{"--nnodes", "2", "true"},
        2,
        "--nnodes 2: this launcher starts workers on one host only; for several hosts start each "

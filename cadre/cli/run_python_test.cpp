@@ -60,6 +60,12 @@ TEST_F(RunPython, ShowsThePythonTraceback) {
 }
 
 #ifdef CADRE_LIBTORCH_DIR
+// PREFIX/bin/python3 of PREFIX/lib/python3.X/site-packages/torch.
+std::string python_with_torch() {
+  const std::string python = CADRE_LIBTORCH_DIR "/../../../../bin/python3";
+  return std::filesystem::exists(python) ? python : "python3";
+}
+
 // As a PyTorch user writes it: nothing in it knows of cadre.
 constexpr const char* kGlooScript = R"(
 import torch, torch.distributed as dist
@@ -78,14 +84,31 @@ dist.destroy_process_group()
 
 TEST_F(RunPython, RunsUnmodifiedPyTorchWithGloo) {
   const auto script = write("gloo.py", kGlooScript);
-  // PREFIX/bin/python3 of PREFIX/lib/python3.X/site-packages/torch.
-  std::string python = CADRE_LIBTORCH_DIR "/../../../../bin/python3";
-  if (!std::filesystem::exists(python)) python = "python3";
-  const auto result =
-      run_cadre({"run", "--standalone", "--nproc-per-node=2", script}, {{"PYTHON_EXEC", python}});
+  const auto result = run_cadre({"run", "--standalone", "--nproc-per-node=2", script},
+                                {{"PYTHON_EXEC", python_with_torch()}});
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
   EXPECT_NE(result.output.find("[0] rank 0 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
   EXPECT_NE(result.output.find("[1] rank 1 of 2 sum [1, 3, 5, 7]\n"), std::string::npos);
+}
+
+TEST_F(RunPython, LeavesItsFailureAsTorchelasticReadsIt) {
+  const std::string error_file = folder_ + "/error.json";
+  run_cadre(shell_job(2, "test $RANK = 0 || { echo no such layer; exit 3; }; sleep 50"),
+            {{"TORCHELASTIC_ERROR_FILE", error_file}});
+  const auto script = write("reader.py",
+                            "import sys\n"
+                            "from torch.distributed.elastic.multiprocessing.errors import *\n"
+                            "failure = ProcessFailure(0, 1, 3, sys.argv[1])\n"
+                            "print(failure.message['message'], failure.message['errorCode'],\n"
+                            "      failure.timestamp > 1700000000)\n"
+                            "print(ChildFailedError('job', {0: failure}))\n");
+  const auto result = run_cadre({"run", "--log-line-prefix-template=", script, error_file},
+                                {{"PYTHON_EXEC", python_with_torch()}});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_TRUE(masked(result.output)
+                  .starts_with("rank 1 of 2 failed with exit code 3 on HOST, pid # 3 True\n"))
+      << result.output;
+  EXPECT_NE(result.output.find("\n  no such layer\n"), std::string::npos) << result.output;
 }
 
 // Also those that a later torch may add: each must be accepted, or refused with its reason.
