@@ -22,9 +22,8 @@ TEST(RunExit, ReportsTheFirstFailureLast) {
   const size_t report = result.error.find("cadre: the last");
   ASSERT_NE(report, std::string::npos) << result.error;
   EXPECT_EQ(masked(result.error.substr(report)),
-            "cadre: the last 2 lines of rank 2:\n"
+            "cadre: the last 2 lines of rank 2, of which the last one is shown above:\n"
             "    about to fail\n"
-            "    no such layer\n"
             "cadre: rank 2 of 4 failed with exit code 3 on HOST, pid #, after # s\n"
             "  others: ranks 0-1, 3: stopped by cadre because rank 2 failed\n");
 }

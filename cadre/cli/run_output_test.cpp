@@ -45,16 +45,6 @@ TEST(RunOutput, EndsAPartialLineAndKeepsBytesAsTheyAre) {
   EXPECT_EQ(result.output, std::string("[0] a\0b\xff\n[0] last\n", 18));
 }
 
-TEST(RunOutput, ShowsTheEndOfALineThatRewritesItself) {
-  const auto result = run_cadre(shell_job(1, R"(printf '\r10%%\r20%%\r30%%\ndone\r\n')"));
-  EXPECT_EQ(result.output, "[0] 30%\n[0] done\n");
-}
-
-TEST(RunOutput, ShowsProgressThatEndsNoLine) {
-  CadreCommand command(shell_job(1, R"(printf '\r10%%'; sleep 1000)"));
-  EXPECT_TRUE(command.wait_for("[0] 10%\n"));
-}
-
 TEST(RunOutput, LosesNothingOfAFlood) {
   constexpr int kLines = 200000;
   const auto result = run_cadre(shell_job(2, cadre::format("seq 1 {}", kLines)));
@@ -65,14 +55,6 @@ TEST(RunOutput, LosesNothingOfAFlood) {
     ASSERT_EQ(line, prefix + std::to_string(++next[prefix]));
   }
   EXPECT_EQ(next, (std::map<std::string, int>{{"[0] ", kLines}, {"[1] ", kLines}}));
-}
-
-TEST(RunOutput, BoundsLinesThatNeverEnd) {
-  constexpr size_t kBytes = 5'000'000;
-  const auto result =
-      run_cadre(shell_job(1, cadre::format("head -c {} /dev/zero | tr '\\000' x", kBytes)));
-  EXPECT_EQ(static_cast<size_t>(std::ranges::count(result.output, 'x')), kBytes);
-  for (const std::string& line : lines_of(result.output)) ASSERT_LE(line.size(), (64U << 10) + 4);
 }
 
 uint64_t resident_bytes(int pid) {

@@ -1,5 +1,6 @@
 #include "cadre/launch/buffered_output.h"
 
+#include <algorithm>
 #include <array>
 
 namespace cadre::launch {
@@ -8,14 +9,35 @@ void BufferedOutput::append(std::string_view bytes) {
   if (bytes.empty()) return;
   pending_.append(bytes);
   is_at_line_start_ = bytes.back() == '\n';
+  num_lines_ += static_cast<uint64_t>(std::ranges::count(bytes, '\n'));
+  line_writer_ = nullptr;
 }
 
-void BufferedOutput::append_line(std::string_view prefix, std::string_view line) {
-  if (!is_at_line_start_) pending_.push_back('\n');
-  pending_.append(prefix);
-  pending_.append(line);
-  pending_.push_back('\n');
-  is_at_line_start_ = true;
+void BufferedOutput::append_piece(const void* writer, std::string_view prefix,
+                                  const LinePiece& piece) {
+  const bool goes_on = !piece.starts_line && line_writer_ != nullptr && line_writer_ == writer;
+  if (!goes_on) {
+    // The end of a line that another writer's line has ended already.
+    if (!piece.starts_line && piece.bytes.empty()) return;
+    if (!is_at_line_start_) pending_.push_back('\n');
+    pending_.append(prefix);
+  }
+  pending_.append(piece.bytes);
+  if (piece.ends_line) {
+    pending_.push_back('\n');
+    ++num_lines_;
+  }
+  is_at_line_start_ = piece.ends_line;
+  line_writer_ = piece.ends_line ? nullptr : writer;
+}
+
+void BufferedOutput::claim(const void* writer, TimePoint until) {
+  claimant_ = writer;
+  claimed_until_ = until;
+}
+
+void BufferedOutput::release(const void* writer) {
+  if (claimant_ == writer) claimant_ = nullptr;
 }
 
 void BufferedOutput::flush() {

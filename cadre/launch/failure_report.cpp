@@ -32,11 +32,18 @@ std::string last_lines_text(const FailureReport& report) {
     return cadre::format("cadre: rank {} wrote nothing\n", report.failure.rank);
   }
   const size_t count = report.last_lines.size();
-  std::string text =
-      count == 1
-          ? cadre::format("cadre: the last line of rank {}:\n", report.failure.rank)
-          : cadre::format("cadre: the last {} lines of rank {}:\n", count, report.failure.rank);
-  for (const std::string& line : report.last_lines) text += "    " + printable(line) + "\n";
+  const size_t num_shown = report.num_lines_just_shown;
+  const std::string lines = count == 1 ? "line" : cadre::format("{} lines", count);
+  std::string text = cadre::format("cadre: the last {} of rank {}", lines, report.failure.rank);
+  if (num_shown == count) {
+    return text + (count == 1 ? " is shown above\n" : " are shown above\n");
+  }
+  if (num_shown == 1) text += ", of which the last one is shown above";
+  if (num_shown > 1) text += cadre::format(", of which the last {} are shown above", num_shown);
+  text += ":\n";
+  for (size_t i = 0; i < count - num_shown; ++i) {
+    text += "    " + printable(report.last_lines[i]) + "\n";
+  }
   return text;
 }
 

@@ -6,6 +6,7 @@
 // stands where the cursor is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -20,6 +21,7 @@ struct FailureReport {
   std::string host;
   std::string exception;  // what the worker left in its error file; may be empty
   std::deque<std::string> last_lines;
+  size_t num_lines_just_shown = 0;  // of these the last ones, which are not repeated
   int num_workers = 1;
   std::span<const WorkerExit> exits;  // of all workers, the failed one too
   uint64_t num_oom_kills = 0;

@@ -43,6 +43,29 @@ TEST(FailureReport, SaysWhoWhereAndWhy) {
       "stopped by cadre because rank 3 failed");
 }
 
+TEST(FailureReport, RefersToLinesThatWereJustShown) {
+  const std::vector exits{worker_exit(0, {.code = 1})};
+  FailureReport report{.failure = exits[0],
+                       .host = "node7",
+                       .last_lines = {"one", "two", "three"},
+                       .num_workers = 1,
+                       .exits = exits};
+  const auto beginning = [&](size_t num_shown) {
+    report.num_lines_just_shown = num_shown;
+    const std::string text = to_text(report);
+    return text.substr(0, text.find("cadre: rank 0"));
+  };
+  EXPECT_EQ(beginning(0), "cadre: the last 3 lines of rank 0:\n    one\n    two\n    three\n");
+  EXPECT_EQ(beginning(1),
+            "cadre: the last 3 lines of rank 0, of which the last one is shown above:\n"
+            "    one\n    two\n");
+  EXPECT_EQ(beginning(2),
+            "cadre: the last 3 lines of rank 0, of which the last 2 are shown above:\n    one\n");
+  EXPECT_EQ(beginning(3), "cadre: the last 3 lines of rank 0 are shown above\n");
+  report.last_lines = {"one"};
+  EXPECT_EQ(beginning(1), "cadre: the last line of rank 0 is shown above\n");
+}
+
 TEST(FailureReport, NamesThoseThatWereStoppedAtThatTime) {
   std::vector exits{worker_exit(2, {.code = 1}), worker_exit(1, {.signal = SIGTERM}, true),
                     worker_exit(0, {.signal = SIGTERM}, true)};

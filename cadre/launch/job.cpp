@@ -386,6 +386,7 @@ int JobRun::finish() {
                      .host = system_.host().name,
                      .exception = exception_in(error_file_of(identity_, failure->rank)),
                      .last_lines = group_.tail(failure->rank).lines(),
+                     .num_lines_just_shown = group_.tail(failure->rank).num_just_shown(error_),
                      .num_workers = group_.size(),
                      .exits = group_.exits(),
                      .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_}));

@@ -1,60 +1,72 @@
 #include "cadre/launch/line_splitter.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace cadre::launch {
-namespace {
 
-// What a terminal would show of a line that may hold carriage returns.
 std::string_view visible_part(std::string_view line) {
   while (line.ends_with('\r')) line.remove_suffix(1);
   const size_t last_return = line.rfind('\r');
   return last_return == std::string_view::npos ? line : line.substr(last_return + 1);
 }
 
-}  // namespace
+void LineSplitter::hand_on(std::string_view bytes, bool ends_line, const Emit& emit) {
+  const std::string_view shown = returns_ == Returns::kKept ? bytes : visible_part(bytes);
+  // What was handed on of a line that then starts anew stays, as a line of its own.
+  emit({.bytes = shown, .starts_line = !is_open_ || rewrites_itself_, .ends_line = ends_line});
+  is_open_ = !ends_line;
+  rewrites_itself_ = false;
+  has_new_progress_ = false;
+}
 
 void LineSplitter::feed(std::string_view bytes, const Emit& emit) {
   while (!bytes.empty()) {
     const size_t newline = bytes.find('\n');
     if (newline == std::string_view::npos) return keep(bytes, emit);
-    if (partial_.empty() && newline <= kMaxLineBytes) {
-      emit(visible_part(bytes.substr(0, newline)));  // the common case copies nothing
+    if (!is_in_line() && newline <= kMaxPieceBytes) {
+      hand_on(bytes.substr(0, newline), true, emit);  // the common case copies nothing
     } else {
       keep(bytes.substr(0, newline), emit);
-      emit(visible_part(partial_));
+      hand_on(partial_, true, emit);
       partial_.clear();
     }
-    has_new_progress_ = false;
     bytes.remove_prefix(newline + 1);
   }
 }
 
 void LineSplitter::keep(std::string_view bytes, const Emit& emit) {
   while (!bytes.empty()) {
-    const size_t room = kMaxLineBytes - partial_.size();
-    const std::string_view taken = bytes.substr(0, room);
+    const std::string_view taken = bytes.substr(0, kMaxPieceBytes - partial_.size());
     partial_.append(taken);
     bytes.remove_prefix(taken.size());
-    const std::string_view shown = visible_part(partial_);
-    if (shown.size() < partial_.size()) {
-      // A trailing carriage return stays: the next byte decides whether the line starts anew.
-      const bool ends_with_return = partial_.ends_with('\r');
-      partial_ = std::string(shown) + (ends_with_return ? "\r" : "");
-      has_new_progress_ = true;
-    }
-    if (partial_.size() == kMaxLineBytes) {
-      emit(partial_);
+    if (returns_ == Returns::kRewriteTheLine) rewrite();
+    if (partial_.size() == kMaxPieceBytes) {
+      hand_on(partial_, false, emit);
       partial_.clear();
     }
   }
 }
 
-void LineSplitter::finish(const Emit& emit) {
-  if (!partial_.empty()) emit(visible_part(partial_));
+void LineSplitter::rewrite() {
+  // A trailing carriage return stays: the next byte decides whether the line starts anew.
+  const bool ends_with_return = partial_.ends_with('\r');
+  const std::string_view shown = visible_part(partial_);
+  has_new_progress_ = has_new_progress_ || shown.size() < partial_.size();
+  if (shown.data() != partial_.data()) {
+    partial_ = std::string(shown) + (ends_with_return ? "\r" : "");
+    rewrites_itself_ = true;
+  }
+}
+
+void LineSplitter::flush(const Emit& emit) {
+  if (partial_.empty() || rewrites_itself_ || is_after_return()) return;
+  hand_on(partial_, false, emit);
   partial_.clear();
-  has_new_progress_ = false;
+}
+
+void LineSplitter::finish(const Emit& emit) {
+  if (is_in_line()) hand_on(partial_, true, emit);
+  partial_.clear();
 }
 
 std::optional<std::string> LineSplitter::take_progress() {

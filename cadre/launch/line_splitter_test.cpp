@@ -9,78 +9,170 @@
 namespace cadre::launch {
 namespace {
 
-std::vector<std::string> split(std::span<const std::string> pieces) {
-  LineSplitter splitter;
-  std::vector<std::string> lines;
-  const auto emit = [&](std::string_view line) { lines.emplace_back(line); };
-  for (const std::string& piece : pieces) splitter.feed(piece, emit);
-  splitter.finish(emit);
-  return lines;
-}
-
 using Lines = std::vector<std::string>;
+using Returns = LineSplitter::Returns;
+
+// The lines that a reader sees: a piece that starts a line ends one that is unfinished.
+class SplitLines {
+ public:
+  explicit SplitLines(Returns returns = Returns::kKept) : splitter_(returns) {}
+
+  void feed(std::string_view bytes) { splitter_.feed(bytes, emit_); }
+  void flush() { splitter_.flush(emit_); }
+  LineSplitter& splitter() { return splitter_; }
+  Lines finish() {
+    splitter_.finish(emit_);
+    return lines_;
+  }
+  const Lines& lines() const { return lines_; }
+  size_t longest_piece() const { return longest_piece_; }
+
+ private:
+  void show(const LinePiece& piece) {
+    longest_piece_ = std::max(longest_piece_, piece.bytes.size());
+    if (piece.starts_line) lines_.emplace_back();
+    lines_.back() += piece.bytes;
+  }
+
+  const LineSplitter::Emit emit_ = [this](const LinePiece& piece) { show(piece); };
+  LineSplitter splitter_;
+  Lines lines_;
+  size_t longest_piece_ = 0;
+};
+
+Lines split(const Lines& pieces, Returns returns = Returns::kKept) {
+  SplitLines lines(returns);
+  for (const std::string& piece : pieces) lines.feed(piece);
+  return lines.finish();
+}
 
 TEST(LineSplitter, CutsAtNewlines) {
-  EXPECT_EQ(split(Lines{"a\nb\n"}), (Lines{"a", "b"}));
-  EXPECT_EQ(split(Lines{"a", "b\nc", "\n"}), (Lines{"ab", "c"}));
-  EXPECT_EQ(split(Lines{"\n\n"}), (Lines{"", ""}));
-  EXPECT_EQ(split(Lines{"no end"}), (Lines{"no end"}));
-  EXPECT_EQ(split(Lines{""}), Lines{});
+  for (const Returns returns : {Returns::kKept, Returns::kRewriteTheLine}) {
+    EXPECT_EQ(split({"a\nb\n"}, returns), (Lines{"a", "b"}));
+    EXPECT_EQ(split({"a", "b\nc", "\n"}, returns), (Lines{"ab", "c"}));
+    EXPECT_EQ(split({"\n\n"}, returns), (Lines{"", ""}));
+    EXPECT_EQ(split({"no end"}, returns), (Lines{"no end"}));
+    EXPECT_EQ(split({""}, returns), Lines{});
+  }
 }
 
-TEST(LineSplitter, CarriageReturnsStartTheLineAnew) {
-  EXPECT_EQ(split(Lines{"10%\r20%\r30%\n"}), (Lines{"30%"}));
-  EXPECT_EQ(split(Lines{"\r10%", "\r20%", "\n"}), (Lines{"20%"}));
-  EXPECT_EQ(split(Lines{"10%\r", "20%\r", "\n"}), (Lines{"20%"}));
-  EXPECT_EQ(split(Lines{"dos\r\n", "dos", "\r", "\n"}), (Lines{"dos", "dos"}));
+TEST(LineSplitter, KeepsCarriageReturns) {
+  EXPECT_EQ(split({"10%\r20%\r", "30%\r\n", "\rx"}), (Lines{"10%\r20%\r30%\r", "\rx"}));
+}
+
+TEST(LineSplitter, ForATerminalCarriageReturnsStartTheLineAnew) {
+  const auto rewritten = [](const Lines& pieces) {
+    return split(pieces, Returns::kRewriteTheLine);
+  };
+  EXPECT_EQ(rewritten({"10%\r20%\r30%\n"}), (Lines{"30%"}));
+  EXPECT_EQ(rewritten({"\r10%", "\r20%", "\n"}), (Lines{"20%"}));
+  EXPECT_EQ(rewritten({"10%\r", "20%\r", "\n"}), (Lines{"20%"}));
+  EXPECT_EQ(rewritten({"ab\r", "ab", "\n"}), (Lines{"ab"}));
+  EXPECT_EQ(rewritten({"dos\r\n", "dos", "\r", "\n"}), (Lines{"dos", "dos"}));
 }
 
 TEST(LineSplitter, TellsProgressOnceForEachChange) {
-  LineSplitter splitter;
-  const auto ignore = [](std::string_view) {};
-  splitter.feed("loading", ignore);
+  SplitLines lines(Returns::kRewriteTheLine);
+  LineSplitter& splitter = lines.splitter();
+  lines.feed("loading");
   EXPECT_EQ(splitter.take_progress(), std::nullopt);  // it does not rewrite itself
-  splitter.feed("\r10%", ignore);
+  lines.feed("\r10%");
   EXPECT_EQ(splitter.take_progress(), "10%");
   EXPECT_EQ(splitter.take_progress(), std::nullopt);
-  splitter.feed("\r20%\n", ignore);
+  lines.feed("\r20%\n");
   EXPECT_EQ(splitter.take_progress(), std::nullopt);
 }
 
-// Whatever the bytes and however they arrive: the same lines, none over the bound, no byte lost.
+TEST(LineSplitter, FlushHandsOnWhatHasComeAndTheLineGoesOn) {
+  SplitLines lines;
+  lines.feed("one ");
+  EXPECT_TRUE(lines.splitter().is_in_line());
+  lines.flush();
+  EXPECT_EQ(lines.lines(), (Lines{"one "}));
+  lines.flush();
+  lines.feed("two\nthree\n");
+  EXPECT_FALSE(lines.splitter().is_in_line());
+  EXPECT_EQ(lines.finish(), (Lines{"one two", "three"}));
+}
+
+TEST(LineSplitter, WhatWasFlushedStaysWhenTheLineStartsAnew) {
+  SplitLines lines(Returns::kRewriteTheLine);
+  lines.feed("10%");
+  lines.flush();
+  lines.feed("\r20%");
+  lines.flush();  // a line that rewrites itself is progress
+  EXPECT_EQ(lines.lines(), (Lines{"10%"}));
+  EXPECT_EQ(lines.splitter().take_progress(), "20%");
+  lines.feed("\r30%\n");
+  EXPECT_EQ(lines.finish(), (Lines{"10%", "30%"}));
+}
+
+// Whatever the bytes and however they arrive: the same lines, no piece over the bound.
 TEST(LineSplitter, DoesNotDependOnHowTheBytesArrive) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
+    Lines expected;
     std::string text;
     const size_t num_lines = random.below(5);
     for (size_t i = 0; i < num_lines; ++i) {
-      text.append(random.below(3 * LineSplitter::kMaxLineBytes), static_cast<char>('a' + i));
-      text += '\n';
+      expected.emplace_back(random.below(3 * LineSplitter::kMaxPieceBytes),
+                            static_cast<char>('a' + i));
+      text += expected.back() + '\n';
     }
-    Lines pieces;
+    SplitLines lines(seed % 2 == 0 ? Returns::kKept : Returns::kRewriteTheLine);
     for (size_t at = 0; at < text.size();) {
       const size_t size = 1 + random.below(100'000);
-      pieces.push_back(text.substr(at, size));
+      lines.feed(std::string_view(text).substr(at, size));
       at += size;
     }
-    const Lines lines = split(pieces);
-    size_t num_bytes = 0;
-    for (const std::string& line : lines) {
-      EXPECT_LE(line.size(), LineSplitter::kMaxLineBytes);
-      num_bytes += line.size();
-    }
-    EXPECT_EQ(num_bytes, text.size() - num_lines);
+    ASSERT_EQ(lines.finish(), expected);
+    EXPECT_LE(lines.longest_piece(), LineSplitter::kMaxPieceBytes);
   }
 }
 
-TEST(LineTail, KeepsTheLastLinesShortened) {
-  LineTail tail;
-  for (int i = 0; i < 100; ++i) tail.add(std::to_string(i));
-  tail.add(std::string(5000, 'x'));
-  ASSERT_EQ(tail.lines().size(), LineTail::kMaxLines);
-  EXPECT_EQ(tail.lines().front(), "71");
-  EXPECT_EQ(tail.lines().back(), format("{}... (3000 more bytes)", std::string(2000, 'x')));
+class LineTailTest : public ::testing::Test {
+ protected:
+  // As a worker's line, shown on `output`.
+  void write(BufferedOutput& output, const std::string& line) {
+    output.append_line("", line);
+    tail_.add({.bytes = line}, output);
+  }
+
+  BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
+  BufferedOutput error_{os::OutputStream::Target::kStandardError};
+  LineTail tail_;
+};
+
+TEST_F(LineTailTest, KeepsTheLastLinesShortened) {
+  for (int i = 0; i < 100; ++i) write(output_, std::to_string(i));
+  write(output_, std::string(5000, 'x'));
+  const auto lines = tail_.lines();
+  ASSERT_EQ(lines.size(), LineTail::kMaxLines);
+  EXPECT_EQ(lines.front(), "71");
+  EXPECT_EQ(lines.back(), format("{}... (3000 more bytes)", std::string(2000, 'x')));
+}
+
+TEST_F(LineTailTest, PutsPiecesTogetherAndKeepsTheNewestState) {
+  tail_.add({.bytes = "one ", .ends_line = false}, output_);
+  EXPECT_TRUE(tail_.lines().empty());
+  tail_.add({.bytes = "line", .starts_line = false}, output_);
+  tail_.add({.bytes = "10%\r20%\r", .ends_line = false}, output_);
+  tail_.add({.bytes = "30%\r", .starts_line = false}, output_);
+  EXPECT_EQ(tail_.lines(), (std::deque<std::string>{"one line", "30%"}));
+}
+
+TEST_F(LineTailTest, CountsWhatIsStillInSight) {
+  EXPECT_EQ(tail_.num_just_shown(error_), 0U);
+  write(error_, "a");
+  write(output_, "b");
+  for (const char* line : {"c", "d", "e"}) write(error_, line);
+  EXPECT_EQ(tail_.num_just_shown(error_), 3U);
+  EXPECT_EQ(tail_.num_just_shown(output_), 0U);
+  for (uint64_t i = 0; i < LineTail::kNearLines; ++i) error_.append_line("", "of another rank");
+  EXPECT_EQ(tail_.num_just_shown(error_), 3U);
+  error_.append_line("", "of another rank");
+  EXPECT_EQ(tail_.num_just_shown(error_), 0U);
 }
 
 }  // namespace

@@ -1,14 +1,19 @@
 // The last lines that a worker wrote, kept for the report of its failure.
 //
-// Threads: one owner. Blocking: never. Memory: at most kMaxLines times kMaxLineBytes.
+// Threads: one owner. Blocking: never. Memory: about kMaxLines times kMaxLineBytes.
+// Lifetime: the outputs that lines were shown on are compared by address only.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <string>
 #include <string_view>
 
 #include "cadre/base/format.h"
+#include "cadre/launch/buffered_output.h"
+#include "cadre/launch/line_splitter.h"
 
 namespace cadre::launch {
 
@@ -16,21 +21,61 @@ class LineTail {
  public:
   static constexpr size_t kMaxLines = 30;
   static constexpr size_t kMaxLineBytes = 2000;
+  // Lines of others after which what was shown still counts as just shown.
+  static constexpr uint64_t kNearLines = 10;
 
-  void add(std::string_view line) {
-    if (lines_.size() == kMaxLines) lines_.pop_front();
-    if (line.size() <= kMaxLineBytes) {
-      lines_.emplace_back(line);
-    } else {
-      lines_.push_back(std::string(line.substr(0, kMaxLineBytes)) +
-                       cadre::format("... ({} more bytes)", line.size() - kMaxLineBytes));
+  // A piece that was handed to `shown_on` before. Of lines that rewrite themselves the newest state
+  // is kept.
+  void add(const LinePiece& piece, const BufferedOutput& shown_on) {
+    line_.append(piece.bytes);
+    const std::string_view visible = visible_part(line_);
+    if (visible.data() != line_.data()) {
+      line_ = std::string(visible) + (line_.ends_with('\r') ? "\r" : "");
+      num_more_bytes_ = 0;
     }
+    if (line_.size() > kMaxLineBytes) {
+      num_more_bytes_ += line_.size() - kMaxLineBytes;
+      line_.resize(kMaxLineBytes);
+    }
+    if (piece.ends_line) end_line(shown_on);
   }
 
-  const std::deque<std::string>& lines() const { return lines_; }
+  std::deque<std::string> lines() const {
+    std::deque<std::string> texts;
+    for (const Line& line : lines_) texts.push_back(line.text);
+    return texts;
+  }
+
+  // How many of the last lines stand on `output`, with few lines of others after them.
+  size_t num_just_shown(const BufferedOutput& output) const {
+    size_t num_shown = 0;
+    for (size_t count = 1; count <= lines_.size(); ++count) {
+      const Line& line = lines_[lines_.size() - count];
+      if (line.shown_on != &output) break;
+      if (output.num_lines() - line.line_number <= count - 1 + kNearLines) num_shown = count;
+    }
+    return num_shown;
+  }
 
  private:
-  std::deque<std::string> lines_;
+  struct Line {
+    std::string text;
+    const BufferedOutput* shown_on;
+    uint64_t line_number;  // on that output
+  };
+
+  void end_line(const BufferedOutput& shown_on) {
+    line_ = std::string(visible_part(line_));
+    if (num_more_bytes_ > 0) line_ += cadre::format("... ({} more bytes)", num_more_bytes_);
+    if (lines_.size() == kMaxLines) lines_.pop_front();
+    lines_.push_back({std::move(line_), &shown_on, shown_on.num_lines()});
+    line_.clear();
+    num_more_bytes_ = 0;
+  }
+
+  std::deque<Line> lines_;
+  std::string line_;  // of an unfinished line
+  uint64_t num_more_bytes_ = 0;
 };
 
 }  // namespace cadre::launch

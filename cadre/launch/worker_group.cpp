@@ -30,9 +30,10 @@ struct WorkerGroup::Worker {
   bool was_asked_to_stop = false;
   int stopped_by = 0;  // as of the last look
 
-  void pump() {
-    output_is_open = output_is_open && output.pump(Stream::kOutput, process->standard_output());
-    error_is_open = error_is_open && output.pump(Stream::kError, process->standard_error());
+  void pump(TimePoint now) {
+    output_is_open =
+        output_is_open && output.pump(Stream::kOutput, process->standard_output(), now);
+    error_is_open = error_is_open && output.pump(Stream::kError, process->standard_error(), now);
   }
 };
 
@@ -62,14 +63,15 @@ Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
 
 std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> also) {
   std::vector<os::PollItem> items(also.begin(), also.end());
+  const TimePoint now = system_.now();
   for (const auto& worker : workers_) {
     if (!worker->has_ended) {
       items.push_back({.target = &worker->process->exit_event(), .want_read = true});
     }
-    if (worker->output_is_open && worker->output.has_room(Stream::kOutput)) {
+    if (worker->output_is_open && worker->output.has_room(Stream::kOutput, now)) {
       items.push_back({.target = &worker->process->standard_output(), .want_read = true});
     }
-    if (worker->error_is_open && worker->output.has_room(Stream::kError)) {
+    if (worker->error_is_open && worker->output.has_room(Stream::kError, now)) {
       items.push_back({.target = &worker->process->standard_error(), .want_read = true});
     }
   }
@@ -79,6 +81,15 @@ std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> 
   return items;
 }
 
+Deadline WorkerGroup::next_due() const {
+  const TimePoint now = system_.now();
+  Deadline due(now + kProgressPeriod);
+  for (const auto& worker : workers_) {
+    if (const auto own = worker->output.next_due(now)) due = due.earlier(Deadline(*own));
+  }
+  return due;
+}
+
 std::vector<BufferedOutput*> WorkerGroup::sinks() {
   if (&output_ == &error_) return {&output_};
   return {&output_, &error_};
@@ -86,13 +97,16 @@ std::vector<BufferedOutput*> WorkerGroup::sinks() {
 
 void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
   std::vector<os::PollItem> items = poll_items(also);
-  system_.poll(items, deadline.earlier(system_.deadline_in(kProgressPeriod)));
+  system_.poll(items, deadline.earlier(next_due()));
   std::copy_n(items.begin(), also.size(), also.begin());
 
-  for (const auto& worker : workers_) worker->pump();
-  if (system_.now() - last_progress_ >= kProgressPeriod) {
-    for (const auto& worker : workers_) worker->output.show_progress();
-    last_progress_ = system_.now();
+  const TimePoint now = system_.now();
+  const bool shows_progress = now - last_progress_ >= kProgressPeriod;
+  if (shows_progress) last_progress_ = now;
+  for (const auto& worker : workers_) {
+    worker->pump(now);
+    worker->output.show_unfinished(now);
+    if (shows_progress) worker->output.show_progress(now);
   }
   collect_exits();
   for (BufferedOutput* sink : sinks()) sink->flush();

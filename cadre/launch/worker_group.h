@@ -94,6 +94,8 @@ class WorkerGroup {
   // Whether a signal has stopped the worker since the last look.
   bool look_for_stop(Worker& worker) const;
   std::vector<BufferedOutput*> sinks();
+  // When step() has something to do although nothing has happened.
+  Deadline next_due() const;
   std::vector<os::PollItem> poll_items(std::span<const os::PollItem> also);
 
   os::System& system_;
