@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/os/shared_pages.h"
+
 namespace cadre {
 namespace {
 
@@ -72,6 +74,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
   op.progress.set_waiting_for(-1);
   const SymmetricSegment symmetric{++last_id_, std::move(segment).value(), bytes_per_rank};
   const auto own = static_cast<size_t>(host_.own_slot());
+  CADRE_RETURN_IF_ERROR(os::reserve_pages(*symmetric.memory, own * bytes_per_rank, bytes_per_rank));
   const Bytes local = symmetric.memory->bytes().subspan(own * bytes_per_rank, num_bytes);
   engine_->register_symmetric(symmetric);
   return std::shared_ptr<SymmetricBuffer>(

@@ -16,11 +16,20 @@ class SharedPages {
  public:
   virtual ~SharedPages() = default;
 
+  // Allocates the pages of bytes [begin, begin + num_bytes) now. Without that a page is allocated
+  // by the first access, which ends the process by SIGBUS when there is no memory for it.
+  virtual Status reserve(size_t begin, size_t num_bytes) = 0;
+
   // Takes whole pages out of the reach of other processes: from now on this process alone sees what
   // it writes there, at the same addresses and with the same content. Other processes keep the old
   // pages, and what they write there shows here only in pages that this process has not written.
   virtual Status make_private(size_t begin, size_t num_bytes) = 0;
 };
+
+inline Status reserve_pages(SharedMemory& memory, size_t begin, size_t num_bytes) {
+  auto* const pages = dynamic_cast<SharedPages*>(&memory);
+  return pages == nullptr || num_bytes == 0 ? Status() : pages->reserve(begin, num_bytes);
+}
 
 inline Status make_pages_private(SharedMemory& memory, size_t begin, size_t num_bytes) {
   auto* const pages = dynamic_cast<SharedPages*>(&memory);

@@ -22,6 +22,16 @@ size_t Arena::bytes(int world_size) {
   return kPage + static_cast<size_t>(world_size) * kBlockBytes;
 }
 
+std::array<Range, 2> Arena::small_parts(Rank rank) {
+  const size_t block = kPage + static_cast<size_t>(rank.value) * kBlockBytes;
+  return {Range{0, kPage}, Range{block, kChunkOffset}};
+}
+
+Range Arena::staging_part(Rank rank) {
+  const size_t block = kPage + static_cast<size_t>(rank.value) * kBlockBytes;
+  return {block + kChunkOffset, kNumChunks * kChunkBytes};
+}
+
 Arena::Arena(Bytes memory, int world_size) : base_(memory.data()) {
   if (memory.size() < bytes(world_size)) {
     throw Error(ErrorCode::kInternal, format("host arena: {} bytes for {} ranks, {} are needed",

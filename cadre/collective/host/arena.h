@@ -23,6 +23,7 @@
 
 #include "cadre/base/fingerprint.h"
 #include "cadre/base/types.h"
+#include "cadre/collective/host/buffers.h"
 #include "cadre/os/wait_word.h"
 
 namespace cadre::host {
@@ -61,6 +62,11 @@ struct alignas(kFlagAlignment) Notice {
 class Arena {
  public:
   static size_t bytes(int world_size);
+
+  // What a rank writes in small operations: the notice, and its own entries, step and flat slots.
+  static std::array<Range, 2> small_parts(Rank rank);
+  // What it writes in addition when a large operation goes through the staging.
+  static Range staging_part(Rank rank);
 
   // REQUIRES: memory.size() >= bytes(world_size), page-aligned, zeroed before the first use.
   Arena(Bytes memory, int world_size);

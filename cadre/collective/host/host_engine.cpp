@@ -59,7 +59,11 @@ HostEngine::HostEngine(os::System& system, const os::Interrupt& interrupt,
               .world_size = options.world_size,
               .oversubscribed = options.oversubscribed}),
       segments_(options.world_size),
-      inputs_(static_cast<size_t>(options.world_size)) {}
+      inputs_(static_cast<size_t>(options.world_size)) {
+  for (const host::Range part : host::Arena::small_parts(options.rank)) {
+    os::reserve_pages(*arena_, part.begin, part.size).value_or_throw();
+  }
+}
 
 void HostEngine::register_symmetric(SymmetricSegment segment) {
   segments_.add(std::move(segment));
@@ -89,6 +93,7 @@ Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) {
   if (const auto direct = direct_buffers(Sharing::kInputs)) {
     return finish(host::direct_broadcast(peers_, op, direct->buffers, data, root));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_broadcast(peers_, op, data, root));
 }
 
@@ -106,6 +111,7 @@ Status HostEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DTy
   if (const auto direct = direct_buffers(Sharing::kInputsAndOutputs)) {
     return finish(host::direct_all_reduce(peers_, op, direct->buffers, in.size(), kind));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_all_reduce(peers_, op, buffers, kind));
 }
 
@@ -124,6 +130,7 @@ Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) {
   if (const auto direct = direct_buffers(Sharing::kInputs)) {
     return finish(host::direct_all_gather(peers_, op, direct->buffers, buffers));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_all_gather(peers_, op, buffers));
 }
 
@@ -141,6 +148,7 @@ Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out,
   if (const auto direct = direct_buffers(Sharing::kInputs)) {
     return finish(host::direct_reduce_scatter(peers_, op, direct->buffers, out, kind));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_reduce_scatter(peers_, op, buffers, kind));
 }
 
@@ -164,6 +172,7 @@ Status HostEngine::reduce(const OpContext& op, ConstBytes in, Bytes out, DType d
   if (const auto direct = direct_buffers(Sharing::kInputsAndRootOutput, root)) {
     return finish(host::direct_all_reduce(peers_, op, direct->buffers, in.size(), kind));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_reduce(peers_, op, buffers, kind, root));
 }
 
@@ -183,6 +192,7 @@ Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank ro
   if (const auto direct = direct_buffers(Sharing::kInputs)) {
     return finish(host::direct_gather(peers_, op, direct->buffers, buffers, root));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_gather(peers_, op, buffers, root));
 }
 
@@ -200,6 +210,7 @@ Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank r
   if (const auto direct = direct_buffers(Sharing::kOutputsAndRootInput, root)) {
     return finish(host::direct_scatter(peers_, op, direct->buffers, out, root));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_scatter(peers_, op, {in, out}, root));
 }
 
@@ -273,6 +284,7 @@ Status HostEngine::exchange_large(const OpContext& op, const Buffers& buffers,
     return finish(
         host::direct_all_to_all(peers_, op, direct->buffers, buffers.out, parts, offsets));
   }
+  CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_all_to_all(peers_, op, buffers, parts));
 }
 
@@ -362,6 +374,17 @@ std::byte* HostEngine::locate(SymmetricPlace place, Rank rank, Direct& direct) c
   const SymmetricSegment& segment = direct.segments.emplace_back(*segments_.get(place.segment));
   return segment.memory->bytes().data() + segment.bytes_per_rank * static_cast<size_t>(rank.value) +
          place.offset;
+}
+
+// The memory of all stagings is large, and groups whose large buffers are symmetric need none of
+// it.
+Status HostEngine::reserve_staging() {
+  if (has_staging_) return {};
+  const host::Range part = host::Arena::staging_part(peers_.rank());
+  const Status reserved = os::reserve_pages(*arena_, part.begin, part.size);
+  if (!reserved.ok()) return finish(reserved);
+  has_staging_ = true;
+  return {};
 }
 
 Status HostEngine::finish(Status status) {

@@ -102,11 +102,13 @@ class HostEngine final : public Backend {
                         const host::ExchangeParts& parts, const std::vector<size_t>& offsets);
   Status finish(Status status);
   Status withdraw(const Error& error);
+  Status reserve_staging();
 
   const std::shared_ptr<os::SharedMemory> arena_;
   host::Peers peers_;
   host::SymmetricSegments segments_;
   std::vector<const std::byte*> inputs_;  // scratch of reduce_payloads
+  bool has_staging_ = false;              // this rank's staging is allocated
   Places announced_;                      // with the last operation; none with a small one
 };
 

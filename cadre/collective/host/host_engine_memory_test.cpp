@@ -1,10 +1,11 @@
-// When the host engine wakes its peers.
+// When the host engine wakes its peers, and what it says when there is no memory.
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "cadre/collective/host/arena.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
+#include "cadre/os/shared_pages.h"
 
 namespace cadre {
 namespace {
@@ -114,6 +115,54 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
 
 INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
                          [](const auto& test) { return test.param ? "Direct" : "Staged"; });
+
+// Memory of which so many bytes can be reserved.
+class ScarceMemory final : public os::SharedMemory, public os::SharedPages {
+ public:
+  ScarceMemory(std::shared_ptr<os::SharedMemory> inner, size_t num_free)
+      : inner_(std::move(inner)), num_free_(num_free) {}
+
+  Bytes bytes() const override { return inner_->bytes(); }
+  Status reserve(size_t, size_t num_bytes) override {
+    if (num_bytes > num_free_) return Error(ErrorCode::kUnavailable, "no memory");
+    num_free_ -= num_bytes;
+    return {};
+  }
+  Status make_private(size_t, size_t) override { return {}; }
+
+ private:
+  std::shared_ptr<os::SharedMemory> inner_;
+  size_t num_free_;
+};
+
+TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
+  const auto arena = make_segment(HostEngine::arena_bytes(2));
+  const size_t for_small = 2 * 4096 + 2 * host::kFlatBytes;
+  const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+    const size_t num_free =
+        for_small + (context.rank == 0 ? 0 : host::kNumChunks * host::kChunkBytes);
+    TestRank rank(context, std::make_shared<ScarceMemory>(arena, num_free));
+    std::vector<std::byte> little(host::kFlatBytes);
+    std::vector<std::byte> much(kLargeBytes);
+    rank.all_reduce(little, little, kSumOfFloats).value_or_throw();
+    rank.set_patience(std::chrono::milliseconds(context.rank == 0 ? 60'000 : 50));
+    const Status status = rank.all_reduce(much, much, kSumOfFloats);
+    require(!status.ok(), "it succeeded");
+    const ErrorCode expected = context.rank == 0 ? ErrorCode::kUnavailable : ErrorCode::kTimeout;
+    const bool is_left = status.error().code() == ErrorCode::kAborted;
+    require(status.error().code() == expected || (context.rank == 1 && is_left),
+            status.error().message());
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineReserveTest, AnArenaWithoutMemoryIsRefusedAtOnce) {
+  const auto arena = make_segment(HostEngine::arena_bytes(2));
+  const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+    EXPECT_THROW(TestRank(context, std::make_shared<ScarceMemory>(arena, 4096)), Error);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
 
 }  // namespace
 }  // namespace cadre

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <vector>
 
+#include "cadre/collective/host/symmetric_segments.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre::host {
@@ -39,6 +42,76 @@ TEST(ArenaTest, PartsLieApartAndInside) {
       b = std::byte{1};
     }
   }
+}
+
+// The numbers of docs/formats/shared-memory.md, written down by hand.
+constexpr size_t kGoldenBlock = 4096 + 2 * 32768 + 4 * 524288;
+
+template <typename T>
+void put(std::vector<std::byte>& memory, size_t at, T value) {
+  std::memcpy(memory.data() + at, &value, sizeof(value));
+}
+
+std::vector<std::byte> golden_arena() {
+  std::vector<std::byte> memory(4096 + 2 * kGoldenBlock);
+  put<uint64_t>(memory, 0, 0x1'0000'0007);                // the notice: a mismatch in round 7
+  put<uint64_t>(memory, 8, 0x8000'0001'0000'0005);        // rank 1 has left round 5
+  const size_t entry = 4096 + kGoldenBlock + 128;         // of rank 1, odd rounds
+  put<uint32_t>(memory, entry, 0x01020304);               // round
+  put<uint32_t>(memory, entry + 4, 2);                    // sleepers
+  put<uint64_t>(memory, entry + 8, 0x1112131415161718);   // number
+  put<uint64_t>(memory, entry + 16, 0x2122232425262728);  // call
+  put<uint64_t>(memory, entry + 24, 0x3132333435363738);  // shape
+  put<uint32_t>(memory, entry + 32, 9);                   // a place: segment, padding, offset
+  put<uint64_t>(memory, entry + 40, 0x4142434445464748);
+  put<uint32_t>(memory, 4096 + 256, 77);                             // step of rank 0
+  put<uint8_t>(memory, 4096 + 4096 + 32768, 0xaa);                   // its flat slot, odd rounds
+  put<uint8_t>(memory, 4096 + 4096 + 2 * 32768 + 3 * 524288, 0xbb);  // its chunk 3
+  return memory;
+}
+
+// Page-aligned, as the engine's.
+std::shared_ptr<os::SharedMemory> arena_memory() {
+  return os::make_native_system()->create_segment(Arena::bytes(2)).value_or_throw();
+}
+
+TEST(ArenaTest, HasTheDocumentedBytes) {
+  const auto memory = arena_memory();
+  const Arena arena(memory->bytes(), 2);
+  arena.notice().mismatch = 0x1'0000'0007;
+  arena.notice().left = 0x8000'0001'0000'0005;
+  Entry& entry = arena.entry(1, 3);
+  entry.round.value = 0x01020304;
+  entry.round.sleepers = 2;
+  entry.number = 0x1112131415161718;
+  entry.fingerprint = {.call = 0x2122232425262728, .shape = 0x3132333435363738};
+  const SymmetricPlace place{.segment = 9, .offset = 0x4142434445464748};
+  std::memcpy(entry.payload.data(), &place, sizeof(place));
+  arena.step_flag(0).step.value = 77;
+  *arena.flat(0, 5) = std::byte{0xaa};
+  *arena.chunk(0, 7) = std::byte{0xbb};
+  EXPECT_TRUE(std::ranges::equal(memory->bytes(), golden_arena()));
+}
+
+TEST(ArenaTest, ReadsTheDocumentedBytes) {
+  const auto memory = arena_memory();
+  std::ranges::copy(golden_arena(), memory->bytes().begin());
+  const Arena arena(memory->bytes(), 2);
+  EXPECT_EQ(arena.notice().mismatch, 0x1'0000'0007u);
+  EXPECT_EQ(arena.notice().left, 0x8000'0001'0000'0005u);
+  const Entry& entry = arena.entry(1, 1);
+  EXPECT_EQ(entry.round.value, 0x01020304u);
+  EXPECT_EQ(entry.round.sleepers, 2u);
+  EXPECT_EQ(entry.number, 0x1112131415161718u);
+  EXPECT_EQ(entry.fingerprint.call, 0x2122232425262728u);
+  EXPECT_EQ(entry.fingerprint.shape, 0x3132333435363738u);
+  SymmetricPlace place;
+  std::memcpy(&place, entry.payload.data(), sizeof(place));
+  EXPECT_EQ(place.segment, 9u);
+  EXPECT_EQ(place.offset, 0x4142434445464748u);
+  EXPECT_EQ(arena.step_flag(0).step.value, 77u);
+  EXPECT_EQ(*arena.flat(0, 1), std::byte{0xaa});
+  EXPECT_EQ(*arena.chunk(0, 3), std::byte{0xbb});
 }
 
 TEST(ArenaTest, RefusesMemoryThatIsTooSmall) {

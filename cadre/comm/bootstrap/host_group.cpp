@@ -8,6 +8,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/process_watcher.h"
+#include "cadre/os/shared_pages.h"
 
 namespace cadre {
 namespace {
@@ -237,6 +238,7 @@ Status HostGroup::probe_as_leader(const Site& site, bool all_came, Deadline dead
   const Poll poll = watched(site, deadline);
   auto segment = site.system.create_segment(StatusPage::bytes_for(num_slots));
   if (!segment.ok()) return segment.error();
+  CADRE_RETURN_IF_ERROR(os::reserve_pages(**segment, 0, (*segment)->bytes().size()));
   StatusPage page(std::move(segment).value(), num_slots);
   page.slot(0).pid_namespace.store(pid_namespace_of(site.system), std::memory_order_relaxed);
   page.slot(0).stamp.store(site.cards[static_cast<size_t>(rank_.value)].probe,

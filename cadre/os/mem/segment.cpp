@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "cadre/base/format.h"
@@ -14,11 +15,31 @@ namespace {
 
 // A peer that shrank the file would turn every access of the others into SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+// A signal makes the kernel give back what the interrupted call has allocated, so calls are short.
+constexpr size_t kReservedAtOnce = 16 << 20;
 
 }  // namespace
 
 Mapping::~Mapping() {
   ::munmap(bytes_.data(), bytes_.size());
+}
+
+Status NativeSharedMemory::reserve(size_t begin, size_t num_bytes) {
+  const size_t end = begin + num_bytes;
+  for (size_t at = begin; at < end;) {
+    const size_t size = std::min(kReservedAtOnce, end - at);
+    if (::fallocate(fd(), 0, static_cast<off_t>(at), static_cast<off_t>(size)) == 0) {
+      at += size;
+    } else if (errno != EINTR) {
+      return errno_error(
+          ErrorCode::kUnavailable,
+          cadre::format("reserve {} bytes of shared memory (free memory of the host, raise the "
+                        "limit of its cgroup, or use less)",
+                        num_bytes),
+          errno);
+    }
+  }
+  return {};
 }
 
 // A private mapping of the same file copies a page when it is first written, and the kernel

@@ -42,6 +42,7 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
   explicit NativeSharedMemory(std::shared_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}
 
   Bytes bytes() const override { return mapping_->bytes(); }
+  Status reserve(size_t begin, size_t num_bytes) override;
   Status make_private(size_t begin, size_t num_bytes) override;
   int fd() const { return mapping_->fd(); }
 

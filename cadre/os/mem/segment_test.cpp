@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cadre/testing/leftovers.h"
@@ -36,6 +37,37 @@ TEST(SegmentTable, NoHolderCanChangeTheSize) {
   const Fd fd = duplicate(*segment);
   EXPECT_NE(::ftruncate(fd.get(), 0), 0);
   EXPECT_NE(::ftruncate(fd.get(), 1 << 20), 0);
+}
+
+// Pages of the file that lie in memory.
+int64_t num_allocated_bytes(const SharedMemory& segment) {
+  struct stat info {};
+  EXPECT_EQ(::fstat(dynamic_cast<const NativeSharedMemory&>(segment).fd(), &info), 0);
+  return static_cast<int64_t>(info.st_blocks) * 512;
+}
+
+TEST(SharedPages, ReservedPagesAreAllocatedBeforeTheyAreTouched) {
+  SegmentTable table;
+  const auto segment = table.create(40 << 20).value_or_throw();
+  EXPECT_EQ(num_allocated_bytes(*segment), 0);
+  reserve_pages(*segment, 1 << 20, 20 << 20).value_or_throw();
+  EXPECT_EQ(num_allocated_bytes(*segment), 20 << 20);
+  segment->bytes()[1 << 20] = std::byte{7};
+  reserve_pages(*segment, 0, 2 << 20).value_or_throw();
+  EXPECT_EQ(segment->bytes()[1 << 20], std::byte{7});
+  reserve_pages(*segment, 0, 0).value_or_throw();
+}
+
+// The kernel refuses to allocate beyond the end of a sealed segment.
+TEST(SharedPages, MemoryThatCannotBeReservedIsAnErrorThatSaysSo) {
+  SegmentTable table;
+  const auto segment = table.create(4096).value_or_throw();
+  const Status status = reserve_pages(*segment, 0, 8192);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);
+  EXPECT_NE(status.error().message().find("reserve 8192 bytes of shared memory"),
+            std::string_view::npos)
+      << status.error().message();
 }
 
 TEST(SharedPages, PrivatePagesKeepTheirContentAndAreOutOfReach) {

@@ -38,6 +38,7 @@ class RingWriter {
   RingWriter(RingControl& control, Bytes data) : control_(control), data_(data) {}
 
   Result<size_t> try_write(ConstBytes source);
+  size_t capacity() const { return data_.size(); }
   // Whether try_write would do more than return 0.
   bool is_ready() const;
   void close() { control_.writer.is_closed.store(1, std::memory_order_release); }

@@ -47,6 +47,30 @@ TEST_F(RingTest, WritesAndReadsOfAnySizeKeepTheOrder) {
   EXPECT_TRUE(std::all_of(memory_.end() - kCapacity, memory_.end(), is_guard));
 }
 
+// The bytes of docs/formats/shared-memory.md, written down by hand.
+TEST_F(RingTest, ControlHasTheDocumentedBytes) {
+  std::array<std::byte, 128> golden{};
+  golden[0] = std::byte{0x05};   // the writer: 5 bytes so far
+  golden[8] = std::byte{1};      // closed
+  golden[64] = std::byte{0x03};  // the reader: 3 bytes so far
+  // As in a new segment, all zeros.
+  alignas(RingControl) std::array<std::byte, 128> memory{};
+  auto& shared = *reinterpret_cast<RingControl*>(memory.data());
+  RingWriter writer(shared, data_);
+  RingReader reader(shared, data_);
+  std::array<std::byte, 5> bytes{};
+  ASSERT_EQ(*writer.try_write(bytes), 5u);
+  ASSERT_EQ(*reader.try_read(Bytes(bytes).first(3)), 3u);
+  writer.close();
+  EXPECT_EQ(memory, golden);
+  alignas(RingControl) std::array<std::byte, 128> copied = golden;
+  const auto& control = *reinterpret_cast<const RingControl*>(copied.data());
+  EXPECT_EQ(control.writer.count, 5u);
+  EXPECT_EQ(control.writer.is_closed, 1u);
+  EXPECT_EQ(control.reader.count, 3u);
+  EXPECT_EQ(control.reader.is_closed, 0u);
+}
+
 TEST_F(RingTest, HoldsExactlyItsCapacity) {
   const std::vector<std::byte> source(kCapacity + 1);
   EXPECT_EQ(*writer_.try_write(source), kCapacity);

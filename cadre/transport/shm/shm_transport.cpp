@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "cadre/base/format.h"
+#include "cadre/os/shared_pages.h"
 #include "cadre/transport/shm/cpu_pause.h"
 #include "cadre/transport/wait_error.h"
 
@@ -44,6 +45,7 @@ ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt,
                               "least {} needed",
                               bytes.size(), world_size, segment_bytes(world_size, kPage)));
   }
+  os::reserve_pages(*segment_, 0, data_at).value_or_throw();
   if (rings == 0) return;
   const size_t capacity = std::bit_floor((bytes.size() - data_at) / rings);
   auto* controls = reinterpret_cast<RingControl*>(bytes.data() + controls_at);
@@ -58,9 +60,9 @@ ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt,
     if (peer == rank_.value) continue;
     const size_t out = ring_index(rank_.value, peer);
     const size_t in = ring_index(peer, rank_.value);
-    channels_[static_cast<size_t>(peer)].emplace(*this, peer,
-                                                 RingWriter(controls[out], data_of(out)),
-                                                 RingReader(controls[in], data_of(in)));
+    channels_[static_cast<size_t>(peer)].emplace(
+        *this, peer, RingWriter(controls[out], data_of(out)), data_at + out * capacity,
+        RingReader(controls[in], data_of(in)));
   }
   spins_ = options.crowded ? 0 : system.spin_limit();
   yields_ = system.spin_limit() > 0 ? kYields : 0;
@@ -129,7 +131,14 @@ Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline d
 }
 
 Result<size_t> ShmTransport::ShmChannel::try_send(ConstBytes data) {
+  if (!has_ring_) CADRE_RETURN_IF_ERROR(reserve_ring());
   return finish(writer_.try_write(data));
+}
+
+Status ShmTransport::ShmChannel::reserve_ring() {
+  CADRE_RETURN_IF_ERROR(os::reserve_pages(*owner_.segment_, ring_begin_, writer_.capacity()));
+  has_ring_ = true;
+  return {};
 }
 
 Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {

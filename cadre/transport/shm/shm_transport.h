@@ -3,8 +3,9 @@
 // Threads: as every Transport, one thread at a time. Blocking: only wait(): spin, yield, then sleep
 // on this rank's doorbell. Lifetime: the System and the Interrupt outlive it. Destroying it closes
 // its ends of the rings, which the peers see as kPeerLost once they have read what was written.
-// Errors: kPeerLost, kAborted, kTimeout; kCorruption when a peer's index is impossible. The death
-// of a process is not seen here: whoever watches processes raises the Interrupt.
+// Errors: kPeerLost, kAborted, kTimeout; kCorruption when a peer's index is impossible;
+// kUnavailable, from the constructor and from a first send, when there is no memory for this rank's
+// part. The death of a process is not seen here: whoever watches processes raises the Interrupt.
 #pragma once
 
 #include <atomic>
@@ -54,8 +55,10 @@ class ShmTransport final : public Transport {
 
   class ShmChannel final : public Channel {
    public:
-    ShmChannel(ShmTransport& owner, Rank peer, RingWriter writer, RingReader reader)
-        : owner_(owner), peer_(peer), writer_(writer), reader_(reader) {}
+    // `ring_begin`: of the writer's bytes in the segment.
+    ShmChannel(ShmTransport& owner, Rank peer, RingWriter writer, size_t ring_begin,
+               RingReader reader)
+        : owner_(owner), peer_(peer), writer_(writer), ring_begin_(ring_begin), reader_(reader) {}
 
     Result<size_t> try_send(ConstBytes data) override;
     Result<size_t> try_recv(Bytes buffer) override;
@@ -64,10 +67,13 @@ class ShmTransport final : public Transport {
 
    private:
     Result<size_t> finish(Result<size_t> moved) const;
+    Status reserve_ring();
 
     ShmTransport& owner_;
     Rank peer_;
     RingWriter writer_;
+    size_t ring_begin_;
+    bool has_ring_ = false;  // the writer's bytes are allocated
     RingReader reader_;
   };
 
