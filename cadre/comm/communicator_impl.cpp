@@ -1,6 +1,7 @@
 #include "cadre/comm/communicator_impl.h"
 
 #include <algorithm>
+#include <exception>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -166,7 +167,13 @@ std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
 Communicator::Impl::~Impl() {
   const bool is_pending = queue != nullptr && !is_idle();
   if (!is_closed_ && is_pending && monitor != nullptr) {
-    abort("the group was destroyed while operations were pending; close() it first");
+    const char* why = std::uncaught_exceptions() > 0
+                          ? "because an exception ended its scope: look at that exception"
+                          : "without a close() before it";
+    monitor->fail({ErrorCode::kAborted,
+                   -1,
+                   format("the group was destroyed while operations were pending, {}", why),
+                   {}});
   }
   if (queue == nullptr) return;
   close(system.deadline_in(kGoodbyeTime));

@@ -28,7 +28,8 @@ inline constexpr Duration kRankTimeout = std::chrono::seconds(20);
 // groups, if it is not null.
 inline RanksResult run_groups(int world_size,
                               const std::function<void(const ProcessGroup&, std::string&)>& body,
-                              const std::shared_ptr<LogSink>& log = nullptr) {
+                              const std::shared_ptr<LogSink>& log = nullptr,
+                              TransportChoice transport = TransportChoice::kAuto) {
   const std::unique_ptr<os::System> system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
   return run_ranks_as_threads(world_size, [&](RankContext& context) {
@@ -37,9 +38,9 @@ inline RanksResult run_groups(int world_size,
                                 .world_size = world_size,
                                 .store = world_size > 1 ? store : nullptr,
                                 .job_token = "test"};
-    const ProcessGroup group(Communicator::connect(context.system, membership,
-                                                   {.timeout = kRankTimeout, .log = log},
-                                                   context.system.deadline_in(kRankTimeout)));
+    const ProcessGroup group(Communicator::connect(
+        context.system, membership, {.timeout = kRankTimeout, .transport = transport, .log = log},
+        context.system.deadline_in(kRankTimeout)));
     body(group, context.output);
     group.close();
   });
