@@ -46,6 +46,7 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
 
   options_.layout->buckets.pop_back();
+  net_ = std::make_shared<Net>();
   EXPECT_THAT(error_of([&] { wrap(); }, ErrorCode::kInvalidArgument),
               HasSubstr("it belongs to another model"));
 }
