@@ -35,9 +35,8 @@ testing::RanksResult run(int world_size, const std::function<void(const ProcessG
                                 .world_size = world_size,
                                 .store = world_size > 1 ? store : nullptr,
                                 .job_token = "test"};
-    const ProcessGroup group(Communicator::connect(context.system, membership,
-                                                   {.timeout = kTimeout, .transport = transport},
-                                                   context.system.deadline_in(kTimeout)));
+    const ProcessGroup group(Communicator::connect(
+        context.system, membership, {.timeout = kTimeout}, context.system.deadline_in(kTimeout)));
     body(group);
     group.close();
   });
