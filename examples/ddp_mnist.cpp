@@ -40,26 +40,23 @@ int main(int argc, char** argv) try {
   torch::manual_seed(world.rank());          // other noise in the dropouts of each rank
   at::set_num_threads(1);
 
-  cadre::DistributedDataParallel model{
-      std::make_shared<Net>(), world, {.weighting = cadre::GradientWeighting::kSamples}};
-  torch::optim::SGD optimizer{model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)};
+  cadre::DistributedDataParallel model{std::make_shared<Net>(), world};
+  torch::optim::SGD optimizer{model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)};
   auto loader = cadre::make_data_loader(
       cadre::Mnist{argv[1]},
       {.batch_size = 64, .rank = world.rank(), .world_size = world.world_size(), .seed = 0});
   for (int epoch = 0; epoch < num_epochs; ++epoch) {
     for (const auto& [images, labels] : loader.epoch(epoch)) {  // this rank's share, reshuffled
-      model.set_num_samples(images.size(0));  // the last shares may differ, or be empty
       optimizer.zero_grad();
-      auto log_probabilities = model(images);
-      auto loss =
-          images.size(0) > 0 ? torch::nll_loss(log_probabilities, labels) : log_probabilities.sum();
+      // The last shares may differ, or be empty: each rank counts by its images.
+      auto loss = torch::nll_loss(model(images), labels);
       loss.backward();  // buckets all-reduce while backward runs; done on return
       optimizer.step();
     }
   }
 
   // Every rank judges its share of the test images; the sum tells how many are right.
-  model->eval();
+  model.eval();
   torch::NoGradGuard no_grad;
   auto tests = cadre::make_data_loader(
       cadre::Mnist{argv[1], cadre::kMnistTest},
@@ -72,7 +69,7 @@ int main(int argc, char** argv) try {
   }
   world.all_reduce(sums);
   if (world.rank() == 0) {
-    cadre::save(*model.module(), "net.safetensors");
+    cadre::save(model.module(), "net.safetensors");
     std::cout << sums[0].item<int64_t>() << " of " << sums[1].item<int64_t>() << " images right"
               << std::endl;
   }

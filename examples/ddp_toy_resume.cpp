@@ -40,7 +40,7 @@ int main(int argc, char** argv) try {
     optimizer.step();
     if (world.rank() != 0 || (step + 1) % 50 != 0) continue;
     const auto write = [&](const std::string& folder) {  // a folder that is renamed when full
-      cadre::save(*net, folder + "/net.safetensors");
+      cadre::save(net, folder + "/net.safetensors");
       torch::save(optimizer, folder + "/adam.pt");
       return cadre::Status();
     };

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -12,6 +13,8 @@
 namespace cadre {
 
 namespace {
+
+constexpr size_t kMaxPlainCopyBytes = 64 * 1024;
 
 // A gradient must have its parameter's memory order: libtorch accumulates without a copy only then,
 // and its fused optimizers walk both in memory order. To autograd it must not be a view: the
@@ -45,6 +48,21 @@ GradientBuckets::GradientBuckets(std::span<const at::Tensor> parameters, BucketL
     }
     if (is_last) trailer_ = flat.narrow(0, numel, 1);
     flats_.push_back(flat);
+  }
+}
+
+bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
+  return gradient.const_data_ptr() == view.const_data_ptr() && gradient.strides() == view.strides();
+}
+
+// Of a small tensor, most of copy_'s time is its dispatch.
+void copy_gradient(const at::Tensor& view, const at::Tensor& gradient) {
+  if (gradient.is_cpu() && gradient.nbytes() <= kMaxPlainCopyBytes &&
+      gradient.strides() == view.strides() && gradient.is_non_overlapping_and_dense() &&
+      !gradient.is_neg()) {
+    std::memcpy(view.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
+  } else {
+    view.copy_(gradient);
   }
 }
 

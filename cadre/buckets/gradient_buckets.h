@@ -41,6 +41,10 @@ class CADRE_EXPORT GradientBuckets {
   at::Tensor trailer_;
 };
 
+// Whether the gradient is the view's memory, in its order.
+CADRE_EXPORT bool lies_in(const at::Tensor& gradient, const at::Tensor& view);
+CADRE_EXPORT void copy_gradient(const at::Tensor& view, const at::Tensor& gradient);
+
 CADRE_EXPORT std::vector<ParameterSize> sizes_of(std::span<const at::Tensor> parameters);
 
 }  // namespace cadre

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <filesystem>
 #include <map>
 
 #include "cadre/base/format.h"
@@ -18,9 +19,11 @@ NamedTensors named_state(const torch::nn::Module& module) {
 }
 
 void save(const torch::nn::Module& module, const std::string& path) {
-  const std::string temporary = path + ".tmp";
+  const std::string temporary = os::create_file_beside(path).value_or_throw();
   write_safetensors(temporary, named_state(module), {{"format", "pt"}}).value_or_throw();
-  os::rename_path(temporary, path).value_or_throw();
+  const Status renamed = os::rename_path(temporary, path);
+  if (!renamed.ok()) std::filesystem::remove(temporary);
+  renamed.value_or_throw();
 }
 
 void load(torch::nn::Module& module, const std::string& path) {

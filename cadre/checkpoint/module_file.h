@@ -19,9 +19,22 @@ namespace cadre {
 // The parameters, then the buffers, by their full names. They share the module's memory.
 CADRE_EXPORT NamedTensors named_state(const torch::nn::Module& module);
 
-// Writes a temporary file and renames it, so that `path` is never half a file.
+// Writes a temporary file of its own name and renames it, so that `path` is never half a file, nor
+// a mixture when several ranks write it: the last one stays.
 CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path);
 // Fills the module in place.
 CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
+
+// The same of a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
+template <typename Pointer>
+  requires requires(const Pointer& module) { *module; }
+void save(const Pointer& module, const std::string& path) {
+  save(*module, path);
+}
+template <typename Pointer>
+  requires requires(Pointer& module) { *module; }
+void load(Pointer&& module, const std::string& path) {
+  load(*module, path);
+}
 
 }  // namespace cadre

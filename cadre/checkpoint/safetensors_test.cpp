@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
+#include <memory>
+#include <thread>
+#include <vector>
 
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/os/io/file.h"
@@ -121,6 +126,47 @@ TEST_F(SafetensorsTest, AModuleComesBack) {
     EXPECT_TRUE(actual[i].second.equal(expected[i].second)) << expected[i].first;
   }
   EXPECT_TRUE(b->parameters()[0].requires_grad());
+}
+
+TEST_F(SafetensorsTest, HoldersAndPointersToModulesAreSaved) {
+  torch::nn::Linear a(3, 4);
+  torch::nn::Linear b(3, 4);
+  save(a, path_);
+  load(b, path_);
+  EXPECT_TRUE(a->weight.equal(b->weight));
+  const auto c = std::make_shared<torch::nn::LinearImpl>(3, 4);
+  save(c, path_);
+  load(b, path_);
+  EXPECT_TRUE(c->weight.equal(b->weight));
+}
+
+// As ranks of one host do that all save: each file that is read is a whole one, and nothing else
+// stays in the folder.
+TEST_F(SafetensorsTest, SeveralWritersOfOnePathDoNotMeet) {
+  constexpr int kWriters = 4;
+  std::vector<std::thread> writers;
+  std::atomic<int> num_failed = 0;
+  for (int writer = 0; writer < kWriters; ++writer) {
+    writers.emplace_back([&, writer] {
+      torch::nn::Linear net(100, 100);
+      torch::nn::init::constant_(net->weight, writer);
+      torch::nn::init::constant_(net->bias, writer);
+      try {
+        for (int i = 0; i < 20; ++i) {
+          save(net, path_);
+          torch::nn::Linear read(100, 100);
+          load(read, path_);
+          if (!read->weight.eq(read->bias[0]).all().item<bool>()) ++num_failed;
+        }
+      } catch (const Error&) {
+        ++num_failed;
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(num_failed, 0);
+  const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
 
 TEST_F(SafetensorsTest, AModuleThatDoesNotFitIsLeftAlone) {

@@ -1,6 +1,7 @@
 #include "cadre/comm/communicator_impl.h"
 
 #include <algorithm>
+#include <exception>
 #include <set>
 #include <string_view>
 #include <utility>

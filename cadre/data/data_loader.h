@@ -3,13 +3,13 @@
 // A batch is cut from the order of all ranks' samples together, so the same samples make up batch k
 // whatever the number of ranks; within it a rank takes the places that DistributedSampler gives it
 // (every world_size-th of the epoch). Shares of one batch differ by at most one sample, and may be
-// empty in a short last batch: weight them by their sizes. Nothing is padded or repeated.
-// Threads: one; with num_threads above 0 Dataset::get runs on that many others, ahead of the
-// caller, and what is delivered, and in which order, stays the same. Blocking: as Dataset::get, or
-// until it has come from a thread; the destructor, seek() and epoch() let the threads finish their
-// batches. Lifetime: shares the dataset; an Epoch must not outlive its loader. Errors:
-// kInvalidArgument for a batch or a position that cannot be; what Dataset::get throws, at its
-// batch, which may be asked for again; kTimeout. Source: torch.utils.data.DataLoader and
+// empty in a short last batch; DistributedDataParallel weights them by their sizes. Nothing is
+// padded or repeated. Threads: one; with num_threads above 0 Dataset::get runs on that many others,
+// ahead of the caller, and what is delivered, and in which order, stays the same. Blocking: as
+// Dataset::get, or until it has come from a thread; the destructor, seek() and epoch() let the
+// threads finish their batches. Lifetime: shares the dataset; an Epoch must not outlive its loader.
+// Errors: kInvalidArgument for a batch or a position that cannot be; what Dataset::get throws, at
+// its batch, which may be asked for again; kTimeout. Source: torch.utils.data.DataLoader and
 // torchdata's StatefulDataLoader.
 #pragma once
 

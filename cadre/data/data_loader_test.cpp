@@ -189,6 +189,9 @@ TEST(SyntheticRegression, IsAFunctionOfSeedAndIndex) {
   const Batch all = a.get(Indices{3, 5});
   EXPECT_TRUE(all.data.equal(b.get(Indices{3, 5}).data));
   EXPECT_TRUE(all.target[1].equal(b.get(Indices{5}).target[0]));
+  EXPECT_FALSE(all.data[0].equal(all.data[1]));
+  const SyntheticRegression other({.num_samples = 16, .num_inputs = 3, .seed = 8});
+  EXPECT_FALSE(all.data.equal(other.get(Indices{3, 5}).data));
   EXPECT_EQ(all.data.sizes(), (at::IntArrayRef{2, 3}));
   EXPECT_EQ(all.target.sizes(), (at::IntArrayRef{2, 1}));
 }

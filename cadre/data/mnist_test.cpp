@@ -89,6 +89,11 @@ TEST(SyntheticImages, AreAFunctionOfTheSeed) {
   const Batch all = a.get(Indices{3, 35});
   EXPECT_TRUE(all.data.equal(b.get(Indices{3, 35}).data));
   EXPECT_TRUE(all.data[1].equal(b.slice(30, 40).get(Indices{5}).data[0]));
+  SyntheticImagesOptions with_other_seed = options;
+  with_other_seed.seed = options.seed + 1;
+  const SyntheticImages other(with_other_seed);
+  EXPECT_FALSE(all.data.equal(other.get(Indices{3, 35}).data));
+  EXPECT_FALSE(all.data[0].equal(all.data[1]));
   EXPECT_EQ(all.data.sizes(), (at::IntArrayRef{2, 1, 6, 6}));
   EXPECT_LT(all.target.max().item<int64_t>(), 4);
 }

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,6 +72,15 @@ Status write_file(const std::string& path, std::span<const ConstBytes> pieces) {
   Status status = write_and_sync(path, pieces);
   if (!status.ok()) ::unlink(path.c_str());  // the first error is the one to report
   return status;
+}
+
+Result<std::string> create_file_beside(const std::string& path) {
+  std::string name = path + ".XXXXXX";
+  const Fd fd(::mkostemp(name.data(), O_CLOEXEC));
+  if (!fd.is_open() || ::fchmod(fd.get(), kNewFileMode) != 0) {
+    return errno_error(ErrorCode::kUnavailable, cadre::format("create {}", name), errno);
+  }
+  return name;
 }
 
 Status rename_path(const std::string& from, const std::string& to) {

@@ -19,6 +19,10 @@ namespace cadre::os {
 // file is gone.
 CADRE_EXPORT Status write_file(const std::string& path, std::span<const ConstBytes> pieces);
 
+// An empty file in the folder of `path`, of a name that nobody else has: to be written with
+// write_file and published with rename_path.
+CADRE_EXPORT Result<std::string> create_file_beside(const std::string& path);
+
 // Syncs `from` (a folder's entries, too), renames it to `to` and syncs the folder of `to`. A folder
 // can replace only an empty folder.
 CADRE_EXPORT Status rename_path(const std::string& from, const std::string& to);

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace cadre {
@@ -63,7 +64,20 @@ AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
 }
 
 AccumulationHooks::~AccumulationHooks() {
+  remove();
+}
+
+void AccumulationHooks::remove() {
+  if (std::exchange(are_removed_, true)) return;
   for (const Installed& hook : installed_) hook.accumulator->del_post_hook(hook.key);
+}
+
+bool AccumulationHooks::has_hook(const at::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (!accumulator) return false;
+  return std::ranges::any_of(accumulator->post_hooks(), [](const auto& hook) {
+    return dynamic_cast<const PostHook*>(hook.get()) != nullptr;
+  });
 }
 
 bool AccumulationHooks::current_backward_reaches_a_parameter() const {

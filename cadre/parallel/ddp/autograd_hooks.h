@@ -3,8 +3,8 @@
 //
 // Threads: callbacks run in the thread that called backward() (in a pool thread beyond 60 nested
 // backwards), one at a time for one backward. Blocking: never. Lifetime: AccumulationHooks removes
-// its hooks; it keeps the parameters alive. Errors: what a callback throws leaves backward().
-// Source: c10d's Reducer, torch/csrc/distributed/c10d/reducer.cpp; docs/decisions/0003.
+// its hooks; it keeps the parameters alive, but no graph. Errors: what a callback throws leaves
+// backward(). Source: c10d's Reducer, torch/csrc/distributed/c10d/reducer.cpp; docs/decisions/0003.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,12 +24,17 @@ class AccumulationHooks {
   // REQUIRES: every parameter is a leaf that requires grad.
   AccumulationHooks(std::span<const at::Tensor> parameters,
                     std::function<void(size_t)> on_gradient);
-  ~AccumulationHooks();
+  ~AccumulationHooks();  // removes them
   AccumulationHooks(const AccumulationHooks&) = delete;
   AccumulationHooks& operator=(const AccumulationHooks&) = delete;
 
-  // Of the backward that runs in this thread: false for autograd::grad() and for a backward whose
-  // `inputs` name none of the parameters.
+  void remove();
+
+  // Whether the gradients of this leaf come to hooks of this kind now.
+  static bool has_hook(const at::Tensor& parameter);
+
+  // Also after remove(). Of the backward that runs in this thread: false for autograd::grad() and
+  // for a backward whose `inputs` name none of the parameters.
   bool current_backward_reaches_a_parameter() const;
 
   // A parameter whose gradients no longer come here, because a change of its dtype or device has
@@ -39,6 +44,7 @@ class AccumulationHooks {
  private:
   struct Installed;
   std::vector<Installed> installed_;
+  bool are_removed_ = false;
 };
 
 // Calls `on_start` when a backward is about to pass through `output`, before any gradient of what

@@ -1,6 +1,7 @@
 #include "cadre/parallel/ddp/data_parallel_core.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
 
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/parallel/ddp/autograd_hooks.h"
 #include "cadre/parallel/ddp/parameter_watch.h"
 #include "cadre/parallel/ddp/reducer.h"
 
@@ -33,8 +35,16 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
                                    std::shared_ptr<ReplicaGroup> group,
                                    const DistributedDataParallelOptions& options)
     : group_(std::move(group)), options_(options) {
+  if (!module || !group_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("DistributedDataParallel: the {} is null; make it first, for example with "
+                       "{}",
+                       module ? "group" : "module",
+                       module ? "cadre::init_process_group()" : "std::make_shared<Net>()"));
+  }
   if (group_->world_size() == 1) return;
   const std::vector<NamedTensor> parameters = distinct(module->named_parameters());
+  check_not_wrapped(parameters);
   buffers_ = distinct(module->named_buffers());
   check_replicas_match(parameters, buffers_, *group_);
   broadcast_tensors(parameters, /*root=*/0, *group_);
@@ -58,17 +68,12 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
 
 DataParallelCore::~DataParallelCore() = default;
 
-void DataParallelCore::before_forward(bool is_training) {
+void DataParallelCore::before_forward(bool is_training, int64_t num_rows) {
   const bool has_grad = at::GradMode::is_enabled();
-  if (options_.weighting == GradientWeighting::kSamples && has_grad) {
-    if (!num_samples_) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  format("DistributedDataParallel, rank {}: replicas are weighted by samples, but "
-                         "this forward has no count; call set_num_samples() before each forward",
-                         group_->rank()));
-    }
-    if (reducer_) reducer_->set_num_samples(*num_samples_);
+  last_num_samples_ = num_samples_.value_or(num_rows);
+  if (has_grad) {
     num_samples_.reset();
+    if (reducer_) reducer_->begin_forward(last_num_samples_);
   }
   if (!reducer_ || !has_grad) return;
   check_unchanged();
@@ -79,6 +84,18 @@ void DataParallelCore::before_forward(bool is_training) {
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (reducer_ && at::GradMode::is_enabled()) reducer_->watch(outputs);
+}
+
+// Both wrappers would move the gradient, each into its own bucket.
+void DataParallelCore::check_not_wrapped(std::span<const NamedTensor> parameters) const {
+  for (const NamedTensor& parameter : parameters) {
+    if (!AccumulationHooks::has_hook(parameter.tensor)) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("DistributedDataParallel, rank {}: \"{}\" is wrapped already, and its "
+                       "gradient can be reduced by one wrapper only. Use the first wrapper, or "
+                       "destroy it before the module is wrapped again",
+                       group_->rank(), parameter.name));
+  }
 }
 
 void DataParallelCore::check_unchanged() const {
@@ -114,6 +131,18 @@ void DataParallelCore::leave_no_sync() {
 
 void DataParallelCore::reduce_gradients() {
   if (reducer_) reducer_->reduce_now();
+}
+
+double DataParallelCore::mean_over_ranks(double value) {
+  if (group_->world_size() == 1) return value;
+  const double weight =
+      options_.weighting == GradientWeighting::kEqual ? 1 : static_cast<double>(last_num_samples_);
+  const at::Tensor sums = at::empty({2}, at::kDouble);
+  double* values = sums.mutable_data_ptr<double>();
+  values[0] = weight == 0 ? 0 : weight * value;  // the mean over no samples may be NaN
+  values[1] = weight;
+  group_->all_reduce(sums, ReduceOp::kSum);
+  return values[0] / values[1];
 }
 
 std::optional<BucketLayout> DataParallelCore::learned_layout() const {

@@ -32,7 +32,8 @@ class Reducer;
 class CADRE_EXPORT DataParallelCore {
  public:
   // Checks that the replicas match, then copies rank 0's parameters and buffers to all. Parameters
-  // registered under two names count once.
+  // registered under two names count once. Throws kInvalidArgument for a null module or group, and
+  // for a parameter that another wrapper reduces.
   DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
                    std::shared_ptr<ReplicaGroup> group,
                    const DistributedDataParallelOptions& options);
@@ -40,7 +41,8 @@ class CADRE_EXPORT DataParallelCore {
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
-  void before_forward(bool is_training);
+  // `num_rows`: of the first tensor that the forward is given; 1 where there is none.
+  void before_forward(bool is_training, int64_t num_rows);
   // `outputs`: the tensors that the forward returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
@@ -48,10 +50,12 @@ class CADRE_EXPORT DataParallelCore {
   void enter_no_sync();
   void leave_no_sync();
   void reduce_gradients();
+  double mean_over_ranks(double value);
   std::optional<BucketLayout> learned_layout() const;
 
  private:
   void check_unchanged() const;
+  void check_not_wrapped(std::span<const NamedTensor> parameters) const;
 
   std::shared_ptr<ReplicaGroup> group_;
   DistributedDataParallelOptions options_;
@@ -59,8 +63,9 @@ class CADRE_EXPORT DataParallelCore {
   std::vector<NamedTensor> buffers_;
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<Reducer> reducer_;
-  int num_no_sync_ = 0;  // guards that live
-  std::optional<int64_t> num_samples_;
+  int num_no_sync_ = 0;                 // guards that live
+  std::optional<int64_t> num_samples_;  // said for the forward to come
+  int64_t last_num_samples_ = 0;        // of the last forward
 };
 
 }  // namespace cadre

@@ -190,6 +190,24 @@ TEST(DdpReplicas, AnExceptionOnOneRankReachesAllAndTheNextStepIsRight) {
   }));
 }
 
+// The exception that leaves the scope of wrapper and group is the one to look at: what is logged on
+// the way out does not claim that the program called abort().
+TEST(DdpReplicas, AnExceptionThatEndsARankIsNotLoggedAsACallOfAbort) {
+  const auto log = std::make_shared<testing::LogLines>();
+  const auto result = run_groups(
+      2,
+      [](const ProcessGroup& group, std::string&) {
+        DistributedDataParallel model{std::make_shared<Armed>(), group, small_buckets()};
+        model(ones_times(1), group.rank() == 1).backward();
+      },
+      log);
+  EXPECT_THAT(result.ranks[1].failure, HasSubstr("bomb"));
+  EXPECT_FALSE(result.ranks[0].failure.empty());
+  for (const std::string& line : log->get()) {
+    EXPECT_THAT(line, ::testing::Not(HasSubstr("abort() was called")));
+  }
+}
+
 TEST(DdpReplicas, ModelsThatDifferAreNamedOnAllRanks) {
   const auto construct = [](const ProcessGroup& group, std::string& output) {
     const nn::Sequential model(nn::Linear(4, group.rank() == 2 ? 6 : 5), nn::Linear(6, 1));
@@ -289,49 +307,82 @@ TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
   }
 }
 
+// Registered against the order of use, so that the layout that is learned is another than the first
+// guess, the reverse of registration. More than 64 KiB in one bucket.
+struct OutOfOrder : nn::Module {
+  OutOfOrder() {
+    last = register_module("last", nn::Linear(130, 70));
+    first = register_module("first", nn::Linear(70, 130));
+    const torch::NoGradGuard no_grad;
+    for (const Tensor& parameter : parameters()) {
+      parameter.copy_(torch::sin(torch::arange(parameter.numel())).view_as(parameter) * 0.1);
+    }
+  }
+  Tensor forward(const Tensor& x) { return last(torch::tanh(first(x))); }
+  nn::Linear last{nullptr}, first{nullptr};
+};
+
+using Weights = std::vector<Tensor>;
+
+// Steps [from, to) from the weights, which become those after the last step; empty: the module's.
+void run_over_tcp(int from, int to, const std::optional<BucketLayout>& layout, Weights& weights,
+                  std::optional<BucketLayout>& learned) {
+  std::vector<Weights> by_rank(kReplicaWorld);
+  const auto result = run_groups(
+      kReplicaWorld,
+      [&](const ProcessGroup& group, std::string& output) {
+        const auto net = std::make_shared<OutOfOrder>();
+        for (size_t i = 0; i < weights.size(); ++i) {
+          const torch::NoGradGuard no_grad;
+          net->parameters()[i].copy_(weights[i]);
+        }
+        DistributedDataParallelOptions options;
+        options.layout = layout;
+        DistributedDataParallel model{net, group, options};
+        torch::optim::SGD optimizer(net->parameters(), 0.05);
+        for (int step = from; step < to; ++step) {
+          optimizer.zero_grad();
+          const Tensor seeds = torch::arange(280) + 1000.0 * step + 300.0 * group.rank();
+          model(torch::sin(seeds * seeds).view({4, 70})).pow(2).mean().backward();
+          optimizer.step();
+        }
+        for (const Tensor& parameter : net->parameters()) {
+          by_rank[group.rank()].push_back(parameter.detach().clone());
+        }
+        output = model.learned_layout()->to_string();
+      },
+      /*log=*/nullptr, TransportChoice::kTcp);
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (size_t i = 0; i < by_rank[0].size(); ++i) {
+    EXPECT_TRUE(torch::equal(by_rank[0][i], by_rank[2][i])) << "all ranks have the same bits";
+  }
+  weights = by_rank[0];
+  learned = *BucketLayout::parse(result.ranks[0].output);
+}
+
+bool have_the_same_bits(const Weights& a, const Weights& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!torch::equal(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+// On one host sums are folded in rank order wherever they lie, so only over TCP does the place of a
+// gradient decide the order of its sum: the last part shows that it does.
 TEST(DdpReplicas, ResumingWithTheLearnedLayoutKeepsTheBits) {
-  const auto run = [](int from, int to, std::optional<BucketLayout>& layout,
-                      std::vector<std::vector<Tensor>>& state) {
-    const auto result =
-        run_groups(kReplicaWorld, [&](const ProcessGroup& group, std::string& output) {
-          nn::Sequential net(nn::Linear(6, 10), nn::Tanh(), nn::Linear(10, 2));
-          {
-            const torch::NoGradGuard no_grad;
-            for (size_t i = 0; i < net->parameters().size(); ++i) {
-              Tensor parameter = net->parameters()[i];
-              if (state[group.rank()].empty()) {
-                parameter.copy_(torch::linspace(-1, 1, parameter.numel()).view_as(parameter));
-              } else {
-                parameter.copy_(state[group.rank()][i]);
-              }
-            }
-          }
-          DistributedDataParallelOptions options = small_buckets();
-          options.layout = layout;
-          DistributedDataParallel model{net, group, options};
-          torch::optim::SGD optimizer(net->parameters(), 0.05);
-          for (int step = from; step < to; ++step) {
-            optimizer.zero_grad();
-            const Tensor x = torch::linspace(0.1 * group.rank(), 1.0 + step, 24).view({4, 6});
-            model(x).pow(2).mean().backward();
-            optimizer.step();
-          }
-          state[group.rank()].clear();
-          for (const Tensor& p : net->parameters())
-            state[group.rank()].push_back(p.detach().clone());
-          output = model.learned_layout()->to_string();
-        });
-    EXPECT_TRUE(result.ok()) << result.failures();
-    layout = *BucketLayout::parse(result.ranks[0].output);
-  };
-  std::vector<std::vector<Tensor>> whole(kReplicaWorld), resumed(kReplicaWorld);
-  std::optional<BucketLayout> layout;
-  run(0, 6, layout, whole);
-  layout.reset();
-  run(0, 3, layout, resumed);
-  run(3, 6, layout, resumed);
-  for (size_t i = 0; i < whole[0].size(); ++i)
-    EXPECT_TRUE(torch::equal(whole[0][i], resumed[2][i]));
+  Weights whole, half;
+  std::optional<BucketLayout> learned;
+  run_over_tcp(0, 6, std::nullopt, whole, learned);
+  run_over_tcp(0, 3, std::nullopt, half, learned);
+  EXPECT_NE(learned->to_string(), "float32:3,2,1,0") << "not the first guess";
+  Weights resumed = half;
+  std::optional<BucketLayout> kept;
+  run_over_tcp(3, 6, learned, resumed, kept);
+  EXPECT_EQ(*kept, *learned);
+  EXPECT_TRUE(have_the_same_bits(whole, resumed));
+  Weights without_layout = half;
+  run_over_tcp(3, 6, std::nullopt, without_layout, kept);
+  EXPECT_FALSE(have_the_same_bits(whole, without_layout)) << "the layout does not reach the bits";
 }
 
 }  // namespace

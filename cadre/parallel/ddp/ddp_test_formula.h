@@ -6,10 +6,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,9 +60,16 @@ class FormulaReplicas : public ReplicaGroup {
       ++num_waited;
       const at::NoGradGuard no_grad;
       if (tensor.scalar_type() == at::kInt) {
-        tensor.add_(peer_counts.defined() ? peer_counts : tensor * (world_size_ - 1));
+        if (peer_counts.defined()) {
+          tensor.add_(peer_counts);
+        } else {
+          tensor.mul_(world_size_);
+          const at::Tensor left_behind = tensor.narrow(0, -world_size_, world_size_);
+          left_behind.fill_(left_behind[0] / world_size_);
+        }
       } else if (tensor.scalar_type() == at::kLong) {
-        tensor.add_(peer_samples);
+        tensor.add_(peer_samples ? at::full_like(tensor, *peer_samples)
+                                 : tensor * (world_size_ - 1));
       } else {
         if (flag_of_peers != 0) tensor[-1] += flag_of_peers;
         tensor.mul_(op == ReduceOp::kAvg ? mean_factor() : mean_factor() * world_size_);
@@ -83,8 +92,9 @@ class FormulaReplicas : public ReplicaGroup {
   LogLines lines;
   int num_allocated = 0;  // buckets
   int num_waited = 0;
-  at::Tensor peer_counts;    // of the int32 reduction; undefined: as this rank
-  int64_t peer_samples = 0;  // of the int64 reduction
+  at::Tensor peer_counts;  // of the int32 reduction; undefined: as this rank
+  // Of all peers together; otherwise each has as many as this rank.
+  std::optional<int64_t> peer_samples;
   double flag_of_peers = 0;  // added to the last element of each floating-point reduction
 
  private:

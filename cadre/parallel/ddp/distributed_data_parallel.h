@@ -22,6 +22,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cadre/buckets/replica_group.h"
 #include "cadre/group/process_group.h"
@@ -48,6 +49,22 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<DataParallelCore> core_;  // shared: the guard may outlive the wrapper
 };
 
+// Of a Holder: M. A holder is what TORCH_MODULE(Net) makes; torch::nn::Sequential is one.
+template <typename Holder>
+concept ModuleHolder = requires { typename Holder::ContainedType; };
+
+template <typename Given>
+inline constexpr bool kIsModulePointer = false;
+
+// Ends the compilation with one sentence when `Given` was passed as a module.
+template <typename Given>
+struct RefusedModule {
+  static_assert(kIsModulePointer<Given>,
+                "cadre::DistributedDataParallel(module, group): pass a std::shared_ptr to a module "
+                "(std::make_shared<Net>()) or a module holder (TORCH_MODULE, "
+                "torch::nn::Sequential), then the group");
+};
+
 // M: a torch::nn::Module with a forward() of any arguments. What forward() returns may be a tensor,
 // or tuples, pairs, vectors and optionals of such.
 template <typename M>
@@ -63,11 +80,18 @@ class DistributedDataParallel {
         core_(std::make_shared<DataParallelCore>(module_, std::move(group), options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
-  template <typename Holder, typename Group>
+  template <ModuleHolder Holder, typename Group>
     requires std::is_same_v<typename Holder::ContainedType, M>
   DistributedDataParallel(const Holder& module, const Group& group,
                           const DistributedDataParallelOptions& options = {})
-      : DistributedDataParallel(module.ptr(), group, options) {}
+      : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), group, options) {}
+
+  template <typename Given, typename Group>
+    requires(!std::is_convertible_v<Given, std::shared_ptr<M>> &&
+             !ModuleHolder<std::remove_cvref_t<Given>>)
+  DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {}) {
+    [[maybe_unused]] const RefusedModule<std::remove_cvref_t<Given>> refused;
+  }
 
   template <typename... Args>
   auto operator()(Args&&... args) {
@@ -76,22 +100,35 @@ class DistributedDataParallel {
 
   template <typename... Args>
   auto forward(Args&&... args) {
-    core_->before_forward(module_->is_training());
+    core_->before_forward(module_->is_training(), num_rows_of(args...));
     auto output = module_->forward(std::forward<Args>(args)...);
     core_->after_forward(tensors_of(output));
     return output;
   }
 
-  // The wrapped module: model->parameters(), model->train(), model->to(...) before wrapping only.
+  // The wrapped module: model->named_parameters(), model->zero_grad(); model->to(...) before
+  // wrapping only.
   M* operator->() const { return module_.get(); }
   const std::shared_ptr<M>& module() const { return module_; }
 
+  std::vector<at::Tensor> parameters() const { return module_->parameters(); }
+  void train(bool on = true) { module_->train(on); }
+  void eval() { module_->eval(); }
+
   NoSync no_sync() { return NoSync(core_); }
 
-  // With GradientWeighting::kSamples: how many samples the next forward has on this rank. The loss
-  // must be the mean over them. Under no_sync() counts add up, and the gradients that are reduced
-  // in the end must be the mean over all samples counted since the last reduction.
+  // How many samples the next forward with grad has on this rank, where that is not size(0) of its
+  // first tensor; needs GradientWeighting::kSamples. The loss must be the mean over them. Under
+  // no_sync() counts add up, and the gradients that are reduced in the end must be the mean over
+  // all samples counted since the last reduction.
   void set_num_samples(int64_t count) { core_->set_num_samples(count); }
+
+  // The mean over the samples of all ranks of `value`, which is this rank's mean over those of its
+  // last forward: the loss of a step, for example. It ignores ranks without samples, whose mean is
+  // NaN. Collective.
+  double mean_over_ranks(const at::Tensor& value) {
+    return core_->mean_over_ranks(value.item<double>());
+  }
 
   // Reduces what no_sync() backwards have gathered, without a further backward. Collective.
   void reduce_gradients() { core_->reduce_gradients(); }
@@ -105,11 +142,36 @@ class DistributedDataParallel {
   std::shared_ptr<DataParallelCore> core_;  // shared with NoSync guards
 };
 
-template <typename Holder, typename Group>
+// The module of a refused argument, so that the refusal is all that the compiler says.
+template <typename Given>
+struct RefusedArgument {};
+
+template <typename Given>
+class DistributedDataParallel<RefusedArgument<Given>> {
+ public:
+  template <typename... Args>
+  explicit DistributedDataParallel(Args&&...) {}
+
+ private:
+  RefusedModule<Given> refused_;
+};
+
+template <ModuleHolder Holder, typename Group>
 DistributedDataParallel(const Holder&, const Group&)
     -> DistributedDataParallel<typename Holder::ContainedType>;
-template <typename Holder, typename Group>
+template <ModuleHolder Holder, typename Group>
 DistributedDataParallel(const Holder&, const Group&, const DistributedDataParallelOptions&)
     -> DistributedDataParallel<typename Holder::ContainedType>;
+template <typename M, typename Group>
+DistributedDataParallel(std::shared_ptr<M>, const Group&) -> DistributedDataParallel<M>;
+template <typename M, typename Group>
+DistributedDataParallel(std::shared_ptr<M>, const Group&, const DistributedDataParallelOptions&)
+    -> DistributedDataParallel<M>;
+template <typename Given, typename Group>
+DistributedDataParallel(const Given&, const Group&)
+    -> DistributedDataParallel<RefusedArgument<Given>>;
+template <typename Given, typename Group>
+DistributedDataParallel(const Given&, const Group&, const DistributedDataParallelOptions&)
+    -> DistributedDataParallel<RefusedArgument<Given>>;
 
 }  // namespace cadre

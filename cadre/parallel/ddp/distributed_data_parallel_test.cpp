@@ -46,6 +46,7 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
 
   options_.layout->buckets.pop_back();
+  net_ = std::make_shared<Net>();
   EXPECT_THAT(error_of([&] { wrap(); }, ErrorCode::kInvalidArgument),
               HasSubstr("it belongs to another model"));
 }
@@ -68,8 +69,6 @@ TEST_F(DistributedDataParallelTest, ReplicasAreWeightedBySamples) {
   options_.weighting = GradientWeighting::kSamples;
   auto model = wrap();
   const auto local = local_gradients(*net_, plain_step);
-  EXPECT_THAT(error_of([&] { model(input()); }, ErrorCode::kInvalidArgument),
-              HasSubstr("call set_num_samples()"));
   // Formula peers contribute multiples of this rank's weighted gradient.
   const double sum_factor = peers_->mean_factor() * kWorld;
   peers_->peer_samples = 20;
@@ -223,6 +222,47 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneTakesWhatNeedsPeersElsewhere) {
   expect_gradients(*net_, local_gradients(*net_, plain_step), 2);
   net_->zero_grad();  // the graph that hangs on the gradients
   EXPECT_TRUE(alone->log.empty());
+}
+
+TEST_F(DistributedDataParallelTest, ANullModuleIsRefused) {
+  const auto expect = [](auto construct) {
+    EXPECT_THAT(error_of(construct, ErrorCode::kInvalidArgument), HasSubstr("the module is null"));
+  };
+  expect([&] { DistributedDataParallel(std::shared_ptr<Net>(), peers_); });
+  expect([&] { DistributedDataParallel(torch::nn::Linear(nullptr), peers_); });
+  expect([&] {
+    DistributedDataParallel(std::shared_ptr<Net>(), std::make_shared<FormulaReplicas>(1));
+  });
+}
+
+TEST_F(DistributedDataParallelTest, AModuleIsWrappedOnceAtATime) {
+  const auto again = [&] { wrap(); };
+  {
+    auto model = wrap();
+    EXPECT_THAT(error_of(again, ErrorCode::kInvalidArgument),
+                HasSubstr("\"first.weight\" is wrapped already"));
+    // Nor a part of it.
+    const auto part = [&] { DistributedDataParallel(net_->second, peers_); };
+    EXPECT_THAT(error_of(part, ErrorCode::kInvalidArgument),
+                HasSubstr("\"weight\" is wrapped already"));
+    loss_of(model(input())).backward();  // a graph that lives on is no hindrance
+  }
+  net_->zero_grad();
+  auto model = wrap();
+  loss_of(model(input())).backward();
+  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+}
+
+TEST_F(DistributedDataParallelTest, HandsOnWhatALoopAsksOfAModule) {
+  auto model = wrap();
+  EXPECT_EQ(model.parameters().size(), 6u);
+  EXPECT_TRUE(model.parameters()[0].is_same(net_->first->weight));
+  model.eval();
+  EXPECT_FALSE(net_->is_training() || net_->first->is_training());
+  model.train();
+  EXPECT_TRUE(net_->is_training() && net_->first->is_training());
+  model.train(false);
+  EXPECT_FALSE(net_->is_training());
 }
 
 TEST_F(DistributedDataParallelTest, AModuleWithNothingToTrainIsRefused) {

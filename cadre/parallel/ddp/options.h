@@ -10,16 +10,18 @@
 namespace cadre {
 
 enum class GradientWeighting {
-  // Every rank's gradient counts the same: right when all ranks have batches of one size.
+  // Every rank's gradient counts the same, whatever the sizes of the batches.
   kEqual,
   // Every rank's gradient counts by the samples it is the mean of, so the result is the mean over
-  // all samples. Each forward with grad must be preceded by set_num_samples(), on every rank; a
-  // rank that has none says 0 and still runs its backward.
+  // all samples; a rank without any contributes zeros, and still runs its backward. A forward has
+  // as
+  // many samples as its first tensor has rows (size(0)), unless set_num_samples() says how many.
+  // Costs one message of 16 bytes before each synchronized backward.
   kSamples,
 };
 
 struct DistributedDataParallelOptions {
-  GradientWeighting weighting = GradientWeighting::kEqual;
+  GradientWeighting weighting = GradientWeighting::kSamples;
   // Rank 0's buffers everywhere before each synchronized forward in training mode.
   bool broadcast_buffers = true;
   BucketCaps bucket_caps;

@@ -1,10 +1,11 @@
-// Finds the tensors in what a module's forward() returned.
+// Finds the tensors in what a module's forward() is given and returns.
 //
 // Threads: pure function. Blocking: never. Errors: none; a type that is not known holds none.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -34,6 +35,14 @@ std::vector<at::Tensor> tensors_of(const T& value) {
   std::vector<at::Tensor> found;
   append_tensors(value, found);
   return found;
+}
+
+// size(0) of the first tensor; 1 where there is none, or none with a dimension.
+template <typename... Args>
+int64_t num_rows_of(const Args&... args) {
+  std::vector<at::Tensor> found;
+  ((found.empty() ? append_tensors(args, found) : void()), ...);
+  return found.empty() || found[0].dim() == 0 ? 1 : found[0].size(0);
 }
 
 }  // namespace cadre

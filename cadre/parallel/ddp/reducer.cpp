@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -20,7 +19,6 @@ namespace cadre {
 namespace {
 
 constexpr int kMaxNamesInLog = 20;
-constexpr size_t kMaxPlainCopyBytes = 64 * 1024;
 
 // Reverse order of registration: a first guess at the order in which gradients become ready.
 std::vector<int64_t> reverse_order(size_t num_parameters) {
@@ -29,31 +27,12 @@ std::vector<int64_t> reverse_order(size_t num_parameters) {
   return order;
 }
 
-// "rank 2", "ranks 0, 2" or "all ranks": those whose flag of `column` has the value.
-std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value) {
-  std::string text;
-  int64_t num_found = 0;
-  for (int64_t rank = 0; rank < flags.size(0); ++rank) {
-    if (flags.const_data_ptr<uint8_t>()[rank * flags.size(1) + column] != value) continue;
-    text += format("{}{}", num_found++ == 0 ? "" : ", ", rank);
-  }
-  if (num_found == flags.size(0)) return "all ranks";
-  return (num_found == 1 ? "rank " : "ranks ") + text;
-}
-
-bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
-  return gradient.const_data_ptr() == view.const_data_ptr() && gradient.strides() == view.strides();
-}
-
-// Of a small tensor, most of copy_'s time is its dispatch.
-void copy_gradient(const at::Tensor& view, const at::Tensor& gradient) {
-  if (gradient.is_cpu() && gradient.nbytes() <= kMaxPlainCopyBytes &&
-      gradient.strides() == view.strides() && gradient.is_non_overlapping_and_dense() &&
-      !gradient.is_neg()) {
-    std::memcpy(view.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
-  } else {
-    view.copy_(gradient);
-  }
+[[noreturn]] void refuse_lost_wrapper(Rank rank) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DistributedDataParallel, rank {}: backward() through a forward whose wrapper "
+                     "is gone, so the gradients would be those of this rank alone. Keep the "
+                     "DistributedDataParallel until backward() has returned",
+                     rank));
 }
 
 }  // namespace
@@ -74,11 +53,13 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
       parameters_,
       options.layout.value_or(plan_bucket_layout(sizes, reverse_order(sizes.size()), caps_)),
       *group_);
-  hooks_ = std::make_unique<AccumulationHooks>(
+  hooks_ = std::make_shared<AccumulationHooks>(
       parameters_, [this](size_t parameter) { on_gradient(parameter); });
 }
 
-Reducer::~Reducer() = default;
+Reducer::~Reducer() {
+  hooks_->remove();
+}
 
 std::optional<BucketLayout> Reducer::learned_layout() const {
   if (!layout_is_learned_) return std::nullopt;
@@ -91,19 +72,33 @@ std::optional<std::string> Reducer::lost_parameter() const {
   return format("\"{}\" was moved to another dtype or device and back", names_[*lost]);
 }
 
+void Reducer::begin_forward(int64_t num_samples) {
+  num_samples_.reset();
+  if (sync_) {
+    if (weighting_ == GradientWeighting::kSamples) num_samples_ = num_samples;
+    forward_ = ledger_.enter(num_samples_);
+  } else {
+    num_accumulated_samples_ += num_samples;
+    forward_ = std::make_shared<Forward>();
+  }
+}
+
 void Reducer::watch(std::span<const at::Tensor> outputs) {
   ++num_unreduced_forwards_;
-  const auto forward = std::make_shared<Forward>();
-  forward->num_samples = num_samples_;
+  const auto forward = std::exchange(forward_, nullptr);
   for (const at::Tensor& output : outputs) {
-    at_start_of_backward(output, [self = std::weak_ptr<Reducer*>(self_), forward] {
-      if (const auto reducer = self.lock()) (*reducer)->on_output(forward);
+    at_start_of_backward(output, [self = std::weak_ptr<Reducer*>(self_), hooks = hooks_, forward,
+                                  rank = group_->rank()] {
+      if (!hooks->current_backward_reaches_a_parameter()) return;
+      const auto reducer = self.lock();
+      if (!reducer) refuse_lost_wrapper(rank);
+      (*reducer)->on_output(forward);
     });
   }
 }
 
 void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
-  if (!hooks_->current_backward_reaches_a_parameter()) return;
+  ledger_.take(forward->number);
   if (!sync_) {
     num_accumulated_samples_ += std::exchange(forward->num_samples, std::nullopt).value_or(0);
     return;
@@ -116,14 +111,16 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
                        group_->rank()));
   }
   if (!pass_.is_active) begin_backward(forward->num_samples);
+  pass_.newest_forward = std::max(pass_.newest_forward, forward->number);
   // Here, where no gradient is touched yet. The pass has begun, so that the other ranks hear of it.
   if (current_backward_creates_graph()) refuse_create_graph();
-  if (forward->num_samples != pass_.num_samples) {
+  if (forward->num_samples != pass_.num_samples && pass_.shares_differ) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        format("DistributedDataParallel, rank {}: one backward() through forwards of {} and "
-               "{} samples, which one weight cannot serve. Give them equal counts, or a "
-               "backward() each",
+        format("DistributedDataParallel, rank {}: one backward() through forwards of {} "
+               "and {} samples, of which this rank has different shares, so one weight "
+               "cannot serve both. Give each a backward() of its own, or every rank the "
+               "same share of each",
                group_->rank(), pass_.num_samples.value_or(0), forward->num_samples.value_or(0)));
   }
   for (const auto& known : pass_.forwards) {
@@ -172,15 +169,6 @@ void Reducer::on_gradient(size_t parameter) {
   launch_complete_buckets();
 }
 
-void Reducer::set_num_samples(int64_t count) {
-  if (sync_) {
-    num_samples_ = count;
-  } else {
-    num_samples_.reset();
-    num_accumulated_samples_ += count;
-  }
-}
-
 void Reducer::begin_backward(std::optional<int64_t> num_samples) {
   begin_pass(num_samples);
   pass_.is_backward = true;
@@ -189,9 +177,11 @@ void Reducer::begin_backward(std::optional<int64_t> num_samples) {
 
 void Reducer::begin_pass(std::optional<int64_t> num_samples) {
   for (const auto& wait : std::exchange(leftover_waits_, {})) wait();
+  settle_abandoned_pass();
+  ++num_steps_;
   pass_ = Pass{};
   pass_.num_samples = num_samples;
-  pass_.weight = agree_on_weight();
+  agree_on_weight();
   pass_.fired.assign(parameters_.size(), false);
   for (const BucketLayout::Bucket& bucket : buckets_->layout().buckets) {
     pass_.num_missing.push_back(static_cast<int64_t>(bucket.parameters.size()));
@@ -199,20 +189,28 @@ void Reducer::begin_pass(std::optional<int64_t> num_samples) {
   pass_.is_active = true;
 }
 
-double Reducer::agree_on_weight() {
-  if (weighting_ == GradientWeighting::kEqual) return 1.0;
+// Sums the counts over ranks: of this pass, and of all forwards that it may go through. Where this
+// rank has the same share of both, the weight also serves a pass through several of them.
+void Reducer::agree_on_weight() {
+  if (weighting_ == GradientWeighting::kEqual) return;
   const int64_t own = pass_.num_samples.value_or(0) + std::exchange(num_accumulated_samples_, 0);
-  const at::Tensor total = at::zeros({1}, at::kLong);
-  *total.mutable_data_ptr<int64_t>() = own;
+  const int64_t own_of_all = own + ledger_.num_samples();
+  const at::Tensor total = at::empty({2}, at::kLong);
+  int64_t* sums = total.mutable_data_ptr<int64_t>();
+  sums[0] = own;
+  sums[1] = own_of_all;
   group_->all_reduce(total, ReduceOp::kSum);
-  const int64_t sum = *total.const_data_ptr<int64_t>();
-  if (sum <= 0) {
+  if (sums[0] > 0) {
+    pass_.weight = static_cast<double>(own) / static_cast<double>(sums[0]);
+    pass_.shares_differ = own_of_all * sums[0] != own * sums[1];
+  } else if (!pass_.num_samples) {
+    pass_.weight = 1.0 / group_->world_size();  // no forward was counted: gradients made by hand
+  } else {
     throw Error(ErrorCode::kInvalidArgument,
                 format("DistributedDataParallel, rank {}: no rank has a sample in this step, so "
                        "there is no mean; end the loop on all ranks",
                        group_->rank()));
   }
-  return static_cast<double>(own) / static_cast<double>(sum);
 }
 
 // After it the bucket holds this rank's (weighted) share, and the gradient, if there is one, lies
@@ -303,9 +301,9 @@ void Reducer::finish_pass() {
   wait_for_buckets();
   reduce_last_bucket();
   if (buckets_->trailer().item<double>() != 0) {
-    const at::Tensor counts = attention_counts(/*gave_up=*/false);
-    group_->all_reduce(counts, ReduceOp::kSum);
-    settle(counts, untouched);
+    const Attention news = attention(/*gave_up=*/false);
+    group_->all_reduce(news.counts(), ReduceOp::kSum);
+    settle(news, untouched);
   }
   is_dirty_.assign(parameters_.size(), false);
   for (const auto& forward : pass_.forwards) forward->is_reduced = true;
@@ -315,7 +313,12 @@ void Reducer::finish_pass() {
 }
 
 std::vector<at::Tensor> Reducer::launch_all_but_last() {
-  bool needs_attention = false;
+  if (pass_.forwards.empty()) {
+    // Not through an output: of the newest forward, or between two of them.
+    pass_.newest_forward = ledger_.last_number() + (pass_.is_backward ? 0 : 1);
+    ledger_.take(pass_.newest_forward);
+  }
+  bool needs_attention = ledger_.num_left_behind(pass_.newest_forward, false) > 0;
   std::vector<at::Tensor> untouched(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
@@ -340,28 +343,35 @@ void Reducer::wait_for_buckets() {
   }
 }
 
-at::Tensor Reducer::attention_counts(bool gave_up) const {
-  const int64_t num_parameters = static_cast<int64_t>(parameters_.size());
-  const at::Tensor counts = at::zeros({2 * num_parameters + group_->world_size()}, at::kInt);
-  int32_t* values = counts.mutable_data_ptr<int32_t>();
-  for (int64_t i = 0; i < num_parameters; ++i) {
-    values[i] = contributes(i) ? 1 : 0;
-    values[num_parameters + i] = is_frozen(i) ? 1 : 0;
+Attention Reducer::attention(bool gave_up) const {
+  Attention attention(parameters_.size(), group_->rank(), group_->world_size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (contributes(i)) attention.set_used(i);
+    if (is_frozen(i)) attention.set_frozen(i);
   }
-  if (gave_up) values[2 * num_parameters + group_->rank()] = 1;
-  return counts;
+  if (gave_up) attention.set_gave_up();
+  // A backward that was given up may not have come to all of its forwards, or to none.
+  const int64_t newest =
+      pass_.newest_forward > 0 || !gave_up ? pass_.newest_forward : ledger_.last_number() + 1;
+  attention.set_num_left_behind(ledger_.num_left_behind(newest, /*dropped_only=*/gave_up));
+  return attention;
 }
 
-void Reducer::settle(const at::Tensor& counts, const std::vector<at::Tensor>& untouched) {
-  const int32_t* num_users = counts.const_data_ptr<int32_t>();
-  const int32_t* num_frozen = num_users + parameters_.size();
-  throw_if_a_rank_gave_up(num_frozen + parameters_.size());
-  check_frozen_on_all_or_none(num_frozen);
-  log_unused_once(num_users, num_frozen);
+void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& untouched) {
+  attention.check_ranks_are_in_one_step(num_steps_);
+  num_steps_ += attention.num_left_behind(0);
+  bool all_went_through = true;
+  for (int rank = 0; rank < group_->world_size(); ++rank) {
+    if (attention.gave_up(rank)) all_went_through = false;
+  }
+  ledger_.forgive_before(all_went_through ? pass_.newest_forward : ledger_.last_number() + 1);
+  attention.check_no_rank_gave_up();
+  check_frozen_on_all_or_none(attention);
+  log_unused_once(attention);
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
-    if (num_users[i] > 0) {
+    if (attention.num_users(i) > 0) {
       parameters_[i].mutable_grad() = buckets_->view(i);
     } else if (untouched[i].defined()) {
       buckets_->view(i).copy_(untouched[i]);
@@ -369,22 +379,20 @@ void Reducer::settle(const at::Tensor& counts, const std::vector<at::Tensor>& un
   }
 }
 
-void Reducer::throw_if_a_rank_gave_up(const int32_t* gave_up) const {
-  for (int rank = 0; rank < group_->world_size(); ++rank) {
-    if (gave_up[rank] == 0) continue;
-    throw Error(ErrorCode::kAborted,
-                format("DistributedDataParallel, rank {}: rank {} left this backward by an "
-                       "exception, so its gradients are missing; look at its error. The group is "
-                       "well: zero the gradients and go on with the next step on all ranks",
-                       group_->rank(), rank));
-  }
+// This rank left it by an exception and heard nothing of the others until now.
+void Reducer::settle_abandoned_pass() {
+  if (!abandoned_) return;
+  const Attention attention = *std::exchange(abandoned_, std::nullopt);
+  if (!attention.ranks_are_in_one_step()) return;  // it comes to light in the pass to come
+  num_steps_ += attention.num_left_behind(0);
+  ledger_.forgive_before(last_abandoned_forward_ + 1);
 }
 
 // The ranks where it is trained would step, the others not. All ranks see the same counts, so all
 // ask who is who, and all throw.
-void Reducer::check_frozen_on_all_or_none(const int32_t* num_frozen) {
+void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (num_frozen[i] == 0 || num_frozen[i] == group_->world_size()) continue;
+    if (attention.num_frozen(i) == 0 || attention.num_frozen(i) == group_->world_size()) continue;
     const at::Tensor flags = gather_flags({static_cast<uint8_t>(is_frozen(i) ? 1 : 0)});
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -395,11 +403,11 @@ void Reducer::check_frozen_on_all_or_none(const int32_t* num_frozen) {
   }
 }
 
-void Reducer::log_unused_once(const int32_t* num_users, const int32_t* num_frozen) {
+void Reducer::log_unused_once(const Attention& attention) {
   if (unused_are_logged_) return;
   std::vector<int64_t> unused;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (num_frozen[i] == 0 && num_users[i] < group_->world_size()) {
+    if (attention.num_frozen(i) == 0 && attention.num_users(i) < group_->world_size()) {
       unused.push_back(static_cast<int64_t>(i));
     }
   }
@@ -438,8 +446,10 @@ void Reducer::abandon_pass() noexcept {
   try {
     if (pass_.num_launched < buckets_->num_buckets()) set_trailer(/*needs_attention=*/true);
     while (pass_.num_launched < buckets_->num_buckets()) launch_bucket();
-    pass_.waits.push_back(
-        group_->all_reduce_async(attention_counts(/*gave_up=*/true), ReduceOp::kSum));
+    const Attention news = attention(/*gave_up=*/true);
+    pass_.waits.push_back(group_->all_reduce_async(news.counts(), ReduceOp::kSum));
+    abandoned_ = news;
+    last_abandoned_forward_ = ledger_.last_number();
   } catch (const std::exception&) {
   }
   leftover_waits_ = std::move(pass_.waits);

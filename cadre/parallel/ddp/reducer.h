@@ -13,12 +13,12 @@
 //            in their order, so all ranks issue the same operations.
 //   finish   what the engine runs last: parameters that were not reached are unused on this rank
 //            and contribute zeros; the rest of the buckets follow, always the last; wait for all.
-// No rank knows whether another had unused or frozen parameters, or gave up by an exception. Each
-// says so in the trailer, one element behind the last bucket: zero everywhere means all is well.
-// Otherwise all ranks reduce one vector of counts, see who used what and who gave up, and end
-// alike. The first time that a parameter is unused, rank 0 logs which, and on which ranks. The
-// first pass also learns the order in which gradients become ready on rank 0 and lays the buckets
-// out anew. Source: c10d's Reducer; what differs stands in docs/decisions/0003.
+// No rank knows whether another had unused or frozen parameters, left out a step, or gave up by an
+// exception. Each says so in the trailer, one element behind the last bucket: zero everywhere means
+// all is well. Otherwise all ranks reduce one vector of counts (attention.h) and end alike. The
+// first time that a parameter is unused, rank 0 logs which, and on which ranks. The first pass also
+// learns the order in which gradients become ready on rank 0 and lays the buckets out anew. Source:
+// c10d's Reducer; what differs stands in docs/decisions/0003.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +34,9 @@
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/buckets/gradient_buckets.h"
 #include "cadre/buckets/replica_group.h"
+#include "cadre/parallel/ddp/attention.h"
 #include "cadre/parallel/ddp/autograd_hooks.h"
+#include "cadre/parallel/ddp/forward_ledger.h"
 #include "cadre/parallel/ddp/options.h"
 
 namespace cadre {
@@ -48,13 +50,13 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // After each forward with grad: the tensors it returned.
+  // Before each forward with grad. The counts of forwards under no sync add up until the next pass;
+  // otherwise a pass is weighted by the count of the forwards that it goes through.
+  void begin_forward(int64_t num_samples);
+  // After it: the tensors it returned.
   void watch(std::span<const at::Tensor> outputs);
   // While it is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
-  // Of the forward to come. Counts of forwards and backwards under no sync add up until the next
-  // pass; otherwise a pass is weighted by the count of the forwards that it goes through.
-  void set_num_samples(int64_t count);
   // Reduces what stands in the gradients, outside of a backward.
   void reduce_now();
   std::optional<BucketLayout> learned_layout() const;
@@ -62,16 +64,13 @@ class Reducer {
   std::optional<std::string> lost_parameter() const;
 
  private:
-  // One backward may pass through a forward's outputs; a second one is a mistake.
-  struct Forward {
-    bool is_reduced = false;
-    std::optional<int64_t> num_samples;  // nullopt: not weighted, or added up already
-  };
   struct Pass {
     bool is_active = false;
     bool is_backward = false;  // not reduce_now()
     std::optional<int64_t> num_samples;
     double weight = 1.0;               // of this rank, when replicas are weighted by samples
+    bool shares_differ = false;        // this rank's, of the forwards that the pass may go through
+    int64_t newest_forward = 0;        // number
     std::vector<bool> fired;           // by parameter: its hook ran
     std::vector<int64_t> arrivals;     // parameters in the order of their hooks
     std::vector<int64_t> num_missing;  // by bucket: gradients that are not ready
@@ -85,7 +84,7 @@ class Reducer {
   [[noreturn]] void refuse_create_graph() const;
   void begin_pass(std::optional<int64_t> num_samples);
   void begin_backward(std::optional<int64_t> num_samples);
-  double agree_on_weight();
+  void agree_on_weight();
   void place_gradient(size_t parameter);
   void launch_complete_buckets();
   void launch_bucket();
@@ -98,13 +97,11 @@ class Reducer {
   bool contributes(size_t parameter) const;
   void wait_for_buckets();
   bool is_frozen(size_t parameter) const;
-  // The counts that all ranks reduce when a trailer was not zero: for each parameter the ranks that
-  // used it, for each the ranks where it is frozen, then for each rank whether it gave up.
-  at::Tensor attention_counts(bool gave_up) const;
-  void settle(const at::Tensor& counts, const std::vector<at::Tensor>& untouched);
-  void throw_if_a_rank_gave_up(const int32_t* gave_up) const;
-  void check_frozen_on_all_or_none(const int32_t* num_frozen);
-  void log_unused_once(const int32_t* num_users, const int32_t* num_frozen);
+  Attention attention(bool gave_up) const;
+  void settle(const Attention& attention, const std::vector<at::Tensor>& untouched);
+  void settle_abandoned_pass();
+  void check_frozen_on_all_or_none(const Attention& attention);
+  void log_unused_once(const Attention& attention);
   // (world_size, own.size()) of bytes: every rank's flags. Collective.
   at::Tensor gather_flags(const std::vector<uint8_t>& own);
   void abandon_pass() noexcept;
@@ -120,15 +117,21 @@ class Reducer {
   bool layout_is_learned_ = false;
   bool unused_are_logged_ = false;
   bool sync_ = true;
+  ForwardLedger ledger_;
+  std::shared_ptr<Forward> forward_;     // from begin_forward() to watch()
+  int64_t num_steps_ = 0;                // passes, and forwards that all ranks left behind
   std::optional<int64_t> num_samples_;   // of the last forward
   int64_t num_accumulated_samples_ = 0;  // under no sync
   int num_unreduced_forwards_ = 0;
   std::vector<bool> is_dirty_;  // by parameter: holds gradients of this rank alone
   Pass pass_;
   std::vector<std::function<void()>> leftover_waits_;  // of a pass that was given up
+  // Of a pass that this rank gave up: what it told the others, and their sums after the waits.
+  std::optional<Attention> abandoned_;
+  int64_t last_abandoned_forward_ = 0;
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
   std::shared_ptr<Reducer*> self_;
-  std::unique_ptr<AccumulationHooks> hooks_;
+  std::shared_ptr<AccumulationHooks> hooks_;  // removed with this; shared to answer such outputs
 };
 
 }  // namespace cadre

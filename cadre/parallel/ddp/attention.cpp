@@ -1,0 +1,62 @@
+#include "cadre/parallel/ddp/attention.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value) {
+  std::string text;
+  int64_t num_found = 0;
+  for (int64_t rank = 0; rank < flags.size(0); ++rank) {
+    if (flags.const_data_ptr<uint8_t>()[rank * flags.size(1) + column] != value) continue;
+    text += format("{}{}", num_found++ == 0 ? "" : ", ", rank);
+  }
+  if (num_found == flags.size(0)) return "all ranks";
+  return (num_found == 1 ? "rank " : "ranks ") + text;
+}
+
+Attention::Attention(size_t num_parameters, Rank rank, int world_size)
+    : num_parameters_(num_parameters),
+      rank_(rank),
+      world_size_(static_cast<size_t>(world_size)),
+      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 2 * world_size_)}, at::kInt)) {}
+
+bool Attention::ranks_are_in_one_step() const {
+  for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
+    if (num_left_behind(rank) != num_left_behind(0)) return false;
+  }
+  return true;
+}
+
+void Attention::check_ranks_are_in_one_step(int64_t step) const {
+  for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
+    if (num_left_behind(rank) == num_left_behind(0)) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("DistributedDataParallel, rank {}: the ranks are in different steps, so this "
+               "backward() would average gradients of different steps: rank 0 is in step {} and "
+               "rank {} in step {}; {} and {} forwards there had no backward(). A step that one "
+               "rank leaves out (a loss that is NaN, an exception in the forward or the loss) must "
+               "be left out on all ranks or on none: agree with an all_reduce of a flag before "
+               "backward(). A forward that is not trained runs under torch::NoGradGuard. To go on, "
+               "bring all ranks to one step and wrap the module again",
+               rank_, step + num_left_behind(0), rank, step + num_left_behind(rank),
+               num_left_behind(0), num_left_behind(rank)));
+  }
+}
+
+void Attention::check_no_rank_gave_up() const {
+  for (int rank = 0; rank < static_cast<int>(world_size_); ++rank) {
+    if (!gave_up(rank)) continue;
+    throw Error(ErrorCode::kAborted,
+                format("DistributedDataParallel, rank {}: rank {} left this backward by an "
+                       "exception, so its gradients are missing; look at its error. The group is "
+                       "well: zero the gradients and go on with the next step on all ranks",
+                       rank_, rank));
+  }
+}
+
+}  // namespace cadre

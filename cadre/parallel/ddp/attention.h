@@ -1,0 +1,62 @@
+// What the ranks tell each other when the trailer of a pass says that one of them has news: counts
+// by parameter and by rank, reduced to their sums over ranks.
+//
+// Threads: one. Blocking: never; the caller reduces counts(). Lifetime: a value that shares its
+// tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/base/types.h"
+
+namespace cadre {
+
+// "rank 2", "ranks 0, 2" or "all ranks": those whose flag of `column` has the value. flags:
+// (world_size, n) uint8.
+std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value);
+
+class Attention {
+ public:
+  Attention(size_t num_parameters, Rank rank, int world_size);
+
+  // (2 * num_parameters + 2 * world_size) int32.
+  const at::Tensor& counts() const { return counts_; }
+
+  // Of this rank, before the reduction.
+  void set_used(size_t parameter) { values()[parameter] = 1; }
+  void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
+  void set_gave_up() { values()[2 * num_parameters_ + own()] = 1; }
+  void set_num_left_behind(int32_t count) {
+    values()[2 * num_parameters_ + world_size_ + own()] = count;
+  }
+
+  // After it.
+  int num_users(size_t parameter) const { return values()[parameter]; }
+  int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
+  bool gave_up(Rank rank) const { return values()[2 * num_parameters_ + index(rank)] != 0; }
+  int32_t num_left_behind(Rank rank) const {
+    return values()[2 * num_parameters_ + world_size_ + index(rank)];
+  }
+  bool ranks_are_in_one_step() const;
+
+  // `step`: the one in which a rank is that left nothing behind.
+  void check_ranks_are_in_one_step(int64_t step) const;
+  void check_no_rank_gave_up() const;
+
+ private:
+  static size_t index(Rank rank) { return static_cast<size_t>(rank.value); }
+  size_t own() const { return index(rank_); }
+  int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }
+  const int32_t* values() const { return counts_.const_data_ptr<int32_t>(); }
+
+  size_t num_parameters_;
+  Rank rank_;
+  size_t world_size_;
+  at::Tensor counts_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,109 @@
+// The mean over all samples, by default, however the batches fall on the ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <string>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+// Gradient: the mean of the rows. Rank r has r rows of the value r; rank 0 has none, and its loss
+// is NaN, also by a term that no row takes part in.
+TEST(DdpSamples, AnEmptyShareContributesZerosThoughItsLossIsNaN) {
+  const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {
+    nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+    net->to(torch::kDouble);
+    DistributedDataParallel model{net, world};
+    for (const bool set_to_none : {true, false}) {
+      net->zero_grad(set_to_none);
+      const Tensor x = torch::full({int64_t{world.rank()}, 1}, 1.0 * world.rank(), torch::kDouble);
+      Tensor loss = model(x).mean();
+      if (world.rank() == 0) loss = loss + net->weight.sum() * NAN;
+      require((world.rank() == 0) == std::isnan(loss.item<double>()), "NaN on rank 0 alone");
+      loss.backward();
+      require(std::abs(net->weight.grad().item<double>() - (1 * 1 + 2 * 2) / 3.0) < 1e-12,
+              format("gradient {}", net->weight.grad().item<double>()));
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+double gradient_of(const ProcessGroup& world, const DistributedDataParallelOptions& options,
+                   bool says_the_count) {
+  nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+  net->to(torch::kDouble);
+  DistributedDataParallel model{net, world, options};
+  const Tensor x = torch::full({1 + 2 * world.rank(), 1}, 1.0 * world.rank(), torch::kDouble);
+  if (says_the_count) model.set_num_samples(1 + world.rank());
+  model(x).mean().backward();
+  return net->weight.grad().item<double>();
+}
+
+TEST(DdpSamples, TheCountMayBeSaidOrTheRanksBeEqual) {
+  const auto result = run_groups(2, [](const ProcessGroup& world, std::string&) {
+    const auto expect = [](double value, double expected, const char* what) {
+      require(std::abs(value - expected) < 1e-12, format("{}: {}", what, value));
+    };
+    expect(gradient_of(world, {}, false), 3 / 4.0, "rows");
+    expect(gradient_of(world, {}, true), 2 / 3.0, "said");
+    expect(gradient_of(world, {.weighting = GradientWeighting::kEqual}, false), 0.5, "equal");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Forwards of several sizes in one backward have one weight only if every rank has the same share
+// of each.
+TEST(DdpSamples, ForwardsOfSeveralSizesInOneBackwardNeedEqualShares) {
+  const auto result = run_groups(2, [](const ProcessGroup& world, std::string& output) {
+    nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+    net->to(torch::kDouble);
+    DistributedDataParallel model{net, world};
+    const auto both = [&](int64_t first, int64_t second) {
+      net->zero_grad();
+      const auto x = [&](int64_t n) {
+        return torch::full({n, 1}, 1.0 + world.rank(), torch::kDouble);
+      };
+      (model(x(first)).mean() + model(x(second)).mean()).backward();
+    };
+    both(6, 3);
+    require(std::abs(net->weight.grad().item<double>() - 3) < 1e-12, "one size of each");
+    const int64_t factor = 1 + world.rank();
+    both(2 * factor, 4 * factor);
+    require(std::abs(net->weight.grad().item<double>() - 2 * 5 / 3.0) < 1e-12, "in proportion");
+    output = testing::failure_of([&] { both(4, 2 + world.rank()); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output + result.ranks[1].output, HasSubstr("one weight"));
+}
+
+TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
+  const auto result = run_groups(2, [](const ProcessGroup& world, std::string&) {
+    nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+    net->to(torch::kDouble);
+    DistributedDataParallel model{net, world};
+    net->weight.mutable_grad() = torch::full({1, 1}, 1.0 + world.rank(), torch::kDouble);
+    {
+      const auto guard = model.no_sync();  // by hand, as a program that computes its own gradients
+      (net->weight * 0).sum().backward();
+    }
+    model.reduce_gradients();
+    require(std::abs(net->weight.grad().item<double>() - 1.5) < 1e-12, "the mean");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

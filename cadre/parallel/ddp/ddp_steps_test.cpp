@@ -1,0 +1,344 @@
+// Which forwards a step consists of: a step that one rank leaves out is an error on all ranks
+// before any of them returns a gradient, and what only looks like one is not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/parallel/ddp/ddp_test_formula.h"
+#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr auto kFloat64 = torch::kDouble;
+
+// y = x * weight + bias, element by element; it throws on request.
+struct Scale : nn::Module {
+  Scale() {
+    weight = register_parameter("weight", torch::ones({20}, kFloat64));
+    bias = register_parameter("bias", torch::zeros({20}, kFloat64));
+  }
+  Tensor forward(const Tensor& x) {
+    if (throws) throw std::runtime_error("bad sample");
+    return x * weight + bias;
+  }
+  Tensor weight, bias;
+  bool throws = false;
+};
+
+// A loss function that fails in its backward, above the model's outputs.
+struct BadLoss : torch::autograd::Function<BadLoss> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& y) { return y.sum(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("the loss has no gradient here");
+  }
+};
+
+using Model = DistributedDataParallel<Scale>;
+
+Tensor rows(double value) {
+  return torch::full({4, 20}, value, kFloat64);
+}
+
+// Ways in which a program leaves out a step and goes on. `losses` outlives the step, and with it
+// the graphs, as in a program that collects its losses.
+struct LeftOut {
+  const char* name;
+  void (*step)(Model& model, const Tensor& x, std::vector<Tensor>& losses);
+};
+
+void loss_throws(Model& model, const Tensor& x, std::vector<Tensor>&) {
+  try {
+    BadLoss::apply(model(x)).backward();
+  } catch (const std::runtime_error&) {
+    model->zero_grad();
+  }
+}
+
+void forward_throws(Model& model, const Tensor& x, std::vector<Tensor>&) {
+  try {
+    model->throws = true;
+    model(x).sum().backward();
+  } catch (const std::runtime_error&) {
+    model->throws = false;
+  }
+}
+
+void loss_is_nan(Model& model, const Tensor& x, std::vector<Tensor>&) {
+  const Tensor loss = model(x * NAN).sum();
+  require(std::isnan(loss.item<double>()), "a loss that is a number");
+}
+
+void loss_is_nan_and_kept(Model& model, const Tensor& x, std::vector<Tensor>& losses) {
+  losses.push_back(model(x * NAN).sum());
+}
+
+constexpr LeftOut kLeftOut[] = {{"loss_throws", loss_throws},
+                                {"forward_throws", forward_throws},
+                                {"loss_is_nan", loss_is_nan},
+                                {"loss_is_nan_and_kept", loss_is_nan_and_kept}};
+
+struct LeftOutCase {
+  LeftOut left_out;
+  int world_size;
+  int rank;  // that leaves the step out
+  int step;  // from 1
+  GradientWeighting weighting;
+};
+
+class DdpLeftOut : public ::testing::TestWithParam<LeftOutCase> {};
+
+TEST_P(DdpLeftOut, AStepOnOneRankIsAnErrorOnAllBeforeAnyGradientIsReturned) {
+  const LeftOutCase& test = GetParam();
+  const auto result = run_groups(test.world_size, [&](const ProcessGroup& group, std::string& out) {
+    Model model{std::make_shared<Scale>(),
+                group,
+                {.weighting = test.weighting, .bucket_caps = {.first_bytes = 64, .bytes = 64}}};
+    std::vector<Tensor> losses;
+    for (int step = 1; step <= 6 && out.empty(); ++step) {
+      model->zero_grad();
+      const Tensor x = rows(step);  // the mean over ranks is that of one rank
+      if (group.rank() == test.rank && step == test.step) {
+        test.left_out.step(model, x, losses);
+        continue;
+      }
+      out = testing::failure_of([&] { model(x).sum().backward(); });
+      if (out.empty()) {
+        require(torch::equal(model->weight.grad(), torch::full({20}, 4.0 * step, kFloat64)),
+                format("gradient of another step in step {}", step));
+      }
+    }
+    // It stays an error: the ranks have not come together again.
+    require(testing::failure_of([&] { model(rows(1)).sum().backward(); }) != "", "went on");
+    // What the message says: a new wrapper on all ranks begins anew.
+    Model again{std::make_shared<Scale>(), group};
+    again(rows(1)).sum().backward();
+    require(torch::equal(again->weight.grad(), torch::full({20}, 4.0, kFloat64)), "wrapped again");
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  const int other = test.rank == 0 ? 1 : test.rank;
+  const int step_of_0 = test.rank == 0 ? test.step + 1 : test.step;
+  const int step_of_other = test.rank == 0 ? test.step : test.step + 1;
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, AllOf(HasSubstr(format("rank 0 is in step {} and rank {} in step {}",
+                                                    step_of_0, other, step_of_other)),
+                                   HasSubstr("on all ranks or on none")));
+  }
+}
+
+std::vector<LeftOutCase> left_out_cases() {
+  std::vector<LeftOutCase> cases;
+  for (const LeftOut& left_out : kLeftOut) {
+    cases.push_back({left_out, 2, 1, 3, GradientWeighting::kEqual});
+    cases.push_back({left_out, 3, 0, 1, GradientWeighting::kSamples});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, DdpLeftOut, ::testing::ValuesIn(left_out_cases()),
+                         [](const auto& test) {
+                           return format("{}_in_step_{}", test.param.left_out.name,
+                                         test.param.step);
+                         });
+
+// Two forwards with a backward each: the skipped one was not the last.
+TEST(DdpSteps, OneOfTwoBackwardsLeftOutIsAnErrorOnAll) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Model model{std::make_shared<Scale>(), group};
+    const Tensor a = model(rows(1)).sum();
+    const Tensor b = model(rows(100)).sum();
+    if (group.rank() == 1) {
+      output = testing::failure_of([&] { b.backward(); });
+    } else {
+      output = testing::failure_of([&] { a.backward(); });
+    }
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("rank 0 is in step 1 and rank 1 in step 2"));
+  }
+}
+
+// What is no step left out. Each runs twice, and then a plain step must be right on all ranks.
+struct Legal {
+  const char* name;
+  void (*run)(Model& model, int rank);
+};
+
+void as_many_forwards_as_a_rank_likes(Model& model, int rank) {
+  Tensor loss = torch::zeros({}, kFloat64);
+  for (int i = 0; i <= rank; ++i) loss = loss + model(rows(1)).sum();
+  loss.backward();
+}
+
+void all_leave_out_a_step(Model& model, int) {
+  model(rows(1)).sum();
+}
+
+void evaluation_without_grad_on_one_rank(Model& model, int rank) {
+  const torch::NoGradGuard no_grad;
+  if (rank == 1) model(rows(1));
+}
+
+void left_out_under_no_sync(Model& model, int rank) {
+  const auto guard = model.no_sync();
+  const Tensor loss = model(rows(1)).sum();
+  if (rank != 1) loss.backward();
+}
+
+void more_parts_under_no_sync(Model& model, int rank) {
+  const auto guard = model.no_sync();
+  for (int i = 0; i <= rank; ++i) model(rows(1)).sum().backward();
+}
+
+void two_backwards_in_reverse(Model& model, int) {
+  const Tensor a = model(rows(1)).sum();
+  const Tensor b = model(rows(1)).sum();
+  b.backward();
+  a.backward();
+}
+
+void derivatives_of_the_outputs(Model& model, int) {
+  const Tensor x = rows(1).requires_grad_(true);
+  const Tensor slope = torch::autograd::grad({model(x).pow(2).sum()}, {x}, {},
+                                             /*retain_graph=*/true, /*create_graph=*/true)[0];
+  slope.pow(2).sum().backward();
+}
+
+struct BadBackward : torch::autograd::Function<BadBackward> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("below the outputs");
+  }
+};
+
+// The first forward's output is not reached on the rank that fails.
+void exception_inside_a_step_of_two_forwards(Model& model, int rank) {
+  const Tensor a = model(rows(1));
+  Tensor x = a;
+  if (rank == 1) x = BadBackward::apply(x);
+  const std::string failure = testing::failure_of([&] { model(x).sum().backward(); });
+  require(failure.find(rank == 1 ? "below the outputs" : "rank 1 left this backward") !=
+              std::string::npos,
+          failure);
+}
+
+constexpr Legal kLegal[] = {
+    {"as_many_forwards_as_a_rank_likes", as_many_forwards_as_a_rank_likes},
+    {"all_leave_out_a_step", all_leave_out_a_step},
+    {"evaluation_without_grad_on_one_rank", evaluation_without_grad_on_one_rank},
+    {"left_out_under_no_sync", left_out_under_no_sync},
+    {"more_parts_under_no_sync", more_parts_under_no_sync},
+    {"two_backwards_in_reverse", two_backwards_in_reverse},
+    {"derivatives_of_the_outputs", derivatives_of_the_outputs},
+    {"exception_inside_a_step_of_two_forwards", exception_inside_a_step_of_two_forwards},
+};
+
+class DdpLegalSteps : public ::testing::TestWithParam<Legal> {};
+
+TEST_P(DdpLegalSteps, AreNoStepLeftOut) {
+  const auto result = run_groups(3, [&](const ProcessGroup& group, std::string&) {
+    Model model{std::make_shared<Scale>(), group, {.weighting = GradientWeighting::kEqual}};
+    for (int round = 0; round < 2; ++round) {
+      GetParam().run(model, group.rank());
+      for (int step = 1; step < 3; ++step) {
+        model->zero_grad();
+        model(rows(step + group.rank())).sum().backward();
+        require(
+            torch::allclose(model->weight.grad(), torch::full({20}, 4.0 * (step + 1), kFloat64)),
+            format("round {}, step {}", round, step));
+      }
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, DdpLegalSteps, ::testing::ValuesIn(kLegal),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(DdpSteps, AStepLeftOutIsNotHiddenByAnExceptionInTheNext) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Model model{std::make_shared<Scale>(), group};
+    for (int step = 1; step <= 4; ++step) {
+      model->zero_grad();
+      Tensor y = model(rows(step));
+      if (group.rank() == 1 && step == 1) continue;
+      if (group.rank() == 1 && step == 2) y = model(BadBackward::apply(y));
+      const std::string failure = testing::failure_of([&] { y.sum().backward(); });
+      output += failure.empty() ? "none;" : failure + ";";
+    }
+  });
+  // Rank 0's last backward meets none: rank 1 is one short.
+  EXPECT_THAT(result.ranks[0].output, HasSubstr("rank 0 is in step 1 and rank 1 in step 2"));
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, ::testing::Not(HasSubstr("none;")));
+  }
+}
+
+Tensor loss_of_a_wrapper_that_ends(const std::shared_ptr<Scale>& net,
+                                   const std::shared_ptr<ReplicaGroup>& group) {
+  Model model{net, group};
+  return model(rows(1)).sum();
+}
+
+TEST(DdpLifetime, ABackwardAfterTheWrapperIsGoneThrows) {
+  const auto peers = std::make_shared<testing::FormulaReplicas>(2);
+  const auto net = std::make_shared<Scale>();
+  const Tensor loss = loss_of_a_wrapper_that_ends(net, peers);
+  EXPECT_EQ(peers.use_count(), 1) << "a graph keeps no group";
+  EXPECT_THAT(testing::failure_of([&] { loss.backward({}, /*retain_graph=*/true); }),
+              AllOf(HasSubstr("wrapper is gone"), HasSubstr("until backward() has returned")));
+  EXPECT_FALSE(net->weight.grad().defined());
+  EXPECT_THAT(testing::failure_of([&] {
+                torch::autograd::backward({loss}, {}, /*retain_graph=*/true, /*create_graph=*/false,
+                                          {net->weight});
+              }),
+              HasSubstr("wrapper is gone"));
+  // It reduces nothing with the wrapper either.
+  const Tensor x = rows(1).requires_grad_(true);
+  Tensor y;
+  {
+    Model model{net, peers};
+    y = model(x).sum();
+  }
+  EXPECT_TRUE(torch::equal(torch::autograd::grad({y}, {x})[0], torch::ones({4, 20}, kFloat64)));
+}
+
+TEST(DdpLifetime, NothingIsLeftOfAWrapperItsModuleAndItsGraph) {
+  const auto peers = std::make_shared<testing::FormulaReplicas>(2);
+  std::weak_ptr<Scale> net;
+  c10::weak_intrusive_ptr<c10::TensorImpl> weight(c10::intrusive_ptr<c10::TensorImpl>{});
+  {
+    const auto strong = std::make_shared<Scale>();
+    net = strong;
+    weight = c10::weak_intrusive_ptr<c10::TensorImpl>(strong->weight.getIntrusivePtr());
+    Tensor loss = loss_of_a_wrapper_that_ends(strong, peers);
+    Model model{strong, peers};
+    model(rows(1)).sum().backward();
+    loss = model(rows(1)).sum();
+  }
+  EXPECT_TRUE(net.expired());
+  EXPECT_TRUE(weight.expired());
+  EXPECT_EQ(peers.use_count(), 1);
+}
+
+}  // namespace
+}  // namespace cadre
