@@ -1,6 +1,8 @@
 #include "collectives.h"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <numeric>
 
 namespace cadre::conformance {
@@ -145,13 +147,41 @@ Buffer expected_of_all_to_all_v(const Case& c, Rank rank, int world_size) {
   return all;
 }
 
-Buffer run_barrier(Communicator& group, const Case&, const Brought&) {
-  group.barrier();
-  return {};
+int64_t ticks_now() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
-Buffer expected_of_barrier(const Case&, Rank, int) {
-  return {};
+// Every rank in turn comes later than the others. All run on one host, whose clock orders what they
+// do: 1 for each turn in which no rank left before the last one had entered.
+Buffer run_barrier(Communicator& group, const Case&, const Brought&) {
+  constexpr auto kDelay = std::chrono::microseconds(300);
+  const auto world_size = static_cast<size_t>(group.world_size());
+  Buffer in_order;
+  for (size_t late = 0; late < world_size; ++late) {
+    group.barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    while (static_cast<size_t>(group.rank().value) == late &&
+           std::chrono::steady_clock::now() - begin < kDelay) {
+    }
+    std::array<int64_t, 2> own = {ticks_now(), 0};
+    group.barrier();
+    own[1] = ticks_now();
+    std::vector<std::array<int64_t, 2>> all(world_size);
+    group.all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)),
+                     DType::kInt64);
+    int64_t last_entry = all[0][0];
+    int64_t first_exit = all[0][1];
+    for (const auto& [entry, exit] : all) {
+      last_entry = std::max(last_entry, entry);
+      first_exit = std::min(first_exit, exit);
+    }
+    in_order.push_back(std::byte{first_exit >= last_entry});
+  }
+  return in_order;
+}
+
+Buffer expected_of_barrier(const Case&, Rank, int world_size) {
+  return Buffer(static_cast<size_t>(world_size), std::byte{1});
 }
 
 // Round the ring: each rank sends to the next one and receives from the one before.

@@ -20,7 +20,7 @@ void Link::start_send(const OperationHeader& operation, ConstBytes payload) {
   const size_t pending = head_.size();
   if (pending > 0) std::memmove(outbox_.data(), head_.data(), pending);
   const auto header = operation.encode();
-  head_payload_ = std::min(payload.size(), kInlineBytes);
+  head_payload_ = std::min(payload.size(), kInlineSendBytes);
   std::byte* const end_of_header = std::ranges::copy(header, outbox_.data() + pending).out;
   if (head_payload_ > 0) std::memcpy(end_of_header, payload.data(), head_payload_);
   head_ = ConstBytes(outbox_.data(), pending + header.size() + head_payload_);

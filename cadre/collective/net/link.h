@@ -61,7 +61,9 @@ class Link {
   void refuse(OperationHeader operation);
 
  private:
-  // Small messages travel, and are received, together with their header in one system call.
+  // So much payload is sent, and so much received, together with the header in one system call. A
+  // receiver that finds the beginning of a message alone would have to wait twice.
+  static constexpr size_t kInlineSendBytes = 32 << 10;
   static constexpr size_t kInlineBytes = 4096;
   // A late message is compared with what this rank called, so many operations back.
   static constexpr size_t kNumRemembered = 16;
@@ -81,7 +83,7 @@ class Link {
   bool has_announced_ = false;
   std::array<Call, kNumRemembered> remembered_{};  // by number, modulo the size
   // An announcement that is still on its way out, a header, a payload.
-  std::array<std::byte, 2 * OperationHeader::kBytes + kInlineBytes> outbox_;
+  std::array<std::byte, 2 * OperationHeader::kBytes + kInlineSendBytes> outbox_;
   ConstBytes head_;          // what of the outbox is still to be sent
   size_t head_payload_ = 0;  // payload bytes at the end of head_
   ConstBytes payload_;       // what follows it
