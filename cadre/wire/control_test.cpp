@@ -127,14 +127,18 @@ TEST(Control, GoldenBytesOfTheHandshake) {
       "03000000"
       "312e32" +
           counting_hex(1));
-  EXPECT_EQ(hex_of(encode_control(Challenge{nonce_of(1), nonce_of(33)})),
-            "41000000"
+  EXPECT_EQ(hex_of(encode_control(Challenge{nonce_of(1)})),
+            "21000000"
             "01" +
-                counting_hex(1) + counting_hex(33));
+                counting_hex(1));
   EXPECT_EQ(hex_of(encode_control(Answer{nonce_of(5)})),
             "21000000"
             "02" +
                 counting_hex(5));
+  EXPECT_EQ(hex_of(encode_control(Acceptance{nonce_of(9)})),
+            "21000000"
+            "09" +
+                counting_hex(9));
   EXPECT_EQ(hex_of(encode_control(Refusal{"no"})),
             "07000000"
             "03"

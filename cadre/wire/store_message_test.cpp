@@ -104,11 +104,13 @@ TEST(StoreMessage, TheBytesAreThoseOfTheFormatPage) {
                                                    27));
   StoreHello hello{.build = "0.1.0"};
   hello.nonce.fill(std::byte{'n'});
-  EXPECT_EQ(as_text(encode(hello)), std::string("\x02\0"  // protocol
-                                                "\x05"
-                                                "0.1.0",
-                                                8) +
-                                        std::string(32, 'n'));
+  const std::string expected_hello = std::string(
+                                         "\x02\0"  // protocol
+                                         "\x05"
+                                         "0.1.0",
+                                         8)
+                                         .append(32, 'n');
+  EXPECT_EQ(as_text(encode(hello)), expected_hello);
   StoreProof proof;
   proof.digest.fill(std::byte{'p'});
   EXPECT_EQ(as_text(encode(proof)), std::string(32, 'p'));

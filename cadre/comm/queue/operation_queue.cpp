@@ -117,12 +117,14 @@ void OperationQueue::run_front() {
   {
     std::lock_guard lock(mutex_);
     front = pending_.front();
+    is_front_running_ = true;
   }
   Status status = run_caught(front->operation());
   front->release_owner();
   std::lock_guard lock(mutex_);
   front->complete(std::move(status));
   pending_.pop_front();
+  is_front_running_ = false;
   for (os::Waiter* waiter : waiting_) waiter->unpark();
 }
 
@@ -213,11 +215,14 @@ void OperationQueue::close() {
     thread = std::move(thread_);
   }
   if (thread != nullptr) thread->join();
-  // Each operation keeps this queue, so none may stay.
+  // Each operation keeps this queue, so none may stay but the one that a waiting caller is running:
+  // the caller completes it and takes it out.
   std::deque<std::shared_ptr<Issued>> left;
   {
     std::lock_guard lock(mutex_);
-    left.swap(pending_);
+    const auto first = pending_.begin() + (is_front_running_ ? 1 : 0);
+    left.assign(first, pending_.end());
+    pending_.erase(first, pending_.end());
   }
   for (const auto& issued : left) {
     issued->release_owner();

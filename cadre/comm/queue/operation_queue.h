@@ -93,6 +93,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   const std::shared_ptr<const HomeProcess> home_;  // shared with the group
 
   mutable std::mutex mutex_;
+  bool is_front_running_ = false;
   std::deque<std::shared_ptr<Issued>> pending_;
   bool is_role_taken_ = false;
   bool is_stopping_ = false;

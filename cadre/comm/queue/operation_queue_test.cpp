@@ -119,17 +119,19 @@ TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
   EXPECT_TRUE(was_free);
 }
 
-// Threads can be started or not, as the test says.
+// Threads can be started or not, or do nothing, as the test says.
 class ScarceThreads final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
   std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
     if (is_scarce) throw Error(ErrorCode::kUnavailable, "start thread \"" + name + "\"");
+    if (is_idle) body = [] {};
     auto thread = inner_.spawn(std::move(name), std::move(body));
     if (after_start) after_start();
     return thread;
   }
   bool is_scarce = false;
+  bool is_idle = false;
   std::function<void()> after_start;
 };
 
@@ -174,6 +176,34 @@ TEST_F(OperationQueueThreadTest, ACloseWhileTheThreadStartsJoinsIt) {
   EXPECT_TRUE(queue.is_idle());
   EXPECT_EQ(testing::failure_of([&] { (void)queue.issue(barrier_operation()); }),
             "kAborted: the group is closed");
+}
+
+// The queue's thread does nothing here, so the caller that waits runs the operation itself.
+TEST_F(OperationQueueThreadTest, ACloseLeavesTheOperationThatAWaitingCallerRuns) {
+  std::atomic<bool> is_running{false};
+  std::atomic<bool> may_end{false};
+  OperationQueue& queue = start([&](const Operation&) {
+    is_running = true;
+    const Deadline deadline = soon();
+    while (!may_end && !deadline.has_passed(native_->now())) native_->yield();
+    return Status();
+  });
+  scarce_.is_idle = true;
+  const Work first = queue.issue(barrier_operation());
+  const Work second = queue.issue(barrier_operation());
+  std::string failure = "not called";
+  const auto caller =
+      native_->spawn("caller", [&] { failure = testing::failure_of([&] { first.wait(); }); });
+  const Deadline deadline = soon();
+  while (!is_running && !deadline.has_passed(native_->now())) native_->yield();
+  queue.close();
+  EXPECT_FALSE(first.is_completed());
+  EXPECT_FALSE(queue.is_idle());
+  EXPECT_EQ(second.error()->message(), "the group is closed");
+  may_end = true;
+  caller->join();
+  EXPECT_EQ(failure, "");
+  EXPECT_TRUE(queue.is_idle());
 }
 
 }  // namespace
