@@ -219,8 +219,8 @@ void Communicator::Impl::close(Deadline deadline) {
     monitor->say_goodbye(queue->num_issued(), deadline.earlier(system.deadline_in(kGoodbyeTime)));
   }
   stop_threads();
-  // An operation that runs on in another caller's thread, although it was aborted, uses the engines;
-  // then they stay as long as the group.
+  // An operation that runs on in another caller's thread, although it was aborted, uses the
+  // engines; then they stay as long as the group.
   if (is_idle()) release();
 }
 

@@ -116,8 +116,9 @@ std::string counting_hex(int first) {
 TEST(Control, GoldenBytesOfTheHandshake) {
   EXPECT_EQ(
       hex_of(encode_control(Hello{LinkPurpose::kPointToPoint, 3, 1, 7, "w", "1.2", nonce_of(1)})),
-      "3e000000"
+      "3f000000"
       "00"
+      "04"  // version of the handshake
       "02"
       "03000000"
       "01000000"

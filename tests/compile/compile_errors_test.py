@@ -5,30 +5,25 @@ Each line of SOURCE that ends in "// refused" must be named, and each error must
 each such line, and no other.
 """
 
-import json
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import units
 
 TIME_LIMIT_S = 280
 
 
-def command_of(build, library_source):
-    for entry in json.loads((build / "compile_commands.json").read_text()):
-        if entry["file"].endswith(library_source):
-            return shlex.split(entry["command"]), entry["directory"], entry["file"]
-    sys.exit(f"{library_source} is not in compile_commands.json")
-
-
 def main():
     build, library_source, source, sentence = sys.argv[1:]
-    command, directory, file = command_of(pathlib.Path(build), library_source)
-    output = command.index("-o")
-    del command[output : output + 2]
-    command = [source if word == file else word for word in command] + ["-fsyntax-only"]
-    result = subprocess.run(command, cwd=directory, capture_output=True, text=True,
+    command = units.commands_of(ROOT, pathlib.Path(build)).get(library_source)
+    if command is None:
+        sys.exit(f"{library_source} is not in compile_commands.json")
+    command = [*command, "-fsyntax-only", source]
+    result = subprocess.run(command, cwd=build, capture_output=True, text=True,
                             timeout=TIME_LIMIT_S)
     lines = pathlib.Path(source).read_text().splitlines()
     refused = [number for number, line in enumerate(lines, 1) if line.endswith("// refused")]

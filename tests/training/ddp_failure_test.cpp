@@ -294,13 +294,13 @@ void live_through(RankContext& context, const Membership& membership, const Fail
   require(left.empty(), left);
 }
 
-// What the victim was doing. A bucket that it launched may not have begun, or may be done.
+// What the victim was doing. A bucket that it launched may not have begun, or may be done; so may
+// the exchange of the numbers of samples, which comes before any bucket.
 std::vector<std::string> last_seen(const FailureCase& test) {
   const std::string forward = "last seen after broadcast #N, N s ago";
   const std::string reduced = "last seen after all_reduce #N, N s ago";
   switch (test.moment) {
     case Moment::kBeforeAnyBucket:
-      return {forward};
     case Moment::kAfterTheFirstBucket:
     case Moment::kAtTheLastBucket:
       return {forward, "last seen in all_reduce #N, PHASE, N s ago", reduced};

@@ -198,9 +198,10 @@ Status HostGroup::accept_members(const Site& site, const std::vector<bool>& come
     const Result<bool> is_ready = site.watch.poll(items, next);
     if (!is_ready.ok()) return is_ready.error();
     if (!*is_ready && deadline.has_passed(site.system.now())) {
-      return Error(
-          ErrorCode::kTimeout,
-          format("the deadline passed while waiting for the unix connection of rank {}", awaited));
+      return Error(ErrorCode::kTimeout,
+                   format("the deadline passed while waiting for the unix connection of rank {}",
+                          awaited))
+          .with_culprit(awaited);
     }
   }
   obstacle_.clear();

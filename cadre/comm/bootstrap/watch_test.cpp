@@ -5,6 +5,8 @@
 
 #include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
+#include "cadre/wire/byte_codec.h"
+#include "cadre/wire/control.h"
 
 namespace cadre {
 namespace {
@@ -135,13 +137,19 @@ TEST(BootstrapWatchTest, APollOutlivesAStoreThatDoesNotAnswerInTime) {
 TEST(BootstrapWatchTest, TroubleThatASlowStoreHoldsIsTold) {
   watch_slow_store(
       milliseconds(1500), [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
-        store.set("cadre/1/world/trouble", "0rank 1 is at fault", system.deadline_in(seconds(1)))
+        const auto notice = wire::encode_control(
+            wire::AbortNotice{ErrorCode::kInvalidArgument, 1, 1, "", "rank 1 is at fault"});
+        store
+            .set("cadre/1/world/trouble",
+                 wire::as_text(ConstBytes(notice).subspan(wire::kControlPrefixBytes)),
+                 system.deadline_in(seconds(1)))
             .value_or_throw();
         const auto values =
             watch.multi_get(std::vector<std::string>{"never"}, system.deadline_in(seconds(60)));
         ASSERT_FALSE(values.ok());
         EXPECT_EQ(values.error().code(), ErrorCode::kInvalidArgument);
         EXPECT_EQ(values.error().message(), "rank 1 is at fault");
+        EXPECT_EQ(values.error().details().culprit, 1);
       });
 }
 
