@@ -7,10 +7,12 @@ JOBS ?= $(shell nproc)
 SEEDS ?= 2000
 RANKS ?= 16
 MINUTES ?=
+COUNT ?= 100
+SINCE ?=
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance equality compat bench asan asan-torch tsan fuzz chaos seeds parity-mnist tidy install fresh clean
+.PHONY: help run test build conformance equality mutants compat bench asan asan-torch tsan fuzz chaos seeds parity-mnist tidy install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -40,6 +42,10 @@ equality:  ## DDP against one process and the trainer against PyTorch, in every 
 	build/bin/cadre_parallel_test --gtest_filter='*Equality*'
 	build/bin/cadre_tests_training --gtest_filter='*DdpProcesses*'
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
+
+mutants:  ## COUNT=100 changes of the code at random places: which of them does no test notice? SINCE=commit
+	@tools/setup test
+	tools/mutants --count $(COUNT) $(if $(SEED),--seed $(SEED)) $(if $(SINCE),--since $(SINCE))
 
 compat:  ## TORCH=2.12.1: build against another supported torch and run the tests that meet it
 	@tools/setup test
