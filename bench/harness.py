@@ -2,10 +2,9 @@
 
 The method: every round runs ours and each peer once, in an order that is reversed in every other
 round; the ratio is that of one round; a report gives the median of the ratios and their quartiles. A
-goal is met when the worse quartile meets it. Every program gets the memory settings that `cadre run`
-gives its workers. The latency between the cores is measured before and after each round, because
-virtual cores move: a round in which it changed by more than a factor of two is dropped. Limits of the
-machine are measured in the same run.
+goal is met when the worse quartile meets it. Every program gets the same memory settings. The latency
+between the cores is measured before and after each round, because virtual cores move: a round in which
+it changed by more than a factor of two is dropped. Limits of the machine are measured in the same run.
 """
 
 import dataclasses
@@ -59,13 +58,13 @@ def build(*targets):
                    stdout=subprocess.DEVNULL)
 
 
-@functools.cache
 def memory_settings():
-    """The environment by which `cadre run` makes malloc keep and enlarge pages, for the peers too, and
-    torch's own switch for huge pages."""
-    _, _, output = timed([ROOT / "build/bin/cadre", "run", "--nproc-per-node", "1", "--no-python",
-                          "printenv", "GLIBC_TUNABLES"], timeout_s=30)
-    return {"GLIBC_TUNABLES": output.strip().removeprefix("[0] "), "THP_MEM_ALLOC_ENABLE": "1"}
+    """The environment of every program, ours and the peers': malloc keeps and enlarges its pages, as
+    `cadre train` sets it for its workers (cadre/launch/worker_environment.cpp), and torch's own switch
+    for huge pages is on."""
+    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+                              "glibc.malloc.trim_threshold=1099511627776",
+            "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 def in_turn(names, number):
