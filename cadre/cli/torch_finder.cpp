@@ -105,16 +105,17 @@ Result<std::optional<std::string>> trainer_library_path(const std::string& train
     return std::optional(torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited));
   }
   const std::string named = environment.get_or("CADRE_TORCH", "");
+  // A build without torch knows no version.
+  const std::string needed = wanted.empty() ? "torch" : cadre::format("torch {}", wanted);
   const std::string found = torch ? cadre::format("{} has torch {}", torch->folder, torch->version)
                             : named.empty()
                                 ? "there is none in .venv of this folder nor beside python3"
                                 : cadre::format("CADRE_TORCH={} has none", named);
   return Error(
       ErrorCode::kUnavailable,
-      cadre::format("the trainer needs the libraries of torch {0}, and {1}; set CADRE_TORCH "
-                    "to a torch folder, a virtual environment or a Python that has torch "
-                    "{0}",
-                    wanted, found));
+      cadre::format("the trainer needs the libraries of {0}, and {1}; set CADRE_TORCH to a torch "
+                    "folder, a virtual environment or a Python that has {0}",
+                    needed, found));
 }
 
 std::string find_python(const os::Environment& environment) {

@@ -111,11 +111,10 @@ TEST_F(TorchFinder, TrainNamesTheVariableWhenTheTrainerHasNoLibtorch) {
   const auto nothing = train_with(folder_ + "/lib");
   EXPECT_EQ(nothing.exit_code, 127);
   EXPECT_THAT(nothing.error, AllOf(HasSubstr("[0] cadre train: the trainer needs the libraries of "
-                                             "torch 2."),
+                                             "torch"),
                                    HasSubstr("and CADRE_TORCH=" + folder_ +
-                                             "/lib has none; set "
-                                             "CADRE_TORCH to a torch folder, a virtual environment "
-                                             "or a Python that has torch 2.")));
+                                             "/lib has none; set CADRE_TORCH to a torch folder, "
+                                             "a virtual environment or a Python that has torch")));
   std::ofstream(torch_ + "/version.py") << "\n__version__ = '1.9.0'\n";
   EXPECT_THAT(train_with(folder_).error, HasSubstr("and " + torch_ + " has torch 1.9.0; set"));
 }
