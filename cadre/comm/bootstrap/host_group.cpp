@@ -193,16 +193,16 @@ Status HostGroup::accept_members(const Site& site, const std::vector<bool>& come
     });
     const int awaited = missing();
     if (awaited < 0) break;
-    std::vector<os::PollItem> items = {{.target = &site.unix_listener, .want_read = true}};
-    for (const Caller& caller : callers) items.push_back(caller.handshake.interest());
-    const Result<bool> is_ready = site.watch.poll(items, next);
-    if (!is_ready.ok()) return is_ready.error();
-    if (!*is_ready && deadline.has_passed(site.system.now())) {
+    // Before the poll, which strangers could keep ready beyond the deadline.
+    if (deadline.has_passed(site.system.now())) {
       return Error(ErrorCode::kTimeout,
                    format("the deadline passed while waiting for the unix connection of rank {}",
                           awaited))
           .with_culprit(awaited);
     }
+    std::vector<os::PollItem> items = {{.target = &site.unix_listener, .want_read = true}};
+    for (const Caller& caller : callers) items.push_back(caller.handshake.interest());
+    CADRE_RETURN_IF_ERROR(site.watch.poll(items, next));
   }
   obstacle_.clear();
   for (size_t i = 1; i < members_.size(); ++i) {
