@@ -21,41 +21,20 @@
 
 #include "cadre/base/error.h"
 #include "cadre/group/process_group.h"
-#include "cadre/os/system.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {
 
 using testing::failure_of;
 using testing::require;
+using testing::run_groups;
 using torch::Tensor;
-
-constexpr Duration kHandleTimeout = std::chrono::seconds(20);
-
-testing::RanksResult run_handles(int world_size,
-                                 const std::function<void(const ProcessGroup&)>& body,
-                                 TransportChoice transport = TransportChoice::kAuto) {
-  const std::unique_ptr<os::System> system = os::make_native_system();
-  const auto store = std::make_shared<HashStore>(*system);
-  return testing::run_ranks_as_threads(world_size, [&](testing::RankContext& context) {
-    const Membership membership{.rank = context.rank,
-                                .world_size = world_size,
-                                .store = world_size > 1 ? store : nullptr,
-                                .job_token = "test"};
-    const ProcessGroup group(Communicator::connect(
-        context.system, membership, {.timeout = kHandleTimeout, .transport = transport},
-        context.system.deadline_in(kHandleTimeout)));
-    body(group);
-    group.close();
-  });
-}
 
 TEST(ProcessGroup, SaysWhatMovesItsBytes) {
   for (const auto& [choice, name] :
        {std::pair(TransportChoice::kAuto, "host"), std::pair(TransportChoice::kTcp, "net")}) {
-    const auto result = run_handles(
+    const auto result = run_groups(
         2,
         [&, name = name](const ProcessGroup& group) {
           const std::string_view actual = group.communicator().backend_name();
@@ -64,14 +43,14 @@ TEST(ProcessGroup, SaysWhatMovesItsBytes) {
         choice);
     EXPECT_TRUE(result.ok()) << result.failures();
   }
-  EXPECT_TRUE(run_handles(1, [](const ProcessGroup& group) {
+  EXPECT_TRUE(run_groups(1, [](const ProcessGroup& group) {
                 require(group.communicator().backend_name() == "solo", "alone");
               }).ok());
 }
 
 // A rank where it is a number: as a value, against a number, in printf's arguments.
 TEST(ProcessGroup, ItsRankIsANumber) {
-  const auto result = run_handles(2, [](const ProcessGroup& group) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
     require(torch::full({2}, group.rank())[0].item<int>() == group.rank(), "full");
     require(std::max(group.rank(), 1) == 1, "max");
     std::array<char, 16> text{};
@@ -122,9 +101,9 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
       {"dropped", [](Tensor& t) { t = Tensor(); }}};
   for (const auto& [name, take_away] : ways) {
     std::promise<void> taken;
-    const auto result = run_handles(2, [&](const ProcessGroup& group) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
       if (group.rank() == 1) {
-        require(taken.get_future().wait_for(kHandleTimeout) == std::future_status::ready,
+        require(taken.get_future().wait_for(testing::kRankTimeout) == std::future_status::ready,
                 "too late");
         group.all_reduce(torch::ones({100}));
         return;
@@ -144,7 +123,7 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
 
 // A copy as an input serves; a result in a copy that nobody keeps would be lost.
 TEST(ProcessGroup, ItsRemediesKeepTheResult) {
-  const auto result = run_handles(1, [](const ProcessGroup& group) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& remedy) {
       const std::string failure = failure_of(call);
       require(failure.find(remedy) != std::string::npos, "expected " + remedy + ": " + failure);

@@ -13,9 +13,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/group/dtype.h"
-#include "cadre/os/system.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {
@@ -23,29 +21,13 @@ namespace {
 using testing::failure_of;
 using ::testing::HasSubstr;
 using testing::require;
+using testing::run_groups;
 using torch::Tensor;
-
-constexpr Duration kTimeout = std::chrono::seconds(20);
-
-testing::RanksResult run(int world_size, const std::function<void(const ProcessGroup&)>& body) {
-  const std::unique_ptr<os::System> system = os::make_native_system();
-  const auto store = std::make_shared<HashStore>(*system);
-  return testing::run_ranks_as_threads(world_size, [&](testing::RankContext& context) {
-    const Membership membership{.rank = context.rank,
-                                .world_size = world_size,
-                                .store = world_size > 1 ? store : nullptr,
-                                .job_token = "test"};
-    const ProcessGroup group(Communicator::connect(
-        context.system, membership, {.timeout = kTimeout}, context.system.deadline_in(kTimeout)));
-    body(group);
-    group.close();
-  });
-}
 
 class OnRanks : public ::testing::TestWithParam<int> {
  protected:
   void expect_on_all(const std::function<void(const ProcessGroup&)>& body) {
-    const testing::RanksResult result = run(GetParam(), body);
+    const testing::RanksResult result = run_groups(GetParam(), body);
     EXPECT_TRUE(result.ok()) << result.failures();
   }
 };
@@ -321,7 +303,7 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
 }
 
 TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
-  const auto result = run(3, [](const ProcessGroup& group) {
+  const auto result = run_groups(3, [](const ProcessGroup& group) {
     AllToAllOptions options{.output_split_sizes = {2, 2, 2}, .input_split_sizes = {2, 2, 2}};
     if (group.rank() == 2) options.output_split_sizes[0] = 1;
     const Tensor output = torch::zeros({group.rank() == 2 ? 5 : 6, 4});
@@ -357,7 +339,7 @@ TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
          group.all_to_all_single(torch::zeros_like(small), small);
        }}};
   for (const Call& call : calls) {
-    const auto result = run(2, [&](const ProcessGroup& group) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
       const bool is_first = group.rank() == 0;
       const Tensor small = is_first ? torch::ones({4, 3, 2}) : torch::ones({4, 6});
       const std::string failure = failure_of([&] {
@@ -405,7 +387,7 @@ TEST_P(OnRanks, SendAndReceiveAroundTheRing) {
 }
 
 TEST(ProcessGroup, AnAsynchronousCallKeepsItsTensorsAlive) {
-  const auto result = run(2, [](const ProcessGroup& group) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
     std::vector<Work> works;
     for (int i = 0; i < 20; ++i) {
       works.push_back(group.all_reduce_async(torch::full({3000}, 1.0 + i)));
@@ -419,7 +401,7 @@ TEST(ProcessGroup, AnAsynchronousCallKeepsItsTensorsAlive) {
 }
 
 TEST(ProcessGroup, RefusesWhatCannotTakePart) {
-  const auto result = run(1, [](const ProcessGroup& group) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& text) {
       const std::string failure = failure_of(call);
       require(failure.find("kInvalidArgument") != std::string::npos &&
