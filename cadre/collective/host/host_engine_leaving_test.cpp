@@ -30,20 +30,6 @@ constexpr uint32_t kSegmentId = 4;
 constexpr size_t kSliceBytes = 4 << 20;
 constexpr std::byte kReused{0x5a};
 
-struct SharedState {
-  std::shared_ptr<os::SharedMemory> arena;
-  std::shared_ptr<os::SharedMemory> segment;
-};
-
-SharedState make_state(int num_ranks) {
-  return {make_segment(HostEngine::arena_bytes(num_ranks)),
-          make_segment(static_cast<size_t>(num_ranks) * kSliceBytes)};
-}
-
-Bytes slice_of(const SharedState& state, Rank rank) {
-  return state.segment->bytes().subspan(static_cast<size_t>(rank.value) * kSliceBytes, kSliceBytes);
-}
-
 // What the two ranks of the first test tell each other.
 struct Progress {
   std::atomic<uint32_t> is_reused{0};
@@ -79,19 +65,19 @@ void stand_still_at(Bytes pages, Progress& progress) {
 }
 
 TEST(HostEngineLeavingTest, ARankThatWakesUpLaterNeitherSucceedsNorWritesToTheOneThatLeft) {
-  const SharedState state = make_state(2);
+  const TestMemory state(2, kSliceBytes);
   const auto words = make_segment(sizeof(Progress));
   auto& progress = *reinterpret_cast<Progress*>(words->bytes().data());
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
     TestRank rank(context, state.arena);
     rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
-    const Bytes data = slice_of(state, context.rank);
+    const Bytes data = state.slice(context.rank);
     // So that a sum with it changes what rank 0 has by then.
     if (context.rank == 1) std::ranges::fill(data, kReused);
     rank.barrier().value_or_throw();
     if (context.rank == 1) {
       // In the second half, of which this rank writes the sum into all buffers.
-      stand_still_at(slice_of(state, 0).subspan(kSliceBytes / 4 * 3, 4096), progress);
+      stand_still_at(state.slice(0).subspan(kSliceBytes / 4 * 3, 4096), progress);
       const Status status = rank.all_reduce(data, data, kFloatsAdded);
       progress.is_finished.store(1);
       require(!status.ok(), "it returned OK");
@@ -118,7 +104,7 @@ TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
   int num_left = 0;
   for (int64_t run = 0; run < 60; ++run) {
     const int64_t point = 1 + run % 12;
-    const SharedState state = make_state(kNumRanks);
+    const TestMemory state(kNumRanks, kSliceBytes);
     const SimOptions options{
         .faults = {Fault::stop(1, When::at_point(1, point)).lasting(milliseconds(500))}};
     const auto result = testing::run_ranks_in_simulator(
@@ -127,7 +113,7 @@ TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
           rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
           rank.set_patience(context.rank == 0 ? milliseconds(50) : milliseconds(5000));
           const auto& own = inputs[static_cast<size_t>(context.rank.value)];
-          const Bytes data = slice_of(state, context.rank).first(own.size());
+          const Bytes data = state.slice(context.rank).first(own.size());
           std::ranges::copy(own, data.begin());
           const Status status = rank.all_reduce(data, data, kFloatsAdded);
           if (status.ok()) require(testing::equal_bytes(data, sum), "OK with a wrong sum");

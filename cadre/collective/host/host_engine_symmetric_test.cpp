@@ -25,30 +25,16 @@ constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
 constexpr uint32_t kSegment = 3;
 constexpr size_t kBytesPerRank = 8 << 20;
 
-struct Memory {
-  std::shared_ptr<os::SharedMemory> arena;
-  std::shared_ptr<os::SharedMemory> segment;
-};
-
-Memory make_memory(int num_ranks) {
-  return {make_segment(HostEngine::arena_bytes(num_ranks)),
-          make_segment(static_cast<size_t>(num_ranks) * kBytesPerRank)};
-}
-
-Bytes slice(const Memory& memory, Rank rank) {
-  return memory.segment->bytes().subspan(static_cast<size_t>(rank.value) * kBytesPerRank,
-                                         kBytesPerRank);
-}
-
 // Puts data `offset` bytes into this rank's slice.
-Bytes place(const Memory& memory, Rank rank, size_t offset, const std::vector<std::byte>& data) {
-  const Bytes target = slice(memory, rank).subspan(offset, data.size());
+Bytes place(const TestMemory& memory, Rank rank, size_t offset,
+            const std::vector<std::byte>& data) {
+  const Bytes target = memory.slice(rank).subspan(offset, data.size());
   std::memcpy(target.data(), data.data(), data.size());
   return target;
 }
 
 // Large operations that went through the staging left something there.
-bool staging_is_untouched(const Memory& memory, int num_ranks) {
+bool staging_is_untouched(const TestMemory& memory, int num_ranks) {
   const host::Arena arena(memory.arena->bytes(), num_ranks);
   const std::vector<std::byte> zeros(host::kChunkBytes);
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -68,7 +54,7 @@ class SymmetricTest : public ::testing::TestWithParam<int> {};
 TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
   const int num_ranks = GetParam();
   for (ReduceKind kind : testing::all_reduce_kinds()) {
-    const Memory memory = make_memory(num_ranks);
+    const TestMemory memory(num_ranks, kBytesPerRank);
     const Inputs inputs = random_inputs(static_cast<size_t>(num_ranks), 70001, kind.dtype, 17);
     const std::vector<std::byte> expected = reference_reduction(inputs, kind);
     const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
@@ -77,7 +63,7 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
       // Ranks hold their buffers at different places.
       const size_t offset = static_cast<size_t>(context.rank.value) * 4096 + 8;
       const Bytes in = place(memory, context.rank, offset, of(inputs, context.rank));
-      const Bytes out = slice(memory, context.rank).subspan(kBytesPerRank / 2, in.size());
+      const Bytes out = memory.slice(context.rank).subspan(kBytesPerRank / 2, in.size());
       rank.all_reduce(in, out, kind).value_or_throw();
       require(equal_bytes(in, of(inputs, context.rank)), "the input was changed");
       require(equal_bytes(out, expected), format("{} of {}", kind.op, kind.dtype));
@@ -92,7 +78,7 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
 TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
   const int num_ranks = GetParam();
   const auto ranks = static_cast<size_t>(num_ranks);
-  const Memory memory = make_memory(num_ranks);
+  const TestMemory memory(num_ranks, kBytesPerRank);
   const Inputs inputs = random_inputs(ranks, ranks * 40000, DType::kFloat32, 23);
   const std::vector<std::byte> total = reference_reduction(inputs, kFloatSum);
   const size_t share = total.size() / ranks;
@@ -123,7 +109,7 @@ TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
 // One rank passes private memory: all must take the staged way, with the same bits.
 TEST_P(SymmetricTest, OnePrivateBufferSendsAllThroughTheStaging) {
   const int num_ranks = GetParam();
-  const Memory memory = make_memory(num_ranks);
+  const TestMemory memory(num_ranks, kBytesPerRank);
   const Inputs inputs = random_inputs(static_cast<size_t>(num_ranks), 70001, DType::kFloat32, 29);
   const std::vector<std::byte> expected = reference_reduction(inputs, kFloatSum);
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
@@ -140,7 +126,7 @@ TEST_P(SymmetricTest, OnePrivateBufferSendsAllThroughTheStaging) {
 
 TEST_P(SymmetricTest, AnUnregisteredSegmentIsPrivateMemory) {
   const int num_ranks = GetParam();
-  const Memory memory = make_memory(num_ranks);
+  const TestMemory memory(num_ranks, kBytesPerRank);
   const Inputs inputs = random_inputs(static_cast<size_t>(num_ranks), 70001, DType::kFloat32, 31);
   const std::vector<std::byte> expected = reference_reduction(inputs, kFloatSum);
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
@@ -160,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SymmetricTest, ::testing::Values(2, 3, 5),
 
 TEST(SymmetricProcessTest, ProcessesReadEachOthersBuffers) {
   constexpr int kNumRanks = 3;
-  const Memory memory = make_memory(kNumRanks);
+  const TestMemory memory(kNumRanks, kBytesPerRank);
   const Inputs inputs = random_inputs(kNumRanks, 500001, DType::kBfloat16, 37);
   const ReduceKind kind{DType::kBfloat16, ReduceOp::kAvg};
   const std::vector<std::byte> expected = reference_reduction(inputs, kind);

@@ -98,4 +98,21 @@ class TestRank {
   OpProgress progress_;  // of all operations: a test looks at the last one, from any thread
 };
 
+// The memory of a group of ranks: an arena, and a segment in which each rank has a slice.
+struct TestMemory {
+  TestMemory(int num_ranks, size_t slice_bytes)
+      : arena(make_segment(HostEngine::arena_bytes(num_ranks))),
+        segment(make_segment(static_cast<size_t>(num_ranks) * slice_bytes)),
+        bytes_per_rank(slice_bytes) {}
+
+  Bytes slice(Rank rank) const {
+    return segment->bytes().subspan(static_cast<size_t>(rank.value) * bytes_per_rank,
+                                    bytes_per_rank);
+  }
+
+  std::shared_ptr<os::SharedMemory> arena;
+  std::shared_ptr<os::SharedMemory> segment;
+  size_t bytes_per_rank;
+};
+
 }  // namespace cadre
