@@ -27,7 +27,7 @@ struct Rank {
   constexpr operator int() const { return value; }  // NOLINT: implicit by design
 };
 
-// The numbers travel in messages and stand in records: new types come last.
+// The values are part of the formats on the wire and on disk: append new types at the end.
 enum class DType : uint8_t {
   kUint8,
   kInt32,

@@ -84,8 +84,8 @@ TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
 }
 
 TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
-  // The shells start nothing after that: whoever waits in vfork() for a stopped child is in state
-  // D.
+  // The shells start no process after that: a shell that waits in vfork() for a stopped child is in
+  // state D instead of T.
   CadreCommand command(shell_job(2, "setsid sleep 1000 & echo up $$ below $!; wait"));
   ASSERT_TRUE(command.wait_for("[0] up") && command.wait_for("[1] up"));
   const std::string& output = command.seen().output;

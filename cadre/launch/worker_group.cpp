@@ -158,7 +158,8 @@ void WorkerGroup::forward_signal(int signal) {
 }
 
 void WorkerGroup::ask_to_stop(int signal) {
-  // Who has ended by now ended by itself, and who is stopped by now may be why.
+  // Workers that have ended by now were not stopped by the launcher; one that is in state T now may
+  // be the cause of the failure.
   collect_exits();
   for (const auto& worker : workers_) {
     if (worker->has_ended) continue;

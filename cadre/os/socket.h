@@ -46,8 +46,9 @@ class Pollable {
 
 class SharedMemory;
 
-// A TCP peer of which the kernel hears nothing for so long is taken for lost: its host is gone, or
-// the way to it. Of idle streams the kernel asks for a sign of life in time.
+// A TCP connection whose peer has sent nothing for this long, not even an acknowledgement, is
+// closed, because the peer's host or the route to it is gone. On idle connections the kernel sends
+// keep-alive probes within this time.
 inline constexpr Duration kMaxPeerSilence = std::chrono::seconds(30);
 
 // One connected stream. Ordered bytes, full duplex.

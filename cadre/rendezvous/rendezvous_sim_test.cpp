@@ -182,8 +182,8 @@ struct KilledRun {
   std::vector<std::optional<Membership>> agreed = std::vector<std::optional<Membership>>(kRanks);
 };
 
-// Whoever joined and lives goes on, in one group with all others who do; whoever could not join has
-// waited for a rank that did not come.
+// Every surviving rank that joined is in one group with the others; a rank that could not join
+// timed out while it waited for a missing rank.
 void expect_agreement(const KilledRun& run, const sim::SimResult& result, int victim) {
   std::set<int> numbers;
   int world_size = -1;

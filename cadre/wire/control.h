@@ -24,8 +24,8 @@ inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
 inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length before a frame
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
 
-// Of the messages by which two ranks open a connection. Builds from before it was sent are refused
-// by its value, too: there a purpose stands in its place.
+// Version of the messages by which two ranks open a connection. A build that did not send it yet
+// has the link's purpose at this offset, whose values are all below 4, so it is refused too.
 inline constexpr uint8_t kHandshakeVersion = 4;
 
 using Nonce = std::array<std::byte, 32>;

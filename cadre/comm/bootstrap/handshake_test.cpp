@@ -1,5 +1,5 @@
-// The opening of a connection between two ranks, message by message: who proves first, who is
-// refused, and with which words.
+// The opening of a connection between two ranks, message by message: the order of the proofs,
+// the refusals and their texts.
 #include "cadre/comm/bootstrap/handshake.h"
 
 #include <gmock/gmock.h>

@@ -383,7 +383,7 @@ void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& 
 void Reducer::settle_abandoned_pass() {
   if (!abandoned_) return;
   const Attention attention = *std::exchange(abandoned_, std::nullopt);
-  if (!attention.ranks_are_in_one_step()) return;  // it comes to light in the pass to come
+  if (!attention.ranks_are_in_one_step()) return;  // the next pass throws on all ranks
   num_steps_ += attention.num_left_behind(0);
   ledger_.forgive_before(last_abandoned_forward_ + 1);
 }
