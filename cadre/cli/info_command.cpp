@@ -14,8 +14,8 @@
 namespace cadre::cli {
 namespace {
 
-constexpr std::string_view kCommand = "cadre info";
-constexpr std::string_view kHelp = R"(cadre info [--json]
+constexpr std::string_view kInfoCommand = "cadre info";
+constexpr std::string_view kInfoHelp = R"(cadre info [--json]
 
 Shows versions, the torch that a build would use, cores, memory, limits and transports. Nothing is
 imported or started; what is absent says so.
@@ -122,10 +122,10 @@ int info_command(Words words) {
     if (word == "--json") {
       wants_json = true;
     } else if (word == "--help" || word == "-h") {
-      print(kHelp);
+      print(kInfoHelp);
       return 0;
     } else {
-      return fail(kCommand, cadre::format("unknown option {}; there is --json", word),
+      return fail(kInfoCommand, cadre::format("unknown option {}; there is --json", word),
                   kUsageExitCode);
     }
   }

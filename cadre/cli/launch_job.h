@@ -12,6 +12,8 @@
 
 namespace cadre::cli {
 
+inline constexpr int kMaxWorkers = 4096;
+
 // Returns the exit code. `command` begins the sentence of an error ("cadre run").
 int launch_job(std::string_view command, launch::JobSpec spec);
 

@@ -17,8 +17,7 @@
 namespace cadre::cli {
 namespace {
 
-constexpr std::string_view kCommand = "cadre run";
-constexpr int kMaxWorkers = 4096;
+constexpr std::string_view kRunCommand = "cadre run";
 
 Result<int> resolve_num_workers(const GivenOption& given, const os::Environment& environment) {
   const os::MachineInfo machine = os::read_machine_info(environment);
@@ -95,23 +94,23 @@ Duration stop_grace(const RunOptions& options, const os::Environment& environmen
 int run_command(Words words) {
   const os::Environment environment = os::read_environment();
   const auto options = parse_run_options(words, environment);
-  if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
+  if (!options.ok()) return fail(kRunCommand, options.error().message(), kUsageExitCode);
   if (options->wants_help) {
     print(run_help());
     return 0;
   }
-  for (const std::string& warning : options->warnings) fail(kCommand, warning, 0);
+  for (const std::string& warning : options->warnings) fail(kRunCommand, warning, 0);
   for (const NamedHost& host : options->hosts) {
     if (const Status is_here = check_is_this_host(host); !is_here.ok()) {
-      return fail(kCommand, is_here.error().message(), kUsageExitCode);
+      return fail(kRunCommand, is_here.error().message(), kUsageExitCode);
     }
   }
   launch::JobSpec spec;
   spec.environment = environment;
   const auto num_workers = resolve_num_workers(options->num_workers, environment);
-  if (!num_workers.ok()) return fail(kCommand, num_workers.error().message(), kUsageExitCode);
+  if (!num_workers.ok()) return fail(kRunCommand, num_workers.error().message(), kUsageExitCode);
   if (options->no_python && options->is_module) {
-    return fail(kCommand, "--no-python and -m contradict each other", kUsageExitCode);
+    return fail(kRunCommand, "--no-python and -m contradict each other", kUsageExitCode);
   }
 
   spec.num_workers = *num_workers;
@@ -127,9 +126,9 @@ int run_command(Words words) {
     spec.environment.set("CADRE_FLIGHT_RECORDS", options->flight_folder);
   }
   if (const Status resolved = resolve_program(*options, spec); !resolved.ok()) {
-    return fail(kCommand, resolved.error().message(), start_failure_code(resolved.error()));
+    return fail(kRunCommand, resolved.error().message(), start_failure_code(resolved.error()));
   }
-  return launch_job(kCommand, std::move(spec));
+  return launch_job(kRunCommand, std::move(spec));
 }
 
 }  // namespace cadre::cli

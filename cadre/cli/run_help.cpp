@@ -9,7 +9,7 @@
 namespace cadre::cli {
 namespace {
 
-constexpr std::string_view kHelp =
+constexpr std::string_view kRunHelp =
     R"(cadre run [options] PROGRAM [arguments...]
 
 Starts PROGRAM several times on this host, as the ranks of one job. A file that ends in .py is run by
@@ -93,7 +93,7 @@ std::string wrapped(std::string_view sentence) {
 }  // namespace
 
 std::string run_help() {
-  std::string text(kHelp);
+  std::string text(kRunHelp);
   text += "Options of torchrun that are refused, and what to do instead\n";
   std::string_view last_reason;
   for (const RefusedFlag& flag : refused_torchrun_flags()) {

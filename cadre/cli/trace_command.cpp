@@ -19,8 +19,8 @@
 namespace cadre::cli {
 namespace {
 
-constexpr std::string_view kCommand = "cadre trace";
-constexpr std::string_view kHelp = R"(cadre trace [options] FOLDER | FILE...
+constexpr std::string_view kTraceCommand = "cadre trace";
+constexpr std::string_view kTraceHelp = R"(cadre trace [options] FOLDER | FILE...
 
 Reads the flight records that the ranks of a job left (also after kill -9 or a hang that is still
 going on), puts them together, and says for each group at which collective it stopped, which ranks
@@ -50,9 +50,9 @@ struct TraceOptions {
 };
 
 Result<TraceOptions> parse_options(Words words) {
-  constexpr std::array kOptions{OptionSpec{"--last", "N"}, OptionSpec{"--json", ""},
-                                OptionSpec{"--help", "", 'h'}};
-  auto parsed = parse_words(kCommand, kOptions, OtherWords::kAmongOptions, words);
+  constexpr std::array kTraceOptions{OptionSpec{"--last", "N"}, OptionSpec{"--json", ""},
+                                     OptionSpec{"--help", "", 'h'}};
+  auto parsed = parse_words(kTraceCommand, kTraceOptions, OtherWords::kAmongOptions, words);
   if (!parsed.ok()) return parsed.error();
   TraceOptions options{.paths = std::move(parsed->others),
                        .wants_json = parsed->find("--json") != nullptr,
@@ -149,7 +149,7 @@ std::vector<FlightRecord> read_records(const std::vector<std::string>& files, in
       records.push_back(std::move(record).value());
     } else {
       ++num_refused;
-      fail(kCommand, cadre::format("{}: {}", path, record.error().message()), 0);
+      fail(kTraceCommand, cadre::format("{}: {}", path, record.error().message()), 0);
     }
   }
   return records;
@@ -168,13 +168,13 @@ void append_json(const JobFiles& job, const std::vector<GroupTrace>& traces,
 
 int trace_command(Words words) {
   const auto options = parse_options(words);
-  if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
+  if (!options.ok()) return fail(kTraceCommand, options.error().message(), kUsageExitCode);
   if (options->wants_help) {
-    print(kHelp);
+    print(kTraceHelp);
     return 0;
   }
   const auto jobs = find_jobs(options->paths);
-  if (!jobs.ok()) return fail(kCommand, jobs.error().message(), 1);
+  if (!jobs.ok()) return fail(kTraceCommand, jobs.error().message(), 1);
   int num_refused = 0;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const JobFiles& job : *jobs) {

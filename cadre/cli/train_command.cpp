@@ -18,10 +18,10 @@
 namespace cadre::cli {
 namespace {
 
-constexpr std::string_view kCommand = "cadre train";
-constexpr int kMaxWorkers = 4096;
+constexpr std::string_view kTrainCommand = "cadre train";
 
-constexpr std::string_view kHelp = R"(cadre train CONFIG.toml [key=value ...] [--nproc-per-node N]
+constexpr std::string_view kTrainHelp =
+    R"(cadre train CONFIG.toml [key=value ...] [--nproc-per-node N]
 
 Trains the model that CONFIG.toml describes, on N processes of this host. Values on the command line
 go before those of the file; a dotted key names a table's entry.
@@ -42,9 +42,9 @@ goes on from it.
 
 constexpr std::string_view kKeysTitle = "Every key that CONFIG.toml or key=value may set:\n\n";
 
-constexpr std::array<OptionSpec, 3> kOptions{OptionSpec{"--nproc-per-node", "N"},
-                                             OptionSpec{"--print-config", ""},
-                                             OptionSpec{"--help", "", 'h'}};
+constexpr std::array<OptionSpec, 3> kTrainOptions{OptionSpec{"--nproc-per-node", "N"},
+                                                  OptionSpec{"--print-config", ""},
+                                                  OptionSpec{"--help", "", 'h'}};
 
 Result<int> parse_num_workers(const GivenOption* given) {
   if (given == nullptr) return 1;
@@ -106,17 +106,18 @@ int run_trainer(const std::string& trainer, std::vector<std::string> words, int 
   spec.num_workers = num_workers;
   spec.is_rank0_raw = true;
   const auto library_path = trainer_library_path(trainer, spec.environment);
-  if (!library_path.ok()) return fail(kCommand, library_path.error().message(), kNotFoundExitCode);
+  if (!library_path.ok())
+    return fail(kTrainCommand, library_path.error().message(), kNotFoundExitCode);
   if (*library_path) spec.environment.set("LD_LIBRARY_PATH", **library_path);
   if (os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal()) {
     spec.environment.set("CADRE_PROGRESS", "terminal");
   }
-  return launch_job(kCommand, std::move(spec));
+  return launch_job(kTrainCommand, std::move(spec));
 }
 
 // The trainer alone knows its keys, so the second part of the text is what it prints.
 int print_help(const Result<std::string>& trainer) {
-  print(kHelp);
+  print(kTrainHelp);
   if (!trainer.ok()) {
     print(cadre::format("The list of keys is the trainer's: {}\n", trainer.error().message()));
     return 0;
@@ -129,17 +130,17 @@ int print_help(const Result<std::string>& trainer) {
 }  // namespace
 
 int train_command(Words words) {
-  auto parsed = parse_words(kCommand, kOptions, OtherWords::kAmongOptions, words);
-  if (!parsed.ok()) return fail(kCommand, parsed.error().message(), kUsageExitCode);
+  auto parsed = parse_words(kTrainCommand, kTrainOptions, OtherWords::kAmongOptions, words);
+  if (!parsed.ok()) return fail(kTrainCommand, parsed.error().message(), kUsageExitCode);
   const auto num_workers = parse_num_workers(parsed->find("--nproc-per-node"));
-  if (!num_workers.ok()) return fail(kCommand, num_workers.error().message(), kUsageExitCode);
+  if (!num_workers.ok()) return fail(kTrainCommand, num_workers.error().message(), kUsageExitCode);
   const auto trainer = find_trainer();
   if (parsed->find("--help") != nullptr) return print_help(trainer);
   std::vector<std::string>& trainer_words = parsed->others;
   if (const Status checked = check_configuration(trainer_words); !checked.ok()) {
-    return fail(kCommand, checked.error().message(), kUsageExitCode);
+    return fail(kTrainCommand, checked.error().message(), kUsageExitCode);
   }
-  if (!trainer.ok()) return fail(kCommand, trainer.error().message(), kNotFoundExitCode);
+  if (!trainer.ok()) return fail(kTrainCommand, trainer.error().message(), kNotFoundExitCode);
   if (parsed->find("--print-config") != nullptr) {  // the same for any number of processes
     trainer_words.push_back("--print-config");
     return run_trainer(*trainer, trainer_words, 1);

@@ -8,6 +8,9 @@
 
 namespace cadre {
 
+// Blocks of this size are still in the first-level cache when they are stored a second time.
+inline constexpr size_t kCachedBytes = 4096;
+
 // How results are stored. Streaming (non-temporal) stores do not read the destination's lines first
 // and do not take them away from a peer's cache one at a time: they win for whatever is written
 // once and read much later, or by another core that lies far away. They are complete, for whoever

@@ -10,22 +10,22 @@ constexpr int kReduceOpShift = 8;
 constexpr int kRootShift = 12;
 constexpr int kCountShift = 28;
 constexpr int kCountBits = 36;
-constexpr uint64_t kNibble = 0xf;
+constexpr uint64_t kFieldMask = 0xf;
 constexpr uint64_t kRootMask = 0xffff;
 constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
 constexpr int kShapeTagBits = 4;
 
 // A shape of one dimension is all zeros: there is room for the rest of a long count.
 bool is_one_dimension(uint64_t shape) {
-  return (shape & kNibble) == 0;
+  return (shape & kFieldMask) == 0;
 }
 
 }  // namespace
 
 Fingerprint OpDescriptor::fingerprint() const {
-  const uint64_t call = (static_cast<uint64_t>(kind) & kNibble) |
-                        (static_cast<uint64_t>(dtype) & kNibble) << kDTypeShift |
-                        (static_cast<uint64_t>(reduce_op) & kNibble) << kReduceOpShift |
+  const uint64_t call = (static_cast<uint64_t>(kind) & kFieldMask) |
+                        (static_cast<uint64_t>(dtype) & kFieldMask) << kDTypeShift |
+                        (static_cast<uint64_t>(reduce_op) & kFieldMask) << kReduceOpShift |
                         (static_cast<uint64_t>(root.value) & kRootMask) << kRootShift |
                         (count & kCountMask) << kCountShift;
   const uint64_t rest_of_count = is_one_dimension(shape.bits()) ? count >> kCountBits : 0;
@@ -36,9 +36,9 @@ OpDescriptor OpDescriptor::from_fingerprint(const Fingerprint& fingerprint) {
   const uint64_t call = fingerprint.call;
   const bool is_line = is_one_dimension(fingerprint.shape);
   const uint64_t rest_of_count = is_line ? fingerprint.shape >> kShapeTagBits : 0;
-  return {.kind = static_cast<OpKind>(call & kNibble),
-          .dtype = static_cast<DType>(call >> kDTypeShift & kNibble),
-          .reduce_op = static_cast<ReduceOp>(call >> kReduceOpShift & kNibble),
+  return {.kind = static_cast<OpKind>(call & kFieldMask),
+          .dtype = static_cast<DType>(call >> kDTypeShift & kFieldMask),
+          .reduce_op = static_cast<ReduceOp>(call >> kReduceOpShift & kFieldMask),
           .root = static_cast<int>(call >> kRootShift & kRootMask),
           .count = call >> kCountShift | rest_of_count << kCountBits,
           .shape = is_line ? PackedShape() : PackedShape::from_bits(fingerprint.shape)};

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kNibbleBits = 4;
 constexpr int kWordBits = 64;
-constexpr uint64_t kNibble = 0xf;
+constexpr uint64_t kNibbleMask = 0xf;
 constexpr int kSizeBits = 3;  // of a size in a nibble, below the bit that says "more"
 constexpr uint64_t kSizeMask = 7;
 constexpr uint64_t kMore = 8;
@@ -49,7 +49,7 @@ PackedShape PackedShape::from_bits(uint64_t bits) {
 }
 
 std::string PackedShape::to_string(uint64_t num_elements) const {
-  const uint64_t tag = bits_ & kNibble;
+  const uint64_t tag = bits_ & kNibbleMask;
   if (tag == 0) return format("x {}", num_elements);
   if (tag == kDigest) return format("x {}, shape #{:x}", num_elements, bits_ >> kNibbleBits);
   std::string text = "x [";
@@ -58,7 +58,7 @@ std::string PackedShape::to_string(uint64_t num_elements) const {
     uint64_t size = 0;
     uint64_t nibble = kMore;
     for (int shift = 0; (nibble & kMore) != 0 && at < kWordBits; shift += kSizeBits) {
-      nibble = bits_ >> at & kNibble;
+      nibble = bits_ >> at & kNibbleMask;
       size |= (nibble & kSizeMask) << shift;
       at += kNibbleBits;
     }

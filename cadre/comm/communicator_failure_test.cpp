@@ -26,7 +26,7 @@ using testing::RanksResult;
 using testing::require;
 using ::testing::StartsWith;
 
-constexpr Duration kBudget = seconds(20);
+constexpr Duration kFailureBudget = seconds(20);
 
 // Each rank runs `body` in one group and hands back what it threw.
 RanksResult run_group(int world_size, Duration timeout,
@@ -38,9 +38,9 @@ RanksResult run_group(int world_size, Duration timeout,
     options.timeout = timeout;
     const Membership membership{context.rank, context.world_size, 1, store, "token"};
     const auto group = Communicator::connect(context.system, membership, options,
-                                             context.system.deadline_in(kBudget));
+                                             context.system.deadline_in(kFailureBudget));
     context.output = testing::failure_of([&] { body(context, *group); });
-    group->close(context.system.deadline_in(kBudget));
+    group->close(context.system.deadline_in(kFailureBudget));
   });
 }
 
@@ -60,7 +60,7 @@ auto fails_at_or_before(const std::string& call, const std::string& before) {
 
 // Between them two ranks find out; all tell of the first of them.
 TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
-  const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
+  const auto result = run_group(3, kFailureBudget, [](RankContext& context, Communicator& group) {
     group.barrier();
     sum(group, context.rank == 1 ? 4 : 8);
     for (int i = 0; i < 3; ++i) group.barrier();
@@ -78,7 +78,7 @@ TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
 }
 
 TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
-  const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
+  const auto result = run_group(3, kFailureBudget, [](RankContext& context, Communicator& group) {
     const int num_steps = context.rank == 2 ? 3 : 5;
     for (int step = 0; step < num_steps; ++step) sum(group, 100);
   });
@@ -128,14 +128,14 @@ TEST(CommunicatorFailure, ACollectiveAgainstARecvTellsAtTheDeadlineWhatTheOtherI
       const Membership membership{context.rank, 2, 1, store, "token"};
       const auto group = Communicator::connect(
           context.system, membership, {.timeout = milliseconds(300), .transport = transport},
-          context.system.deadline_in(kBudget));
+          context.system.deadline_in(kFailureBudget));
       context.output = testing::failure_of([&] {
-        group->barrier({.deadline = context.system.deadline_in(kBudget)});
+        group->barrier({.deadline = context.system.deadline_in(kFailureBudget)});
         std::byte data{};
         if (context.rank == 0) sum(*group, 10);
         if (context.rank == 1) group->recv(Bytes(&data, 1), DType::kUint8, 0, /*tag=*/7);
       });
-      group->close(context.system.deadline_in(kBudget));
+      group->close(context.system.deadline_in(kFailureBudget));
     });
     ASSERT_TRUE(result.ok()) << result.failures();
     const std::string& collective = result.ranks[0].output;
@@ -154,7 +154,7 @@ TEST(CommunicatorFailure, ACollectiveAgainstARecvTellsAtTheDeadlineWhatTheOtherI
 }
 
 TEST(CommunicatorFailure, AnAbortEndsEveryWaitAndTellsTheReason) {
-  const auto result = run_group(3, kBudget, [](RankContext& context, Communicator& group) {
+  const auto result = run_group(3, kFailureBudget, [](RankContext& context, Communicator& group) {
     if (context.rank == 0) {
       group.abort("the loss is not a number");
       group.abort("a second reason is not heard");
@@ -169,7 +169,7 @@ TEST(CommunicatorFailure, AnAbortEndsEveryWaitAndTellsTheReason) {
 }
 
 TEST(CommunicatorFailure, LaterCallsAndDroppedWorksThrowTheFirstFailure) {
-  const auto result = run_group(2, kBudget, [](RankContext& context, Communicator& group) {
+  const auto result = run_group(2, kFailureBudget, [](RankContext& context, Communicator& group) {
     std::vector<float> data(8, 1);
     const Bytes bytes = std::as_writable_bytes(std::span(data));
     if (context.rank == 0) group.abort("over");
@@ -186,7 +186,7 @@ TEST(CommunicatorFailure, LaterCallsAndDroppedWorksThrowTheFirstFailure) {
 }
 
 TEST(CommunicatorFailure, WrongArgumentsAreRefusedWithValuesAndDoNotHurtTheGroup) {
-  const auto result = run_group(2, kBudget, [](RankContext&, Communicator& group) {
+  const auto result = run_group(2, kFailureBudget, [](RankContext&, Communicator& group) {
     std::vector<std::byte> data(10);
     const auto refusal = [&](const std::function<void()>& call) {
       return testing::failure_of(call);
@@ -208,10 +208,10 @@ TEST(CommunicatorFailure, WrongArgumentsAreRefusedWithValuesAndDoNotHurtTheGroup
 }
 
 TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
-  const auto result = run_group(2, kBudget, [](RankContext& context, Communicator& group) {
+  const auto result = run_group(2, kFailureBudget, [](RankContext& context, Communicator& group) {
     group.barrier();
-    group.close(context.system.deadline_in(kBudget));
-    group.close(context.system.deadline_in(kBudget));
+    group.close(context.system.deadline_in(kFailureBudget));
+    group.close(context.system.deadline_in(kFailureBudget));
     require(testing::failure_of([&] { group.barrier(); }).starts_with("kInvalidArgument: group"),
             "refused");
   });
@@ -226,8 +226,8 @@ TEST(CommunicatorFailure, ADestructorSaysGoodbye) {
   const testing::Resources before = testing::count_resources();
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
     const Membership membership{context.rank, 2, 1, store, "token"};
-    auto group =
-        Communicator::connect(context.system, membership, {}, context.system.deadline_in(kBudget));
+    auto group = Communicator::connect(context.system, membership, {},
+                                       context.system.deadline_in(kFailureBudget));
     group->barrier();
     if (context.rank == 1) return;
     context.output = testing::failure_of([&] { group->barrier(); });
@@ -265,7 +265,7 @@ TEST(CommunicatorFailure, UnwindingIsNotLoggedBeforeTheExceptionThatUnwinds) {
       if (context.rank == 0) options.log = log;
       context.output = testing::failure_of([&] {
         const auto group = Communicator::connect(context.system, membership, options,
-                                                 context.system.deadline_in(kBudget));
+                                                 context.system.deadline_in(kFailureBudget));
         std::byte data{};
         if (context.rank == 1) return group->recv(Bytes(&data, 1), DType::kUint8, 0, /*tag=*/1);
         const auto memory = std::make_shared<std::byte>();
@@ -295,23 +295,24 @@ TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {
   const testing::Resources before = testing::count_resources();
   const auto result = testing::run_ranks_as_threads(3, [&](RankContext& context) {
     Membership membership{context.rank, 3, 1, store, "token"};
-    auto group =
-        Communicator::connect(context.system, membership, {}, context.system.deadline_in(kBudget));
+    auto group = Communicator::connect(context.system, membership, {},
+                                       context.system.deadline_in(kFailureBudget));
     group->barrier();
-    if (context.rank == 1) return group->close(context.system.deadline_in(kBudget));
+    if (context.rank == 1) return group->close(context.system.deadline_in(kFailureBudget));
     require(!testing::failure_of([&] { group->barrier(); }).empty(), "rank 1 left");
     const std::vector<Rank> lost = group->lost_ranks();
     require(lost.size() == 1 && lost[0] == 1, "and is known to be gone");
-    group->close(context.system.deadline_in(kBudget));
-    membership = rejoin(context.system, membership, lost, context.system.deadline_in(kBudget))
-                     .value_or_throw();
-    group =
-        Communicator::connect(context.system, membership, {}, context.system.deadline_in(kBudget));
+    group->close(context.system.deadline_in(kFailureBudget));
+    membership =
+        rejoin(context.system, membership, lost, context.system.deadline_in(kFailureBudget))
+            .value_or_throw();
+    group = Communicator::connect(context.system, membership, {},
+                                  context.system.deadline_in(kFailureBudget));
     std::vector<int64_t> data(5000, group->rank() + 1);
     const Bytes bytes = std::as_writable_bytes(std::span(data));
     group->all_reduce(bytes, bytes, DType::kInt64, ReduceOp::kSum);
     require(data.front() == 3 && data.back() == 3, "1 + 2");
-    group->close(context.system.deadline_in(kBudget));
+    group->close(context.system.deadline_in(kFailureBudget));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_EQ(testing::leftovers_since(before), "");
@@ -322,10 +323,10 @@ TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {
 // that is slow may hear of it while it is still in the first sum.
 void lose_rank_2(os::System& system, const Membership& membership, TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
-                                           system.deadline_in(kBudget));
+                                           system.deadline_in(kFailureBudget));
   const std::string failure = testing::failure_of([&] {
     sum(*group, 10);
-    if (membership.rank == 2) return group->close(system.deadline_in(kBudget));
+    if (membership.rank == 2) return group->close(system.deadline_in(kFailureBudget));
     if (membership.rank == 1) system.poll({}, system.deadline_in(milliseconds(5)));
     for (int step = 0; step < 2; ++step) sum(*group, 10);
   });
@@ -336,9 +337,9 @@ void lose_rank_2(os::System& system, const Membership& membership, TransportChoi
   if (membership.rank == 0) system.poll({}, system.deadline_in(milliseconds(20)));
   const std::vector<Rank> lost = group->lost_ranks();
   require(lost.size() == 1 && lost[0] == 2, format("{} ranks are lost", lost.size()));
-  group->close(system.deadline_in(kBudget));
+  group->close(system.deadline_in(kFailureBudget));
   const Membership next =
-      rejoin(system, membership, lost, system.deadline_in(kBudget)).value_or_throw();
+      rejoin(system, membership, lost, system.deadline_in(kFailureBudget)).value_or_throw();
   require(next.world_size == 2, "two are left");
 }
 
@@ -359,14 +360,14 @@ TEST(CommunicatorFailure, SurvivorsOfALeaverLoseNobodyElse) {
 void sum_until_rank_2_has_left(os::System& system, const Membership& membership,
                                TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
-                                           system.deadline_in(kBudget));
+                                           system.deadline_in(kFailureBudget));
   int num_done = 0;
   const std::string failure = testing::failure_of([&] {
     for (; num_done < (membership.rank == 2 ? 3 : 6); ++num_done) sum(*group, 10);
   });
-  if (membership.rank == 2) return group->close(system.deadline_in(kBudget));
+  if (membership.rank == 2) return group->close(system.deadline_in(kFailureBudget));
   const std::string again = testing::failure_of([&] { group->barrier(); });
-  group->close(system.deadline_in(kBudget));
+  group->close(system.deadline_in(kFailureBudget));
   const std::string inside = format("kPeerLost: all_reduce #{} on group ", num_done + 1);
   const std::string between = format(") after all_reduce #{}\n", num_done);
   require(failure.starts_with(inside) || (failure.starts_with("kPeerLost: group ") &&

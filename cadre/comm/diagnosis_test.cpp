@@ -24,13 +24,13 @@ Roster roster() {
   return roster;
 }
 
-Activity activity(ActivityState state, OpKind kind, uint64_t number, int64_t seconds,
+Activity activity(ActivityState state, OpKind kind, uint64_t number, int64_t age_s,
                   int waiting_for = -1) {
   Activity result;
   result.state = state;
   result.number = number;
   result.fingerprint = OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 1024}.fingerprint();
-  result.age_ns = seconds * kSecond;
+  result.age_ns = age_s * kSecond;
   result.waiting_for = waiting_for;
   result.phase = "reduce";
   return result;

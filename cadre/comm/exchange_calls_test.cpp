@@ -23,7 +23,7 @@ using testing::RanksResult;
 using testing::require;
 using ::testing::StartsWith;
 
-constexpr Duration kBudget = seconds(20);
+constexpr Duration kExchangeBudget = seconds(20);
 
 struct Case {
   TransportChoice transport;
@@ -38,11 +38,11 @@ RanksResult run_group(const Case& test, const Body& body) {
   const auto store = std::make_shared<HashStore>(*system);
   return testing::run_ranks_as_threads(test.world_size, [&](RankContext& context) {
     const Membership membership{context.rank, context.world_size, 1, store, "token"};
-    const CommunicatorOptions options{.timeout = kBudget, .transport = test.transport};
+    const CommunicatorOptions options{.timeout = kExchangeBudget, .transport = test.transport};
     const auto group = Communicator::connect(context.system, membership, options,
-                                             context.system.deadline_in(kBudget));
+                                             context.system.deadline_in(kExchangeBudget));
     context.output = failure_of([&] { body(context, *group); });
-    group->close(context.system.deadline_in(kBudget));
+    group->close(context.system.deadline_in(kExchangeBudget));
   });
 }
 

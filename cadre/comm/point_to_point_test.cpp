@@ -20,7 +20,7 @@ using testing::RanksResult;
 using testing::require;
 using ::testing::StartsWith;
 
-constexpr Duration kBudget = seconds(20);
+constexpr Duration kMessageBudget = seconds(20);
 constexpr DType kType = DType::kInt32;
 
 using Values = std::vector<int32_t>;
@@ -46,7 +46,7 @@ class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
   // What each rank threw is its output.
   static RanksResult run(int world_size,
                          const std::function<void(RankContext&, Communicator&)>& body,
-                         Duration timeout = kBudget) {
+                         Duration timeout = kMessageBudget) {
     const auto system = os::make_native_system();
     const auto store = std::make_shared<HashStore>(*system);
     return testing::run_ranks_as_threads(world_size, [&](RankContext& context) {
@@ -55,9 +55,9 @@ class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
       options.transport = GetParam();
       const Membership membership{context.rank, context.world_size, 1, store, "token"};
       const auto group = Communicator::connect(context.system, membership, options,
-                                               context.system.deadline_in(kBudget));
+                                               context.system.deadline_in(kMessageBudget));
       context.output = testing::failure_of([&] { body(context, *group); });
-      group->close(context.system.deadline_in(kBudget));
+      group->close(context.system.deadline_in(kMessageBudget));
     });
   }
 

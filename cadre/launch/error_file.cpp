@@ -13,8 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxErrorFileBytes = 1 << 20;
-
 // As torchelastic's reader wants it: a text, or an object that says when.
 bool is_complete(const Json& root) {
   if (!root.is_object() || !root.contains("message")) return false;

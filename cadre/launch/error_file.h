@@ -16,6 +16,8 @@
 
 namespace cadre::launch {
 
+inline constexpr size_t kMaxErrorFileBytes = 1 << 20;  // of a worker's file that are read
+
 struct JobFailure {
   WorkerExit first;
   std::string host;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/launch/error_file.h"
 #include "cadre/launch/exit_meaning.h"
 #include "cadre/os/io/file.h"
 #include "cadre/os/proc/signals.h"
@@ -14,7 +15,6 @@
 namespace cadre::launch {
 namespace {
 
-constexpr size_t kMaxErrorFileBytes = 1 << 20;
 constexpr size_t kMaxExceptionBytes = 1000;
 
 // Control characters could move the cursor over the report; colours are of no use in it.

@@ -18,7 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class RendezvousTest : public testing::Test {
+class RendezvousTest : public ::testing::Test {
  protected:
   // A name that no other test, and no other run, listens at.
   os::Address fresh_address() {

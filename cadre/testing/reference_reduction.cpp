@@ -6,6 +6,7 @@
 
 #include "cadre/base/random.h"
 #include "cadre/collective/reduction_table.h"
+#include "cadre/testing/seeds.h"
 
 namespace cadre::testing {
 namespace {
@@ -288,7 +289,7 @@ std::vector<ReduceKind> reduce_kinds_in(int world_size) {
   for (size_t i = static_cast<size_t>(world_size) % 3; i < all.size(); i += 3) {
     kinds.push_back(all[i]);
   }
-  return kinds;
+  return share_of(kinds);
 }
 
 }  // namespace cadre::testing

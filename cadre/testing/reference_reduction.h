@@ -41,8 +41,9 @@ void write_number(std::vector<std::byte>& bytes, size_t i, DType dtype, double v
 // SUM.
 std::vector<ReduceKind> all_reduce_kinds();
 
-// A third of all_reduce_kinds(), another for each of three world sizes in a row: for tests that try
-// many worlds. Every kind in every world is the conformance program's.
+// A third of all_reduce_kinds(), another for each of three world sizes in a row, and of these the
+// share of this run (seeds.h): for tests that try many worlds. Every kind in every world is the
+// conformance program's.
 std::vector<ReduceKind> reduce_kinds_in(int world_size);
 
 // Integers of any bits; finite floats of widely differing sizes, so that the order of the additions

@@ -22,7 +22,7 @@ constexpr uint64_t kMaxHeldBytes = 8;  // that zlib has read and not used yet
 constexpr std::array<std::byte, 2> kGzipStart = {std::byte{0x1f}, std::byte{0x8b}};
 constexpr int kGzipWindowBits = 15 + 16;  // zlib's word for "gzip only"
 
-Error corrupt(const std::string& what) {
+Error corrupt_idx(const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("idx file: {}", what));
 }
 
@@ -77,10 +77,10 @@ class GzipSource final : public Source {
         const Status status = go_to_next_member();
         if (!status.ok()) return status.error();
       } else if (code == Z_BUF_ERROR) {
-        return corrupt("the gzip data ends in its middle; fetch the file again");
+        return corrupt_idx("the gzip data ends in its middle; fetch the file again");
       } else if (code != Z_OK) {
-        return corrupt(cadre::format("the gzip data is damaged ({}); fetch the file again",
-                                     stream_.msg != nullptr ? stream_.msg : "no reason given"));
+        return corrupt_idx(cadre::format("the gzip data is damaged ({}); fetch the file again",
+                                         stream_.msg != nullptr ? stream_.msg : "no reason given"));
       }
     }
     return count;
@@ -101,8 +101,8 @@ class GzipSource final : public Source {
     is_at_end_ = stream_.avail_in == 0;
     if (is_at_end_) return {};
     if (std::byte{*stream_.next_in} != kGzipStart[0]) {
-      return corrupt(cadre::format("{} bytes follow the gzip data; fetch the file again",
-                                   stream_.avail_in + rest_.size()));
+      return corrupt_idx(cadre::format("{} bytes follow the gzip data; fetch the file again",
+                                       stream_.avail_in + rest_.size()));
     }
     inflateReset(&stream_);  // fails for a stream that is not open only
     return {};
@@ -138,7 +138,7 @@ Result<std::vector<int64_t>> read_shape(Source& source) {
   const auto got = source.read(magic);
   if (!got.ok()) return got.error();
   if (*got != kMagicBytes || magic[0] != 0 || magic[1] != 0) {
-    return corrupt(
+    return corrupt_idx(
         cadre::format("it starts with {:02x} {:02x} {:02x} {:02x} ({} bytes read); expected 00 00 "
                       "and an element type",
                       magic[0], magic[1], magic[2], magic[3], *got));
@@ -151,13 +151,13 @@ Result<std::vector<int64_t>> read_shape(Source& source) {
   }
   const size_t num_axes = magic[3];
   if (num_axes == 0 || num_axes > kMaxIdxAxes) {
-    return corrupt(cadre::format("{} axes; expected 1 to {}", num_axes, kMaxIdxAxes));
+    return corrupt_idx(cadre::format("{} axes; expected 1 to {}", num_axes, kMaxIdxAxes));
   }
   std::array<uint8_t, kMaxIdxAxes* kAxisBytes> sizes = {};
   const std::span<uint8_t> used = std::span(sizes).first(num_axes * kAxisBytes);
   const auto num_read = source.read(used);
   if (!num_read.ok()) return num_read.error();
-  if (*num_read != used.size()) return corrupt("it ends before the sizes of its axes");
+  if (*num_read != used.size()) return corrupt_idx("it ends before the sizes of its axes");
   std::vector<int64_t> shape;
   for (size_t axis = 0; axis < num_axes; ++axis) {
     shape.push_back(number_at(used.subspan(axis * kAxisBytes)));
@@ -174,7 +174,7 @@ Result<uint64_t> num_elements(const std::vector<int64_t>& shape) {
   for (const int64_t size : shape) {
     const auto factor = static_cast<uint64_t>(size);
     if (product > kMaxIdxBytes / factor) {
-      return corrupt(cadre::format("its axes multiply to more than {} elements", kMaxIdxBytes));
+      return corrupt_idx(cadre::format("its axes multiply to more than {} elements", kMaxIdxBytes));
     }
     product *= factor;
   }
@@ -195,7 +195,7 @@ Result<IdxArray> parse_idx(ConstBytes file) {
   const auto count = num_elements(*shape);
   if (!count.ok()) return count.error();
   if (*count > source->max_remaining()) {
-    return corrupt(
+    return corrupt_idx(
         cadre::format("its axes ask for {} elements, but at most {} can follow; fetch the "
                       "file again",
                       *count, source->max_remaining()));
@@ -204,14 +204,14 @@ Result<IdxArray> parse_idx(ConstBytes file) {
   const auto got = source->read(array.elements);
   if (!got.ok()) return got.error();
   if (*got != *count) {
-    return corrupt(
+    return corrupt_idx(
         cadre::format("{} elements, but its axes ask for {}; fetch the file again", *got, *count));
   }
   std::array<uint8_t, 1> extra = {};
   const auto num_extra = source->read(extra);
   if (!num_extra.ok()) return num_extra.error();
   if (*num_extra != 0) {
-    return corrupt(cadre::format("bytes follow the {} elements that its axes ask for", *count));
+    return corrupt_idx(cadre::format("bytes follow the {} elements that its axes ask for", *count));
   }
   return array;
 }

@@ -40,7 +40,7 @@ constexpr std::array<DTypeBytes, 16> kDTypes = {{{"BOOL", 1},
                                                  {"U64", 8},
                                                  {"C64", 8}}};
 
-Error corrupt(const std::string& what) {
+Error corrupt_header(const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("safetensors header: {}", what));
 }
 
@@ -192,22 +192,24 @@ Status check_layout(std::vector<SafetensorsEntry>& tensors, uint64_t data_bytes)
   for (const SafetensorsEntry& entry : tensors) {
     const size_t element_bytes = safetensors_dtype_bytes(entry.dtype);
     if (element_bytes == 0) {
-      return corrupt(
+      return corrupt_header(
           cadre::format("tensor '{}' has the unknown dtype '{}'", entry.name, entry.dtype));
     }
     if (entry.begin != covered || entry.end < entry.begin) {
-      return corrupt(cadre::format("tensor '{}' lies at [{}, {}); expected it to begin at {}",
-                                   entry.name, entry.begin, entry.end, covered));
+      return corrupt_header(
+          cadre::format("tensor '{}' lies at [{}, {}); expected it to begin at {}", entry.name,
+                        entry.begin, entry.end, covered));
     }
     const std::optional<uint64_t> expected = bytes_of(entry, element_bytes);
     if (expected != entry.end - entry.begin) {
-      return corrupt(cadre::format("tensor '{}' has {} bytes, which its dtype and shape contradict",
-                                   entry.name, entry.end - entry.begin));
+      return corrupt_header(
+          cadre::format("tensor '{}' has {} bytes, which its dtype and shape contradict",
+                        entry.name, entry.end - entry.begin));
     }
     covered = entry.end;
   }
   if (covered != data_bytes) {
-    return corrupt(
+    return corrupt_header(
         cadre::format("tensors cover {} bytes, but the file holds {}", covered, data_bytes));
   }
   return {};
@@ -222,25 +224,26 @@ size_t safetensors_dtype_bytes(std::string_view dtype) {
 
 Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t file_bytes) {
   if (prefix.size() < kSafetensorsLengthBytes) {
-    return corrupt(cadre::format("{} bytes; expected at least 8", prefix.size()));
+    return corrupt_header(cadre::format("{} bytes; expected at least 8", prefix.size()));
   }
   uint64_t length = 0;
   for (size_t i = 0; i < kSafetensorsLengthBytes; ++i) {
     length |= std::to_integer<uint64_t>(prefix[i]) << (8 * i);  // little-endian
   }
   if (length > kMaxSafetensorsHeaderBytes) {
-    return corrupt(cadre::format("it claims {} bytes; at most {} are allowed", length,
-                                 kMaxSafetensorsHeaderBytes));
+    return corrupt_header(cadre::format("it claims {} bytes; at most {} are allowed", length,
+                                        kMaxSafetensorsHeaderBytes));
   }
   if (length > prefix.size() - kSafetensorsLengthBytes ||
       length > file_bytes - kSafetensorsLengthBytes) {
-    return corrupt(cadre::format("it claims {} bytes, but the file has {}", length, file_bytes));
+    return corrupt_header(
+        cadre::format("it claims {} bytes, but the file has {}", length, file_bytes));
   }
   const std::string_view json(
       reinterpret_cast<const char*>(prefix.data()) + kSafetensorsLengthBytes, length);
-  if (!json.starts_with('{')) return corrupt("it does not start with '{'");
+  if (!json.starts_with('{')) return corrupt_header("it does not start with '{'");
   HeaderReader reader;
-  if (!Json::sax_parse(json, &reader)) return corrupt(reader.failure());
+  if (!Json::sax_parse(json, &reader)) return corrupt_header(reader.failure());
 
   SafetensorsHeader header;
   header.data_offset = kSafetensorsLengthBytes + length;

@@ -13,22 +13,22 @@ constexpr size_t kEntryOffset = 0;
 constexpr size_t kStepOffset = kEntryOffset + 2 * sizeof(Entry);
 constexpr size_t kFlatOffset = kPage;
 constexpr size_t kChunkOffset = kFlatOffset + 2 * kFlatBytes;
-constexpr size_t kBlockBytes = kChunkOffset + kNumChunks * kChunkBytes;
-static_assert(kStepOffset + sizeof(StepFlag) <= kPage && kBlockBytes % kPage == 0);
+constexpr size_t kRankBytes = kChunkOffset + kNumChunks * kChunkBytes;
+static_assert(kStepOffset + sizeof(StepFlag) <= kPage && kRankBytes % kPage == 0);
 
 }  // namespace
 
 size_t Arena::bytes(int world_size) {
-  return kPage + static_cast<size_t>(world_size) * kBlockBytes;
+  return kPage + static_cast<size_t>(world_size) * kRankBytes;
 }
 
 std::array<Range, 2> Arena::small_parts(Rank rank) {
-  const size_t block = kPage + static_cast<size_t>(rank.value) * kBlockBytes;
+  const size_t block = kPage + static_cast<size_t>(rank.value) * kRankBytes;
   return {Range{0, kPage}, Range{block, kChunkOffset}};
 }
 
 Range Arena::staging_part(Rank rank) {
-  const size_t block = kPage + static_cast<size_t>(rank.value) * kBlockBytes;
+  const size_t block = kPage + static_cast<size_t>(rank.value) * kRankBytes;
   return {block + kChunkOffset, kNumChunks * kChunkBytes};
 }
 
@@ -40,7 +40,7 @@ Arena::Arena(Bytes memory, int world_size) : base_(memory.data()) {
 }
 
 std::byte* Arena::block(Rank rank) const {
-  return base_ + kPage + static_cast<size_t>(rank.value) * kBlockBytes;
+  return base_ + kPage + static_cast<size_t>(rank.value) * kRankBytes;
 }
 
 Notice& Arena::notice() const {

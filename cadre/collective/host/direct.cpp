@@ -8,8 +8,6 @@
 namespace cadre::host {
 namespace {
 
-constexpr size_t kBlockBytes = 4096;
-
 // Nobody may touch its buffers again before all have read and written what they share.
 Status leave_together(Peers& peers, const OpContext& op) {
   peers.reach(1);
@@ -30,15 +28,15 @@ Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers&
   op.progress.set_phase("reduce");
   const Range own = part_of(num_bytes, owned_bytes(num_bytes, peers.world_size()),
                             static_cast<size_t>(peers.rank().value));
-  alignas(64) std::array<std::byte, kBlockBytes> block;
+  alignas(64) std::array<std::byte, kCachedBytes> block;
   std::vector<const std::byte*> inputs(shared.ins.size());
-  for (size_t done = 0; done < own.size; done += kBlockBytes) {
+  for (size_t done = 0; done < own.size; done += kCachedBytes) {
     if (Status left = peers.check_left(op); !left.ok()) {
       peers.reach(1);  // this rank touches no memory of the others any more
       return left;
     }
     const size_t at = own.begin + done;
-    const size_t size = std::min(kBlockBytes, own.size - done);
+    const size_t size = std::min(kCachedBytes, own.size - done);
     for (size_t rank = 0; rank < inputs.size(); ++rank) inputs[rank] = shared.ins[rank] + at;
     reduce(block.data(), inputs, size / size_of(kind.dtype), kind);
     for (std::byte* out : shared.outs) copy(out + at, block.data(), size, StorePolicy::kCached);

@@ -23,7 +23,6 @@ using testing::run_ranks_as_processes;
 using testing::run_ranks_as_threads;
 using testing::run_ranks_in_simulator;
 
-constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
 constexpr uint32_t kSegment = 3;
 constexpr size_t kBytesPerRank = 16 << 20;
 

@@ -11,8 +11,6 @@ using testing::require;
 using testing::run_ranks_as_processes;
 using testing::run_ranks_as_threads;
 
-constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
-
 void require_code(const Status& status, ErrorCode code) {
   require(!status.ok(), "the operation did not fail");
   require(status.error().code() == code, status.error().message());

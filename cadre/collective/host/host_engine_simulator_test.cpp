@@ -22,8 +22,6 @@ using testing::reference_reduction;
 using testing::require;
 using testing::run_ranks_in_simulator;
 
-constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
-
 // One of each regime, and of several chunks.
 constexpr size_t kCounts[] = {3, 500, 9000, 700000};
 

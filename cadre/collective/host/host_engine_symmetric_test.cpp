@@ -21,7 +21,6 @@ using testing::require;
 using testing::run_ranks_as_processes;
 using testing::run_ranks_as_threads;
 
-constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
 constexpr uint32_t kSegment = 3;
 constexpr size_t kBytesPerRank = 8 << 20;
 
@@ -43,10 +42,6 @@ bool staging_is_untouched(const TestMemory& memory, int num_ranks) {
     }
   }
   return true;
-}
-
-const std::vector<std::byte>& of(const Inputs& inputs, Rank rank) {
-  return inputs[static_cast<size_t>(rank.value)];
 }
 
 class SymmetricTest : public ::testing::TestWithParam<int> {};

@@ -26,8 +26,6 @@ using testing::require;
 using testing::run_ranks_as_processes;
 using testing::run_ranks_as_threads;
 
-constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
-
 Inputs random_bytes(int num_ranks, size_t num_bytes, uint64_t seed) {
   return random_inputs(static_cast<size_t>(num_ranks), num_bytes, DType::kUint8, seed);
 }
@@ -36,10 +34,6 @@ std::vector<std::byte> concatenate(const Inputs& inputs) {
   std::vector<std::byte> all;
   for (const auto& input : inputs) all.insert(all.end(), input.begin(), input.end());
   return all;
-}
-
-const std::vector<std::byte>& of(const Inputs& inputs, Rank rank) {
-  return inputs[static_cast<size_t>(rank.value)];
 }
 
 std::vector<std::byte> slice_of(const std::vector<std::byte>& all, Rank rank, int world_size) {

@@ -11,14 +11,20 @@
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/os/system.h"
 #include "cadre/testing/ranks.h"
+#include "cadre/testing/reference_reduction.h"
 
 namespace cadre {
 
+inline constexpr ReduceKind kFloatSum{DType::kFloat32, ReduceOp::kSum};
 inline constexpr Duration kPatience = std::chrono::seconds(60);
 
 // Made before the ranks start, so that threads share the mapping and forked processes inherit it.
 inline std::shared_ptr<os::SharedMemory> make_segment(size_t num_bytes) {
   return os::make_native_system()->create_segment(num_bytes).value_or_throw();
+}
+
+inline const std::vector<std::byte>& of(const testing::Inputs& inputs, Rank rank) {
+  return inputs[static_cast<size_t>(rank.value)];
 }
 
 class TestRank {

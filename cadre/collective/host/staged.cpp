@@ -8,9 +8,6 @@
 namespace cadre::host {
 namespace {
 
-// Small blocks of a result are stored twice while they are in the first-level cache.
-constexpr size_t kBlockBytes = 4096;
-
 void copy_range(std::byte* out, const std::byte* in, Range range) {
   copy(out + range.begin, in + range.begin, range.size, StorePolicy::kCached);
 }
@@ -75,8 +72,8 @@ class ReductionChunks {
     const Range chunk = part_of(buffers_.in.size(), kChunkBytes, index);
     const Range own = share(chunk, peers_.rank());
     std::byte* out = takes_result() ? buffers_.out.data() + chunk.begin : nullptr;
-    for (size_t done = 0; done < own.size; done += kBlockBytes) {
-      const Range block{own.begin + done, std::min(kBlockBytes, own.size - done)};
+    for (size_t done = 0; done < own.size; done += kCachedBytes) {
+      const Range block{own.begin + done, std::min(kCachedBytes, own.size - done)};
       for (int rank = 0; rank < peers_.world_size(); ++rank) {
         const std::byte* source =
             rank == peers_.rank() ? buffers_.in.data() + chunk.begin : staging(rank, index);

@@ -12,6 +12,8 @@
 
 namespace cadre {
 
+inline constexpr int kMaxRanks = 9;  // of the groups of in-process ranks
+
 class EngineRank {
  public:
   EngineRank(os::System& system, Transport& transport, const CrossoverTable& table = {})

@@ -21,7 +21,6 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-constexpr int kMaxRanks = 9;
 // None, less than a word, more than a header's inline payload, more than a small channel holds.
 constexpr size_t kSizes[] = {0, 1, 13, 5001, 70001};
 constexpr size_t kAnyRootBytes = 10000;  // more goes to and from the last rank only

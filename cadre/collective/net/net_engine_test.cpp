@@ -25,7 +25,6 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-constexpr int kMaxRanks = 9;
 // None, fewer than ranks, odd, and more than a header's inline payload.
 constexpr std::array<uint64_t, 4> kCounts = {0, 1, 7, 4099};
 // Large ones take the other algorithms with this table, and without it on few ranks.

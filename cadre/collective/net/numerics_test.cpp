@@ -19,14 +19,14 @@ using testing::TransportGroup;
 using testing::TransportKind;
 
 constexpr uint64_t kSeed = 0x5eed;
-constexpr uint64_t kCount = 1003;
-constexpr int kMaxRanks = 9;
+constexpr uint64_t kNumericsCount = 1003;
+constexpr int kMaxNumericsRanks = 9;
 constexpr CrossoverTable kAlwaysRing = {.all_reduce_ring_bytes = 0};
 constexpr CrossoverTable kNeverRing = {.all_reduce_ring_bytes = 1 << 30};
 
 // Numbers of very different size, so that every order of additions rounds differently.
 float element(int rank, uint64_t index) {
-  Random random(kSeed + static_cast<uint64_t>(rank) * kCount + index);
+  Random random(kSeed + static_cast<uint64_t>(rank) * kNumericsCount + index);
   const auto exponent = static_cast<int>(random.below(24)) - 12;
   return std::ldexp(static_cast<float>(random.unit()) - 0.5F, exponent);
 }
@@ -40,7 +40,8 @@ float brought(int rank, uint64_t index, DType dtype) {
 
 float ring_sum(uint64_t index, int world_size, DType dtype) {
   int owner = 0;
-  while (part_of(kCount, world_size, owner).begin + part_of(kCount, world_size, owner).count <=
+  while (part_of(kNumericsCount, world_size, owner).begin +
+             part_of(kNumericsCount, world_size, owner).count <=
          index) {
     ++owner;
   }
@@ -68,35 +69,36 @@ float tree_sum(uint64_t index, int world_size, DType dtype) {
 
 using ReferenceSum = float (*)(uint64_t index, int world_size, DType dtype);
 
-struct Case {
+struct NumericsCase {
   CrossoverTable table;
   ReferenceSum reference;
 };
 
 std::vector<std::byte> input_of(int rank, DType dtype) {
   std::vector<std::byte> bytes;
-  for (uint64_t i = 0; i < kCount; ++i) append_element(bytes, dtype, element(rank, i));
+  for (uint64_t i = 0; i < kNumericsCount; ++i) append_element(bytes, dtype, element(rank, i));
   return bytes;
 }
 
-class NumericsTest : public ::testing::TestWithParam<Case> {};
+class NumericsTest : public ::testing::TestWithParam<NumericsCase> {};
 
 INSTANTIATE_TEST_SUITE_P(All, NumericsTest,
-                         ::testing::Values(Case{kAlwaysRing, ring_sum}, Case{kNeverRing, tree_sum}),
+                         ::testing::Values(NumericsCase{kAlwaysRing, ring_sum},
+                                           NumericsCase{kNeverRing, tree_sum}),
                          [](const auto& test) {
                            return test.param.reference == ring_sum ? "Ring" : "RecursiveDoubling";
                          });
 
 TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
   const auto system = os::make_native_system();
-  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+  for (int world_size = 2; world_size <= kMaxNumericsRanks; ++world_size) {
     const TransportGroup group(*system, TransportKind::kShm, world_size);
     const std::string failures = group.run([&](Transport& transport) {
       EngineRank engine(*system, transport, GetParam().table);
       for (const DType dtype : {DType::kFloat32, DType::kBfloat16, DType::kFloat16}) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
           std::vector<std::byte> expected;
-          for (uint64_t i = 0; i < kCount; ++i) {
+          for (uint64_t i = 0; i < kNumericsCount; ++i) {
             const float sum = GetParam().reference(i, world_size, dtype);
             const float divisor = op == ReduceOp::kAvg ? static_cast<float>(world_size) : 1.0F;
             append_element(expected, dtype, sum / divisor);  // halves round here, and only here
@@ -123,7 +125,7 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
 // The reference itself must be able to tell orders apart.
 TEST(NumericsReferenceTest, TheTwoOrdersRoundDifferently) {
   int num_different = 0;
-  for (uint64_t i = 0; i < kCount; ++i) {
+  for (uint64_t i = 0; i < kNumericsCount; ++i) {
     num_different += ring_sum(i, 7, DType::kFloat32) != tree_sum(i, 7, DType::kFloat32) ? 1 : 0;
   }
   EXPECT_GT(num_different, 100);

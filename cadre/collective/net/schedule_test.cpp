@@ -18,8 +18,8 @@
 namespace cadre {
 namespace {
 
-constexpr int kMaxRanks = 17;
-constexpr std::array<uint64_t, 7> kCounts = {0, 1, 2, 7, 16, 17, 101};
+constexpr int kMaxScheduleRanks = 17;
+constexpr std::array<uint64_t, 7> kScheduleCounts = {0, 1, 2, 7, 16, 17, 101};
 constexpr int kBitsPerRank = 3;
 
 // An element's history instead of its number.
@@ -124,7 +124,7 @@ bool run(std::vector<RankState>& ranks) {
   return std::ranges::all_of(ranks, &RankState::is_done);
 }
 
-struct Case {
+struct ScheduleCase {
   Algorithm algorithm;
   OpKind kind;
 };
@@ -214,36 +214,36 @@ void expect_result(const ScheduleKey& key, const std::vector<RankState>& ranks) 
   }
 }
 
-class ScheduleTest : public ::testing::TestWithParam<Case> {};
+class ScheduleTest : public ::testing::TestWithParam<ScheduleCase> {};
 
-INSTANTIATE_TEST_SUITE_P(All, ScheduleTest,
-                         ::testing::Values(Case{Algorithm::kRing, OpKind::kAllReduce},
-                                           Case{Algorithm::kRecursiveDoubling, OpKind::kAllReduce},
-                                           Case{Algorithm::kRing, OpKind::kReduceScatter},
-                                           Case{Algorithm::kRing, OpKind::kAllGather},
-                                           Case{Algorithm::kBruck, OpKind::kAllGather},
-                                           Case{Algorithm::kBinomialTree, OpKind::kBroadcast},
-                                           Case{Algorithm::kChain, OpKind::kBroadcast},
-                                           Case{Algorithm::kBinomialTree, OpKind::kReduce},
-                                           Case{Algorithm::kRing, OpKind::kReduce},
-                                           Case{Algorithm::kBinomialTree, OpKind::kGather},
-                                           Case{Algorithm::kLinear, OpKind::kGather},
-                                           Case{Algorithm::kBinomialTree, OpKind::kScatter},
-                                           Case{Algorithm::kLinear, OpKind::kScatter},
-                                           Case{Algorithm::kPairwise, OpKind::kAllToAll}),
-                         [](const auto& test) {
-                           std::string name = cadre::format(
-                               "{}_{}", to_string(test.param.algorithm), test.param.kind);
-                           std::ranges::replace(name, ' ', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, ScheduleTest,
+    ::testing::Values(ScheduleCase{Algorithm::kRing, OpKind::kAllReduce},
+                      ScheduleCase{Algorithm::kRecursiveDoubling, OpKind::kAllReduce},
+                      ScheduleCase{Algorithm::kRing, OpKind::kReduceScatter},
+                      ScheduleCase{Algorithm::kRing, OpKind::kAllGather},
+                      ScheduleCase{Algorithm::kBruck, OpKind::kAllGather},
+                      ScheduleCase{Algorithm::kBinomialTree, OpKind::kBroadcast},
+                      ScheduleCase{Algorithm::kChain, OpKind::kBroadcast},
+                      ScheduleCase{Algorithm::kBinomialTree, OpKind::kReduce},
+                      ScheduleCase{Algorithm::kRing, OpKind::kReduce},
+                      ScheduleCase{Algorithm::kBinomialTree, OpKind::kGather},
+                      ScheduleCase{Algorithm::kLinear, OpKind::kGather},
+                      ScheduleCase{Algorithm::kBinomialTree, OpKind::kScatter},
+                      ScheduleCase{Algorithm::kLinear, OpKind::kScatter},
+                      ScheduleCase{Algorithm::kPairwise, OpKind::kAllToAll}),
+    [](const auto& test) {
+      std::string name = cadre::format("{}_{}", to_string(test.param.algorithm), test.param.kind);
+      std::ranges::replace(name, ' ', '_');
+      return name;
+    });
 
 TEST_P(ScheduleTest, EveryRankEndsWithTheResultAndNoneWaitsForEver) {
   const auto [algorithm, kind] = GetParam();
   ASSERT_TRUE(implements(algorithm, kind));
   EXPECT_TRUE(make_schedule({.algorithm = algorithm, .kind = kind, .count = 8}).steps.empty());
-  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
-    for (const uint64_t count : kCounts) {
+  for (int world_size = 2; world_size <= kMaxScheduleRanks; ++world_size) {
+    for (const uint64_t count : kScheduleCounts) {
       const int num_roots = has_root(kind) ? world_size : 1;
       for (int root = 0; root < num_roots; ++root) {
         const ScheduleKey key{.algorithm = algorithm,
@@ -263,7 +263,7 @@ TEST_P(ScheduleTest, EveryRankEndsWithTheResultAndNoneWaitsForEver) {
 
 TEST(SchedulesTest, AllReduceWorksInPlaceWithTheSameOrder) {
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {
-    for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+    for (int world_size = 2; world_size <= kMaxScheduleRanks; ++world_size) {
       const ScheduleKey key{.algorithm = algorithm,
                             .kind = OpKind::kAllReduce,
                             .world_size = world_size,
@@ -284,7 +284,7 @@ TEST(SchedulesTest, ReduceAddsInTheOrderOfTheAllReduceThatBelongsToIt) {
       {{Algorithm::kRing, Algorithm::kRing},
        {Algorithm::kBinomialTree, Algorithm::kRecursiveDoubling}}};
   for (const auto& [algorithm, of_all_reduce] : pairs) {
-    for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+    for (int world_size = 2; world_size <= kMaxScheduleRanks; ++world_size) {
       ScheduleKey key{.algorithm = of_all_reduce,
                       .kind = OpKind::kAllReduce,
                       .world_size = world_size,
@@ -310,7 +310,7 @@ TEST(SchedulesTest, ReduceAddsInTheOrderOfTheAllReduceThatBelongsToIt) {
 }
 
 TEST(SchedulesTest, AllToAllOfAnySizesMovesEachPartOnceAndSendsNoEmptyOne) {
-  for (int world_size = 1; world_size <= kMaxRanks; ++world_size) {
+  for (int world_size = 1; world_size <= kMaxScheduleRanks; ++world_size) {
     for (const uint64_t seed : {1, 2, 3}) {
       const SizeMatrix sizes = random_sizes(world_size, 9, seed);
       std::vector<RankState> ranks(static_cast<size_t>(world_size));
@@ -345,7 +345,7 @@ TEST(SchedulesTest, AllToAllOfAnySizesMovesEachPartOnceAndSendsNoEmptyOne) {
 
 // A barrier is right when each rank's last step depends on every rank's first.
 TEST(SchedulesTest, NobodyLeavesABarrierBeforeAllHaveEntered) {
-  for (int world_size = 2; world_size <= kMaxRanks; ++world_size) {
+  for (int world_size = 2; world_size <= kMaxScheduleRanks; ++world_size) {
     const ScheduleKey key{
         .algorithm = Algorithm::kDissemination, .kind = OpKind::kBarrier, .world_size = world_size};
     std::vector<RankState> ranks = make_ranks(key, false);
@@ -367,8 +367,8 @@ TEST(SchedulesTest, AWorldOfOneHasNoSteps) {
 }
 
 TEST(SchedulesTest, PartsCoverEveryElementOnce) {
-  for (int world_size = 1; world_size <= kMaxRanks; ++world_size) {
-    for (const uint64_t count : kCounts) {
+  for (int world_size = 1; world_size <= kMaxScheduleRanks; ++world_size) {
+    for (const uint64_t count : kScheduleCounts) {
       uint64_t next = 0;
       for (int rank = 0; rank < world_size; ++rank) {
         const Block part = part_of(count, world_size, rank);

@@ -24,7 +24,6 @@ using wire::LinkPurpose;
 constexpr Duration kFinishAnswersTime = std::chrono::milliseconds(500);
 // How long a rank waits for one that failed in the attempt before to try again.
 constexpr Duration kRetryPatience = std::chrono::seconds(5);
-constexpr Duration kStoreTime = std::chrono::seconds(1);
 
 std::string group_prefix_of(const Membership& membership, const MeshOptions& options) {
   return format("cadre/{}/{}/", membership.round, options.id);
@@ -216,7 +215,7 @@ Status MeshBuilder::read_cards() {
 
 // The trouble of the attempt before, if the rank that met it has not come again.
 Status MeshBuilder::check_retry(std::span<const std::string> keys) const {
-  const Deadline deadline = system_.deadline_in(kStoreTime);
+  const Deadline deadline = system_.deadline_in(BootstrapWatch::kStoreTime);
   BootstrapWatch earlier(system_, membership_,
                          attempt_prefix_of(membership_, options_, attempt_ - 1));
   const Status trouble = earlier.look_for_report(deadline);
@@ -230,7 +229,7 @@ Status MeshBuilder::check_retry(std::span<const std::string> keys) const {
 // Names the ranks that did not come; asking again costs a moment beyond the deadline.
 Error MeshBuilder::missing_cards(std::span<const std::string> keys, const Error& error) {
   if (error.code() != ErrorCode::kTimeout) return error;
-  const Deadline deadline = system_.deadline_in(kStoreTime);
+  const Deadline deadline = system_.deadline_in(BootstrapWatch::kStoreTime);
   std::string names;
   std::optional<Rank> first;
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -462,7 +461,7 @@ Result<Mesh> connect_mesh(os::System& system, const Membership& membership,
   const Result<uint64_t> attempt = attempts.read(deadline);
   if (!attempt.ok()) return attempt.error();
   Result<Mesh> mesh = MeshBuilder(system, membership, options, *attempt, deadline).build();
-  if (!mesh.ok()) attempts.leave(*attempt, system.deadline_in(kStoreTime));
+  if (!mesh.ok()) attempts.leave(*attempt, system.deadline_in(BootstrapWatch::kStoreTime));
   return mesh;
 }
 

@@ -16,7 +16,6 @@ namespace {
 
 constexpr Duration kFirstPause = std::chrono::milliseconds(50);
 constexpr Duration kLongestPause = std::chrono::milliseconds(500);
-constexpr Duration kStoreTime = std::chrono::seconds(1);
 constexpr Duration kLongestStoreTime = std::chrono::seconds(16);
 
 }  // namespace

@@ -23,6 +23,9 @@ namespace cadre {
 
 class BootstrapWatch {
  public:
+  // What a call of the store may take at first.
+  static constexpr Duration kStoreTime = std::chrono::seconds(1);
+
   // `prefix` is that of the group and the attempt in the store.
   BootstrapWatch(os::System& system, const Membership& membership, const std::string& prefix);
 

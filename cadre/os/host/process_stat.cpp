@@ -6,11 +6,7 @@
 #include "cadre/os/io/file.h"
 
 namespace cadre::os {
-namespace {
-
-constexpr size_t kMaxStatBytes = 4096;
-
-}  // namespace
+namespace {}  // namespace
 
 // "pid (name) state ppid ... starttime(field 22) ...". The name may hold spaces and parentheses, so
 // the fields are counted from the last ')'.

@@ -9,6 +9,8 @@
 
 namespace cadre::os {
 
+inline constexpr size_t kMaxStatBytes = 4096;  // of such a file
+
 struct ProcessStat {
   int pid = 0;
   int parent_pid = 0;

@@ -10,12 +10,11 @@
 #include <mutex>
 #include <sstream>
 
+#include "cadre/os/host/process_stat.h"
 #include "cadre/os/io/file.h"
 
 namespace cadre::os {
 namespace {
-
-constexpr size_t kMaxStatBytes = 4096;
 
 // Whether the kernel put this text there when the program was started: fields 50 and 51 of
 // /proc/self/stat, counted from the last ')', after which field 3 comes.

@@ -16,7 +16,6 @@
 namespace cadre::os {
 namespace {
 
-constexpr mode_t kNewFileMode = 0644;
 // Linux writes at most 2 GiB a call; smaller pieces notice a full disk earlier.
 constexpr size_t kWriteChunk = size_t{64} << 20;
 

@@ -4,11 +4,14 @@
 // Lifetime: closed by the destructor.
 #pragma once
 
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <utility>
 
 namespace cadre::os {
+
+inline constexpr mode_t kNewFileMode = 0644;  // of the files that the library makes
 
 class Fd {
  public:

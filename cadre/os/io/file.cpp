@@ -16,7 +16,6 @@ namespace cadre::os {
 namespace {
 
 constexpr size_t kReadChunk = 64 << 10;
-constexpr mode_t kNewFileMode = 0644;
 
 Status write_all(int fd, ConstBytes content, const std::string& path) {
   while (!content.empty()) {

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class PollSetTest : public testing::Test {
+class PollSetTest : public ::testing::Test {
  protected:
   struct Pair {
     std::unique_ptr<Socket> here;

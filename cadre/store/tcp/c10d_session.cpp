@@ -12,7 +12,7 @@ using wire::C10dVerb;
 
 namespace {
 
-constexpr size_t kMaxAnswerBytes = 128 << 20;
+constexpr size_t kMaxC10dAnswerBytes = 128 << 20;
 
 }  // namespace
 
@@ -67,9 +67,10 @@ Status C10dSession::serve(const C10dRequest& request, wire::StreamBuffer& out) {
     case C10dVerb::kMultiGet:
       for (const std::string& key : request.keys) {
         out.append(wire::encode_c10d_value(value_of(key)));
-        if (out.size() > kMaxAnswerBytes) {
-          return Error(ErrorCode::kCorruption,
-                       format("c10d client asked for more than {} bytes at once", kMaxAnswerBytes));
+        if (out.size() > kMaxC10dAnswerBytes) {
+          return Error(
+              ErrorCode::kCorruption,
+              format("c10d client asked for more than {} bytes at once", kMaxC10dAnswerBytes));
         }
       }
       return {};
