@@ -85,8 +85,9 @@ TEST(RunStop, WhatWasContinuedInTimeIsNoCause) {
 
 TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
   // The shells start no process after that: a shell that waits in vfork() for a stopped child is in
-  // state D instead of T.
-  CadreCommand command(shell_job(2, "setsid sleep 1000 & echo up $$ below $!; wait"));
+  // state D instead of T. At the end the job's stop waits for what runs below them.
+  CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1", "sh", "-c",
+                        "setsid sleep 1000 & echo up $$ below $!; wait"});
   ASSERT_TRUE(command.wait_for("[0] up") && command.wait_for("[1] up"));
   const std::string& output = command.seen().output;
   std::vector<int> pids{command.pid()};

@@ -124,12 +124,13 @@ TEST(TraceCommand, ShowsAJobThatAWorkerStartedOnItsOwn) {
 
 TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {
   const cadre::testing::TemporaryFolder folder;
-  const std::string records = folder.file("a/b");
-  const auto result = run_cadre({"run", "--flight-records", records, "--no-python", "/bin/sh", "-c",
-                                 "echo $CADRE_FLIGHT_RECORDS"});
+  const auto result = CadreCommand({"run", "--flight-records", "a/b", "--no-python", "/bin/sh",
+                                    "-c", "echo $CADRE_FLIGHT_RECORDS"},
+                                   {.shell = "cd " + folder.path().string() + " && exec \"$@\""})
+                          .wait();
   EXPECT_EQ(result.exit_code, 0) << result.error;
-  EXPECT_THAT(result.output, HasSubstr(records));
-  EXPECT_TRUE(std::filesystem::is_directory(records));
+  EXPECT_THAT(result.output, HasSubstr(" " + folder.file("a/b") + "\n"));
+  EXPECT_TRUE(std::filesystem::is_directory(folder.file("a/b")));
 }
 
 // Two workers, each of which starts two jobs.

@@ -3,9 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
+#include <filesystem>
 #include <numeric>
+#include <string>
+#include <system_error>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -277,6 +281,33 @@ TEST_P(CommunicatorTest, SymmetricMemoryIsZeroedReducedInPlaceAndOutlivesTheGrou
     group.close(context.system.deadline_in(kBudget));
     values[count - 1] = 5.0F;
     require(values[count - 1] == 5.0F, "the memory is still there");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Of the shared segment of this process that has so many bytes, those that are allocated; -1 if
+// there is none.
+int64_t num_allocated_bytes(int64_t segment_bytes) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    struct stat info {};
+    if (::stat(entry.path().c_str(), &info) != 0 || info.st_size != segment_bytes) continue;
+    std::error_code failure;
+    const std::string target = std::filesystem::read_symlink(entry.path(), failure).string();
+    if (target.find("memfd:cadre") != std::string::npos) return info.st_blocks * int64_t{512};
+  }
+  return -1;
+}
+
+// Else a first access would end the process by SIGBUS where there is no memory for it.
+TEST(CommunicatorReserveTest, SymmetricMemoryIsAllocatedBeforeItIsTouched) {
+  CommunicatorOptions options;
+  options.transport = TransportChoice::kSharedMemory;
+  const auto result = run_group(2, options, [](RankContext&, Communicator& group) {
+    constexpr int64_t kBytesPerRank = int64_t{257} * 4096;
+    const auto buffer = group.allocate_symmetric(kBytesPerRank);
+    group.barrier();
+    require(num_allocated_bytes(2 * kBytesPerRank) == 2 * kBytesPerRank, "pages are missing");
+    group.barrier();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 
 namespace cadre {
@@ -123,6 +124,20 @@ INSTANTIATE_TEST_SUITE_P(
                       Wrong{"MASTER_PORT", "65536"}, Wrong{"TORCHELASTIC_RESTART_COUNT", "-3"},
                       Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
                       Wrong{"CADRE_STORE_PROTOCOL", "etcd"}, Wrong{"CADRE_LOG", "loud"}));
+
+// The token that a launcher gave, read by this process alone.
+TEST(JobEnvironment, ProcessesThatThisOneStartsDoNotInheritTheToken) {
+  Variables variables = launched();
+  variables["CADRE_JOB_TOKEN"] = "secret";
+  for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (int call = 0; call < 2; ++call) {  // a later call finds it all the same
+    const auto environment = read_job_environment();
+    ASSERT_TRUE(environment.ok()) << environment.error().message();
+    EXPECT_EQ(environment->job_token, "secret");
+    EXPECT_EQ(std::system("test -z \"$CADRE_JOB_TOKEN\""), 0);
+  }
+  for (const auto& variable : variables) ::unsetenv(variable.first.c_str());
+}
 
 }  // namespace
 }  // namespace cadre

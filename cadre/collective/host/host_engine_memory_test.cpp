@@ -9,8 +9,8 @@
 
 #include "cadre/collective/host/arena.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
-#include "cadre/os/shared_pages.h"
 #include "cadre/testing/forwarding_system.h"
+#include "cadre/testing/scarce_memory.h"
 
 namespace cadre {
 namespace {
@@ -108,32 +108,13 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
 INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
                          [](const auto& test) { return test.param ? "Direct" : "Staged"; });
 
-// Memory of which so many bytes can be reserved.
-class ScarceMemory final : public os::SharedMemory, public os::SharedPages {
- public:
-  ScarceMemory(std::shared_ptr<os::SharedMemory> inner, size_t num_free)
-      : inner_(std::move(inner)), num_free_(num_free) {}
-
-  Bytes bytes() const override { return inner_->bytes(); }
-  Status reserve(size_t, size_t num_bytes) override {
-    if (num_bytes > num_free_) return Error(ErrorCode::kUnavailable, "no memory");
-    num_free_ -= num_bytes;
-    return {};
-  }
-  Status make_private(size_t, size_t) override { return {}; }
-
- private:
-  std::shared_ptr<os::SharedMemory> inner_;
-  size_t num_free_;
-};
-
 TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
   const auto arena = make_segment(HostEngine::arena_bytes(2));
   const size_t for_small = 2 * 4096 + 2 * host::kFlatBytes;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
     const size_t num_free =
         for_small + (context.rank == 0 ? 0 : host::kNumChunks * host::kChunkBytes);
-    TestRank rank(context, std::make_shared<ScarceMemory>(arena, num_free));
+    TestRank rank(context, std::make_shared<testing::ScarceMemory>(arena, num_free));
     std::vector<std::byte> little(host::kFlatBytes);
     std::vector<std::byte> much(kLargeBytes);
     rank.all_reduce(little, little, kSumOfFloats).value_or_throw();
@@ -151,7 +132,7 @@ TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
 TEST(HostEngineReserveTest, AnArenaWithoutMemoryIsRefusedAtOnce) {
   const auto arena = make_segment(HostEngine::arena_bytes(2));
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
-    EXPECT_THROW(TestRank(context, std::make_shared<ScarceMemory>(arena, 4096)), Error);
+    EXPECT_THROW(TestRank(context, std::make_shared<testing::ScarceMemory>(arena, 4096)), Error);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

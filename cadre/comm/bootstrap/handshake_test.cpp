@@ -114,21 +114,27 @@ TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
 // Whoever connects could else try tokens against the proof, offline and as often as it likes.
 TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasProvedIt) {
   Pair pair = connect();
-  Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), terms_of(0));
   Status answered;
-  auto other = system_->spawn("answer", [&] { answered = finish(answer); });
+  auto other = system_->spawn("answer", [&] {
+    Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), terms_of(0));
+    answered = finish(answer);
+  });
   send(*pair.caller,
        wire::Hello{.from = 1, .to = 0, .round = 9, .group = "group", .version = "1.2.3"});
-  constexpr size_t kTypeAndNonce = 1 + sizeof(wire::Nonce);
-  EXPECT_EQ(read_frame(*pair.caller).size(), kTypeAndNonce);
+  const auto challenge = read_frame(*pair.caller);
   send(*pair.caller, wire::Answer{});
-  const auto refusal = wire::decode_control(read_frame(*pair.caller));
+  const auto reply = read_frame(*pair.caller);
+  // The thread has closed its end, so this read needs not wait for what never comes.
+  const auto rest = read_frame(*pair.caller);
+  other->join();
+  EXPECT_FALSE(answered.ok());
+  constexpr size_t kTypeAndNonce = 1 + sizeof(wire::Nonce);
+  EXPECT_EQ(challenge.size(), kTypeAndNonce);
+  const auto refusal = wire::decode_control(reply);
   ASSERT_TRUE(refusal.ok());
   ASSERT_TRUE(std::holds_alternative<wire::Refusal>(*refusal));
   EXPECT_THAT(std::get<wire::Refusal>(*refusal).reason, HasSubstr("another job token"));
-  EXPECT_TRUE(read_frame(*pair.caller).empty() || !answered.ok());
-  other->join();
-  EXPECT_FALSE(answered.ok());
+  EXPECT_TRUE(rest.empty());
 }
 
 TEST_F(HandshakeTest, AnotherTokenIsRefusedByBothEnds) {
