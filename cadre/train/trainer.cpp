@@ -193,6 +193,12 @@ void Trainer::introduce() {
   say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  if (step_ >= run.steps) {
+    say(
+        cadre::format("run.steps is {}, and the snapshot is of step {}: no step is left to do; a "
+                      "larger run.steps goes on",
+                      run.steps, step_));
+  }
 }
 
 Trainer::Start Trainer::resume_from(const std::string& snapshot) {

@@ -164,6 +164,20 @@ TEST_F(TrainerTest, GoingOnFromAnotherRunLeavesItAndAnEarlierOneOfThisNameAlone)
   EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4, 5));
 }
 
+TEST_F(TrainerTest, ARunThatHasNoStepLeftSaysSo) {
+  Config config = this->config("a");
+  config.run.steps = 3;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.resume = "auto";
+  const std::string end = ": no step is left to do; a larger run.steps goes on\n";
+  EXPECT_THAT(run(config).screen, HasSubstr("run.steps is 3, and the snapshot is of step 3" + end));
+  config.run.steps = 2;
+  EXPECT_THAT(run(config, 2).screen,
+              HasSubstr("run.steps is 2, and the snapshot is of step 3" + end));
+  config.run.steps = 4;
+  EXPECT_THAT(run(config).screen, Not(HasSubstr("no step is left")));
+}
+
 TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
   Config config = this->config("a");
   config.run.steps = 2;
