@@ -4,9 +4,6 @@
 // Communicator, and its close(). Without a launcher: a Rendezvous, then Communicator::connect().
 #pragma once
 
-#if __cplusplus < 202002L
-#error "Cadre's headers are C++20: compile with -std=c++20 (in CMake: set(CMAKE_CXX_STANDARD 20))"
-#else
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
@@ -23,5 +20,3 @@
 #include "cadre/store/hash_store.h"
 #include "cadre/store/store.h"
 #include "cadre/store/tcp_store.h"
-
-#endif

@@ -1,7 +1,8 @@
 # `make install`: the command, the trainer, the two libraries, the public headers and a CMake package,
 # in two components: core (no torch) and torch. The tree may be moved: nothing in it names the source
 # tree or the build folder. The public headers are what <cadre/core.h> and <cadre/cadre.h> include,
-# directly or not.
+# directly or not. Each is installed with the check for C++20 before all else, in place of the empty
+# line after its #pragma once, because a program may include any of them first.
 include(CMakePackageConfigHelpers)
 
 set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
@@ -10,8 +11,12 @@ set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
 function(cadre_install_headers component)
   foreach(header IN LISTS ARGN)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
+    set(installed ${CMAKE_BINARY_DIR}/installed_headers/${header})
+    file(READ ${CMAKE_SOURCE_DIR}/${header} text)
+    string(REPLACE "#pragma once\n\n" "#pragma once\n#include \"cadre/base/cxx20.h\"\n" text "${text}")
+    file(WRITE ${installed} "${text}")
     get_filename_component(folder ${header} DIRECTORY)
-    install(FILES ${CMAKE_SOURCE_DIR}/${header} COMPONENT ${component}
+    install(FILES ${installed} COMPONENT ${component}
             DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
   endforeach()
 endfunction()
@@ -28,6 +33,7 @@ set_target_properties(cadre_core PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION
 set(core_headers "")
 cadre_reachable_headers(cadre/core.h core_headers)
 cadre_install_headers(core ${core_headers})
+install(FILES cadre/base/cxx20.h COMPONENT core DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cadre/base)
 install(TARGETS cadre_core EXPORT CadreCoreTargets COMPONENT core
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT CadreCoreTargets NAMESPACE Cadre:: COMPONENT core DESTINATION ${cadre_cmake_folder})

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
+#include <system_error>
 
 #include "cadre/base/format.h"
 #include "cadre/os/io/durable_file.h"
@@ -24,6 +26,10 @@ std::string path_in(const std::string& folder, std::string_view name) {
 }
 
 Result<std::string> digest_of(const std::string& path) {
+  std::error_code failure;
+  if (!std::filesystem::exists(path, failure)) {
+    return Error(ErrorCode::kCorruption, cadre::format("{} is missing", path));
+  }
   const auto file = os::ReadOnlyFile::open(path);
   if (!file.ok()) return file.error();
   return wire::blake2b_hex(file->bytes());

@@ -25,6 +25,24 @@ CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path)
 // Fills the module in place.
 CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
 
+// A wrapper such as DistributedDataParallel, which is no module itself.
+template <typename Given>
+concept ModuleWrapper = requires(const Given& wrapper) { wrapper.module(); };
+
+template <typename Given>
+inline constexpr bool kIsModule = !ModuleWrapper<Given>;
+
+template <ModuleWrapper Given>
+void save(const Given&, const std::string&) {
+  static_assert(kIsModule<Given>,
+                "cadre::save(module, path): pass the wrapped module, model.module()");
+}
+template <ModuleWrapper Given>
+void load(const Given&, const std::string&) {
+  static_assert(kIsModule<Given>,
+                "cadre::load(module, path): pass the wrapped module, model.module()");
+}
+
 // The same of a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
 template <typename Pointer>
   requires requires(const Pointer& module) { *module; }

@@ -57,6 +57,13 @@ Status check_writable(const NamedTensors& tensors) {
   return {};
 }
 
+// Which torch::save() writes.
+bool is_zip_archive(ConstBytes bytes) {
+  constexpr std::string_view kMagic = "PK\x03\x04";
+  return bytes.size() >= kMagic.size() &&
+         std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
+}
+
 }  // namespace
 
 Status write_safetensors(const std::string& path, const NamedTensors& tensors,
@@ -97,7 +104,16 @@ SafetensorsFile::SafetensorsFile(std::string path, os::ReadOnlyFile file, Safete
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   os::ReadOnlyFile file = os::ReadOnlyFile::open(path).value_or_throw();
   Result<SafetensorsHeader> header = parse_safetensors_header(file.bytes(), file.bytes().size());
-  if (!header.ok()) throw header.error().with_context(path);
+  if (!header.ok()) {
+    if (is_zip_archive(file.bytes())) {
+      throw Error(
+          ErrorCode::kCorruption,
+          cadre::format("{} is no safetensors file: torch::save() wrote it, so read it with "
+                        "torch::load() and write it with cadre::save()",
+                        path));
+    }
+    throw header.error().with_context(path + " is no safetensors file, or is damaged");
+  }
   return SafetensorsFile(path, std::move(file), std::move(header).value());
 }
 

@@ -74,6 +74,31 @@ TEST_F(SafetensorsTest, NamesTheFileThatIsDamaged) {
   }
 }
 
+TEST_F(SafetensorsTest, AFileOfAnotherFormatIsSaidToBeOne) {
+  const auto message = [](auto&& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string("no error");
+  };
+  torch::nn::Linear linear(2, 2);
+  torch::save(linear, path_);
+  EXPECT_EQ(message([&] { load(linear, path_); }),
+            path_ +
+                " is no safetensors file: torch::save() wrote it, so read it with "
+                "torch::load() and write it with cadre::save()");
+  const std::string text = "garbage!garbage!";
+  ASSERT_TRUE(os::replace_file(path_, std::as_bytes(std::span(text))).ok());
+  EXPECT_THAT(message([&] { load(linear, path_); }),
+              ::testing::StartsWith(path_ + " is no safetensors file, or is damaged: header: "));
+  EXPECT_EQ(message([&] { load(linear, path_ + ".none"); }),
+            "open " + path_ + ".none: No such file or directory (errno 2)");
+  EXPECT_EQ(message([&] { save(linear, path_ + ".none/x"); }),
+            "create a file beside " + path_ + ".none/x: No such file or directory (errno 2)");
+}
+
 // The format from its description alone: struct and json, no package.
 constexpr const char* kPythonReader = R"(
 import json, struct, sys

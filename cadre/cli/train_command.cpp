@@ -11,6 +11,7 @@
 #include "cadre/cli/launch_job.h"
 #include "cadre/cli/option_words.h"
 #include "cadre/cli/torch_finder.h"
+#include "cadre/launch/exit_meaning.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/os/proc/executable.h"
 #include "cadre/os/proc/output_stream.h"
@@ -105,6 +106,7 @@ int run_trainer(const std::string& trainer, std::vector<std::string> words, int 
   launch::keep_freed_memory(spec.environment);
   spec.num_workers = num_workers;
   spec.is_rank0_raw = true;
+  spec.reported_exit_codes = {launch::kReportedUsageExitCode, launch::kReportedFailureExitCode};
   const auto library_path = trainer_library_path(trainer, spec.environment);
   if (!library_path.ok())
     return fail(kTrainCommand, library_path.error().message(), kNotFoundExitCode);

@@ -26,14 +26,15 @@ bool is_waiting(const Activity& activity) {
   return is_inside && activity.waiting_for >= 0;
 }
 
-std::string_view remedy_of(ErrorCode code) {
-  switch (code) {
+std::string_view remedy_of(const Failure& failure) {
+  switch (failure.code) {
     case ErrorCode::kTimeout:
     case ErrorCode::kPeerLost:
       return "rebuild the group";
     case ErrorCode::kInvalidArgument:
       return "let all ranks call the same operations in the same order";
     case ErrorCode::kAborted:
+      if (failure.reporter < 0) return "rebuild the group";  // this is the first failure
       return "look at the first failure, then rebuild the group";
     case ErrorCode::kUnavailable:
       return "mend that, then rebuild the group";
@@ -222,7 +223,7 @@ Error compose_error(const Roster& roster, const Failure& failure, const Activity
   }
   return Error(failure.code,
                format("{}. Remedy: {}.{}", compose_sentence(roster, failure, last_own),
-                      remedy_of(failure.code), record))
+                      remedy_of(failure), record))
       .with_details(std::move(details));
 }
 

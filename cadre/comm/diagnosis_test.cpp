@@ -1,6 +1,7 @@
 // Golden texts: a failure must read like a diagnosis, and name the true culprit.
 #include "cadre/comm/diagnosis.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "cadre/collective/op.h"
@@ -71,6 +72,17 @@ TEST(Diagnosis, AnErrorHasTheCulpritTheReporterAndTheOperationAsFields) {
   EXPECT_EQ(told.reporter, 2);
   EXPECT_EQ(told.operation, "");
   EXPECT_FALSE(told.operation_number);
+}
+
+// "Look at the first failure" is for those that are told of it.
+TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
+  const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
+  Failure failure{ErrorCode::kAborted, -1, "abort() was called: no data", own};
+  EXPECT_THAT(compose_error(roster(), failure, own, "").message(),
+              ::testing::EndsWith("abort() was called: no data. Remedy: rebuild the group."));
+  failure.reporter = 2;
+  EXPECT_THAT(compose_error(roster(), failure, own, "").message(),
+              ::testing::EndsWith("Remedy: look at the first failure, then rebuild the group."));
 }
 
 TEST(Diagnosis, WhatOtherRanksQuoteHasNoRemedy) {

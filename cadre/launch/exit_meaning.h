@@ -10,6 +10,11 @@
 
 namespace cadre::launch {
 
+// Of `cadre train`, whose ranks report a failure that all of them share once, in one sentence: a
+// configuration that cannot be, and whatever else. A report about ranks would say no more.
+inline constexpr int kReportedUsageExitCode = 2;
+inline constexpr int kReportedFailureExitCode = 3;
+
 // "exit code 3", "signal 11 (SIGSEGV)".
 std::string exit_name(const os::ExitStatus& status);
 

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -116,6 +117,7 @@ class JobRun {
   int finish();
   void leave_for_caller(const WorkerExit& failure);
   int exit_code(const std::optional<WorkerExit>& failure) const;
+  bool has_reported(const os::ExitStatus& status) const;
 
   void enter(Phase phase, Duration limit) {
     phase_ = phase;
@@ -352,6 +354,12 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   return unkillable_.empty() && !output_.failure() && !error_.failure() ? 0 : 1;
 }
 
+// Its worker has said on the error output why it ended.
+bool JobRun::has_reported(const os::ExitStatus& status) const {
+  return status.signal == 0 && std::ranges::find(spec_.reported_exit_codes, status.code) !=
+                                   spec_.reported_exit_codes.end();
+}
+
 // When this launcher is itself a worker, of torchrun or of another launcher.
 void JobRun::leave_for_caller(const WorkerExit& failure) {
   const std::string path = spec_.environment.get_or("TORCHELASTIC_ERROR_FILE", "");
@@ -377,7 +385,7 @@ int JobRun::finish() {
   for (const std::string& line : log_.take_last()) say(line);
 
   const auto failure = group_.first_failure();
-  if (failure) {
+  if (failure && !has_reported(failure->status)) {
     // A progress line of rank 0 may stand unfinished on the same terminal.
     if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
     output_.drain(system_, drained);
@@ -390,8 +398,8 @@ int JobRun::finish() {
                      .num_workers = group_.size(),
                      .exits = group_.exits(),
                      .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_}));
-    leave_for_caller(*failure);
   }
+  if (failure) leave_for_caller(*failure);
   if (!unkillable_.empty()) {
     say(cadre::format("could not be killed, for they are stuck in the kernel: {}",
                       names_of(unkillable_)));

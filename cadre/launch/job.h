@@ -37,6 +37,8 @@ struct JobSpec {
   bool colour_prefix = false;
   // Rank 0's output passes as it is, so that it can show progress in place.
   bool is_rank0_raw = false;
+  // With these a worker says that it has explained its failure itself: no report follows.
+  std::vector<int> reported_exit_codes;
   // From the first signal to a worker to SIGKILL.
   Duration stop_grace = std::chrono::seconds(30);
 };

@@ -14,16 +14,20 @@
 
 #include "cadre/base/error.h"
 #include "cadre/group/process_group.h"
+#include "cadre/launch/exit_meaning.h"
 #include "cadre/os/proc/output_stream.h"
 #include "cadre/os/proc/pending_signal.h"
 #include "cadre/os/system.h"
+#include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/trainer.h"
 
 namespace cadre {
 namespace {
 
-constexpr int kUsageExitCode = 2;
+// The launcher knows them: the error was reported, and a report about ranks would say no more.
+constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
+constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
 constexpr std::array kStopSignals{SIGTERM, SIGINT, SIGHUP};
 
 constexpr const char* kHelp =
@@ -55,26 +59,49 @@ struct CommandLine {
   bool print_config = false;
 };
 
-int run_training(const CommandLine& command) {
-  const train::Config config = train::load_config(command.config_path, command.overrides);
-  if (command.print_config) {
-    print(train::config_text(config));
-    return 0;
-  }
-  os::PendingSignal stop(kStopSignals);  // before any thread starts
-  const auto system = os::make_native_system();
-  const ProcessGroup world = init_process_group();
+int exit_code_of(const Error& error) {
+  return error.code() == ErrorCode::kInvalidArgument ? kUsageExitCode : kReportedExitCode;
+}
+
+void report(const std::exception& error) {
+  std::fprintf(stderr, "cadre-train: %s\n", error.what());
+}
+
+void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
+                      os::PendingSignal& stop, os::System& system) {
+  const auto replicas = make_replica_group(world);
+  train::Config config;
+  train::on_all_ranks(*replicas,
+                      [&] { config = train::load_config(command.config_path, command.overrides); });
   at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
   train::Trainer trainer(
-      config, {.replicas = make_replica_group(world),
-               .system = *system,
+      config, {.replicas = replicas,
+               .system = system,
                .time_in_communication = [&] { return world.communicator().time_in_operations(); },
                .stop_is_requested = [&] { return stop.has_arrived(); },
                .print = print,
                .is_terminal = shows_on_terminal()});
   trainer.run();
+}
+
+int run_training(const CommandLine& command) {
+  if (command.print_config) {
+    print(train::config_text(train::load_config(command.config_path, command.overrides)));
+    return 0;
+  }
+  os::PendingSignal stop(kStopSignals);  // before any thread starts
+  const auto system = os::make_native_system();
+  const ProcessGroup world = init_process_group();
+  int exit_code = 0;
+  try {
+    train_as_rank_of(world, command, stop, *system);
+  } catch (const train::CommonError& error) {
+    if (world.rank() == 0) report(error);
+    exit_code = exit_code_of(error);
+    world.barrier();  // a rank that ends before the report is written would end the job
+  }
   world.close();
-  return 0;
+  return exit_code;
 }
 
 }  // namespace
@@ -102,11 +129,8 @@ int main(int argc, char** argv) {
   }
   try {
     return cadre::run_training(command);
-  } catch (const cadre::Error& error) {
-    std::fprintf(stderr, "cadre-train: %s\n", error.what());
-    return error.code() == cadre::ErrorCode::kInvalidArgument ? cadre::kUsageExitCode : 1;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "cadre-train: %s\n", error.what());
+    cadre::report(error);
     return 1;
   }
 }

@@ -47,6 +47,13 @@ std::string duration_text(double seconds) {
   return cadre::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
 }
 
+// With two digits at least.
+std::string speed_text(double per_second) {
+  if (per_second >= 1000) return cadre::format("{:.1f}k", per_second / 1000);
+  if (per_second >= 10) return cadre::format("{:.0f}", per_second);
+  return cadre::format("{:.{}f}", per_second, per_second >= 1 ? 1 : 2);
+}
+
 }  // namespace
 
 Progress::Progress(const ProgressOptions& options)
@@ -107,8 +114,8 @@ std::string step_line(const StepReport& step) {
   const std::string total = std::to_string(step.num_steps);
   std::string number = std::to_string(step.step);
   number.insert(0, total.size() - std::min(total.size(), number.size()), ' ');
-  return cadre::format("step {}/{}  loss {:.4f}  {:.1f}k {}/s  comm {:2.0f} %  {} MB  {} left",
-                       number, total, step.loss, step.items_per_second / 1000, step.item_name,
+  return cadre::format("step {}/{}  loss {:.4f}  {} {}/s  comm {:2.0f} %  {} MB  {} left", number,
+                       total, step.loss, speed_text(step.items_per_second), step.item_name,
                        100 * step.communication_share, step.memory_bytes >> 20,
                        duration_text(step.seconds_left));
 }

@@ -114,19 +114,20 @@ TrainState read_train_state(const std::string& folder) {
   const bool has_digests = std::filesystem::exists(digests_path);
   if (has_digests) check_digests(folder, kFiles).value_or_throw();
   const std::string text = os::read_file(path, kMaxStateBytes).value_or_throw();
+  TrainState state;
+  bool is_complete = false;
   try {
-    TrainState state = from_json(Json::parse(text));
+    state = from_json(Json::parse(text));
     check_step(state, folder);
-    if (!has_digests && state.format >= kFirstFormatWithDigests) {
-      throw Error(ErrorCode::kCorruption, cadre::format("{} is missing", digests_path));
-    }
-    return state;
+    is_complete = has_digests || state.format < kFirstFormatWithDigests;
   } catch (const Error& error) {
     throw error.with_context(path);
   } catch (const std::exception& error) {
     // nlohmann's and stoull's exceptions: a field that is missing or of another type.
     throw Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, error.what()));
   }
+  if (!is_complete) throw Error(ErrorCode::kCorruption, digests_path + " is missing");
+  return state;
 }
 
 void read_tensors(const std::string& folder, torch::nn::Module& model, Optimizer& optimizer) {

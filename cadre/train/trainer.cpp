@@ -10,10 +10,12 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/module_file.h"
+#include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
 #include "cadre/train/resume_check.h"
 #include "cadre/train/schedule.h"
+#include "cadre/train/text_source.h"
 
 namespace cadre::train {
 namespace {
@@ -39,6 +41,13 @@ DistributedDataParallelOptions replication_options(const std::string& bucket_lay
 }
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
+  const std::string& path = config.data.path;
+  const bool is_path = config.data.kind != "synthetic" && path != kPythonStdlib;
+  std::error_code failure;
+  if (is_path && !std::filesystem::exists(path, failure)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("data.path: there is no file or folder {}", path));
+  }
   try {
     return make_task(config, deadline);
   } catch (const Error& error) {
@@ -98,28 +107,31 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
       run_path_(config.run.folder + "/" + config.run.name),
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
+  ReplicaGroup& replicas = *surroundings_.replicas;
+  Start start;
+  on_all_ranks(replicas, [&] { start = prepare(); });
+  replicated_ = std::make_unique<DistributedDataParallel<Model>>(model_, surroundings_.replicas,
+                                                                 start.replication);
+  on_all_ranks(replicas, [&] {
+    if (is_first_rank()) open_run_folder(start.snapshot);
+  });
+  for (const std::string& remark : start.remarks) say(remark);
+  introduce();
+}
+
+Trainer::~Trainer() = default;
+
+Trainer::Start Trainer::prepare() {
   task_ = open_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
   make_loader();
   resolve_epochs();
   model_ = task_->make_model();
   if (!config_.model.weights.empty()) load(*model_, config_.model.weights);
   optimizer_ = make_optimizer(named_parameters(*model_), config_.optimizer);
-
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
-  std::vector<std::string> remarks;
-  if (snapshot) {
-    remarks = resume_from(*snapshot);
-  } else {
-    replicated_ = std::make_unique<DistributedDataParallel<Model>>(model_, surroundings_.replicas,
-                                                                   replication_options(""));
-  }
-  if (!is_first_rank()) return;
-  open_run_folder(snapshot);
-  for (const std::string& remark : remarks) say(remark);
-  introduce();
+  if (snapshot) return resume_from(*snapshot);
+  return {.replication = replication_options("")};
 }
-
-Trainer::~Trainer() = default;
 
 void Trainer::make_loader() {
   const ReplicaGroup& replicas = *surroundings_.replicas;
@@ -129,14 +141,22 @@ void Trainer::make_loader() {
                               "sample in every step",
                               config_.run.batch_size, replicas.world_size()));
   }
+  const std::shared_ptr<const Dataset> data = task_->training_data();
+  if (data->size() < config_.run.batch_size) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("run.batch_size is {}, but there are only {} samples to train on "
+                      "beside those that data.held_out keeps: lower run.batch_size, or give "
+                      "more data",
+                      config_.run.batch_size, data->size()));
+  }
   loader_ = std::make_unique<DataLoader>(
-      task_->training_data(),
-      DataLoaderOptions{.batch_size = config_.run.batch_size,
-                        .rank = replicas.rank(),
-                        .world_size = replicas.world_size(),
-                        .seed = config_.run.seed,
-                        .drop_last = true,
-                        .num_threads = static_cast<int>(config_.data.threads)});
+      data, DataLoaderOptions{.batch_size = config_.run.batch_size,
+                              .rank = replicas.rank(),
+                              .world_size = replicas.world_size(),
+                              .seed = config_.run.seed,
+                              .drop_last = true,
+                              .num_threads = static_cast<int>(config_.data.threads)});
 }
 
 // From here on everything is counted in steps.
@@ -173,9 +193,15 @@ void Trainer::introduce() {
   say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  if (step_ >= run.steps) {
+    say(
+        cadre::format("run.steps is {}, and the snapshot is of step {}: no step is left to do; a "
+                      "larger run.steps goes on",
+                      run.steps, step_));
+  }
 }
 
-std::vector<std::string> Trainer::resume_from(const std::string& snapshot) {
+Trainer::Start Trainer::resume_from(const std::string& snapshot) {
   try {
     return restore(snapshot);
   } catch (const Error& error) {
@@ -187,7 +213,7 @@ std::vector<std::string> Trainer::resume_from(const std::string& snapshot) {
   }
 }
 
-std::vector<std::string> Trainer::restore(const std::string& snapshot) {
+Trainer::Start Trainer::restore(const std::string& snapshot) {
   const TrainState state = read_train_state(snapshot);
   const DataIdentity data = task_->data_identity();
   if (state.data != data) {
@@ -214,9 +240,9 @@ std::vector<std::string> Trainer::restore(const std::string& snapshot) {
   const auto rank = static_cast<size_t>(surroundings_.replicas->rank().value);
   // With another number of ranks there is no generator to restore for some; they keep their own.
   if (rank < state.generators.size()) restore_generator(state.generators[rank], snapshot);
-  replicated_ = std::make_unique<DistributedDataParallel<Model>>(
-      model_, surroundings_.replicas, replication_options(state.bucket_layout));
-  return remarks;
+  return {.snapshot = snapshot,
+          .replication = replication_options(state.bucket_layout),
+          .remarks = std::move(remarks)};
 }
 
 TrainResult Trainer::run() {
@@ -249,11 +275,12 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   const double gradient_norm =
       clip_gradient_norm(optimizer_->parameters(), config_.optimizer.clip_norm);
   if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("step {}: the loss is {} and the gradients' norm {}; lower "
-                              "optimizer.learning_rate or optimizer.clip_norm, and go on with "
-                              "run.resume=auto",
-                              step_ + 1, sums.loss, gradient_norm));
+    throw CommonError(
+        Error(ErrorCode::kInvalidArgument,
+              cadre::format("step {}: the loss is {} and the gradients' norm {}; lower "
+                            "optimizer.learning_rate or optimizer.clip_norm, and go on with "
+                            "run.resume=auto",
+                            step_ + 1, sums.loss, gradient_norm)));
   }
   optimizer_->step(
       learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule));
@@ -390,13 +417,19 @@ void Trainer::finish() {
 }
 
 void Trainer::refuse_unsaved_end() const {
-  const std::string kept = snapshot_step_ < 0
-                               ? "no snapshot is there"
-                               : cadre::format("the last one is of step {}", snapshot_step_);
-  throw Error(ErrorCode::kUnavailable,
-              cadre::format("the run ended at step {}, whose snapshot could not be written; {}: "
-                            "make room in {} and go on with run.resume=auto",
-                            step_, kept, run_path_));
+  std::string text = cadre::format("the run ended at step {}, ", step_);
+  if (snapshot_step_ < 0) {
+    text += cadre::format(
+        "but no snapshot could be written, so nothing of it is kept: make room in {}, or choose "
+        "another run.folder, and start it again",
+        run_path_);
+  } else {
+    text += cadre::format(
+        "whose snapshot could not be written; the last one is of step {}: make room in {} and go "
+        "on with run.resume=auto",
+        snapshot_step_, run_path_);
+  }
+  throw CommonError(Error(ErrorCode::kUnavailable, text));
 }
 
 void Trainer::say(const std::string& line) {

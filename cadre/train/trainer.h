@@ -7,7 +7,8 @@
 // two. Threads: one. Blocking: run() until the last step; every collective has the group's
 // deadline. Lifetime: the functions of Surroundings are called until run() returns. Errors:
 // cadre::Error: data, a snapshot or a configuration that does not fit, a loss that is no number, a
-// failed group, a last snapshot that could not be written. An earlier one that fails is said, and
+// failed group, a last snapshot that could not be written. What is no failure of the group is a
+// CommonError: all ranks throw it alike. An earlier snapshot that fails is said, and
 // training goes on.
 #pragma once
 
@@ -67,11 +68,19 @@ class Trainer {
     bool stop = false;
   };
 
+  // What the ranks begin with.
+  struct Start {
+    std::optional<std::string> snapshot = {};
+    DistributedDataParallelOptions replication = {};
+    std::vector<std::string> remarks = {};  // to say about the snapshot
+  };
+
+  // All that a rank does alone before the first collective.
+  Start prepare();
   void make_loader();
   void resolve_epochs();
-  // Both return the sentences to say about the snapshot.
-  std::vector<std::string> resume_from(const std::string& snapshot);
-  std::vector<std::string> restore(const std::string& snapshot);
+  Start resume_from(const std::string& snapshot);
+  Start restore(const std::string& snapshot);
   void open_run_folder(const std::optional<std::string>& snapshot);
   void introduce();
   StepSums step(const Batch& batch);

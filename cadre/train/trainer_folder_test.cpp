@@ -71,6 +71,20 @@ TEST_F(TrainerTest, ARunWhoseLastSnapshotFailsEndsWithAnError) {
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
 }
 
+TEST_F(TrainerTest, ARunWithoutAnySnapshotDoesNotAdviseToGoOn) {
+  Config config = this->config("a");
+  config.run.steps = 2;
+  std::optional<testing::FileSizeLimit> disk;
+  on_print_ = [&](std::string_view text) {
+    if (text.starts_with("step ")) disk.emplace(8192);
+    if (text.starts_with("a sample") || text.starts_with("warning: snapshot")) disk.reset();
+  };
+  EXPECT_THAT(run(config).failures,
+              AllOf(HasSubstr("the run ended at step 2, but no snapshot could be written, so "
+                              "nothing of it is kept: make room in "),
+                    HasSubstr("and start it again"), Not(HasSubstr("go on"))));
+}
+
 TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
   Config config = this->config("a");
   config.run.steps = 8;
@@ -114,9 +128,13 @@ TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
   {
     const RunFolder other(folder_ + "/a", std::nullopt);
     const std::string owner = format("another run writes to {}/a (pid {} on ", folder_, ::getpid());
+    const std::string kind = "kInvalidArgument: ";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
     config.run.resume = "auto";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
+    // Rank 0 alone opens the folder, and all ranks end with what it found.
+    EXPECT_THAT(run(config, 2).failures,
+                AllOf(HasSubstr("rank 0: " + kind + owner), HasSubstr("rank 1: " + kind + owner)));
   }
   std::ofstream(folder_ + "/a/.lock") << "what a killed run left";
   ASSERT_EQ(run(config).failures, "");
@@ -144,6 +162,20 @@ TEST_F(TrainerTest, GoingOnFromAnotherRunLeavesItAndAnEarlierOneOfThisNameAlone)
   config.run.steps = 5;
   ASSERT_EQ(run(config).failures, "");
   EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4, 5));
+}
+
+TEST_F(TrainerTest, ARunThatHasNoStepLeftSaysSo) {
+  Config config = this->config("a");
+  config.run.steps = 3;
+  ASSERT_EQ(run(config).failures, "");
+  config.run.resume = "auto";
+  const std::string end = ": no step is left to do; a larger run.steps goes on\n";
+  EXPECT_THAT(run(config).screen, HasSubstr("run.steps is 3, and the snapshot is of step 3" + end));
+  config.run.steps = 2;
+  EXPECT_THAT(run(config, 2).screen,
+              HasSubstr("run.steps is 2, and the snapshot is of step 3" + end));
+  config.run.steps = 4;
+  EXPECT_THAT(run(config).screen, Not(HasSubstr("no step is left")));
 }
 
 TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
@@ -201,7 +233,15 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
 TEST_F(TrainerTest, NamesTheKeyOfWhatCannotBe) {
   Config config = this->config("a");
   config.data.path = folder_ + "/nothing";
-  EXPECT_THAT(run(config).failures, HasSubstr("data.path: "));
+  EXPECT_THAT(run(config).failures, HasSubstr("kInvalidArgument: data.path: there is no file or "
+                                              "folder " +
+                                              folder_ + "/nothing"));
+  config = this->config("a");
+  config.run.batch_size = 1000000;
+  EXPECT_THAT(
+      run(config).failures,
+      ::testing::ContainsRegex("run.batch_size is 1000000, but there are only [0-9]+ samples "
+                               "to train on"));
   config = this->config("a");
   config.run.batch_size = 1;
   EXPECT_THAT(run(config, 2).failures, HasSubstr("run.batch_size is 1, of all 2 processes"));

@@ -83,7 +83,9 @@ TEST_F(TrainerIntegrityTest, AFileThatIsCutOrEmptyOrMissingIsFound) {
           << file << ", " << size << " bytes";
     }
     fs::remove(latest_ / file);
-    EXPECT_THAT(run(config_).failures, AllOf(HasSubstr(latest_ / file), HasSubstr(remedy_)));
+    EXPECT_THAT(
+        run(config_).failures,
+        AllOf(HasSubstr(": " + (latest_ / file).string() + " is missing"), HasSubstr(remedy_)));
     write_content(latest_ / file, whole);
   }
   EXPECT_EQ(run(config_).failures, "") << "whole again";

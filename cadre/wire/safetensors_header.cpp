@@ -41,7 +41,7 @@ constexpr std::array<DTypeBytes, 16> kDTypes = {{{"BOOL", 1},
                                                  {"C64", 8}}};
 
 Error corrupt_header(const std::string& what) {
-  return Error(ErrorCode::kCorruption, cadre::format("safetensors header: {}", what));
+  return Error(ErrorCode::kCorruption, cadre::format("header: {}", what));
 }
 
 // Builds the header from JSON events: nothing outside the format's three levels is ever stored, a

@@ -71,12 +71,13 @@ class Package(unittest.TestCase):
     def guide(page):
         return (pathlib.Path(options.source) / f"docs/guide/{page}.md").read_text()
 
-    def configure_text(self, name, text, *settings):
+    def configure_text(self, name, text, *settings, languages="CXX"):
         """The configuring run of a project of this text, which need not ask for Cadre to be there."""
         project = self.folder / name
         shutil.rmtree(project, ignore_errors=True)
         project.mkdir()
-        (project / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(p CXX)\n" + text)
+        (project / "CMakeLists.txt").write_text(
+            f"cmake_minimum_required(VERSION 3.25)\nproject(p {languages})\n{text}")
         result = run(options.cmake, "-S", project, "-B", project / "build", "-G", "Ninja",
                      f"-DCMAKE_CXX_COMPILER={options.compiler}", f"-DCMAKE_PREFIX_PATH={self.prefix}", *settings,
                      check=False, environment={"CADRE_TORCH": ""})
@@ -111,14 +112,27 @@ class Package(unittest.TestCase):
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("Cadre's headers are C++20, but this project sets CMAKE_CXX_STANDARD to 17: set it to 20",
                       " ".join(result.stderr.split()))
-        for header in {"core": ["core"], "torch": ["core", "cadre"]}[options.component]:
-            source = self.folder / "old.cpp"
-            source.write_text(f"#include <cadre/{header}.h>\n")
-            result = run(options.compiler, "-std=c++17", "-fsyntax-only", f"-I{self.prefix}/include", source,
-                         check=False)
-            errors = re.findall(r"error: .*", result.stderr)
-            self.assertEqual(len(errors), 1, result.stderr)
-            self.assertIn("Cadre's headers are C++20: compile with -std=c++20", errors[0])
+
+    def test_each_header_alone_refuses_cxx17_with_one_sentence(self):
+        """And nothing of the program is compiled after it."""
+        include = self.prefix / "include"
+        headers = sorted(include.rglob("*.h"))
+        self.assertGreater(len(headers), 10)
+        source = self.folder / "old.cpp"
+        for header in headers:
+            source.write_text(f"#include <{header.relative_to(include)}>\ncadre::Rank rank;\n")
+            result = run(options.compiler, "-std=c++17", "-fsyntax-only", f"-I{include}", source, check=False)
+            errors = re.findall(r"error: (.*)", result.stderr)
+            self.assertIn("Cadre's headers are C++20: compile with -std=c++20", (errors or ["none"])[0], header)
+            self.assertEqual(errors[1:], ["the compilation ends here: No such file or directory"], header)
+
+    def test_a_project_without_cxx_is_told_to_enable_it(self):
+        wants = ("find_package(Cadre)\n"
+                 'message(STATUS "found=${Cadre_FOUND} because ${Cadre_NOT_FOUND_MESSAGE}")\n')
+        code, said = self.configure_text("only_c", wants, languages="C")
+        self.assertEqual(code, 0, said)
+        self.assertIn("found=0 because Cadre's headers are C++20, but this project has not enabled C++: add CXX to "
+                      "the LANGUAGES of its project() command, before find_package(Cadre)", said)
 
     def test_an_optional_package_that_cannot_be_is_not_found(self):
         """With the reason, and the project's configuration goes on."""

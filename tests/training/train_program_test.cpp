@@ -8,9 +8,11 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/os/io/locked_file.h"
 #include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -18,6 +20,7 @@ namespace cadre {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -44,6 +47,36 @@ TEST(TrainProgram, PrintsTheConfigurationOnce) {
   EXPECT_EQ(printed.exit_code, 0) << printed.error;
   EXPECT_THAT(printed.output, StartsWith("[model]\nkind = \"gpt\"\n"));
   EXPECT_EQ(count_of(printed.output, "\nwidth = 192\n"), 1U) << printed.output;
+}
+
+// One mistake, one sentence, whatever the number of processes and whichever of them finds it.
+TEST(TrainProgram, AConfigurationThatCannotBeIsRefusedInOneSentence) {
+  const testing::TemporaryFolder folder;
+  std::ofstream(folder.file("images.toml")) << "[model]\nkind = \"cnn\"\n[data]\nkind = "
+                                               "\"synthetic\"\nsamples = 60\n";
+  std::filesystem::create_directory(folder.file("taken"));
+  auto lock = os::LockedFile::open(folder.file("taken/.lock"), os::LockedFile::kReadableByAll)
+                  .value_or_throw();
+  ASSERT_TRUE(*lock.try_lock());
+  const struct {
+    const char* word;
+    const char* says;
+  } cases[] = {{"run.stepz=3", "did you mean 'run.steps'?"},
+               {"run.steps=-3", "run.steps"},
+               {"run.batch_size=1", "run.batch_size is 1, of all 2 processes"},
+               {"run.resume=best", "no snapshot was marked as the best"},
+               {"run.name=taken", "another run writes to "}};
+  for (const auto& test : cases) {
+    for (const char* num_processes : {"1", "2"}) {
+      if (std::string_view(test.word) == "run.batch_size=1" && num_processes[0] == '1') continue;
+      const cli::CommandResult refused =
+          cli::run_cadre({"train", folder.file("images.toml"), "--nproc-per-node", num_processes,
+                          "run.folder=" + folder.path().string(), test.word});
+      EXPECT_EQ(refused.exit_code, 2) << refused.error;
+      EXPECT_THAT(refused.error, AllOf(StartsWith("cadre-train: "), HasSubstr(test.says)));
+      EXPECT_EQ(count_of(refused.error, "\n"), 1U) << refused.error;
+    }
+  }
 }
 
 class TrainDropout : public ::testing::Test {

@@ -77,7 +77,8 @@ Result<std::string> create_file_beside(const std::string& path) {
   std::string name = path + ".XXXXXX";
   const Fd fd(::mkostemp(name.data(), O_CLOEXEC));
   if (!fd.is_open() || ::fchmod(fd.get(), kNewFileMode) != 0) {
-    return errno_error(ErrorCode::kUnavailable, cadre::format("create {}", name), errno);
+    return errno_error(ErrorCode::kUnavailable, cadre::format("create a file beside {}", path),
+                       errno);
   }
   return name;
 }

@@ -14,7 +14,7 @@
 namespace cadre::os {
 
 Result<ReadOnlyFile> ReadOnlyFile::open(const std::string& path) {
-  const std::string what = cadre::format("map {}", path);
+  const std::string what = cadre::format("open {}", path);
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status = {};
   if (!fd.is_open() || ::fstat(fd.get(), &status) != 0) {
@@ -24,7 +24,9 @@ Result<ReadOnlyFile> ReadOnlyFile::open(const std::string& path) {
   const auto num_bytes = static_cast<size_t>(status.st_size);
   if (num_bytes == 0) return ReadOnlyFile(ConstBytes());  // mmap refuses an empty file
   void* start = ::mmap(nullptr, num_bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
-  if (start == MAP_FAILED) return errno_error(ErrorCode::kUnavailable, what, errno);
+  if (start == MAP_FAILED) {
+    return errno_error(ErrorCode::kUnavailable, cadre::format("map {}", path), errno);
+  }
   return ReadOnlyFile(ConstBytes(static_cast<const std::byte*>(start), num_bytes));
 }
 

@@ -11,6 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/parallel/ddp/autograd_hooks.h"
+#include "cadre/parallel/ddp/located_replicas.h"
 #include "cadre/parallel/ddp/parameter_watch.h"
 #include "cadre/parallel/ddp/reducer.h"
 
@@ -34,14 +35,15 @@ std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tens
 DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
                                    std::shared_ptr<ReplicaGroup> group,
                                    const DistributedDataParallelOptions& options)
-    : group_(std::move(group)), options_(options) {
-  if (!module || !group_) {
+    : options_(options) {
+  if (!module || !group) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("DistributedDataParallel: the {} is null; make it first, for example with "
                        "{}",
                        module ? "group" : "module",
                        module ? "cadre::init_process_group()" : "std::make_shared<Net>()"));
   }
+  group_ = std::make_shared<LocatedReplicas>(std::move(group), module->name());
   if (group_->world_size() == 1) return;
   const std::vector<NamedTensor> parameters = distinct(module->named_parameters());
   check_not_wrapped(parameters);
@@ -64,6 +66,7 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
   }
   watch_ = std::make_unique<ParameterWatch>(module);
   reducer_ = std::make_unique<Reducer>(std::move(trained), std::move(names), group_, options_);
+  group_->enter(LocatedReplicas::Place::kBackward);
 }
 
 DataParallelCore::~DataParallelCore() = default;
@@ -77,9 +80,12 @@ void DataParallelCore::before_forward(bool is_training, int64_t num_rows) {
   }
   if (!reducer_ || !has_grad) return;
   check_unchanged();
-  if (options_.broadcast_buffers && is_training && num_no_sync_ == 0) {
+  if (num_no_sync_ > 0) return;
+  group_->enter(LocatedReplicas::Place::kForward);
+  if (options_.broadcast_buffers && is_training) {
     broadcast_tensors(buffers_, /*root=*/0, *group_);
   }
+  group_->enter(LocatedReplicas::Place::kBackward);
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
@@ -141,7 +147,9 @@ double DataParallelCore::mean_over_ranks(double value) {
   double* values = sums.mutable_data_ptr<double>();
   values[0] = weight == 0 ? 0 : weight * value;  // the mean over no samples may be NaN
   values[1] = weight;
+  group_->enter(LocatedReplicas::Place::kMean);
   group_->all_reduce(sums, ReduceOp::kSum);
+  group_->enter(LocatedReplicas::Place::kBackward);
   return values[0] / values[1];
 }
 

@@ -26,6 +26,7 @@ class Module;
 
 namespace cadre {
 
+class LocatedReplicas;
 class ParameterWatch;
 class Reducer;
 
@@ -57,7 +58,7 @@ class CADRE_EXPORT DataParallelCore {
   void check_unchanged() const;
   void check_not_wrapped(std::span<const NamedTensor> parameters) const;
 
-  std::shared_ptr<ReplicaGroup> group_;
+  std::shared_ptr<LocatedReplicas> group_;
   DistributedDataParallelOptions options_;
   // In a world of one there are none of these.
   std::vector<NamedTensor> buffers_;

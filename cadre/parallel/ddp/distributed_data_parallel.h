@@ -93,6 +93,13 @@ class DistributedDataParallel {
     [[maybe_unused]] const RefusedModule<std::remove_cvref_t<Given>> refused;
   }
 
+  // Without the group.
+  template <typename Given>
+    requires(!std::is_same_v<std::remove_cvref_t<Given>, DistributedDataParallel>)
+  explicit DistributedDataParallel(Given&&) {
+    [[maybe_unused]] const RefusedModule<std::remove_cvref_t<Given>> refused;
+  }
+
   template <typename... Args>
   auto operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
@@ -167,6 +174,8 @@ DistributedDataParallel(std::shared_ptr<M>, const Group&) -> DistributedDataPara
 template <typename M, typename Group>
 DistributedDataParallel(std::shared_ptr<M>, const Group&, const DistributedDataParallelOptions&)
     -> DistributedDataParallel<M>;
+template <typename Given>
+DistributedDataParallel(const Given&) -> DistributedDataParallel<RefusedArgument<Given>>;
 template <typename Given, typename Group>
 DistributedDataParallel(const Given&, const Group&)
     -> DistributedDataParallel<RefusedArgument<Given>>;

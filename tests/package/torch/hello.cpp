@@ -1,4 +1,4 @@
-// <cadre/cadre.h> is the header for programs; this one takes two parts of it, which compile faster.
+// <cadre/cadre.h> has all of Cadre; these two of its headers compile faster.
 #include <ATen/ops/full.h>
 #include <cadre/base/error.h>
 #include <cadre/group/process_group.h>

@@ -1,0 +1,61 @@
+#include "cadre/parallel/ddp/located_replicas.h"
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+std::string LocatedReplicas::place() const {
+  switch (place_) {
+    case Place::kConstructor:
+      return "its construction";
+    case Place::kForward:
+      return format("its forward {}, which begins with rank 0's buffers", num_forwards_);
+    case Place::kBackward:
+      return format("the backward() after its forward {}", num_forwards_);
+    case Place::kMean:
+      return format("mean_over_ranks() after its forward {}", num_forwards_);
+  }
+  return "";
+}
+
+template <typename Operation>
+auto LocatedReplicas::run(Operation operation) const {
+  try {
+    return operation();
+  } catch (const Error& error) {
+    // A reporter: the group failed, by ranks that called different things. Arguments that this rank
+    // alone refuses have none.
+    if (error.code() != ErrorCode::kInvalidArgument || !error.details().reporter) throw;
+    throw error.with_context(
+        format("DistributedDataParallel of {}, rank {}, in {}: the ranks are not at the same place "
+               "of the same step. One of them left out a forward, a backward() or another call "
+               "that all ranks make (an exception that was caught, a step on some ranks only), or "
+               "made one more. Leave out a step on all ranks or on none. The operations that met",
+               module_name_, rank(), place()));
+  }
+}
+
+at::Tensor LocatedReplicas::empty_flat(int64_t numel, at::ScalarType dtype) {
+  return run([&] { return group_->empty_flat(numel, dtype); });
+}
+
+std::function<void()> LocatedReplicas::all_reduce_async(const at::Tensor& tensor, ReduceOp op) {
+  return run([&]() -> std::function<void()> {
+    return [this, wait = group_->all_reduce_async(tensor, op)] { run(wait); };
+  });
+}
+
+void LocatedReplicas::all_reduce(const at::Tensor& tensor, ReduceOp op) {
+  run([&] { group_->all_reduce(tensor, op); });
+}
+
+void LocatedReplicas::broadcast(const at::Tensor& tensor, Rank root) {
+  run([&] { group_->broadcast(tensor, root); });
+}
+
+void LocatedReplicas::all_gather(const at::Tensor& output, const at::Tensor& input) {
+  run([&] { group_->all_gather(output, input); });
+}
+
+}  // namespace cadre

@@ -1,0 +1,45 @@
+#include "cadre/train/common_error.h"
+
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+
+namespace cadre::train {
+namespace {
+
+// Of a rank: its error's code, or that it has none, and the length of the message.
+constexpr int64_t kNoError = -1;
+constexpr int64_t kNumFields = 2;
+
+}  // namespace
+
+void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare) {
+  std::optional<Error> own;
+  try {
+    prepare();
+  } catch (const Error& error) {
+    own = error;
+  }
+  const at::Tensor mine = at::empty({kNumFields}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = own ? static_cast<int64_t>(own->code()) : kNoError;
+  mine.mutable_data_ptr<int64_t>()[1] = own ? static_cast<int64_t>(own->message().size()) : 0;
+  const at::Tensor gathered = at::empty({kNumFields * replicas.world_size()}, at::kLong);
+  replicas.all_gather(gathered, mine);
+  const auto* fields = gathered.const_data_ptr<int64_t>();
+  for (int rank = 0; rank < replicas.world_size(); ++rank, fields += kNumFields) {
+    if (fields[0] == kNoError) continue;
+    const at::Tensor text = at::empty({fields[1]}, at::kByte);
+    if (replicas.rank() == rank) {
+      std::memcpy(text.mutable_data_ptr(), own->message().data(), own->message().size());
+    }
+    replicas.broadcast(text, rank);
+    const std::string message(static_cast<const char*>(text.const_data_ptr()),
+                              static_cast<size_t>(fields[1]));
+    throw CommonError(Error(static_cast<ErrorCode>(fields[0]), message));
+  }
+}
+
+}  // namespace cadre::train

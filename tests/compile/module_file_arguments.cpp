@@ -1,0 +1,18 @@
+// Does not compile: each line that is marked gives the one sentence that says what to pass.
+// compile_errors_test.py looks for it.
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+
+#include "cadre/checkpoint/module_file.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+
+void save_and_load(const cadre::ProcessGroup& world) {
+  cadre::DistributedDataParallel model{torch::nn::Linear(1, 1), world};
+  cadre::save(model, "x");  // refused
+  cadre::load(model, "x");  // refused
+
+  cadre::save(model.module(), "x");
+  cadre::load(model.module(), "x");
+  cadre::save(torch::nn::Linear(1, 1), "x");
+}
