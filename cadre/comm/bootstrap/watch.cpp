@@ -38,9 +38,13 @@ Deadline BootstrapWatch::next_look() {
 
 Result<bool> BootstrapWatch::poll(std::span<os::PollItem> items, Deadline deadline) {
   while (true) {
-    if (system_.poll(items, deadline.earlier(next_look()))) return true;
     if (deadline.has_passed(system_.now())) return false;
-    CADRE_RETURN_IF_ERROR(look(deadline));
+    if (!look_at_) look_at_ = next_look();
+    if (look_at_->has_passed(system_.now())) {
+      CADRE_RETURN_IF_ERROR(look(deadline));
+      look_at_ = next_look();
+    }
+    if (system_.poll(items, deadline.earlier(*look_at_))) return true;
   }
 }
 
