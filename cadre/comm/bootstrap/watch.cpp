@@ -26,7 +26,7 @@ BootstrapWatch::BootstrapWatch(os::System& system, const Membership& membership,
     : system_(system),
       membership_(membership),
       trouble_key_(prefix + "trouble"),
-      lost_key_(lost_key(membership.round)),
+      lost_key_(lost_key(membership.round, membership.will_group)),
       pause_(kFirstPause),
       store_time_(kStoreTime) {}
 
@@ -109,7 +109,7 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
                           rank, lost.host, lost.pid))
           .with_culprit(rank);
     };
-    // Until the cards are known only the group of all ranks knows that it is one of its own.
+    // Until the cards are known only the group that left the wills knows that it is one of its own.
     if (membership_.world_size == membership_.job_size) return sentence(lost.rank);
     for (size_t rank = 0; rank < cards_.size(); ++rank) {
       if (cards_[rank].pid == lost.pid && cards_[rank].host == lost.host) {
