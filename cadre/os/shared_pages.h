@@ -20,9 +20,9 @@ class SharedPages {
   // by the first access, which ends the process by SIGBUS when there is no memory for it.
   virtual Status reserve(size_t begin, size_t num_bytes) = 0;
 
-  // Takes whole pages out of the reach of other processes: from now on this process alone sees what
-  // it writes there, at the same addresses and with the same content. Other processes keep the old
-  // pages, and what they write there shows here only in pages that this process has not written.
+  // Takes the pages of bytes [begin, begin + num_bytes) out of the reach of other processes: this
+  // process gets copies of them at the same addresses. Other processes keep the old pages, and what
+  // they write there after the call does not show here, nor there what this process writes.
   virtual Status make_private(size_t begin, size_t num_bytes) = 0;
 };
 

@@ -1,6 +1,6 @@
 // How the ranks of a job learn that one of them has died before they are connected: each leaves a
-// will with the store server, which tells the round's key for lost ranks (lost_rank.h) when the
-// process ends.
+// will with the store server, which tells the key for lost ranks (lost_rank.h) of the round and the
+// group when the process ends.
 //
 // Threads: any. Blocking: leave_presence_will() until its Deadline. Lifetime: a will is kept by its
 // Membership; dropping that in good order retracts it. Errors: those of the store.
@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
@@ -16,9 +17,9 @@
 
 namespace cadre {
 
-CADRE_EXPORT std::string lost_key(uint64_t round);
+CADRE_EXPORT std::string lost_key(uint64_t round, std::string_view group);
 
-// Sets membership.will, for its rank and round. REQUIRES: membership.store.
+// Sets membership.will and will_group, for its rank, round and group. REQUIRES: membership.store.
 CADRE_EXPORT Status leave_presence_will(os::System& system, Membership& membership,
                                         Deadline deadline);
 

@@ -118,8 +118,7 @@ class Agreement {
     Membership next = previous_;
     next.rank = static_cast<int>(std::distance(ranks->begin(), self));
     next.world_size = static_cast<int>(ranks->size());
-    // The other groups of the job leave their wills in the same round.
-    next.job_size = next.group == Membership().group ? next.world_size : 0;
+    next.job_size = next.world_size;
     next.round = round_;
     CADRE_RETURN_IF_ERROR(leave_presence_will(system_, next, deadline_));
     return next;

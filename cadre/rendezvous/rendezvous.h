@@ -27,12 +27,16 @@ struct Membership {
   uint64_t round = 0;            // part of every key, so rounds never mix
   std::shared_ptr<Store> store;  // shared by the groups of a job; null for a world of one
   std::string job_token;         // secret of the job: ranks prove it to each other
-  int job_size = 0;  // world_size of the rendezvous; a group of fewer ranks keeps it. 0: unknown
+  // world_size of the rendezvous, or of rejoin(), if the ranks are those of that group; a group of
+  // fewer ranks may keep it. 0: unknown, or other ranks.
+  int job_size = 0;
   // Numeric addresses of this host at which the other ranks reach it; empty: loopback.
   std::vector<std::string> listen_hosts;
   std::string store_host;  // the store's host as this rank sees it; empty where unknown
   // Tells the others if this process dies; shared by the copies of a Membership.
   std::shared_ptr<StoreWill> will;
+  // The group that left the wills: this one, or the one that it was split off from.
+  std::string will_group = {};
   // The id of the group whose ranks these are; part of the keys by which its survivors rejoin.
   std::string group = "world";
 };

@@ -1,8 +1,8 @@
 #include "cadre/collective/host/host_engine.h"
 
-#include <array>
 #include <chrono>
 #include <cstring>
+#include <exception>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/copy.h"
@@ -80,7 +80,7 @@ Capabilities HostEngine::capabilities() const {
                                host::kInlineBytes, host::kFlatBytes, host::kChunkBytes)};
 }
 
-Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) {
+Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) try {
   const bool is_root = peers_.rank() == root;
   if (data.size() <= host::kFlatBytes) {
     CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes(data) : ConstBytes()));
@@ -95,10 +95,12 @@ Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) {
   }
   CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_broadcast(peers_, op, data, root));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
 Status HostEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                              ReduceOp reduce_op) {
+                              ReduceOp reduce_op) try {
   CADRE_RETURN_IF_ERROR(check_supported(op, dtype, reduce_op));
   const Buffers buffers{in, out};
   const ReduceKind kind{dtype, reduce_op};
@@ -113,9 +115,11 @@ Status HostEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DTy
   }
   CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_all_reduce(peers_, op, buffers, kind));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
-Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) {
+Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) try {
   const Buffers buffers{in, out};
   if (in.size() <= host::kFlatBytes) {
     CADRE_RETURN_IF_ERROR(enter_with(op, in));
@@ -132,10 +136,12 @@ Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) {
   }
   CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_all_gather(peers_, op, buffers));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
 Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                                  ReduceOp reduce_op) {
+                                  ReduceOp reduce_op) try {
   CADRE_RETURN_IF_ERROR(check_supported(op, dtype, reduce_op));
   const Buffers buffers{in, out};
   const ReduceKind kind{dtype, reduce_op};
@@ -150,15 +156,19 @@ Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out,
   }
   CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_reduce_scatter(peers_, op, buffers, kind));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
-Status HostEngine::barrier(const OpContext& op) {
+Status HostEngine::barrier(const OpContext& op) try {
   CADRE_RETURN_IF_ERROR(enter_with(op, {}));
   return finish({});
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
 Status HostEngine::reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                          ReduceOp reduce_op, Rank root) {
+                          ReduceOp reduce_op, Rank root) try {
   CADRE_RETURN_IF_ERROR(check_supported(op, dtype, reduce_op));
   const Buffers buffers{in, out};
   const ReduceKind kind{dtype, reduce_op};
@@ -174,9 +184,11 @@ Status HostEngine::reduce(const OpContext& op, ConstBytes in, Bytes out, DType d
   }
   CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_reduce(peers_, op, buffers, kind, root));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
-Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) {
+Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) try {
   const Buffers buffers{in, out};
   const bool is_root = peers_.rank() == root;
   if (in.size() <= host::kFlatBytes) {
@@ -194,9 +206,11 @@ Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank ro
   }
   CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_gather(peers_, op, buffers, root));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
-Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) {
+Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) try {
   const bool is_root = peers_.rank() == root;
   const size_t total = out.size() * static_cast<size_t>(peers_.world_size());
   if (total <= host::kFlatBytes) {
@@ -212,9 +226,11 @@ Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank r
   }
   CADRE_RETURN_IF_ERROR(reserve_staging());
   return finish(host::staged_scatter(peers_, op, {in, out}, root));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
-Status HostEngine::all_to_all(const OpContext& op, ConstBytes in, Bytes out) {
+Status HostEngine::all_to_all(const OpContext& op, ConstBytes in, Bytes out) try {
   const auto num_ranks = static_cast<size_t>(peers_.world_size());
   const size_t part = in.size() / num_ranks;
   const size_t mine = part * static_cast<size_t>(peers_.rank().value);
@@ -230,12 +246,14 @@ Status HostEngine::all_to_all(const OpContext& op, ConstBytes in, Bytes out) {
   const std::vector<host::Range> slices = ranges_of(std::vector<uint64_t>(num_ranks, part));
   return exchange_large(op, {in, out}, {slices, slices, part},
                         std::vector<size_t>(num_ranks, mine));
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
 // Each rank puts its row of the table into its slot and its data behind it, if there is room; what
 // all have announced decides whether all have.
 Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
-                                const PartSizes& sizes) {
+                                const PartSizes& sizes) try {
   const int world_size = peers_.world_size();
   const auto me = static_cast<size_t>(peers_.rank().value);
   const size_t row = PartTable::row_bytes(world_size);
@@ -257,7 +275,7 @@ Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
   }
   const Status fit = table.check(op);
   if (!fit.ok()) {
-    peers_.settle();
+    CADRE_RETURN_IF_ERROR(finish({}));  // on all ranks, before any touches memory of another
     return fit;
   }
   std::vector<size_t> offsets;
@@ -274,6 +292,8 @@ Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
          parts.received[index].size, StorePolicy::kCached);
   }
   return finish({});
+} catch (const std::exception&) {
+  leave_by_exception();
 }
 
 // offsets[r] is the place of this rank's part in rank r's input.
@@ -296,6 +316,7 @@ Status HostEngine::enter_with(const OpContext& op, ConstBytes payload) {
          StorePolicy::kCached);
     payload = {};
   }
+  is_inside_ = true;
   const Status entered = peers_.enter(op, payload);
   return entered.ok() ? entered : finish(entered);
 }
@@ -318,6 +339,8 @@ void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKi
 Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   static_assert(sizeof(Places) <= host::kInlineBytes);
   announced_ = {segments_.find(in, peers_.rank()), segments_.find(out, peers_.rank())};
+  num_out_bytes_ = out.size();
+  is_inside_ = true;
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
   if (entered.ok()) {
     // Now, not at the end: a rank that came early would sleep through all the work in between.
@@ -388,30 +411,43 @@ Status HostEngine::reserve_staging() {
 }
 
 Status HostEngine::finish(Status status) {
-  if (!status.ok()) return withdraw(status.error());
-  peers_.settle();
-  return status;
+  if (status.ok()) {
+    peers_.settle();
+    is_inside_ = false;
+    return {};
+  }
+  const Status withdrawn = withdraw();
+  if (withdrawn.ok()) return status;
+  return Error(status.error().code(),
+               format("{}; {}", status.error().message(), withdrawn.error().message()));
 }
 
 // The caller may use its buffers again as soon as it has the error, while a peer that was stopped
 // in the middle of the operation goes on with them. So the peers are told, and those that do not
-// stop in time are left with the old pages.
-Status HostEngine::withdraw(const Error& error) {
+// stop in time are left with the old pages of what they write; what they read too late they do not
+// return. Allocates nothing while all goes well: it may be for want of memory that this rank
+// leaves.
+Status HostEngine::withdraw() {
   peers_.mark_left();
-  const std::array<uint32_t, 2> ids = {announced_.in.segment, announced_.out.segment};
-  if (ids == std::array<uint32_t, 2>{} || peers_.are_done(kPartingTime)) return error;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const auto segment = segments_.get(ids[i]);
-    if (!segment || (i == 1 && ids[0] == ids[1])) continue;
-    const size_t begin = segment->bytes_per_rank * static_cast<size_t>(peers_.rank().value);
-    const Status status = os::make_pages_private(*segment->memory, begin, segment->bytes_per_rank);
-    if (!status.ok()) {
-      return Error(error.code(), format("{}; peers may still write into this rank's symmetric "
-                                        "memory: {}",
-                                        error.message(), status.error().message()));
+  const bool is_symmetric = announced_.in.segment != 0 || announced_.out.segment != 0;
+  Status status;
+  if (is_symmetric && !peers_.are_done(kPartingTime)) {
+    if (const auto segment = segments_.get(announced_.out.segment)) {
+      const size_t slice = segment->bytes_per_rank * static_cast<size_t>(peers_.rank().value);
+      status =
+          os::make_pages_private(*segment->memory, slice + announced_.out.offset, num_out_bytes_);
     }
   }
-  return error;
+  is_inside_ = false;
+  if (status.ok()) return {};
+  return status.error().with_context("peers may still write into this rank's symmetric memory");
+}
+
+// For the handlers of the operations: the exception goes on to the caller, unless the peers keep
+// the memory.
+void HostEngine::leave_by_exception() {
+  if (is_inside_) withdraw().value_or_throw();
+  throw;
 }
 
 }  // namespace cadre

@@ -4,7 +4,8 @@
 // Blocking: every operation, until all ranks have entered it and this rank has its result.
 // Lifetime: shares the arena and the symmetric segments; borrows the System and the Interrupt.
 // Errors: as Backend says. What reduction_table.h refuses is kInvalidArgument. kUnavailable when
-// there is no memory for this rank's part of the arena; the constructor throws it. Numerics: every
+// there is no memory for this rank's part of the arena; the constructor throws it. An exception out
+// of an operation ends it for this rank as an error does. Numerics: every
 // way to reduce folds in rank order, so the bits depend neither on the regime nor on whether memory
 // is symmetric; see collective/reduce.h. Source: docs/decisions/0006-host-engine.md
 //
@@ -101,7 +102,8 @@ class HostEngine final : public Backend {
   Status exchange_large(const OpContext& op, const host::Buffers& buffers,
                         const host::ExchangeParts& parts, const std::vector<size_t>& offsets);
   Status finish(Status status);
-  Status withdraw(const Error& error);
+  Status withdraw();
+  [[noreturn]] void leave_by_exception();
   Status reserve_staging();
 
   const std::shared_ptr<os::SharedMemory> arena_;
@@ -110,6 +112,8 @@ class HostEngine final : public Backend {
   std::vector<const std::byte*> inputs_;  // scratch of reduce_payloads
   bool has_staging_ = false;              // this rank's staging is allocated
   Places announced_;                      // with the last operation; none with a small one
+  size_t num_out_bytes_ = 0;              // of the buffer at announced_.out
+  bool is_inside_ = false;                // has announced an operation that has not ended
 };
 
 }  // namespace cadre

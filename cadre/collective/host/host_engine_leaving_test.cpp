@@ -7,11 +7,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <new>
+#include <string>
+#include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/collective/host/arena.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
 #include "cadre/testing/equal_bytes.h"
+#include "cadre/testing/forwarding_system.h"
 #include "cadre/testing/reference_reduction.h"
 #include "cadre/testing/simulator_ranks.h"
 
@@ -64,18 +68,57 @@ void stand_still_at(Bytes pages, Progress& progress) {
   require(::mprotect(pages.data(), pages.size(), PROT_NONE) == 0, "mprotect");
 }
 
-TEST(HostEngineLeavingTest, ARankThatWakesUpLaterNeitherSucceedsNorWritesToTheOneThatLeft) {
+// Throws in the first wait for a rank to leave the operation, as an allocation may at any place.
+class ThrowingSystem final : public testing::ForwardingSystem {
+ public:
+  ThrowingSystem(os::System& inner, const os::WaitWord& word)
+      : ForwardingSystem(inner), word_(&word) {}
+
+  bool wait_while(os::WaitWord& word, uint32_t old, Deadline deadline) override {
+    if (&word == word_) {
+      word_ = nullptr;
+      throw std::bad_alloc();
+    }
+    return inner_.wait_while(word, old, deadline);
+  }
+
+ private:
+  const os::WaitWord* word_;
+};
+
+// What ends rank 0's part of the operation.
+enum class Ending { kTimeout, kException };
+
+class LateWriterTest : public ::testing::TestWithParam<Ending> {
+ protected:
+  // Rank 0's operation, which fails while rank 1 stands still in the middle of it.
+  static void fail(RankContext& context, const TestMemory& state, TestRank& rank) {
+    const Bytes data = state.slice(context.rank);
+    if (GetParam() == Ending::kException) {
+      const std::string thrown =
+          testing::failure_of([&] { (void)rank.all_reduce(data, data, kFloatsAdded); });
+      return require(thrown.find("bad_alloc") != std::string::npos, "it did not throw: " + thrown);
+    }
+    rank.set_patience(milliseconds(100));
+    const Status status = rank.all_reduce(data, data, kFloatsAdded);
+    require(!status.ok() && status.error().code() == ErrorCode::kTimeout, "it did not time out");
+  }
+};
+
+// Rank 0 writes one half of its memory and keeps the other as it is.
+TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
   const TestMemory state(2, kSliceBytes);
   const auto words = make_segment(sizeof(Progress));
   auto& progress = *reinterpret_cast<Progress*>(words->bytes().data());
+  const host::Arena arena(state.arena->bytes(), 2);
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
-    TestRank rank(context, state.arena);
-    rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
     const Bytes data = state.slice(context.rank);
-    // So that a sum with it changes what rank 0 has by then.
-    if (context.rank == 1) std::ranges::fill(data, kReused);
-    rank.barrier().value_or_throw();
     if (context.rank == 1) {
+      TestRank rank(context, state.arena);
+      rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
+      // So that a sum with it changes what rank 0 has by then.
+      std::ranges::fill(data, kReused);
+      rank.barrier().value_or_throw();
       // In the second half, of which this rank writes the sum into all buffers.
       stand_still_at(state.slice(0).subspan(kSliceBytes / 4 * 3, 4096), progress);
       const Status status = rank.all_reduce(data, data, kFloatsAdded);
@@ -84,17 +127,26 @@ TEST(HostEngineLeavingTest, ARankThatWakesUpLaterNeitherSucceedsNorWritesToTheOn
       require(status.error().code() == ErrorCode::kAborted, status.error().message());
       return;
     }
-    rank.set_patience(milliseconds(100));
-    const Status status = rank.all_reduce(data, data, kFloatsAdded);
-    std::ranges::fill(data, kReused);
+    ThrowingSystem throwing(context.system, arena.step_flag(1).step);
+    RankContext thrown{throwing, context.rank, context.world_size, {}, {}};
+    TestRank rank(GetParam() == Ending::kException ? thrown : context, state.arena);
+    rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
+    rank.barrier().value_or_throw();
+    fail(context, state, rank);
+    std::ranges::fill(data.first(kSliceBytes / 4 * 3), kReused);
+    const std::vector<std::byte> kept(data.begin(), data.end());
     progress.is_reused.store(1);
-    require(!status.ok() && status.error().code() == ErrorCode::kTimeout, "it did not time out");
     while (progress.is_finished.load() == 0) context.system.yield();
-    const auto changed = std::ranges::count_if(data, [](std::byte b) { return b != kReused; });
-    require(changed == 0, format("{} bytes were overwritten", changed));
+    require(testing::equal_bytes(data, kept), "its memory was changed");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
+
+INSTANTIATE_TEST_SUITE_P(All, LateWriterTest,
+                         ::testing::Values(Ending::kTimeout, Ending::kException),
+                         [](const auto& test) {
+                           return test.param == Ending::kTimeout ? "Timeout" : "Exception";
+                         });
 
 // Rank 1 stands still at every point of the operation, for longer than rank 0 waits.
 TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/bootstrap/callers.h"
 #include "cadre/os/process_watcher.h"
 #include "cadre/os/shared_pages.h"
 
@@ -16,8 +17,6 @@ namespace {
 constexpr std::string_view kConnected = "connected";
 constexpr std::byte kNo{0};
 constexpr std::byte kYes{1};
-// A connection that has not proved itself after so long is dropped; all are heard side by side.
-constexpr Duration kHandshakeTime = std::chrono::seconds(1);
 
 std::string side_key(const HostGroup::Site& site, int rank) {
   return format("{}side/{}", site.key_prefix, rank);
@@ -178,47 +177,26 @@ Status HostGroup::accept_members(const Site& site, const std::vector<bool>& come
     }
     return -1;
   };
-  std::vector<Caller> callers;
+  Callers callers(site.system, site.terms, {&site.unix_listener}, members_.size());
   while (missing() >= 0) {
-    CADRE_RETURN_IF_ERROR(accept_callers(site, callers));
-    Deadline next = deadline;
-    std::erase_if(callers, [&](Caller& caller) {
-      if (!caller.handshake.step().ok()) return true;  // a stranger's connection, which ends here
-      if (!caller.handshake.is_done()) {
-        next = next.earlier(caller.deadline);
-        return caller.deadline.has_passed(site.system.now());
-      }
-      place(caller.handshake);
-      return true;
-    });
+    for (Handshake& handshake : callers.advance()) place(handshake);
     const int awaited = missing();
     if (awaited < 0) break;
-    // Before the poll, which strangers could keep ready beyond the deadline.
     if (deadline.has_passed(site.system.now())) {
       return Error(ErrorCode::kTimeout,
-                   format("the deadline passed while waiting for the unix connection of rank {}",
-                          awaited))
+                   format("the deadline passed while waiting for the unix connection of rank {}{}",
+                          awaited, callers.accept_failure()))
           .with_culprit(awaited);
     }
-    std::vector<os::PollItem> items = {{.target = &site.unix_listener, .want_read = true}};
-    for (const Caller& caller : callers) items.push_back(caller.handshake.interest());
-    CADRE_RETURN_IF_ERROR(site.watch.poll(items, next));
+    std::vector<os::PollItem> items;
+    callers.add_interests(items);
+    CADRE_RETURN_IF_ERROR(site.watch.poll(items, callers.next_deadline(deadline)));
   }
   obstacle_.clear();
   for (size_t i = 1; i < members_.size(); ++i) {
     if (!comes[i]) obstacle_ = format("rank {} cannot reach rank {}", members_[i], rank_);
   }
   return {};
-}
-
-Status HostGroup::accept_callers(const Site& site, std::vector<Caller>& callers) {
-  while (true) {
-    auto socket = site.unix_listener.try_accept();
-    if (!socket.ok()) return socket.error();
-    if (*socket == nullptr) return {};
-    callers.push_back({Handshake::answer(site.system, std::move(socket).value(), site.terms),
-                       site.system.deadline_in(kHandshakeTime)});
-  }
 }
 
 void HostGroup::place(Handshake& handshake) {

@@ -62,18 +62,11 @@ class HostGroup {
                                                           Deadline deadline);
 
  private:
-  // A connection under way to the leader; perhaps a stranger's.
-  struct Caller {
-    Handshake handshake;
-    Deadline deadline;
-  };
-
   explicit HostGroup(Rank rank) : rank_(rank), members_() {}
 
   bool is_leader() const { return members_.front() == rank_.value; }
   Status connect_star(const Site& site, Deadline deadline);
   Status accept_members(const Site& site, const std::vector<bool>& comes, Deadline deadline);
-  static Status accept_callers(const Site& site, std::vector<Caller>& callers);
   // Keeps the connection of a member that has proved itself.
   void place(Handshake& handshake);
   Status probe(const Site& site, Deadline deadline);

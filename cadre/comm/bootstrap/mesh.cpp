@@ -9,6 +9,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/bootstrap/attempt_counter.h"
+#include "cadre/comm/bootstrap/callers.h"
 #include "cadre/comm/bootstrap/handshake.h"
 #include "cadre/comm/bootstrap/watch.h"
 #include "cadre/comm/defaults.h"
@@ -24,6 +25,8 @@ using wire::LinkPurpose;
 constexpr Duration kFinishAnswersTime = std::chrono::milliseconds(500);
 // How long a rank waits for one that failed in the attempt before to try again.
 constexpr Duration kRetryPatience = std::chrono::seconds(5);
+// Before a call that the other end dropped is made again.
+constexpr Duration kRedialPause = std::chrono::milliseconds(100);
 
 std::string group_prefix_of(const Membership& membership, const MeshOptions& options) {
   return format("cadre/{}/{}/", membership.round, options.id);
@@ -80,12 +83,20 @@ class MeshBuilder {
   Status check_versions() const;
   int num_cores_of(const HostGroup& host) const;
   Status connect_links(Mesh& mesh);
-  Status call_lower_ranks(std::span<const LinkPurpose> purposes, std::vector<Handshake>& calls);
-  Status run_handshakes(Mesh& mesh, std::vector<Handshake>& calls, size_t num_wanted);
-  Status accept(std::vector<Handshake>& handshakes);
-  void finish_answers(Mesh& mesh, std::vector<Handshake>& handshakes);
+  // A connection that this rank opens; without a handshake while it is to be opened.
+  struct Call {
+    int peer = 0;
+    LinkPurpose purpose{};
+    TimePoint not_before{};
+    std::optional<Handshake> handshake{};
+  };
+  Status run_handshakes(Mesh& mesh, std::vector<Call>& calls, Callers& callers);
+  Status step_calls(Mesh& mesh, std::vector<Call>& calls);
+  Result<bool> dial_next(std::vector<Call>& calls);
+  void finish_answers(Mesh& mesh, Callers& callers);
   Status place(Mesh& mesh, Handshake& handshake);
-  Error missing_links(const Mesh& mesh) const;
+  std::vector<int> unconnected_ranks(const Mesh& mesh) const;
+  Error missing_links(const Mesh& mesh, const Callers& callers) const;
   void tell_connected(const Mesh& mesh, const Error& error) const;
   Status erase_keys();
 
@@ -280,10 +291,16 @@ Status MeshBuilder::connect_links(Mesh& mesh) {
     mesh.collective.resize(world);
     mesh.point_to_point.resize(world);
   }
-  std::vector<Handshake> handshakes;
-  CADRE_RETURN_IF_ERROR(call_lower_ranks(purposes, handshakes));
-  const Status status = run_handshakes(mesh, handshakes, (world - 1) * purposes.size());
-  if (!status.ok()) finish_answers(mesh, handshakes);
+  std::vector<Call> calls;
+  for (int peer = 0; peer < membership_.rank; ++peer) {
+    for (const LinkPurpose purpose : purposes) calls.push_back({peer, purpose});
+  }
+  std::vector<os::Listener*> listeners;
+  for (const auto& listener : tcp_) listeners.push_back(listener.get());
+  Callers callers(system_, terms_, std::move(listeners),
+                  (world - 1) * purposes.size() - calls.size());
+  const Status status = run_handshakes(mesh, calls, callers);
+  if (!status.ok()) finish_answers(mesh, callers);
   return status;
 }
 
@@ -317,92 +334,90 @@ Error MeshBuilder::unreachable(int peer, const os::Address& address, const Error
       .with_culprit(peer);
 }
 
-// All ranks listened before they published, so a refused connection means that the rank is gone.
-Status MeshBuilder::call_lower_ranks(std::span<const LinkPurpose> purposes,
-                                     std::vector<Handshake>& calls) {
-  for (int peer = 0; peer < membership_.rank; ++peer) {
-    const auto address = address_of(peer);
-    if (!address.ok()) return address.error();
-    for (const LinkPurpose purpose : purposes) {
-      const Deadline patience = deadline_.earlier(system_.deadline_in(kConnectPeerTimeout));
-      auto socket = system_.connect(*address, patience);
-      if (!socket.ok()) return unreachable(peer, *address, socket.error());
-      calls.push_back(Handshake::call(system_, std::move(socket).value(), terms_, peer, purpose));
-    }
-  }
-  return {};
-}
-
 // Called and accepted connections together, so that no order of ranks can block.
-Status MeshBuilder::run_handshakes(Mesh& mesh, std::vector<Handshake>& handshakes,
-                                   size_t num_wanted) {
-  size_t num_placed = 0;
-  size_t num_calls = handshakes.size();
-  while (num_placed < num_wanted) {
-    for (size_t i = 0; i < handshakes.size();) {
-      const bool is_call = i < num_calls;
-      Status status = handshakes[i].step();
-      if (status.ok() && !handshakes[i].is_done()) {
-        ++i;
-        continue;
-      }
-      if (status.ok()) status = place(mesh, handshakes[i]);
-      if (status.ok()) ++num_placed;
-      // Whoever called us may be a stranger, so only our own calls are worth an error.
-      if (!status.ok() && is_call) {
-        const int peer = handshakes[i].hello().to;
-        return status.error()
-            .with_context(
-                format("connecting to {}", describe(cards_[static_cast<size_t>(peer)], peer)))
-            .with_culprit(peer);
-      }
-      if (is_call) --num_calls;
-      handshakes.erase(handshakes.begin() + static_cast<ptrdiff_t>(i));
+Status MeshBuilder::run_handshakes(Mesh& mesh, std::vector<Call>& calls, Callers& callers) {
+  while (true) {
+    CADRE_RETURN_IF_ERROR(step_calls(mesh, calls));
+    for (Handshake& handshake : callers.advance()) {
+      // One that is for nothing here is the caller's error, not this rank's.
+      static_cast<void>(place(mesh, handshake));
     }
-    if (num_placed == num_wanted) break;
-    CADRE_RETURN_IF_ERROR(accept(handshakes));
+    if (unconnected_ranks(mesh).empty()) return {};
+    const Result<bool> has_dialed = dial_next(calls);
+    if (!has_dialed.ok()) return has_dialed.error();
+    if (*has_dialed) continue;
+    if (deadline_.has_passed(system_.now())) return missing_links(mesh, callers);
     std::vector<os::PollItem> items;
-    for (const auto& listener : tcp_) {
-      items.push_back({.target = listener.get(), .want_read = true});
+    callers.add_interests(items);
+    Deadline next = callers.next_deadline(deadline_);
+    for (const Call& call : calls) {
+      if (call.handshake) items.push_back(call.handshake->interest());
+      if (!call.handshake) next = next.earlier(Deadline(call.not_before));
     }
-    for (const Handshake& handshake : handshakes) items.push_back(handshake.interest());
-    const Result<bool> is_ready = watch_.poll(items, deadline_);
-    if (!is_ready.ok()) return is_ready.error();
-    if (!*is_ready) return missing_links(mesh);
+    CADRE_RETURN_IF_ERROR(watch_.poll(items, next));
+  }
+}
+
+// A busy rank may drop a connection whose proof takes too long (callers.h): such a call is made
+// again.
+Status MeshBuilder::step_calls(Mesh& mesh, std::vector<Call>& calls) {
+  for (size_t i = 0; i < calls.size();) {
+    Call& call = calls[i];
+    Status status = call.handshake ? call.handshake->step() : Status();
+    if (!status.ok() && status.error().code() == ErrorCode::kPeerLost) {
+      call.handshake.reset();
+      call.not_before = system_.now() + kRedialPause;
+      status = {};
+    }
+    const bool is_done = status.ok() && call.handshake && call.handshake->is_done();
+    if (is_done) status = place(mesh, *call.handshake);
+    if (!status.ok()) {
+      return status.error()
+          .with_context(format("connecting to {}",
+                               describe(cards_[static_cast<size_t>(call.peer)], call.peer)))
+          .with_culprit(call.peer);
+    }
+    if (is_done) {
+      calls.erase(calls.begin() + static_cast<ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
   }
   return {};
 }
 
-Status MeshBuilder::accept(std::vector<Handshake>& handshakes) {
-  for (const auto& listener : tcp_) {
-    while (true) {
-      auto accepted = listener->try_accept();
-      if (!accepted.ok()) return accepted.error();
-      if (*accepted == nullptr) break;
-      handshakes.push_back(Handshake::answer(system_, std::move(accepted).value(), terms_));
-    }
-  }
-  return {};
+// One at a time, so that the others are heard in between. All ranks listened before they published,
+// so a refused connection means that the rank is gone. False when none is to be made just now.
+Result<bool> MeshBuilder::dial_next(std::vector<Call>& calls) {
+  const TimePoint now = system_.now();
+  const auto call = std::ranges::find_if(
+      calls, [now](const Call& one) { return !one.handshake && one.not_before <= now; });
+  if (call == calls.end()) return false;
+  const auto address = address_of(call->peer);
+  if (!address.ok()) return address.error();
+  const Deadline patience = deadline_.earlier(system_.deadline_in(kConnectPeerTimeout));
+  auto socket = system_.connect(*address, patience);
+  if (!socket.ok()) return unreachable(call->peer, *address, socket.error());
+  call->handshake =
+      Handshake::call(system_, std::move(socket).value(), terms_, call->peer, call->purpose);
+  return true;
 }
 
 // Callers that were challenged are about to go on into their operations, so they must be told, too,
 // that this rank gives up: as soon as they have proved that they are no strangers.
-void MeshBuilder::finish_answers(Mesh& mesh, std::vector<Handshake>& handshakes) {
+void MeshBuilder::finish_answers(Mesh& mesh, Callers& callers) {
   const Deadline patience = deadline_.earlier(system_.deadline_in(kFinishAnswersTime));
+  callers.stop_accepting();
   while (true) {
-    std::erase_if(handshakes, [&](Handshake& handshake) {
-      if (!handshake.wants_answer()) return true;
-      if (!handshake.step().ok()) return true;
-      if (handshake.is_done()) static_cast<void>(place(mesh, handshake));
-      return !handshake.wants_answer();
-    });
-    if (handshakes.empty() || patience.has_passed(system_.now())) return;
+    for (Handshake& handshake : callers.advance()) static_cast<void>(place(mesh, handshake));
+    if (callers.is_empty() || patience.has_passed(system_.now())) return;
     std::vector<os::PollItem> items;
-    for (const Handshake& handshake : handshakes) items.push_back(handshake.interest());
-    system_.poll(items, patience);
+    callers.add_interests(items);
+    system_.poll(items, callers.next_deadline(patience));
   }
 }
 
+// A rank that calls again for a purpose has lost its first connection for it.
 Status MeshBuilder::place(Mesh& mesh, Handshake& handshake) {
   const wire::Hello& hello = handshake.hello();
   const int peer = hello.from == membership_.rank.value ? hello.to : hello.from;
@@ -411,7 +426,7 @@ Status MeshBuilder::place(Mesh& mesh, Handshake& handshake) {
                   : hello.purpose == LinkPurpose::kPointToPoint ? &mesh.point_to_point
                                                                 : nullptr;
   if (sockets == nullptr || peer < 0 || static_cast<size_t>(peer) >= sockets->size() ||
-      peer == membership_.rank.value || (*sockets)[static_cast<size_t>(peer)] != nullptr) {
+      peer == membership_.rank.value) {
     return Error(ErrorCode::kInvalidArgument,
                  format("an unexpected connection from rank {}", peer));
   }
@@ -419,29 +434,33 @@ Status MeshBuilder::place(Mesh& mesh, Handshake& handshake) {
   return {};
 }
 
-Error MeshBuilder::missing_links(const Mesh& mesh) const {
-  std::string names;
-  std::optional<Rank> first;
-  const auto add = [&](int rank) {
-    if (!first) first = rank;
-    names += format("{}{}", names.empty() ? "" : ", ",
-                    describe(cards_[static_cast<size_t>(rank)], rank));
-  };
+std::vector<int> MeshBuilder::unconnected_ranks(const Mesh& mesh) const {
   const auto is_missing = [&](const std::vector<std::unique_ptr<os::Socket>>& sockets, int rank) {
     return !sockets.empty() && sockets[static_cast<size_t>(rank)] == nullptr;
   };
+  std::vector<int> ranks;
   for (int rank = 0; rank < membership_.world_size; ++rank) {
     if (rank == membership_.rank) continue;
     if (is_missing(mesh.control, rank) || is_missing(mesh.collective, rank) ||
         is_missing(mesh.point_to_point, rank)) {
-      add(rank);
+      ranks.push_back(rank);
     }
+  }
+  return ranks;
+}
+
+Error MeshBuilder::missing_links(const Mesh& mesh, const Callers& callers) const {
+  const std::vector<int> ranks = unconnected_ranks(mesh);
+  std::string names;
+  for (const int rank : ranks) {
+    names += format("{}{}", names.empty() ? "" : ", ",
+                    describe(cards_[static_cast<size_t>(rank)], rank));
   }
   return Error(ErrorCode::kTimeout,
                format("connected to the store, but not to this rank before the deadline: {}. Look "
-                      "at their logs, or give more time",
-                      names))
-      .with_details({.culprit = first});
+                      "at their logs, or give more time{}",
+                      names, callers.accept_failure()))
+      .with_culprit(ranks.front());
 }
 
 Status MeshBuilder::erase_keys() {

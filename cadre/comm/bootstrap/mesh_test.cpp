@@ -3,14 +3,17 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <array>
 
 #include "cadre/base/format.h"
 #include "cadre/sim/simulator.h"
+#include "cadre/store/file_store.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -200,6 +203,40 @@ TEST_F(MeshTest, AStrangersNonsenseEndsItsHandshake) {
   while (status.ok() && !deadline.has_passed(system_->now())) status = handshake.step();
   EXPECT_FALSE(status.ok());
   EXPECT_FALSE(handshake.is_done());
+}
+
+// In processes, whose number of descriptors is limited for each. Rank 0 may have 64; more strangers
+// than that wait silently before rank 1 calls.
+TEST(MeshDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) {
+  const testing::TemporaryFolder folder;
+  const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
+    const Deadline deadline = context.system.deadline_in(seconds(20));
+    const std::shared_ptr<Store> store =
+        FileStore::open(context.system, {.path = folder.file("store"), .num_ranks = 2}, deadline)
+            .value_or_throw();
+    std::vector<std::unique_ptr<os::Socket>> strangers;
+    if (context.rank == 0) {
+      const rlimit limit{64, 64};
+      testing::require(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    } else {
+      const std::string text = store->get("cadre/9/group/0/card/0", deadline).value_or_throw();
+      const wire::RankCard card = wire::decode_card(text).value_or_throw();
+      for (const std::string& where : {card.tcp_address, card.unix_address}) {
+        const auto address = os::Address::parse(where).value_or_throw();
+        for (int i = 0; i < 100; ++i) {
+          strangers.push_back(context.system.connect(address, deadline).value_or_throw());
+        }
+      }
+    }
+    const Membership membership{context.rank, 2, 9, store, "token"};
+    const auto mesh =
+        connect_mesh(context.system, membership,
+                     {"group", "127.0.0.1", "1.2.3", TransportChoice::kTcp}, deadline);
+    testing::require(mesh.ok(), mesh.ok() ? "" : mesh.error().message());
+    // The strangers stay until rank 0 is connected, too.
+    store->barrier("connected", 2, deadline).value_or_throw();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ BootstrapWatch::BootstrapWatch(os::System& system, const Membership& membership,
     : system_(system),
       membership_(membership),
       trouble_key_(prefix + "trouble"),
-      lost_key_(lost_key(membership.round)),
+      lost_key_(lost_key(membership.round, membership.will_group)),
       pause_(kFirstPause),
       store_time_(kStoreTime) {}
 
@@ -37,9 +37,13 @@ Deadline BootstrapWatch::next_look() {
 
 Result<bool> BootstrapWatch::poll(std::span<os::PollItem> items, Deadline deadline) {
   while (true) {
-    if (system_.poll(items, deadline.earlier(next_look()))) return true;
     if (deadline.has_passed(system_.now())) return false;
-    CADRE_RETURN_IF_ERROR(look(deadline));
+    if (!look_at_) look_at_ = next_look();
+    if (look_at_->has_passed(system_.now())) {
+      CADRE_RETURN_IF_ERROR(look(deadline));
+      look_at_ = next_look();
+    }
+    if (system_.poll(items, deadline.earlier(*look_at_))) return true;
   }
 }
 
@@ -104,7 +108,7 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
                           rank, lost.host, lost.pid))
           .with_culprit(rank);
     };
-    // Until the cards are known only the group of all ranks knows that it is one of its own.
+    // Until the cards are known only the group that left the wills knows that it is one of its own.
     if (membership_.world_size == membership_.job_size) return sentence(lost.rank);
     for (size_t rank = 0; rank < cards_.size(); ++rank) {
       if (cards_[rank].pid == lost.pid && cards_[rank].host == lost.host) {

@@ -3,9 +3,9 @@
 //
 // Threads: one. Blocking: as each method says. Lifetime: borrows the System and the Membership.
 // Errors: what another rank reported, with its code; kPeerLost for a rank that has died.
-// It asks the store after 50 ms without progress, then at growing intervals of up to 500 ms, so a
-// group that connects without trouble costs the store nothing. A store that does not answer in time
-// is slow, not trouble: it is given more time at each attempt.
+// It asks the store 50 ms after the first wait, then at growing intervals of up to 500 ms, so a
+// group that connects quickly costs the store nothing. A store that does not answer in time is
+// slow, not trouble: it is given more time at each attempt.
 #pragma once
 
 #include <optional>
@@ -33,7 +33,8 @@ class BootstrapWatch {
   // another group.
   void know(std::span<const wire::RankCard> cards) { cards_ = cards; }
 
-  // System::poll, with a look now and then. False at the deadline.
+  // System::poll, with a look now and then. False at the deadline. Both count by time, also in many
+  // calls of which each finds something ready: strangers can see to that.
   Result<bool> poll(std::span<os::PollItem> items, Deadline deadline);
   // Store::multi_get likewise.
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
@@ -58,7 +59,8 @@ class BootstrapWatch {
   const std::string lost_key_;
   std::span<const wire::RankCard> cards_;
   Duration pause_;
-  Duration store_time_;  // for an answer of the store
+  std::optional<Deadline> look_at_;  // the next look of poll(); none before its first call
+  Duration store_time_;              // for an answer of the store
   bool was_told_ = false;
 };
 

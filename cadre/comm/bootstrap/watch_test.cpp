@@ -153,5 +153,48 @@ TEST(BootstrapWatchTest, TroubleThatASlowStoreHoldsIsTold) {
       });
 }
 
+// Strangers at a listener can keep a poll ready at every moment.
+TEST(BootstrapWatchTest, APollThatIsAlwaysReadyEndsAtTheDeadline) {
+  watch_slow_store(milliseconds(10), [](os::System& system, SlowStore&, BootstrapWatch& watch) {
+    const auto event = system.make_event();
+    event->notify();
+    os::PollItem item{.target = event.get(), .want_read = true};
+    const TimePoint start = system.now();
+    const Deadline deadline = system.deadline_in(seconds(3));
+    Result<bool> is_ready = true;
+    while (is_ready.ok() && *is_ready && system.now() - start < seconds(10)) {
+      is_ready = watch.poll(std::span(&item, 1), deadline);
+      system.make_waiter()->park(system.deadline_in(milliseconds(10)));
+    }
+    ASSERT_TRUE(is_ready.ok()) << is_ready.error().message();
+    EXPECT_FALSE(*is_ready);
+    EXPECT_LT(system.now() - start, seconds(4));
+  });
+}
+
+TEST(BootstrapWatchTest, APollThatIsAlwaysReadyTellsOfTrouble) {
+  watch_slow_store(
+      milliseconds(10), [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
+        const auto event = system.make_event();
+        event->notify();
+        os::PollItem item{.target = event.get(), .want_read = true};
+        const auto notice = wire::encode_control(
+            wire::AbortNotice{ErrorCode::kInvalidArgument, 1, 1, "", "rank 1 is at fault"});
+        store
+            .set("cadre/1/world/trouble",
+                 wire::as_text(ConstBytes(notice).subspan(wire::kControlPrefixBytes)),
+                 system.deadline_in(seconds(1)))
+            .value_or_throw();
+        const TimePoint start = system.now();
+        Result<bool> is_ready = true;
+        while (is_ready.ok() && *is_ready && system.now() - start < seconds(10)) {
+          is_ready = watch.poll(std::span(&item, 1), system.deadline_in(seconds(60)));
+          system.make_waiter()->park(system.deadline_in(milliseconds(10)));
+        }
+        ASSERT_FALSE(is_ready.ok());
+        EXPECT_EQ(is_ready.error().message(), "rank 1 is at fault");
+      });
+}
+
 }  // namespace
 }  // namespace cadre

@@ -52,6 +52,7 @@ std::unique_ptr<Communicator> connect_members(const Communicator& parent, const 
   Membership membership = parent.membership();
   membership.rank = static_cast<int>(self - members.begin());
   membership.world_size = static_cast<int>(members.size());
+  membership.job_size = 0;  // the wills are those of the parent's ranks
   CommunicatorOptions options = parent.options();
   options.name = label.name;
   options.id = label.id;

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 
 #include "cadre/base/format.h"
@@ -43,14 +45,27 @@ Status NativeSharedMemory::reserve(size_t begin, size_t num_bytes) {
 }
 
 // A private mapping of the same file copies a page when it is first written, and the kernel
-// replaces the mapping in one step: no write of another thread is lost.
+// replaces the mapping in one step: no write of another thread is lost. Until that copy the page
+// shows what other processes write, so an atomic write that changes nothing forces it; not a
+// fetch_or of 0, which compilers turn into a load.
 Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
-  void* const start = bytes().subspan(begin, num_bytes).data();
-  if (::mmap(start, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd(),
-             static_cast<off_t>(begin)) == MAP_FAILED) {
+  const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = begin / page_bytes * page_bytes;
+  const Bytes pages = bytes().subspan(
+      first,
+      std::min((begin + num_bytes + page_bytes - 1) / page_bytes * page_bytes, bytes().size()) -
+          first);
+  if (::mmap(pages.data(), pages.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd(),
+             static_cast<off_t>(first)) == MAP_FAILED) {
     return errno_error(ErrorCode::kUnavailable,
-                       cadre::format("make {} bytes of a shared segment private", num_bytes),
+                       cadre::format("make {} bytes of a shared segment private", pages.size()),
                        errno);
+  }
+  for (size_t at = 0; at < pages.size(); at += page_bytes) {
+    const std::atomic_ref byte(pages[at]);
+    std::byte value = byte.load(std::memory_order_relaxed);
+    while (!byte.compare_exchange_weak(value, value, std::memory_order_relaxed)) {
+    }
   }
   return {};
 }

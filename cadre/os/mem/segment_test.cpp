@@ -87,6 +87,25 @@ TEST(SharedPages, PrivatePagesKeepTheirContentAndAreOutOfReach) {
   EXPECT_EQ(mine->bytes()[8192], std::byte{5});
 }
 
+// Also in pages that their owner has not written since, and beside the bytes that were named.
+TEST(SharedPages, WhatOthersWriteLaterDoesNotShowInPrivatePages) {
+  SegmentTable table;
+  SegmentTable other_process;
+  const auto mine = table.create(4 * 4096).value_or_throw();
+  const auto theirs = other_process.adopt(duplicate(*mine)).value_or_throw();
+  theirs->bytes()[4096] = std::byte{1};
+  make_pages_private(*mine, 4096 + 100, 4096).value_or_throw();
+  for (const size_t at : {4096, 4096 + 100, 8191, 8192, 3 * 4096 - 1}) {
+    const std::byte before = mine->bytes()[at];
+    theirs->bytes()[at] = std::byte{6};
+    EXPECT_EQ(mine->bytes()[at], before) << "byte " << at;
+  }
+  for (const size_t at : {4095, 3 * 4096}) {
+    theirs->bytes()[at] = std::byte{7};
+    EXPECT_EQ(mine->bytes()[at], std::byte{7}) << "byte " << at;
+  }
+}
+
 TEST(SegmentTable, RefusesADescriptorThatItsSenderCouldShrink) {
   SegmentTable table;
   Fd unsealed(::memfd_create("foreign", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -1,0 +1,63 @@
+// The connections that others open to this rank while a group connects, until each has proved that
+// it is a rank's. What goes wrong with one ends that connection alone: it may be a stranger's.
+//
+// Threads: one. Blocking: never. Lifetime: borrows the System, the terms and the listeners.
+// Errors: none; what accepting fails of is kept for whoever reports that nobody came.
+// Strangers cost a bounded number of descriptors and a bounded time of each turn: a connection that
+// has not proved itself within 1 s is dropped, the oldest one sooner where there are too many. A
+// rank whose connection was dropped so calls again.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/comm/bootstrap/handshake.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+
+class Callers {
+ public:
+  // How many connections more than those that are expected may be waiting for their proof.
+  static constexpr size_t kMaxStrangers = 64;
+
+  Callers(os::System& system, const LinkTerms& terms, std::vector<os::Listener*> listeners,
+          size_t num_expected);
+
+  // Accepts, goes on with all handshakes as far as the streams allow just now, and returns those
+  // that are done.
+  std::vector<Handshake> advance();
+  // From now on only those are heard that were challenged and are about to prove themselves.
+  void stop_accepting();
+  bool is_empty() const { return callers_.empty(); }
+
+  // What to wait for before the next advance(), and until when at most.
+  void add_interests(std::vector<os::PollItem>& items) const;
+  Deadline next_deadline(Deadline deadline) const;
+  // Why the last attempt to accept failed, to be put behind a message; empty when it did not.
+  std::string accept_failure() const;
+
+ private:
+  struct Caller {
+    Handshake handshake;
+    Deadline deadline;
+  };
+
+  void accept(os::Listener& listener);
+  bool may_accept() const { return is_accepting_ && system_.now() >= accept_after_; }
+  void drop_one();
+  void step(std::vector<Handshake>& done);
+
+  os::System& system_;
+  const LinkTerms& terms_;
+  const std::vector<os::Listener*> listeners_;
+  const size_t max_callers_;
+  std::vector<Caller> callers_;  // in the order in which they came
+  bool is_accepting_ = true;
+  TimePoint accept_after_{};
+  std::string failure_;  // of the last attempt to accept
+};
+
+}  // namespace cadre
