@@ -121,6 +121,20 @@ TEST(DdpCarriedForwards, AForwardThatThrowsUnderNoSyncIsNotCounted) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(DdpCarriedForwards, ASaidCountHoldsUntilAForwardReturns) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
+    const auto guard = model.no_sync();
+    model.set_num_samples(rank == 0 ? 3 : 1);
+    model->throws = true;
+    failure_of([&] { model(rows_of(8, 1)); });
+    model->throws = false;
+    model(rows_of(8, 1 + 4 * rank)).mean().backward();
+    model.reduce_gradients();
+    expect_gradient(model, (3 * 1 + 1 * 5) / 4.0);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(DdpCarriedForwards, ABackwardThatThrowsUnderNoSyncIsNotCounted) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
     const double value = rank == 0 ? 1 : 3;
