@@ -4,7 +4,8 @@
 // Lifetime: a view keeps its bucket's memory alive, also after the GradientBuckets is gone.
 // Errors: kInvalidArgument for a parameter whose dtype no group moves.
 // The last bucket has kTrailerNumel elements more, the trailer: it carries a word between the ranks
-// without a message of its own (see parallel/ddp/trailer.h). Source: c10d's gradient_as_bucket_view.
+// without a message of its own (see parallel/ddp/trailer.h). Source: c10d's
+// gradient_as_bucket_view.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +22,7 @@ namespace cadre {
 
 class CADRE_EXPORT GradientBuckets {
  public:
-  static constexpr int64_t kTrailerNumel = 13;
+  static constexpr int64_t kTrailerNumel = 23;
 
   // REQUIRES: check_layout_fits(layout, sizes_of(parameters)).
   GradientBuckets(std::span<const at::Tensor> parameters, BucketLayout layout, ReplicaGroup& group);

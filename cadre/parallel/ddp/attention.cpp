@@ -22,7 +22,7 @@ Attention::Attention(size_t num_parameters, Rank rank, int world_size)
     : num_parameters_(num_parameters),
       rank_(rank),
       world_size_(static_cast<size_t>(world_size)),
-      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 3 * world_size_)}, at::kInt)) {}
+      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 4 * world_size_)}, at::kInt)) {}
 
 bool Attention::ranks_are_in_one_step() const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
@@ -35,6 +35,7 @@ void Attention::check_ranks_are_in_one_step(int64_t step) const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
     if (position(rank).num_older != position(0).num_older) refuse_other_step(rank, step);
     if (position(rank).num_newer != position(0).num_newer) refuse_other_part(rank);
+    if (position(rank).places != position(0).places) refuse_other_places(rank);
   }
 }
 
@@ -65,6 +66,17 @@ void Attention::refuse_other_part(Rank rank) const {
              "forwards. A forward that is not trained runs under torch::NoGradGuard. To go on, "
              "bring all ranks to one step and wrap the module again",
              rank_, of_0, of_0 == 1 ? "" : "s", of_rank, rank));
+}
+
+void Attention::refuse_other_places(Rank rank) const {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("DistributedDataParallel, rank {}: the ranks go through different forwards in this "
+             "backward(), so it would average gradients of different forwards: {} forwards have "
+             "had no backward() on each rank, but not the same ones on rank 0 and rank {}. A loss "
+             "that one rank leaves out must be left out on all ranks or on none. To go on, bring "
+             "all ranks to one step and wrap the module again",
+             rank_, position(0).num_older + position(0).num_newer, rank));
 }
 
 void Attention::check_no_rank_gave_up() const {

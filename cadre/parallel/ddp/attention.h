@@ -24,7 +24,7 @@ class Attention {
  public:
   Attention(size_t num_parameters, Rank rank, int world_size);
 
-  // (2 * num_parameters + 3 * world_size) int32.
+  // (2 * num_parameters + 4 * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
   // Of this rank, before the reduction.
@@ -34,6 +34,7 @@ class Attention {
   void set_position(const StepPosition& position) {
     values()[2 * num_parameters_ + world_size_ + own()] = position.num_older;
     values()[2 * num_parameters_ + 2 * world_size_ + own()] = position.num_newer;
+    values()[2 * num_parameters_ + 3 * world_size_ + own()] = position.places;
   }
 
   // After it.
@@ -42,7 +43,9 @@ class Attention {
   bool gave_up(Rank rank) const { return values()[2 * num_parameters_ + index(rank)] != 0; }
   StepPosition position(Rank rank) const {
     const int32_t* older = values() + 2 * num_parameters_ + world_size_;
-    return {.num_older = older[index(rank)], .num_newer = older[world_size_ + index(rank)]};
+    return {.num_older = older[index(rank)],
+            .num_newer = older[world_size_ + index(rank)],
+            .places = older[2 * world_size_ + index(rank)]};
   }
   bool ranks_are_in_one_step() const;
 
@@ -53,6 +56,7 @@ class Attention {
  private:
   [[noreturn]] void refuse_other_step(Rank rank, int64_t step) const;
   [[noreturn]] void refuse_other_part(Rank rank) const;
+  [[noreturn]] void refuse_other_places(Rank rank) const;
   static size_t index(Rank rank) { return static_cast<size_t>(rank.value); }
   size_t own() const { return index(rank_); }
   int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }

@@ -104,6 +104,24 @@ TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
   }
 }
 
+// Each rank leaves out one of three forwards, but not the same.
+TEST(DdpCarriedForwards, DifferentForwardsLeftOutAreAnErrorThoughTheirNumberIsEqual) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    model(rows_of(1, 1)).mean().backward();
+    model(rows_of(1, 1));  // left out by all
+    model->zero_grad();
+    const Tensor a = model(rows_of(1, 1)).mean();
+    const Tensor b = model(rows_of(1, 10)).mean();
+    const Tensor c = model(rows_of(1, 100)).mean();
+    output = failure_of([&] { (rank == 0 ? b + c : a + c).backward(); });
+    if (output.empty()) output = format("gradient {}", model->gradient());
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("not the same ones on rank 0 and rank 1"));
+  }
+}
+
 TEST(DdpCarriedForwards, AForwardThatThrowsUnderNoSyncIsNotCounted) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
     const double value = rank == 0 ? 1 : 3;

@@ -23,6 +23,7 @@ std::shared_ptr<Forward> ForwardLedger::enter(const Entering& entering) {
   entries_.push_back({.number = last_number_,
                       .num_samples = entering.num_samples,
                       .is_synchronized = entering.is_synchronized,
+                      .place = entering.is_synchronized ? next_place_++ : 0,
                       .forward = forward});
   return forward;
 }
@@ -113,8 +114,17 @@ StepPosition ForwardLedger::position(int64_t newest) const {
   for (const Entry& entry : entries_) {
     if (!entry.is_synchronized || entry.state != State::kWaiting) continue;
     ++(entry.number < newest ? position.num_older : position.num_newer);
+    position.places |= 1 << std::min(entry.place, StepPosition::kMaxPlace);
   }
   return position;
+}
+
+void ForwardLedger::end_pass(int64_t newest) {
+  next_place_ = 0;
+  for (Entry& entry : entries_) {
+    if (!entry.is_synchronized || entry.state != State::kWaiting) continue;
+    if (entry.number > newest) entry.place = next_place_++;
+  }
 }
 
 void ForwardLedger::forgive_before(int64_t number) {

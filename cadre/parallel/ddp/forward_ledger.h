@@ -66,8 +66,10 @@ class ForwardLedger {
   int64_t last_number() const { return last_number_; }
   // For a pass whose newest forward has this number.
   StepPosition position(int64_t newest) const;
-  // All ranks have left behind as many as this one: they do not count again.
+  // All ranks have left behind the same as this one: they do not count again.
   void forgive_before(int64_t number);
+  // A pass whose newest forward has this number has ended: places are counted anew.
+  void end_pass(int64_t newest);
 
  private:
   enum class State : uint8_t { kWaiting, kForgiven, kTaken };
@@ -79,6 +81,7 @@ class ForwardLedger {
     int64_t number;
     int64_t num_samples;
     bool is_synchronized;
+    int32_t place;  // among the synchronized ones that were entered or waited since the last pass
     std::weak_ptr<Forward> forward;
     bool has_returned = false;
     State state = State::kWaiting;
@@ -92,6 +95,7 @@ class ForwardLedger {
 
   int64_t last_number_ = 0;
   int64_t accumulation_ = 1;
+  int32_t next_place_ = 0;
   std::vector<Entry> entries_;  // by number
 };
 

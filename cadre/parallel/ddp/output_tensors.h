@@ -3,8 +3,8 @@
 // Threads: pure functions. Blocking: never. Errors: none; tensors_are_known<T>() says at compile
 // time whether every part of a T is understood.
 // Understood are tensors, numbers, strings, and tuples, pairs, arrays, ranges, maps and optionals
-// of what is understood. For a struct of your own define beside it
-//   std::vector<torch::Tensor> held_tensors(const YourStruct&);
+// of what is understood. A struct of your own is understood if a function held_tensors(const
+// YourStruct&) is declared beside it that returns its tensors as a std::vector<torch::Tensor>.
 #pragma once
 
 #include <ATen/core/Tensor.h>

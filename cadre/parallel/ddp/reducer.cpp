@@ -273,6 +273,7 @@ void Reducer::finish_pass() {
     settle(news, untouched);
   } else {
     forgive_left_behind(pass_.newest_forward);
+    ledger_.end_pass(pass_.newest_forward);
   }
   local_.set_reduced();
   for (const auto& forward : pass_.passed) forward->is_reduced = true;
@@ -321,6 +322,7 @@ Attention Reducer::attention(bool gave_up) const {
 void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& untouched) {
   check_ranks_are_in_one_step(attention);
   forgive_left_behind(pass_.newest_forward);
+  ledger_.end_pass(pass_.newest_forward);
   attention.check_no_rank_gave_up();
   check_frozen_on_all_or_none(attention);
   log_unused_once(attention);
@@ -419,6 +421,7 @@ void Reducer::abandon_pass() noexcept {
     while (pass_.num_launched < buckets_->num_buckets()) launch_bucket();
     const Attention news = attention(/*gave_up=*/true);
     pass_.waits.push_back(group_->all_reduce_async(news.counts(), ReduceOp::kSum));
+    ledger_.end_pass(pass_.newest_forward);  // for the others it has ended, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
   } catch (const std::exception&) {

@@ -3,31 +3,30 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
-
 #include "cadre/buckets/gradient_buckets.h"
 
 namespace cadre {
 
 namespace {
 
-constexpr int kBitsPerCount = 3;
-constexpr int32_t kMaxCount = (1 << kBitsPerCount) - 1;
-constexpr int kNumPairs = 2 * kBitsPerCount;
+constexpr int kBitsOfOlder = 3;
+constexpr int32_t kMaxOlder = (1 << kBitsOfOlder) - 1;
+constexpr int kBitsOfPlaces = 8;
+constexpr int kNumPairs = kBitsOfOlder + kBitsOfPlaces;
 static_assert(GradientBuckets::kTrailerNumel == 2 * kNumPairs + 1);
 
 }  // namespace
 
 void write_trailer(const at::Tensor& trailer, const StepPosition& position, bool has_news) {
   const at::NoGradGuard no_grad;
-  const int32_t older = std::min(position.num_older, kMaxCount);
-  const int32_t newer = std::min(position.num_newer, kMaxCount);
-  const int32_t bits = older << kBitsPerCount | newer;
+  // The number of newer ones follows from the places. What has no room is compared by the counts
+  // that follow on news.
+  const bool has_room = position.num_older <= kMaxOlder && position.places >> kBitsOfPlaces == 0;
+  const int32_t bits = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
   const at::Tensor values = at::zeros({GradientBuckets::kTrailerNumel}, at::kDouble);
   double* element = values.mutable_data_ptr<double>();
   for (int pair = 0; pair < kNumPairs; ++pair) element[2 * pair + (bits >> pair & 1)] = 1;
-  // A count that has no room is compared by the counts that follow on news.
-  if (has_news || older == kMaxCount || newer == kMaxCount) element[2 * kNumPairs] = 1;
+  if (has_news || !has_room) element[2 * kNumPairs] = 1;
   trailer.copy_(values);
 }
 

@@ -17,6 +17,10 @@ namespace cadre {
 struct StepPosition {
   int32_t num_older = 0;
   int32_t num_newer = 0;  // than the newest that the pass carries
+  // Which they are among all that were entered or waited since the last pass: a bit for each place,
+  // one bit for all places from kMaxPlace on.
+  int32_t places = 0;
+  static constexpr int32_t kMaxPlace = 30;
 
   bool operator==(const StepPosition&) const = default;
 };

@@ -29,15 +29,17 @@ TEST(Trailer, TellsOneRankFromManyInEveryDtype) {
   for (const at::ScalarType dtype :
        {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble}) {
     for (const double factor : {1.0, 1.0 / kManyRanks}) {
-      for (const StepPosition& same : std::vector<StepPosition>{{0, 0}, {1, 0}, {0, 2}, {6, 6}}) {
+      for (const StepPosition& same :
+           std::vector<StepPosition>{{0, 0, 0}, {1, 0, 1}, {0, 2, 6}, {4, 4, 255}}) {
         EXPECT_FALSE(trailer_tells(dtype, factor, same, same)) << dtype;
         EXPECT_TRUE(trailer_tells(dtype, factor, same, same, /*has_news=*/true)) << dtype;
       }
-      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0}, {0, 0})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {0, 0}, {0, 1})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0}, {0, 1})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {3, 2}, {3, 6})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {9, 0}, {9, 0})) << "no room: the counts decide";
+      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 1}, {0, 0, 0})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {0, 0, 0}, {0, 1, 2})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 2}, {0, 1, 2})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {2, 0, 3}, {2, 0, 6})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 256}, {1, 0, 256}))
+          << "no room: the counts decide";
     }
   }
 }
