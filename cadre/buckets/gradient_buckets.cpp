@@ -39,14 +39,14 @@ GradientBuckets::GradientBuckets(std::span<const at::Tensor> parameters, BucketL
     int64_t numel = 0;
     for (const int64_t index : bucket.parameters) numel += parameters[index].numel();
     const at::Tensor flat =
-        group.empty_flat(numel + (is_last ? 1 : 0), to_scalar_type(bucket.dtype));
+        group.empty_flat(numel + (is_last ? kTrailerNumel : 0), to_scalar_type(bucket.dtype));
     int64_t offset = 0;
     for (const int64_t index : bucket.parameters) {
       views_[index] = gradient_like(parameters[index], flat, offset);
       bucket_of_[index] = b;
       offset += parameters[index].numel();
     }
-    if (is_last) trailer_ = flat.narrow(0, numel, 1);
+    if (is_last) trailer_ = flat.narrow(0, numel, kTrailerNumel);
     flats_.push_back(flat);
   }
 }

@@ -22,30 +22,61 @@ Attention::Attention(size_t num_parameters, Rank rank, int world_size)
     : num_parameters_(num_parameters),
       rank_(rank),
       world_size_(static_cast<size_t>(world_size)),
-      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 2 * world_size_)}, at::kInt)) {}
+      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 4 * world_size_)}, at::kInt)) {}
 
 bool Attention::ranks_are_in_one_step() const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
-    if (num_left_behind(rank) != num_left_behind(0)) return false;
+    if (position(rank) != position(0)) return false;
   }
   return true;
 }
 
 void Attention::check_ranks_are_in_one_step(int64_t step) const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
-    if (num_left_behind(rank) == num_left_behind(0)) continue;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("DistributedDataParallel, rank {}: the ranks are in different steps, so this "
-               "backward() would average gradients of different steps: rank 0 is in step {} and "
-               "rank {} in step {}; {} and {} forwards there had no backward(). A step that one "
-               "rank leaves out (a loss that is NaN, an exception in the forward or the loss) must "
-               "be left out on all ranks or on none: agree with an all_reduce of a flag before "
-               "backward(). A forward that is not trained runs under torch::NoGradGuard. To go on, "
-               "bring all ranks to one step and wrap the module again",
-               rank_, step + num_left_behind(0), rank, step + num_left_behind(rank),
-               num_left_behind(0), num_left_behind(rank)));
+    if (position(rank).num_older != position(0).num_older) refuse_other_step(rank, step);
+    if (position(rank).num_newer != position(0).num_newer) refuse_other_part(rank);
+    if (position(rank).places != position(0).places) refuse_other_places(rank);
   }
+}
+
+void Attention::refuse_other_step(Rank rank, int64_t step) const {
+  const int32_t of_0 = position(0).num_older;
+  const int32_t of_rank = position(rank).num_older;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("DistributedDataParallel, rank {}: the ranks are in different steps, so this "
+             "backward() would average gradients of different steps: rank 0 is in step {} and "
+             "rank {} in step {}; {} and {} forwards there had no backward(). A step that one "
+             "rank leaves out (a loss that is NaN, an exception in the forward or the loss) must "
+             "be left out on all ranks or on none: agree with an all_reduce of a flag before "
+             "backward(). A forward that is not trained runs under torch::NoGradGuard. To go on, "
+             "bring all ranks to one step and wrap the module again",
+             rank_, step + of_0, rank, step + of_rank, of_0, of_rank));
+}
+
+void Attention::refuse_other_part(Rank rank) const {
+  const int32_t of_0 = position(0).num_newer;
+  const int32_t of_rank = position(rank).num_newer;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("DistributedDataParallel, rank {}: the ranks have different parts of a step in this "
+             "backward(), so it would average gradients of different forwards: it leaves waiting "
+             "{} newer forward{} on rank 0 and {} on rank {}. A loss that one rank leaves out must "
+             "be left out on all ranks or on none, and all ranks call backward() through the same "
+             "forwards. A forward that is not trained runs under torch::NoGradGuard. To go on, "
+             "bring all ranks to one step and wrap the module again",
+             rank_, of_0, of_0 == 1 ? "" : "s", of_rank, rank));
+}
+
+void Attention::refuse_other_places(Rank rank) const {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("DistributedDataParallel, rank {}: the ranks go through different forwards in this "
+             "backward(), so it would average gradients of different forwards: {} forwards have "
+             "had no backward() on each rank, but not the same ones on rank 0 and rank {}. A loss "
+             "that one rank leaves out must be left out on all ranks or on none. To go on, bring "
+             "all ranks to one step and wrap the module again",
+             rank_, position(0).num_older + position(0).num_newer, rank));
 }
 
 void Attention::check_no_rank_gave_up() const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cadre/base/types.h"
+#include "cadre/parallel/ddp/trailer.h"
 
 namespace cadre {
 
@@ -23,31 +24,39 @@ class Attention {
  public:
   Attention(size_t num_parameters, Rank rank, int world_size);
 
-  // (2 * num_parameters + 2 * world_size) int32.
+  // (2 * num_parameters + 4 * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
   // Of this rank, before the reduction.
   void set_used(size_t parameter) { values()[parameter] = 1; }
   void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
   void set_gave_up() { values()[2 * num_parameters_ + own()] = 1; }
-  void set_num_left_behind(int32_t count) {
-    values()[2 * num_parameters_ + world_size_ + own()] = count;
+  void set_position(const StepPosition& position) {
+    values()[2 * num_parameters_ + world_size_ + own()] = position.num_older;
+    values()[2 * num_parameters_ + 2 * world_size_ + own()] = position.num_newer;
+    values()[2 * num_parameters_ + 3 * world_size_ + own()] = position.places;
   }
 
   // After it.
   int num_users(size_t parameter) const { return values()[parameter]; }
   int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
   bool gave_up(Rank rank) const { return values()[2 * num_parameters_ + index(rank)] != 0; }
-  int32_t num_left_behind(Rank rank) const {
-    return values()[2 * num_parameters_ + world_size_ + index(rank)];
+  StepPosition position(Rank rank) const {
+    const int32_t* older = values() + 2 * num_parameters_ + world_size_;
+    return {.num_older = older[index(rank)],
+            .num_newer = older[world_size_ + index(rank)],
+            .places = older[2 * world_size_ + index(rank)]};
   }
   bool ranks_are_in_one_step() const;
 
-  // `step`: the one in which a rank is that left nothing behind.
+  // `step`: of a rank that left nothing behind.
   void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 
  private:
+  [[noreturn]] void refuse_other_step(Rank rank, int64_t step) const;
+  [[noreturn]] void refuse_other_part(Rank rank) const;
+  [[noreturn]] void refuse_other_places(Rank rank) const;
   static size_t index(Rank rank) { return static_cast<size_t>(rank.value); }
   size_t own() const { return index(rank_); }
   int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }

@@ -1,5 +1,6 @@
 #include "cadre/parallel/ddp/autograd_hooks.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -98,9 +99,37 @@ std::optional<size_t> AccumulationHooks::first_lost() const {
   return std::nullopt;
 }
 
-void at_start_of_backward(const at::Tensor& output, std::function<void()> on_start) {
-  if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
+std::optional<GraphNode> at_start_of_backward(const at::Tensor& output,
+                                              std::function<void()> on_start) {
+  if (!output.defined() || !output.requires_grad() || output.is_leaf()) return std::nullopt;
   output.register_hook([on_start = std::move(on_start)](const at::Tensor&) { on_start(); });
+  torch::autograd::Node& node = *output.grad_fn();
+  return GraphNode{.address = &node, .sequence = node.sequence_nr()};
+}
+
+uint64_t next_sequence() {
+  return at::sequence_number::peek();
+}
+
+std::vector<uint64_t> sequences_of_current_backward() {
+  std::vector<uint64_t> sequences;
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr) return sequences;
+  sequences.reserve(nodes->size());
+  for (const torch::autograd::Node* node : *nodes) sequences.push_back(node->sequence_nr());
+  std::ranges::sort(sequences);
+  return sequences;
+}
+
+bool current_backward_passes(const GraphNode& node) {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr) return false;
+  const auto found = nodes->find(node.address);
+  if (found == nodes->end() || (*found)->sequence_nr() != node.sequence) return false;
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  if (exec_info == nullptr || exec_info->empty()) return true;  // a plain backward()
+  const auto info = exec_info->find(node.address);
+  return info != exec_info->end() && info->second.needed_;
 }
 
 void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_failure) {

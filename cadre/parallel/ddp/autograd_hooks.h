@@ -9,13 +9,25 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace cadre {
+
+// The node of a graph that made a tensor. It does not keep the graph: the address may be reused,
+// the sequence number is not.
+struct GraphNode {
+  torch::autograd::Node* address;
+  uint64_t sequence;
+};
 
 // Calls `on_gradient(i)` each time a backward has added to the gradient of parameters[i]: once in a
 // backward however often the parameter was used, and never when the gradient is undefined.
@@ -50,7 +62,18 @@ class AccumulationHooks {
 // Calls `on_start` when a backward is about to pass through `output`, before any gradient of what
 // made the output. Nothing happens for a tensor that does not require grad, or for a leaf: it
 // outlives the forward, and its hook would tell of backwards that have nothing to do with this one.
-void at_start_of_backward(const at::Tensor& output, std::function<void()> on_start);
+// Returns the node that the backward passes through.
+std::optional<GraphNode> at_start_of_backward(const at::Tensor& output,
+                                              std::function<void()> on_start);
+
+// Nodes are numbered in the order in which a thread makes them: the number of the next one.
+uint64_t next_sequence();
+// Of the nodes that the backward that runs in this thread passes, in ascending order.
+std::vector<uint64_t> sequences_of_current_backward();
+
+// Whether the backward that runs in this thread passes through the node, sooner or later. False for
+// the one node that it starts from, whose hook runs before all others.
+bool current_backward_passes(const GraphNode& node);
 
 // To be called inside a backward: `on_end` runs when that backward is done, after all its hooks,
 // before it returns; `on_failure` runs instead, and must not throw, if it ends by an exception.

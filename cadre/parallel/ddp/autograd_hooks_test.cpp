@@ -1,6 +1,8 @@
 // What libtorch's C++ autograd does with hooks and callbacks, as decision 0003 states it.
 #include "cadre/parallel/ddp/autograd_hooks.h"
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,73 @@ TEST(AccumulationHooks, AreRemovedByTheDestructor) {
   }
   y.backward();
   EXPECT_EQ(fired, 0);
+}
+
+// The newest output is passed first, and knows of all others then.
+TEST(GraphNodes, ABackwardTellsAtItsStartWhichItPasses) {
+  const Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
+  const Tensor w = torch::ones({2}, kDouble).requires_grad_(true);
+  const Tensor older = x * w, other = x * 3, newer = w * 2;
+  std::optional<GraphNode> node_of_older, node_of_other;
+  std::vector<bool> passes;
+  node_of_older = at_start_of_backward(older, [] {});
+  node_of_other = at_start_of_backward(other, [] {});
+  const auto look = [&] {
+    passes = {current_backward_passes(*node_of_older), current_backward_passes(*node_of_other)};
+  };
+  at_start_of_backward(newer, look);
+  ASSERT_TRUE(node_of_older && node_of_other);
+  const auto run = [&](const Tensor& y, const std::vector<Tensor>& inputs) {
+    passes.clear();
+    torch::autograd::backward({y.sum()}, {}, /*retain_graph=*/true, /*create_graph=*/false, inputs);
+    return passes;
+  };
+  EXPECT_EQ(run(newer, {}), (std::vector<bool>{false, false}));
+  EXPECT_EQ(run(newer + older, {}), (std::vector<bool>{true, false}));
+  EXPECT_EQ(run(newer + older + other, {}), (std::vector<bool>{true, true}));
+  EXPECT_EQ(run(newer + older + other, {w}), (std::vector<bool>{true, false}));
+  look();
+  EXPECT_EQ(passes, (std::vector<bool>{false, false})) << "no backward runs";
+  EXPECT_FALSE(at_start_of_backward(x, [] {})) << "a leaf";
+}
+
+TEST(GraphNodes, TheSingleRootOfABackwardIsNotInItsList) {
+  const Tensor x = torch::ones({}, kDouble).requires_grad_(true);
+  const Tensor y = x * 2;
+  std::optional<GraphNode> node;
+  bool has_run = false;
+  node = at_start_of_backward(y, [&] {
+    has_run = true;
+    EXPECT_FALSE(current_backward_passes(*node));
+  });
+  y.backward();
+  EXPECT_TRUE(has_run);
+}
+
+TEST(GraphNodes, ADerivativeIsARangeOfSequenceNumbers) {
+  const Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
+  const Tensor w = torch::ones({2}, kDouble).requires_grad_(true);
+  const Tensor y = x * w;
+  uint64_t first = 0, end = 0;
+  at_start_of_backward(y, [&] {
+    if (!current_backward_creates_graph()) return;
+    first = next_sequence();
+    at_end_of_backward([&] { end = next_sequence(); }, [] {});
+  });
+  const Tensor slope = torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true,
+                                             /*create_graph=*/true)[0];
+  ASSERT_LT(first, end);
+  int num_in_range = -1;
+  const std::vector<Tensor> leaves = {w};
+  const AccumulationHooks hooks(leaves, [&](size_t) {
+    const auto sequences = sequences_of_current_backward();
+    num_in_range = static_cast<int>(std::ranges::count_if(
+        sequences, [&](uint64_t sequence) { return sequence >= first && sequence < end; }));
+  });
+  y.sum().backward({}, /*retain_graph=*/true);
+  EXPECT_EQ(num_in_range, 0);
+  slope.pow(2).sum().backward();
+  EXPECT_GT(num_in_range, 0);
 }
 
 TEST(EndOfBackward, RunsAfterAllHooksAndBeforeBackwardReturns) {

@@ -71,14 +71,10 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
 
 DataParallelCore::~DataParallelCore() = default;
 
-void DataParallelCore::before_forward(bool is_training, int64_t num_rows) {
-  const bool has_grad = at::GradMode::is_enabled();
-  last_num_samples_ = num_samples_.value_or(num_rows);
-  if (has_grad) {
-    num_samples_.reset();
-    if (reducer_) reducer_->begin_forward(last_num_samples_);
-  }
-  if (!reducer_ || !has_grad) return;
+void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> num_rows) {
+  last_num_samples_ = num_samples_ ? num_samples_ : num_rows;
+  if (!reducer_ || !at::GradMode::is_enabled()) return;
+  reducer_->begin_forward(last_num_samples());
   check_unchanged();
   if (num_no_sync_ > 0) return;
   group_->enter(LocatedReplicas::Place::kForward);
@@ -89,7 +85,21 @@ void DataParallelCore::before_forward(bool is_training, int64_t num_rows) {
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
-  if (reducer_ && at::GradMode::is_enabled()) reducer_->watch(outputs);
+  if (!at::GradMode::is_enabled()) return;
+  num_samples_.reset();  // only now: a forward that throws may be tried again
+  if (reducer_) reducer_->watch(outputs);
+}
+
+int64_t DataParallelCore::last_num_samples() const {
+  if (options_.weighting == GradientWeighting::kEqual) return 1;
+  if (last_num_samples_) return *last_num_samples_;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DistributedDataParallel, rank {}: forward() is given no tensor that the "
+                     "wrapper knows, so it cannot count the samples by which ranks are weighted. "
+                     "Call set_num_samples(n) before it, or define std::vector<torch::Tensor> "
+                     "held_tensors(const YourStruct&) beside the struct that holds them, or set "
+                     "weighting = GradientWeighting::kEqual on all ranks",
+                     group_->rank()));
 }
 
 // Both wrappers would move the gradient, each into its own bucket.
@@ -141,8 +151,7 @@ void DataParallelCore::reduce_gradients() {
 
 double DataParallelCore::mean_over_ranks(double value) {
   if (group_->world_size() == 1) return value;
-  const double weight =
-      options_.weighting == GradientWeighting::kEqual ? 1 : static_cast<double>(last_num_samples_);
+  const auto weight = static_cast<double>(last_num_samples());
   const at::Tensor sums = at::empty({2}, at::kDouble);
   double* values = sums.mutable_data_ptr<double>();
   values[0] = weight == 0 ? 0 : weight * value;  // the mean over no samples may be NaN

@@ -42,8 +42,9 @@ class CADRE_EXPORT DataParallelCore {
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
-  // `num_rows`: of the first tensor that the forward is given; 1 where there is none.
-  void before_forward(bool is_training, int64_t num_rows);
+  // `num_rows`: of the first tensor that the forward is given; 1 where there is none; nothing where
+  // that cannot be told.
+  void before_forward(bool is_training, std::optional<int64_t> num_rows);
   // `outputs`: the tensors that the forward returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
@@ -56,6 +57,7 @@ class CADRE_EXPORT DataParallelCore {
 
  private:
   void check_unchanged() const;
+  int64_t last_num_samples() const;
   void check_not_wrapped(std::span<const NamedTensor> parameters) const;
 
   std::shared_ptr<LocatedReplicas> group_;
@@ -64,9 +66,9 @@ class CADRE_EXPORT DataParallelCore {
   std::vector<NamedTensor> buffers_;
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<Reducer> reducer_;
-  int num_no_sync_ = 0;                 // guards that live
-  std::optional<int64_t> num_samples_;  // said for the forward to come
-  int64_t last_num_samples_ = 0;        // of the last forward
+  int num_no_sync_ = 0;                          // guards that live
+  std::optional<int64_t> num_samples_;           // said for the forward to come
+  std::optional<int64_t> last_num_samples_ = 0;  // of the last forward
 };
 
 }  // namespace cadre

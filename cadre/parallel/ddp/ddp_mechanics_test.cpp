@@ -73,7 +73,7 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
 TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
-  peers_->peer_counts = torch::zeros({6 + 6 + 2 * kWorld}, torch::kInt);
+  peers_->peer_counts = torch::zeros({6 + 6 + 4 * kWorld}, torch::kInt);
   peers_->peer_counts.narrow(0, 0, 6).fill_(3);  // used by all the others
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
@@ -83,11 +83,26 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
 TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   auto model = wrap();
   peers_->flag_of_peers = 1;
-  peers_->peer_counts = torch::zeros({6 + 6 + 2 * kWorld}, torch::kInt);
+  peers_->peer_counts = torch::zeros({6 + 6 + 4 * kWorld}, torch::kInt);
   peers_->peer_counts[6 + 6 + 2] = 1;
   const std::string error =
       error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kAborted);
   EXPECT_THAT(error, HasSubstr("rank 2 left this backward by an exception"));
+}
+
+// Both ranks leave the newer forward waiting in the first pass: the trailer alone says that.
+TEST_F(DdpMechanics, EqualPositionsOfTheRanksCostNoMessage) {
+  options_.weighting = GradientWeighting::kEqual;
+  auto model = wrap();
+  loss_of(model(input())).backward();  // learns the layout
+  model(input());                      // left out
+  const Tensor a = loss_of(model(input()));
+  const Tensor b = loss_of(model(input()));
+  peers_->log.clear();
+  a.backward();
+  b.backward();
+  const auto num_buckets = static_cast<ptrdiff_t>(model.learned_layout()->buckets.size());
+  EXPECT_EQ(std::ssize(peers_->log), 2 * num_buckets);
 }
 
 struct HeadImpl : torch::nn::LinearImpl {

@@ -64,12 +64,16 @@ class FormulaReplicas : public ReplicaGroup {
           tensor.add_(peer_counts);
         } else {
           tensor.mul_(world_size_);
-          const at::Tensor left_behind = tensor.narrow(0, -world_size_, world_size_);
-          left_behind.fill_(left_behind[0] / world_size_);
+          for (const int64_t place : {1, 2, 3}) {  // of the ranks' positions: all are where this is
+            const at::Tensor counts = tensor.narrow(0, -place * world_size_, world_size_);
+            counts.fill_(counts[0] / world_size_);
+          }
         }
       } else if (tensor.scalar_type() == at::kLong) {
-        tensor.add_(peer_samples ? at::full_like(tensor, *peer_samples)
-                                 : tensor * (world_size_ - 1));
+        const at::Tensor peers =
+            peer_samples ? at::full_like(tensor, *peer_samples) : tensor * (world_size_ - 1);
+        if (peer_samples) peers.narrow(0, 1, 2).zero_();  // no samples: see sample_weight.cpp
+        tensor.add_(peers);
       } else {
         if (flag_of_peers != 0) tensor[-1] += flag_of_peers;
         tensor.mul_(op == ReduceOp::kAvg ? mean_factor() : mean_factor() * world_size_);

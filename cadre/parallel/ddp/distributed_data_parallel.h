@@ -65,8 +65,9 @@ struct RefusedModule {
                 "torch::nn::Sequential), then the group");
 };
 
-// M: a torch::nn::Module with a forward() of any arguments. What forward() returns may be a tensor,
-// or tuples, pairs, vectors and optionals of such.
+// M: a torch::nn::Module with a forward() of any arguments. What forward() returns must let the
+// wrapper see its tensors: a tensor, or tuples, pairs, ranges, maps and optionals of such; for a
+// struct of your own see output_tensors.h.
 template <typename M>
 class DistributedDataParallel {
  public:
@@ -107,10 +108,21 @@ class DistributedDataParallel {
 
   template <typename... Args>
   auto forward(Args&&... args) {
+    using Output = decltype(module_->forward(std::forward<Args>(args)...));
+    static_assert(tensors_are_known<Output>(),
+                  "cadre::DistributedDataParallel: the wrapper must see the tensors that forward() "
+                  "returns. Return a tensor, or a tuple, pair, vector, map or optional of tensors; "
+                  "for a struct of your own, define std::vector<torch::Tensor> "
+                  "held_tensors(const YourStruct&) beside it");
     core_->before_forward(module_->is_training(), num_rows_of(args...));
-    auto output = module_->forward(std::forward<Args>(args)...);
-    core_->after_forward(tensors_of(output));
-    return output;
+    if constexpr (std::is_void_v<Output>) {
+      module_->forward(std::forward<Args>(args)...);
+      core_->after_forward({});
+    } else {
+      auto output = module_->forward(std::forward<Args>(args)...);
+      core_->after_forward(tensors_of(output));
+      return output;
+    }
   }
 
   // The wrapped module: model->named_parameters(), model->zero_grad(); model->to(...) before
@@ -124,10 +136,10 @@ class DistributedDataParallel {
 
   NoSync no_sync() { return NoSync(core_); }
 
-  // How many samples the next forward with grad has on this rank, where that is not size(0) of its
-  // first tensor; needs GradientWeighting::kSamples. The loss must be the mean over them. Under
-  // no_sync() counts add up, and the gradients that are reduced in the end must be the mean over
-  // all samples counted since the last reduction.
+  // How many samples the next forward with grad that returns has on this rank, where that is not
+  // size(0) of its first tensor; needs GradientWeighting::kSamples. The loss must be the mean over
+  // them. Under no_sync() the counts of the forwards that a backward goes through add up, until the
+  // gradients are reduced or cleared; what is reduced must be the mean over all samples counted.
   void set_num_samples(int64_t count) { core_->set_num_samples(count); }
 
   // The mean over the samples of all ranks of `value`, which is this rank's mean over those of its

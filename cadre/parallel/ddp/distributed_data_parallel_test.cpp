@@ -1,6 +1,9 @@
 // The wrapper's layouts, weights, and what it takes and gives.
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
+#include <array>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -158,6 +161,78 @@ TEST_F(DistributedDataParallelTest, OutputsMayBeTuplesVectorsAndOptionals) {
   EXPECT_EQ(found[1].numel(), 2);
   EXPECT_EQ(found[2].numel(), 3);
   EXPECT_EQ(tensors_of(a).size(), 1u);
+}
+
+struct Opaque {
+  Tensor y, aux;
+};
+
+struct Described {
+  Tensor y, aux;
+};
+
+std::vector<Tensor> held_tensors(const Described& described) {
+  return {described.y, described.aux};
+}
+
+// What forward() may return: a tensor that the wrapper does not see would get no hook.
+static_assert(tensors_are_known<Tensor>() && tensors_are_known<Described>());
+static_assert(tensors_are_known<std::tuple<Tensor, std::vector<std::pair<int, Tensor>>>>());
+static_assert(tensors_are_known<std::map<std::string, std::optional<Tensor>>>());
+static_assert(tensors_are_known<torch::OrderedDict<std::string, Tensor>>());
+static_assert(tensors_are_known<std::array<Tensor, 2>>() && tensors_are_known<double>());
+static_assert(tensors_are_known<void>());
+static_assert(!tensors_are_known<Opaque>() && !tensors_are_known<std::shared_ptr<Tensor>>());
+static_assert(!tensors_are_known<std::tuple<Tensor, Opaque>>());
+static_assert(!tensors_are_known<std::vector<Opaque>>() && !tensors_are_known<Tensor*>());
+static_assert(!tensors_are_known<std::filesystem::path>());
+
+struct TakesAndReturnsStructs : Net {
+  Described forward(const Described& given) {
+    const Tensor y = Net::forward(given.y);
+    return {y, y * 2};
+  }
+  Described forward(const Opaque& given) { return forward(Described{given.y, given.aux}); }
+  void forward() { kept = loss_of(Net::forward(input())); }
+  Tensor kept;
+};
+
+TEST_F(DistributedDataParallelTest, AStructThatSaysItsTensorsIsSeen) {
+  const auto net = std::make_shared<TakesAndReturnsStructs>();
+  const auto loss_of_a_wrapper_that_ends = [&] {
+    DistributedDataParallel model{net, peers_, options_};
+    return loss_of(model(Described{input(), input()}).aux);
+  };
+  const Tensor lost = loss_of_a_wrapper_that_ends();
+  EXPECT_THAT(error_of([&] { lost.backward(); }, ErrorCode::kInvalidArgument),
+              HasSubstr("wrapper is gone"));
+  DistributedDataParallel model{net, peers_, options_};
+  peers_->peer_samples = 5;
+  loss_of(model(Described{input(), input()}).y).backward();
+  expect_gradients(*net, local_gradients(*net_, plain_step), peers_->mean_factor() * kWorld / 2);
+  net->zero_grad();
+  model();
+  net->kept.backward();
+  expect_gradients(*net, local_gradients(*net_, plain_step), peers_->mean_factor() * kWorld / 6);
+}
+
+TEST_F(DistributedDataParallelTest, ASampleCountThatCannotBeToldIsAskedFor) {
+  const auto net = std::make_shared<TakesAndReturnsStructs>();
+  DistributedDataParallel model{net, peers_, options_};
+  const Opaque batch{input(), input()};
+  EXPECT_THAT(error_of([&] { model(batch); }, ErrorCode::kInvalidArgument),
+              HasSubstr("Call set_num_samples(n) before it"));
+  {
+    const torch::NoGradGuard no_grad;
+    const Tensor loss = loss_of(model(batch).y);
+    EXPECT_THAT(error_of([&] { model.mean_over_ranks(loss); }, ErrorCode::kInvalidArgument),
+                HasSubstr("cannot count the samples"));
+  }
+  peers_->peer_samples = 5;
+  model.set_num_samples(15);
+  loss_of(model(batch).y).backward();
+  expect_gradients(*net, local_gradients(*net_, plain_step),
+                   peers_->mean_factor() * kWorld * 15 / 20);
 }
 
 TEST_F(DistributedDataParallelTest, TakesHoldersSequentialAndTupleOutputs) {

@@ -1,34 +1,136 @@
 #include "cadre/parallel/ddp/forward_ledger.h"
 
 #include <algorithm>
+#include <limits>
+#include <ranges>
+#include <utility>
 
 namespace cadre {
 
-std::shared_ptr<Forward> ForwardLedger::enter(std::optional<int64_t> num_samples) {
-  auto forward =
-      std::make_shared<Forward>(Forward{.number = ++last_number_, .num_samples = num_samples});
-  entries_.push_back({last_number_, num_samples.value_or(0), forward});
+namespace {
+
+// A derivative may be carried after the outputs of its forward are gone. Nothing tells when it is
+// gone too, so it is remembered for as many forwards.
+constexpr int64_t kNumForwardsAfterADerivative = 100;
+
+constexpr uint64_t kOpen = std::numeric_limits<uint64_t>::max();
+
+}  // namespace
+
+std::shared_ptr<Forward> ForwardLedger::enter(const Entering& entering) {
+  std::erase_if(entries_, [this](const Entry& entry) { return is_of_no_more_use(entry); });
+  auto forward = std::make_shared<Forward>(Forward{.number = ++last_number_});
+  entries_.push_back({.number = last_number_,
+                      .num_samples = entering.num_samples,
+                      .is_synchronized = entering.is_synchronized,
+                      .place = entering.is_synchronized ? next_place_++ : 0,
+                      .forward = forward});
   return forward;
 }
 
-void ForwardLedger::take(int64_t number) {
-  std::erase_if(entries_, [number](const Entry& entry) { return entry.number == number; });
+bool ForwardLedger::is_of_no_more_use(const Entry& entry) const {
+  if (entry.state == State::kWaiting || !entry.forward.expired()) return false;
+  return entry.derivatives.empty() || entry.number + kNumForwardsAfterADerivative < last_number_;
 }
 
-int32_t ForwardLedger::num_left_behind(int64_t number, bool dropped_only) const {
-  return static_cast<int32_t>(std::ranges::count_if(entries_, [&](const Entry& entry) {
-    return entry.number < number && (!dropped_only || entry.forward.expired());
-  }));
+ForwardLedger::Entry* ForwardLedger::find(int64_t number) {
+  const auto found = std::ranges::lower_bound(entries_, number, {}, &Entry::number);
+  return found != entries_.end() && found->number == number ? &*found : nullptr;
+}
+
+void ForwardLedger::set_returned(int64_t number) {
+  if (Entry* entry = find(number)) entry->has_returned = true;
+}
+
+void ForwardLedger::begin_derivative(int64_t number) {
+  Entry* entry = find(number);
+  if (entry == nullptr) return;
+  // Of several outputs the first to be passed opens it.
+  if (!entry->derivatives.empty() && entry->derivatives.back().end == kOpen) return;
+  entry->derivatives.push_back({.first = next_sequence(), .end = kOpen});
+}
+
+void ForwardLedger::end_derivatives() {
+  for (Entry& entry : entries_) {
+    if (!entry.derivatives.empty() && entry.derivatives.back().end == kOpen) {
+      entry.derivatives.back().end = next_sequence();
+    }
+  }
+}
+
+int64_t ForwardLedger::uncounted_samples(const Entry& entry) const {
+  return entry.accumulation == accumulation_ ? 0 : entry.num_samples;
+}
+
+std::vector<CarriedForward> ForwardLedger::take(const Forward* reached, const Backward& backward) {
+  std::vector<uint64_t> sequences;
+  const bool has_derivatives =
+      std::ranges::any_of(entries_, [](const Entry& entry) { return !entry.derivatives.empty(); });
+  if (has_derivatives) sequences = sequences_of_current_backward();
+  const auto passes = [&sequences](const Derivative& derivative) {
+    const auto node = std::ranges::lower_bound(sequences, derivative.first);
+    return node != sequences.end() && *node < derivative.end;
+  };
+  std::vector<CarriedForward> found;
+  for (Entry& entry : std::views::reverse(entries_)) {
+    const std::shared_ptr<Forward> forward = entry.forward.lock();
+    const bool passes_output =
+        forward && (forward.get() == reached ||
+                    std::ranges::any_of(forward->outputs, current_backward_passes));
+    if (!passes_output && std::ranges::none_of(entry.derivatives, passes)) continue;
+    entry.state = State::kTaken;
+    found.push_back({.number = entry.number,
+                     .num_samples = uncounted_samples(entry),
+                     .passed = passes_output ? forward : nullptr});
+  }
+  if (!found.empty()) return found;
+  for (Entry& entry : std::views::reverse(entries_)) {
+    if (entry.state != State::kWaiting || !entry.has_returned) continue;
+    if (backward.is_accumulated && entry.is_synchronized) continue;
+    entry.state = State::kTaken;
+    found.push_back(
+        {.number = entry.number, .num_samples = uncounted_samples(entry), .is_certain = false});
+    break;
+  }
+  return found;
+}
+
+std::vector<CarriedForward> ForwardLedger::may_be_carried() const {
+  std::vector<CarriedForward> found;
+  for (const Entry& entry : std::views::reverse(entries_)) {
+    if (entry.state != State::kWaiting || !entry.has_returned) continue;
+    found.push_back(
+        {.number = entry.number, .num_samples = uncounted_samples(entry), .is_certain = false});
+  }
+  return found;
+}
+
+void ForwardLedger::set_accumulated(int64_t number) {
+  if (Entry* entry = find(number)) entry->accumulation = accumulation_;
+}
+
+StepPosition ForwardLedger::position(int64_t newest) const {
+  StepPosition position;
+  for (const Entry& entry : entries_) {
+    if (!entry.is_synchronized || entry.state != State::kWaiting) continue;
+    ++(entry.number < newest ? position.num_older : position.num_newer);
+    position.places |= 1 << std::min(entry.place, StepPosition::kMaxPlace);
+  }
+  return position;
+}
+
+void ForwardLedger::end_pass(int64_t newest) {
+  next_place_ = 0;
+  for (Entry& entry : entries_) {
+    if (!entry.is_synchronized || entry.state != State::kWaiting) continue;
+    if (entry.number > newest) entry.place = next_place_++;
+  }
 }
 
 void ForwardLedger::forgive_before(int64_t number) {
-  std::erase_if(entries_, [number](const Entry& entry) { return entry.number < number; });
-}
-
-int64_t ForwardLedger::num_samples() const {
-  int64_t sum = 0;
-  for (const Entry& entry : entries_) sum += entry.num_samples;
-  return sum;
+  for (Entry& entry : entries_) {
+    if (entry.number < number && entry.state == State::kWaiting) entry.state = State::kForgiven;
+  }
 }
 
 }  // namespace cadre

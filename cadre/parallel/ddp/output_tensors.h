@@ -1,12 +1,20 @@
 // Finds the tensors in what a module's forward() is given and returns.
 //
-// Threads: pure function. Blocking: never. Errors: none; a type that is not known holds none.
+// Threads: pure functions. Blocking: never. Errors: none; tensors_are_known<T>() says at compile
+// time whether every part of a T is understood.
+// Understood are tensors, numbers, strings, and tuples, pairs, arrays, ranges, maps and optionals
+// of what is understood. A struct of your own is understood if a function held_tensors(const
+// YourStruct&) is declared beside it that returns its tensors as a std::vector<torch::Tensor>.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -14,18 +22,75 @@
 
 namespace cadre {
 
-inline void append_tensors(const at::Tensor& tensor, std::vector<at::Tensor>& found) {
-  if (tensor.defined()) found.push_back(tensor);
+template <typename T>
+inline constexpr bool kHoldsNoTensor =
+    std::is_void_v<T> || std::is_arithmetic_v<T> || std::is_enum_v<T> ||
+    std::is_same_v<T, std::string> || std::is_same_v<T, std::string_view> ||
+    std::is_same_v<T, const char*> || std::is_same_v<T, std::nullopt_t>;
+
+template <typename T>
+concept TensorLike = std::is_convertible_v<const T&, const at::Tensor&>;
+
+template <typename T>
+concept SaysItsTensors = requires(const T& value) {
+  { held_tensors(value) } -> std::convertible_to<std::vector<at::Tensor>>;
+};
+
+template <typename T>
+concept TupleLike = requires { std::tuple_size<T>::value; };
+
+template <typename T>
+concept OptionalLike = requires(const T& value) { value.has_value(), *value; };
+
+// An item of torch::OrderedDict.
+template <typename T>
+concept ItemLike = requires(const T& value) { value.key(), value.value(); };
+
+template <typename T>
+concept RangeLike = requires(const T& value) { *value.begin(), value.end(); };
+
+template <typename Given>
+consteval bool tensors_are_known() {
+  using T = std::remove_cvref_t<Given>;
+  if constexpr (kHoldsNoTensor<T>) {
+    return true;
+  } else if constexpr (TensorLike<T> || SaysItsTensors<T>) {
+    return true;
+  } else if constexpr (TupleLike<T>) {
+    return []<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      return (tensors_are_known<std::tuple_element_t<kIndex, T>>() && ...);
+    }(std::make_index_sequence<std::tuple_size_v<T>>());
+  } else if constexpr (OptionalLike<T>) {
+    return tensors_are_known<decltype(*std::declval<const T&>())>();
+  } else if constexpr (ItemLike<T>) {
+    return tensors_are_known<decltype(std::declval<const T&>().value())>();
+  } else if constexpr (RangeLike<T>) {
+    using Element = std::remove_cvref_t<decltype(*std::declval<const T&>().begin())>;
+    if constexpr (std::is_same_v<Element, T>)
+      return false;  // a path is a range of paths
+    else
+      return tensors_are_known<Element>();
+  } else {
+    return false;
+  }
 }
 
 template <typename T>
-  requires(!std::is_convertible_v<const T&, const at::Tensor&>)
 void append_tensors(const T& value, std::vector<at::Tensor>& found) {
-  if constexpr (requires { std::tuple_size<T>::value; }) {
+  if constexpr (kHoldsNoTensor<T> || !tensors_are_known<T>()) {
+    return;
+  } else if constexpr (TensorLike<T>) {
+    const at::Tensor& tensor = value;
+    if (tensor.defined()) found.push_back(tensor);
+  } else if constexpr (SaysItsTensors<T>) {
+    for (const at::Tensor& tensor : held_tensors(value)) append_tensors(tensor, found);
+  } else if constexpr (TupleLike<T>) {
     std::apply([&found](const auto&... parts) { (append_tensors(parts, found), ...); }, value);
-  } else if constexpr (requires { value.has_value(); }) {
+  } else if constexpr (OptionalLike<T>) {
     if (value.has_value()) append_tensors(*value, found);
-  } else if constexpr (requires { value.begin(), value.end(); }) {
+  } else if constexpr (ItemLike<T>) {
+    append_tensors(value.value(), found);
+  } else {
     for (const auto& part : value) append_tensors(part, found);
   }
 }
@@ -37,11 +102,13 @@ std::vector<at::Tensor> tensors_of(const T& value) {
   return found;
 }
 
-// size(0) of the first tensor; 1 where there is none, or none with a dimension.
+// size(0) of the first tensor; 1 where there is none, or none with a dimension. Nothing where no
+// tensor is found and some argument is of a type that may hold one.
 template <typename... Args>
-int64_t num_rows_of(const Args&... args) {
+std::optional<int64_t> num_rows_of(const Args&... args) {
   std::vector<at::Tensor> found;
   ((found.empty() ? append_tensors(args, found) : void()), ...);
+  if (found.empty() && !(tensors_are_known<Args>() && ...)) return std::nullopt;
   return found.empty() || found[0].dim() == 0 ? 1 : found[0].size(0);
 }
 

@@ -7,12 +7,15 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/base/log.h"
+#include "cadre/parallel/ddp/refusals.h"
+#include "cadre/parallel/ddp/trailer.h"
 
 namespace cadre {
 
@@ -27,14 +30,6 @@ std::vector<int64_t> reverse_order(size_t num_parameters) {
   return order;
 }
 
-[[noreturn]] void refuse_lost_wrapper(Rank rank) {
-  throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: backward() through a forward whose wrapper "
-                     "is gone, so the gradients would be those of this rank alone. Keep the "
-                     "DistributedDataParallel until backward() has returned",
-                     rank));
-}
-
 }  // namespace
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
@@ -45,7 +40,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
       caps_(options.bucket_caps),
       weighting_(options.weighting),
       layout_is_learned_(options.layout.has_value()),
-      is_dirty_(parameters_.size(), false),
+      local_(parameters_, ledger_),
       self_(std::make_shared<Reducer*>(this)) {
   const std::vector<ParameterSize> sizes = sizes_of(parameters_);
   if (options.layout) check_layout_fits(*options.layout, sizes).value_or_throw();
@@ -73,95 +68,72 @@ std::optional<std::string> Reducer::lost_parameter() const {
 }
 
 void Reducer::begin_forward(int64_t num_samples) {
-  num_samples_.reset();
-  if (sync_) {
-    if (weighting_ == GradientWeighting::kSamples) num_samples_ = num_samples;
-    forward_ = ledger_.enter(num_samples_);
-  } else {
-    num_accumulated_samples_ += num_samples;
-    forward_ = std::make_shared<Forward>();
-  }
+  local_.forget_if_cleared(std::nullopt);
+  forward_ = ledger_.enter({.num_samples = num_samples, .is_synchronized = sync_});
 }
 
 void Reducer::watch(std::span<const at::Tensor> outputs) {
   ++num_unreduced_forwards_;
   const auto forward = std::exchange(forward_, nullptr);
+  ledger_.set_returned(forward->number);
   for (const at::Tensor& output : outputs) {
-    at_start_of_backward(output, [self = std::weak_ptr<Reducer*>(self_), hooks = hooks_, forward,
-                                  rank = group_->rank()] {
-      if (!hooks->current_backward_reaches_a_parameter()) return;
-      const auto reducer = self.lock();
-      if (!reducer) refuse_lost_wrapper(rank);
-      (*reducer)->on_output(forward);
-    });
+    const auto node = at_start_of_backward(
+        output,
+        [self = std::weak_ptr<Reducer*>(self_), hooks = hooks_, forward, rank = group_->rank()] {
+          const auto reducer = self.lock();
+          if (!hooks->current_backward_reaches_a_parameter()) {
+            if (reducer && current_backward_creates_graph()) (*reducer)->on_derivative(forward);
+            return;
+          }
+          if (!reducer) refuse_lost_wrapper(rank);
+          (*reducer)->on_output(forward);
+        });
+    if (node) forward->outputs.push_back(*node);
   }
+}
+
+void Reducer::on_derivative(const std::shared_ptr<Forward>& forward) {
+  ledger_.begin_derivative(forward->number);
+  const auto end = [self = std::weak_ptr<Reducer*>(self_)] {
+    if (const auto reducer = self.lock()) (*reducer)->ledger_.end_derivatives();
+  };
+  at_end_of_backward(end, end);
 }
 
 void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
-  ledger_.take(forward->number);
   if (!sync_) {
-    num_accumulated_samples_ += std::exchange(forward->num_samples, std::nullopt).value_or(0);
+    local_.accumulate(forward.get(), std::nullopt);
     return;
   }
-  if (forward->is_reduced) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: a second backward() through one forward; "
-                       "the gradients of the first were reduced already. Add the losses and call "
-                       "backward() once, or hold no_sync() during all but the last",
-                       group_->rank()));
-  }
-  if (!pass_.is_active) begin_backward(forward->num_samples);
-  pass_.newest_forward = std::max(pass_.newest_forward, forward->number);
-  // Here, where no gradient is touched yet. The pass has begun, so that the other ranks hear of it.
-  if (current_backward_creates_graph()) refuse_create_graph();
-  if (forward->num_samples != pass_.num_samples && pass_.shares_differ) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("DistributedDataParallel, rank {}: one backward() through forwards of {} "
-               "and {} samples, of which this rank has different shares, so one weight "
-               "cannot serve both. Give each a backward() of its own, or every rank the "
-               "same share of each",
-               group_->rank(), pass_.num_samples.value_or(0), forward->num_samples.value_or(0)));
-  }
-  for (const auto& known : pass_.forwards) {
-    if (known == forward) return;
-  }
-  pass_.forwards.push_back(forward);
+  if (forward->is_reduced) refuse_second_backward(group_->rank());
+  if (!pass_.is_active) begin_backward(forward.get(), std::nullopt);
+  if (current_backward_creates_graph()) refuse_create_graph(group_->rank());
+  if (std::ranges::find(pass_.passed, forward) == pass_.passed.end()) join_late(forward);
 }
 
-void Reducer::refuse_create_graph() const {
-  throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: backward(create_graph=true), but a reduced "
-                     "gradient has no graph. Take higher derivatives with torch::autograd::grad() "
-                     "and call a plain backward() on the loss",
-                     group_->rank()));
+// Its output is in no graph that was known when the pass began: that of a nested backward.
+void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
+  for (const CarriedForward& late : ledger_.take(forward.get(), {.is_accumulated = false})) {
+    pass_.newest_forward = std::max(pass_.newest_forward, late.number);
+    if (late.passed) pass_.passed.push_back(late.passed);
+    if (weighting_ == GradientWeighting::kEqual) continue;
+    if (pass_.weight.needed_of_others != late.num_samples) {
+      refuse_unlike_shares(group_->rank(), pass_.samples, late.num_samples);
+    }
+  }
 }
 
 void Reducer::on_gradient(size_t parameter) {
   // Frozen since its forward: the hook runs, but nothing was added.
   if (is_frozen(parameter)) return;
-  is_dirty_[parameter] = true;
-  if (!sync_) return;
-  if (!pass_.is_active) {
-    if (num_unreduced_forwards_ == 0) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          format("DistributedDataParallel, rank {}: a gradient of \"{}\" came without a forward "
-                 "through the wrapper since the last reduction. Call model(...), not "
-                 "model.module()(...); for a second backward through one forward, add the losses "
-                 "or hold no_sync() during the first",
-                 group_->rank(), names_[parameter]));
-    }
-    begin_backward(num_samples_);
+  local_.set_touched(parameter);
+  if (!sync_) {
+    local_.accumulate(nullptr, parameter);
+    return;
   }
-  if (current_backward_creates_graph()) refuse_create_graph();
-  if (pass_.fired[parameter]) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: the gradient of \"{}\" came twice in one "
-                       "backward (a nested backward reaches it again) and may be reduced already. "
-                       "Hold no_sync() during this backward and call reduce_gradients() after it",
-                       group_->rank(), names_[parameter]));
-  }
+  if (!pass_.is_active) begin_backward(nullptr, parameter);
+  if (current_backward_creates_graph()) refuse_create_graph(group_->rank());
+  if (pass_.fired[parameter]) refuse_repeated_gradient(group_->rank(), names_[parameter]);
   pass_.fired[parameter] = true;
   pass_.arrivals.push_back(static_cast<int64_t>(parameter));
   place_gradient(parameter);
@@ -169,48 +141,49 @@ void Reducer::on_gradient(size_t parameter) {
   launch_complete_buckets();
 }
 
-void Reducer::begin_backward(std::optional<int64_t> num_samples) {
-  begin_pass(num_samples);
+void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_touched) {
+  settle_last_pass();
+  local_.forget_if_cleared(just_touched);
+  std::vector<CarriedForward> carried = ledger_.take(reached, {.is_accumulated = false});
+  if (carried.empty() && num_unreduced_forwards_ == 0) {
+    refuse_direct_call(group_->rank(), names_[just_touched.value_or(0)]);
+  }
+  begin_pass(std::move(carried));
   pass_.is_backward = true;
   at_end_of_backward([this] { finish_pass(); }, [this] { abandon_pass(); });
+  // Here, where no gradient is touched yet. The pass has begun, so that the other ranks hear of it.
+  if (current_backward_creates_graph()) refuse_create_graph(group_->rank());
+  if (std::ranges::any_of(pass_.passed, &Forward::is_reduced,
+                          [](const auto& passed) -> const Forward& { return *passed; })) {
+    refuse_second_backward(group_->rank());
+  }
+  if (pass_.weight.unlike) {
+    refuse_unlike_shares(group_->rank(), pass_.samples, pass_.samples[*pass_.weight.unlike]);
+  }
 }
 
-void Reducer::begin_pass(std::optional<int64_t> num_samples) {
-  for (const auto& wait : std::exchange(leftover_waits_, {})) wait();
-  settle_abandoned_pass();
+void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   ++num_steps_;
   pass_ = Pass{};
-  pass_.num_samples = num_samples;
-  agree_on_weight();
+  // Where it carries none, all that wait are older.
+  pass_.newest_forward = carried.empty() ? ledger_.last_number() + 1 : carried[0].number;
+  if (!carried.empty() && !carried[0].is_certain) {
+    std::ranges::copy(ledger_.may_be_carried(), std::back_inserter(carried));
+  }
+  for (const CarriedForward& forward : carried) {
+    pass_.samples.push_back(forward.num_samples);
+    if (forward.passed) pass_.passed.push_back(forward.passed);
+  }
+  const int64_t num_accumulated = local_.take_samples();
+  if (weighting_ == GradientWeighting::kSamples) {
+    pass_.weight = agree_on_weight(
+        *group_, {.num_accumulated = num_accumulated, .of_forwards = pass_.samples});
+  }
   pass_.fired.assign(parameters_.size(), false);
   for (const BucketLayout::Bucket& bucket : buckets_->layout().buckets) {
     pass_.num_missing.push_back(static_cast<int64_t>(bucket.parameters.size()));
   }
   pass_.is_active = true;
-}
-
-// Sums the counts over ranks: of this pass, and of all forwards that it may go through. Where this
-// rank has the same share of both, the weight also serves a pass through several of them.
-void Reducer::agree_on_weight() {
-  if (weighting_ == GradientWeighting::kEqual) return;
-  const int64_t own = pass_.num_samples.value_or(0) + std::exchange(num_accumulated_samples_, 0);
-  const int64_t own_of_all = own + ledger_.num_samples();
-  const at::Tensor total = at::empty({2}, at::kLong);
-  int64_t* sums = total.mutable_data_ptr<int64_t>();
-  sums[0] = own;
-  sums[1] = own_of_all;
-  group_->all_reduce(total, ReduceOp::kSum);
-  if (sums[0] > 0) {
-    pass_.weight = static_cast<double>(own) / static_cast<double>(sums[0]);
-    pass_.shares_differ = own_of_all * sums[0] != own * sums[1];
-  } else if (!pass_.num_samples) {
-    pass_.weight = 1.0 / group_->world_size();  // no forward was counted: gradients made by hand
-  } else {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: no rank has a sample in this step, so "
-                       "there is no mean; end the loop on all ranks",
-                       group_->rank()));
-  }
 }
 
 // After it the bucket holds this rank's (weighted) share, and the gradient, if there is one, lies
@@ -232,12 +205,12 @@ void Reducer::place_gradient(size_t parameter) {
                        gradient.layout() == at::kStrided ? "dense" : "sparse",
                        c10::toString(gradient.scalar_type())));
   }
-  if (pass_.weight == 0.0) {
+  if (pass_.weight.weight == 0.0) {
     view.zero_();  // the mean over no samples may be NaN, which zero times it would keep
-  } else if (pass_.weight != 1.0) {
+  } else if (pass_.weight.weight != 1.0) {
     at::Tensor target = view;
     // A 0-dim double does not promote the result, and a bfloat16 weight would not sum to one.
-    at::mul_out(target, gradient, at::scalar_tensor(pass_.weight, at::kDouble));
+    at::mul_out(target, gradient, at::scalar_tensor(pass_.weight.weight, at::kDouble));
   } else if (!lies_in(gradient, view)) {
     copy_gradient(view, gradient);
   }
@@ -266,18 +239,12 @@ void Reducer::reduce_last_bucket() {
   group_->all_reduce(buckets_->flat(pass_.num_launched++), reduce_op());
 }
 
-void Reducer::set_trailer(bool needs_attention) {
-  const at::NoGradGuard no_grad;
-  buckets_->trailer().fill_(needs_attention ? 1 : 0);
-}
-
 bool Reducer::is_frozen(size_t parameter) const {
   return !parameters_[parameter].requires_grad();
 }
 
 bool Reducer::contributes(size_t parameter) const {
-  return pass_.fired[parameter] ||
-         (is_dirty_[parameter] && parameters_[parameter].grad().defined());
+  return pass_.fired[parameter] || local_.contribute(parameter);
 }
 
 void Reducer::finish_pass() {
@@ -300,37 +267,35 @@ void Reducer::finish_pass() {
   }
   wait_for_buckets();
   reduce_last_bucket();
-  if (buckets_->trailer().item<double>() != 0) {
+  if (trailer_needs_attention(buckets_->trailer())) {
     const Attention news = attention(/*gave_up=*/false);
     group_->all_reduce(news.counts(), ReduceOp::kSum);
     settle(news, untouched);
+  } else {
+    forgive_left_behind(pass_.newest_forward);
+    ledger_.end_pass(pass_.newest_forward);
   }
-  is_dirty_.assign(parameters_.size(), false);
-  for (const auto& forward : pass_.forwards) forward->is_reduced = true;
-  num_unreduced_forwards_ -= static_cast<int>(pass_.forwards.size());
-  if (pass_.forwards.empty() || num_unreduced_forwards_ < 0) num_unreduced_forwards_ = 0;
+  local_.set_reduced();
+  for (const auto& forward : pass_.passed) forward->is_reduced = true;
+  num_unreduced_forwards_ -= static_cast<int>(pass_.passed.size());
+  if (pass_.passed.empty() || num_unreduced_forwards_ < 0) num_unreduced_forwards_ = 0;
   if (pass_.is_backward && !layout_is_learned_) learn_layout();
 }
 
 std::vector<at::Tensor> Reducer::launch_all_but_last() {
-  if (pass_.forwards.empty()) {
-    // Not through an output: of the newest forward, or between two of them.
-    pass_.newest_forward = ledger_.last_number() + (pass_.is_backward ? 0 : 1);
-    ledger_.take(pass_.newest_forward);
-  }
-  bool needs_attention = ledger_.num_left_behind(pass_.newest_forward, false) > 0;
+  bool has_news = false;
   std::vector<at::Tensor> untouched(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
-    if (is_frozen(i)) needs_attention = true;
+    if (is_frozen(i)) has_news = true;
     if (!contributes(i)) {
-      needs_attention = true;
+      has_news = true;
       // Averaging equal values may round: keep the bits of a gradient that nobody touches.
       if (parameters_[i].grad().defined()) untouched[i] = parameters_[i].grad().detach().clone();
     }
     place_gradient(i);
   }
-  set_trailer(needs_attention);
+  write_trailer(buckets_->trailer(), ledger_.position(pass_.newest_forward), has_news);
   while (pass_.num_launched + 1 < buckets_->num_buckets()) launch_bucket();
   return untouched;
 }
@@ -350,21 +315,14 @@ Attention Reducer::attention(bool gave_up) const {
     if (is_frozen(i)) attention.set_frozen(i);
   }
   if (gave_up) attention.set_gave_up();
-  // A backward that was given up may not have come to all of its forwards, or to none.
-  const int64_t newest =
-      pass_.newest_forward > 0 || !gave_up ? pass_.newest_forward : ledger_.last_number() + 1;
-  attention.set_num_left_behind(ledger_.num_left_behind(newest, /*dropped_only=*/gave_up));
+  attention.set_position(ledger_.position(pass_.newest_forward));
   return attention;
 }
 
 void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& untouched) {
-  attention.check_ranks_are_in_one_step(num_steps_);
-  num_steps_ += attention.num_left_behind(0);
-  bool all_went_through = true;
-  for (int rank = 0; rank < group_->world_size(); ++rank) {
-    if (attention.gave_up(rank)) all_went_through = false;
-  }
-  ledger_.forgive_before(all_went_through ? pass_.newest_forward : ledger_.last_number() + 1);
+  check_ranks_are_in_one_step(attention);
+  forgive_left_behind(pass_.newest_forward);
+  ledger_.end_pass(pass_.newest_forward);
   attention.check_no_rank_gave_up();
   check_frozen_on_all_or_none(attention);
   log_unused_once(attention);
@@ -379,13 +337,25 @@ void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& 
   }
 }
 
-// This rank left it by an exception and heard nothing of the others until now.
-void Reducer::settle_abandoned_pass() {
+// What is left of the last pass, if this rank left it by an exception: it heard nothing of the
+// others until now.
+void Reducer::settle_last_pass() {
+  for (const auto& wait : std::exchange(leftover_waits_, {})) wait();
+  if (apart_) apart_->check_ranks_are_in_one_step(num_steps_);
   if (!abandoned_) return;
-  const Attention attention = *std::exchange(abandoned_, std::nullopt);
-  if (!attention.ranks_are_in_one_step()) return;  // the next pass throws on all ranks
-  num_steps_ += attention.num_left_behind(0);
-  ledger_.forgive_before(last_abandoned_forward_ + 1);
+  check_ranks_are_in_one_step(*std::exchange(abandoned_, std::nullopt));
+  forgive_left_behind(newest_abandoned_forward_);
+}
+
+// Once they are apart, equal numbers of a later pass would prove nothing: it stays an error.
+void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
+  if (!attention.ranks_are_in_one_step()) apart_ = attention;
+  attention.check_ranks_are_in_one_step(num_steps_);
+}
+
+void Reducer::forgive_left_behind(int64_t newest_forward) {
+  num_steps_ += ledger_.position(newest_forward).num_older;
+  ledger_.forgive_before(newest_forward);
 }
 
 // The ranks where it is trained would step, the others not. All ranks see the same counts, so all
@@ -444,19 +414,25 @@ at::Tensor Reducer::gather_flags(const std::vector<uint8_t>& own) {
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
-    if (pass_.num_launched < buckets_->num_buckets()) set_trailer(/*needs_attention=*/true);
+    if (pass_.num_launched < buckets_->num_buckets()) {
+      write_trailer(buckets_->trailer(), ledger_.position(pass_.newest_forward),
+                    /*has_news=*/true);
+    }
     while (pass_.num_launched < buckets_->num_buckets()) launch_bucket();
     const Attention news = attention(/*gave_up=*/true);
     pass_.waits.push_back(group_->all_reduce_async(news.counts(), ReduceOp::kSum));
+    ledger_.end_pass(pass_.newest_forward);  // for the others it has ended, too
     abandoned_ = news;
-    last_abandoned_forward_ = ledger_.last_number();
+    newest_abandoned_forward_ = pass_.newest_forward;
   } catch (const std::exception&) {
   }
   leftover_waits_ = std::move(pass_.waits);
 }
 
 void Reducer::reduce_now() {
-  begin_pass(std::nullopt);
+  settle_last_pass();
+  local_.forget_if_cleared(std::nullopt);
+  begin_pass({});
   finish_pass();
 }
 

@@ -7,15 +7,16 @@
 // Errors: cadre::Error, thrown out of backward().
 //
 // One pass, from the first event of a backward to its end:
-//   begin    the first hook of an output of the wrapped forward (or of a parameter) queues the end.
+//   begin    the first hook of an output of the wrapped forward (or of a parameter) queues the end,
+//            and lists the forwards that the pass carries: all whose outputs are in its graph.
 //   ready    each parameter's hook moves the gradient into its bucket, unless it is there already;
 //            a bucket whose gradients are all ready is reduced in the background, and buckets only
 //            in their order, so all ranks issue the same operations.
 //   finish   what the engine runs last: parameters that were not reached are unused on this rank
 //            and contribute zeros; the rest of the buckets follow, always the last; wait for all.
-// No rank knows whether another had unused or frozen parameters, left out a step, or gave up by an
-// exception. Each says so in the trailer, one element behind the last bucket: zero everywhere means
-// all is well. Otherwise all ranks reduce one vector of counts (attention.h) and end alike. The
+// No rank knows whether another had unused or frozen parameters, carries other forwards, or gave up
+// by an exception. Each says so in the trailer behind the last bucket (trailer.h). If some rank has
+// news, or the ranks differ, all reduce one vector of counts (attention.h) and end alike. The
 // first time that a parameter is unused, rank 0 logs which, and on which ranks. The first pass also
 // learns the order in which gradients become ready on rank 0 and lays the buckets out anew. Source:
 // c10d's Reducer; what differs stands in docs/decisions/0003.
@@ -37,7 +38,9 @@
 #include "cadre/parallel/ddp/attention.h"
 #include "cadre/parallel/ddp/autograd_hooks.h"
 #include "cadre/parallel/ddp/forward_ledger.h"
+#include "cadre/parallel/ddp/local_gradients.h"
 #include "cadre/parallel/ddp/options.h"
+#include "cadre/parallel/ddp/sample_weight.h"
 
 namespace cadre {
 
@@ -50,8 +53,8 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Before each forward with grad. The counts of forwards under no sync add up until the next pass;
-  // otherwise a pass is weighted by the count of the forwards that it goes through.
+  // Before each forward with grad. A pass is weighted by the samples of the forwards that it
+  // carries and by those of the backwards without sync since the last pass.
   void begin_forward(int64_t num_samples);
   // After it: the tensors it returned.
   void watch(std::span<const at::Tensor> outputs);
@@ -66,30 +69,29 @@ class Reducer {
  private:
   struct Pass {
     bool is_active = false;
-    bool is_backward = false;  // not reduce_now()
-    std::optional<int64_t> num_samples;
-    double weight = 1.0;               // of this rank, when replicas are weighted by samples
-    bool shares_differ = false;        // this rank's, of the forwards that the pass may go through
-    int64_t newest_forward = 0;        // number
-    std::vector<bool> fired;           // by parameter: its hook ran
-    std::vector<int64_t> arrivals;     // parameters in the order of their hooks
-    std::vector<int64_t> num_missing;  // by bucket: gradients that are not ready
-    size_t num_launched = 0;           // buckets, from the first
+    bool is_backward = false;                      // not reduce_now()
+    std::vector<std::shared_ptr<Forward>> passed;  // whose outputs are in the graph
+    int64_t newest_forward = 0;                    // number of the newest that is carried
+    std::vector<int64_t> samples;                  // of the forwards that need one weight
+    SampleWeight weight;                           // of this rank
+    std::vector<bool> fired;                       // by parameter: its hook ran
+    std::vector<int64_t> arrivals;                 // parameters in the order of their hooks
+    std::vector<int64_t> num_missing;              // by bucket: gradients that are not ready
+    size_t num_launched = 0;                       // buckets, from the first
     std::vector<std::function<void()>> waits;
-    std::vector<std::shared_ptr<Forward>> forwards;
   };
 
   void on_output(const std::shared_ptr<Forward>& forward);
+  void on_derivative(const std::shared_ptr<Forward>& forward);
   void on_gradient(size_t parameter);
-  [[noreturn]] void refuse_create_graph() const;
-  void begin_pass(std::optional<int64_t> num_samples);
-  void begin_backward(std::optional<int64_t> num_samples);
-  void agree_on_weight();
+  void begin_pass(std::vector<CarriedForward> carried);
+  // `reached`: the forward whose output begins it; null if the gradient `just_touched` does.
+  void begin_backward(const Forward* reached, std::optional<size_t> just_touched);
+  void join_late(const std::shared_ptr<Forward>& forward);
   void place_gradient(size_t parameter);
   void launch_complete_buckets();
   void launch_bucket();
   void reduce_last_bucket();
-  void set_trailer(bool needs_attention);
   ReduceOp reduce_op() const;
   void finish_pass();
   // Returns copies of the gradients that this rank did not change.
@@ -99,7 +101,10 @@ class Reducer {
   bool is_frozen(size_t parameter) const;
   Attention attention(bool gave_up) const;
   void settle(const Attention& attention, const std::vector<at::Tensor>& untouched);
-  void settle_abandoned_pass();
+  void settle_last_pass();
+  // Throws where the ranks are not; so does every later pass.
+  void check_ranks_are_in_one_step(const Attention& attention);
+  void forgive_left_behind(int64_t newest_forward);
   void check_frozen_on_all_or_none(const Attention& attention);
   void log_unused_once(const Attention& attention);
   // (world_size, own.size()) of bytes: every rank's flags. Collective.
@@ -118,17 +123,16 @@ class Reducer {
   bool unused_are_logged_ = false;
   bool sync_ = true;
   ForwardLedger ledger_;
-  std::shared_ptr<Forward> forward_;     // from begin_forward() to watch()
-  int64_t num_steps_ = 0;                // passes, and forwards that all ranks left behind
-  std::optional<int64_t> num_samples_;   // of the last forward
-  int64_t num_accumulated_samples_ = 0;  // under no sync
+  std::shared_ptr<Forward> forward_;  // from begin_forward() to watch()
+  int64_t num_steps_ = 0;             // passes, and forwards that all ranks left behind
   int num_unreduced_forwards_ = 0;
-  std::vector<bool> is_dirty_;  // by parameter: holds gradients of this rank alone
+  LocalGradients local_;
   Pass pass_;
   std::vector<std::function<void()>> leftover_waits_;  // of a pass that was given up
   // Of a pass that this rank gave up: what it told the others, and their sums after the waits.
   std::optional<Attention> abandoned_;
-  int64_t last_abandoned_forward_ = 0;
+  int64_t newest_abandoned_forward_ = 0;
+  std::optional<Attention> apart_;  // of the pass in which the ranks were not in one step
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
   std::shared_ptr<Reducer*> self_;
   std::shared_ptr<AccumulationHooks> hooks_;  // removed with this; shared to answer such outputs

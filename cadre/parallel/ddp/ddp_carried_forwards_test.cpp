@@ -1,0 +1,345 @@
+// Which forwards a pass carries: a difference between ranks is an error in that very pass, and the
+// weight of a rank comes from the samples of those forwards alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+
+struct Bomb : torch::autograd::Function<Bomb> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::runtime_error("bomb in the backward");
+  }
+};
+
+// y = x * weight: the gradient of y.mean() is the mean of the rows.
+struct RowMean : torch::nn::Module {
+  RowMean() { weight = register_parameter("weight", torch::ones({1}, torch::kDouble)); }
+  Tensor forward(const Tensor& x) {
+    const Tensor y = x * weight;
+    if (throws) throw std::runtime_error("bad sample");
+    return is_armed ? Bomb::apply(y) : y;
+  }
+  double gradient() const {
+    return weight.grad().defined() ? weight.grad().item<double>() : std::nan("");
+  }
+  Tensor weight;
+  bool throws = false;
+  bool is_armed = false;
+};
+
+using RowMeanModel = DistributedDataParallel<RowMean>;
+
+Tensor rows_of(int64_t count, double value) {
+  return torch::full({count, 1}, value, torch::kDouble);
+}
+
+void expect_gradient(const RowMeanModel& model, double expected) {
+  require(std::abs(model->gradient() - expected) < 1e-12,
+          format("gradient {}, expected {}", model->gradient(), expected));
+}
+
+// `body` on two ranks, in float64, weighted by samples.
+testing::RanksResult on_two_ranks(
+    const std::function<void(RowMeanModel&, int rank, std::string& output)>& body) {
+  return run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    RowMeanModel model{std::make_shared<RowMean>(), group};
+    body(model, group.rank(), output);
+  });
+}
+
+TEST(DdpCarriedForwards, AKeptLossOfAStepLeftOutIsNotHiddenByAnException) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    std::vector<Tensor> history;
+    for (int step = 1; step <= 5; ++step) {
+      model->zero_grad();
+      model->is_armed = rank == 0 && step == 2;
+      history.push_back(model(rows_of(1, step)).mean());
+      if (rank == 0 && step == 1) continue;  // its loss is not finite
+      const std::string failure = failure_of([&] { history.back().backward(); });
+      output += failure.empty() ? format("gradient {} in step {};", model->gradient(), step)
+                                : failure + ";";
+    }
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, AllOf(HasSubstr("rank 0 is in step 2 and rank 1 in step 1"),
+                                   ::testing::Not(HasSubstr("gradient "))));
+  }
+}
+
+TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    const Tensor a = model(rows_of(1, 1)).mean();
+    const Tensor b = model(rows_of(1, 10)).mean();
+    output = failure_of([&] { (rank == 0 ? a : a + b).backward(); });
+    if (output.empty()) output = format("gradient {}", model->gradient());
+    // It stays an error, though the ranks could now have the same number of forwards waiting.
+    if (rank == 1) model(rows_of(1, 1));
+    require(failure_of([&] { model(rows_of(1, 1)).mean().backward(); }) != "", "went on");
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("1 newer forward on rank 0 and 0 on rank 1"));
+  }
+}
+
+// Each rank leaves out one of three forwards, but not the same.
+TEST(DdpCarriedForwards, DifferentForwardsLeftOutAreAnErrorThoughTheirNumberIsEqual) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    model(rows_of(1, 1)).mean().backward();
+    model(rows_of(1, 1));  // left out by all
+    model->zero_grad();
+    const Tensor a = model(rows_of(1, 1)).mean();
+    const Tensor b = model(rows_of(1, 10)).mean();
+    const Tensor c = model(rows_of(1, 100)).mean();
+    output = failure_of([&] { (rank == 0 ? b + c : a + c).backward(); });
+    if (output.empty()) output = format("gradient {}", model->gradient());
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("not the same ones on rank 0 and rank 1"));
+  }
+}
+
+TEST(DdpCarriedForwards, AForwardThatThrowsUnderNoSyncIsNotCounted) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
+    const double value = rank == 0 ? 1 : 3;
+    {
+      const auto guard = model.no_sync();
+      model->throws = rank == 0;
+      failure_of([&] { model(rows_of(8, value)); });
+      model->throws = false;
+      const Tensor not_finite = model(rows_of(rank == 0 ? 5 : 2, value)).mean();  // no backward
+      (model(rows_of(8, value)).mean() / 2).backward();
+    }
+    (model(rows_of(8, value)).mean() / 2).backward();
+    expect_gradient(model, 2);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DdpCarriedForwards, ASaidCountHoldsUntilAForwardReturns) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
+    const auto guard = model.no_sync();
+    model.set_num_samples(rank == 0 ? 3 : 1);
+    model->throws = true;
+    failure_of([&] { model(rows_of(8, 1)); });
+    model->throws = false;
+    model(rows_of(8, 1 + 4 * rank)).mean().backward();
+    model.reduce_gradients();
+    expect_gradient(model, (3 * 1 + 1 * 5) / 4.0);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DdpCarriedForwards, ABackwardThatThrowsUnderNoSyncIsNotCounted) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
+    const double value = rank == 0 ? 1 : 3;
+    {
+      const auto guard = model.no_sync();
+      model->is_armed = rank == 0;
+      if (rank == 0) failure_of([&] { model(rows_of(8, value)).mean().backward(); });
+      model->is_armed = false;
+      (model(rows_of(8, value)).mean() / 2).backward();
+    }
+    (model(rows_of(8, value)).mean() / 2).backward();
+    expect_gradient(model, 2);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DdpCarriedForwards, AnAccumulationThatIsClearedNoLongerWeighs) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
+    for (const bool set_to_none : {true, false}) {
+      {
+        const auto guard = model.no_sync();
+        model(rows_of(rank == 0 ? 8 : 1, 1)).mean().backward();
+      }
+      model->zero_grad(set_to_none);  // all ranks leave out the step
+      model(rows_of(8, rank == 0 ? 1 : 3)).mean().backward();
+      expect_gradient(model, 2);
+      model->zero_grad();
+    }
+    // Between forward and backward, and before a call without one.
+    for (const bool set_to_none : {true, false}) {
+      const auto guard = model.no_sync();
+      model(rows_of(rank == 0 ? 8 : 1, 1)).mean().backward();
+      const Tensor loss = model(rows_of(8, rank == 0 ? 1 : 3)).mean();
+      model->zero_grad(set_to_none);
+      loss.backward();
+      model.reduce_gradients();
+      expect_gradient(model, 2);
+      model->zero_grad();
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DdpCarriedForwards, GradientsChangedByHandKeepTheirSamples) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
+    for (const bool in_place : {true, false}) {
+      {
+        const auto guard = model.no_sync();
+        model(rows_of(rank == 0 ? 3 : 1, rank == 0 ? 2 : 6)).mean().backward();
+      }
+      Tensor& gradient = model->weight.mutable_grad();
+      if (in_place) {
+        gradient.mul_(0.5);
+      } else {
+        gradient = gradient * 0.5;
+      }
+      model.reduce_gradients();
+      expect_gradient(model, (3 * 1 + 1 * 3) / 4.0);
+      model->zero_grad();
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// c balances the shares of a and b in a sum over all forwards that wait.
+TEST(DdpCarriedForwards, UnlikeSharesAreRefusedWhateverElseWaits) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    const Tensor a = model(rank == 0 ? rows_of(8, 1) : rows_of(4, 4)).mean();
+    const Tensor b = model(rows_of(4, 0)).mean();
+    const Tensor c = model(rows_of(rank == 0 ? 4 : 8, 0)).mean();
+    output = failure_of([&] { (a + b).backward(); });
+    if (output.empty()) output = format("gradient {}", model->gradient());
+    model->zero_grad();
+    c.backward();  // all ranks go on
+    expect_gradient(model, 0);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
+}
+
+TEST(DdpCarriedForwards, AForwardThatAllLeftOutHasNoPartInTheWeight) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    model(rows_of(rank == 0 ? 0 : 4, 1));
+    const Tensor a = model(rank == 0 ? rows_of(8, 1) : rows_of(4, 4)).mean();
+    const Tensor b = model(rows_of(4, 0)).mean();
+    output = failure_of([&] { (a + b).backward(); });
+    if (output.empty()) output = format("gradient {}", model->gradient());
+    model->zero_grad();
+    // Equal shares, and a forward left out of which the ranks had unequal ones.
+    model(rows_of(rank == 0 ? 10 : 1, 1));
+    const Tensor c = model(rows_of(4, 1)).mean();
+    const Tensor d = model(rows_of(8, 1)).mean();
+    (c + d).backward();
+    expect_gradient(model, 2);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
+}
+
+// More forwards than the first message of a pass has room for.
+TEST(DdpCarriedForwards, EveryOneOfManyForwardsIsCompared) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    const auto sum_of_20 = [&](int64_t rows_of_the_first) {
+      Tensor loss = model(rows_of(rows_of_the_first, 1)).mean();
+      for (int i = 1; i < 20; ++i) loss = loss + model(rows_of(4 + 4 * (i % 2), 1)).mean();
+      return loss;
+    };
+    sum_of_20(4).backward();
+    expect_gradient(model, 20);
+    model->zero_grad();
+    output = failure_of([&] { sum_of_20(4 + rank).backward(); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
+}
+
+TEST(DdpCarriedForwards, SeveralForwardsAfterAnAccumulationNeedItsShares) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    const auto pass_after = [&](int64_t accumulated) {
+      {
+        const auto guard = model.no_sync();
+        (model(rows_of(accumulated, 1)).mean() / 2).backward();
+      }
+      const Tensor a = model(rows_of(4, 1)).mean();
+      const Tensor b = model(rows_of(4, 1)).mean();
+      (a / 4 + b / 4).backward();
+    };
+    pass_after(8);
+    expect_gradient(model, 1);
+    model->zero_grad();
+    output = failure_of([&] { pass_after(rank == 0 ? 8 : 4); });
+    model->zero_grad();
+    // The remedy of the message: all are counted, 16 samples on rank 0 and 12 on rank 1.
+    {
+      const auto guard = model.no_sync();
+      const double value = 1 + rank;
+      const int64_t first = rank == 0 ? 8 : 4;
+      const double all = static_cast<double>(first) + 8;
+      (model(rows_of(first, value)).sum() / all).backward();
+      const Tensor a = model(rows_of(4, value)).sum();
+      const Tensor b = model(rows_of(4, value)).sum();
+      ((a + b) / all).backward();
+    }
+    model.reduce_gradients();
+    expect_gradient(model, (16 * 1 + 12 * 2) / 28.0);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
+}
+
+// The penalised forward is not reached through its output, so its share must be the pass's.
+TEST(DdpCarriedForwards, APenaltyOnAForwardOfAnotherShareIsRefused) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
+    const auto critic_step = [&](int64_t penalised_rows) {
+      const Tensor x = rows_of(penalised_rows, 1).requires_grad_(true);
+      const Tensor slope = torch::autograd::grad({model(x).sum()}, {x}, {}, /*retain_graph=*/true,
+                                                 /*create_graph=*/true)[0];
+      const Tensor score = model(rows_of(4, 1)).mean();
+      (score + slope.pow(2).sum(1).mean()).backward();
+    };
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      critic_step(4);
+      expect_gradient(model, 3);
+    }
+    model->zero_grad();
+    output = failure_of([&] { critic_step(4 + 4 * rank); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
+}
+
+TEST(DdpCarriedForwards, APenaltyAloneHasTheWeightOfItsOwnForward) {
+  const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
+    model(rows_of(rank == 0 ? 7 : 1, 1));  // left out by all
+    const Tensor x = rows_of(rank == 0 ? 3 : 1, 1).requires_grad_(true);
+    const Tensor slope = torch::autograd::grad({model(x).sum()}, {x}, {}, /*retain_graph=*/true,
+                                               /*create_graph=*/true)[0];
+    const Tensor later = model(rows_of(1, 1)).mean();
+    (slope.pow(2).sum(1).mean() * (rank == 0 ? 1 : 3)).backward();
+    expect_gradient(model, 2 * (3 * 1 + 1 * 3) / 4.0);
+    model->zero_grad();
+    later.backward();
+    expect_gradient(model, 1);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

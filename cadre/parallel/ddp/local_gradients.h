@@ -1,0 +1,55 @@
+// The gradients that this rank alone has accumulated since the last reduction, and the samples that
+// they are the mean of.
+//
+// Threads: one. Blocking: never. Lifetime: shares the parameters; the ledger outlives it, and it
+// outlives each backward that it accumulates. Errors: none.
+// Samples belong to gradients: when the program has cleared those, to none or to zeros, the samples
+// are gone too. Zeros are looked for only in gradients that were changed in place since the last
+// accumulation, so an ordinary step reads no element.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "cadre/parallel/ddp/forward_ledger.h"
+
+namespace cadre {
+
+class LocalGradients {
+ public:
+  LocalGradients(std::vector<at::Tensor> parameters, ForwardLedger& ledger);
+
+  // A backward of this rank has added to the gradient.
+  void set_touched(size_t parameter) { is_touched_[parameter] = true; }
+  // It has, and the gradient is still there.
+  bool contribute(size_t parameter) const;
+
+  // In a backward under no_sync(), at each output and gradient: when it ends, the samples of the
+  // forwards that it carries are counted. `reached`: the forward whose output it passes, or null.
+  void accumulate(const Forward* reached, std::optional<size_t> just_touched);
+  // Forgets the samples if the gradients that they belong to were cleared. `just_touched`: one that
+  // the running backward has added to already, so it shows nothing.
+  void forget_if_cleared(std::optional<size_t> just_touched);
+  // For a pass: the next accumulation begins.
+  int64_t take_samples();
+  // All gradients were reduced.
+  void set_reduced() { is_touched_.assign(parameters_.size(), false); }
+
+ private:
+  void finish_backward();
+  bool are_cleared(std::optional<size_t> just_touched) const;
+  bool is_changed_to_zeros(size_t parameter) const;
+
+  std::vector<at::Tensor> parameters_;
+  ForwardLedger& ledger_;
+  std::vector<bool> is_touched_;
+  std::vector<uint32_t> versions_;  // of each gradient after the last accumulation
+  int64_t num_samples_ = 0;
+  bool is_in_backward_ = false;
+  std::vector<CarriedForward> carried_;  // by that backward
+};
+
+}  // namespace cadre

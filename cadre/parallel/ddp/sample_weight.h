@@ -1,0 +1,34 @@
+// The weight of a rank in a pass: its share of the samples, and whether that share serves every
+// forward that the pass carries.
+//
+// Threads: one. Blocking: agree_on_weight() is collective. Errors: as the group, and
+// kInvalidArgument on all ranks when none has a sample.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "cadre/buckets/replica_group.h"
+
+namespace cadre {
+
+struct PassSamples {
+  int64_t num_accumulated = 0;                // under no_sync(), since the last pass
+  std::span<const int64_t> of_forwards = {};  // the first is weighted; empty without a forward
+};
+
+struct SampleWeight {
+  double weight = 1.0;
+  // A forward of which this rank has another share, by its place in `of_forwards`.
+  std::optional<size_t> unlike = {};
+  // Of every forward that the pass may still come to: that many, or none will do.
+  std::optional<int64_t> needed_of_others = {};
+};
+
+// Sums the samples over ranks, those of each forward for itself: forwards are the same on two ranks
+// if they stand at the same place of the list. A pass that carries forwards of one count only on
+// every rank, and nothing accumulated, needs no more: ranks may have different numbers of forwards.
+SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own);
+
+}  // namespace cadre

@@ -1,0 +1,42 @@
+#include "cadre/parallel/ddp/trailer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include "cadre/buckets/gradient_buckets.h"
+
+namespace cadre {
+
+namespace {
+
+constexpr int kBitsOfOlder = 3;
+constexpr int32_t kMaxOlder = (1 << kBitsOfOlder) - 1;
+constexpr int kBitsOfPlaces = 8;
+constexpr int kNumPairs = kBitsOfOlder + kBitsOfPlaces;
+static_assert(GradientBuckets::kTrailerNumel == 2 * kNumPairs + 1);
+
+}  // namespace
+
+void write_trailer(const at::Tensor& trailer, const StepPosition& position, bool has_news) {
+  const at::NoGradGuard no_grad;
+  // The number of newer ones follows from the places. What has no room is compared by the counts
+  // that follow on news.
+  const bool has_room = position.num_older <= kMaxOlder && position.places >> kBitsOfPlaces == 0;
+  const int32_t bits = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
+  const at::Tensor values = at::zeros({GradientBuckets::kTrailerNumel}, at::kDouble);
+  double* element = values.mutable_data_ptr<double>();
+  for (int pair = 0; pair < kNumPairs; ++pair) element[2 * pair + (bits >> pair & 1)] = 1;
+  if (has_news || !has_room) element[2 * kNumPairs] = 1;
+  trailer.copy_(values);
+}
+
+bool trailer_needs_attention(const at::Tensor& trailer) {
+  const at::Tensor values = trailer.to(at::kDouble).contiguous();
+  const double* element = values.const_data_ptr<double>();
+  for (int pair = 0; pair < kNumPairs; ++pair) {
+    if (element[2 * pair] != 0 && element[2 * pair + 1] != 0) return true;
+  }
+  return element[2 * kNumPairs] != 0;
+}
+
+}  // namespace cadre

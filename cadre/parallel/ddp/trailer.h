@@ -1,0 +1,34 @@
+// What the ranks tell each other at the end of each pass, in the elements behind the last bucket:
+// whether one of them has news, and whether all are at the same place among their forwards.
+//
+// Threads: plain functions. Blocking: never. Errors: none.
+// Sums over ranks in the bucket's dtype are all there is, and bfloat16 counts to 256 only. So each
+// bit of a position is sent as two elements, the bit and its complement: where all ranks agree, one
+// of the two sums is zero, in every dtype, and whether they are averaged or not.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace cadre {
+
+// Forwards of this rank that no backward has gone through, beside those that the pass carries.
+struct StepPosition {
+  int32_t num_older = 0;
+  int32_t num_newer = 0;  // than the newest that the pass carries
+  // Which they are among all that were entered or waited since the last pass: a bit for each place,
+  // one bit for all places from kMaxPlace on.
+  int32_t places = 0;
+  static constexpr int32_t kMaxPlace = 30;
+
+  bool operator==(const StepPosition&) const = default;
+};
+
+// trailer: (GradientBuckets::kTrailerNumel), any floating-point dtype.
+void write_trailer(const at::Tensor& trailer, const StepPosition& position, bool has_news);
+
+// After the reduction: some rank has news, or the positions differ. The same on all ranks.
+bool trailer_needs_attention(const at::Tensor& trailer);
+
+}  // namespace cadre

@@ -1,0 +1,48 @@
+// The words that ranks put into the trailer, and what each reads from their sum or mean.
+#include "cadre/parallel/ddp/trailer.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <vector>
+
+#include "cadre/buckets/gradient_buckets.h"
+
+namespace cadre {
+namespace {
+
+constexpr int kManyRanks = 1000;
+
+// Of rank 0 with one position and all others with another.
+bool trailer_tells(at::ScalarType dtype, double factor, const StepPosition& of_0,
+                   const StepPosition& of_others, bool has_news = false) {
+  const at::Tensor sum = torch::zeros({GradientBuckets::kTrailerNumel}, dtype);
+  const at::Tensor own = torch::empty_like(sum);
+  for (int rank = 0; rank < kManyRanks; ++rank) {
+    write_trailer(own, rank == 0 ? of_0 : of_others, has_news && rank == 0);
+    sum.add_(own * factor);
+  }
+  return trailer_needs_attention(sum);
+}
+
+TEST(Trailer, TellsOneRankFromManyInEveryDtype) {
+  for (const at::ScalarType dtype :
+       {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble}) {
+    for (const double factor : {1.0, 1.0 / kManyRanks}) {
+      for (const StepPosition& same :
+           std::vector<StepPosition>{{0, 0, 0}, {1, 0, 1}, {0, 2, 6}, {4, 4, 255}}) {
+        EXPECT_FALSE(trailer_tells(dtype, factor, same, same)) << dtype;
+        EXPECT_TRUE(trailer_tells(dtype, factor, same, same, /*has_news=*/true)) << dtype;
+      }
+      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 1}, {0, 0, 0})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {0, 0, 0}, {0, 1, 2})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 2}, {0, 1, 2})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {2, 0, 3}, {2, 0, 6})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 256}, {1, 0, 256}))
+          << "no room: the counts decide";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cadre
