@@ -43,7 +43,7 @@ equality:  ## DDP against one process and the trainer against PyTorch, in every 
 	build/bin/cadre_tests_training --gtest_filter='*DdpProcesses*'
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
 
-mutants:  ## COUNT=100 changes of the code at random places: which of them does no test notice? SINCE=commit
+mutants:  ## COUNT=100 changes of the code at random places: lists those that no test notices; SINCE=commit
 	@tools/setup test
 	tools/mutants --count $(COUNT) $(if $(SEED),--seed $(SEED)) $(if $(SINCE),--since $(SINCE))
 

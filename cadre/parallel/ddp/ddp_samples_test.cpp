@@ -64,6 +64,25 @@ TEST(DdpSamples, TheCountMayBeSaidOrTheRanksBeEqual) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Rank r has r rows, whose mean is 10 r, and on rank 0, which has none, NaN.
+TEST(DdpSamples, TheMeanOverRanksIgnoresARankWithoutSamples) {
+  const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {
+    nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+    net->to(torch::kDouble);
+    DistributedDataParallel model{net, world};
+    model(torch::ones({int64_t{world.rank()}, 1}, torch::kDouble));
+    const double own = world.rank() == 0 ? NAN : 10.0 * world.rank();
+    const double mean = model.mean_over_ranks(torch::full({}, own, torch::kDouble));
+    require(std::abs(mean - (1 * 10 + 2 * 20) / 3.0) < 1e-12, format("by rows: {}", mean));
+
+    nn::Linear other(1, 1);
+    DistributedDataParallel even{other, world, {.weighting = GradientWeighting::kEqual}};
+    const double even_mean = even.mean_over_ranks(torch::full({}, 10.0 * world.rank()));
+    require(std::abs(even_mean - 10) < 1e-12, format("of equal ranks: {}", even_mean));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // Forwards of several sizes in one backward have one weight only if every rank has the same share
 // of each.
 TEST(DdpSamples, ForwardsOfSeveralSizesInOneBackwardNeedEqualShares) {
