@@ -23,6 +23,10 @@ Fingerprint fingerprint_of(const Message& message) {
       .fingerprint();
 }
 
+Error closed_error() {
+  return Error(ErrorCode::kAborted, "the group is closed");
+}
+
 const char* phase_of(const Message& message) {
   return message.kind == OpKind::kSend ? "send" : "receive";
 }
@@ -106,9 +110,15 @@ bool MessageQueue::try_take_role() {
   return true;
 }
 
-// If anything is left somebody must take the role; not every waiting caller may.
+// If anything is left somebody must take the role; not every waiting caller may. After a close()
+// nobody needs to: the holder ends it.
 void MessageQueue::release_role() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (is_stopping_ && num_pending_ > 0) {
+    lock.unlock();
+    end_all(closed_error());
+    lock.lock();
+  }
   is_role_taken_ = false;
   for (os::Waiter* waiter : waiting_) waiter->unpark();
   if (num_pending_ > 0 && thread_waiter_ != nullptr) thread_waiter_->unpark();
@@ -169,7 +179,11 @@ void MessageQueue::give_up(const Error& error) {
   Monitor& monitor = parts_.monitor;
   monitor.fail({error.code(), monitor.roster().self.value, error.message(), {}});
   const Error failure = monitor.published_failure();
-  protocol_.abandon(failure);
+  end_all(failure);
+}
+
+void MessageQueue::end_all(const Error& error) {
+  protocol_.abandon(error);
   while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
     finish(static_cast<Pending&>(*ended->message), ended->status);
     protocol_.drop_first_ended();
@@ -179,11 +193,12 @@ void MessageQueue::give_up(const Error& error) {
     std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
-  for (const auto& pending : posted) finish(*pending, failure);
+  for (const auto& pending : posted) finish(*pending, error);
 }
 
 void MessageQueue::move_messages(const Pending* until) {
   const auto is_over = [&] {
+    if (is_stopping_) return true;
     if (until != nullptr) return until->is_completed();
     std::lock_guard lock(mutex_);
     return num_pending_ == 0;
@@ -310,35 +325,26 @@ bool MessageQueue::drain(Deadline deadline) {
 }
 
 void MessageQueue::close() {
-  const Error closed(ErrorCode::kAborted, "the group is closed");
   std::unique_ptr<os::Thread> thread;
   {
     std::lock_guard lock(mutex_);
     is_stopping_ = true;
-    if (!refusal_) refusal_ = closed;
+    if (!refusal_) refusal_ = closed_error();
     if (thread_waiter_ != nullptr) thread_waiter_->unpark();
     thread = std::move(thread_);
   }
   if (thread != nullptr) thread->join();
-  // Each message keeps this queue, so none may stay.
-  protocol_.abandon(closed);
-  std::vector<std::shared_ptr<Pending>> left;
-  while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
-    left.push_back(std::static_pointer_cast<Pending>(ended->message));
-    protocol_.drop_first_ended();
-  }
   {
     std::lock_guard lock(mutex_);
-    left.insert(left.end(), posted_.begin(), posted_.end());
-    posted_.clear();
-    num_pending_ = 0;
+    if (is_role_taken_) {
+      // A waiting caller moves messages, or ends one: it ends what is left, too.
+      parts_.transport.wake();
+      return;
+    }
+    is_role_taken_ = true;
   }
-  for (const auto& pending : left) {
-    pending->release_owner();
-    pending->complete(closed);
-  }
-  std::lock_guard lock(mutex_);
-  for (os::Waiter* waiter : waiting_) waiter->unpark();
+  // Each message keeps this queue, so none may stay.
+  const HeldRole role(*this);
 }
 
 }  // namespace cadre

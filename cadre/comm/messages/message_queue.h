@@ -55,7 +55,8 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   void refuse(const Error& reason);
   // Until nothing is left (true) or the deadline has passed.
   bool drain(Deadline deadline);
-  // Joins the thread; what drain() left ends with an error.
+  // Joins the thread; what drain() left ends with an error. A message that a waiting caller is
+  // ending stays that caller's, who needs the parts until the queue is idle.
   void close();
 
  private:
@@ -72,6 +73,8 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   void progress(const Pending* until);
   void move_messages(const Pending* until);
   void give_up(const Error& error);
+  // With the role: ends what has not ended.
+  void end_all(const Error& error);
   void start_posted();
   // Tells the other ranks what this one does.
   void show(const Pending& pending);
@@ -89,7 +92,7 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   size_t num_pending_ = 0;
   uint64_t num_issued_ = 0;
   bool is_role_taken_ = false;
-  bool is_stopping_ = false;
+  std::atomic<bool> is_stopping_ = false;
   std::optional<Error> refusal_;
   std::vector<os::Waiter*> waiting_;
   std::unique_ptr<os::Waiter> thread_waiter_;

@@ -100,6 +100,39 @@ TEST_P(MessageQueueTest, AMessagePostedDuringAWaitGoesAtOnce) {
   }
 }
 
+// A caller that waits ends its message, which takes longer than close() waits after an abort.
+TEST_P(MessageQueueTest, ACloseLeavesTheMessageThatAWaitingCallerEnds) {
+  for (const uint64_t seed : testing::test_seeds(10)) {
+    const auto result = run(seed, [&](RankContext& context, Communicator& group) {
+      Message message{};
+      if (context.rank == 0) {
+        pause(context, seconds(1));
+        group.send(message, kType, 1, 1);
+        pause(context, seconds(20));
+        return;
+      }
+      int num_released = 0;
+      std::string failure = "not called";
+      std::shared_ptr<const void> owner(&message, [&](const void*) {
+        pause(context, seconds(10));
+        ++num_released;
+      });
+      const Work left = group.recv_async(message, kType, 0, 2);
+      const Work received =
+          group.recv_async(message, kType, 0, 1, {.keep_alive = std::move(owner)});
+      const auto caller = context.system.spawn(
+          "caller", [&] { failure = testing::failure_of([&] { received.wait(); }); });
+      pause(context, seconds(2));
+      group.close(context.system.deadline_in(seconds(1)));
+      require(!received.is_completed(), "close() has waited for the owner's deleter");
+      caller->join();
+      require(failure.empty() && num_released == 1, failure);
+      require(left.is_completed() && !left.error()->message().empty(), "the other has ended, too");
+    });
+    ASSERT_TRUE(result.ok()) << "seed " << seed << ": " << result.failures();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, MessageQueueTest,
                          ::testing::Values(TransportChoice::kSharedMemory, TransportChoice::kTcp),
                          [](const auto& choice) {

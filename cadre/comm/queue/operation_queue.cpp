@@ -116,6 +116,7 @@ void OperationQueue::run_front() {
   std::shared_ptr<Issued> front;
   {
     std::lock_guard lock(mutex_);
+    if (pending_.empty()) return;  // close() has taken it out and completes it
     front = pending_.front();
     is_front_running_ = true;
   }
