@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/flight_folder.h"
 #include "cadre/cli/option_words.h"
@@ -112,7 +113,14 @@ Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   std::vector<JobFiles> jobs(1);
   for (const std::string& path : paths) {
     std::error_code failure;
-    if (!std::filesystem::is_directory(path, failure)) {
+    const auto status = std::filesystem::status(path, failure);
+    if (!std::filesystem::exists(status)) {
+      return Error(ErrorCode::kUnavailable,
+                   cadre::format("there is no file or folder \"{0}\"; a job that is started with "
+                                 "cadre run --flight-records {0} makes it",
+                                 path));
+    }
+    if (!std::filesystem::is_directory(status)) {
       jobs[0].files.push_back(path);
       continue;
     }
@@ -131,8 +139,13 @@ Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   return jobs;
 }
 
-// The time is taken after the reading: nothing in the record is later.
+// The time is taken after the reading: nothing in the record is later. The end of a pipe may never
+// come, so it is not opened.
 Result<FlightRecord> read_record(const std::string& path) {
+  std::error_code failure;
+  if (!std::filesystem::is_regular_file(path, failure)) {
+    return Error(ErrorCode::kInvalidArgument, "is not a regular file");
+  }
   const auto text = os::read_file(path, kMaxRecordBytes);
   if (!text.ok()) return text.error();
   auto record = parse_flight_record(std::as_bytes(std::span(*text)));
@@ -149,7 +162,7 @@ std::vector<FlightRecord> read_records(const std::vector<std::string>& files, in
       records.push_back(std::move(record).value());
     } else {
       ++num_refused;
-      fail(kCommand, cadre::format("{}: {}", path, record.error().message()), 0);
+      fail(kCommand, cadre::format("{}: {}", printable(path), record.error().message()), 0);
     }
   }
   return records;
@@ -169,14 +182,12 @@ void append_json(const JobFiles& job, const std::vector<GroupTrace>& traces,
 int trace_command(Words words) {
   const auto options = parse_options(words);
   if (!options.ok()) return fail(kCommand, options.error().message(), kUsageExitCode);
-  if (options->wants_help) {
-    print(kHelp);
-    return 0;
-  }
+  if (options->wants_help) return print(kHelp);
   const auto jobs = find_jobs(options->paths);
   if (!jobs.ok()) return fail(kCommand, jobs.error().message(), 1);
   int num_refused = 0;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  std::string text;
   for (const JobFiles& job : *jobs) {
     const std::vector<GroupTrace> traces = trace_groups(read_records(job.files, num_refused));
     if (options->wants_json) {
@@ -184,12 +195,13 @@ int trace_command(Words words) {
       continue;
     }
     if (!job.nested_folder.empty()) {
-      print(cadre::format("\njob of its own, started by a worker: {}\n", job.nested_folder));
+      text += cadre::format("\njob of its own, started by a worker: {}\n",
+                            printable(job.nested_folder));
     }
-    for (const GroupTrace& trace : traces) print(to_text(trace, options->num_operations));
+    for (const GroupTrace& trace : traces) text += to_text(trace, options->num_operations);
   }
-  if (options->wants_json) print(json.dump(2) + "\n");
-  return num_refused == 0 ? 0 : 1;
+  const int written = print(options->wants_json ? json.dump(2) + "\n" : text);
+  return num_refused == 0 ? written : 1;
 }
 
 }  // namespace cadre::cli

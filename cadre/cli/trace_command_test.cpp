@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -43,7 +44,7 @@ TEST(TraceCommand, SaysWhoOwesWhat) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, HasSubstr("stopped at #1 all_reduce(sum, float32 x 8)"));
   EXPECT_THAT(result.output, HasSubstr("owes       rank 1 (node0, pid 4712)"));
-  EXPECT_THAT(result.output, HasSubstr("the last 1 collectives"));
+  EXPECT_THAT(result.output, HasSubstr("the last collective; for each rank"));
   const auto json = nlohmann::json::parse(run_cadre({"trace", "--json", folder.path()}).output);
   EXPECT_EQ(json[0]["stopped_at"], 1);
 }
@@ -120,6 +121,40 @@ TEST(TraceCommand, ShowsAJobThatAWorkerStartedOnItsOwn) {
   for (const auto& group : json) EXPECT_EQ(group["records"].size(), 2U);
   EXPECT_FALSE(json[0].contains("nested_folder"));
   EXPECT_EQ(json[1]["nested_folder"], nested);
+}
+
+TEST(TraceCommand, TakesOnlyRegularFilesForRecords) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  ASSERT_EQ(::mkfifo(folder.file("pipe.flight").c_str(), 0600), 0);
+  const auto result = run_cadre({"trace", folder.path()});  // a pipe nobody writes to
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("pipe.flight: is not a regular file"));
+  EXPECT_THAT(result.output, HasSubstr("stopped at #1"));
+}
+
+TEST(TraceCommand, DoesNotFollowLinksAmongTheRecords) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  for (const char* name : {"rank0-job1", "rank0-job2"}) {
+    std::filesystem::create_directory_symlink(".", folder.file(name));
+  }
+  const auto result = run_cadre({"trace", "--json", folder.path()});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(nlohmann::json::parse(result.output).size(), 1U);
+}
+
+TEST(TraceCommand, NamesOfFilesDoNotReachTheTerminalAsCommands) {
+  const cadre::testing::TemporaryFolder folder;
+  std::ofstream(folder.file("\x1b[2J.flight")) << "x";
+  EXPECT_THAT(run_cadre({"trace", folder.path()}).error, HasSubstr("/\\x1b[2J.flight: "));
+}
+
+TEST(TraceCommand, SaysOfANameThatIsNotThereHowToMakeIt) {
+  const auto result = run_cadre({"trace", "no/folder"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("there is no file or folder \"no/folder\""));
+  EXPECT_THAT(result.error, HasSubstr("cadre run --flight-records no/folder"));
 }
 
 TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {
