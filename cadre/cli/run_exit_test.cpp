@@ -57,8 +57,8 @@ TEST(RunExit, FoldsOtherEndingsIntoOneLine) {
        "esac; while true; do sleep 0.05; done"});
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_NE(result.error.find(
-                "  others: rank 2: ended by exit code 5; rank 0: had succeeded; rank 3: stopped by "
-                "cadre because rank 1 failed\n"),
+                "  others: rank 2: ended by exit code 5; rank 0: had succeeded; rank 3: killed, "
+                "because it did not end within 1 s of SIGTERM\n"),
             std::string::npos)
       << result.error;
 }
