@@ -152,7 +152,7 @@ TEST(RunOutput, AtInfoEachGroupSaysOnceWhatItIs) {
     const auto result = run_group(level);
     EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
     const std::regex line(
-        R"re(\[0\] info \S+ \S+ rank=0 comm connected group=world round=0 world_size=2 hosts=1 )re"
+        R"re(\[0\] info \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z rank=0 comm connected group=world round=0 world_size=2 hosts=1 )re"
         R"re(host=\S+ pid=\d+ engine=\S+ transport=shared_memory timeout_s=60 version=\S+ )re"
         R"re(algorithms="inline to \d+ B, [^"]+"\n)re");
     const auto begin = std::sregex_iterator(result.error.begin(), result.error.end(), line);
