@@ -15,6 +15,7 @@
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/comm/trace/trace.h"
 #include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/host/wall_clock.h"
 #include "cadre/os/io/file.h"
 
 namespace cadre::cli {
@@ -168,13 +169,25 @@ std::vector<FlightRecord> read_records(const std::vector<std::string>& files, in
   return records;
 }
 
-// The groups of a nested job have a key of their own that says where they are from.
-void append_json(const JobFiles& job, const std::vector<GroupTrace>& traces,
+// Keys of their own tell the groups of several jobs apart: the number of the job among those whose
+// records lie together, and the folder of a nested job.
+void append_json(const JobFiles& files, size_t number, const std::vector<GroupTrace>& traces,
                  nlohmann::ordered_json& json) {
   for (auto& group : nlohmann::ordered_json::parse(to_json(traces))) {
-    if (!job.nested_folder.empty()) group["nested_folder"] = job.nested_folder;
+    group["job"] = number;
+    if (!files.nested_folder.empty()) group["nested_folder"] = files.nested_folder;
     json.push_back(std::move(group));
   }
+}
+
+// Before each of several jobs whose records lie together.
+std::string title_of_job(size_t number, size_t num_jobs, int64_t made_at_s) {
+  const std::string time = made_at_s == 0 ? "" : ", begun " + os::wall_clock_text(made_at_s);
+  const std::string_view rest =
+      number == num_jobs ? " (the last one)"
+                         : "; a later job may have written its records over some of these";
+  return cadre::format("{}job {} of {} whose records lie here{}{}\n", number == 1 ? "" : "\n",
+                       number, num_jobs, time, rest);
 }
 
 }  // namespace
@@ -189,16 +202,20 @@ int trace_command(Words words) {
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   std::string text;
   for (const JobFiles& job : *jobs) {
-    const std::vector<GroupTrace> traces = trace_groups(read_records(job.files, num_refused));
-    if (options->wants_json) {
-      append_json(job, traces, json);
-      continue;
-    }
+    const auto together = split_jobs(read_records(job.files, num_refused));
     if (!job.nested_folder.empty()) {
       text += cadre::format("\njob of its own, started by a worker: {}\n",
                             printable(job.nested_folder));
     }
-    for (const GroupTrace& trace : traces) text += to_text(trace, options->num_operations);
+    for (size_t number = 1; number <= together.size(); ++number) {
+      const std::vector<FlightRecord>& records = together[number - 1];
+      const std::vector<GroupTrace> traces = trace_groups(records);
+      if (options->wants_json) append_json(job, number, traces, json);
+      if (together.size() > 1) {
+        text += title_of_job(number, together.size(), records.front().identity.made_at_s);
+      }
+      for (const GroupTrace& trace : traces) text += to_text(trace, options->num_operations);
+    }
   }
   const int written = print(options->wants_json ? json.dump(2) + "\n" : text);
   return num_refused == 0 ? written : 1;

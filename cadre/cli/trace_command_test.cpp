@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // What two ranks leave when the second is killed inside its first all_reduce.
 void write_records(const std::string& folder) {
@@ -121,6 +122,27 @@ TEST(TraceCommand, ShowsAJobThatAWorkerStartedOnItsOwn) {
   for (const auto& group : json) EXPECT_EQ(group["records"].size(), 2U);
   EXPECT_FALSE(json[0].contains("nested_folder"));
   EXPECT_EQ(json[1]["nested_folder"], nested);
+}
+
+TEST(TraceCommand, SaysWhichRecordsAreOfAnEarlierJob) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  FlightIdentity earlier{"world", "node0", 2, 3, 4000, 0};
+  earlier.connection = 5;
+  earlier.made_at_s = -1;  // before the others, which do not know their time
+  const auto recorder =
+      FlightRecorder::create(folder.file("world-round0-rank2.flight"), earlier).value_or_throw();
+  const auto result = run_cadre({"trace", folder.path()});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output,
+              HasSubstr("job 1 of 2 whose records lie here, begun 1969-12-31T23:59:59Z"));
+  EXPECT_THAT(result.output, HasSubstr("job 2 of 2 whose records lie here (the last one)\n"
+                                       "group \"world\", round 0: 2 ranks; records of ranks 0-1"));
+  EXPECT_THAT(result.output, Not(HasSubstr("the ranks disagree")));
+  const auto json = nlohmann::json::parse(run_cadre({"trace", "--json", folder.path()}).output);
+  ASSERT_EQ(json.size(), 2U);
+  EXPECT_EQ(json[0]["job"], 1);
+  EXPECT_EQ(json[1]["job"], 2);
 }
 
 TEST(TraceCommand, TakesOnlyRegularFilesForRecords) {

@@ -81,6 +81,8 @@ std::vector<std::byte> encode_flight_header(const FlightIdentity& identity) {
   write_name(out, identity.group);
   out.integer(identity.process_start);
   write_name(out, identity.id);
+  out.integer(identity.connection);
+  out.integer(identity.made_at_s);
   return out.take();
 }
 
@@ -110,6 +112,8 @@ Result<FlightRecord> parse_flight_record(ConstBytes file) {
   record.identity.group = read_name<kFlightNameBytes>(in);
   record.identity.process_start = in.integer<uint64_t>();
   record.identity.id = read_name<kFlightNameBytes>(in);
+  record.identity.connection = in.integer<uint64_t>();
+  record.identity.made_at_s = in.integer<int64_t>();
   for (size_t i = 0; i < capacity; ++i) {
     FlightEntry entry;
     if (parse_slot(file.subspan(kFlightHeaderBytes + i * kFlightEntryBytes, kFlightEntryBytes),

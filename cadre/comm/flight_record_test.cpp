@@ -19,7 +19,8 @@
 namespace cadre {
 namespace {
 
-const FlightIdentity kIdentity{"world", "node0", 1, 4, 4711, 3, 0x1234, "world/7.0"};
+const FlightIdentity kIdentity{"world", "node0", 1,           4,      4711,
+                               3,       0x1234,  "world/7.0", 0x5566, 0x7788};
 
 Fingerprint fingerprint_of(OpKind kind) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
@@ -100,7 +101,8 @@ TEST(FlightRecord, GoldenHeader) {
   EXPECT_EQ(text(104, 6), std::string("world\0", 6));
   EXPECT_EQ(text(168, 8), std::string("\x34\x12\0\0\0\0\0\0", 8));
   EXPECT_EQ(text(176, 64), "world/7.0" + std::string(55, '\0'));
-  EXPECT_EQ(text(240, 16), std::string(16, '\0'));
+  EXPECT_EQ(text(240, 8), std::string("\x66\x55\0\0\0\0\0\0", 8));
+  EXPECT_EQ(text(248, 8), std::string("\x88\x77\0\0\0\0\0\0", 8));
 }
 
 TEST(FlightRecord, GoldenEntry) {
