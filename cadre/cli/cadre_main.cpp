@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/nearest.h"
+#include "cadre/os/proc/output_stream.h"
 
 namespace {
 
@@ -36,8 +37,7 @@ int dispatch(const std::string& command, Words words);
 // "help run" is "run --help".
 int help_command(Words words) {
   if (words.empty() || words.front() == "help") {
-    cadre::cli::print(kHelp);
-    return 0;
+    return cadre::cli::print(kHelp);
   }
   const std::vector<std::string> wants_help{"--help"};
   return dispatch(words.front(), wants_help);
@@ -50,8 +50,7 @@ int dispatch(const std::string& command, Words words) {
   if (command == "info") return cadre::cli::info_command(words);
   if (command == "help" || command == "--help" || command == "-h") return help_command(words);
   if (command == "--version" || command == "version") {
-    cadre::cli::print("cadre " CADRE_VERSION "\n");
-    return 0;
+    return cadre::cli::print("cadre " CADRE_VERSION "\n");
   }
   const std::string near = cadre::cli::nearest(command, kCommands);
   return cadre::cli::fail(
@@ -64,6 +63,7 @@ int dispatch(const std::string& command, Words words) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  cadre::os::fill_closed_streams();
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.empty()) {
     cadre::cli::print(kHelp);

@@ -1,6 +1,8 @@
 #include "cadre/cli/command.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <system_error>
 
 #include "cadre/base/format.h"
 
@@ -12,8 +14,11 @@ int fail(std::string_view command, std::string_view sentence, int exit_code) {
   return exit_code;
 }
 
-void print(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
+int print(std::string_view text) {
+  const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (std::fflush(stdout) == 0 && is_written) return 0;
+  const std::error_code reason(errno, std::generic_category());
+  return fail("cadre", cadre::format("standard output: {}", reason.message()), 1);
 }
 
 }  // namespace cadre::cli

@@ -1,8 +1,8 @@
 // The subcommands of `cadre`, and what they share.
 //
 // Threads: the main thread, before any other was started. Blocking: as long as the command runs.
-// Each command gets the words after its name and returns the process's exit code: 0, 2 for a
-// command line that makes no sense, or what its own page says.
+// Each command gets the words after its name and returns the process's exit code: 0, 1 when its
+// output is lost, 2 for a command line that makes no sense, or what its own page says.
 #pragma once
 
 #include <span>
@@ -25,7 +25,8 @@ int trace_command(Words words);
 // "cadre run: <sentence>" on standard error; returns `exit_code`.
 int fail(std::string_view command, std::string_view sentence, int exit_code);
 
-// Texts for standard output.
-void print(std::string_view text);
+// The whole of a command's text for standard output, at once. Returns 0, or 1 when it could not be
+// written (a full disk, a closed descriptor), which is then said on standard error.
+int print(std::string_view text);
 
 }  // namespace cadre::cli

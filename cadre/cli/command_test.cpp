@@ -5,6 +5,7 @@
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/nearest.h"
+#include "cadre/cli/torch_finder.h"
 #include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -27,6 +28,37 @@ TEST(Command, ShowsHelpAndVersion) {
   EXPECT_TRUE(std::regex_match(run_cadre({"--version"}).output,
                                std::regex("cadre [0-9]+\\.[0-9]+\\.[0-9]+\n")));
   EXPECT_EQ(run_cadre({}).exit_code, 2);
+}
+
+// A full disk and a closed descriptor: the text is lost, and the exit code says so.
+TEST(Command, NoticesThatItsOutputIsLost) {
+  const std::vector<std::vector<std::string>> commands{{"info"},
+                                                       {"info", "--json"},
+                                                       {"help"},
+                                                       {"--version"},
+                                                       {"run", "--help"},
+                                                       {"trace", "--help"},
+                                                       {"train", "--help"},
+                                                       {}};
+  for (const std::string redirection : {">/dev/full", ">&-"}) {
+    for (const auto& words : commands) {
+      const auto result = CadreCommand(words, {.shell = "exec \"$@\" " + redirection}).wait();
+      const std::string name = words.empty() ? "nothing" : words.front();
+      EXPECT_EQ(result.exit_code, words.empty() ? 2 : 1) << name << redirection;
+      EXPECT_NE(result.error.find("standard output: "), std::string::npos)
+          << name << redirection << result.error;
+      EXPECT_EQ(result.error.find('\n'), result.error.size() - 1) << result.error;
+    }
+  }
+}
+
+TEST(Command, AJobWithoutAnOutputSaysThatItsLinesAreLost) {
+  const auto result = CadreCommand(shell_job(2, "echo x"), {.shell = "exec \"$@\" >&-"}).wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.error.find("standard output: "), std::string::npos) << result.error;
+  const auto silent = CadreCommand(shell_job(2, "true"), {.shell = "exec \"$@\" <&- >&-"}).wait();
+  EXPECT_EQ(silent.exit_code, 0) << silent.error;
+  EXPECT_EQ(silent.error, "");
 }
 
 TEST(Command, SuggestsTheNearestCommand) {
@@ -99,11 +131,19 @@ TEST(Info, SaysTheSameAsTableAndAsJson) {
   EXPECT_EQ(json["transport_shared_memory"], "works");
 }
 
+TEST(Info, SaysWhereItLookedForTorchInVain) {
+  const auto result = run_cadre({"info"}, {{"CADRE_TORCH", "/no/such/torch"}});
+  EXPECT_NE(
+      result.output.find("not found: CADRE_TORCH=/no/such/torch has none; set CADRE_TORCH to "),
+      std::string::npos)
+      << result.output;
+}
+
 TEST(Train, ExplainsWhatItNeeds) {
   EXPECT_EQ(run_cadre({"train"}).error,
             "cadre train: no configuration; for example: cadre train examples/gpt.toml\n");
-  EXPECT_EQ(run_cadre({"train", "x.toml", "--nproc-per-nod=2"}).error,
-            "cadre train: unknown option --nproc-per-nod; did you mean --nproc-per-node?\n");
+  EXPECT_EQ(run_cadre({"train", "x.toml", "--nproc-per-nide=2"}).error,
+            "cadre train: unknown option --nproc-per-nide; did you mean --nproc-per-node?\n");
   EXPECT_EQ(run_cadre({"train", "x.toml", "--nproc-per-node", "none"}).error,
             "cadre train: --nproc-per-node none: expected a number from 1 to 4096\n");
 }
@@ -121,6 +161,12 @@ TEST(Train, LooksForTheConfigurationBeforeAnythingStarts) {
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_EQ(result.error, "cadre train: " + sentence + "\n");
   }
+}
+
+// There is no make in the folder of an installed Cadre whose trainer was left out.
+std::string missing_trainer() {
+  return built_with_torch() ? "only a part of Cadre was built or installed; install all of it"
+                            : "this build has no libtorch; run `make build`";
 }
 
 // An installed tree with a trainer that is a shell script, or with none.
@@ -156,8 +202,7 @@ TEST_F(TrainTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(result.output.find("\n[0]   --nproc-per-node N "), std::string::npos) << result.output;
   EXPECT_NE(result.output.find("[0] The list of keys is the trainer's: the trainer " + folder_ +
-                               "/libexec/cadre/cadre-train is not there: this build has no "
-                               "libtorch; run `make build`"),
+                               "/libexec/cadre/cadre-train is not there: " + missing_trainer()),
             std::string::npos)
       << result.output;
 }
@@ -180,12 +225,10 @@ TEST_F(TrainTree, PassesPrintConfigToOneProcess) {
   EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --print-config\n");
 }
 
-TEST_F(TrainTree, SaysHowToBuildAMissingTrainer) {
+TEST_F(TrainTree, SaysHowToGetAMissingTrainer) {
   const auto result = train({config_});
   EXPECT_EQ(result.exit_code, kNotFoundExitCode);
-  EXPECT_NE(result.error.find("cadre-train is not there: this build has no libtorch; run `make "
-                              "build` with torch installed"),
-            std::string::npos)
+  EXPECT_NE(result.error.find("cadre-train is not there: " + missing_trainer()), std::string::npos)
       << result.error;
 }
 

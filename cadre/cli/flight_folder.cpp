@@ -64,7 +64,9 @@ std::vector<std::string> nested_flight_folders(const std::string& folder) {
   for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
        entry.increment(failure)) {
     const std::string path = entry->path().string();
-    if (!is_nested_name(entry->path().filename().string()) || !entry->is_directory(failure)) {
+    // A link may lead out of the folder, or round in it.
+    if (!is_nested_name(entry->path().filename().string()) || entry->is_symlink(failure) ||
+        !entry->is_directory(failure)) {
       continue;
     }
     folders.push_back(path);

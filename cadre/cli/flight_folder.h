@@ -20,7 +20,7 @@ namespace cadre::cli {
 // FOLDER/rankR-jobN: the N-th job that rank R has started there.
 Status prepare_flight_folder(os::Environment& environment);
 
-// The folders FOLDER/rankR-jobN, and those in them, sorted.
+// The folders FOLDER/rankR-jobN, and those in them, sorted. Links are not followed.
 std::vector<std::string> nested_flight_folders(const std::string& folder);
 
 }  // namespace cadre::cli

@@ -73,7 +73,8 @@ std::vector<Row> build_rows(const os::Environment& environment) {
                         text_row("compiler", "compiler", cadre::format("g++ {}", __VERSION__))};
   const auto torch = find_torch(environment);
   rows.push_back(
-      text_row("torch_version", "torch", torch ? torch->version : "not found (set CADRE_TORCH)"));
+      text_row("torch_version", "torch",
+               torch ? torch->version : "not found: " + explain_missing_torch(environment)));
   if (torch) rows.push_back(text_row("torch_folder", "torch's folder", torch->folder));
   rows.push_back(text_row("python", "python", find_python(environment)));
   return rows;
@@ -122,8 +123,7 @@ int info_command(Words words) {
     if (word == "--json") {
       wants_json = true;
     } else if (word == "--help" || word == "-h") {
-      print(kInfoHelp);
-      return 0;
+      return print(kInfoHelp);
     } else {
       return fail(kInfoCommand, cadre::format("unknown option {}; there is --json", word),
                   kUsageExitCode);
@@ -135,8 +135,7 @@ int info_command(Words words) {
   for (auto&& part : {machine_rows(os::read_machine_info(environment)), transport_rows(*system)}) {
     rows.insert(rows.end(), part.begin(), part.end());
   }
-  print(wants_json ? as_json(rows) : as_table(rows));
-  return 0;
+  return print(wants_json ? as_json(rows) : as_table(rows));
 }
 
 }  // namespace cadre::cli

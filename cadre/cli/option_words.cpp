@@ -12,6 +12,10 @@
 namespace cadre::cli {
 namespace {
 
+constexpr std::string_view kNumberOfProcesses = "--nproc-per-node";
+// mpirun's -n 4 and -np 4.
+constexpr std::string_view kNumberOfMpirun = "-n";
+
 std::string with_dashes(std::string name) {
   if (name.size() > 2) std::replace(name.begin() + 2, name.end(), '_', '-');
   return name;
@@ -50,10 +54,28 @@ class WordParser {
     const size_t equals = word.find('=');
     const std::string spelling = word.substr(0, equals);
     const std::string name = with_dashes(spelling);
-    const auto spec = std::ranges::find(known_, name, &OptionSpec::name);
-    if (spec == known_.end()) return unknown(spelling);
+    const auto named = find_long(name, spelling);
+    if (!named.ok()) return named.error();
+    const OptionSpec* spec = *named;
     if (equals == std::string::npos) return take(*spec, spelling, std::nullopt);
     return take(*spec, spelling, word.substr(equals + 1));
+  }
+
+  // Itself, or the only one that begins so, as argparse takes them.
+  Result<const OptionSpec*> find_long(const std::string& name, const std::string& spelling) const {
+    std::vector<const OptionSpec*> longer;
+    for (const OptionSpec& spec : known_) {
+      if (spec.name == name) return &spec;
+      if (spec.name.starts_with(name)) longer.push_back(&spec);
+    }
+    if (longer.empty()) return unknown(spelling);
+    if (longer.size() == 1) return longer.front();
+    std::string names;
+    for (const OptionSpec* spec : longer) {
+      names += cadre::format("{}{}", names.empty() ? "" : ", ", spec->name);
+    }
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} is ambiguous: it may be {}", spelling, names));
   }
 
   // "-m", "-t 3", "-t3".
@@ -86,14 +108,15 @@ class WordParser {
   }
 
   Error unknown(const std::string& spelling) const {
-    const std::string name = with_dashes(spelling);
     std::vector<std::string> names;
-    std::vector<std::string> longer;  // argparse takes an abbreviation; here it is a suggestion
-    for (const OptionSpec& spec : known_) {
-      names.emplace_back(spec.name);
-      if (spec.name.starts_with(name)) longer.emplace_back(spec.name);
+    for (const OptionSpec& spec : known_) names.emplace_back(spec.name);
+    if (spelling.starts_with(kNumberOfMpirun) &&
+        std::ranges::count(names, kNumberOfProcesses) > 0) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("unknown option {}; for the number of processes say {}", spelling,
+                                 kNumberOfProcesses));
     }
-    const std::string near = longer.size() == 1 ? longer.front() : nearest(name, names);
+    const std::string near = nearest(with_dashes(spelling), names);
     return Error(ErrorCode::kInvalidArgument,
                  near.empty()
                      ? cadre::format("unknown option {}; {} --help lists all", spelling, command_)

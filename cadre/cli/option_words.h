@@ -3,7 +3,8 @@
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument with a sentence that names the
 // option that is wrong and, where one is near, the right one.
 // Source: argparse and torchrun: --nproc-per-node and --nproc_per_node are the same, values follow
-// as the next word or after "=", "--name=" gives an empty value, -t3 is -t 3, and of an option that
+// as the next word or after "=", a long option may be cut short while it is unambiguous, "--name="
+// gives an empty value, -t3 is -t 3, and of an option that
 // is given twice the last one counts.
 #pragma once
 

@@ -1,5 +1,4 @@
 // `cadre run`: from its command line to a JobSpec.
-#include <charconv>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -78,27 +77,13 @@ Status resolve_program(const RunOptions& options, launch::JobSpec& spec) {
   return {};
 }
 
-Duration stop_grace(const RunOptions& options, const os::Environment& environment) {
-  double seconds = options.shutdown_timeout_s;
-  if (seconds < 0) {
-    const std::string text = environment.get_or("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30");
-    if (std::from_chars(text.data(), text.data() + text.size(), seconds).ec != std::errc()) {
-      seconds = 30;
-    }
-  }
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
-
 }  // namespace
 
 int run_command(Words words) {
   const os::Environment environment = os::read_environment();
   const auto options = parse_run_options(words, environment);
   if (!options.ok()) return fail(kRunCommand, options.error().message(), kUsageExitCode);
-  if (options->wants_help) {
-    print(run_help());
-    return 0;
-  }
+  if (options->wants_help) return print(run_help());
   for (const std::string& warning : options->warnings) fail(kRunCommand, warning, 0);
   for (const NamedHost& host : options->hosts) {
     if (const Status is_here = check_is_this_host(host); !is_here.ok()) {
@@ -117,7 +102,7 @@ int run_command(Words words) {
   spec.run_id = options->run_id;
   spec.role = options->role;
   spec.store_port = options->store_port;
-  spec.stop_grace = stop_grace(*options, spec.environment);
+  if (options->shutdown_timeout) spec.stop_grace = *options->shutdown_timeout;
   spec.prefix_template = options->prefix_template.value_or(
       spec.environment.get_or("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] "));
   spec.colour_prefix = os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal() &&

@@ -57,8 +57,8 @@ TEST(RunExit, FoldsOtherEndingsIntoOneLine) {
        "esac; while true; do sleep 0.05; done"});
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_NE(result.error.find(
-                "  others: rank 2: ended by exit code 5; rank 0: had succeeded; rank 3: stopped by "
-                "cadre because rank 1 failed\n"),
+                "  others: rank 2: ended by exit code 5; rank 0: had succeeded; rank 3: killed, "
+                "because it did not end within 1 s of SIGTERM\n"),
             std::string::npos)
       << result.error;
 }
@@ -130,7 +130,8 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
        126,
        "\"" + folder_ +
            "/plain\" is not a program: it is not executable, and it begins neither as a compiled "
-           "program does nor with #!"},
+           "program does nor with #!; if it is a script, name its interpreter before it (sh " +
+           folder_ + "/plain)"},
       {{folder_ + "/script"},
        126,
        "\"" + folder_ + "/script\" is not executable: chmod +x " + folder_ + "/script"},
@@ -154,9 +155,9 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
        2,
        "--nnodes 2: this launcher starts workers on one host only; for several hosts start each "
        "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"},
-      {{"--nproc-per-nod", "2", "true"},
+      {{"--nproc-per-nide", "2", "true"},
        2,
-       "unknown option --nproc-per-nod; did you mean --nproc-per-node?"},
+       "unknown option --nproc-per-nide; did you mean --nproc-per-node?"},
       {{}, 2, "no program to run; for example: cadre run --nproc-per-node 2 ./train"},
   };
   for (const Unstartable& one : cases) {
@@ -166,6 +167,26 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
     EXPECT_EQ(result.exit_code, one.exit_code) << one.sentence;
     EXPECT_EQ(result.error, "cadre run: " + one.sentence + "\n");
   }
+}
+
+// Following the sentence leads to a program that starts, not to another sentence.
+TEST_F(RunUnstartable, OfANameInThisFolderSaysTheLastRemedyFirst) {
+  const auto run_here = [&](const std::string& name) {
+    return CadreCommand({"run", name}, {.shell = "cd " + folder_ + "; exec \"$@\""}).wait();
+  };
+  std::filesystem::create_directory(folder_ + "/package");
+  std::filesystem::rename(folder_ + "/script", folder_ + "/own-script");  // util-linux has a script
+  const auto folder = run_here("package");
+  EXPECT_EQ(folder.exit_code, 126);
+  EXPECT_NE(folder.error.find("package\" is a directory, not a program"), std::string::npos)
+      << folder.error;
+  EXPECT_NE(run_here("plain").error.find("name its interpreter before it (sh ./plain)"),
+            std::string::npos);
+  const auto script = run_here("own-script");
+  EXPECT_EQ(script.exit_code, 127);
+  EXPECT_NE(script.error.find("chmod +x own-script, then say ./own-script"), std::string::npos)
+      << script.error;
+  EXPECT_NE(run_here("text").error.find("say ./text"), std::string::npos);
 }
 
 }  // namespace

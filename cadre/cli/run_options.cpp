@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <chrono>
 #include <string_view>
 #include <system_error>
 
@@ -26,12 +27,18 @@ Error wrong(const GivenOption& given, std::string_view sentence) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), sentence));
 }
 
-std::optional<double> parse_seconds(std::string_view text) {
+// Some 30 years; a clock's nanoseconds hold nine times as many.
+constexpr double kMaxSeconds = 1e9;
+
+Result<Duration> parse_seconds(const GivenOption& given) {
   double seconds = 0;
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, seconds);
-  if (parsed.ec != std::errc() || parsed.ptr != end || !(seconds >= 0)) return std::nullopt;
-  return seconds;
+  const char* end = given.value.data() + given.value.size();
+  const auto parsed = std::from_chars(given.value.data(), end, seconds);
+  const bool is_in_range = seconds >= 0 && seconds <= kMaxSeconds;  // false for NaN
+  if (parsed.ec != std::errc() || parsed.ptr != end || !is_in_range) {
+    return wrong(given, "expected a number of seconds, from 0 to 1e9");
+  }
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
 std::optional<uint16_t> parse_port(std::string_view text) {
@@ -67,8 +74,8 @@ Status check_max_restarts(const GivenOption& given, RunOptions&) {
 }
 
 Status check_monitor_interval(const GivenOption& given, RunOptions&) {
-  if (parse_seconds(given.value)) return {};
-  return wrong(given, "expected a number of seconds");
+  const auto seconds = parse_seconds(given);
+  return seconds.ok() ? Status() : seconds.error();
 }
 
 Status check_start_method(const GivenOption& given, RunOptions&) {
@@ -113,9 +120,9 @@ Status take_port(const GivenOption& given, RunOptions& options) {
 }
 
 Status take_shutdown_timeout(const GivenOption& given, RunOptions& options) {
-  const auto seconds = parse_seconds(given.value);
-  if (!seconds) return wrong(given, "expected a number of seconds");
-  options.shutdown_timeout_s = *seconds;
+  const auto seconds = parse_seconds(given);
+  if (!seconds.ok()) return seconds.error();
+  options.shutdown_timeout = *seconds;
   return {};
 }
 
@@ -177,6 +184,8 @@ constexpr std::array kAccepted{
     AcceptedFlag{{"--rdzv-endpoint", "HOST:PORT"}, Origin::kTorchrun, take_endpoint},
 };
 
+constexpr const char* kElasticShutdownTimeout = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+
 // torchrun reads no variable for these two of its flags.
 bool has_variable(std::string_view name) {
   return name != "--logs-specs" && name != "--numa-binding";
@@ -208,10 +217,16 @@ std::vector<OptionSpec> options_with_variables() {
   return specs;
 }
 
-// The options that PET_ variables give; an empty variable is none, and a switch's is 0 or 1.
+// The options that variables give; an empty variable is none, and a switch's is 0 or 1. A PET_
+// variable goes before the older one for the shutdown timeout.
 Result<std::vector<GivenOption>> read_variables(const os::Environment& environment,
                                                 std::vector<std::string>& warnings) {
   std::vector<GivenOption> given;
+  const std::string elastic = environment.get_or(kElasticShutdownTimeout, "");
+  if (!elastic.empty()) {
+    given.push_back(
+        {.name = "--shutdown-timeout", .spelling = kElasticShutdownTimeout, .value = elastic});
+  }
   std::vector<std::string> known;
   for (const OptionSpec& spec : options_with_variables()) {
     const std::string& variable = known.emplace_back(variable_of(spec.name));
@@ -231,6 +246,15 @@ Result<std::vector<GivenOption>> read_variables(const os::Environment& environme
   return given;
 }
 
+// Of a refused value that a variable gave: it cannot be left out of the command line.
+Status with_remedy(const GivenOption& given, Status applied) {
+  if (applied.ok() || given.spelling.starts_with('-')) return applied;
+  return Error(applied.error().code(),
+               cadre::format("{}; unset the variable {}, or give {}, which "
+                             "goes before it",
+                             applied.error().message(), given.spelling, given.name));
+}
+
 Status apply_all(const ParsedWords& parsed, RunOptions& options) {
   // What torchrun's --standalone replaces by values of its own.
   const bool is_standalone = parsed.find("--standalone") != nullptr;
@@ -241,11 +265,13 @@ Status apply_all(const ParsedWords& parsed, RunOptions& options) {
                              flag.option.name == "--rdzv-endpoint" ||
                              flag.option.name == "--master-addr";
     if (is_standalone && is_replaced) continue;
-    CADRE_RETURN_IF_ERROR(flag.apply(*given, options));
+    CADRE_RETURN_IF_ERROR(with_remedy(*given, flag.apply(*given, options)));
   }
   for (const RefusedFlag& flag : refused_torchrun_flags()) {
     const GivenOption* given = parsed.find(flag.option.name);
-    if (given != nullptr) CADRE_RETURN_IF_ERROR(check_refused_flag(*given));
+    if (given != nullptr) {
+      CADRE_RETURN_IF_ERROR(with_remedy(*given, check_refused_flag(*given)));
+    }
   }
   return {};
 }

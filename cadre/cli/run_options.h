@@ -2,7 +2,8 @@
 //
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument with a sentence that names the
 // word or the variable that is wrong and, where one is near, the right one.
-// Source: torchrun's flags, in both spellings, and its PET_ variables, over which a flag wins.
+// Source: torchrun's flags, in both spellings, and its PET_ variables and
+// TORCH_ELASTIC_SHUTDOWN_TIMEOUT, over which a flag wins.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/cli/option_words.h"
 #include "cadre/os/proc/environment.h"
@@ -35,8 +37,8 @@ struct RunOptions {
   uint16_t store_port = 0;  // 0: a free one
   std::vector<NamedHost> hosts;
   std::optional<std::string> prefix_template;
-  std::string flight_folder;         // empty: records stay in memory
-  double shutdown_timeout_s = -1;    // negative: not given
+  std::string flight_folder;  // empty: records stay in memory
+  std::optional<Duration> shutdown_timeout;
   std::vector<std::string> program;  // and its arguments
   std::vector<std::string> warnings;
 };

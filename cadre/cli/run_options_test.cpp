@@ -17,6 +17,7 @@ namespace cadre::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 using RunWords = std::vector<std::string>;
@@ -112,8 +113,7 @@ TEST(RunOptions, AMissingValueIsASentence) {
   EXPECT_EQ(refusal_of({"--standalone=1"}), "--standalone=1: --standalone takes no value");
 }
 
-TEST(RunOptions, SuggestsWhatAnAbbreviationMayMean) {
-  EXPECT_EQ(refusal_of({"--nproc", "2"}), "unknown option --nproc; did you mean --nproc-per-node?");
+TEST(RunOptions, OfALetterThatIsNoneNamesTheHelp) {
   EXPECT_EQ(refusal_of({"-x"}), "unknown option -x; cadre run --help lists all");
 }
 
@@ -236,6 +236,58 @@ TEST(RunOptionsEndToEnd, AVariableCountsAndAnUnknownOneIsNamed) {
   EXPECT_THAT(result.output, HasSubstr("[1] 2\n"));
   EXPECT_EQ(result.error,
             "cadre run: warning: PET_ODD is ignored: torchrun has no such variable\n");
+}
+
+TEST(RunOptions, OfAVariableSaysToUnsetIt) {
+  EXPECT_THAT(refusal_of({}, variable("PET_LOG_DIR", "/tmp/x")),
+              HasSubstr("unset the variable PET_LOG_DIR, or give --log-dir"));
+  EXPECT_THAT(refusal_of({"--log-dir", "/tmp/x"}), Not(HasSubstr("unset")));
+}
+
+// A clock counts nanoseconds in 64 bits: "inf" must not become a time in the past.
+TEST(RunOptions, AShutdownTimeoutIsANumberOfSecondsThatAClockHolds) {
+  for (const char* value : {"inf", "nan", "1e300", "1e10", "-1", "abc"}) {
+    EXPECT_THAT(
+        refusal_of({"--shutdown-timeout", value}),
+        StartsWith(cadre::format("--shutdown-timeout {}: expected a number of seconds", value)));
+    for (const char* name : {"PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}) {
+      EXPECT_THAT(refusal_of({}, variable(name, value)),
+                  StartsWith(cadre::format("{}={}: expected a number of seconds", name, value)));
+    }
+  }
+}
+
+TEST(RunOptions, TheShutdownTimeoutsOptionGoesBeforeItsVariables) {
+  os::Environment environment = variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1e6");
+  const auto seconds = [&](const RunWords& words) {
+    return std::chrono::duration<double>(*parse(words, environment)->shutdown_timeout).count();
+  };
+  EXPECT_EQ(parse({})->shutdown_timeout, std::nullopt);
+  EXPECT_EQ(seconds({}), 1e6);
+  environment.set("PET_SHUTDOWN_TIMEOUT", "0.5");
+  EXPECT_EQ(seconds({}), 0.5);
+  EXPECT_EQ(seconds({"--shutdown-timeout", "7"}), 7);
+}
+
+// As argparse takes them, which torchrun uses.
+TEST(RunOptions, TakesAbbreviationsThatAreUnambiguous) {
+  for (const RunWords& words : {RunWords{"--nproc", "3"}, RunWords{"--nproc_per=3"}}) {
+    const auto options = parse(words);
+    ASSERT_TRUE(options.ok()) << options.error().message();
+    EXPECT_EQ(options->num_workers.value, "3");
+  }
+  const std::string ambiguous = refusal_of({"--n", "3"});
+  EXPECT_THAT(ambiguous, HasSubstr("--n is ambiguous"));
+  EXPECT_THAT(ambiguous, HasSubstr("--nproc-per-node"));
+  EXPECT_THAT(ambiguous, HasSubstr("--nnodes"));
+  EXPECT_EQ(refusal_of({"--rdzv-i", "x"}), "accepted");
+}
+
+TEST(RunOptions, MpirunsSpellingOfTheNumberGetsOurs) {
+  for (const RunWords& words :
+       {RunWords{"-n", "2"}, RunWords{"-np", "2"}, RunWords{"-n2"}, RunWords{"-np=2"}}) {
+    EXPECT_THAT(refusal_of(words), HasSubstr("say --nproc-per-node")) << words.front();
+  }
 }
 
 }  // namespace

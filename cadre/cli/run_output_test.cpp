@@ -6,6 +6,7 @@
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/comm/connect.h"
 #include "cadre/os/proc/executable.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
@@ -152,12 +153,25 @@ TEST(RunOutput, AtInfoEachGroupSaysOnceWhatItIs) {
     const auto result = run_group(level);
     EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
     const std::regex line(
-        R"re(\[0\] info \S+ \S+ rank=0 comm connected group=world round=0 world_size=2 hosts=1 )re"
+        R"re(\[0\] info \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z rank=0 comm connected group=world round=0 world_size=2 hosts=1 )re"
         R"re(host=\S+ pid=\d+ engine=\S+ transport=shared_memory timeout_s=60 version=\S+ )re"
         R"re(algorithms="inline to \d+ B, [^"]+"\n)re");
     const auto begin = std::sregex_iterator(result.error.begin(), result.error.end(), line);
     EXPECT_EQ(std::distance(begin, std::sregex_iterator()), 1) << result.error;
   }
+}
+
+// The diagnosis of a job is worth less than the job.
+TEST(RunOutput, AFlightRecordThatCannotBeWrittenIsAWarning) {
+  const cadre::testing::TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("world-round0-rank1.flight"));
+  const auto result = run_cadre({"run", "--nproc-per-node", "2", "--flight-records", folder.path(),
+                                 os::own_executable().value_or_throw(),
+                                 "--gtest_filter=RunOutputWorker.ConnectsAGroup"});
+  EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
+  EXPECT_NE(result.error.find("rank=1 comm flight_record=none reason="), std::string::npos)
+      << result.error;
+  EXPECT_EQ(result.error.find("rank=0"), std::string::npos) << result.error;
 }
 
 TEST(RunOutput, AboveInfoAGroupThatConnectsSaysNothing) {

@@ -109,5 +109,55 @@ TEST(RunStop, CtrlZStopsTheWholeJobAndContinuingContinuesIt) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
+// The shutdown timeout of these jobs is longer than the tests' patience where nothing needs it.
+TEST(RunStop, WhatAFailedWorkerLeftRunningIsAskedToStop) {
+  CadreCommand command({"run", "--shutdown-timeout", "1000", "sh", "-c",
+                        "sleep 1000 & setsid sleep 1000 & echo started; exit 3"});
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 3) << result.error;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
+TEST(RunStop, WhatAnInterruptedWorkerLeavesRunningIsAskedToStop) {
+  CadreCommand command({"run", "--shutdown-timeout", "1000", "sh", "-c",
+                        "setsid sleep 1000 & trap 'exit 0' TERM; echo up; while true; do sleep "
+                        "0.05; done"});
+  ASSERT_TRUE(command.wait_for("[0] up"));
+  command.send(SIGTERM);
+  EXPECT_EQ(command.wait().exit_code, 128 + SIGTERM);
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
+TEST(RunStop, SaysForWhomItWaitsAndWhomItHadToKill) {
+  CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "3", "sh", "-c",
+                        "if [ $RANK = 1 ]; then sleep 0.5; exit 5; fi; trap '' TERM; while true; "
+                        "do sleep 0.1; done"});
+  ASSERT_TRUE(command.wait_for("waiting for"));
+  EXPECT_NE(command.seen().error.find("cadre: rank 1 failed with exit code 5; waiting for rank 0 "
+                                      "to end, killed if not within 3 s of SIGTERM"),
+            std::string::npos)
+      << command.seen().error;
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_NE(result.error.find("  others: rank 0: killed, because it did not end within 3 s of "
+                              "SIGTERM"),
+            std::string::npos)
+      << result.error;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
+TEST(RunStop, ALeftoverThatHadToBeKilledIsNamed) {
+  CadreCommand command({"run", "--shutdown-timeout", "2", "sh", "-c",
+                        "setsid sh -c \"trap '' TERM; echo deaf; while true; do sleep 0.1; done\" "
+                        "& sleep 0.5; exit 4"});
+  const auto result = command.wait();
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_NE(masked(result.error).find("waiting for sh (pid #)"), std::string::npos) << result.error;
+  EXPECT_NE(masked(result.error).find("did not end within 2 s of SIGTERM: sh (pid #)"),
+            std::string::npos)
+      << result.error;
+  EXPECT_TRUE(command.leaves_nothing());
+}
+
 }  // namespace
 }  // namespace cadre::cli

@@ -104,18 +104,31 @@ Result<std::optional<std::string>> trainer_library_path(const std::string& train
     const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
     return std::optional(torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited));
   }
-  const std::string named = environment.get_or("CADRE_TORCH", "");
   // A build without torch knows no version.
   const std::string needed = wanted.empty() ? "torch" : cadre::format("torch {}", wanted);
-  const std::string found = torch ? cadre::format("{} has torch {}", torch->folder, torch->version)
-                            : named.empty()
-                                ? "there is none in .venv of this folder nor beside python3"
-                                : cadre::format("CADRE_TORCH={} has none", named);
-  return Error(
-      ErrorCode::kUnavailable,
-      cadre::format("the trainer needs the libraries of {0}, and {1}; set CADRE_TORCH to a torch "
-                    "folder, a virtual environment or a Python that has {0}",
-                    needed, found));
+  const std::string found = torch ? cadre::format(
+                                        "{} has torch {}; set CADRE_TORCH to a torch "
+                                        "folder, a virtual environment or a Python that "
+                                        "has {}",
+                                        torch->folder, torch->version, needed)
+                                  : explain_missing_torch(environment);
+  return Error(ErrorCode::kUnavailable,
+               cadre::format("the trainer needs the libraries of {}, and {}", needed, found));
+}
+
+std::string explain_missing_torch(const os::Environment& environment) {
+  const std::string named = environment.get_or("CADRE_TORCH", "");
+  const std::string_view wanted = minor_version(kBuiltWithVersion);
+  return cadre::format(
+      "{}; set CADRE_TORCH to a torch folder, a virtual environment or a Python "
+      "that has torch{}{}",
+      named.empty() ? "there is none in .venv of this folder nor beside python3"
+                    : cadre::format("CADRE_TORCH={} has none", named),
+      wanted.empty() ? "" : " ", wanted);
+}
+
+bool built_with_torch() {
+  return !kBuiltWithVersion.empty();
 }
 
 std::string find_python(const os::Environment& environment) {

@@ -28,6 +28,13 @@ std::optional<TorchInstallation> find_torch(const os::Environment& environment);
 Result<std::optional<std::string>> trainer_library_path(const std::string& trainer,
                                                         const os::Environment& environment);
 
+// "there is none in .venv of this folder nor beside python3", or what CADRE_TORCH names and has
+// not; and what to set it to. For a sentence about a torch that find_torch() did not find.
+std::string explain_missing_torch(const os::Environment& environment);
+
+// Whether this build had a torch, and so made a trainer.
+bool built_with_torch();
+
 // The Python that `cadre run` would use: a path, or the name when it was not found.
 std::string find_python(const os::Environment& environment);
 

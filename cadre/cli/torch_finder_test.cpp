@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A virtual environment with a torch of version 2.12.1.
 class TorchFinder : public ::testing::Test {
@@ -115,6 +116,11 @@ TEST_F(TorchFinder, TrainNamesTheVariableWhenTheTrainerHasNoLibtorch) {
                                    HasSubstr("and CADRE_TORCH=" + folder_ +
                                              "/lib has none; set CADRE_TORCH to a torch folder, "
                                              "a virtual environment or a Python that has torch")));
+  const auto help = run_cadre({"run", folder_ + "/bin/cadre", "train", "--help"},
+                              {{"CADRE_TORCH", folder_ + "/lib"}});
+  EXPECT_EQ(help.exit_code, 0) << help.error;
+  EXPECT_THAT(help.output, HasSubstr("The list of keys is the trainer's: the trainer needs"));
+  EXPECT_THAT(help.output, Not(HasSubstr("may set:")));
   std::ofstream(torch_ + "/version.py") << "\n__version__ = '1.9.0'\n";
   EXPECT_THAT(train_with(folder_).error, HasSubstr("and " + torch_ + " has torch 1.9.0; set"));
 }

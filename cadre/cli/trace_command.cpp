@@ -8,12 +8,14 @@
 #include <system_error>
 
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/flight_folder.h"
 #include "cadre/cli/option_words.h"
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/comm/trace/trace.h"
 #include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/host/wall_clock.h"
 #include "cadre/os/io/file.h"
 
 namespace cadre::cli {
@@ -112,7 +114,14 @@ Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   std::vector<JobFiles> jobs(1);
   for (const std::string& path : paths) {
     std::error_code failure;
-    if (!std::filesystem::is_directory(path, failure)) {
+    const auto status = std::filesystem::status(path, failure);
+    if (!std::filesystem::exists(status)) {
+      return Error(ErrorCode::kUnavailable,
+                   cadre::format("there is no file or folder \"{0}\"; a job that is started with "
+                                 "cadre run --flight-records {0} makes it",
+                                 path));
+    }
+    if (!std::filesystem::is_directory(status)) {
       jobs[0].files.push_back(path);
       continue;
     }
@@ -131,8 +140,13 @@ Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   return jobs;
 }
 
-// The time is taken after the reading: nothing in the record is later.
+// The time is taken after the reading: nothing in the record is later. The end of a pipe may never
+// come, so it is not opened.
 Result<FlightRecord> read_record(const std::string& path) {
+  std::error_code failure;
+  if (!std::filesystem::is_regular_file(path, failure)) {
+    return Error(ErrorCode::kInvalidArgument, "is not a regular file");
+  }
   const auto text = os::read_file(path, kMaxRecordBytes);
   if (!text.ok()) return text.error();
   auto record = parse_flight_record(std::as_bytes(std::span(*text)));
@@ -149,19 +163,31 @@ std::vector<FlightRecord> read_records(const std::vector<std::string>& files, in
       records.push_back(std::move(record).value());
     } else {
       ++num_refused;
-      fail(kTraceCommand, cadre::format("{}: {}", path, record.error().message()), 0);
+      fail(kTraceCommand, cadre::format("{}: {}", printable(path), record.error().message()), 0);
     }
   }
   return records;
 }
 
-// The groups of a nested job have a key of their own that says where they are from.
-void append_json(const JobFiles& job, const std::vector<GroupTrace>& traces,
+// Keys of their own tell the groups of several jobs apart: the number of the job among those whose
+// records lie together, and the folder of a nested job.
+void append_json(const JobFiles& files, size_t number, const std::vector<GroupTrace>& traces,
                  nlohmann::ordered_json& json) {
   for (auto& group : nlohmann::ordered_json::parse(to_json(traces))) {
-    if (!job.nested_folder.empty()) group["nested_folder"] = job.nested_folder;
+    group["job"] = number;
+    if (!files.nested_folder.empty()) group["nested_folder"] = files.nested_folder;
     json.push_back(std::move(group));
   }
+}
+
+// Before each of several jobs whose records lie together.
+std::string title_of_job(size_t number, size_t num_jobs, int64_t made_at_s) {
+  const std::string time = made_at_s == 0 ? "" : ", begun " + os::wall_clock_text(made_at_s);
+  const std::string_view rest =
+      number == num_jobs ? " (the last one)"
+                         : "; a later job may have written its records over some of these";
+  return cadre::format("{}job {} of {} whose records lie here{}{}\n", number == 1 ? "" : "\n",
+                       number, num_jobs, time, rest);
 }
 
 }  // namespace
@@ -169,27 +195,30 @@ void append_json(const JobFiles& job, const std::vector<GroupTrace>& traces,
 int trace_command(Words words) {
   const auto options = parse_options(words);
   if (!options.ok()) return fail(kTraceCommand, options.error().message(), kUsageExitCode);
-  if (options->wants_help) {
-    print(kTraceHelp);
-    return 0;
-  }
+  if (options->wants_help) return print(kTraceHelp);
   const auto jobs = find_jobs(options->paths);
   if (!jobs.ok()) return fail(kTraceCommand, jobs.error().message(), 1);
   int num_refused = 0;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  std::string text;
   for (const JobFiles& job : *jobs) {
-    const std::vector<GroupTrace> traces = trace_groups(read_records(job.files, num_refused));
-    if (options->wants_json) {
-      append_json(job, traces, json);
-      continue;
-    }
+    const auto together = split_jobs(read_records(job.files, num_refused));
     if (!job.nested_folder.empty()) {
-      print(cadre::format("\njob of its own, started by a worker: {}\n", job.nested_folder));
+      text += cadre::format("\njob of its own, started by a worker: {}\n",
+                            printable(job.nested_folder));
     }
-    for (const GroupTrace& trace : traces) print(to_text(trace, options->num_operations));
+    for (size_t number = 1; number <= together.size(); ++number) {
+      const std::vector<FlightRecord>& records = together[number - 1];
+      const std::vector<GroupTrace> traces = trace_groups(records);
+      if (options->wants_json) append_json(job, number, traces, json);
+      if (together.size() > 1) {
+        text += title_of_job(number, together.size(), records.front().identity.made_at_s);
+      }
+      for (const GroupTrace& trace : traces) text += to_text(trace, options->num_operations);
+    }
   }
-  if (options->wants_json) print(json.dump(2) + "\n");
-  return num_refused == 0 ? 0 : 1;
+  const int written = print(options->wants_json ? json.dump(2) + "\n" : text);
+  return num_refused == 0 ? written : 1;
 }
 
 }  // namespace cadre::cli

@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -18,6 +19,7 @@ namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // What two ranks leave when the second is killed inside its first all_reduce.
 void write_records(const std::string& folder) {
@@ -43,7 +45,7 @@ TEST(TraceCommand, SaysWhoOwesWhat) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.output, HasSubstr("stopped at #1 all_reduce(sum, float32 x 8)"));
   EXPECT_THAT(result.output, HasSubstr("owes       rank 1 (node0, pid 4712)"));
-  EXPECT_THAT(result.output, HasSubstr("the last 1 collectives"));
+  EXPECT_THAT(result.output, HasSubstr("the last collective; for each rank"));
   const auto json = nlohmann::json::parse(run_cadre({"trace", "--json", folder.path()}).output);
   EXPECT_EQ(json[0]["stopped_at"], 1);
 }
@@ -120,6 +122,61 @@ TEST(TraceCommand, ShowsAJobThatAWorkerStartedOnItsOwn) {
   for (const auto& group : json) EXPECT_EQ(group["records"].size(), 2U);
   EXPECT_FALSE(json[0].contains("nested_folder"));
   EXPECT_EQ(json[1]["nested_folder"], nested);
+}
+
+TEST(TraceCommand, SaysWhichRecordsAreOfAnEarlierJob) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  FlightIdentity earlier{"world", "node0", 2, 3, 4000, 0};
+  earlier.connection = 5;
+  earlier.made_at_s = -1;  // before the others, which do not know their time
+  const auto recorder =
+      FlightRecorder::create(folder.file("world-round0-rank2.flight"), earlier).value_or_throw();
+  const auto result = run_cadre({"trace", folder.path()});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.output,
+              HasSubstr("job 1 of 2 whose records lie here, begun 1969-12-31T23:59:59Z"));
+  EXPECT_THAT(result.output, HasSubstr("job 2 of 2 whose records lie here (the last one)\n"
+                                       "group \"world\", round 0: 2 ranks; records of ranks 0-1"));
+  EXPECT_THAT(result.output, Not(HasSubstr("the ranks disagree")));
+  const auto json = nlohmann::json::parse(run_cadre({"trace", "--json", folder.path()}).output);
+  ASSERT_EQ(json.size(), 2U);
+  EXPECT_EQ(json[0]["job"], 1);
+  EXPECT_EQ(json[1]["job"], 2);
+}
+
+TEST(TraceCommand, TakesOnlyRegularFilesForRecords) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  ASSERT_EQ(::mkfifo(folder.file("pipe.flight").c_str(), 0600), 0);
+  const auto result = run_cadre({"trace", folder.path()});  // a pipe nobody writes to
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("pipe.flight: is not a regular file"));
+  EXPECT_THAT(result.output, HasSubstr("stopped at #1"));
+}
+
+TEST(TraceCommand, DoesNotFollowLinksAmongTheRecords) {
+  const cadre::testing::TemporaryFolder folder;
+  write_records(folder.path());
+  for (const char* name : {"rank0-job1", "rank0-job2"}) {
+    std::filesystem::create_directory_symlink(".", folder.file(name));
+  }
+  const auto result = run_cadre({"trace", "--json", folder.path()});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(nlohmann::json::parse(result.output).size(), 1U);
+}
+
+TEST(TraceCommand, NamesOfFilesDoNotReachTheTerminalAsCommands) {
+  const cadre::testing::TemporaryFolder folder;
+  std::ofstream(folder.file("\x1b[2J.flight")) << "x";
+  EXPECT_THAT(run_cadre({"trace", folder.path()}).error, HasSubstr("/\\x1b[2J.flight: "));
+}
+
+TEST(TraceCommand, SaysOfANameThatIsNotThereHowToMakeIt) {
+  const auto result = run_cadre({"trace", "no/folder"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.error, HasSubstr("there is no file or folder \"no/folder\""));
+  EXPECT_THAT(result.error, HasSubstr("cadre run --flight-records no/folder"));
 }
 
 TEST(RunFlightRecords, ReachTheWorkersAsAWholePath) {

@@ -1,7 +1,6 @@
 // `cadre train`: starts the trainer, a program of its own that links libtorch, as one or more
 // ranks.
 #include <array>
-#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -47,6 +46,12 @@ constexpr std::array<OptionSpec, 3> kTrainOptions{OptionSpec{"--nproc-per-node",
                                                   OptionSpec{"--print-config", ""},
                                                   OptionSpec{"--help", "", 'h'}};
 
+constexpr std::string_view kNotBuilt =
+    "this build has no libtorch; run `make build` with torch installed (tools/setup installs it)";
+constexpr std::string_view kNotInstalled =
+    "only a part of Cadre was built or installed; install all of it (cmake --install without "
+    "--component core)";
+
 Result<int> parse_num_workers(const GivenOption* given) {
   if (given == nullptr) return 1;
   const auto count = parse_integer(given->value);
@@ -89,9 +94,8 @@ Result<std::string> find_trainer() {
   std::error_code failure;
   if (!std::filesystem::exists(trainer, failure)) {
     return Error(ErrorCode::kUnavailable,
-                 cadre::format("the trainer {} is not there: this build has no libtorch; run "
-                               "`make build` with torch installed (tools/setup installs it)",
-                               trainer.string()));
+                 cadre::format("the trainer {} is not there: {}", trainer.string(),
+                               built_with_torch() ? kNotInstalled : kNotBuilt));
   }
   return trainer.string();
 }
@@ -117,15 +121,20 @@ int run_trainer(const std::string& trainer, std::vector<std::string> words, int 
   return launch_job(kTrainCommand, std::move(spec));
 }
 
+Status check_libraries(const std::string& trainer) {
+  const auto library_path = trainer_library_path(trainer, os::read_environment());
+  return library_path.ok() ? Status() : library_path.error();
+}
+
 // The trainer alone knows its keys, so the second part of the text is what it prints.
 int print_help(const Result<std::string>& trainer) {
-  print(kTrainHelp);
-  if (!trainer.ok()) {
-    print(cadre::format("The list of keys is the trainer's: {}\n", trainer.error().message()));
-    return 0;
+  const Status can_run = trainer.ok() ? check_libraries(*trainer) : trainer.error();
+  if (!can_run.ok()) {
+    return print(cadre::format("{}The list of keys is the trainer's: {}\n", kTrainHelp,
+                               can_run.error().message()));
   }
-  print(kKeysTitle);
-  std::fflush(stdout);  // before processes start that share it
+  if (const int failed = print(cadre::format("{}{}", kTrainHelp, kKeysTitle)); failed != 0)
+    return failed;
   return run_trainer(*trainer, {"--print-keys"}, 1);
 }
 

@@ -10,6 +10,7 @@
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/collective/net/net_engine.h"
 #include "cadre/comm/trace/process_start.h"
+#include "cadre/os/host/wall_clock.h"
 #include "cadre/os/process_watcher.h"
 #include "cadre/transport/shm/shm_transport.h"
 #include "cadre/transport/tcp/tcp_transport.h"
@@ -57,6 +58,7 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
   } else {
     Mesh alone;
     alone.cards = {own};
+    system.random_bytes(std::as_writable_bytes(std::span(&alone.cards.front().probe, 1)));
     alone.control.resize(1);
     start_monitor(alone);
   }
@@ -78,9 +80,23 @@ Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
 std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder(const wire::RankCard& own) const {
   const std::string& path = options.flight_record_path;
   FlightIdentity identity{options.name, own.host, rank, world_size, own.pid, membership.round};
-  if (!path.empty()) identity.process_start = process_start_of(own.pid);
+  if (!path.empty()) {
+    identity.process_start = process_start_of(own.pid);
+    identity.made_at_s = os::wall_clock_seconds();
+  }
   identity.id = id;
-  return FlightRecorder::create(path, identity).value_or_throw();
+  auto made = FlightRecorder::create(path, identity);
+  if (!made.ok()) {
+    // A job is worth more than its record, which then lies in memory as it does without a folder.
+    if (options.log) {
+      options.log->write(LogLevel::kWarning, "comm",
+                         format("flight_record=none reason=\"{}\": cadre trace will not have this "
+                                "rank; make room there or name another folder",
+                                made.error().message()));
+    }
+    made = FlightRecorder::create("", identity);
+  }
+  return std::move(made).value_or_throw();
 }
 
 // One line that says what was connected, and by what every size travels.
@@ -136,6 +152,8 @@ void Communicator::Impl::build_net_engine(Mesh& mesh) {
 }
 
 void Communicator::Impl::start_monitor(Mesh& mesh) {
+  // A number that all ranks of this connection have, and no other connection has.
+  recorder->set_connection(mesh.cards.front().probe);
   std::vector<int> slots(static_cast<size_t>(world_size), -1);
   StatusPage page;
   if (host && host->shares_memory()) {
@@ -143,15 +161,16 @@ void Communicator::Impl::start_monitor(Mesh& mesh) {
     for (int i = 0; i < world_size; ++i) slots[static_cast<size_t>(i)] = host->slot_of(i);
   }
   auto processes = watch_processes(page, slots, mesh.cards);
-  monitor = std::make_unique<Monitor>(system, interrupt,
-                                      MonitorSetup{{options.name, rank, std::move(mesh.cards)},
-                                                   page,
-                                                   std::move(slots),
-                                                   std::move(mesh.control),
-                                                   std::move(processes),
-                                                   options.flight_record_path,
-                                                   options.log ? *options.log : null_log_sink(),
-                                                   options.silence_limit});
+  monitor = std::make_unique<Monitor>(
+      system, interrupt,
+      MonitorSetup{{options.name, rank, std::move(mesh.cards)},
+                   page,
+                   std::move(slots),
+                   std::move(mesh.control),
+                   std::move(processes),
+                   recorder->has_file() ? options.flight_record_path : std::string(),
+                   options.log ? *options.log : null_log_sink(),
+                   options.silence_limit});
 }
 
 // Of the peers in the same PID namespace. Where the kernel or a container forbids it (pidfd_open:

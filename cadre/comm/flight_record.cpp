@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/collective/op.h"
 #include "cadre/wire/byte_codec.h"
 
@@ -17,6 +18,7 @@ namespace {
 constexpr uint64_t kMagic = 0x3330544c46524443;  // "CDRFLT03"
 // More is no record of ours: a reader must not allocate what a damaged header asks for.
 constexpr uint32_t kMaxCapacity = 1 << 20;
+constexpr int32_t kMaxWorldSize = 1 << 20;  // as in job_environment.cpp
 
 void write_name(wire::ByteWriter& out, std::string_view name) {
   std::array<std::byte, kFlightNameBytes> field{};
@@ -25,11 +27,12 @@ void write_name(wire::ByteWriter& out, std::string_view name) {
   out.raw(field);
 }
 
+// A damaged or hostile file must not command the terminal that shows its names.
 template <size_t N>
 std::string read_name(wire::ByteReader& in) {
   std::array<char, N> field{};
   in.raw(std::as_writable_bytes(std::span(field)));
-  return std::string(field.data(), std::find(field.begin(), field.end(), '\0'));
+  return printable(std::string(field.data(), std::find(field.begin(), field.end(), '\0')));
 }
 
 Error malformed(const std::string& what) {
@@ -50,6 +53,7 @@ bool parse_slot(ConstBytes bytes, FlightEntry& entry) {
   entry.peer = in.integer<int32_t>();
   entry.phase = read_name<kFlightPhaseBytes>(in);
   if (stamp == 0 || state >= wire::kNumActivityStates) return false;
+  if (entry.begin_ns < 0 || entry.end_ns < 0) return false;  // the clock counts from the boot
   entry.index = stamp - 1;
   entry.state = static_cast<wire::ActivityState>(state);
   return true;
@@ -77,6 +81,8 @@ std::vector<std::byte> encode_flight_header(const FlightIdentity& identity) {
   write_name(out, identity.group);
   out.integer(identity.process_start);
   write_name(out, identity.id);
+  out.integer(identity.connection);
+  out.integer(identity.made_at_s);
   return out.take();
 }
 
@@ -94,6 +100,11 @@ Result<FlightRecord> parse_flight_record(ConstBytes file) {
   FlightRecord record;
   record.identity.rank = in.integer<int32_t>();
   record.identity.world_size = in.integer<int32_t>();
+  const FlightIdentity& who = record.identity;
+  if (who.world_size < 1 || who.world_size > kMaxWorldSize || who.rank < 0 ||
+      who.rank >= who.world_size) {
+    return malformed(format("rank {} in a world of {}", who.rank, who.world_size));
+  }
   record.identity.pid = in.integer<int32_t>();
   static_cast<void>(in.integer<uint32_t>());
   record.identity.round = in.integer<uint64_t>();
@@ -101,6 +112,8 @@ Result<FlightRecord> parse_flight_record(ConstBytes file) {
   record.identity.group = read_name<kFlightNameBytes>(in);
   record.identity.process_start = in.integer<uint64_t>();
   record.identity.id = read_name<kFlightNameBytes>(in);
+  record.identity.connection = in.integer<uint64_t>();
+  record.identity.made_at_s = in.integer<int64_t>();
   for (size_t i = 0; i < capacity; ++i) {
     FlightEntry entry;
     if (parse_slot(file.subspan(kFlightHeaderBytes + i * kFlightEntryBytes, kFlightEntryBytes),

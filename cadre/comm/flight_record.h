@@ -31,6 +31,9 @@ struct FlightIdentity {
   // Of the process, in the kernel's ticks since the host's boot; 0: not known.
   uint64_t process_start = 0;
   std::string id = {};  // of the group, which may share its name with others; empty: the name
+  uint64_t connection =
+      0;                  // the same on all ranks that connected with each other; 0: not connected
+  int64_t made_at_s = 0;  // seconds since 1970; 0: not known
 
   friend bool operator==(const FlightIdentity&, const FlightIdentity&) = default;
 };
@@ -63,6 +66,7 @@ CADRE_EXPORT std::string to_json(const FlightRecord& record);
 
 // The bytes before the first entry, of each entry, and of the texts in them; longer ones are cut.
 inline constexpr size_t kFlightHeaderBytes = 256;
+inline constexpr size_t kFlightConnectionAt = 240;
 inline constexpr size_t kFlightEntryBytes = 72;
 inline constexpr size_t kFlightNameBytes = 64;
 inline constexpr size_t kFlightPhaseBytes = 16;

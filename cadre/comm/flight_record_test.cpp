@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cadre/base/format.h"
@@ -17,7 +19,8 @@
 namespace cadre {
 namespace {
 
-const FlightIdentity kIdentity{"world", "node0", 1, 4, 4711, 3, 0x1234, "world/7.0"};
+const FlightIdentity kIdentity{"world", "node0", 1,           4,      4711,
+                               3,       0x1234,  "world/7.0", 0x5566, 0x7788};
 
 Fingerprint fingerprint_of(OpKind kind) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
@@ -98,7 +101,8 @@ TEST(FlightRecord, GoldenHeader) {
   EXPECT_EQ(text(104, 6), std::string("world\0", 6));
   EXPECT_EQ(text(168, 8), std::string("\x34\x12\0\0\0\0\0\0", 8));
   EXPECT_EQ(text(176, 64), "world/7.0" + std::string(55, '\0'));
-  EXPECT_EQ(text(240, 16), std::string(16, '\0'));
+  EXPECT_EQ(text(240, 8), std::string("\x66\x55\0\0\0\0\0\0", 8));
+  EXPECT_EQ(text(248, 8), std::string("\x88\x77\0\0\0\0\0\0", 8));
 }
 
 TEST(FlightRecord, GoldenEntry) {
@@ -146,6 +150,51 @@ TEST(FlightRecord, AFolderThatIsMissingIsNamed) {
   const auto recorder = FlightRecorder::create("/nonexistent/folder/record", kIdentity);
   ASSERT_FALSE(recorder.ok());
   EXPECT_THAT(recorder.error().message(), ::testing::HasSubstr("/nonexistent/folder/record"));
+}
+
+// A reader makes a list of the ranks: it must not be as long as a damaged header says.
+TEST(FlightRecord, ARankOutsideOfItsWorldIsRefused) {
+  const TempFile file;
+  const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const auto parsed = [&](int32_t rank, int32_t world_size) {
+    std::vector<std::byte> bytes = file.bytes();
+    std::memcpy(bytes.data() + 16, &rank, sizeof rank);
+    std::memcpy(bytes.data() + 20, &world_size, sizeof world_size);
+    return parse_flight_record(bytes);
+  };
+  EXPECT_TRUE(parsed(0, 1).ok());
+  EXPECT_TRUE(parsed((1 << 20) - 1, 1 << 20).ok());
+  EXPECT_FALSE(parsed(0, 2'000'000'000).ok());
+  EXPECT_FALSE(parsed(-5, 4).ok());
+  EXPECT_FALSE(parsed(4, 4).ok());
+  EXPECT_FALSE(parsed(0, 0).ok());
+}
+
+TEST(FlightRecord, ControlCharactersOfADamagedRecordAreShownAndNotObeyed) {
+  const TempFile file;
+  FlightIdentity hostile = kIdentity;
+  hostile.host = "node\x1b]0;owned\x07";
+  hostile.group = "world\nforged";
+  hostile.id = "\x7f\xc2\x9b!";
+  auto recorder = FlightRecorder::create(file.path(), hostile).value_or_throw();
+  recorder->end(recorder->begin(1, fingerprint_of(OpKind::kBarrier), -1, {1}),
+                {.well = false, .phase = "\x1b[2J", .now = {2}});
+  const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
+  EXPECT_EQ(record.identity.host, "node\\x1b]0;owned\\x07");
+  EXPECT_EQ(record.identity.group, "world\\x0aforged");
+  EXPECT_EQ(record.identity.id, "\\x7f\\xc2\\x9b!");
+  ASSERT_EQ(record.entries.size(), 1U);
+  EXPECT_EQ(record.entries[0].phase, "\\x1b[2J");
+}
+
+TEST(FlightRecord, TimesBeforeTheBootAreNoEntries) {
+  const TempFile file;
+  auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  recorder->begin(1, fingerprint_of(OpKind::kBarrier), -1, {std::numeric_limits<int64_t>::min()});
+  recorder->begin(2, fingerprint_of(OpKind::kBarrier), -1, {1});
+  const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
+  ASSERT_EQ(record.entries.size(), 1U);
+  EXPECT_EQ(record.entries[0].number, 2U);
 }
 
 }  // namespace

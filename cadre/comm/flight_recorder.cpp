@@ -52,6 +52,10 @@ FlightRecorder::Slot& FlightRecorder::slot(uint64_t index) const {
   return *reinterpret_cast<Slot*>(bytes_.data() + at);
 }
 
+void FlightRecorder::set_connection(uint64_t connection) {
+  std::memcpy(bytes_.data() + kFlightConnectionAt, &connection, sizeof connection);
+}
+
 uint64_t FlightRecorder::begin(uint64_t number, const Fingerprint& fingerprint, int peer,
                                TimePoint now) {
   const uint64_t index = num_begun_.fetch_add(1, std::memory_order_relaxed);

@@ -40,6 +40,9 @@ class FlightRecorder {
   };
   void end(uint64_t index, const Ending& ending);
 
+  // Says of which connection of the group the record is: the same number on all its ranks.
+  void set_connection(uint64_t connection);
+  bool has_file() const { return file_.has_value(); }
   FlightRecord read() const;
 
  private:

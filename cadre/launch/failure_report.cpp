@@ -1,12 +1,14 @@
 #include "cadre/launch/failure_report.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/launch/error_file.h"
 #include "cadre/launch/exit_meaning.h"
 #include "cadre/os/io/file.h"
@@ -16,16 +18,6 @@ namespace cadre::launch {
 namespace {
 
 constexpr size_t kMaxExceptionBytes = 1000;
-
-// Control characters could move the cursor over the report; colours are of no use in it.
-std::string printable(std::string_view line) {
-  std::string shown(line);
-  for (char& c : shown) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\t') || byte == 0x7f) c = '?';
-  }
-  return shown;
-}
 
 std::string last_lines_text(const FailureReport& report) {
   if (report.last_lines.empty()) {
@@ -64,6 +56,11 @@ std::string stopped_text(const FailureReport& report) {
                        report.failure.rank);
 }
 
+std::string outlived_text(const FailureReport& report, size_t num_ranks) {
+  return cadre::format("killed, because {} did not end within {}", num_ranks == 1 ? "it" : "they",
+                       report.grace);
+}
+
 // One line for all others, grouped by how they ended.
 std::string others_text(const FailureReport& report) {
   const std::string stopped =
@@ -72,7 +69,10 @@ std::string others_text(const FailureReport& report) {
   for (const WorkerExit& ended : report.exits) {
     if (ended.rank == report.failure.rank) continue;
     std::string ending = "ended by " + exit_name(ended.status);
-    if (ended.status.is_success()) {
+    if (ended.status.signal == SIGKILL &&
+        std::ranges::count(report.outlived, ended.rank.value) > 0) {
+      ending = outlived_text(report, report.outlived.size());
+    } else if (ended.status.is_success()) {
       ending = ended.was_asked_to_stop ? stopped : "had succeeded";
     } else if (ended.was_asked_to_stop && ended.status.signal != 0) {
       ending = stopped;

@@ -25,6 +25,9 @@ struct FailureReport {
   int num_workers = 1;
   std::span<const WorkerExit> exits;  // of all workers, the failed one too
   uint64_t num_oom_kills = 0;
+  // Ranks that the launcher killed, because they had not ended this long after the signal.
+  std::span<const int> outlived = {};
+  std::string grace = "";  // "30 s of SIGTERM"
 };
 
 // Several lines, the last one without its newline.

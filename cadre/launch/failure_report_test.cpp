@@ -34,11 +34,11 @@ TEST(FailureReport, SaysWhoWhereAndWhy) {
                .num_oom_kills = 1}),
       "cadre: the last 2 lines of rank 3:\n"
       "    step 10\n"
-      "    ?[31mred?\n"
+      "    \\x1b[31mred\\x07\n"
       "cadre: rank 3 of 5 failed with signal 9 (SIGKILL) on node7, pid 1003, after 12.3 s\n"
       "  meaning: killed, most likely for want of memory: the kernel killed 1 process of this "
       "machine for that during the job. Use a smaller batch or fewer workers\n"
-      "  exception: OutOfMemory: 40 GB??[31m\n"
+      "  exception: OutOfMemory: 40 GB\\x0a\\x1b[31m\n"
       "  others: rank 2: ended by exit code 1; rank 4: had succeeded; ranks 0-1: "
       "stopped by cadre because rank 3 failed");
 }

@@ -11,6 +11,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/launch/error_file.h"
+#include "cadre/launch/exit_meaning.h"
 #include "cadre/launch/failure_report.h"
 #include "cadre/launch/queued_log.h"
 #include "cadre/launch/worker_environment.h"
@@ -85,7 +86,8 @@ class JobRun {
         signals_(kSignals),
         log_(system, spec.log_level),
         group_(system, output_, error_),
-        phase_deadline_(system.now()) {}
+        phase_deadline_(system.now()),
+        say_waiting_at_(system.now()) {}
 
   Result<int> run();
 
@@ -106,7 +108,10 @@ class JobRun {
   void watch();
   void take_signals();
   void on_stop_signal(int signal);
-  void ask_to_stop(Duration grace);
+  void ask_to_stop(int signal);
+  void wait_for_stop();
+  void say_waiting();
+  void kill_outlived();
   void kill_all();
   bool is_over();
   void advance();
@@ -149,6 +154,14 @@ class JobRun {
   int stop_signal_ = 0;  // the first signal that stopped the job; 0 if none did
   bool guardian_is_gone_ = false;
   std::vector<os::Descendant> unkillable_;
+
+  // Of the phase kStopping.
+  std::string grace_;  // "30 s of SIGTERM"
+  Deadline say_waiting_at_;
+  bool has_said_ranks_ = false;
+  bool has_asked_leftovers_ = false;
+  bool has_said_leftovers_ = false;
+  std::vector<int> outlived_;  // ranks that had to be killed
 };
 
 std::string JobRun::prefix_of(Rank rank) const {
@@ -302,13 +315,72 @@ void JobRun::on_stop_signal(int signal) {
                       os::signal_name(signal), group_.size(), group_.size() == 1 ? "" : "s",
                       std::chrono::duration<double>(spec_.stop_grace).count(),
                       signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
-    group_.ask_to_stop(signal);
-    enter(Phase::kStopping, spec_.stop_grace);
+    ask_to_stop(signal);
   } else if (signal == SIGINT && !is_repeated && phase_ == Phase::kStopping) {
     if (stop_signal_ == 0) stop_signal_ = signal;
     say("Ctrl-C again: killing what is left");
     kill_all();
   }
+}
+
+std::string grace_text(Duration grace, int signal) {
+  return cadre::format("{:g} s of {}", std::chrono::duration<double>(grace).count(),
+                       os::signal_name(signal));
+}
+
+void JobRun::ask_to_stop(int signal) {
+  group_.ask_to_stop(signal);
+  enter(Phase::kStopping, spec_.stop_grace);
+  grace_ = grace_text(spec_.stop_grace, signal);
+  say_waiting_at_ = system_.deadline_in(kTick);
+}
+
+// What workers have left running is asked when no worker needs it any more to end in good order.
+void JobRun::wait_for_stop() {
+  if (phase_deadline_.has_passed(system_.now())) return kill_outlived();
+  if (group_.all_ended()) {
+    group_.ask_leftovers_to_stop();
+    if (!std::exchange(has_asked_leftovers_, true)) say_waiting_at_ = system_.deadline_in(kTick);
+  }
+  if (say_waiting_at_.has_passed(system_.now())) say_waiting();
+}
+
+// Of a stop that takes long, what the user could not know: which rank failed, and which processes
+// hold up the end.
+void JobRun::say_waiting() {
+  const auto failure = group_.first_failure();
+  const std::vector<int> ranks = group_.running_ranks();
+  std::string awaited;
+  if (!ranks.empty()) {
+    if (!failure || std::exchange(has_said_ranks_, true)) return;
+    awaited = cadre::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks));
+  } else {
+    const auto leftovers = os::list_descendants();
+    if (leftovers.empty() || std::exchange(has_said_leftovers_, true)) return;
+    awaited = names_of(leftovers);
+  }
+  const std::string reason =
+      failure ? cadre::format("rank {} failed with {}", failure->rank, exit_name(failure->status))
+              : "the workers have ended";
+  say(cadre::format("{}; waiting for {} to end, killed if not within {}", reason, awaited, grace_));
+}
+
+void JobRun::kill_outlived() {
+  outlived_ = group_.running_ranks();
+  std::string killed;
+  if (!outlived_.empty()) {
+    killed =
+        cadre::format("{} {}", outlived_.size() == 1 ? "rank" : "ranks", rank_ranges(outlived_));
+  }
+  const auto leftovers =
+      group_.all_ended() ? os::list_descendants() : std::vector<os::Descendant>();
+  if (!leftovers.empty()) killed += names_of(leftovers);
+  const size_t num_killed = outlived_.size() + leftovers.size();
+  if (num_killed > 0) {
+    say(cadre::format("killed, because {} did not end within {}: {}",
+                      num_killed == 1 ? "it" : "they", grace_, killed));
+  }
+  kill_all();
 }
 
 void JobRun::kill_all() {
@@ -328,22 +400,24 @@ bool JobRun::is_over() {
 void JobRun::advance() {
   if (phase_ == Phase::kRunning) {
     if (group_.first_failure()) {
-      group_.ask_to_stop(SIGTERM);
-      enter(Phase::kStopping, spec_.stop_grace);
+      ask_to_stop(SIGTERM);
+      wait_for_stop();  // nothing may happen that would wake the loop soon
     } else if (group_.all_ended()) {
       enter(Phase::kLingering, kLinger);
     }
     return;
   }
   if (phase_ == Phase::kKilling) return kill_all();
+  if (phase_ == Phase::kStopping) return wait_for_stop();
   if (!phase_deadline_.has_passed(system_.now())) return;
-  if (phase_ == Phase::kStopping) return kill_all();
   const auto leftovers = os::list_descendants();
   if (leftovers.empty()) return group_.reap_orphans();
   say(cadre::format("the workers have ended; stopping what they left running: {}",
                     names_of(leftovers)));
-  os::signal_processes(leftovers, SIGTERM);
-  os::signal_processes(leftovers, SIGCONT);
+  group_.ask_leftovers_to_stop();
+  has_asked_leftovers_ = true;
+  has_said_leftovers_ = true;
+  grace_ = grace_text(kLeftoverGrace, SIGTERM);
   enter(Phase::kStopping, kLeftoverGrace);
 }
 
@@ -397,7 +471,9 @@ int JobRun::finish() {
                      .num_lines_just_shown = group_.tail(failure->rank).num_just_shown(error_),
                      .num_workers = group_.size(),
                      .exits = group_.exits(),
-                     .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_}));
+                     .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_,
+                     .outlived = outlived_,
+                     .grace = grace_}));
   }
   if (failure) leave_for_caller(*failure);
   if (!unkillable_.empty()) {

@@ -13,7 +13,11 @@ std::string_view visible_part(std::string_view line) {
 void LineSplitter::hand_on(std::string_view bytes, bool ends_line, const Emit& emit) {
   const std::string_view shown = returns_ == Returns::kKept ? bytes : visible_part(bytes);
   // What was handed on of a line that then starts anew stays, as a line of its own.
-  emit({.bytes = shown, .starts_line = !is_open_ || rewrites_itself_, .ends_line = ends_line});
+  emit({.bytes = shown,
+        .starts_line = !is_open_ || rewrites_itself_,
+        .ends_line = ends_line,
+        .was_shown = ends_line && rewrites_itself_ && shown == shown_progress_});
+  shown_progress_.clear();
   is_open_ = !ends_line;
   rewrites_itself_ = false;
   has_new_progress_ = false;
@@ -71,7 +75,7 @@ void LineSplitter::finish(const Emit& emit) {
 
 std::optional<std::string> LineSplitter::take_progress() {
   if (!std::exchange(has_new_progress_, false)) return std::nullopt;
-  return std::string(visible_part(partial_));
+  return shown_progress_ = std::string(visible_part(partial_));
 }
 
 }  // namespace cadre::launch

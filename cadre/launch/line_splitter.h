@@ -20,6 +20,7 @@ struct LinePiece {
   std::string_view bytes;
   bool starts_line = true;
   bool ends_line = true;
+  bool was_shown = false;  // the whole line was the last that take_progress() gave
   friend bool operator==(const LinePiece&, const LinePiece&) = default;
 };
 
@@ -58,6 +59,7 @@ class LineSplitter {
   bool is_open_ = false;  // a piece of the line was handed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;
+  std::string shown_progress_;  // of the line, what take_progress() gave last
 };
 
 }  // namespace cadre::launch

@@ -83,6 +83,25 @@ TEST(LineSplitter, TellsProgressOnceForEachChange) {
   EXPECT_EQ(splitter.take_progress(), std::nullopt);
 }
 
+TEST(LineSplitter, TellsWhenTheEndOfALineWasShownAsProgress) {
+  LineSplitter splitter(Returns::kRewriteTheLine);
+  std::vector<bool> was_shown;
+  const LineSplitter::Emit emit = [&](const LinePiece& piece) {
+    was_shown.push_back(piece.was_shown);
+  };
+  splitter.feed("\r5/6\r6/6", emit);
+  EXPECT_EQ(splitter.take_progress(), "6/6");
+  splitter.feed("\n", emit);       // shown
+  splitter.feed("\r6/6\n", emit);  // another line, of which no progress was shown
+  splitter.feed("\r5/6", emit);
+  EXPECT_EQ(splitter.take_progress(), "5/6");
+  splitter.feed("\r6/6\n", emit);  // it changed since
+  splitter.feed("\r6/6", emit);
+  EXPECT_EQ(splitter.take_progress(), "6/6");
+  splitter.finish(emit);
+  EXPECT_EQ(was_shown, (std::vector<bool>{true, false, false, true}));
+}
+
 TEST(LineSplitter, FlushHandsOnWhatHasComeAndTheLineGoesOn) {
   SplitLines lines;
   lines.feed("one ");

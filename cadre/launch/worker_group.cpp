@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/os/host/process_stat.h"
 
 namespace cadre::launch {
 namespace {
@@ -134,6 +135,14 @@ void WorkerGroup::collect_exits() {
                    });
 }
 
+std::vector<int> WorkerGroup::running_ranks() const {
+  std::vector<int> ranks;
+  for (const auto& worker : workers_) {
+    if (!worker->has_ended) ranks.push_back(worker->rank);
+  }
+  return ranks;
+}
+
 std::optional<WorkerExit> WorkerGroup::first_failure() const {
   const auto found = std::ranges::find_if(exits_, [](const WorkerExit& ended) {
     return !ended.status.is_success() && !ended.was_asked_to_stop;
@@ -168,6 +177,20 @@ void WorkerGroup::ask_to_stop(int signal) {
     worker->process->signal_group(signal);
     worker->process->signal_group(SIGCONT);
   }
+}
+
+void WorkerGroup::ask_leftovers_to_stop() {
+  std::vector<os::Descendant> leftovers = os::list_descendants();
+  std::erase_if(leftovers, [&](const os::Descendant& process) {
+    const auto stat = os::read_process_stat(process.pid);
+    return !stat || std::ranges::count(asked_leftovers_, process) > 0 ||
+           std::ranges::any_of(workers_, [&](const auto& worker) {
+             return worker->was_asked_to_stop && worker->process->pid() == stat->process_group;
+           });
+  });
+  os::signal_processes(leftovers, SIGTERM);
+  os::signal_processes(leftovers, SIGCONT);
+  asked_leftovers_.insert(asked_leftovers_.end(), leftovers.begin(), leftovers.end());
 }
 
 void WorkerGroup::suspend() {

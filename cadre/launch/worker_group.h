@@ -65,6 +65,8 @@ class WorkerGroup {
   // In the order in which they were noticed.
   const std::vector<WorkerExit>& exits() const { return exits_; }
   bool all_ended() const { return exits_.size() == workers_.size(); }
+  // Ascending.
+  std::vector<int> running_ranks() const;
   // The first that ended badly without having been asked to stop.
   std::optional<WorkerExit> first_failure() const;
   const LineTail& tail(Rank rank) const;
@@ -80,6 +82,10 @@ class WorkerGroup {
   // To the process groups of the workers that still run, which are continued to take it. From now
   // on their exits are no failures.
   void ask_to_stop(int signal);
+  // SIGTERM to what the workers have started and left running, once to each process. Left out are
+  // process groups that ask_to_stop() has reached: a second signal means haste to many programs.
+  // REQUIRES: all_ended().
+  void ask_leftovers_to_stop();
   // Reaps orphans of workers that have ended; to be called at SIGCHLD.
   void reap_orphans();
 
@@ -103,6 +109,7 @@ class WorkerGroup {
   BufferedOutput& error_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<WorkerExit> exits_;
+  std::vector<os::Descendant> asked_leftovers_;
   TimePoint last_progress_;
   bool is_suspended_ = false;
 };

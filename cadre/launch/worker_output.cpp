@@ -23,7 +23,8 @@ WorkerOutput::WorkerOutput(WorkerOutputOptions options, BufferedOutput& output,
       error_{.sink = &error, .splitter = LineSplitter(returns_on(error))} {}
 
 void WorkerOutput::show(Lane& target, const LinePiece& piece) {
-  if (!options_.is_raw) target.sink->append_piece(&target, options_.prefix, piece);
+  if (!options_.is_raw && !piece.was_shown)
+    target.sink->append_piece(&target, options_.prefix, piece);
   tail_.add(piece, *target.sink);
 }
 

@@ -111,8 +111,8 @@ Status Meeting::leave_card() {
   // The same card again is this process joining a second time.
   if (sentence_of(*holder) == own_) return {};
   return Error(ErrorCode::kInvalidArgument,
-               format("rank {} was taken before by a process in {}; this one is in {}: give "
-                      "every process its own RANK",
+               format("RANK={} was given to two processes; the first is in {}, this one is in {}: "
+                      "give every process its own RANK",
                       terms_.rank, sentence_of(*holder), own_));
 }
 

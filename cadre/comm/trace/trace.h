@@ -48,9 +48,15 @@ struct GroupTrace {
   std::vector<std::string> open_messages;
 };
 
+// The records of each job by themselves, the job that began last at the end: a folder may hold
+// those of several. Records are of one job when one process wrote them, or processes that connected
+// with each other.
+CADRE_EXPORT std::vector<std::vector<FlightRecord>> split_jobs(std::vector<FlightRecord> records);
+
 // One trace for each group and round, in the order of their names and rounds. Of two records of one
 // rank the one that began later counts. Where a rank of a host was seen to live, the host's time
 // goes on until then; else it ends with the last thing that its records tell.
+// REQUIRES: the records are of one job.
 CADRE_EXPORT std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records);
 
 // For people: the verdict, then a table of the last `num_operations` collectives with, for each

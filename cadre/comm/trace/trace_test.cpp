@@ -202,6 +202,48 @@ TEST(Trace, KeepsGroupsOfOneNameApart) {
   EXPECT_EQ(traces[1].stopped_at, 1U);
 }
 
+// A job of three ranks, and after it one of two in the same folder, whose records have the same
+// names.
+TEST(Trace, KeepsJobsApart) {
+  const auto record_of = [](int rank, int pid, uint64_t connection, int64_t made_at_s) {
+    FlightRecord record = Story(rank).done(1, kReduce, 0, 10).record();
+    record.identity.pid = pid;
+    record.identity.connection = connection;
+    record.identity.made_at_s = made_at_s;
+    return record;
+  };
+  FlightRecord subgroup = Story(0, 1).of_group("row", "world/1.0").done(1, kReduce, 0, 10).record();
+  subgroup.identity.pid = 11;  // of rank 1 of the second job
+  subgroup.identity.connection = 8;
+  subgroup.identity.made_at_s = 201;
+  const auto jobs = split_jobs({record_of(0, 10, 7, 200), record_of(2, 3, 5, 100),
+                                std::move(subgroup), record_of(1, 11, 7, 200)});
+  ASSERT_EQ(jobs.size(), 2U);
+  ASSERT_EQ(jobs[0].size(), 1U);
+  EXPECT_EQ(jobs[0][0].identity.pid, 3);
+  EXPECT_EQ(jobs[1].size(), 3U);
+  EXPECT_EQ(trace_groups(jobs[1]).size(), 2U);
+}
+
+TEST(Trace, OrdersJobsOfOneSecondByTheirProcesses) {
+  FlightRecord later = Story(0).record();
+  later.identity.process_start = 900;
+  FlightRecord earlier = Story(2).record();
+  earlier.identity.process_start = 800;
+  earlier.identity.connection = 5;
+  const auto jobs = split_jobs({std::move(later), std::move(earlier)});
+  ASSERT_EQ(jobs.size(), 2U);
+  EXPECT_EQ(jobs[0][0].identity.rank, 2);
+}
+
+// Records of one round of one group that know no connection, as older ones do.
+TEST(Trace, TakesRecordsThatKnowNoConnectionForOneJob) {
+  const auto jobs = split_jobs(
+      {Story(0).running(1, kReduce, 0).record(), Story(1).running(1, kReduce, 0).record()});
+  EXPECT_EQ(jobs.size(), 1U);
+  EXPECT_TRUE(split_jobs({}).empty());
+}
+
 TEST(Trace, TellsProgramsTheSame) {
   const auto traces = trace_groups({Story(0, 2).running(1, kReduce, 0).record()});
   const auto json = nlohmann::json::parse(to_json(traces));

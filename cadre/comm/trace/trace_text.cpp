@@ -33,6 +33,10 @@ std::string list_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string_view plural_s(size_t count) {
+  return count == 1 ? "" : "s";
+}
+
 std::string title(const GroupTrace& trace) {
   std::set<std::string> hosts;
   std::vector<int> ranks;
@@ -41,9 +45,10 @@ std::string title(const GroupTrace& trace) {
     ranks.push_back(record.identity.rank);
   }
   const std::string id = trace.id == trace.group ? "" : format(" ({})", trace.id);
-  return format("group \"{}\"{}, round {}: {} ranks; records of ranks {} on {} host{}\n",
-                trace.group, id, trace.round, trace.world_size, list_ranks(ranks), hosts.size(),
-                hosts.size() == 1 ? "" : "s");
+  return format("group \"{}\"{}, round {}: {} rank{}; record{} of rank{} {} on {} host{}\n",
+                trace.group, id, trace.round, trace.world_size,
+                plural_s(static_cast<size_t>(trace.world_size)), plural_s(ranks.size()),
+                plural_s(ranks.size()), list_ranks(ranks), hosts.size(), plural_s(hosts.size()));
 }
 
 std::string verdict(const GroupTrace& trace) {
@@ -109,14 +114,16 @@ std::string table(const GroupTrace& trace, size_t num_operations) {
   constexpr int kCellWidth = 24;
   const std::map<uint64_t, Row> rows = make_rows(trace);
   if (rows.empty() || num_operations == 0) return "";
+  const size_t num_shown = std::min(num_operations, rows.size());
+  const std::string which = num_shown == 1 ? "collective" : format("{} collectives", num_shown);
   std::string text = format(
-      "  the last {} collectives; for each rank how long after the first of its host it came, and "
-      "how long it was inside, in ms\n    {:<9}{:<{}}",
-      std::min(num_operations, rows.size()), "number", "call", kCallWidth);
+      "  the last {}; for each rank how long after the first of its host it came, and how long it "
+      "was inside, in ms\n    {:<9}{:<{}}",
+      which, "number", "call", kCallWidth);
   for (const FlightRecord& record : trace.records) {
     text += format("{:<{}}", format("rank {}", record.identity.rank), kCellWidth);
   }
-  const size_t num_left_out = rows.size() - std::min(num_operations, rows.size());
+  const size_t num_left_out = rows.size() - num_shown;
   for (auto row = std::next(rows.begin(), static_cast<std::ptrdiff_t>(num_left_out));
        row != rows.end(); ++row) {
     text += format("\n    {:<9}{:<{}}", format("#{}", row->first), row->second.call, kCallWidth);

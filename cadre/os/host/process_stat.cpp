@@ -8,8 +8,8 @@
 namespace cadre::os {
 namespace {}  // namespace
 
-// "pid (name) state ppid ... starttime(field 22) ...". The name may hold spaces and parentheses, so
-// the fields are counted from the last ')'.
+// "pid (name) state ppid pgrp ... starttime(field 22) ...". The name may hold spaces and
+// parentheses, so the fields are counted from the last ')'.
 std::optional<ProcessStat> read_process_stat(int pid) {
   const auto text = read_file(cadre::format("/proc/{}/stat", pid), kMaxStatBytes);
   if (!text.ok()) return std::nullopt;
@@ -21,10 +21,10 @@ std::optional<ProcessStat> read_process_stat(int pid) {
   stat.name = text->substr(open + 1, close - open - 1);
   std::istringstream fields(text->substr(close + 1));
   std::string state;
-  fields >> state >> stat.parent_pid;
+  fields >> state >> stat.parent_pid >> stat.process_group;
   stat.has_ended = state == "Z" || state == "X";
   std::string skipped;
-  for (int field = 5; field < 22; ++field) fields >> skipped;
+  for (int field = 6; field < 22; ++field) fields >> skipped;
   fields >> stat.start_time;
   if (!fields) return std::nullopt;
   return stat;

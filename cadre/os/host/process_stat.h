@@ -14,6 +14,7 @@ inline constexpr size_t kMaxStatBytes = 4096;  // of such a file
 struct ProcessStat {
   int pid = 0;
   int parent_pid = 0;
+  int process_group = 0;
   uint64_t start_time = 0;  // in ticks since the boot; with the pid it names a process for good
   std::string name;         // the kernel's short name of its program
   bool has_ended = false;   // and waits to be reaped

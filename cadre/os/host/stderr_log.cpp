@@ -33,7 +33,9 @@ class StderrLog::Impl {
   Impl(LogLevel level, Rank rank)
       : logger_("cadre", std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
     logger_.set_level(level_of(level));
-    logger_.set_pattern(cadre::format("%l %Y-%m-%d %H:%M:%S.%e rank={} %v", rank));
+    // The time as wall_clock_text() has it, so that the launcher's lines sort among the workers'.
+    logger_.set_pattern(cadre::format("%l %Y-%m-%dT%H:%M:%S.%eZ rank={} %v", rank),
+                        spdlog::pattern_time_type::utc);
   }
 
   spdlog::logger& logger() { return logger_; }

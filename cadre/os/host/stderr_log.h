@@ -1,7 +1,7 @@
 // Log lines on standard error: level, time, rank, component, then what happened as key=value.
 //
 // Threads: any. Blocking: for the time of a write. Errors: none; a line that cannot be written is
-// lost. "warning 2026-11-21 10:00:00.123 rank=2 store dropped peer=10.0.0.7 reason=..."
+// lost. "warning 2026-11-21T10:00:00.123Z rank=2 store dropped peer=10.0.0.7 reason=..."
 #pragma once
 
 #include <memory>

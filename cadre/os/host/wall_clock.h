@@ -14,6 +14,9 @@ namespace cadre::os {
 // UTC in ISO 8601 with milliseconds: "2026-11-21T10:04:11.042Z".
 CADRE_EXPORT std::string wall_clock_text();
 
+// The same of a time that wall_clock_seconds() gave, without milliseconds.
+std::string wall_clock_text(int64_t seconds);
+
 // Seconds since 1970.
 int64_t wall_clock_seconds();
 

@@ -41,14 +41,33 @@ Result<std::string> check_path(const std::string& path) {
                  cadre::format("\"{}\" is a directory, not a program", path));
   }
   if (!is_executable_file(path)) {
-    return Error(ErrorCode::kInvalidArgument,
-                 looks_like_a_program(path)
-                     ? cadre::format("\"{0}\" is not executable: chmod +x {0}", path)
-                     : cadre::format("\"{}\" is not a program: it is not executable, and it begins "
-                                     "neither as a compiled program does nor with #!",
-                                     path));
+    return Error(
+        ErrorCode::kInvalidArgument,
+        looks_like_a_program(path)
+            ? cadre::format("\"{0}\" is not executable: chmod +x {0}", path)
+            : cadre::format("\"{0}\" is not a program: it is not executable, and it begins "
+                            "neither as a compiled program does nor with #!; if it is a "
+                            "script, name its interpreter before it (sh {0})",
+                            path));
   }
   return path;
+}
+
+// Of a name that something in this folder has: why ./NAME would not do, either, is said at once.
+Error not_in_path(const std::string& name) {
+  const std::string here = "./" + name;
+  std::error_code failure;
+  if (!is_executable_file(here) && !fs::is_directory(here, failure) && looks_like_a_program(here)) {
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("\"{0}\" is not in PATH, and the file in this folder is not "
+                               "executable: chmod +x {0}, then say ./{0}",
+                               name));
+  }
+  const auto checked = check_path(here);
+  if (!checked.ok()) return checked.error();
+  return Error(
+      ErrorCode::kUnavailable,
+      cadre::format("\"{0}\" is not in PATH; for the file in this folder say ./{0}", name));
 }
 
 }  // namespace
@@ -64,11 +83,7 @@ Result<std::string> find_executable(const std::string& name, std::string_view se
     search_path.remove_prefix(colon + 1);
   }
   std::error_code failure;
-  if (!name.empty() && fs::exists(name, failure)) {
-    return Error(
-        ErrorCode::kUnavailable,
-        cadre::format("\"{0}\" is not in PATH; for the file in this folder say ./{0}", name));
-  }
+  if (!name.empty() && fs::exists(name, failure)) return not_in_path(name);
   return Error(ErrorCode::kUnavailable, cadre::format("\"{}\" was not found in PATH", name));
 }
 

@@ -44,6 +44,11 @@ class CADRE_EXPORT OutputStream final : public Pollable {
   std::optional<Error> failure_;
 };
 
+// To be called first by a program that opens files: a standard stream that was closed gets a
+// descriptor that ends at once when it is read and fails when it is written, so that no file, pipe
+// or socket of the program takes its number.
+void fill_closed_streams();
+
 // Whether standard output and standard error are the same terminal, file or pipe.
 bool outputs_are_one();
 
