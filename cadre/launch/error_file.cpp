@@ -13,6 +13,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int kMaxDepth = 16;  // of the values that are kept from a worker's file
+
 // As torchelastic's reader wants it: a text, or an object that says when.
 bool is_complete(const Json& root) {
   if (!root.is_object() || !root.contains("message")) return false;
@@ -43,7 +45,9 @@ Json describe(const JobFailure& failure) {
 Status write_error_file(const std::string& path, const JobFailure& failure) {
   Json root;
   if (const auto content = os::read_file(failure.worker_file, kMaxErrorFileBytes); content.ok()) {
-    root = Json::parse(*content, nullptr, /*allow_exceptions=*/false);
+    // Deeper values are left out: writing them out again takes stack for each level.
+    const auto is_kept = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxDepth; };
+    root = Json::parse(*content, is_kept, /*allow_exceptions=*/false);
   }
   if (!is_complete(root)) root = describe(failure);
   if (root["message"].is_object()) {

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "cadre/testing/temporary_folder.h"
 
@@ -60,6 +62,20 @@ TEST_F(ErrorFile, CompletesWhatTheReaderCouldNotRead) {
   for (const char* broken : {"{", "[]", "3", R"({"message": 3})"}) {
     EXPECT_EQ(after(broken)["message"]["extraInfo"]["timestamp"], "1234") << broken;
   }
+}
+
+// Writing a value out takes stack for each of its levels.
+TEST_F(ErrorFile, LeavesOutWhatIsNestedWithoutEnd) {
+  constexpr size_t kDepth = 400'000;
+  const auto root = after(R"({"message": "x", "timestamp": 5, "deep": )" +
+                          std::string(kDepth, '[') + std::string(kDepth, ']') + "}");
+  EXPECT_EQ(root["message"], "x");
+  EXPECT_EQ(root["timestamp"], 5);
+}
+
+TEST_F(ErrorFile, DoesNotWaitAtAPipe) {
+  ASSERT_EQ(::mkfifo(folder_.file("worker.json").c_str(), 0600), 0);
+  EXPECT_EQ(after("")["message"]["errorCode"], 3);
 }
 
 TEST_F(ErrorFile, AFolderThatIsGoneIsAnError) {

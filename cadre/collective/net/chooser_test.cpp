@@ -18,7 +18,7 @@ namespace {
 using testing::TransportGroup;
 using testing::TransportKind;
 
-constexpr int kNumRanks = 4;  // a tree, a chain and a ring differ
+constexpr int kChooserRanks = 4;  // a tree, a chain and a ring differ
 constexpr size_t kPart = 96;  // bytes of one rank
 using Line = uint64_t CrossoverTable::*;
 
@@ -49,17 +49,17 @@ const std::vector<Crossover> kCrossovers = {
      }},
     {"broadcast", &CrossoverTable::broadcast_chain_bytes, kPart,
      [](EngineRank& engine, Bytes all) { return engine.broadcast(part_of(all), 1); }},
-    {"all_gather", &CrossoverTable::all_gather_ring_bytes, kNumRanks* kPart,
+    {"all_gather", &CrossoverTable::all_gather_ring_bytes, kChooserRanks* kPart,
      [](EngineRank& engine, Bytes all) {
        const std::vector<std::byte> own(kPart);
        return engine.all_gather(own, all);
      }},
-    {"gather", &CrossoverTable::gather_linear_bytes, kNumRanks* kPart,
+    {"gather", &CrossoverTable::gather_linear_bytes, kChooserRanks* kPart,
      [](EngineRank& engine, Bytes all) {
        const std::vector<std::byte> own(kPart);
        return engine.gather(own, all, 1);
      }},
-    {"scatter", &CrossoverTable::gather_linear_bytes, kNumRanks* kPart,
+    {"scatter", &CrossoverTable::gather_linear_bytes, kChooserRanks* kPart,
      [](EngineRank& engine, Bytes all) {
        std::vector<std::byte> own(kPart);
        return engine.scatter(all, own, 1);
@@ -71,13 +71,13 @@ const std::vector<Crossover> kCrossovers = {
 std::string failure_of(const Crossover& crossover, uint64_t first, uint64_t others,
                        Duration patience = std::chrono::seconds(20)) {
   const auto system = os::make_native_system();
-  const TransportGroup group(*system, TransportKind::kShm, kNumRanks);
+  const TransportGroup group(*system, TransportKind::kShm, kChooserRanks);
   return group.run([&](Transport& transport) {
     CrossoverTable table;
     table.*crossover.line = transport.rank() == 0 ? first : others;
     EngineRank engine(*system, transport, table);
     engine.set_patience(patience);
-    std::vector<std::byte> all(kNumRanks * kPart);
+    std::vector<std::byte> all(kChooserRanks * kPart);
     crossover.call(engine, all).value_or_throw();
   });
 }

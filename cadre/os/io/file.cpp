@@ -73,9 +73,15 @@ class TemporaryFile {
 }  // namespace
 
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.is_open()) {
+  // Without waiting: the name may be that of a FIFO without a writer.
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  struct stat info {};
+  if (!fd.is_open() || ::fstat(fd.get(), &info) != 0) {
     return errno_error(ErrorCode::kUnavailable, cadre::format("open {}", path), errno);
+  }
+  if (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} is a pipe, a socket or a device; expected a file", path));
   }
   std::string content;
   for (;;) {

@@ -2,7 +2,7 @@
 //
 // Threads: any. Blocking: for the time of the disk.
 // Errors: kUnavailable with the path and the system's reason; kInvalidArgument for a file over the
-// bound.
+// bound, and for a pipe, a socket or a device, of which nobody knows when it ends.
 #pragma once
 
 #include <string>

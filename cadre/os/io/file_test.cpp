@@ -1,6 +1,7 @@
 #include "cadre/os/io/file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <regex>
@@ -51,6 +52,18 @@ TEST(File, NamesWhatIsMissing) {
 }
 
 // The target cannot be replaced: the temporary file must go, and the target stay.
+// Opening a pipe would wait for whoever writes into it.
+TEST(File, APipeIsRefused) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("pipe");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  for (const std::string& name : {path, std::string("/dev/zero")}) {
+    const auto content = read_file(name, 100);
+    ASSERT_FALSE(content.ok()) << name;
+    EXPECT_EQ(content.error().code(), ErrorCode::kInvalidArgument) << name;
+  }
+}
+
 TEST(File, AFailedReplaceLeavesNothing) {
   const testing::TemporaryFolder folder;
   std::filesystem::create_directories(folder.path() / "data" / "inner");

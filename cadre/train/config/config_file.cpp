@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr std::string_view kCommandLine = "command line";
+constexpr size_t kMaxDots = 1000;  // of a line
 
 [[noreturn]] void refuse(std::string_view place, const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", place, what));
@@ -51,6 +52,21 @@ bool assign(const ConfigField& field, const toml::node& node) {
       field.value);
 }
 
+// The parser takes stack for each part of a dotted key, so a line of very many would end the
+// program. Returns the number of the first such line, or 0.
+size_t line_of_endless_key(const std::string& text) {
+  size_t line = 1;
+  size_t num_dots = 0;
+  for (const char c : text) {
+    if (c == '.' && ++num_dots > kMaxDots) return line;
+    if (c == '\n') {
+      ++line;
+      num_dots = 0;
+    }
+  }
+  return 0;
+}
+
 // Puts values into the fields and remembers where each came from, for messages.
 class ConfigReader {
  public:
@@ -62,6 +78,9 @@ class ConfigReader {
 
   void read_text(const std::string& text, const std::string& path) {
     toml::table table;
+    if (const size_t line = line_of_endless_key(text); line > 0) {
+      refuse(cadre::format("{}:{}", path, line), "a key of too many parts");
+    }
     try {
       table = toml::parse(text, path);
     } catch (const toml::parse_error& error) {
@@ -150,7 +169,8 @@ class ConfigReader {
 
   void read_value(const ConfigField& field, const std::string& value) {
     try {
-      const toml::table table = toml::parse(cadre::format("value = {}", value));
+      toml::table table;
+      if (line_of_endless_key(value) == 0) table = toml::parse(cadre::format("value = {}", value));
       if (table.size() == 1 && assign(field, *table.get("value"))) return;
     } catch (const toml::parse_error&) {
       // Said below, in the words of the override.

@@ -83,6 +83,14 @@ TEST_F(ConfigTest, RefusesWithLineAndNearestKey) {
   EXPECT_EQ(refusal("[model]\nwidth = \n").substr(0, 19), "config_test.toml:2:");
 }
 
+TEST_F(ConfigTest, AKeyWithoutEndIsRefused) {
+  std::string endless = "a";
+  for (int i = 0; i < 200'000; ++i) endless += ".a";
+  EXPECT_EQ(refusal("# one\n" + endless + " = 1\n"), "config_test.toml:2: a key of too many parts");
+  EXPECT_EQ(refusal("", {"model.width={" + endless + " = 1}"}).substr(0, 46),
+            "command line: model.width must be an integer, ");
+}
+
 TEST_F(ConfigTest, ARefusalNamesBothKeysThatDoNotGoTogether) {
   EXPECT_EQ(
       refusal("[schedule]\nwarmup_steps = 100\n", {"run.steps=3"}),
