@@ -26,10 +26,10 @@ class Sets {
   std::vector<size_t> parents_;
 };
 
-using Time = std::tuple<int64_t, uint64_t, int64_t>;
+using Birth = std::tuple<int64_t, uint64_t, int64_t>;
 
 // Of records of one second, the begin of their processes decides, then the clock of the operations.
-Time begin_of(const FlightRecord& record) {
+Birth birth_of(const FlightRecord& record) {
   return {record.identity.made_at_s, record.identity.process_start,
           record.entries.empty() ? 0 : record.entries.front().begin_ns};
 }
@@ -59,10 +59,10 @@ std::vector<std::vector<FlightRecord>> split_jobs(std::vector<FlightRecord> reco
   }
   std::vector<std::vector<FlightRecord>> jobs;
   for (auto& [set, job] : by_set) {
-    std::ranges::sort(job, {}, begin_of);
+    std::ranges::sort(job, {}, birth_of);
     jobs.push_back(std::move(job));
   }
-  std::ranges::sort(jobs, {}, [](const auto& job) { return begin_of(job.front()); });
+  std::ranges::sort(jobs, {}, [](const auto& job) { return birth_of(job.front()); });
   return jobs;
 }
 
