@@ -43,16 +43,21 @@ void Attention::check_ranks_are_in_one_step(const Here& here) const {
 }
 
 void Attention::refuse_other_wrapper(Rank rank, std::string_view module) const {
+  const auto made_at = [this](Rank of) {
+    const bool got_other = (wrapper(of) & kGotOtherBuffers) != 0;
+    return format("#{}{}", wrapper(of) & ~kGotOtherBuffers,
+                  got_other ? " (whose forward got the buffers of another wrapper)" : "");
+  };
   throw Error(
       ErrorCode::kInvalidArgument,
       format("DistributedDataParallel of {}, rank {}: the ranks are in the backward() of different "
              "wrappers, or in forwards of different wrappers before it, so it would average the "
-             "gradients of different models: rank 0 is in that of the wrapper made at #{} and rank "
-             "{} in that of the one made at #{} (the number of the group's operations before its "
-             "construction; this rank called the one of {}). A step that one rank leaves out must "
+             "gradients of different models: rank 0 is in that of the wrapper made at {} and rank "
+             "{} in that of the one made at {} (the number of the group's operations before its "
+             "construction; that of {} on this rank is #{}). A step that one rank leaves out must "
              "be left out on all ranks or on none, and all ranks use their wrappers in one order. "
              "To go on, bring all ranks to one step and wrap the modules again",
-             module, rank_, wrapper(0), rank, wrapper(rank), module));
+             module, rank_, made_at(0), rank, made_at(rank), module, own_wrapper_));
 }
 
 void Attention::refuse_other_step(Rank rank, int64_t step) const {

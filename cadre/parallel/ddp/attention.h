@@ -38,6 +38,7 @@ class Attention {
     values()[2 * num_parameters_ + 3 * world_size_ + own()] = position.places;
   }
   void set_wrapper(uint32_t number) {
+    own_wrapper_ = number & ~kGotOtherBuffers;
     values()[2 * num_parameters_ + 4 * world_size_ + own()] = static_cast<int32_t>(number);
   }
 
@@ -77,6 +78,7 @@ class Attention {
 
   size_t num_parameters_;
   Rank rank_;
+  uint32_t own_wrapper_ = 0;
   size_t world_size_;
   at::Tensor counts_;
 };

@@ -32,7 +32,8 @@ std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tens
   return result;
 }
 
-// That of no backward, because nothing of a bucket may be taken for a mean.
+// In the message of a mean; no backward has it in practice, so a bucket of as many elements
+// differs.
 constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
 }  // namespace
@@ -100,7 +101,7 @@ void DataParallelCore::broadcast_buffers() {
   int64_t& sent_number = sent_buffers_[0].tensor.mutable_data_ptr<int64_t>()[0];
   sent_number = number_;
   broadcast_tensors(sent_buffers_, /*root=*/0, *group_);
-  if (sent_number != number_) reducer_->set_met_wrapper(static_cast<uint32_t>(sent_number));
+  if (sent_number != number_) reducer_->set_got_other_buffers();
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {

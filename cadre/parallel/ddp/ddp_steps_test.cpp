@@ -371,6 +371,22 @@ TEST(DdpTwoModelsBuffers, ForwardsInAnotherOrderOnOneRankAreAnErrorInTheNextBack
   }
 }
 
+// The first model's forward on rank 1 gets the second one's buffers, then their backwards meet.
+TEST(DdpTwoModelsBuffers, AWholeStepLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
+  const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
+    DistributedDataParallel a{std::make_shared<BufferedScale>(), group};
+    DistributedDataParallel b{std::make_shared<BufferedScale>(), group};
+    a(rows(1)).sum().backward();
+    b(rows(100)).sum().backward();
+    auto& next = group.rank() == 0 ? b : a;
+    output = testing::failure_of([&] { next(rows(1)).sum().backward(); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("got the buffers of another wrapper"));
+  }
+}
+
 TEST(DdpTwoModelsMean, OfDifferentWrappersIsAnErrorOnAllRanks) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     Model a{std::make_shared<Scale>(), group};

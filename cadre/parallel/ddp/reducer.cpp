@@ -39,7 +39,6 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
       names_(std::move(names)),
       group_(std::move(group)),
       wrapper_(std::move(wrapper)),
-      met_wrapper_(wrapper_.number),
       caps_(options.bucket_caps),
       weighting_(options.weighting),
       layout_is_learned_(options.layout.has_value()),
@@ -312,7 +311,7 @@ void Reducer::wait_for_buckets() {
 }
 
 TrailerWord Reducer::trailer_word(bool has_news) const {
-  return {.wrapper = met_wrapper_,
+  return {.wrapper = wrapper_.number,
           .position = ledger_.position(pass_.newest_forward),
           .has_news = has_news};
 }
@@ -325,7 +324,7 @@ Attention Reducer::attention(bool gave_up) const {
   }
   if (gave_up) attention.set_gave_up();
   attention.set_position(ledger_.position(pass_.newest_forward));
-  attention.set_wrapper(met_wrapper_);
+  attention.set_wrapper(wrapper_.number);
   return attention;
 }
 

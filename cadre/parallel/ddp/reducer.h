@@ -64,9 +64,9 @@ class Reducer {
   void begin_forward(int64_t num_samples);
   // After it: the tensors it returned.
   void watch(std::span<const at::Tensor> outputs);
-  // This rank's forward met one of the wrapper with that number on another rank: the next pass is
-  // an error on all ranks.
-  void set_met_wrapper(uint32_t number) { met_wrapper_ = number; }
+  // A forward on this rank got the buffers of another wrapper: the next pass is an error on all
+  // ranks.
+  void set_got_other_buffers() { wrapper_.number |= kGotOtherBuffers; }
   // While it is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
   // Reduces what stands in the gradients, outside of a backward.
@@ -128,7 +128,6 @@ class Reducer {
   std::vector<std::string> names_;
   std::shared_ptr<ReplicaGroup> group_;
   Wrapper wrapper_;
-  uint32_t met_wrapper_;
   BucketCaps caps_;
   GradientWeighting weighting_;
   std::unique_ptr<GradientBuckets> buckets_;

@@ -26,8 +26,12 @@ struct StepPosition {
   bool operator==(const StepPosition&) const = default;
 };
 
+// In the number of a rank's wrapper: a forward of it got the buffers of another one. Rank 0, which
+// sends them, never has it, so the ranks differ.
+inline constexpr uint32_t kGotOtherBuffers = uint32_t{1} << 31;
+
 struct TrailerWord {
-  uint32_t wrapper = 0;  // number of the wrapper in its group
+  uint32_t wrapper = 0;  // number of the wrapper in its group; may have kGotOtherBuffers
   StepPosition position = {};
   bool has_news = false;
 };
