@@ -22,7 +22,7 @@ namespace cadre {
 
 class CADRE_EXPORT GradientBuckets {
  public:
-  static constexpr int64_t kTrailerNumel = 23;
+  static constexpr int64_t kTrailerNumel = 87;
 
   // REQUIRES: check_layout_fits(layout, sizes_of(parameters)).
   GradientBuckets(std::span<const at::Tensor> parameters, BucketLayout layout, ReplicaGroup& group);

@@ -10,6 +10,7 @@ class ProcessGroupReplicas final : public ReplicaGroup {
 
   Rank rank() const override { return group_.rank(); }
   int world_size() const override { return group_.world_size(); }
+  uint64_t num_operations() const override { return group_.communicator().num_collectives(); }
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override {
     return group_.empty_symmetric(numel, dtype);
   }

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -24,6 +25,8 @@ class CADRE_EXPORT ReplicaGroup {
 
   virtual Rank rank() const = 0;
   virtual int world_size() const = 0;
+  // Collectives issued so far; between operations equal on all ranks.
+  virtual uint64_t num_operations() const { return 0; }
   // (numel), zeroed, in memory that is cheap to reduce. Collective: same arguments on all ranks.
   virtual at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) = 0;
   // In place on a contiguous tensor. The returned function waits for the result and throws its

@@ -22,21 +22,42 @@ Attention::Attention(size_t num_parameters, Rank rank, int world_size)
     : num_parameters_(num_parameters),
       rank_(rank),
       world_size_(static_cast<size_t>(world_size)),
-      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 4 * world_size_)}, at::kInt)) {}
+      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 5 * world_size_)}, at::kInt)) {}
 
 bool Attention::ranks_are_in_one_step() const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
-    if (position(rank) != position(0)) return false;
+    if (wrapper(rank) != wrapper(0) || position(rank) != position(0)) return false;
   }
   return true;
 }
 
-void Attention::check_ranks_are_in_one_step(int64_t step) const {
+void Attention::check_ranks_are_in_one_step(const Here& here) const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
-    if (position(rank).num_older != position(0).num_older) refuse_other_step(rank, step);
+    if (wrapper(rank) != wrapper(0)) refuse_other_wrapper(rank, here.module);
+  }
+  for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
+    if (position(rank).num_older != position(0).num_older) refuse_other_step(rank, here.step);
     if (position(rank).num_newer != position(0).num_newer) refuse_other_part(rank);
     if (position(rank).places != position(0).places) refuse_other_places(rank);
   }
+}
+
+void Attention::refuse_other_wrapper(Rank rank, std::string_view module) const {
+  const auto made_at = [this](Rank of) {
+    const bool got_other = (wrapper(of) & kGotOtherBuffers) != 0;
+    return format("#{}{}", wrapper(of) & ~kGotOtherBuffers,
+                  got_other ? " (whose forward got the buffers of another wrapper)" : "");
+  };
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("DistributedDataParallel of {}, rank {}: the ranks are in the backward() of different "
+             "wrappers, or in forwards of different wrappers before it, so it would average the "
+             "gradients of different models: rank 0 is in that of the wrapper made at {} and rank "
+             "{} in that of the one made at {} (the number of the group's operations before its "
+             "construction; that of {} on this rank is #{}). A step that one rank leaves out must "
+             "be left out on all ranks or on none, and all ranks use their wrappers in one order. "
+             "To go on, bring all ranks to one step and wrap the modules again",
+             module, rank_, made_at(0), rank, made_at(rank), module, own_wrapper_));
 }
 
 void Attention::refuse_other_step(Rank rank, int64_t step) const {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/types.h"
@@ -24,7 +25,7 @@ class Attention {
  public:
   Attention(size_t num_parameters, Rank rank, int world_size);
 
-  // (2 * num_parameters + 4 * world_size) int32.
+  // (2 * num_parameters + 5 * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
   // Of this rank, before the reduction.
@@ -35,6 +36,10 @@ class Attention {
     values()[2 * num_parameters_ + world_size_ + own()] = position.num_older;
     values()[2 * num_parameters_ + 2 * world_size_ + own()] = position.num_newer;
     values()[2 * num_parameters_ + 3 * world_size_ + own()] = position.places;
+  }
+  void set_wrapper(uint32_t number) {
+    own_wrapper_ = number & ~kGotOtherBuffers;
+    values()[2 * num_parameters_ + 4 * world_size_ + own()] = static_cast<int32_t>(number);
   }
 
   // After it.
@@ -47,13 +52,22 @@ class Attention {
             .num_newer = older[world_size_ + index(rank)],
             .places = older[2 * world_size_ + index(rank)]};
   }
+  // Number of the wrapper that the rank's pass belongs to.
+  uint32_t wrapper(Rank rank) const {
+    return static_cast<uint32_t>(values()[2 * num_parameters_ + 4 * world_size_ + index(rank)]);
+  }
+  // Of one wrapper.
   bool ranks_are_in_one_step() const;
 
-  // `step`: of a rank that left nothing behind.
-  void check_ranks_are_in_one_step(int64_t step) const;
+  struct Here {
+    int64_t step;  // of a rank that left nothing behind
+    std::string_view module;
+  };
+  void check_ranks_are_in_one_step(const Here& here) const;
   void check_no_rank_gave_up() const;
 
  private:
+  [[noreturn]] void refuse_other_wrapper(Rank rank, std::string_view module) const;
   [[noreturn]] void refuse_other_step(Rank rank, int64_t step) const;
   [[noreturn]] void refuse_other_part(Rank rank) const;
   [[noreturn]] void refuse_other_places(Rank rank) const;
@@ -64,6 +78,7 @@ class Attention {
 
   size_t num_parameters_;
   Rank rank_;
+  uint32_t own_wrapper_ = 0;
   size_t world_size_;
   at::Tensor counts_;
 };

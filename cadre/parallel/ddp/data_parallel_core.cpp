@@ -10,10 +10,12 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/buckets/gradient_buckets.h"
 #include "cadre/parallel/ddp/autograd_hooks.h"
 #include "cadre/parallel/ddp/located_replicas.h"
 #include "cadre/parallel/ddp/parameter_watch.h"
 #include "cadre/parallel/ddp/reducer.h"
+#include "cadre/parallel/ddp/trailer.h"
 
 namespace cadre {
 
@@ -29,6 +31,10 @@ std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tens
   }
   return result;
 }
+
+// In the message of a mean; no backward has it in practice, so a bucket of as many elements
+// differs.
+constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
 }  // namespace
 
@@ -47,10 +53,14 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
   if (group_->world_size() == 1) return;
   const std::vector<NamedTensor> parameters = distinct(module->named_parameters());
   check_not_wrapped(parameters);
-  buffers_ = distinct(module->named_buffers());
-  check_replicas_match(parameters, buffers_, *group_);
+  const std::vector<NamedTensor> buffers = distinct(module->named_buffers());
+  number_ = check_replicas_match(parameters, buffers, *group_);
   broadcast_tensors(parameters, /*root=*/0, *group_);
-  broadcast_tensors(buffers_, /*root=*/0, *group_);
+  broadcast_tensors(buffers, /*root=*/0, *group_);
+  if (!buffers.empty()) {
+    sent_buffers_.push_back({"", at::empty({1}, at::kLong)});
+    sent_buffers_.insert(sent_buffers_.end(), buffers.begin(), buffers.end());
+  }
   std::vector<at::Tensor> trained;
   std::vector<std::string> names;
   for (const NamedTensor& parameter : parameters) {
@@ -65,7 +75,9 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
                        group_->rank(), parameters.size()));
   }
   watch_ = std::make_unique<ParameterWatch>(module);
-  reducer_ = std::make_unique<Reducer>(std::move(trained), std::move(names), group_, options_);
+  reducer_ = std::make_unique<Reducer>(
+      std::move(trained), std::move(names), group_,
+      Reducer::Wrapper{.number = number_, .module = group_->module_name()}, options_);
   group_->enter(LocatedReplicas::Place::kBackward);
 }
 
@@ -78,10 +90,18 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   check_unchanged();
   if (num_no_sync_ > 0) return;
   group_->enter(LocatedReplicas::Place::kForward);
-  if (options_.broadcast_buffers && is_training) {
-    broadcast_tensors(buffers_, /*root=*/0, *group_);
-  }
+  if (options_.broadcast_buffers && is_training) broadcast_buffers();
   group_->enter(LocatedReplicas::Place::kBackward);
+}
+
+// Buffers of another wrapper become an error of the pass that follows, on all ranks: alone, this
+// rank could only leave the others waiting.
+void DataParallelCore::broadcast_buffers() {
+  if (sent_buffers_.empty()) return;
+  int64_t& sent_number = sent_buffers_[0].tensor.mutable_data_ptr<int64_t>()[0];
+  sent_number = number_;
+  broadcast_tensors(sent_buffers_, /*root=*/0, *group_);
+  if (sent_number != number_) reducer_->set_got_other_buffers();
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
@@ -152,13 +172,23 @@ void DataParallelCore::reduce_gradients() {
 double DataParallelCore::mean_over_ranks(double value) {
   if (group_->world_size() == 1) return value;
   const auto weight = static_cast<double>(last_num_samples());
-  const at::Tensor sums = at::empty({2}, at::kDouble);
+  const at::Tensor sums = at::empty({2 + GradientBuckets::kTrailerNumel}, at::kDouble);
+  const at::Tensor trailer = sums.narrow(0, 2, GradientBuckets::kTrailerNumel);
+  write_trailer(trailer, {.wrapper = number_, .position = kPlaceOfMean});
   double* values = sums.mutable_data_ptr<double>();
   values[0] = weight == 0 ? 0 : weight * value;  // the mean over no samples may be NaN
   values[1] = weight;
   group_->enter(LocatedReplicas::Place::kMean);
   group_->all_reduce(sums, ReduceOp::kSum);
   group_->enter(LocatedReplicas::Place::kBackward);
+  if (trailer_needs_attention(trailer)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("DistributedDataParallel of {}, rank {}: the ranks are in "
+                       "mean_over_ranks() of different wrappers (this rank in that of the one made "
+                       "at #{}), or some in backward(). All ranks call it at the same place, for "
+                       "the same wrapper",
+                       group_->module_name(), group_->rank(), number_));
+  }
   return values[0] / values[1];
 }
 

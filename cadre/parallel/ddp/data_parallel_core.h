@@ -56,6 +56,7 @@ class CADRE_EXPORT DataParallelCore {
   std::optional<BucketLayout> learned_layout() const;
 
  private:
+  void broadcast_buffers();
   void check_unchanged() const;
   int64_t last_num_samples() const;
   void check_not_wrapped(std::span<const NamedTensor> parameters) const;
@@ -63,7 +64,9 @@ class CADRE_EXPORT DataParallelCore {
   std::shared_ptr<LocatedReplicas> group_;
   DistributedDataParallelOptions options_;
   // In a world of one there are none of these.
-  std::vector<NamedTensor> buffers_;
+  // What rank 0 sends with a forward: the wrapper's number, then the buffers; or nothing.
+  std::vector<NamedTensor> sent_buffers_;
+  uint32_t number_ = 0;  // of the wrapper, see check_replicas_match()
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<Reducer> reducer_;
   int num_no_sync_ = 0;                          // guards that live

@@ -73,7 +73,7 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
 TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
-  peers_->peer_counts = torch::zeros({6 + 6 + 4 * kWorld}, torch::kInt);
+  peers_->peer_counts = torch::zeros({6 + 6 + 5 * kWorld}, torch::kInt);
   peers_->peer_counts.narrow(0, 0, 6).fill_(3);  // used by all the others
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
@@ -83,7 +83,7 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
 TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   auto model = wrap();
   peers_->flag_of_peers = 1;
-  peers_->peer_counts = torch::zeros({6 + 6 + 4 * kWorld}, torch::kInt);
+  peers_->peer_counts = torch::zeros({6 + 6 + 5 * kWorld}, torch::kInt);
   peers_->peer_counts[6 + 6 + 2] = 1;
   const std::string error =
       error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kAborted);

@@ -293,6 +293,142 @@ TEST(DdpSteps, AStepLeftOutIsNotHiddenByAnExceptionInTheNext) {
   }
 }
 
+// Two wrappers of one shape, an ensemble for example: their buckets have equal sizes.
+struct TwoModelsCase {
+  const char* name;
+  GradientWeighting weighting;
+  int64_t cap_bytes;  // of a bucket: one bucket, or several
+};
+
+class DdpTwoModels : public ::testing::TestWithParam<TwoModelsCase> {};
+
+TEST_P(DdpTwoModels, ABackwardLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
+  const int64_t cap = GetParam().cap_bytes;
+  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    const DistributedDataParallelOptions options{.weighting = GetParam().weighting,
+                                                 .bucket_caps = {.first_bytes = cap, .bytes = cap}};
+    Model a{std::make_shared<Scale>(), group, options};
+    Model b{std::make_shared<Scale>(), group, options};
+    for (int step = 1; step <= 2; ++step) {
+      a->zero_grad();
+      b->zero_grad();
+      const Tensor loss = a(rows(1)).sum();
+      const bool leaves_out = group.rank() == 0 && step == 2;
+      if (!leaves_out) output += testing::failure_of([&] { loss.backward(); });
+      if (step == 2 && group.rank() == 1) break;  // what its pass of `a` met is rank 0's of `b`
+      output += testing::failure_of([&] { b(rows(100)).sum().backward(); });
+      if (!output.empty() || leaves_out) continue;
+      require(torch::equal(a->weight.grad(), torch::full({20}, 4.0, kFloat64)), "gradient of a");
+      require(torch::equal(b->weight.grad(), torch::full({20}, 400.0, kFloat64)), "gradient of b");
+    }
+    require(!output.empty(), "the two models were averaged with each other");
+    Model again{std::make_shared<Scale>(), group, options};
+    again(rows(1)).sum().backward();
+    require(torch::equal(again->weight.grad(), torch::full({20}, 4.0, kFloat64)), "wrapped again");
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output,
+                AllOf(HasSubstr("the backward() of different wrappers"), HasSubstr("Scale"),
+                      ::testing::ContainsRegex("rank 0 is in that of the wrapper made at #[0-9]+ "
+                                               "and rank 1 in that of the one made at #[0-9]+")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, DdpTwoModels,
+    ::testing::Values(TwoModelsCase{"one_bucket", GradientWeighting::kEqual, 1 << 20},
+                      TwoModelsCase{"buckets", GradientWeighting::kEqual, 64},
+                      TwoModelsCase{"weighted_buckets", GradientWeighting::kSamples, 64}),
+    [](const auto& test) { return test.param.name; });
+
+struct BufferedScale : Scale {
+  BufferedScale() { count = register_buffer("count", torch::zeros({1}, kFloat64)); }
+  Tensor forward(const Tensor& x) {
+    count += x[0][0];
+    return Scale::forward(x);
+  }
+  Tensor count;
+};
+
+TEST(DdpTwoModelsBuffers, ForwardsInAnotherOrderOnOneRankAreAnErrorInTheNextBackward) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    DistributedDataParallel a{std::make_shared<BufferedScale>(), group};
+    DistributedDataParallel b{std::make_shared<BufferedScale>(), group};
+    a(rows(1)).sum().backward();
+    b(rows(100)).sum().backward();
+    a->zero_grad();
+    b->zero_grad();
+    Tensor of_a, of_b;
+    if (group.rank() == 0) of_a = a(rows(1));
+    of_b = b(rows(100));
+    if (group.rank() == 1) of_a = a(rows(1));
+    output = testing::failure_of([&] { of_a.sum().backward(); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("in forwards of different wrappers before it"));
+  }
+}
+
+// The first model's forward on rank 1 gets the second one's buffers, then their backwards meet.
+TEST(DdpTwoModelsBuffers, AWholeStepLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
+  const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
+    DistributedDataParallel a{std::make_shared<BufferedScale>(), group};
+    DistributedDataParallel b{std::make_shared<BufferedScale>(), group};
+    a(rows(1)).sum().backward();
+    b(rows(100)).sum().backward();
+    auto& next = group.rank() == 0 ? b : a;
+    output = testing::failure_of([&] { next(rows(1)).sum().backward(); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("got the buffers of another wrapper"));
+  }
+}
+
+TEST(DdpTwoModelsMean, OfDifferentWrappersIsAnErrorOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Model a{std::make_shared<Scale>(), group};
+    Model b{std::make_shared<Scale>(), group};
+    a(rows(1));
+    b(rows(1));
+    require(a.mean_over_ranks(torch::tensor(double(group.rank()))) == 0.5, "mean of one wrapper");
+    output = testing::failure_of(
+        [&] { (group.rank() == 0 ? a : b).mean_over_ranks(torch::ones({}, kFloat64)); });
+    require(b.mean_over_ranks(torch::tensor(double(group.rank()))) == 0.5, "mean after the error");
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("mean_over_ranks() of different wrappers"));
+  }
+}
+
+TEST(DdpSteps, ForwardsLeftBehindOnAllRanksAreLoggedOnceByRankZero) {
+  const auto log = std::make_shared<testing::LogLines>();
+  const auto result = run_groups(
+      2,
+      [](const ProcessGroup& group, std::string&) {
+        Model model{std::make_shared<Scale>(), group};
+        model(rows(1)).sum().backward();
+        // One mistake on each rank: an evaluation with gradients, and a step that is left out.
+        if (group.rank() == 1) model(rows(1));
+        for (int step = 1; step <= 4; ++step) {
+          const Tensor loss = model(rows(step)).sum();
+          if ((group.rank() == 0 && step == 1) || step == 3) continue;
+          if (group.rank() == 1 && step == 4) continue;
+          loss.backward();
+        }
+      },
+      log);
+  std::vector<std::string> lines;
+  for (const std::string& line : log->get()) {
+    if (line.find("left behind") != std::string::npos) lines.push_back(line);
+  }
+  ASSERT_EQ(lines.size(), 1u) << result.failures();
+  EXPECT_THAT(lines[0], AllOf(HasSubstr("count=1"), HasSubstr("Scale")));
+}
+
 Tensor loss_of_a_wrapper_that_ends(const std::shared_ptr<Scale>& net,
                                    const std::shared_ptr<ReplicaGroup>& group) {
   Model model{net, group};

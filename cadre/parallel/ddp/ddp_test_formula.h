@@ -64,7 +64,7 @@ class FormulaReplicas : public ReplicaGroup {
           tensor.add_(peer_counts);
         } else {
           tensor.mul_(world_size_);
-          for (const int64_t place : {1, 2, 3}) {  // of the ranks' positions: all are where this is
+          for (const int64_t place : {1, 2, 3, 4}) {  // of the ranks' positions and wrappers
             const at::Tensor counts = tensor.narrow(0, -place * world_size_, world_size_);
             counts.fill_(counts[0] / world_size_);
           }

@@ -32,6 +32,8 @@ class LocatedReplicas final : public ReplicaGroup {
 
   Rank rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
+  uint64_t num_operations() const override { return group_->num_operations(); }
+  const std::string& module_name() const { return module_name_; }
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override;
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override;
   void all_reduce(const at::Tensor& tensor, ReduceOp op) override;

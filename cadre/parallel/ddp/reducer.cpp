@@ -33,10 +33,12 @@ std::vector<int64_t> reverse_order(size_t num_parameters) {
 }  // namespace
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
-                 std::shared_ptr<ReplicaGroup> group, const DistributedDataParallelOptions& options)
+                 std::shared_ptr<ReplicaGroup> group, Wrapper wrapper,
+                 const DistributedDataParallelOptions& options)
     : parameters_(std::move(parameters)),
       names_(std::move(names)),
       group_(std::move(group)),
+      wrapper_(std::move(wrapper)),
       caps_(options.bucket_caps),
       weighting_(options.weighting),
       layout_is_learned_(options.layout.has_value()),
@@ -295,7 +297,7 @@ std::vector<at::Tensor> Reducer::launch_all_but_last() {
     }
     place_gradient(i);
   }
-  write_trailer(buckets_->trailer(), ledger_.position(pass_.newest_forward), has_news);
+  write_trailer(buckets_->trailer(), trailer_word(has_news));
   while (pass_.num_launched + 1 < buckets_->num_buckets()) launch_bucket();
   return untouched;
 }
@@ -308,6 +310,12 @@ void Reducer::wait_for_buckets() {
   }
 }
 
+TrailerWord Reducer::trailer_word(bool has_news) const {
+  return {.wrapper = wrapper_.number,
+          .position = ledger_.position(pass_.newest_forward),
+          .has_news = has_news};
+}
+
 Attention Reducer::attention(bool gave_up) const {
   Attention attention(parameters_.size(), group_->rank(), group_->world_size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -316,6 +324,7 @@ Attention Reducer::attention(bool gave_up) const {
   }
   if (gave_up) attention.set_gave_up();
   attention.set_position(ledger_.position(pass_.newest_forward));
+  attention.set_wrapper(wrapper_.number);
   return attention;
 }
 
@@ -341,7 +350,7 @@ void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& 
 // others until now.
 void Reducer::settle_last_pass() {
   for (const auto& wait : std::exchange(leftover_waits_, {})) wait();
-  if (apart_) apart_->check_ranks_are_in_one_step(num_steps_);
+  if (apart_) apart_->check_ranks_are_in_one_step({.step = num_steps_, .module = wrapper_.module});
   if (!abandoned_) return;
   check_ranks_are_in_one_step(*std::exchange(abandoned_, std::nullopt));
   forgive_left_behind(newest_abandoned_forward_);
@@ -350,12 +359,26 @@ void Reducer::settle_last_pass() {
 // Once they are apart, equal numbers of a later pass would prove nothing: it stays an error.
 void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
   if (!attention.ranks_are_in_one_step()) apart_ = attention;
-  attention.check_ranks_are_in_one_step(num_steps_);
+  attention.check_ranks_are_in_one_step({.step = num_steps_, .module = wrapper_.module});
 }
 
 void Reducer::forgive_left_behind(int64_t newest_forward) {
-  num_steps_ += ledger_.position(newest_forward).num_older;
+  const int32_t num_left_behind = ledger_.position(newest_forward).num_older;
+  if (num_left_behind > 0) log_left_behind_once(num_left_behind);
+  num_steps_ += num_left_behind;
   ledger_.forgive_before(newest_forward);
+}
+
+// The ranks agree on how many, which does not prove that they mean the same ones.
+void Reducer::log_left_behind_once(int32_t count) {
+  if (std::exchange(left_behind_are_logged_, true) || group_->rank() != 0) return;
+  group_->log_sink().write(
+      LogLevel::kWarning, "ddp",
+      format("forwards were left behind without backward on all ranks count={} step={} "
+             "module=\"{}\" effect=\"if the ranks left out different steps, each later step "
+             "averages different batches; run a forward that is not trained under "
+             "torch::NoGradGuard, and leave out the same steps on all ranks\"",
+             count, num_steps_, wrapper_.module));
 }
 
 // The ranks where it is trained would step, the others not. All ranks see the same counts, so all
@@ -415,8 +438,7 @@ void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
     if (pass_.num_launched < buckets_->num_buckets()) {
-      write_trailer(buckets_->trailer(), ledger_.position(pass_.newest_forward),
-                    /*has_news=*/true);
+      write_trailer(buckets_->trailer(), trailer_word(/*has_news=*/true));
     }
     while (pass_.num_launched < buckets_->num_buckets()) launch_bucket();
     const Attention news = attention(/*gave_up=*/true);

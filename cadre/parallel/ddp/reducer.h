@@ -41,14 +41,20 @@
 #include "cadre/parallel/ddp/local_gradients.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/ddp/sample_weight.h"
+#include "cadre/parallel/ddp/trailer.h"
 
 namespace cadre {
 
 class Reducer {
  public:
+  struct Wrapper {
+    uint32_t number;  // the same on all ranks, another one for each wrapper of the group
+    std::string module;
+  };
   // parameters[i] has the name names[i]; distinct leaves that require grad, the same on all ranks.
   Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
-          std::shared_ptr<ReplicaGroup> group, const DistributedDataParallelOptions& options);
+          std::shared_ptr<ReplicaGroup> group, Wrapper wrapper,
+          const DistributedDataParallelOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -58,6 +64,9 @@ class Reducer {
   void begin_forward(int64_t num_samples);
   // After it: the tensors it returned.
   void watch(std::span<const at::Tensor> outputs);
+  // A forward on this rank got the buffers of another wrapper: the next pass is an error on all
+  // ranks.
+  void set_got_other_buffers() { wrapper_.number |= kGotOtherBuffers; }
   // While it is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
   // Reduces what stands in the gradients, outside of a backward.
@@ -105,6 +114,8 @@ class Reducer {
   // Throws where the ranks are not; so does every later pass.
   void check_ranks_are_in_one_step(const Attention& attention);
   void forgive_left_behind(int64_t newest_forward);
+  void log_left_behind_once(int32_t count);
+  TrailerWord trailer_word(bool has_news) const;
   void check_frozen_on_all_or_none(const Attention& attention);
   void log_unused_once(const Attention& attention);
   // (world_size, own.size()) of bytes: every rank's flags. Collective.
@@ -116,11 +127,13 @@ class Reducer {
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> names_;
   std::shared_ptr<ReplicaGroup> group_;
+  Wrapper wrapper_;
   BucketCaps caps_;
   GradientWeighting weighting_;
   std::unique_ptr<GradientBuckets> buckets_;
   bool layout_is_learned_ = false;
   bool unused_are_logged_ = false;
+  bool left_behind_are_logged_ = false;
   bool sync_ = true;
   ForwardLedger ledger_;
   std::shared_ptr<Forward> forward_;  // from begin_forward() to watch()

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,9 +23,10 @@ struct NamedTensor {
 };
 
 // Names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are the same on
-// all ranks.
-void check_replicas_match(std::span<const NamedTensor> parameters,
-                          std::span<const NamedTensor> buffers, ReplicaGroup& group);
+// all ranks. Returns a number of the wrapper that is the same on all ranks, and another one for
+// each wrapper of a group: how many operations the group had run before it.
+uint32_t check_replicas_match(std::span<const NamedTensor> parameters,
+                              std::span<const NamedTensor> buffers, ReplicaGroup& group);
 
 // "(4, 3)".
 std::string list_of(at::IntArrayRef values);

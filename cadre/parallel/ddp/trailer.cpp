@@ -12,21 +12,26 @@ namespace {
 constexpr int kBitsOfOlder = 3;
 constexpr int32_t kMaxOlder = (1 << kBitsOfOlder) - 1;
 constexpr int kBitsOfPlaces = 8;
-constexpr int kNumPairs = kBitsOfOlder + kBitsOfPlaces;
+constexpr int kBitsOfPosition = kBitsOfOlder + kBitsOfPlaces;
+constexpr int kBitsOfWrapper = 32;
+constexpr int kNumPairs = kBitsOfPosition + kBitsOfWrapper;
 static_assert(GradientBuckets::kTrailerNumel == 2 * kNumPairs + 1);
 
 }  // namespace
 
-void write_trailer(const at::Tensor& trailer, const StepPosition& position, bool has_news) {
+void write_trailer(const at::Tensor& trailer, const TrailerWord& word) {
   const at::NoGradGuard no_grad;
+  const StepPosition& position = word.position;
   // The number of newer ones follows from the places. What has no room is compared by the counts
   // that follow on news.
   const bool has_room = position.num_older <= kMaxOlder && position.places >> kBitsOfPlaces == 0;
-  const int32_t bits = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
+  const int32_t place = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
+  const uint64_t bits =
+      static_cast<uint64_t>(word.wrapper) << kBitsOfPosition | static_cast<uint64_t>(place);
   const at::Tensor values = at::zeros({GradientBuckets::kTrailerNumel}, at::kDouble);
   double* element = values.mutable_data_ptr<double>();
   for (int pair = 0; pair < kNumPairs; ++pair) element[2 * pair + (bits >> pair & 1)] = 1;
-  if (has_news || !has_room) element[2 * kNumPairs] = 1;
+  if (word.has_news || !has_room) element[2 * kNumPairs] = 1;
   trailer.copy_(values);
 }
 

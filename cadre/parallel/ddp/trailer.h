@@ -1,9 +1,10 @@
 // What the ranks tell each other at the end of each pass, in the elements behind the last bucket:
-// whether one of them has news, and whether all are at the same place among their forwards.
+// whether one of them has news, whether all are in a pass of the same wrapper, and whether they are
+// at the same place among its forwards.
 //
 // Threads: plain functions. Blocking: never. Errors: none.
 // Sums over ranks in the bucket's dtype are all there is, and bfloat16 counts to 256 only. So each
-// bit of a position is sent as two elements, the bit and its complement: where all ranks agree, one
+// bit of a number is sent as two elements, the bit and its complement: where all ranks agree, one
 // of the two sums is zero, in every dtype, and whether they are averaged or not.
 #pragma once
 
@@ -25,10 +26,21 @@ struct StepPosition {
   bool operator==(const StepPosition&) const = default;
 };
 
-// trailer: (GradientBuckets::kTrailerNumel), any floating-point dtype.
-void write_trailer(const at::Tensor& trailer, const StepPosition& position, bool has_news);
+// In the number of a rank's wrapper: a forward of it got the buffers of another one. Rank 0, which
+// sends them, never has it, so the ranks differ.
+inline constexpr uint32_t kGotOtherBuffers = uint32_t{1} << 31;
 
-// After the reduction: some rank has news, or the positions differ. The same on all ranks.
+struct TrailerWord {
+  uint32_t wrapper = 0;  // number of the wrapper in its group; may have kGotOtherBuffers
+  StepPosition position = {};
+  bool has_news = false;
+};
+
+// trailer: (GradientBuckets::kTrailerNumel), any floating-point dtype.
+void write_trailer(const at::Tensor& trailer, const TrailerWord& word);
+
+// After the reduction: some rank has news, or the wrappers or the positions differ. The same on all
+// ranks.
 bool trailer_needs_attention(const at::Tensor& trailer);
 
 }  // namespace cadre

@@ -13,13 +13,13 @@ namespace {
 
 constexpr int kManyRanks = 1000;
 
-// Of rank 0 with one position and all others with another.
-bool trailer_tells(at::ScalarType dtype, double factor, const StepPosition& of_0,
-                   const StepPosition& of_others, bool has_news = false) {
+// Of rank 0 with one word and all others with another.
+bool trailer_tells(at::ScalarType dtype, double factor, const TrailerWord& of_0,
+                   const TrailerWord& of_others) {
   const at::Tensor sum = torch::zeros({GradientBuckets::kTrailerNumel}, dtype);
   const at::Tensor own = torch::empty_like(sum);
   for (int rank = 0; rank < kManyRanks; ++rank) {
-    write_trailer(own, rank == 0 ? of_0 : of_others, has_news && rank == 0);
+    write_trailer(own, rank == 0 ? of_0 : of_others);
     sum.add_(own * factor);
   }
   return trailer_needs_attention(sum);
@@ -31,15 +31,17 @@ TEST(Trailer, TellsOneRankFromManyInEveryDtype) {
     for (const double factor : {1.0, 1.0 / kManyRanks}) {
       for (const StepPosition& same :
            std::vector<StepPosition>{{0, 0, 0}, {1, 0, 1}, {0, 2, 6}, {4, 4, 255}}) {
-        EXPECT_FALSE(trailer_tells(dtype, factor, same, same)) << dtype;
-        EXPECT_TRUE(trailer_tells(dtype, factor, same, same, /*has_news=*/true)) << dtype;
+        EXPECT_FALSE(trailer_tells(dtype, factor, {7, same}, {7, same})) << dtype;
+        EXPECT_TRUE(trailer_tells(dtype, factor, {7, same, true}, {7, same})) << dtype;
       }
-      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 1}, {0, 0, 0})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {0, 0, 0}, {0, 1, 2})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 2}, {0, 1, 2})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {2, 0, 3}, {2, 0, 6})) << dtype;
-      EXPECT_TRUE(trailer_tells(dtype, factor, {1, 0, 256}, {1, 0, 256}))
+      EXPECT_TRUE(trailer_tells(dtype, factor, {7, {1, 0, 1}}, {7, {0, 0, 0}})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {7, {0, 0, 0}}, {7, {0, 1, 2}})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {7, {1, 0, 2}}, {7, {0, 1, 2}})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {7, {2, 0, 3}}, {7, {2, 0, 6}})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {7, {1, 0, 256}}, {7, {1, 0, 256}}))
           << "no room: the counts decide";
+      EXPECT_TRUE(trailer_tells(dtype, factor, {6}, {7})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {7}, {7 | uint32_t{1} << 31})) << dtype;
     }
   }
 }
