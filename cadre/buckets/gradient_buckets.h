@@ -4,7 +4,7 @@
 // Lifetime: a view keeps its bucket's memory alive, also after the GradientBuckets is gone.
 // Errors: kInvalidArgument for a parameter whose dtype no group moves.
 // The last bucket has kTrailerNumel elements more, the trailer: it carries a word between the ranks
-// without a message of its own (see parallel/ddp/trailer.h). Source: c10d's
+// without a message of its own (see parallel/ddp/agreement/trailer.h). Source: c10d's
 // gradient_as_bucket_view.
 #pragma once
 

@@ -19,7 +19,7 @@ using testing::TransportGroup;
 using testing::TransportKind;
 
 constexpr int kChooserRanks = 4;  // a tree, a chain and a ring differ
-constexpr size_t kPart = 96;  // bytes of one rank
+constexpr size_t kPart = 96;      // bytes of one rank
 using Line = uint64_t CrossoverTable::*;
 
 struct Crossover {

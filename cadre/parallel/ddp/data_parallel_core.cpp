@@ -11,11 +11,11 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/gradient_buckets.h"
+#include "cadre/parallel/ddp/agreement/trailer.h"
 #include "cadre/parallel/ddp/autograd_hooks.h"
 #include "cadre/parallel/ddp/located_replicas.h"
 #include "cadre/parallel/ddp/parameter_watch.h"
 #include "cadre/parallel/ddp/reducer.h"
-#include "cadre/parallel/ddp/trailer.h"
 
 namespace cadre {
 

@@ -14,8 +14,8 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/base/log.h"
-#include "cadre/parallel/ddp/refusals.h"
-#include "cadre/parallel/ddp/trailer.h"
+#include "cadre/parallel/ddp/agreement/refusals.h"
+#include "cadre/parallel/ddp/agreement/trailer.h"
 
 namespace cadre {
 

@@ -35,13 +35,13 @@
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/buckets/gradient_buckets.h"
 #include "cadre/buckets/replica_group.h"
-#include "cadre/parallel/ddp/attention.h"
+#include "cadre/parallel/ddp/agreement/attention.h"
+#include "cadre/parallel/ddp/agreement/forward_ledger.h"
+#include "cadre/parallel/ddp/agreement/local_gradients.h"
+#include "cadre/parallel/ddp/agreement/sample_weight.h"
+#include "cadre/parallel/ddp/agreement/trailer.h"
 #include "cadre/parallel/ddp/autograd_hooks.h"
-#include "cadre/parallel/ddp/forward_ledger.h"
-#include "cadre/parallel/ddp/local_gradients.h"
 #include "cadre/parallel/ddp/options.h"
-#include "cadre/parallel/ddp/sample_weight.h"
-#include "cadre/parallel/ddp/trailer.h"
 
 namespace cadre {
 

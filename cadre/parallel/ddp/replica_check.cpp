@@ -10,7 +10,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/trailer.h"
+#include "cadre/parallel/ddp/agreement/trailer.h"
 
 namespace cadre {
 

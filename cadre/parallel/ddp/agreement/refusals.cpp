@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/refusals.h"
+#include "cadre/parallel/ddp/agreement/refusals.h"
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "cadre/parallel/ddp/forward_ledger.h"
+#include "cadre/parallel/ddp/agreement/forward_ledger.h"
 
 namespace cadre {
 

@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/trailer.h"
+#include "cadre/parallel/ddp/agreement/trailer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/base/types.h"
-#include "cadre/parallel/ddp/trailer.h"
+#include "cadre/parallel/ddp/agreement/trailer.h"
 
 namespace cadre {
 

@@ -14,8 +14,8 @@
 #include <memory>
 #include <vector>
 
+#include "cadre/parallel/ddp/agreement/trailer.h"
 #include "cadre/parallel/ddp/autograd_hooks.h"
-#include "cadre/parallel/ddp/trailer.h"
 
 namespace cadre {
 

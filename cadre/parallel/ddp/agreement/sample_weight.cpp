@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/sample_weight.h"
+#include "cadre/parallel/ddp/agreement/sample_weight.h"
 
 #include <ATen/ops/zeros.h>
 

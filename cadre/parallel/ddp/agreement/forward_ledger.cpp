@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/forward_ledger.h"
+#include "cadre/parallel/ddp/agreement/forward_ledger.h"
 
 #include <algorithm>
 #include <limits>

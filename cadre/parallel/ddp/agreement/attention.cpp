@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/attention.h"
+#include "cadre/parallel/ddp/agreement/attention.h"
 
 #include <ATen/ops/zeros.h>
 

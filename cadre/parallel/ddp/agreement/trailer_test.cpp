@@ -1,5 +1,5 @@
 // The words that ranks put into the trailer, and what each reads from their sum or mean.
-#include "cadre/parallel/ddp/trailer.h"
+#include "cadre/parallel/ddp/agreement/trailer.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
