@@ -216,5 +216,34 @@ TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   EXPECT_TRUE(was_free);
 }
 
+// What the owner's deleter does may take longer than close() waits after an abort.
+TEST_F(ExceptionTest, ACloseLeavesTheMessageThatAWaitingCallerEnds) {
+  MessageQueue& queue = messages();
+  transport_.end_with_error();
+  std::atomic<bool> is_releasing{false};
+  std::atomic<bool> may_end{false};
+  const auto await = [&](const std::atomic<bool>& flag) {
+    const Deadline deadline = soon();
+    while (!flag && !deadline.has_passed(system_->now())) system_->yield();
+  };
+  std::array<std::byte, 8> data{};
+  std::shared_ptr<const void> owner(&queue, [&](const void*) {
+    is_releasing = true;
+    await(may_end);
+  });
+  Message message{.kind = OpKind::kSend, .peer = 1, .in = data, .keep_alive = std::move(owner)};
+  std::string failure;
+  const auto caller = system_->spawn("caller", [&] {
+    failure = testing::failure_of([&] { queue.run(std::exchange(message, {})); });
+  });
+  await(is_releasing);
+  queue.close();
+  EXPECT_FALSE(queue.is_idle());
+  may_end = true;
+  caller->join();
+  EXPECT_THAT(failure, HasSubstr("nonsense"));
+  EXPECT_TRUE(queue.is_idle());
+}
+
 }  // namespace
 }  // namespace cadre

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 
 #include "cadre/comm/communicator.h"
@@ -15,7 +14,6 @@ namespace cadre {
 namespace {
 
 using std::chrono::hours;
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::RankContext;
 using testing::require;
@@ -97,45 +95,6 @@ TEST_P(MessageQueueTest, AMessagePostedDuringAWaitGoesAtOnce) {
         group.recv(second, kType, 0, 2);
         group.send(first, kType, 0, 1);
       }
-    });
-    ASSERT_TRUE(result.ok()) << "seed " << seed << ": " << result.failures();
-  }
-}
-
-// A caller that waits ends its message, which takes longer than close() waits after an abort.
-TEST_P(MessageQueueTest, ACloseLeavesTheMessageThatAWaitingCallerEnds) {
-  for (const uint64_t seed : testing::test_seeds(10)) {
-    const auto result = run(seed, [&](RankContext& context, Communicator& group) {
-      Message message{};
-      if (context.rank == 0) {
-        pause(context, seconds(1));
-        group.send(message, kType, 1, 1);
-        pause(context, seconds(20));
-        return;
-      }
-      // One of the two callers moves the messages of both: nothing here starts the queue's thread.
-      std::atomic<bool> is_releasing = false;
-      std::atomic<bool> may_end = false;
-      std::shared_ptr<const void> owner(&message, [&](const void*) {
-        is_releasing = true;
-        while (!may_end) pause(context, milliseconds(10));
-      });
-      std::string received = "not called";
-      std::string left = "not called";
-      const auto first = context.system.spawn("first", [&] {
-        received = testing::failure_of(
-            [&] { group.recv(message, kType, 0, 1, {.keep_alive = std::move(owner)}); });
-      });
-      Message unsent{};
-      const auto second = context.system.spawn(
-          "second", [&] { left = testing::failure_of([&] { group.recv(unsent, kType, 0, 2); }); });
-      while (!is_releasing) pause(context, milliseconds(10));
-      group.close(context.system.deadline_in(seconds(1)));
-      may_end = true;
-      first->join();
-      second->join();
-      require(received.empty(), received);
-      require(!left.empty(), "a message that nobody sent was received");
     });
     ASSERT_TRUE(result.ok()) << "seed " << seed << ": " << result.failures();
   }
