@@ -111,10 +111,11 @@ bool MessageQueue::try_take_role() {
 }
 
 // If anything is left somebody must take the role; not every waiting caller may. After a close()
-// nobody needs to: the holder ends it.
+// nobody needs to: the holder ends it. Also what has ended keeps this queue, as long as the
+// protocol remembers it.
 void MessageQueue::release_role() {
   std::unique_lock lock(mutex_);
-  if (is_stopping_ && num_pending_ > 0) {
+  if (is_stopping_) {
     lock.unlock();
     end_all(closed_error());
     lock.lock();
