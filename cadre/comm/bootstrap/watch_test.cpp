@@ -109,6 +109,30 @@ void watch_slow_store(Duration latency,
   EXPECT_EQ(result.ranks[0].failure, "");
 }
 
+void report_trouble(os::System& system, Store& store) {
+  const auto notice = wire::encode_control(
+      wire::AbortNotice{ErrorCode::kInvalidArgument, 1, 1, "", "rank 1 is at fault"});
+  store
+      .set("cadre/1/world/trouble",
+           wire::as_text(ConstBytes(notice).subspan(wire::kControlPrefixBytes)),
+           system.deadline_in(seconds(1)))
+      .value_or_throw();
+}
+
+// Polls something that is ready at every moment, for 10 s unless the watch ends it sooner.
+Result<bool> poll_what_is_ready(os::System& system, BootstrapWatch& watch, Deadline deadline) {
+  const auto event = system.make_event();
+  event->notify();
+  os::PollItem item{.target = event.get(), .want_read = true};
+  const Deadline patience = system.deadline_in(seconds(10));
+  Result<bool> is_ready = true;
+  while (is_ready.ok() && *is_ready && !patience.has_passed(system.now())) {
+    is_ready = watch.poll(std::span(&item, 1), deadline);
+    system.make_waiter()->park(system.deadline_in(milliseconds(10)));
+  }
+  return is_ready;
+}
+
 TEST(BootstrapWatchTest, ValuesThatTakeLongToComeAreNotTrouble) {
   watch_slow_store(milliseconds(1500),
                    [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
@@ -137,13 +161,7 @@ TEST(BootstrapWatchTest, APollOutlivesAStoreThatDoesNotAnswerInTime) {
 TEST(BootstrapWatchTest, TroubleThatASlowStoreHoldsIsTold) {
   watch_slow_store(
       milliseconds(1500), [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
-        const auto notice = wire::encode_control(
-            wire::AbortNotice{ErrorCode::kInvalidArgument, 1, 1, "", "rank 1 is at fault"});
-        store
-            .set("cadre/1/world/trouble",
-                 wire::as_text(ConstBytes(notice).subspan(wire::kControlPrefixBytes)),
-                 system.deadline_in(seconds(1)))
-            .value_or_throw();
+        report_trouble(system, store);
         const auto values =
             watch.multi_get(std::vector<std::string>{"never"}, system.deadline_in(seconds(60)));
         ASSERT_FALSE(values.ok());
@@ -156,16 +174,8 @@ TEST(BootstrapWatchTest, TroubleThatASlowStoreHoldsIsTold) {
 // Strangers at a listener can keep a poll ready at every moment.
 TEST(BootstrapWatchTest, APollThatIsAlwaysReadyEndsAtTheDeadline) {
   watch_slow_store(milliseconds(10), [](os::System& system, SlowStore&, BootstrapWatch& watch) {
-    const auto event = system.make_event();
-    event->notify();
-    os::PollItem item{.target = event.get(), .want_read = true};
     const TimePoint start = system.now();
-    const Deadline deadline = system.deadline_in(seconds(3));
-    Result<bool> is_ready = true;
-    while (is_ready.ok() && *is_ready && system.now() - start < seconds(10)) {
-      is_ready = watch.poll(std::span(&item, 1), deadline);
-      system.make_waiter()->park(system.deadline_in(milliseconds(10)));
-    }
+    const Result<bool> is_ready = poll_what_is_ready(system, watch, system.deadline_in(seconds(3)));
     ASSERT_TRUE(is_ready.ok()) << is_ready.error().message();
     EXPECT_FALSE(*is_ready);
     EXPECT_LT(system.now() - start, seconds(4));
@@ -173,27 +183,14 @@ TEST(BootstrapWatchTest, APollThatIsAlwaysReadyEndsAtTheDeadline) {
 }
 
 TEST(BootstrapWatchTest, APollThatIsAlwaysReadyTellsOfTrouble) {
-  watch_slow_store(
-      milliseconds(10), [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
-        const auto event = system.make_event();
-        event->notify();
-        os::PollItem item{.target = event.get(), .want_read = true};
-        const auto notice = wire::encode_control(
-            wire::AbortNotice{ErrorCode::kInvalidArgument, 1, 1, "", "rank 1 is at fault"});
-        store
-            .set("cadre/1/world/trouble",
-                 wire::as_text(ConstBytes(notice).subspan(wire::kControlPrefixBytes)),
-                 system.deadline_in(seconds(1)))
-            .value_or_throw();
-        const TimePoint start = system.now();
-        Result<bool> is_ready = true;
-        while (is_ready.ok() && *is_ready && system.now() - start < seconds(10)) {
-          is_ready = watch.poll(std::span(&item, 1), system.deadline_in(seconds(60)));
-          system.make_waiter()->park(system.deadline_in(milliseconds(10)));
-        }
-        ASSERT_FALSE(is_ready.ok());
-        EXPECT_EQ(is_ready.error().message(), "rank 1 is at fault");
-      });
+  watch_slow_store(milliseconds(10),
+                   [](os::System& system, SlowStore& store, BootstrapWatch& watch) {
+                     report_trouble(system, store);
+                     const Result<bool> is_ready =
+                         poll_what_is_ready(system, watch, system.deadline_in(seconds(60)));
+                     ASSERT_FALSE(is_ready.ok());
+                     EXPECT_EQ(is_ready.error().message(), "rank 1 is at fault");
+                   });
 }
 
 }  // namespace
