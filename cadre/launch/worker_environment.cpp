@@ -32,7 +32,7 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
   environment.set("TORCHELASTIC_ERROR_FILE", error_file_of(job, rank));
   environment.set("TORCH_NCCL_ASYNC_ERROR_HANDLING",
                   inherited.get_or("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
-  environment.set("CADRE_JOB_TOKEN", job.token);
+  environment.set("CADRE_JOB_TOKEN", job.token.view());
   environment.set("CADRE_STORE_PROTOCOL", "native");
   if (!inherited.get("OMP_NUM_THREADS")) {
     const int share = std::max(1, job.num_cores / job.num_workers);

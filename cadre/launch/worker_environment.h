@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cadre/base/types.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/os/proc/environment.h"
 
 namespace cadre::launch {
@@ -17,7 +18,7 @@ struct JobIdentity {
   int num_workers = 1;
   std::string run_id;
   std::string role = "default";
-  std::string token;       // the job's secret
+  os::Secret token;        // the job's secret
   std::string store_host;  // where the job's store listens
   uint16_t store_port = 0;
   std::string error_folder;  // a worker may leave its exception there

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "cadre/base/log.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {
@@ -20,7 +21,7 @@ struct FileRendezvousOptions {
   std::string path;
   Rank rank = 0;
   int world_size = 1;
-  std::string job_token;
+  os::Secret job_token;
   std::string listen_host = "127.0.0.1";  // numeric; where the other ranks reach this one
   uint64_t round = 0;
   // After which time a wait for other ranks is told in the log, once; null: dropped.

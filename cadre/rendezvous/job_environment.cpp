@@ -56,7 +56,6 @@ class Parser {
   std::optional<Error> error_;
 };
 
-constexpr std::string_view kTokenVariable = "CADRE_JOB_TOKEN";
 constexpr int kMaxWorldSize = 1 << 20;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
@@ -86,7 +85,6 @@ void parse_store(Parser& parser, JobEnvironment& environment) {
                "cadre run, or choose a free port of rank 0's host",
                environment.world_size));
   }
-  environment.job_token = parser.text(kTokenVariable).value_or("");
   environment.uses_agent_store = parser.flag("TORCHELASTIC_USE_AGENT_STORE");
   const bool is_torchrun = environment.uses_agent_store && environment.job_token.empty();
   const std::string protocol =
@@ -120,7 +118,8 @@ Result<LogLevel> parse_log_level(std::string_view text) {
                       text));
 }
 
-Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up) {
+Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
+                                             const os::Secret& job_token) {
   Parser parser(look_up);
   JobEnvironment environment;
   const Result<LogLevel> log_level = parse_log_level(parser.text("CADRE_LOG").value_or(""));
@@ -137,6 +136,7 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up) {
                         has_rank ? "RANK" : "WORLD_SIZE", has_rank ? "WORLD_SIZE" : "RANK"));
   }
   environment.is_launched = true;
+  environment.job_token = job_token;
   parse_place(parser, environment);
   environment.restart_count = parser.number("TORCHELASTIC_RESTART_COUNT", 0, kMaxInt).value_or(0);
   environment.run_id = parser.text("TORCHELASTIC_RUN_ID").value_or("");
@@ -146,11 +146,12 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up) {
 }
 
 Result<JobEnvironment> read_job_environment() {
-  return parse_job_environment([](std::string_view name) -> std::optional<std::string> {
-    if (name == kTokenVariable) return os::take_secret_variable(std::string(name));
+  const auto look_up = [](std::string_view name) -> std::optional<std::string> {
     const char* value = std::getenv(std::string(name).c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
-  });
+  };
+  return parse_job_environment(look_up,
+                               os::take_secret_variable("CADRE_JOB_TOKEN").value_or(os::Secret()));
 }
 
 }  // namespace cadre

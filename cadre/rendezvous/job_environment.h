@@ -27,6 +27,7 @@
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
 #include "cadre/base/types.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/store/tcp_store.h"
 
 namespace cadre {
@@ -42,7 +43,7 @@ struct JobEnvironment {
   int restart_count = 0;
   std::string run_id;
   bool uses_agent_store = false;
-  std::string job_token;
+  os::Secret job_token;
   StoreProtocol store_protocol = StoreProtocol::kNative;
   LogLevel log_level = LogLevel::kWarning;  // also of a process that nobody launched
   std::string flight_folder;                // likewise
@@ -51,7 +52,9 @@ struct JobEnvironment {
 // The value of a variable, nullopt when it is not set. An empty value counts as not set.
 using VariableLookup = std::function<std::optional<std::string>(std::string_view name)>;
 
-CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up);
+// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up; empty: none.
+CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
+                                                          const os::Secret& job_token);
 
 // Of this process. To be called in main, before other threads change the environment. Takes
 // CADRE_JOB_TOKEN out of it: processes that this one starts do not inherit the token, and later

@@ -11,10 +11,11 @@ namespace {
 using Variables = std::map<std::string, std::string, std::less<>>;
 
 Result<JobEnvironment> parse(const Variables& variables) {
-  return parse_job_environment([&](std::string_view name) -> std::optional<std::string> {
+  const auto look_up = [&](std::string_view name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional(found->second);
-  });
+  };
+  return parse_job_environment(look_up, look_up("CADRE_JOB_TOKEN").value_or(""));
 }
 
 Variables launched() {

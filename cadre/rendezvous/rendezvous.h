@@ -16,6 +16,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 
@@ -26,7 +27,7 @@ struct Membership {
   int world_size = 1;
   uint64_t round = 0;            // part of every key, so rounds never mix
   std::shared_ptr<Store> store;  // shared by the groups of a job; null for a world of one
-  std::string job_token;         // secret of the job: ranks prove it to each other
+  os::Secret job_token;          // secret of the job: ranks prove it to each other
   // world_size of the rendezvous, or of rejoin(), if the ranks are those of that group; a group of
   // fewer ranks may keep it. 0: unknown, or other ranks.
   int job_size = 0;

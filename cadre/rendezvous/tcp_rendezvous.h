@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "cadre/base/log.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/rendezvous/rendezvous.h"
 #include "cadre/store/tcp_store.h"
 
@@ -22,7 +23,7 @@ struct TcpRendezvousOptions {
   os::Address address;
   Rank rank = 0;
   int world_size = 1;
-  std::string job_token;
+  os::Secret job_token;
   StoreProtocol protocol = StoreProtocol::kNative;
   bool may_host_store = true;  // false: a launcher hosts it, and rank 0 is a client as well
   uint64_t round = 0;          // unlike that of any earlier Membership in the same store

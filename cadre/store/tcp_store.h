@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cadre/base/log.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 
@@ -35,7 +36,7 @@ enum class StoreProtocol { kNative, kC10d };
 
 struct TcpStoreOptions {
   os::Address address;
-  std::string token;  // of the job; native protocol only
+  os::Secret token;  // of the job; native protocol only
   StoreProtocol protocol = StoreProtocol::kNative;
   // connect() only: how soon what listens must greet, or else is tried again, and after which time
   // a wait is told in the log, once; null: dropped. The log outlives the store.

@@ -22,6 +22,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/os/socket.h"
 #include "cadre/os/system.h"
 
@@ -29,7 +30,7 @@ namespace cadre {
 
 struct TcpStoreServerOptions {
   os::Address address{os::Address::Kind::kTcp, "127.0.0.1", 0};
-  std::string token;       // the job's secret; required when `address` is not on loopback
+  os::Secret token;        // the job's secret; required when `address` is not on loopback
   bool serve_c10d = true;  // to peers on loopback
   // Of all keys and values of native clients, and of those of c10d's, which are apart.
   size_t max_bytes = size_t{1} << 30;

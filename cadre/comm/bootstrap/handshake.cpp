@@ -180,7 +180,7 @@ Result<wire::Proof> Handshake::proof_of(std::string_view end) const {
       format("cadre link {} {} from {} to {} round {} group {}", end,
              static_cast<int>(hello_.purpose), hello_.from, hello_.to, hello_.round, hello_.group);
   const bool is_call = end == "call";
-  return wire::prove_token(terms_.job_token, prover, is_call ? answer_nonce_ : hello_.nonce,
+  return wire::prove_token(terms_.job_token.view(), prover, is_call ? answer_nonce_ : hello_.nonce,
                            is_call ? hello_.nonce : answer_nonce_);
 }
 

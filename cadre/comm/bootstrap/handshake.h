@@ -16,6 +16,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/os/system.h"
 #include "cadre/wire/control.h"
 
@@ -27,7 +28,7 @@ struct LinkTerms {
   uint64_t round = 0;
   std::string group;
   std::string version;
-  std::string job_token;
+  os::Secret job_token;
 };
 
 class Handshake {

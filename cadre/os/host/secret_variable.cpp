@@ -1,7 +1,6 @@
 #include "cadre/os/host/secret_variable.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
 #include <array>
 #include <cstdint>
@@ -31,36 +30,10 @@ bool is_in_first_environment(const char* text) {
   return fields && at >= begin && at < end;
 }
 
-// Memory that core files leave out.
-class HiddenText {
- public:
-  explicit HiddenText(std::string_view text) : size_(text.size()) {
-    void* memory =
-        ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return;
-    ::madvise(memory, size_, MADV_DONTDUMP);
-    data_ = static_cast<char*>(memory);
-    text.copy(data_, size_);
-  }
-  ~HiddenText() {
-    if (data_ == nullptr) return;
-    ::explicit_bzero(data_, size_);
-    ::munmap(data_, size_);
-  }
-  HiddenText(const HiddenText&) = delete;
-  HiddenText& operator=(const HiddenText&) = delete;
-
-  std::string_view view() const { return {data_, data_ == nullptr ? 0 : size_}; }
-
- private:
-  char* data_ = nullptr;
-  size_t size_;
-};
-
 // The environment is the process's, so what was taken from it is, too.
 struct Taken {
   std::mutex mutex;
-  std::map<std::string, HiddenText> texts;  // guarded by mutex
+  std::map<std::string, Secret> secrets;  // guarded by mutex
 };
 
 Taken& taken() {
@@ -70,14 +43,13 @@ Taken& taken() {
 
 }  // namespace
 
-std::optional<std::string> take_secret_variable(const std::string& name) {
+std::optional<Secret> take_secret_variable(const std::string& name) {
   Taken& all = taken();
   const std::lock_guard lock(all.mutex);
   char* value = std::getenv(name.c_str());
   if (value == nullptr) return std::nullopt;
   if (*value != '\0') {
-    all.texts.erase(name);
-    all.texts.try_emplace(name, value);
+    all.secrets[name] = Secret(value);
     // A text that the program put there itself may be a constant; it is replaced.
     if (is_in_first_environment(value)) {
       ::explicit_bzero(value, ::strlen(value));
@@ -85,9 +57,8 @@ std::optional<std::string> take_secret_variable(const std::string& name) {
       ::setenv(name.c_str(), "", 1);
     }
   }
-  const auto found = all.texts.find(name);
-  if (found == all.texts.end()) return std::nullopt;
-  return std::string(found->second.view());
+  const auto found = all.secrets.find(name);
+  return found == all.secrets.end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace cadre::os

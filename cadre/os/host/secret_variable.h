@@ -7,15 +7,15 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "cadre/base/export.h"
+#include "cadre/os/mem/secret.h"
 
 namespace cadre::os {
 
 // The variable's value. It is emptied in the environment, so that processes which this one starts
 // do not inherit it, and overwritten where the kernel put it, so that neither /proc/PID/environ nor
-// a core file has it. The copy for later calls lies in memory that core files leave out.
-CADRE_EXPORT std::optional<std::string> take_secret_variable(const std::string& name);
+// a core file has it.
+CADRE_EXPORT std::optional<Secret> take_secret_variable(const std::string& name);
 
 }  // namespace cadre::os

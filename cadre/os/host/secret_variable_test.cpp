@@ -1,14 +1,11 @@
 #include "cadre/os/host/secret_variable.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 
 #include "cadre/os/io/file.h"
+#include "cadre/testing/own_process.h"
 
 namespace cadre::os {
 namespace {
@@ -41,22 +38,9 @@ TEST(SecretVariable, DISABLED_TakeWhatTheKernelPutThere) {
 }
 
 TEST(SecretVariable, IsOverwrittenWhereTheKernelPutIt) {
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    ::alarm(20);
-    const char* arguments[] = {"test",
-                               "--gtest_filter=SecretVariable.DISABLED_TakeWhatTheKernelPutThere",
-                               "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr};
-    const char* environment[] = {"CADRE_TEST_SECRET=hidden", nullptr};
-    ::execve("/proc/self/exe", const_cast<char* const*>(arguments),
-             const_cast<char* const*>(environment));
-    ::_exit(127);
-  }
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(testing::run_disabled_test("SecretVariable.DISABLED_TakeWhatTheKernelPutThere",
+                                       {"CADRE_TEST_SECRET=hidden"}),
+            "");
 }
 
 }  // namespace

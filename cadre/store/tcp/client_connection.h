@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cadre/base/deadline.h"
+#include "cadre/os/mem/secret.h"
 #include "cadre/os/socket.h"
 #include "cadre/os/system.h"
 #include "cadre/store/tcp/session.h"
@@ -20,7 +21,7 @@ namespace cadre::store {
 struct ServerContext {
   KeyTable& table;       // of native clients
   KeyTable& c10d_table;  // of c10d's, which cannot authenticate: none reaches the other's keys
-  const std::string& token;
+  const os::Secret& token;
   bool serve_c10d;
   Duration silence_limit;
   os::System& system;

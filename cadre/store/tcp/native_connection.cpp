@@ -52,7 +52,7 @@ std::string beginning_of(ConstBytes bytes) {
   return text;
 }
 
-Status shake_hands(BlockingStream& stream, const wire::StoreHello& hello, const std::string& token,
+Status shake_hands(BlockingStream& stream, const wire::StoreHello& hello, const os::Secret& token,
                    Deadline deadline) {
   CADRE_RETURN_IF_ERROR(stream.send(wire::as_bytes(wire::kStoreMagic), deadline));
   CADRE_RETURN_IF_ERROR(stream.send(frame(wire::encode(hello)), deadline));
@@ -64,13 +64,13 @@ Status shake_hands(BlockingStream& stream, const wire::StoreHello& hello, const 
   }
   if (!server.ok()) return server.error();
   CADRE_RETURN_IF_ERROR(check_same_build(*server, hello));
-  const auto proof = wire::prove_token(token, kClientProver, server->nonce, hello.nonce);
+  const auto proof = wire::prove_token(token.view(), kClientProver, server->nonce, hello.nonce);
   if (!proof.ok()) return proof.error();
   CADRE_RETURN_IF_ERROR(stream.send(frame(wire::encode(wire::StoreProof{*proof})), deadline));
   const auto welcome = receive(stream, wire::decode_store_response, deadline);
   if (!welcome.ok()) return welcome.error();
   if (welcome->error) return *welcome->error;
-  const auto expected = wire::prove_token(token, kServerProver, hello.nonce, server->nonce);
+  const auto expected = wire::prove_token(token.view(), kServerProver, hello.nonce, server->nonce);
   if (!expected.ok()) return expected.error();
   if (welcome->values.size() == 1 &&
       wire::equals_in_constant_time(wire::as_bytes(welcome->values[0]), *expected)) {
@@ -85,7 +85,7 @@ Status shake_hands(BlockingStream& stream, const wire::StoreHello& hello, const 
 
 Result<std::unique_ptr<ServerConnection>> NativeConnection::open(os::System& system,
                                                                  BlockingStream stream,
-                                                                 const std::string& token,
+                                                                 const os::Secret& token,
                                                                  Deadline deadline) {
   wire::StoreHello hello{.build = std::string(this_build())};
   system.random_bytes(hello.nonce);

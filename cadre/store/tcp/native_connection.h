@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "cadre/os/mem/secret.h"
 #include "cadre/store/tcp/server_connection.h"
 
 namespace cadre::store {
@@ -15,8 +16,7 @@ namespace cadre::store {
 class NativeConnection final : public ServerConnection {
  public:
   static Result<std::unique_ptr<ServerConnection>> open(os::System& system, BlockingStream stream,
-                                                        const std::string& token,
-                                                        Deadline deadline);
+                                                        const os::Secret& token, Deadline deadline);
   explicit NativeConnection(BlockingStream stream) : stream_(std::move(stream)) {}
 
   Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline) override;

@@ -24,7 +24,7 @@ void write(wire::StreamBuffer& out, const StoreResponse& response) {
 
 }  // namespace
 
-NativeSession::NativeSession(KeyTable& table, TicketSource tickets, const std::string& token,
+NativeSession::NativeSession(KeyTable& table, TicketSource tickets, const os::Secret& token,
                              wire::Nonce nonce)
     : table_(table),
       tickets_(tickets),
@@ -74,7 +74,7 @@ Status NativeSession::on_proof(ConstBytes payload, wire::StreamBuffer& out) {
   const Result<wire::StoreProof> proof = wire::decode_store_proof(payload);
   if (!proof.ok()) return proof.error();
   const Result<wire::Digest> expected =
-      wire::prove_token(token_, kClientProver, hello_.nonce, client_hello_.nonce);
+      wire::prove_token(token_.view(), kClientProver, hello_.nonce, client_hello_.nonce);
   if (!expected.ok()) return expected.error();
   if (!wire::equals_in_constant_time(proof->digest, *expected)) {
     const Error refusal(ErrorCode::kInvalidArgument,
@@ -84,7 +84,7 @@ Status NativeSession::on_proof(ConstBytes payload, wire::StreamBuffer& out) {
     return refusal;
   }
   const Result<wire::Digest> own =
-      wire::prove_token(token_, kServerProver, client_hello_.nonce, hello_.nonce);
+      wire::prove_token(token_.view(), kServerProver, client_hello_.nonce, hello_.nonce);
   if (!own.ok()) return own.error();
   write(out, StoreResponse{.values = {std::string(wire::as_text(*own))}});
   phase_ = Phase::kServing;

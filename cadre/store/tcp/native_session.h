@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "cadre/os/mem/secret.h"
 #include "cadre/store/tcp/session.h"
 #include "cadre/wire/store_message.h"
 
@@ -16,7 +17,7 @@ namespace cadre::store {
 class NativeSession final : public Session {
  public:
   // `nonce` is fresh and unpredictable. `token` is borrowed from the server.
-  NativeSession(KeyTable& table, TicketSource tickets, const std::string& token, wire::Nonce nonce);
+  NativeSession(KeyTable& table, TicketSource tickets, const os::Secret& token, wire::Nonce nonce);
   ~NativeSession() override;
 
   Result<bool> step(wire::StreamBuffer& in, wire::StreamBuffer& out) override;
@@ -44,7 +45,7 @@ class NativeSession final : public Session {
 
   KeyTable& table_;
   TicketSource tickets_;
-  const std::string& token_;
+  const os::Secret& token_;
   wire::StoreHello hello_;  // ours
   wire::StoreHello client_hello_;
   Phase phase_ = Phase::kHello;
