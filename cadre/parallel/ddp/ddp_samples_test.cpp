@@ -124,5 +124,23 @@ TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Whether a rank has a forward differs, and both must come to the same end.
+TEST(DdpSamples, WithoutASampleAForwardOnOneRankIsRefusedOnAll) {
+  const auto result = run_groups(2, [](const ProcessGroup& world, std::string& output) {
+    nn::Linear net(1, 1);
+    DistributedDataParallel model{net, world};
+    const auto step = [&] {
+      if (world.rank() == 0) return model(torch::ones({0, 1})).sum().backward();
+      for (Tensor& parameter : net->parameters()) {
+        parameter.mutable_grad() = torch::zeros_like(parameter);
+      }
+      model.reduce_gradients();
+    };
+    output = testing::failure_of(step);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("no rank has a sample"));
+}
+
 }  // namespace
 }  // namespace cadre

@@ -15,8 +15,8 @@ namespace {
 
 // The elements of the first message. Most passes carry few forwards; a second message follows when
 // some rank has more.
-enum Place : size_t { kOwn, kNeedsLikeShares, kNumBeyond, kFirstForward };
-constexpr size_t kNumForwards = 13;
+enum Place : size_t { kOwn, kNeedsLikeShares, kNumCarried, kNumBeyond, kFirstForward };
+constexpr size_t kNumForwards = 12;
 
 std::vector<int64_t> summed(ReplicaGroup& group, std::span<const int64_t> own, size_t size) {
   const at::Tensor sums = at::zeros({static_cast<int64_t>(size)}, at::kLong);
@@ -45,6 +45,7 @@ SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
   std::vector<int64_t> message(kFirstForward);
   message[kOwn] = own.num_accumulated + num_first;
   message[kNeedsLikeShares] = needs_like_shares ? 1 : 0;
+  message[kNumCarried] = static_cast<int64_t>(forwards.size());
   message[kNumBeyond] = static_cast<int64_t>(forwards.size() - num_here);
   message.insert(message.end(), forwards.begin(), forwards.begin() + num_here);
   std::vector<int64_t> sums = summed(group, message, kFirstForward + kNumForwards);
@@ -54,8 +55,8 @@ SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
     sums.insert(sums.end(), rest.begin(), rest.end());
   }
   if (sums[kOwn] == 0) {
-    // No forward was counted: gradients made by hand.
-    if (forwards.empty()) return {.weight = 1.0 / group.world_size()};
+    // Without a forward on any rank: gradients made by hand.
+    if (sums[kNumCarried] == 0) return {.weight = 1.0 / group.world_size()};
     throw Error(ErrorCode::kInvalidArgument,
                 format("DistributedDataParallel, rank {}: no rank has a sample in this step, so "
                        "there is no mean; end the loop on all ranks",
