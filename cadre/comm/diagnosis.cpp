@@ -29,10 +29,16 @@ bool is_waiting(const Activity& activity) {
 std::string_view remedy_of(const Failure& failure) {
   switch (failure.code) {
     case ErrorCode::kTimeout:
+      if (failure.operation && is_message(failure.operation->fingerprint)) {
+        return "check that the other rank calls the matching send or recv, with the same tag; then "
+               "rebuild the group";
+      }
+      return "rebuild the group";
     case ErrorCode::kPeerLost:
       return "rebuild the group";
     case ErrorCode::kInvalidArgument:
-      return "let all ranks call the same operations in the same order";
+      return "let all ranks call the same operations in the same order, and each recv the size "
+             "and dtype of its send";
     case ErrorCode::kAborted:
       if (failure.reporter < 0) return "rebuild the group";  // this is the first failure
       return "look at the first failure, then rebuild the group";

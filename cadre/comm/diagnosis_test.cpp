@@ -85,6 +85,17 @@ TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
               ::testing::EndsWith("Remedy: look at the first failure, then rebuild the group."));
 }
 
+// Nothing but a tag that differs may be wrong.
+TEST(Diagnosis, AMessageThatTimesOutPointsToItsTag) {
+  for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {
+    const Activity own = activity(ActivityState::kRunning, kind, 2, 1);
+    const Error error = compose_error(roster(), {ErrorCode::kTimeout, 3, "tag 7", own}, own, "");
+    EXPECT_THAT(error.message(),
+                ::testing::EndsWith("tag 7. Remedy: check that the other rank calls the matching "
+                                    "send or recv, with the same tag; then rebuild the group."));
+  }
+}
+
 TEST(Diagnosis, WhatOtherRanksQuoteHasNoRemedy) {
   const Activity own = activity(ActivityState::kRunning, OpKind::kBarrier, 2, 1);
   const Failure failure{ErrorCode::kTimeout, 3, "waiting for rank 3", own};

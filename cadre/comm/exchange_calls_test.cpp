@@ -249,7 +249,7 @@ void expect_on_all(const RanksResult& result, const std::vector<std::string>& te
     EXPECT_THAT(rank.output, StartsWith("kInvalidArgument: "));
     for (const std::string& text : texts) EXPECT_THAT(rank.output, HasSubstr(text));
     EXPECT_THAT(rank.output,
-                HasSubstr("Remedy: let all ranks call the same operations in the same order."));
+                HasSubstr("Remedy: let all ranks call the same operations in the same order,"));
   }
 }
 

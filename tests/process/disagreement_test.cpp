@@ -29,7 +29,9 @@ constexpr int kTag = 7;
 constexpr Duration kTimeout = seconds(20);
 // Of all ranks together, barriers around the calls included.
 constexpr Duration kLimit = seconds(5);
-constexpr const char* kInOrder = "let all ranks call the same operations in the same order";
+constexpr const char* kInOrder =
+    "let all ranks call the same operations in the same order, and each recv the size and dtype of "
+    "its send";
 constexpr const char* kRebuild = "rebuild the group";
 
 // What one rank calls.
