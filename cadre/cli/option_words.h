@@ -4,8 +4,7 @@
 // option that is wrong and, where one is near, the right one.
 // Source: argparse and torchrun: --nproc-per-node and --nproc_per_node are the same, values follow
 // as the next word or after "=", a long option may be cut short while it is unambiguous, "--name="
-// gives an empty value, -t3 is -t 3, and of an option that
-// is given twice the last one counts.
+// gives an empty value, -t3 is -t 3, and of an option that is given twice the last one counts.
 #pragma once
 
 #include <optional>

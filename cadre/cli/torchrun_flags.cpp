@@ -86,8 +86,9 @@ Status check_rendezvous_settings(const GivenOption& given) {
     const std::string_view key = setting.substr(0, equals);
     if (is_true_on_one_host(key, setting.substr(std::min(equals + 1, setting.size())))) continue;
     return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{}: \"{}\" asks for a rendezvous of several hosts; this launcher "
-                               "serves the store of its one host itself: leave it out",
+                 cadre::format("{}: \"{}\" is not a setting, or one of a rendezvous of several "
+                               "hosts; this launcher serves the store of its one host itself: "
+                               "leave it out",
                                given.text(), setting));
   }
   return {};
