@@ -57,17 +57,17 @@ bench:  ## compare with OpenMPI and PyTorch, side by side (quiet machine; writes
 	bench/run
 
 asan:  ## the core under AddressSanitizer and UndefinedBehaviorSanitizer
-	@tools/setup test
+	@tools/setup check
 	@tools/build asan
 	ctest --preset asan --output-on-failure
 
 asan-torch:  ## group, buckets, parallel and data under AddressSanitizer
-	@tools/setup test
+	@tools/setup check
 	@tools/build asan-torch cadre_group_test cadre_buckets_test cadre_parallel_test cadre_data_test
 	ctest --preset asan-torch --output-on-failure
 
 tsan:  ## the threads of the core under ThreadSanitizer
-	@tools/setup test
+	@tools/setup check
 	@tools/build tsan
 	ctest --preset tsan --output-on-failure
 

@@ -11,10 +11,11 @@ function(cadre_test)
                    ${CMAKE_BINARY_DIR}/test_seconds/${test_NAME}.json ${test_SHARDS} ${test_COMMAND})
   set_tests_properties(${test_NAME} PROPERTIES ${test_PROPERTIES})
   # Under a sanitizer a share of the seeds, dtypes and operations. The simulator runs one thread at a
-  # time, and the arithmetic has none of its own: ThreadSanitizer finds nothing there.
+  # time, and arithmetic, the rings' bytes and Python's peers have none that it could see; and where
+  # five ranks race, seven show no more.
   if(CADRE_SANITIZE MATCHES "thread")
     set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=5 CADRE_CASES_ONE_IN=4
-        GTEST_FILTER=-*Simulator*:ReduceTest.*:*/NumericsTest.*:*/ScheduleTest.*:PackedShape.*)
+        GTEST_FILTER=-*Simulator*:ReduceTest.*:*/NumericsTest.*:*/ScheduleTest.*:PackedShape.*:RingTest.*:TorchPeerTest.*:Ranks/*/7:Ranks/*/9)
   elseif(CADRE_SANITIZE)
     set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=25 CADRE_CASES_ONE_IN=3)
   endif()

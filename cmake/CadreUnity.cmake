@@ -66,7 +66,7 @@ function(cadre_replace_by_unit target name)
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/unity/${target}/${name}.cpp CONTENT "${text}" @ONLY)
   # g++ warns of a type of an anonymous namespace within a class only outside of the main file.
   set_source_files_properties(${CMAKE_BINARY_DIR}/unity/${target}/${name}.cpp
-                              PROPERTIES COMPILE_OPTIONS -Wno-subobject-linkage)
+                              PROPERTIES COMPILE_OPTIONS "$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>")
   get_target_property(sources ${target} SOURCES)
   list(REMOVE_ITEM sources ${ARGN})
   list(APPEND sources ${CMAKE_BINARY_DIR}/unity/${target}/${name}.cpp)

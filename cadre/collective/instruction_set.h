@@ -25,11 +25,19 @@ template <typename Kernel, typename Work>
   Kernel::template run<InstructionSet::kAvx2>(work);
 }
 
+#if defined(__clang__)  // has no such option; it compiles for the sanitizers only
+#define CADRE_FULL_WIDTH ""
+#else
+#define CADRE_FULL_WIDTH ",prefer-vector-width=512"
+#endif
+
 template <typename Kernel, typename Work>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] void run_avx512(
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl" CADRE_FULL_WIDTH)]] void run_avx512(
     const Work& work) {
   Kernel::template run<InstructionSet::kAvx512>(work);
 }
+
+#undef CADRE_FULL_WIDTH
 #endif
 
 template <typename Kernel, typename Work>

@@ -112,7 +112,6 @@ TEST(Simulator, TimePassesOnlyInTheSimulation) {
 }
 
 TEST(Simulator, EveryMannerOfTheNetworkIsFelt) {
-  FaultCounts sum;
   std::array<int, kNumFaultKinds> num_runs{};
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     Simulator simulator(seed, {.ranks_per_host = {2, 1}});

@@ -179,7 +179,8 @@ TEST_F(TorchPeerTest, OurClientFindsEveryVerbInTorchsServers) {
   const auto keys = store->list_keys(soon).value();
   EXPECT_NE(std::find(keys.begin(), keys.end(), "log"), keys.end());
   EXPECT_TRUE(store->barrier("barrier", 1, soon).ok());
-  EXPECT_TRUE(store->set("stop", "1", soon).ok());
+  // The peer may end before it has acknowledged this; its output tells that it came.
+  static_cast<void>(store->set("stop", "1", soon));
   const std::string output = peer.finish();
   EXPECT_TRUE(output.ends_with("ok\n")) << output;
 }

@@ -67,7 +67,7 @@ TEST(PlantedBugs, AWrongTagIsFound) {
 TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   constexpr int kVictim = 2;
   constexpr Duration kKillTime = milliseconds(20);
-  const auto is_late = [](const JobOutcome& outcome) {
+  const auto is_late = [&](const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [&](const RankReport& report) {
       // While it connects a rank has its deadline only.
       const bool is_survivor = &report != &outcome.ranks[kVictim];

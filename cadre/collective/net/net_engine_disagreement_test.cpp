@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/base/random.h"
 #include "cadre/collective/net/engine_rank_test.h"
 #include "cadre/testing/ranks.h"
+#include "cadre/testing/seeds.h"
 #include "cadre/testing/transport_group.h"
 
 namespace cadre {
@@ -176,7 +179,9 @@ Call random_call(Random& random, int world_size) {
 
 TEST(NetEngineDisagreementTest, NoRankReturnsOkWithAWrongResult) {
   const auto system = os::make_native_system();
-  for (uint64_t seed = 1; seed <= 150; ++seed) {
+  std::vector<uint64_t> seeds(150);
+  std::iota(seeds.begin(), seeds.end(), 1);
+  for (const uint64_t seed : testing::share_of(seeds)) {
     Random random(seed);
     const int world_size = 2 + static_cast<int>(random.below(4));
     const Call one = random_call(random, world_size);

@@ -72,8 +72,8 @@ Status BlockingStream::send(ConstBytes data, Deadline deadline) {
 }
 
 Status BlockingStream::receive_more(Deadline deadline) {
-  constexpr size_t kReadBytes = 64 << 10;
-  std::array<std::byte, kReadBytes> chunk;
+  constexpr size_t kChunkBytes = 64 << 10;
+  std::array<std::byte, kChunkBytes> chunk;
   while (true) {
     const Result<size_t> received = socket_->try_recv(chunk);
     if (!received.ok()) return received.error();
