@@ -63,41 +63,42 @@ void Attention::refuse_other_wrapper(Rank rank, std::string_view module) const {
 void Attention::refuse_other_step(Rank rank, int64_t step) const {
   const int32_t of_0 = position(0).num_older;
   const int32_t of_rank = position(rank).num_older;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      format("DistributedDataParallel, rank {}: the ranks are in different steps, so this "
-             "backward() would average gradients of different steps: rank 0 is in step {} and "
-             "rank {} in step {}; {} and {} forwards there had no backward(). A step that one "
-             "rank leaves out (a loss that is NaN, an exception in the forward or the loss) must "
-             "be left out on all ranks or on none: agree with an all_reduce of a flag before "
-             "backward(). A forward that is not trained runs under torch::NoGradGuard. To go on, "
-             "bring all ranks to one step and wrap the module again",
-             rank_, step + of_0, rank, step + of_rank, of_0, of_rank));
+  refuse_unlike_backward(
+      format("the ranks are in different steps, so this backward() would average gradients of "
+             "different steps: rank 0 is in step {} and rank {} in step {}; {} and {} forwards "
+             "there had no backward()",
+             step + of_0, rank, step + of_rank, of_0, of_rank),
+      "A step that one rank leaves out (a loss that is NaN, an exception in the forward or the "
+      "loss) must be left out on all ranks or on none: agree with an all_reduce of a flag before "
+      "backward(). A forward that is not trained runs under torch::NoGradGuard");
 }
 
 void Attention::refuse_other_part(Rank rank) const {
   const int32_t of_0 = position(0).num_newer;
-  const int32_t of_rank = position(rank).num_newer;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      format("DistributedDataParallel, rank {}: the ranks have different parts of a step in this "
-             "backward(), so it would average gradients of different forwards: it leaves waiting "
-             "{} newer forward{} on rank 0 and {} on rank {}. A loss that one rank leaves out must "
-             "be left out on all ranks or on none, and all ranks call backward() through the same "
-             "forwards. A forward that is not trained runs under torch::NoGradGuard. To go on, "
-             "bring all ranks to one step and wrap the module again",
-             rank_, of_0, of_0 == 1 ? "" : "s", of_rank, rank));
+  refuse_unlike_backward(
+      format("the ranks have different parts of a step in this backward(), so it would average "
+             "gradients of different forwards: it leaves waiting {} newer forward{} on rank 0 and "
+             "{} on rank {}",
+             of_0, of_0 == 1 ? "" : "s", position(rank).num_newer, rank),
+      "A loss that one rank leaves out must be left out on all ranks or on none, and all ranks "
+      "call backward() through the same forwards. A forward that is not trained runs under "
+      "torch::NoGradGuard");
 }
 
 void Attention::refuse_other_places(Rank rank) const {
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      format("DistributedDataParallel, rank {}: the ranks go through different forwards in this "
-             "backward(), so it would average gradients of different forwards: {} forwards have "
-             "had no backward() on each rank, but not the same ones on rank 0 and rank {}. A loss "
-             "that one rank leaves out must be left out on all ranks or on none. To go on, bring "
-             "all ranks to one step and wrap the module again",
-             rank_, position(0).num_older + position(0).num_newer, rank));
+  refuse_unlike_backward(
+      format("the ranks go through different forwards in this backward(), so it would average "
+             "gradients of different forwards: {} forwards have had no backward() on each rank, "
+             "but not the same ones on rank 0 and rank {}",
+             position(0).num_older + position(0).num_newer, rank),
+      "A loss that one rank leaves out must be left out on all ranks or on none");
+}
+
+void Attention::refuse_unlike_backward(std::string_view what, std::string_view rule) const {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DistributedDataParallel, rank {}: {}. {}. To go on, bring all ranks to one "
+                     "step and wrap the module again",
+                     rank_, what, rule));
 }
 
 void Attention::check_no_rank_gave_up() const {

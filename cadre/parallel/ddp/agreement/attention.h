@@ -71,6 +71,7 @@ class Attention {
   [[noreturn]] void refuse_other_step(Rank rank, int64_t step) const;
   [[noreturn]] void refuse_other_part(Rank rank) const;
   [[noreturn]] void refuse_other_places(Rank rank) const;
+  [[noreturn]] void refuse_unlike_backward(std::string_view what, std::string_view rule) const;
   static size_t index(Rank rank) { return static_cast<size_t>(rank.value); }
   size_t own() const { return index(rank_); }
   int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }
