@@ -64,6 +64,40 @@ TEST(DdpSamples, TheCountMayBeSaidOrTheRanksBeEqual) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// The gradient of rank r is `gradient(r)`, the mean of its `num_samples(r)`.
+template <typename NumSamples, typename Gradient>
+void expect_mean(int world_size, const NumSamples& num_samples, const Gradient& gradient,
+                 float expected) {
+  const auto result = run_groups(world_size, [&](const ProcessGroup& world, std::string&) {
+    nn::Linear net(nn::LinearOptions(1, 1).bias(false));
+    DistributedDataParallel model{net, world};
+    model.set_num_samples(num_samples(world.rank()));
+    model(torch::full({1, 1}, gradient(world.rank()))).sum().backward();
+    const float got = net->weight.grad().item<float>();
+    require(got == expected, format("gradient {}, expected {}", got, expected));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A third of 7 is rounded, and three of them are 7.0000005.
+TEST(DdpSamples, EqualSharesAreRoundedOnce) {
+  const auto seven = [](int) { return 7.0F; };
+  expect_mean(
+      3, [](int) { return 5; }, seven, 7.0F);
+  expect_mean(
+      3, [](int) { return 1 << 20; }, seven, 7.0F);
+}
+
+// The last two have the mean, and the mean of squares, of nine equal counts if the last one, which
+// is too large to be squared, were left out of the squares.
+TEST(DdpSamples, UnequalSharesAreNotTakenForEqualOnes) {
+  const auto num_samples = [](int rank) { return rank < 7 ? 0 : (rank - 6) * (3 << 18); };
+  expect_mean(
+      9, num_samples, [](int rank) { return rank < 7 ? 1000.0F : 12.0F * rank; }, 92.0F);
+  expect_mean(
+      3, [](int rank) { return 1 + rank; }, [](int rank) { return 6.0F * rank; }, 8.0F);
+}
+
 // Rank r has r rows, whose mean is 10 r, and on rank 0, which has none, NaN.
 TEST(DdpSamples, TheMeanOverRanksIgnoresARankWithoutSamples) {
   const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {

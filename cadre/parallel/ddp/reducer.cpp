@@ -180,6 +180,8 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   if (weighting_ == GradientWeighting::kSamples) {
     pass_.weight = agree_on_weight(
         *group_, {.num_accumulated = num_accumulated, .of_forwards = pass_.samples});
+  } else {
+    pass_.weight = equal_weight(*group_);
   }
   pass_.fired.assign(parameters_.size(), false);
   for (const BucketLayout::Bucket& bucket : buckets_->layout().buckets) {
@@ -207,20 +209,22 @@ void Reducer::place_gradient(size_t parameter) {
                        gradient.layout() == at::kStrided ? "dense" : "sparse",
                        c10::toString(gradient.scalar_type())));
   }
-  if (pass_.weight.weight == 0.0) {
+  const double factor = pass_.weight.is_equal_on_all ? 1.0 : pass_.weight.weight;
+  if (factor == 0.0) {
     view.zero_();  // the mean over no samples may be NaN, which zero times it would keep
-  } else if (pass_.weight.weight != 1.0) {
+  } else if (factor != 1.0) {
     at::Tensor target = view;
     // A 0-dim double does not promote the result, and a bfloat16 weight would not sum to one.
-    at::mul_out(target, gradient, at::scalar_tensor(pass_.weight.weight, at::kDouble));
+    at::mul_out(target, gradient, at::scalar_tensor(factor, at::kDouble));
   } else if (!lies_in(gradient, view)) {
     copy_gradient(view, gradient);
   }
   if (!lies_in(gradient, view)) gradient = view;
 }
 
+// Equal weights are applied to the sum, once, instead of to each gradient before it.
 ReduceOp Reducer::reduce_op() const {
-  return weighting_ == GradientWeighting::kEqual ? ReduceOp::kAvg : ReduceOp::kSum;
+  return pass_.weight.is_equal_on_all ? ReduceOp::kAvg : ReduceOp::kSum;
 }
 
 // The last bucket waits for the end of the backward: until then its trailer is not known.

@@ -15,14 +15,32 @@ namespace {
 
 // The elements of the first message. Most passes carry few forwards; a second message follows when
 // some rank has more.
-enum Place : size_t { kOwn, kNeedsLikeShares, kNumCarried, kNumBeyond, kFirstForward };
-constexpr size_t kNumForwards = 12;
+enum Place : size_t {
+  kOwn,
+  kSquareOfOwn,
+  kIsTooLargeToSquare,
+  kNeedsLikeShares,
+  kNumCarried,
+  kNumBeyond,
+  kFirstForward
+};
+constexpr size_t kNumForwards = 10;
+
+// The sum of the squares of as many samples on each rank fits into 64 bits.
+constexpr int64_t kMaxSquared = int64_t{1} << 20;
 
 std::vector<int64_t> summed(ReplicaGroup& group, std::span<const int64_t> own, size_t size) {
   const at::Tensor sums = at::zeros({static_cast<int64_t>(size)}, at::kLong);
   std::ranges::copy(own, sums.mutable_data_ptr<int64_t>());
   group.all_reduce(sums, ReduceOp::kSum);
   return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + size};
+}
+
+// Numbers are equal when the mean of their squares is the square of their mean.
+bool are_equal_on_all(std::span<const int64_t> sums, int64_t world_size) {
+  const int64_t mean = sums[kOwn] / world_size;
+  return sums[kIsTooLargeToSquare] == 0 && sums[kOwn] % world_size == 0 &&
+         sums[kSquareOfOwn] == mean * mean * world_size;
 }
 
 // a / b == c / d without a product that could overflow; 0 of 0 is any share.
@@ -35,6 +53,10 @@ bool are_equal_shares(int64_t a, int64_t b, int64_t c, int64_t d) {
 
 }  // namespace
 
+SampleWeight equal_weight(const ReplicaGroup& group) {
+  return {.weight = 1.0 / group.world_size(), .is_equal_on_all = true};
+}
+
 SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
   const std::span<const int64_t> forwards = own.of_forwards;
   const size_t num_here = std::min(forwards.size(), kNumForwards);
@@ -44,6 +66,9 @@ SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
       std::ranges::any_of(forwards, [num_first](int64_t count) { return count != num_first; });
   std::vector<int64_t> message(kFirstForward);
   message[kOwn] = own.num_accumulated + num_first;
+  const bool is_too_large = message[kOwn] > kMaxSquared;
+  message[kSquareOfOwn] = is_too_large ? 0 : message[kOwn] * message[kOwn];
+  message[kIsTooLargeToSquare] = is_too_large ? 1 : 0;
   message[kNeedsLikeShares] = needs_like_shares ? 1 : 0;
   message[kNumCarried] = static_cast<int64_t>(forwards.size());
   message[kNumBeyond] = static_cast<int64_t>(forwards.size() - num_here);
@@ -56,14 +81,15 @@ SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
   }
   if (sums[kOwn] == 0) {
     // Without a forward on any rank: gradients made by hand.
-    if (sums[kNumCarried] == 0) return {.weight = 1.0 / group.world_size()};
+    if (sums[kNumCarried] == 0) return equal_weight(group);
     throw Error(ErrorCode::kInvalidArgument,
                 format("DistributedDataParallel, rank {}: no rank has a sample in this step, so "
                        "there is no mean; end the loop on all ranks",
                        group.rank()));
   }
-  SampleWeight result{.weight =
-                          static_cast<double>(message[kOwn]) / static_cast<double>(sums[kOwn])};
+  SampleWeight result{
+      .weight = static_cast<double>(message[kOwn]) / static_cast<double>(sums[kOwn]),
+      .is_equal_on_all = are_equal_on_all(sums, group.world_size())};
   if (sums[kNeedsLikeShares] == 0) {
     result.needed_of_others = num_first;
     return result;

@@ -20,6 +20,8 @@ struct PassSamples {
 
 struct SampleWeight {
   double weight = 1.0;
+  // The weights of all ranks are equal, and all ranks know it: the mean over ranks serves then.
+  bool is_equal_on_all = false;
   // A forward of which this rank has another share, by its place in `of_forwards`.
   std::optional<size_t> unlike = {};
   // Of every forward that the pass may still come to: that many, or none will do.
@@ -30,5 +32,8 @@ struct SampleWeight {
 // if they stand at the same place of the list. A pass that carries forwards of one count only on
 // every rank, and nothing accumulated, needs no more: ranks may have different numbers of forwards.
 SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own);
+
+// That of every rank, whatever the samples.
+SampleWeight equal_weight(const ReplicaGroup& group);
 
 }  // namespace cadre
