@@ -35,7 +35,7 @@ GradientBuckets::GradientBuckets(std::span<const at::Tensor> parameters, BucketL
   const at::NoGradGuard no_grad;
   for (size_t b = 0; b < layout_.buckets.size(); ++b) {
     const BucketLayout::Bucket& bucket = layout_.buckets[b];
-    const bool is_last = b + 1 == layout_.buckets.size();
+    const bool is_last = &bucket == &layout_.buckets.back();
     int64_t numel = 0;
     for (const int64_t index : bucket.parameters) numel += parameters[index].numel();
     const at::Tensor flat =

@@ -232,7 +232,6 @@ void Monitor::flush() {
   for (Peer& peer : peers_) {
     while (peer.socket != nullptr && !peer.sending.empty()) {
       const Result<size_t> sent = peer.socket->try_send(peer.sending);
-      if (!sent.ok()) peer.sending.clear();
       if (!sent.ok() || *sent == 0) break;
       peer.sending.erase(peer.sending.begin(),
                          peer.sending.begin() + static_cast<ptrdiff_t>(*sent));

@@ -49,8 +49,10 @@ struct Operation {
 // Runs one operation to its end.
 class OperationRunner {
  public:
-  virtual ~OperationRunner() = default;
   virtual Status run(Operation& operation) = 0;
+
+ protected:
+  ~OperationRunner() = default;  // nobody owns one by this type
 };
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
