@@ -390,6 +390,27 @@ TEST(CommunicatorFailure, AnOperationThatEndedWellIsNotBlamed) {
   }
 }
 
+// Each rank is told that the others know of its goodbye, so none waits for a time limit.
+TEST(CommunicatorFailure, RanksThatCloseTogetherWaitForNothingButEachOther) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    sim::Simulator simulator(seed, {.ranks_per_host = {2, 1}});
+    const auto store = std::make_shared<HashStore>(simulator.system(0));
+    const auto result = simulator.run([&](os::System& system, int rank) {
+      CommunicatorOptions options;
+      options.listen_host = rank < 2 ? "10.0.0.1" : "10.0.0.2";
+      const auto group = Communicator::connect(system, {rank, 3, 1, store, "token"}, options,
+                                               system.deadline_in(seconds(20)));
+      group->barrier();
+      const TimePoint before = system.now();
+      group->close(system.deadline_in(seconds(5)));
+      testing::require(system.now() - before < milliseconds(500),
+                       format("closing took {} ms", (system.now() - before).count() / 1'000'000));
+    });
+    EXPECT_EQ(result.failure, "") << "seed " << seed;
+    for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "") << "seed " << seed;
+  }
+}
+
 TEST(CommunicatorFailure, SurvivorsOfASimulatedLeaverLoseNobodyElse) {
   for (const uint64_t seed : testing::test_seeds(50)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {3}});

@@ -25,7 +25,7 @@ using ::testing::StartsWith;
 
 constexpr Duration kExchangeBudget = seconds(20);
 
-struct Case {
+struct ExchangeCase {
   TransportChoice transport;
   int world_size;
 };
@@ -33,7 +33,7 @@ struct Case {
 using Body = std::function<void(RankContext&, Communicator&)>;
 
 // The output of each rank is what its body threw.
-RanksResult run_group(const Case& test, const Body& body) {
+RanksResult run_group(const ExchangeCase& test, const Body& body) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
   return testing::run_ranks_as_threads(test.world_size, [&](RankContext& context) {
@@ -46,7 +46,7 @@ RanksResult run_group(const Case& test, const Body& body) {
   });
 }
 
-class ExchangeCallsTest : public ::testing::TestWithParam<Case> {
+class ExchangeCallsTest : public ::testing::TestWithParam<ExchangeCase> {
  protected:
   void expect_on_all(const Body& body) {
     const auto result = run_group(GetParam(), body);
@@ -56,12 +56,12 @@ class ExchangeCallsTest : public ::testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Host, ExchangeCallsTest,
-                         ::testing::Values(Case{TransportChoice::kAuto, 1},
-                                           Case{TransportChoice::kAuto, 2},
-                                           Case{TransportChoice::kSharedMemory, 4}));
+                         ::testing::Values(ExchangeCase{TransportChoice::kAuto, 1},
+                                           ExchangeCase{TransportChoice::kAuto, 2},
+                                           ExchangeCase{TransportChoice::kSharedMemory, 4}));
 INSTANTIATE_TEST_SUITE_P(Tcp, ExchangeCallsTest,
-                         ::testing::Values(Case{TransportChoice::kTcp, 2},
-                                           Case{TransportChoice::kTcp, 3}));
+                         ::testing::Values(ExchangeCase{TransportChoice::kTcp, 2},
+                                           ExchangeCase{TransportChoice::kTcp, 3}));
 
 // One call of each kind, blocking or not.
 template <typename Blocking, typename Issuing>

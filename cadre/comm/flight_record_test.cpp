@@ -59,6 +59,14 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   EXPECT_EQ(recorder->read().entries, expected);
 }
 
+// Readers take records of connection 0 for those of a job that never connected.
+TEST(FlightRecord, BeforeItsRankIsConnectedItHasConnectionZero) {
+  const auto recorder = FlightRecorder::create("", {"world", "node0", 0, 2, 1, 0}).value_or_throw();
+  EXPECT_EQ(recorder->read().identity.connection, 0U);
+  recorder->set_connection(7);
+  EXPECT_EQ(recorder->read().identity.connection, 7U);
+}
+
 TEST(FlightRecord, TheRingKeepsTheLastTwoThousand) {
   auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
   constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;

@@ -1,5 +1,5 @@
-// Where the end of another process cannot be watched (a kernel or container without pidfd_open), a
-// peer's end shows as the end of its control connection, and the log says so.
+// What the end of a peer's process shows, and what is left where it cannot be watched (a kernel or
+// container without pidfd_open).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,6 +18,7 @@ namespace cadre {
 namespace {
 
 using std::chrono::hours;
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
@@ -65,6 +66,49 @@ TEST(ProcessWatch, WithoutItTheEndOfAConnectionShowsThatAPeerIsGone) {
   EXPECT_THAT(failure, HasSubstr("kPeerLost: "));
   EXPECT_THAT(failure, HasSubstr("is gone: its connection ended"));
   EXPECT_THAT(log->text(), HasSubstr("cannot watch the process of rank=1 "));
+}
+
+// The process of each peer ends when the test says so.
+class EndingSystem final : public testing::ForwardingSystem, public os::ProcessWatcher {
+ public:
+  using ForwardingSystem::ForwardingSystem;
+  uint64_t pid_namespace() override { return 1; }
+  std::unique_ptr<os::Pollable> watch_process(int) override {
+    auto event = inner_.make_event();
+    end_ = event.get();
+    return event;
+  }
+  void end_process() { end_->notify(); }
+
+ private:
+  os::Event* end_ = nullptr;
+};
+
+TEST(ProcessWatch, AGoodbyeThatIsReadAfterTheEndOfItsProcessStillCounts) {
+  sim::Simulator simulator(1, {.ranks_per_host = {2}});
+  const auto store = std::make_shared<HashStore>(simulator.system(0));
+  std::string failure;
+  const auto result = simulator.run([&](os::System& simulated, int rank) {
+    EndingSystem system(simulated);
+    const auto group = Communicator::connect(system, {rank, 2, 1, store, "token"}, {},
+                                             system.deadline_in(seconds(20)));
+    group->barrier();
+    const auto pause = [&system](Duration time) {
+      system.make_waiter()->park(system.deadline_in(time));
+    };
+    if (rank == 1) {
+      pause(milliseconds(1050));
+    } else {
+      pause(seconds(1));
+      system.end_process();
+      pause(seconds(1));
+      failure = testing::failure_of([&] { group->barrier(); });
+    }
+    group->close(system.deadline_in(seconds(5)));
+  });
+  EXPECT_EQ(result.failure, "");
+  for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
+  EXPECT_THAT(failure, HasSubstr("left the group after #1"));
 }
 
 }  // namespace

@@ -104,5 +104,9 @@ TEST(Chooser, TwoRanksBroadcastInOneMessage) {
   EXPECT_EQ(choice(3), Algorithm::kChain);
 }
 
+TEST(ChooserTest, ABarrierIsADissemination) {
+  EXPECT_EQ(choose({.kind = OpKind::kBarrier, .world_size = 5}, {}), Algorithm::kDissemination);
+}
+
 }  // namespace
 }  // namespace cadre

@@ -238,6 +238,14 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+bool have_no_idle_step(const std::vector<RankState>& ranks) {
+  return std::ranges::all_of(ranks, [](const RankState& rank) {
+    return std::ranges::all_of(rank.schedule.steps, [](const Step& step) {
+      return step.send_to != kNobody || step.recv_from != kNobody;
+    });
+  });
+}
+
 TEST_P(ScheduleTest, EveryRankEndsWithTheResultAndNoneWaitsForEver) {
   const auto [algorithm, kind] = GetParam();
   ASSERT_TRUE(implements(algorithm, kind));
@@ -253,6 +261,7 @@ TEST_P(ScheduleTest, EveryRankEndsWithTheResultAndNoneWaitsForEver) {
                               .root = root,
                               .segment_count = 5};
         std::vector<RankState> ranks = make_ranks(key, false);
+        ASSERT_TRUE(have_no_idle_step(ranks)) << ranks[0].schedule.to_string();
         ASSERT_TRUE(run(ranks)) << "stuck: " << ranks[0].schedule.to_string();
         expect_result(key, ranks);
         if (HasFatalFailure()) return;

@@ -103,5 +103,25 @@ TEST(HostGroupTest, AStatusPageForWhichThereIsNoMemoryIsRefused) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
+TEST(HostGroupTest, ALeaderThatIsGoneHandsOutNoSegment) {
+  sim::Simulator simulator(1, {.ranks_per_host = {2}});
+  const auto store = std::make_shared<HashStore>(simulator.system(0));
+  const auto result = simulator.run([&](os::System& system, int rank) {
+    const Deadline deadline = system.deadline_in(seconds(60));
+    const auto listener =
+        system.listen({os::Address::Kind::kUnix, format("host-group-test-{}", rank), 0});
+    store->set(format("listens/{}", rank), "", deadline).value_or_throw();
+    (void)store->get("listens/0", deadline).value_or_throw();
+    HostGroup group = form_pair(system, store, rank, *listener.value(), deadline).value_or_throw();
+    if (rank == 0) return;
+    const auto segment = group.share_segment(system, 4096, nullptr, deadline);
+    testing::require(!segment.ok(), "a segment came from nowhere");
+    testing::require(segment.error().code() == ErrorCode::kPeerLost, segment.error().message());
+    testing::require(segment.error().details().culprit == 0, "rank 0 is at fault");
+  });
+  EXPECT_EQ(result.failure, "");
+  for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
+}
+
 }  // namespace
 }  // namespace cadre

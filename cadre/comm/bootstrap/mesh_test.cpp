@@ -165,6 +165,25 @@ TEST(MeshInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
+TEST(MeshInTheSimulator, SharedMemoryThatIsDemandedOfSeveralHostsIsRefused) {
+  sim::Simulator simulator(1, {.ranks_per_host = {1, 1}});
+  const auto store = std::make_shared<HashStore>(simulator.system(0));
+  const auto result = simulator.run([&](os::System& system, int rank) {
+    const Membership membership{rank, 2, 9, store, "token"};
+    const auto mesh = connect_mesh(
+        system, membership,
+        {"group", format("10.0.0.{}", rank + 1), "1.2.3", TransportChoice::kSharedMemory},
+        system.deadline_in(seconds(20)));
+    testing::require(!mesh.ok(), "they share no memory");
+    testing::require(mesh.error().code() == ErrorCode::kInvalidArgument, mesh.error().message());
+    testing::require(
+        mesh.error().message().find("the ranks are on several hosts") != std::string::npos,
+        mesh.error().message());
+  });
+  EXPECT_EQ(result.failure, "");
+  for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
+}
+
 // Connections that come before a rank's own, and say nothing or not enough.
 TEST_F(MeshTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   std::vector<std::unique_ptr<os::Socket>> strangers;

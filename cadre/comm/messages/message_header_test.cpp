@@ -46,6 +46,7 @@ TEST(MessageHeader, RefusesWhatNoRankSends) {
     const auto header = MessageHeader::parse(bytes);
     ASSERT_FALSE(header.ok()) << at;
     EXPECT_EQ(header.error().code(), ErrorCode::kCorruption);
+    EXPECT_THAT(header.error().message(), HasSubstr("check that all ranks run the same build"));
   }
 }
 

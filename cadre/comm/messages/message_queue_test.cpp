@@ -3,6 +3,9 @@
 
 #include <array>
 #include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
 
 #include "cadre/comm/communicator.h"
 #include "cadre/store/hash_store.h"
@@ -98,6 +101,74 @@ TEST_P(MessageQueueTest, AMessagePostedDuringAWaitGoesAtOnce) {
     });
     ASSERT_TRUE(result.ok()) << "seed " << seed << ": " << result.failures();
   }
+}
+
+TEST_P(MessageQueueTest, AWaitEndsAtItsOwnDeadlineAndTheMessageGoesOn) {
+  const auto result = run(1, [&](RankContext& context, Communicator& group) {
+    Message message{};
+    if (context.rank == 1) {
+      pause(context, seconds(10));
+      message[99] = std::byte{7};
+      return group.send(message, kType, 0, 1);
+    }
+    const Work receive = group.recv_async(message, kType, 1, 1);
+    const TimePoint before = context.system.now();
+    const std::string failure =
+        testing::failure_of([&] { receive.wait(context.system.deadline_in(seconds(1))); });
+    require(failure.find("until the deadline of the wait") != std::string::npos, failure);
+    require(context.system.now() - before < seconds(2), "the wait went on");
+    receive.wait();
+    require(message[99] == std::byte{7}, "the message");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The queue's thread is asleep while a blocking call has the role, and nobody waits for the message
+// that is left when that call ends.
+TEST_P(MessageQueueTest, TheThreadGoesOnWithWhatABlockingCallLeaves) {
+  const auto result = run(1, [&](RankContext& context, Communicator& group) {
+    Message first{};
+    Message second{};
+    if (context.rank == 1) {
+      pause(context, seconds(2));
+      group.send(first, kType, 0, 1);
+      pause(context, seconds(2));
+      return group.send(second, kType, 0, 2);
+    }
+    std::optional<Work> left;
+    const auto poster = context.system.spawn("poster", [&] {
+      pause(context, seconds(1));
+      left = group.recv_async(second, kType, 1, 2);
+    });
+    group.recv(first, kType, 1, 1);
+    poster->join();
+    pause(context, seconds(5));
+    require(left->is_completed(), "nobody received the second message");
+    left->wait();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// What a rank is seen doing once one of its messages has arrived is the one that it still waits
+// for.
+TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
+  const auto result = run(1, [&](RankContext& context, Communicator& group) {
+    Message first{};
+    Message second{};
+    if (context.rank == 0) {
+      const Work receives[] = {group.recv_async(first, kType, 1, 1),
+                               group.recv_async(second, kType, 1, 2)};
+      for (const Work& receive : receives) receive.wait();
+      return;
+    }
+    pause(context, seconds(1));
+    group.send(first, kType, 0, 1);
+    pause(context, seconds(1));
+    const std::string seen = group.peers()[0].last_seen;
+    require(seen.starts_with("last seen in recv #2"), seen);
+    group.send(second, kType, 0, 2);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, MessageQueueTest,

@@ -244,6 +244,15 @@ TEST(Trace, TakesRecordsThatKnowNoConnectionForOneJob) {
   EXPECT_TRUE(split_jobs({}).empty());
 }
 
+TEST(Trace, TheTableHasEachRanksTimeInEachCollective) {
+  const std::string text =
+      to_text(trace_of({Story(0).done(1, kReduce, 2'000'000, 5'000'000).record(),
+                        Story(1).done(1, kReduce, 3'000'000, 5'000'000).record()}),
+              1);
+  EXPECT_THAT(text, ::testing::ContainsRegex(
+                        "#1 +all_reduce[^+\n]+\\+0\\.000 3\\.000 +\\+1\\.000 2\\.000"));
+}
+
 TEST(Trace, TellsProgramsTheSame) {
   const auto traces = trace_groups({Story(0, 2).running(1, kReduce, 0).record()});
   const auto json = nlohmann::json::parse(to_json(traces));

@@ -321,6 +321,36 @@ TEST_F(DdpMechanics, NestedBackwardBelongsToTheOuterPass) {
   Checkpoint::body = nullptr;
 }
 
+struct InnerAndOuter : nn::Module {
+  InnerAndOuter() {
+    inner = register_module("inner", nn::Linear(3, 3));
+    outer = register_module("outer", nn::Linear(3, 3));
+  }
+  Tensor forward(const Tensor& x) { return is_inner ? inner(x) : outer(x); }
+  nn::Linear inner{nullptr}, outer{nullptr};
+  bool is_inner = false;
+};
+
+// The outer forward's backward has begun the pass when the nested one comes to the inner forward.
+TEST_F(DdpMechanics, AForwardOfANestedBackwardIsReducedWithThePassOnce) {
+  const auto net = std::make_shared<InnerAndOuter>();
+  DistributedDataParallel model(net, peers_, options_);
+  Tensor kept;
+  Checkpoint::body = [&](const Tensor& x) {
+    net->is_inner = true;
+    const Tensor y = model(x);
+    net->is_inner = false;
+    if (y.requires_grad()) kept = y;
+    return torch::tanh(y);
+  };
+  const Tensor x = torch::ones({5, 3}).requires_grad_(true);
+  model(Checkpoint::apply(x)).sum().backward();
+  Checkpoint::body = nullptr;
+  EXPECT_TRUE(net->inner->weight.grad().defined());
+  EXPECT_THAT(error_of([&] { kept.sum().backward(); }, ErrorCode::kInvalidArgument),
+              HasSubstr("a second backward() through one forward"));
+}
+
 TEST_F(DdpMechanics, AGradientThatComesTwiceIsRefusedAndTheRemedyIsRight) {
   auto net = std::make_shared<Checkpointed>();
   net->num_passes = 2;

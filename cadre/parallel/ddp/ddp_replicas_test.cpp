@@ -229,6 +229,24 @@ TEST(DdpReplicas, ModelsThatDifferAreNamedOnAllRanks) {
   EXPECT_EQ(shorter.ranks[0].output, shorter.ranks[1].output);
 }
 
+TEST(DdpReplicas, BuffersThatDifferAreNamedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    struct Buffered : nn::Module {
+      explicit Buffered(int64_t size) {
+        register_parameter("weight", torch::ones({1}));
+        register_buffer("mean", torch::zeros({size}));
+      }
+    };
+    const auto model = std::make_shared<Buffered>(3 + group.rank());
+    output = testing::failure_of([&] { DistributedDataParallel{model, group}; });
+  });
+  expect_ok(result);
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_THAT(rank.output,
+                HasSubstr("buffer \"mean\" is Float (3) on rank 0 but Float (4) on rank 1"));
+  }
+}
+
 TEST(DdpReplicas, RankZerosParametersAndBuffersOfAnyDType) {
   expect_ok(run_groups(kReplicaWorld, [](const ProcessGroup& group, std::string&) {
     const double own = group.rank() + 7;
