@@ -321,13 +321,13 @@ TEST_F(DdpMechanics, NestedBackwardBelongsToTheOuterPass) {
   Checkpoint::body = nullptr;
 }
 
-struct InnerAndOuter : nn::Module {
+struct InnerAndOuter : torch::nn::Module {
   InnerAndOuter() {
-    inner = register_module("inner", nn::Linear(3, 3));
-    outer = register_module("outer", nn::Linear(3, 3));
+    inner = register_module("inner", torch::nn::Linear(3, 3));
+    outer = register_module("outer", torch::nn::Linear(3, 3));
   }
   Tensor forward(const Tensor& x) { return is_inner ? inner(x) : outer(x); }
-  nn::Linear inner{nullptr}, outer{nullptr};
+  torch::nn::Linear inner{nullptr}, outer{nullptr};
   bool is_inner = false;
 };
 
