@@ -149,8 +149,8 @@ TEST_P(MessageQueueTest, TheThreadGoesOnWithWhatABlockingCallLeaves) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// What a rank is seen doing once one of its messages has arrived is the one that it still waits
-// for.
+// The message that a rank began last is what it is seen doing; when that has arrived, the oldest
+// one that it still waits for.
 TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Message first{};
@@ -161,12 +161,15 @@ TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
       for (const Work& receive : receives) receive.wait();
       return;
     }
-    pause(context, seconds(1));
-    group.send(first, kType, 0, 1);
-    pause(context, seconds(1));
-    const std::string seen = group.peers()[0].last_seen;
-    require(seen.starts_with("last seen in recv #2"), seen);
+    const auto require_seen = [&](const std::string& call) {
+      pause(context, seconds(1));
+      const std::string seen = group.peers()[0].last_seen;
+      require(seen.starts_with("last seen in " + call), seen);
+    };
+    require_seen("recv #2");
     group.send(second, kType, 0, 2);
+    require_seen("recv #1");
+    group.send(first, kType, 0, 1);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
