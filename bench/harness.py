@@ -98,6 +98,17 @@ class CoreDistance:
     def now():
         return machine_limits("core")["core_us"]
 
+    def rounds(self, count, title):
+        """The numbers of the rounds to run: until the latency stayed in `count` of them, and at most
+        three times as many."""
+        dropped_before, most = self.dropped, count if "--quick" in sys.argv else 3 * count
+        for number in range(most):
+            kept = number - (self.dropped - dropped_before)
+            if kept >= count:
+                return
+            progress(f"{title}: round {number + 1}, {kept} of {count} kept")
+            yield number
+
     def stayed(self):
         """After each round: whether the latency is what it was before it. A run with --quick takes any
         round, because it reports no figures."""
