@@ -185,6 +185,18 @@ def timed(command, timeout_s, env=None):
     return wall, cpu, result.stdout
 
 
+def of_peer(run, attempts=3):
+    """What `run` returns. A peer that fails is started again: programs over gloo end with SIGABRT now
+    and then, also when their work is done."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return run()
+        except RuntimeError as failure:
+            if attempt == attempts:
+                raise
+            progress(f"the peer failed, attempt {attempt} of {attempts}: {failure}")
+
+
 def machine():
     """One line that says what the figures were taken on."""
     model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo")
