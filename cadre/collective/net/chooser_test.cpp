@@ -104,7 +104,7 @@ TEST(Chooser, TwoRanksBroadcastInOneMessage) {
   EXPECT_EQ(choice(3), Algorithm::kChain);
 }
 
-TEST(ChooserTest, ABarrierIsADissemination) {
+TEST(Chooser, ABarrierIsADissemination) {
   EXPECT_EQ(choose({.kind = OpKind::kBarrier, .world_size = 5}, {}), Algorithm::kDissemination);
 }
 

@@ -26,7 +26,7 @@ enum Place : size_t {
 };
 constexpr size_t kNumForwards = 10;
 
-// The sum of the squares of as many samples on each rank fits into 64 bits.
+// With at most so many samples on each rank, the sum of the squares fits into 64 bits.
 constexpr int64_t kMaxSquared = int64_t{1} << 20;
 
 std::vector<int64_t> summed(ReplicaGroup& group, std::span<const int64_t> own, size_t size) {

@@ -20,7 +20,7 @@ struct PassSamples {
 
 struct SampleWeight {
   double weight = 1.0;
-  // The weights of all ranks are equal, and all ranks know it: the mean over ranks serves then.
+  // The weights of all ranks are equal. All ranks have the same value here, so all can average.
   bool is_equal_on_all = false;
   // A forward of which this rank has another share, by its place in `of_forwards`.
   std::optional<size_t> unlike = {};
@@ -33,7 +33,7 @@ struct SampleWeight {
 // every rank, and nothing accumulated, needs no more: ranks may have different numbers of forwards.
 SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own);
 
-// That of every rank, whatever the samples.
+// The weight when every rank counts the same, whatever its number of samples.
 SampleWeight equal_weight(const ReplicaGroup& group);
 
 }  // namespace cadre
