@@ -12,7 +12,7 @@ SINCE ?=
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance equality mutants compat bench asan asan-torch tsan fuzz chaos seeds parity-mnist tidy install fresh clean
+.PHONY: help run test build conformance equality mutants compat bench asan asan-torch tsan fuzz chaos seeds scale parity-mnist tidy install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -89,6 +89,11 @@ seeds:  ## SEEDS=2000 simulated jobs of up to RANKS=16 ranks for each kind of fa
 	@tools/setup test
 	@tools/build dev cadre_tests_sim
 	CADRE_SIM_SEEDS=$(SEEDS) CADRE_SIM_MAX_RANKS=$(RANKS) build/bin/cadre_tests_sim
+
+scale:  ## a job of 1,024 ranks on 128 hosts in the simulator (minutes and 12 GB), what each phase costs
+	@tools/setup test
+	@tools/build dev cadre_fabric_scale
+	build/bin/cadre_fabric_scale 128 8
 
 tidy:  ## the rules, formatting, clang-tidy, and every source and header alone (after make build)
 	@tools/setup check

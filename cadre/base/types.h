@@ -82,9 +82,10 @@ enum class OpKind : uint8_t {
   kGather,
   kScatter,
   kAllToAll,
-  kAllToAllV  // with parts of any sizes
+  kAllToAllV,  // with parts of any sizes
+  kWaitSignal  // of symmetric memory
 };
-inline constexpr int kNumOpKinds = 13;
+inline constexpr int kNumOpKinds = 14;
 
 CADRE_EXPORT std::string_view to_string(DType dtype);  // "float32"
 CADRE_EXPORT std::string_view to_string(ReduceOp op);  // "sum"

@@ -60,6 +60,8 @@ std::string OpDescriptor::to_string() const {
       return format("{}({}, {}, root {})", kind, reduce_op, elements, root);
     case OpKind::kAllToAllV:
       return format("{}({})", kind, dtype);
+    case OpKind::kWaitSignal:
+      return format("{}(slot {})", kind, count);
     case OpKind::kAllGather:
     case OpKind::kAllToAll:
     case OpKind::kSend:

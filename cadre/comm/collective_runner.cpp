@@ -30,7 +30,7 @@ Status CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
   const Fingerprint fingerprint = operation.descriptor.fingerprint();
-  ActivityCell& cell = monitor.own_slot().collective;
+  ActivityCell& cell = monitor.own_cell().collective;
   OpProgress progress(&cell.progress);
   began_ = parts_.system.now();
   cell.begin(operation.number, fingerprint, began_);
@@ -102,6 +102,7 @@ Status CollectiveRunner::execute(Operation& operation, const OpContext& context)
     case OpKind::kSend:
     case OpKind::kRecv:
     case OpKind::kAllocate:
+    case OpKind::kWaitSignal:
       break;
   }
   return Error(ErrorCode::kInternal, format("{} is not a collective", op.kind));
@@ -126,15 +127,9 @@ Operation CollectiveRunner::premultiplied(const Operation& operation) {
 }
 
 Status CollectiveRunner::allocate(Operation& operation, const OpContext& context) {
-  const size_t num_bytes = operation.descriptor.count;
-  if (parts_.heap != nullptr) {
-    auto buffer = parts_.heap->allocate(context, num_bytes);
-    if (!buffer.ok()) return buffer.error();
-    operation.allocated = std::move(buffer).value();
-    return {};
-  }
-  if (parts_.backend != nullptr) CADRE_RETURN_IF_ERROR(parts_.backend->barrier(context));
-  operation.allocated = SymmetricHeap::allocate_private(num_bytes);
+  auto buffer = parts_.heap->allocate(context, operation.descriptor.count);
+  if (!buffer.ok()) return buffer.error();
+  operation.allocated = std::move(buffer).value();
   return {};
 }
 
@@ -161,38 +156,27 @@ Error CollectiveRunner::explain(const Operation& operation, const OpContext& con
   return fail(operation, {error.code(), context.progress.waiting_for(), error.message(), {}});
 }
 
-// Claims the failure before it asks around: a rank that reaches its own deadline says so itself,
-// also when a peer's notice arrives meanwhile, if it knows who is at fault.
+// A rank that reaches its own deadline says so itself, also when a peer's notice arrives meanwhile,
+// if it knows who is at fault.
 Error CollectiveRunner::explain_timeout(const Operation& operation, const OpContext& context) {
-  Monitor& monitor = parts_.monitor;
-  if (!monitor.claim_failure()) return parts_.monitor.published_failure();
-  const wire::Activity activity = activity_of(operation, parts_.system.now() - began_);
-  const std::vector<PeerView> views =
-      monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
-  const Roster& roster = monitor.roster();
-  const Suspect culprit =
-      find_culprit(views, roster.self, operation.number, context.progress.waiting_for());
-  const PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
-  const Failure failure{ErrorCode::kTimeout, culprit.rank,
-                        timeout_cause(roster, culprit.rank, view), activity};
-  culprit.is_certain ? monitor.publish(failure)
-                     : monitor.publish_unless_told(failure, Monitor::kDoubtTime);
-  return monitor.error();
+  parts_.monitor.fail_by_timeout({.activity = activity_of(operation, parts_.system.now() - began_),
+                                  .number = operation.number,
+                                  .waiting_for = context.progress.waiting_for()});
+  return parts_.monitor.published_failure();
 }
 
 Error CollectiveRunner::explain_loss(const Operation& operation, const OpContext& context,
                                      const Error& error) {
   const int peer = context.progress.waiting_for();
-  const auto cause = parts_.monitor.why_stream_ended(peer, error);
-  if (!cause) return parts_.monitor.error();
-  return fail(operation, {ErrorCode::kPeerLost, peer, *cause, {}});
+  const auto end = parts_.monitor.why_stream_ended(peer, error);
+  if (!end) return parts_.monitor.error();
+  return fail(operation, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
 }
 
 // Several ranks may find out at once, each with another peer. It asks around, so that all tell of
 // the same two; who cannot tell of rank 0 lets those speak first who can.
 Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpContext& context) {
   Monitor& monitor = parts_.monitor;
-  if (!monitor.claim_failure()) return monitor.published_failure();
   const Roster& roster = monitor.roster();
   const OpProgress& progress = context.progress;
   const bool is_late = progress.own_number != 0;
@@ -200,13 +184,15 @@ Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpCon
                  is_late ? progress.own_fingerprint : context.fingerprint};
   const Call its{progress.mismatch_peer, progress.mismatch_number, progress.mismatch_fingerprint};
   const wire::Activity activity = activity_of(operation, parts_.system.now() - began_);
-  const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
-  const Mismatch mismatch = first_mismatch(views, {own, its});
-  const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
-  monitor.publish_unless_told({ErrorCode::kInvalidArgument, progress.mismatch_peer,
-                               mismatch_cause(roster, mismatch), activity},
-                              is_first ? Duration(0) : kSecondOpinionTime);
-  return monitor.error();
+  monitor.fail_after([&] {
+    const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
+    const Mismatch mismatch = first_mismatch(views, {own, its});
+    const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
+    return Monitor::Finding{{ErrorCode::kInvalidArgument, progress.mismatch_peer,
+                             mismatch_cause(roster, mismatch), activity},
+                            is_first ? Duration(0) : kSecondOpinionTime};
+  });
+  return monitor.published_failure();
 }
 
 Error CollectiveRunner::explain_part_mismatch(const Operation& operation,

@@ -28,9 +28,9 @@ class CollectiveRunner final : public OperationRunner {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    Backend* backend = nullptr;     // null for a world of one, whose operations are copies
-    SymmetricHeap* heap = nullptr;  // null where no memory is shared
-    Duration timeout;               // of operations without a deadline
+    Backend* backend = nullptr;  // null for a world of one, whose operations are copies
+    SymmetricHeap* heap;         // of allocations
+    Duration timeout;            // of operations without a deadline
   };
   explicit CollectiveRunner(const Parts& parts) : parts_(parts) {}
 

@@ -1,5 +1,7 @@
 #include "cadre/comm/communicator.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -24,24 +26,29 @@ Operation all_reduce_of(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                         const CollectiveOptions& options) {
   check_elements("all_reduce", in, dtype);
   check_sizes("all_reduce", out.size(), in.size(), "the output");
+  check_in_place("all_reduce", in, out, 0);
   check_reduction("all_reduce", dtype, op);
   return make_operation({OpKind::kAllReduce, dtype, op, 0, in.size() / size_of(dtype)}, in, out,
                         options);
 }
 
-Operation all_gather_of(ConstBytes in, Bytes out, DType dtype, int world_size,
+Operation all_gather_of(ConstBytes in, Bytes out, DType dtype, const Caller& caller,
                         const CollectiveOptions& options) {
   check_elements("all_gather", in, dtype);
-  check_sizes("all_gather", out.size(), in.size() * static_cast<size_t>(world_size), "the output");
+  check_sizes("all_gather", out.size(), in.size() * static_cast<size_t>(caller.world_size),
+              "the output");
+  check_in_place("all_gather", in, out, caller.rank);
   return make_operation({OpKind::kAllGather, dtype, ReduceOp::kSum, 0, in.size() / size_of(dtype)},
                         in, out, options);
 }
 
-Operation reduce_scatter_of(ConstBytes in, Bytes out, DType dtype, ReduceOp op, int world_size,
+Operation reduce_scatter_of(ConstBytes in, Bytes out, const ReduceKind& kind, const Caller& caller,
                             const CollectiveOptions& options) {
+  const auto [dtype, op] = kind;
   check_elements("reduce_scatter", out, dtype);
-  check_sizes("reduce_scatter", in.size(), out.size() * static_cast<size_t>(world_size),
+  check_sizes("reduce_scatter", in.size(), out.size() * static_cast<size_t>(caller.world_size),
               "the input");
+  check_in_place("reduce_scatter", out, in, caller.rank);
   check_reduction("reduce_scatter", dtype, op);
   return make_operation({OpKind::kReduceScatter, dtype, op, 0, out.size() / size_of(dtype)}, in,
                         out, options);
@@ -63,6 +70,9 @@ Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
           .deadline = options.deadline,
           .keep_alive = options.keep_alive};
 }
+
+// More than any machine has; sums with it do not wrap.
+constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
 
 Message recv_of(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options) {
   check_elements("recv", data, dtype);
@@ -87,8 +97,13 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     refuse_call(format("connect: a membership of {} ranks needs a store", membership.world_size));
   }
   try {
-    return std::unique_ptr<Communicator>(std::make_unique<Communicator>(
-        Key(), std::make_unique<Impl>(system, membership, options, deadline)));
+    auto fabric = Fabric::connect(system, membership, options, deadline).value_or_throw();
+    std::vector<int> all(static_cast<size_t>(membership.world_size));
+    std::iota(all.begin(), all.end(), 0);
+    auto impl = std::make_unique<Impl>(std::move(fabric), options,
+                                       GroupMembers{std::move(all), membership.rank, membership});
+    impl->open_first(deadline);
+    return std::make_unique<Communicator>(Key(), std::move(impl));
   } catch (const Error& error) {
     throw error.with_context(format("connecting rank {} of {} to group \"{}\" in round {}",
                                     membership.rank, membership.world_size, options.name,
@@ -126,10 +141,23 @@ bool Communicator::shares_memory() const {
   return impl_->backend_name == "host";
 }
 const Membership& Communicator::membership() const {
-  return impl_->at_home().membership;
+  return impl_->at_home().members.membership;
 }
 const CommunicatorOptions& Communicator::options() const {
   return impl_->options;
+}
+std::vector<Rank> Communicator::global_ranks() const {
+  return {impl_->members.ranks.begin(), impl_->members.ranks.end()};
+}
+Rank Communicator::global_rank(Rank group_rank) const {
+  check_rank("global_rank", "the rank", group_rank, world_size());
+  return impl_->members.ranks[static_cast<size_t>(group_rank.value)];
+}
+std::optional<Rank> Communicator::group_rank(Rank global_rank) const {
+  const auto& ranks = impl_->members.ranks;
+  const auto found = std::ranges::find(ranks, global_rank.value);
+  if (found == ranks.end()) return std::nullopt;
+  return static_cast<int>(found - ranks.begin());
 }
 uint64_t Communicator::num_collectives() const {
   return impl_->at_home().queue->num_issued();
@@ -146,12 +174,12 @@ void Communicator::all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op
 }
 void Communicator::all_gather(ConstBytes in, Bytes out, DType dtype,
                               const CollectiveOptions& options) {
-  Operation operation = all_gather_of(in, out, dtype, world_size(), options);
+  Operation operation = all_gather_of(in, out, dtype, {rank(), world_size()}, options);
   impl_->at_home().queue->run(operation);
 }
 void Communicator::reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                                   const CollectiveOptions& options) {
-  Operation operation = reduce_scatter_of(in, out, dtype, op, world_size(), options);
+  Operation operation = reduce_scatter_of(in, out, {dtype, op}, {rank(), world_size()}, options);
   impl_->at_home().queue->run(operation);
 }
 void Communicator::barrier(const CollectiveOptions& options) {
@@ -193,12 +221,13 @@ Work Communicator::all_reduce_async(ConstBytes in, Bytes out, DType dtype, Reduc
 }
 Work Communicator::all_gather_async(ConstBytes in, Bytes out, DType dtype,
                                     const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(all_gather_of(in, out, dtype, world_size(), options));
+  return impl_->at_home().queue->issue(
+      all_gather_of(in, out, dtype, {rank(), world_size()}, options));
 }
 Work Communicator::reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                                         const CollectiveOptions& options) {
   return impl_->at_home().queue->issue(
-      reduce_scatter_of(in, out, dtype, op, world_size(), options));
+      reduce_scatter_of(in, out, {dtype, op}, {rank(), world_size()}, options));
 }
 Work Communicator::barrier_async(const CollectiveOptions& options) {
   return impl_->at_home().queue->issue(barrier_of(options));
@@ -238,6 +267,11 @@ void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
   check_peer("recv", source, rank(), world_size());
   impl_->at_home().messages->run(recv_of(data, dtype, source, tag, options));
 }
+Rank Communicator::recv_from_any(Bytes data, DType dtype, int tag,
+                                 const CollectiveOptions& options) {
+  if (world_size() == 1) refuse_call("recv_from_any: a world of one has no other rank");
+  return impl_->at_home().messages->run(recv_of(data, dtype, kAnySource, tag, options));
+}
 Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                               const CollectiveOptions& options) {
   check_peer("send", destination, rank(), world_size());
@@ -251,6 +285,11 @@ Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
 
 std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
     size_t num_bytes, const CollectiveOptions& options) {
+  if (num_bytes > kMaxSymmetricBytes) {
+    refuse_call(
+        format("allocate_symmetric: {} bytes; expected at most {}, is it a negative number?",
+               num_bytes, kMaxSymmetricBytes));
+  }
   Operation operation = make_operation(
       {OpKind::kAllocate, DType::kUint8, ReduceOp::kSum, 0, num_bytes}, {}, {}, options);
   impl_->at_home().queue->run(operation);
@@ -267,7 +306,7 @@ std::vector<PeerStatus> Communicator::peers() const {
   std::vector<PeerStatus> peers;
   for (int i = 0; i < impl_->world_size; ++i) {
     const auto at = static_cast<size_t>(i);
-    const wire::RankCard& card = roster.cards[at];
+    const wire::RankCard& card = roster.card(i);
     peers.push_back({i, card.host, card.pid, describe_peer(views[at])});
   }
   return peers;

@@ -55,14 +55,35 @@ struct CommunicatorOptions {
   std::shared_ptr<LogSink> log;    // shared with the group's threads; null: dropped
 };
 
-// Memory of which every rank of a host group holds a piece that the others can read: all_reduce and
-// friends on it need no copy into a staging area. Elsewhere (TCP, world of one) plain memory with
-// the same interface. Lives as long as the last handle, also after the group is gone.
+// Memory of which every rank of a host group holds a piece that the others can use in place:
+// all_reduce and friends on it need no copy into a staging area. Elsewhere (TCP, world of one)
+// plain memory with the same interface, of which a rank reaches its own piece alone. Lives as long
+// as the last handle, also after the group is gone. Groups split off on the host use it in place,
+// too; for groups that were connected after rejoin() it is plain memory. What a peer's piece holds,
+// and when, is agreed by operations or by signals: what was written before signal() is seen after
+// wait_signal(). After a failure of the group it may hold anything; a rank may take the memory back
+// from its peers then, and what would reach it throws kAborted and names that rank.
 class CADRE_EXPORT SymmetricBuffer {
  public:
+  static constexpr uint32_t kNumSignals = 64;  // slots between each two ranks
+
   virtual ~SymmetricBuffer() = default;
   // This rank's piece, aligned to 4096 bytes, zeroed at first.
   virtual Bytes local() const = 0;
+  // Whether the pieces of the other ranks are within reach; else what needs them throws
+  // kInvalidArgument.
+  virtual bool shares_memory() const = 0;
+  // The piece of a rank, which may be this one.
+  virtual std::span<const std::byte> peer(Rank rank) const = 0;
+  virtual Bytes writable_peer(Rank rank) const = 0;
+  // One view of all pieces in rank order, each padded to whole pages of 4096 bytes. Made by the
+  // first call; valid as long as the buffer. REQUIRES: shares_memory(), or it throws.
+  virtual Bytes contiguous() = 0;
+  // Counts a signal to a rank, which may be this one. Never blocks.
+  virtual void signal(Rank peer, uint32_t slot) = 0;
+  // Waits for one signal from that rank that no earlier wait has taken. Throws as an operation of
+  // the group does: a timeout is the group's failure and names the rank.
+  virtual void wait_signal(Rank from, uint32_t slot, Deadline deadline) = 0;
 };
 
 struct CollectiveOptions {
@@ -119,11 +140,19 @@ class CADRE_EXPORT Communicator {
   // What it was connected with.
   const Membership& membership() const;
   const CommunicatorOptions& options() const;
+  // The ranks of this group in the group that was connected first (the world), by rank of this
+  // group.
+  std::vector<Rank> global_ranks() const;
+  // One of them. c10d's get_global_rank.
+  Rank global_rank(Rank group_rank) const;
+  // The reverse; nullopt for a rank of the world that is not in this group. c10d's get_group_rank.
+  std::optional<Rank> group_rank(Rank global_rank) const;
   // Issued so far on this rank; equal on all ranks between operations.
   uint64_t num_collectives() const;
 
   // Shapes as in collective/backend.h; what an operation means for a dtype, or why it is refused,
-  // stands in collective/reduction_table.h. In place when `in` and `out` are the same memory.
+  // stands in collective/reduction_table.h. In place when `in` and `out` are the same memory, or
+  // the shorter one is this rank's slice of the other; buffers that overlap otherwise are refused.
   void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
   void all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                   const CollectiveOptions& options = {});
@@ -156,6 +185,10 @@ class CADRE_EXPORT Communicator {
   void send(ConstBytes data, DType dtype, Rank destination, int tag,
             const CollectiveOptions& options = {});
   void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
+  // From whichever rank sends first with this tag; returns that rank. kPeerLost when all others
+  // have left. c10d's recvAnysource. Receives of one tag, from a rank and from any, take messages
+  // in the order in which they were called.
+  Rank recv_from_any(Bytes data, DType dtype, int tag, const CollectiveOptions& options = {});
 
   Work broadcast_async(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
   Work all_reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
@@ -194,7 +227,8 @@ class CADRE_EXPORT Communicator {
   // Ends every wait on this rank and tells the others: they throw kAborted with `reason`. Never
   // blocks; may be called from any thread and from a signal-handling thread.
   void abort(const std::string& reason);
-  // Runs what is pending until the deadline, says goodbye, joins the threads. Idempotent. The
+  // Runs what is pending until the deadline, tells the members that this rank leaves, joins the
+  // group's threads; with the last group of the process, closes its connections. Idempotent. The
   // destructor only aborts locally and never communicates with a deadline beyond 1 s.
   void close(Deadline deadline);
 
@@ -202,15 +236,16 @@ class CADRE_EXPORT Communicator {
   FlightRecord flight_record() const;
 
  private:
-  class Impl;
-  struct Key {  // only connect() can make one
+  struct Key {  // only comm can make one
     explicit Key() = default;
   };
 
  public:
+  class Impl;  // comm's own
   Communicator(Key, std::unique_ptr<Impl> impl);
 
  private:
+  friend struct CommunicatorParts;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -6,80 +6,82 @@
 #include <string_view>
 #include <utility>
 
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/collective/net/net_engine.h"
+#include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/os/host/wall_clock.h"
-#include "cadre/os/process_watcher.h"
 #include "cadre/transport/shm/shm_transport.h"
-#include "cadre/transport/tcp/tcp_transport.h"
 
 namespace cadre {
 namespace {
 
-// Of the rings between two ranks of a host, for send and recv.
-constexpr size_t kMessageRingBytes = 64 << 10;
 // After an abort every operation ends within the questions that follow a failure.
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
-Membership membership_of(const Membership& membership, const std::string& group) {
-  Membership own = membership;
-  own.group = group;
-  return own;
-}
-
-wire::RankCard card_of_this_process(os::System& system) {
-  const os::HostInfo host = system.host();
-  wire::RankCard card;
-  card.host = host.name;
-  card.boot_id = host.boot_id;
-  card.pid = host.pid;
-  return card;
+GroupMembers named(GroupMembers members, const std::string& id) {
+  members.membership.group = id;
+  return members;
 }
 
 }  // namespace
 
-Communicator::Impl::Impl(os::System& system_in, const Membership& membership_in,
-                         const CommunicatorOptions& options_in, Deadline deadline)
-    : system(system_in),
-      options(options_in),
-      id(options.id.empty() ? options.name : options.id),
-      membership(membership_of(membership_in, id)),
-      rank(membership.rank),
-      world_size(membership.world_size),
-      home(std::make_shared<const HomeProcess>(options.name, rank, system_in.host().pid)),
-      interrupt(system_in) {
-  const wire::RankCard own = card_of_this_process(system);
-  recorder = make_recorder(own);
-  if (world_size > 1) {
-    connect(deadline);
-  } else {
-    Mesh alone;
-    alone.cards = {own};
-    system.random_bytes(std::as_writable_bytes(std::span(&alone.cards.front().probe, 1)));
-    alone.control.resize(1);
-    start_monitor(alone);
-  }
-  Backend* backend = host_engine != nullptr ? host_engine.get() : net_engine.get();
-  if (backend != nullptr) backend_name = backend->capabilities().name;
-  if (rank == 0 && options.log) log_start(membership.round, own, backend);
-  if (host_engine != nullptr) {
-    heap = std::make_unique<SymmetricHeap>(system, interrupt, *host, host_engine, home);
-  }
-  runner = std::make_unique<CollectiveRunner>(
-      CollectiveRunner::Parts{system, *monitor, *recorder, backend, heap.get(), options.timeout});
-  if (message_transport != nullptr) {
-    messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
-        system, *monitor, *recorder, *message_transport, options.timeout, home});
-  }
-  queue = std::make_shared<OperationQueue>(system, *runner, home);
+GroupKey key_of(std::string_view id) {
+  Fnv1a hash;
+  hash.add(id);
+  return hash.value();
 }
 
-std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder(const wire::RankCard& own) const {
+Result<GroupPieces> GroupPieces::cut(HostMemory& memory, const std::vector<int>& holders) {
+  auto block = HostEngine::cut_block(memory, holders);
+  if (!block.ok()) return block.error();
+  auto page = ShmTransport::cut_page(memory, holders);
+  if (page.ok()) return GroupPieces{std::move(block).value(), std::move(page).value()};
+  block->drop_holders();
+  return page.error();
+}
+
+void GroupPieces::keep_holders(const std::vector<int>& slots) {
+  block.keep_holders(slots);
+  message_page.keep_holders(slots);
+}
+
+void GroupPieces::discard() {
+  block.drop_holders();
+  message_page.drop_holders();
+  *this = {};
+}
+
+GroupPlaces GroupPieces::places() const {
+  return {block.place(), message_page.place()};
+}
+
+Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOptions& options_in,
+                         GroupMembers members_in)
+    : fabric(std::move(fabric_in)),
+      system(fabric->system()),
+      options(options_in),
+      id(options.id.empty() ? options.name : options.id),
+      key(key_of(id)),
+      members(named(std::move(members_in), id)),
+      rank(members.self),
+      world_size(static_cast<int>(members.ranks.size())),
+      home(std::make_shared<const HomeProcess>(options.name, rank, own_card().pid,
+                                               fabric->fork_mark())),
+      recorder(make_recorder()),
+      monitor(make_monitor()) {
+  fabric->join_group();
+  monitor->start();
+}
+
+std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
+  const wire::RankCard& own = own_card();
   const std::string& path = options.flight_record_path;
-  FlightIdentity identity{options.name, own.host, rank, world_size, own.pid, membership.round};
+  FlightIdentity identity{options.name, own.host, rank,
+                          world_size,   own.pid,  members.membership.round};
   if (!path.empty()) {
     identity.process_start = process_start_of(own.pid);
     identity.made_at_s = os::wall_clock_seconds();
@@ -96,112 +98,172 @@ std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder(const wire::Ra
     }
     made = FlightRecorder::create("", identity);
   }
-  return std::move(made).value_or_throw();
+  std::unique_ptr<FlightRecorder> result = std::move(made).value_or_throw();
+  // A number that all ranks of this group have, and no other group has.
+  result->set_connection(fabric->connection_number() ^ key);
+  return result;
+}
+
+std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
+  std::vector<int> slots;
+  for (const int member : members.ranks) slots.push_back(fabric->status_slot_of(member));
+  return std::make_shared<Monitor>(
+      system,
+      MonitorSetup{Roster{options.name, rank, fabric->shared_layout(), members.ranks}, key,
+                   world_size > 1 ? fabric->plane() : nullptr, std::move(slots),
+                   [fabric = fabric.get(), system = &system, key = key] {
+                     return fabric->status_cells().running_besides(key, system->now());
+                   },
+                   [links = fabric->shared_links(), key = key](int left) {
+                     if (links == nullptr) return;
+                     links->note_left({key, kCollectivePurpose}, left);
+                     links->note_left({key, kMessagePurpose}, left);
+                   },
+                   recorder->has_file() ? options.flight_record_path : std::string(), options.log},
+      fabric->status_page(), fabric->status_cells().take(key, options.name));
+}
+
+bool Communicator::Impl::meets_in_memory() const {
+  if (world_size == 1) return false;
+  const bool can_share = fabric->share_memory(members.ranks);
+  if (options.transport == TransportChoice::kSharedMemory && !can_share) {
+    const bool is_one_host = std::ranges::all_of(members.ranks, [&](int member) {
+      return fabric->layout().host_of(member) == fabric->layout().host_of(members.ranks.front());
+    });
+    throw Error(ErrorCode::kInvalidArgument,
+                format("shared memory was demanded, but {}: choose kAuto or kTcp",
+                       is_one_host ? fabric->obstacle() : "the ranks are on several hosts"));
+  }
+  return can_share && options.transport != TransportChoice::kTcp;
+}
+
+void Communicator::Impl::open_first(Deadline deadline) {
+  try {
+    if (!meets_in_memory()) return open(std::nullopt, {});
+    GroupPieces pieces =
+        GroupPieces::cut(*fabric->host_memory(), fabric->slots_of(members.ranks)).value_or_throw();
+    const auto check = [this]() -> Status {
+      return monitor->has_failed() ? Status(monitor->error()) : Status();
+    };
+    const auto places = fabric->exchange_places(pieces.places(), check, deadline).value_or_throw();
+    open(std::move(pieces), places);
+  } catch (const std::exception& thrown) {
+    give_up(thrown, "connecting");
+    throw;
+  }
+}
+
+void Communicator::Impl::give_up(const std::exception& thrown, std::string_view task) {
+  const Error error = error_of(thrown);
+  monitor->fail({.code = error.code(),
+                 .culprit = rank.value,
+                 .cause = format("{} gave up {}: {}", monitor->roster().describe(rank.value), task,
+                                 error.message()),
+                 .is_logged = false});
+}
+
+void Communicator::Impl::open(std::optional<GroupPieces> pieces,
+                              const std::vector<GroupPlaces>& places) {
+  const bool has_memory = pieces.has_value();
+  if (has_memory) {
+    try {
+      build_host_engine(std::move(*pieces), places);
+    } catch (...) {
+      release_holds(places);
+      throw;
+    }
+  } else if (world_size > 1) {
+    build_net_engine();
+  }
+  if (engine != nullptr) backend_name = engine->capabilities().name;
+  if (rank == 0 && options.log) log_start();
+  signal_waits = std::make_shared<SignalWaits>(
+      SignalWaits::Parts{system, *monitor, *recorder, fabric->is_crowded()});
+  heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{
+      system, rank, world_size, engine.get(), has_memory ? fabric->host_memory() : nullptr,
+      has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, home});
+  runner = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
+      system, *monitor, *recorder, engine.get(), heap.get(), options.timeout});
+  if (message_transport != nullptr) {
+    messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
+        system, *monitor, *recorder, *message_transport, options.timeout, home});
+  }
+  queue = std::make_shared<OperationQueue>(system, *runner, home);
 }
 
 // One line that says what was connected, and by what every size travels.
-void Communicator::Impl::log_start(uint64_t round, const wire::RankCard& own,
-                                   const Backend* backend) const {
-  const Capabilities engine = backend == nullptr ? Capabilities{} : backend->capabilities();
+void Communicator::Impl::log_start() const {
+  const wire::RankCard& own = own_card();
+  const Capabilities can = engine == nullptr ? Capabilities{} : engine->capabilities();
+  std::set<int> hosts;
+  for (const int member : members.ranks) hosts.insert(fabric->layout().host_of(member));
   options.log->write(
       LogLevel::kInfo, "comm",
       format("connected group={} round={} world_size={} hosts={} host={} pid={} engine={} "
              "transport={} timeout_s={} version={} algorithms=\"{}\"",
-             options.name, round, world_size, num_hosts_, own.host, own.pid, backend_name,
-             backend == nullptr     ? "none"
-             : engine.shares_memory ? "shared_memory"
-                                    : "tcp",
-             options.timeout.count() / 1'000'000'000, CADRE_VERSION, engine.algorithms));
+             options.name, members.membership.round, world_size, hosts.size(), own.host, own.pid,
+             backend_name,
+             engine == nullptr   ? "none"
+             : can.shares_memory ? "shared_memory"
+                                 : "tcp",
+             options.timeout.count() / 1'000'000'000, CADRE_VERSION, can.algorithms));
 }
 
-void Communicator::Impl::connect(Deadline deadline) {
-  const MeshOptions mesh_options{id, options.listen_host, CADRE_VERSION, options.transport};
-  Mesh mesh = connect_mesh(system, membership, mesh_options, deadline).value_or_throw();
-  host = std::move(mesh.host);
-  std::set<std::string_view> boot_ids;
-  for (const wire::RankCard& card : mesh.cards) boot_ids.insert(card.boot_id);
-  num_hosts_ = static_cast<int>(boot_ids.size());
-  if (mesh.uses_shared_memory) {
-    build_host_engine(mesh, deadline);
-  } else {
-    build_net_engine(mesh);
+void Communicator::Impl::build_host_engine(GroupPieces pieces,
+                                           const std::vector<GroupPlaces>& places) {
+  std::vector<Place> blocks;
+  std::vector<Place> pages;
+  for (const GroupPlaces& theirs : places) {
+    blocks.push_back(theirs.block);
+    pages.push_back(theirs.message_page);
   }
-  start_monitor(mesh);
+  const std::vector<int> slots = fabric->slots_of(members.ranks);
+  engine = std::make_unique<HostEngine>(system, monitor->interrupt(),
+                                        HostEngineSetup{.memory = fabric->host_memory(),
+                                                        .rank = rank,
+                                                        .oversubscribed = fabric->is_crowded(),
+                                                        .slots = slots,
+                                                        .blocks = std::move(blocks),
+                                                        .block = std::move(pieces.block)});
+  message_transport =
+      std::make_unique<ShmTransport>(system, monitor->interrupt(),
+                                     ShmTransportSetup{.memory = fabric->host_memory(),
+                                                       .rank = rank,
+                                                       .crowded = fabric->is_crowded(),
+                                                       .slots = slots,
+                                                       .pages = std::move(pages),
+                                                       .page = std::move(pieces.message_page)});
 }
 
-void Communicator::Impl::build_host_engine(const Mesh& mesh, Deadline deadline) {
-  auto arena = host->share_segment(system, HostEngine::arena_bytes(world_size), nullptr, deadline)
-                   .value_or_throw();
-  auto rings =
-      host->share_segment(system, ShmTransport::segment_bytes(world_size, kMessageRingBytes),
-                          nullptr, deadline)
-          .value_or_throw();
-  host_engine = std::make_shared<HostEngine>(system, interrupt, std::move(arena),
-                                             HostEngineOptions{rank, world_size, mesh.is_crowded});
-  message_transport = std::make_unique<ShmTransport>(
-      system, interrupt, ShmTransportOptions{rank, world_size, mesh.is_crowded}, std::move(rings));
-}
-
-void Communicator::Impl::build_net_engine(Mesh& mesh) {
-  const TcpTransportOptions transport_options{rank, mesh.is_crowded};
-  transport = std::make_unique<TcpTransport>(system, interrupt, transport_options,
-                                             std::move(mesh.collective));
-  message_transport = std::make_unique<TcpTransport>(system, interrupt, transport_options,
-                                                     std::move(mesh.point_to_point));
-  net_engine = std::make_unique<NetEngine>(system, *transport);
-}
-
-void Communicator::Impl::start_monitor(Mesh& mesh) {
-  // A number that all ranks of this connection have, and no other connection has.
-  recorder->set_connection(mesh.cards.front().probe);
-  std::vector<int> slots(static_cast<size_t>(world_size), -1);
-  StatusPage page;
-  if (host && host->shares_memory()) {
-    page = host->status_page();
-    for (int i = 0; i < world_size; ++i) slots[static_cast<size_t>(i)] = host->slot_of(i);
+// Of the pieces of the others, those that no part of this rank has taken over.
+void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) const {
+  HostMemory& memory = *fabric->host_memory();
+  const std::vector<int> slots = fabric->slots_of(members.ranks);
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (rank == static_cast<int>(i)) continue;
+    if (engine == nullptr) memory.release_hold(slots[i], places[i].block.piece);
+    if (message_transport == nullptr) memory.release_hold(slots[i], places[i].message_page.piece);
   }
-  auto processes = watch_processes(page, slots, mesh.cards);
-  monitor = std::make_unique<Monitor>(
-      system, interrupt,
-      MonitorSetup{{options.name, rank, std::move(mesh.cards)},
-                   page,
-                   std::move(slots),
-                   std::move(mesh.control),
-                   std::move(processes),
-                   recorder->has_file() ? options.flight_record_path : std::string(),
-                   options.log ? *options.log : null_log_sink(),
-                   options.silence_limit});
 }
 
-// Of the peers in the same PID namespace. Where the kernel or a container forbids it (pidfd_open:
-// ENOSYS, EPERM) the end of a peer shows as the end of its control connection, as between hosts.
-std::vector<std::unique_ptr<os::Pollable>> Communicator::Impl::watch_processes(
-    const StatusPage& page, const std::vector<int>& slots,
-    const std::vector<wire::RankCard>& cards) const {
-  std::vector<std::unique_ptr<os::Pollable>> processes(slots.size());
-  auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system);
-  const uint64_t own = watcher == nullptr ? 0 : watcher->pid_namespace();
-  const int own_pid = cards[static_cast<size_t>(rank.value)].pid;
-  for (size_t i = 0; i < slots.size() && own != 0; ++i) {
-    if (slots[i] < 0 || cards[i].pid == own_pid) continue;
-    const uint64_t its = page.slot(slots[i]).pid_namespace.load(std::memory_order_relaxed);
-    if (its != own) continue;
-    processes[i] = watcher->watch_process(cards[i].pid);
-    if (processes[i] == nullptr && options.log) {
-      options.log->write(LogLevel::kInfo, "comm",
-                         format("cannot watch the process of rank={} pid={}: its end is noticed "
-                                "when its connection ends",
-                                i, cards[i].pid));
-    }
+void Communicator::Impl::build_net_engine() {
+  const auto stream = [this](uint8_t purpose) {
+    return fabric->links()->open({key, purpose}, members.ranks, rank, monitor->interrupt());
+  };
+  transport = stream(kCollectivePurpose);
+  message_transport = stream(kMessagePurpose);
+  engine = std::make_unique<NetEngine>(system, *transport);
+  // Of those that left before the streams were there.
+  const std::vector<PeerView> views = monitor->peers();
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (views[i].left_after) monitor->note_left(members.ranks[i]);
   }
-  return processes;
 }
 
 // A destructor must not wait for other ranks: what is still pending is aborted. An exception that
 // unwinds says itself what happened on this rank.
 Communicator::Impl::~Impl() {
-  const bool is_pending = queue != nullptr && !is_idle();
-  if (!is_closed_ && is_pending && monitor != nullptr) {
+  if (!is_closed_ && has_pending()) {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
     monitor->fail({.code = ErrorCode::kAborted,
                    .cause = is_unwinding
@@ -211,10 +273,15 @@ Communicator::Impl::~Impl() {
                                   "it first",
                    .is_logged = !is_unwinding});
   }
-  if (queue == nullptr) return;
+  if (queue == nullptr) {  // not opened
+    monitor->stop();
+    release(system.deadline_in(kGoodbyeTime));
+    return;
+  }
   close(system.deadline_in(kGoodbyeTime));
   // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
   stop_threads();
+  release(system.deadline_in(kGoodbyeTime));
 }
 
 void Communicator::Impl::abort(const std::string& reason) {
@@ -223,49 +290,69 @@ void Communicator::Impl::abort(const std::string& reason) {
 
 void Communicator::Impl::close(Deadline deadline) {
   if (is_closed_.exchange(true)) return;
-  const Error refusal = monitor->has_failed()
-                            ? monitor->error()
-                            : Error(ErrorCode::kInvalidArgument,
-                                    format("group \"{}\" is closed on rank {}: connect a new one",
-                                           options.name, rank));
+  const Error refusal = monitor->has_failed() ? monitor->error() : closed_error();
   queue->refuse(refusal);
+  signal_waits->refuse(refusal);
   if (messages != nullptr) messages->refuse(refusal);
   if (!drain(deadline)) {
     abort("close() reached its deadline with operations pending");
     drain(system.deadline_in(kAbortTime));
   }
-  if (!monitor->has_failed()) {
-    monitor->say_goodbye(queue->num_issued(), deadline.earlier(system.deadline_in(kGoodbyeTime)));
-  }
+  if (!monitor->has_failed()) monitor->say_goodbye(queue->num_issued());
   stop_threads();
   // An operation that runs on in another caller's thread, although it was aborted, uses the
   // engines; then they stay as long as the group.
-  if (is_idle()) release();
+  if (is_idle()) release(deadline.earlier(system.deadline_in(kGoodbyeTime)));
+}
+
+Error Communicator::Impl::closed_error() const {
+  return Error(ErrorCode::kInvalidArgument,
+               format("group \"{}\" is closed on rank {}: connect a new one", options.name, rank));
+}
+
+void Communicator::Impl::check_open() const {
+  if (is_closed_) throw closed_error();
 }
 
 void Communicator::Impl::stop_threads() {
   queue->close();
+  signal_waits->close();
   if (messages != nullptr) messages->close();
   monitor->stop();
 }
 
+bool Communicator::Impl::has_pending() const {
+  return queue != nullptr && (queue->has_pending() || !signal_waits->is_idle() ||
+                              (messages != nullptr && messages->has_pending()));
+}
+
 bool Communicator::Impl::is_idle() const {
-  return queue->is_idle() && (messages == nullptr || messages->is_idle());
+  return queue->is_idle() && signal_waits->is_idle() &&
+         (messages == nullptr || messages->is_idle());
 }
 
 bool Communicator::Impl::drain(Deadline deadline) {
-  const bool is_drained = queue->drain(deadline);
+  const bool is_drained = queue->drain(deadline) && signal_waits->drain(deadline);
   return (messages == nullptr || messages->drain(deadline)) && is_drained;
 }
 
-// Descriptors and mappings go now, not with the last handle to the group.
-void Communicator::Impl::release() {
+// Memory goes now, not with the last handle to the group; and with the last group the fabric.
+void Communicator::Impl::release(Deadline deadline) {
+  if (std::exchange(is_released_, true)) return;
   heap.reset();
-  net_engine.reset();
-  host_engine.reset();
+  engine.reset();
   message_transport.reset();
   transport.reset();
-  host.reset();
+  monitor->release_page();
+  fabric->leave_group(deadline);
+}
+
+Communicator::Impl& CommunicatorParts::impl_of(const Communicator& group) {
+  return group.impl_->at_home();
+}
+
+std::unique_ptr<Communicator> CommunicatorParts::make(std::unique_ptr<Communicator::Impl> impl) {
+  return std::make_unique<Communicator>(Communicator::Key(), std::move(impl));
 }
 
 }  // namespace cadre

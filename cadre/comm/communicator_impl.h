@@ -6,44 +6,85 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/collective/backend.h"
-#include "cadre/comm/bootstrap/host_group.h"
-#include "cadre/comm/bootstrap/mesh.h"
 #include "cadre/comm/collective_runner.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/fabric/fabric.h"
 #include "cadre/comm/flight_recorder.h"
 #include "cadre/comm/home_process.h"
 #include "cadre/comm/messages/message_queue.h"
+#include "cadre/comm/messages/signal_waits.h"
 #include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/operation_queue.h"
 #include "cadre/comm/symmetric_heap.h"
-#include "cadre/os/interrupt.h"
 #include "cadre/transport/transport.h"
 
 namespace cadre {
 
+// Which ranks a group has.
+struct GroupMembers {
+  std::vector<int> ranks;  // of the fabric, by rank of the group
+  Rank self;               // this rank's rank in the group
+  Membership membership;   // for rejoin()
+};
+
+// What a rank cuts from the host's memory for a group before the group exists: the others learn the
+// places in the exchange that makes the group.
+struct GroupPieces {
+  Piece block;
+  Piece message_page;
+
+  // `holders` are the slots of the ranks that may become members.
+  static Result<GroupPieces> cut(HostMemory& memory, const std::vector<int>& holders);
+  // Of those holders only these become members.
+  void keep_holders(const std::vector<int>& slots);
+  // All ranks know that none of them uses these pieces.
+  void discard();
+  GroupPlaces places() const;
+};
+
+// Names the group of this id on the wire.
+GroupKey key_of(std::string_view id);
+
 class Communicator::Impl {
  public:
-  Impl(os::System& system_in, const Membership& membership_in,
-       const CommunicatorOptions& options_in, Deadline deadline);
+  // Registers the group; open() completes it.
+  Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOptions& options_in,
+       GroupMembers members_in);
   ~Impl();
+
+  // Whether the members meet in the host's memory. Throws when that was demanded and is impossible.
+  bool meets_in_memory() const;
+  // Fails the group, so that the other members do not wait for this rank. `task` is what it gives
+  // up.
+  void give_up(const std::exception& thrown, std::string_view task);
+  // Ready to run operations: through the host's memory, where `places` are those of all members by
+  // rank; otherwise, without pieces, over TCP.
+  void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places);
+  // The group of all ranks, which finds the places of the others by itself.
+  void open_first(Deadline deadline);
 
   // Throws in a child of the group's process: what every call begins with.
   Impl& at_home() {
     home->check();
     return *this;
   }
-  // Says goodbye, or aborts when something is pending that may not be waited for.
+  // Refuses a group that was closed.
+  void check_open() const;
+  // Leaves in good order, or aborts when something is pending that may not be waited for.
   void close(Deadline deadline);
   void abort(const std::string& reason);
 
+  std::shared_ptr<Fabric> fabric;  // shared by the groups of this process
   os::System& system;
   const CommunicatorOptions options;
   const std::string id;
-  const Membership membership;
+  const GroupKey key;
+  const GroupMembers members;
   const Rank rank;
   const int world_size;
   std::string_view backend_name = "solo";
@@ -52,14 +93,12 @@ class Communicator::Impl {
   const std::shared_ptr<const HomeProcess> home;
 
   // Parts stand above those that use them.
-  os::Interrupt interrupt;
-  std::optional<HostGroup> host;
   std::unique_ptr<FlightRecorder> recorder;
-  std::unique_ptr<Monitor> monitor;
+  std::shared_ptr<Monitor> monitor;      // shared with the control plane
   std::unique_ptr<Transport> transport;  // of the net engine
   std::unique_ptr<Transport> message_transport;
-  std::shared_ptr<HostEngine> host_engine;  // shared with symmetric buffers, weakly
-  std::unique_ptr<Backend> net_engine;
+  std::unique_ptr<Backend> engine;            // null for a world of one
+  std::shared_ptr<SignalWaits> signal_waits;  // shared with symmetric buffers, weakly
   std::unique_ptr<SymmetricHeap> heap;
   std::unique_ptr<CollectiveRunner> runner;
   // Shared with Works, which may outlive the group.
@@ -67,24 +106,30 @@ class Communicator::Impl {
   std::shared_ptr<MessageQueue> messages;  // null for a world of one
 
  private:
-  std::unique_ptr<FlightRecorder> make_recorder(const wire::RankCard& own) const;
-  void connect(Deadline deadline);
-  void build_host_engine(const Mesh& mesh, Deadline deadline);
-  void build_net_engine(Mesh& mesh);
-  void start_monitor(Mesh& mesh);
-  std::vector<std::unique_ptr<os::Pollable>> watch_processes(
-      const StatusPage& page, const std::vector<int>& slots,
-      const std::vector<wire::RankCard>& cards) const;
-  void log_start(uint64_t round, const wire::RankCard& own, const Backend* backend) const;
+  const wire::RankCard& own_card() const { return fabric->layout().card(fabric->rank().value); }
+  std::unique_ptr<FlightRecorder> make_recorder() const;
+  std::shared_ptr<Monitor> make_monitor() const;
+  Error closed_error() const;
+  void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
+  void release_holds(const std::vector<GroupPlaces>& places) const;
+  void build_net_engine();
+  void log_start() const;
+  bool has_pending() const;
   bool is_idle() const;
   // Whether nothing is left at the deadline.
   bool drain(Deadline deadline);
   void stop_threads();
-  void release();
+  void release(Deadline deadline);
 
-  int num_hosts_ = 1;
   const int num_exceptions_ = std::uncaught_exceptions();  // when the group was made
   std::atomic<bool> is_closed_{false};
+  bool is_released_ = false;
+};
+
+// What comm's own units need of a Communicator.
+struct CommunicatorParts {
+  static Communicator::Impl& impl_of(const Communicator& group);
+  static std::unique_ptr<Communicator> make(std::unique_ptr<Communicator::Impl> impl);
 };
 
 }  // namespace cadre

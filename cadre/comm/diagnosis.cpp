@@ -19,6 +19,13 @@ bool is_in(const Activity& activity, uint64_t number) {
   return is_inside && !is_message(activity.fingerprint) && activity.number == number;
 }
 
+// Past collective `number`.
+bool has_passed(const Activity& activity, uint64_t number) {
+  if (is_message(activity.fingerprint)) return false;
+  const bool is_done = activity.number == number && activity.state == ActivityState::kDone;
+  return activity.number > number || is_done;
+}
+
 // For another rank, as far as it says.
 bool is_waiting(const Activity& activity) {
   const bool is_inside =
@@ -30,6 +37,11 @@ std::string_view remedy_of(const Failure& failure) {
   switch (failure.code) {
     case ErrorCode::kTimeout:
       if (failure.operation && is_message(failure.operation->fingerprint)) {
+        const OpKind kind = OpDescriptor::from_fingerprint(failure.operation->fingerprint).kind;
+        if (kind == OpKind::kWaitSignal) {
+          return "check that the other rank signals this slot of the same buffer as often as it is "
+                 "waited for; then rebuild the group";
+        }
         return "check that the other rank calls the matching send or recv, with the same tag; then "
                "rebuild the group";
       }
@@ -78,13 +90,12 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
 
 bool is_message(const Fingerprint& fingerprint) {
   const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
-  return kind == OpKind::kSend || kind == OpKind::kRecv;
+  return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kWaitSignal;
 }
 
 std::string Roster::describe(int rank) const {
   if (rank < 0 || rank >= world_size()) return format("rank {}", rank);
-  const wire::RankCard& card = cards[static_cast<size_t>(rank)];
-  return format("rank {} ({}, pid {})", rank, card.host, card.pid);
+  return format("rank {} ({}, pid {})", rank, card(rank).host, card(rank).pid);
 }
 
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint) {
@@ -117,6 +128,7 @@ std::string describe_peer(const PeerView& view) {
 std::string gone_cause(const Roster& roster, int peer, const PeerView& view, SignOfLoss sign) {
   std::string_view why = "its connection ended";
   if (sign == SignOfLoss::kProcessEnded) why = "its process ended";
+  if (sign == SignOfLoss::kUnreachable) why = "it cannot be reached any more";
   if (sign == SignOfLoss::kSilence) why = "it sends nothing although its connection is open";
   return format("{} is gone: {}, {}", roster.describe(peer), why,
                 describe_last_seen(view.activity));
@@ -131,7 +143,9 @@ std::string left_cause(const Roster& roster, int peer, uint64_t left_after) {
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view) {
   if (culprit < 0) return "no rank is known to be late";
   const std::string silent = view.is_silent() ? ", which does not answer" : "";
-  return format("waiting for {}{}: {}", roster.describe(culprit), silent, describe_peer(view));
+  const std::string elsewhere = view.elsewhere.empty() ? "" : ", now in " + view.elsewhere;
+  return format("waiting for {}{}: {}{}", roster.describe(culprit), silent, describe_peer(view),
+                elsewhere);
 }
 
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found) {
@@ -171,9 +185,10 @@ std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMism
                 roster.describe(mismatch.receiver), mismatch.expected_bytes / size_of(dtype));
 }
 
-// A rank that does not answer is the surest sign. Ranks that wait for each other in a circle have
-// lost what one of them sent: its first member on the way is as good a guess as any other, unless
-// this rank is one of them.
+// A rank that does not answer is the surest sign. A rank that has passed the operation in which
+// another one waits for it has sent its part, which was lost between the two: as is what this rank
+// sent, when a rank waits for it in an earlier operation, or the two wait for each other. In a
+// longer circle of waits any of its streams may be the broken one.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for) {
   const int world_size = static_cast<int>(views.size());
@@ -188,25 +203,39 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   std::vector<bool> is_seen(views.size());
   int first_elsewhere = -1;
   int ended = -1;
+  int previous = self.value;
   int at = waiting_for;
+  std::optional<uint64_t> waits_in = number;  // the collective in which `previous` waits
   while (is_peer(at) && !is_seen[static_cast<size_t>(at)]) {
     const Activity& activity = view(at).activity;
     if (view(at).is_silent()) return {at, true};
     is_seen[static_cast<size_t>(at)] = true;
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
-    const bool has_passed =
-        number && !is_message(activity.fingerprint) && activity.number > *number;
     if (view(at).has_ended()) ended = at;
-    at = ended >= 0 || has_passed || !is_waiting(activity) ? -1 : activity.waiting_for;
+    const bool is_over = ended >= 0 || (waits_in && has_passed(activity, *waits_in));
+    if (is_over && ended < 0) first_elsewhere = at;
+    previous = at;
+    waits_in =
+        number && !is_message(activity.fingerprint) ? std::optional(activity.number) : std::nullopt;
+    at = is_over || !is_waiting(activity) ? -1 : activity.waiting_for;
   }
   for (int rank = 0; rank < world_size; ++rank) {
     if (is_peer(rank) && view(rank).is_silent()) return {rank, true};
   }
+  const bool is_awaited_behind = waits_in && *waits_in < number.value_or(0);
+  // A message that waits for this rank is not of the collective that this rank waits in: what was
+  // sent between the two may be lost.
+  const bool is_awaited_in_message =
+      is_peer(previous) && is_message(view(previous).activity.fingerprint);
+  const bool is_awaited = is_awaited_behind || is_awaited_in_message;
+  if (at == self && (previous == waiting_for || is_awaited)) return {previous, false};
   if (is_peer(at)) return {at, false};
   if (ended >= 0) return {ended, false};  // what it sent before was lost, or it knows more
   if (first_elsewhere >= 0) return suspect(first_elsewhere);
   for (int rank = 0; rank < world_size; ++rank) {
-    if (number && is_peer(rank) && is_elsewhere(rank)) return suspect(rank);
+    const bool is_late =
+        number && is_peer(rank) && is_elsewhere(rank) && !has_passed(view(rank).activity, *number);
+    if (is_late) return suspect(rank);
   }
   return {waiting_for, false};
 }

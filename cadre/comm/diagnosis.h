@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +16,8 @@
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/op.h"
+#include "cadre/comm/fabric/group_events.h"
+#include "cadre/comm/fabric/layout.h"
 #include "cadre/wire/control.h"
 
 namespace cadre {
@@ -23,20 +26,26 @@ namespace cadre {
 struct Roster {
   std::string group;
   Rank self;
-  std::vector<wire::RankCard> cards;  // by rank
+  std::shared_ptr<const Layout> layout;  // shared with the fabric and its other groups
+  std::vector<int> members;              // ranks of the layout, by rank of the group
 
-  int world_size() const { return static_cast<int>(cards.size()); }
+  int world_size() const { return static_cast<int>(members.size()); }
+  const wire::RankCard& card(int rank) const {
+    return layout->card(members[static_cast<size_t>(rank)]);
+  }
   // "rank 3 (node1, pid 812)"
   std::string describe(int rank) const;
 };
 
 // What is known of a peer just now.
 struct PeerView {
-  wire::Activity activity;   // as of now
-  bool is_gone = false;      // its connection ended without a goodbye, or another rank saw that
-  bool answers = false;      // it replied to the last question
-  bool has_aborted = false;  // it said why it gave up, and may have closed since
-  std::optional<uint64_t> left_after;  // it said goodbye after this many collectives
+  wire::Activity activity;             // as of now
+  bool is_gone = false;                // lost without having left the group
+  bool answers = false;                // it replied to the last question
+  bool has_aborted = false;            // it said why it gave up, and may have closed since
+  std::optional<uint64_t> left_after;  // it left in good order after this many collectives
+  // What it runs in another group meanwhile, as it said when it was asked; else empty.
+  std::string elsewhere = {};
 
   // Well, or with a failure of its own.
   bool has_ended() const { return has_aborted || left_after; }
@@ -57,7 +66,8 @@ struct Failure {
   bool is_logged = true;
 };
 
-// Whether the fingerprint is that of a send or recv, which are numbered apart from collectives.
+// Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
+// apart from collectives.
 bool is_message(const Fingerprint& fingerprint);
 // "all_reduce #1042"
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint);
@@ -68,8 +78,6 @@ std::string describe_last_seen(const wire::Activity& activity);
 // The same for users: "left the group after #1041" where it applies.
 std::string describe_peer(const PeerView& view);
 
-// What showed that a rank is gone.
-enum class SignOfLoss { kConnectionEnded, kProcessEnded, kSilence };
 std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
                        SignOfLoss sign = SignOfLoss::kConnectionEnded);
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after);

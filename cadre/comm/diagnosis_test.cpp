@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+
 #include "cadre/collective/op.h"
 
 namespace cadre {
@@ -15,14 +18,14 @@ using wire::ActivityState;
 constexpr int64_t kSecond = 1'000'000'000;
 
 Roster roster() {
-  Roster roster{.group = "fsdp", .self = 0, .cards = {}};
+  std::vector<wire::RankCard> cards;
   for (int rank = 0; rank < 4; ++rank) {
     wire::RankCard card;
     card.host = rank < 2 ? "node0" : "node1";
     card.pid = 4711 + rank;
-    roster.cards.push_back(card);
+    cards.push_back(card);
   }
-  return roster;
+  return {"fsdp", 0, std::make_shared<const Layout>(std::move(cards)), {0, 1, 2, 3}};
 }
 
 Activity activity(ActivityState state, OpKind kind, uint64_t number, int64_t age_s,
@@ -228,6 +231,30 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
   const std::vector passed = {PeerView(), in(OpKind::kBarrier, 10, 2), in(OpKind::kBarrier, 10, 0)};
   EXPECT_EQ(find_culprit(passed, 0, 9, 1).rank, 1);
   EXPECT_FALSE(find_culprit(passed, 0, 9, 1).is_certain);
+}
+
+// A partition between two hosts: their control messages go round it, so that no rank is silent.
+TEST(Diagnosis, ALostStreamIsBlamedOnTheRanksAtItsEnds) {
+  const auto in = [](uint64_t number, int waiting_for) {
+    return view(activity(ActivityState::kRunning, OpKind::kBarrier, number, 1, waiting_for));
+  };
+  const PeerView passed = view(activity(ActivityState::kDone, OpKind::kBarrier, 9, 1));
+  // 0 waits for 1, which waits for 3, which waits in an earlier collective for 0.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), in(9, 3), in(9, 1), in(8, 0)}, 0, 9, 1).rank, 3);
+  // 0 and 1 wait for each other, and the others are past it.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), in(9, 0), passed, passed}, 0, 9, 1).rank, 1);
+  // 0 waits for 1, which waits in an earlier collective for 2, which is past that one.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), in(8, 2), in(9, 0), in(9, 1)}, 0, 9, 1).rank, 2);
+  // Ranks that have passed are not late.
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), passed, passed, in(8, -1)}, 0, 9, -1).rank, 3);
+}
+
+TEST(Diagnosis, ARankThatRunsAnotherGroupsOperationIsSaidToDoSo) {
+  PeerView peer = view(activity(ActivityState::kDone, OpKind::kBarrier, 7, 5));
+  peer.elsewhere = "all_reduce #2 of group \"tp\"";
+  EXPECT_EQ(timeout_cause(roster(), 2, peer),
+            "waiting for rank 2 (node1, pid 4713): last seen after barrier #7, 5.0 s ago, now in "
+            "all_reduce #2 of group \"tp\"");
 }
 
 TEST(Diagnosis, WhoHasEndedIsNotBlamedForItsSilence) {

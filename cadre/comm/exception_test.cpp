@@ -75,7 +75,8 @@ class ThrowingTransport final : public Transport {
   ThrowingChannel channel_;
 };
 
-// The monitors of two ranks, connected to each other; the parts of rank 0.
+// Two ranks whose control planes are connected, and the monitor of a group on each; the parts of
+// rank 0.
 class ExceptionTest : public ::testing::Test {
  protected:
   ExceptionTest() {
@@ -83,30 +84,49 @@ class ExceptionTest : public ::testing::Test {
     auto called = system_->connect(listener->address(), soon()).value_or_throw();
     std::unique_ptr<os::Socket> accepted;
     while (accepted == nullptr) accepted = listener->try_accept().value_or_throw();
-    here_ = make_monitor(0, std::move(called));
-    there_ = make_monitor(1, std::move(accepted));
+    planes_[0] = make_plane(0, std::move(called));
+    planes_[1] = make_plane(1, std::move(accepted));
+    here_ = make_monitor(0);
+    there_ = make_monitor(1);
     recorder_ = FlightRecorder::create("", {}).value_or_throw();
-    home_ = std::make_shared<const HomeProcess>("world", 0, system_->host().pid);
+    home_ = std::make_shared<const HomeProcess>("world", 0, system_->host().pid,
+                                                std::make_shared<const os::ForkMark>());
   }
   ~ExceptionTest() override {
     if (collectives_ != nullptr) collectives_->close();
     if (messages_ != nullptr) messages_->close();
+    here_->stop();
+    there_->stop();
   }
 
-  std::unique_ptr<Monitor> make_monitor(int rank, std::unique_ptr<os::Socket> socket) {
-    std::vector<std::unique_ptr<os::Socket>> control(2);
-    control[static_cast<size_t>(1 - rank)] = std::move(socket);
+  static Layout make_layout() {
     wire::RankCard card;
     card.host = "node0";
     card.pid = 4711;
-    return std::make_unique<Monitor>(*system_, interrupt_,
-                                     MonitorSetup{{"world", rank, {card, card}},
-                                                  StatusPage(),
-                                                  {-1, -1},
-                                                  std::move(control),
-                                                  {},
-                                                  "",
-                                                  null_log_sink()});
+    return Layout({card, card});
+  }
+  std::unique_ptr<ControlPlane> make_plane(int rank, std::unique_ptr<os::Socket> socket) {
+    ControlPlane::Setup setup;
+    setup.layout = layout_;
+    setup.rank = rank;
+    setup.control.resize(2);
+    setup.control[static_cast<size_t>(1 - rank)] = std::move(socket);
+    setup.silence_limit = kDefaultSilenceLimit;
+    return std::make_unique<ControlPlane>(*system_, std::move(setup));
+  }
+  std::shared_ptr<Monitor> make_monitor(int rank) {
+    constexpr GroupKey kGroup = 7;
+    auto monitor =
+        std::make_shared<Monitor>(*system_,
+                                  MonitorSetup{.roster = {"world", rank, layout_, {0, 1}},
+                                               .key = kGroup,
+                                               .plane = planes_[static_cast<size_t>(rank)].get(),
+                                               .slots = {-1, -1},
+                                               .record_path = "",
+                                               .log = nullptr},
+                                  StatusPage(), std::make_shared<GroupCell>());
+    monitor->start();
+    return monitor;
   }
   OperationQueue& collectives() {
     runner_ = std::make_unique<CollectiveRunner>(
@@ -136,11 +156,12 @@ class ExceptionTest : public ::testing::Test {
   }
 
   std::unique_ptr<os::System> system_ = os::make_native_system();
-  os::Interrupt interrupt_{*system_};
+  const std::shared_ptr<const Layout> layout_ = std::make_shared<const Layout>(make_layout());
   ThrowingEngine engine_;
   ThrowingTransport transport_;
-  std::unique_ptr<Monitor> here_;
-  std::unique_ptr<Monitor> there_;
+  std::array<std::unique_ptr<ControlPlane>, 2> planes_;
+  std::shared_ptr<Monitor> here_;
+  std::shared_ptr<Monitor> there_;
   std::unique_ptr<FlightRecorder> recorder_;
   std::shared_ptr<const HomeProcess> home_;
   std::unique_ptr<CollectiveRunner> runner_;

@@ -181,6 +181,40 @@ TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   });
 }
 
+// What would be overwritten while it is still read gives wrong numbers, so it is refused.
+TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
+  const auto result = run_group({TransportChoice::kAuto, 2}, [](RankContext& context,
+                                                                Communicator& group) {
+    const Rank me = context.rank;
+    const auto expect = [](const std::function<void()>& body, const std::string& text) {
+      const std::string failure = failure_of(body);
+      require(failure == "kInvalidArgument: " + text, failure);
+    };
+    std::vector<std::byte> wide(24);
+    const Bytes whole = Bytes(wide).first(16);
+    const Bytes shifted = Bytes(wide).subspan(8);
+    const Bytes slice = Bytes(wide).subspan(4, 8);  // of no rank
+    const std::string both =
+        "overlap, but not in place, where both are the same; pass separate buffers";
+    const std::string shorter =
+        "overlap, but not in place, where the shorter one is this rank's slice of the other; pass "
+        "separate buffers";
+    expect([&] { group.all_reduce(whole, shifted, DType::kUint8, ReduceOp::kSum); },
+           "all_reduce: the input and the output " + both);
+    expect([&] { group.reduce(shifted, whole, DType::kUint8, ReduceOp::kSum, me); },
+           "reduce: the input and the output " + both);
+    expect([&] { group.all_gather(slice, whole, DType::kUint8); },
+           "all_gather: the input and the output " + shorter);
+    expect([&] { group.reduce_scatter(whole, slice, DType::kUint8, ReduceOp::kSum); },
+           "reduce_scatter: the input and the output " + shorter);
+    expect([&] { group.gather(slice, whole, DType::kUint8, me); },
+           "gather: the input and the output " + shorter);
+    expect([&] { group.scatter(whole, slice, DType::kUint8, me); },
+           "scatter: the input and the output " + shorter);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(ExchangeCallsRefusal, WrongArgumentsAreSaidWithTheirValues) {
   const auto result =
       run_group({TransportChoice::kAuto, 2}, [](RankContext& context, Communicator& group) {

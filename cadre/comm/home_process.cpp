@@ -7,8 +7,9 @@
 
 namespace cadre {
 
-HomeProcess::HomeProcess(std::string group, Rank rank, int pid)
-    : group_(std::move(group)), rank_(rank), pid_(pid) {}
+HomeProcess::HomeProcess(std::string group, Rank rank, int pid,
+                         std::shared_ptr<const os::ForkMark> mark)
+    : mark_(std::move(mark)), group_(std::move(group)), rank_(rank), pid_(pid) {}
 
 void HomeProcess::refuse() const {
   throw Error(ErrorCode::kInvalidArgument,

@@ -5,6 +5,7 @@
 // Errors: check() throws kInvalidArgument in such a child.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "cadre/base/types.h"
@@ -14,11 +15,11 @@ namespace cadre {
 
 class HomeProcess {
  public:
-  // `pid` is that of this process.
-  HomeProcess(std::string group, Rank rank, int pid);
+  // `mark` was made in this process, whose id is `pid`; shared by all groups of the process.
+  HomeProcess(std::string group, Rank rank, int pid, std::shared_ptr<const os::ForkMark> mark);
 
   // In a child. What is destroyed there must neither wait nor talk.
-  bool is_left() const { return mark_.is_in_child(); }
+  bool is_left() const { return mark_->is_in_child(); }
   void check() const {
     if (is_left()) refuse();
   }
@@ -26,7 +27,7 @@ class HomeProcess {
  private:
   [[noreturn]] void refuse() const;
 
-  const os::ForkMark mark_;
+  const std::shared_ptr<const os::ForkMark> mark_;
   const std::string group_;
   const Rank rank_;
   const int pid_;

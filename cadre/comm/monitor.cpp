@@ -1,9 +1,12 @@
 #include "cadre/comm/monitor.h"
 
 #include <algorithm>
+#include <exception>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
@@ -12,35 +15,56 @@ namespace {
 using wire::Activity;
 using wire::ActivityState;
 
+constexpr std::string_view kFirstFailure = "first failure: ";
+
 }  // namespace
 
-Monitor::Monitor(os::System& system, os::Interrupt& interrupt, MonitorSetup setup)
+Monitor::Monitor(os::System& system, MonitorSetup setup, StatusPage page,
+                 std::shared_ptr<GroupCell> cell)
     : system_(system),
-      interrupt_(interrupt),
-      roster_(std::move(setup.roster)),
-      page_(std::move(setup.page)),
-      slots_(std::move(setup.slots)),
-      own_slot_index_(std::max(slots_[static_cast<size_t>(roster_.self.value)], 0)),
-      record_path_(std::move(setup.record_path)),
-      log_(setup.log),
-      wake_up_(system.make_event()),
-      peers_(setup.control.size()),
-      silence_limit_(setup.silence_limit),
-      last_heartbeat_(system.now()),
-      silence_judged_at_(last_heartbeat_) {
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    peers_[i].socket = std::move(setup.control[i]);
-    peers_[i].is_connected = peers_[i].socket != nullptr;
-    if (i < setup.processes.size()) peers_[i].process = std::move(setup.processes[i]);
-  }
-  // A world of one has nobody to watch.
-  const bool has_peers =
-      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.is_connected; });
-  if (has_peers) thread_ = system_.spawn("cadre-monitor", [this] { run(); });
+      setup_(std::move(setup)),
+      cell_(std::move(cell)),
+      peers_(setup_.roster.members.size()),
+      page_(std::move(page)) {}
+
+void Monitor::start() {
+  if (setup_.plane != nullptr) setup_.plane->attach(setup_.key, shared_from_this());
 }
 
-Monitor::~Monitor() {
-  stop();
+void Monitor::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    is_leaving_ = true;
+    if (std::exchange(is_stopped_, true)) return;
+  }
+  if (setup_.plane != nullptr) setup_.plane->detach(setup_.key);
+}
+
+void Monitor::release_page() {
+  const TimePoint now = system_.now();
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; page_ && i < peers_.size(); ++i) {
+    if (setup_.slots[i] < 0) continue;
+    peers_[i].reported = view_of(i, now).activity;
+    peers_[i].reported_at = now;
+  }
+  page_.reset();
+  const auto own = std::make_shared<GroupCell>();
+  own->collective.copy(cell_->collective);
+  own->message.copy(cell_->message);
+  cell_ = own;
+}
+
+std::shared_ptr<GroupCell> Monitor::shared_cell() const {
+  const std::lock_guard lock(mutex_);
+  return cell_;
+}
+
+int Monitor::group_rank(int fabric_rank) const {
+  const auto found = std::ranges::find(setup_.roster.members, fabric_rank);
+  return found == setup_.roster.members.end()
+             ? -1
+             : static_cast<int>(found - setup_.roster.members.begin());
 }
 
 // The goodbye of a peer and the start of a collective may cross: each side first writes its own
@@ -69,7 +93,7 @@ void Monitor::fail_if_left_before(uint64_t number) {
     }
   }
   if (peer < 0) return;
-  fail({ErrorCode::kPeerLost, peer, left_cause(roster_, peer, left_after), {}});
+  fail({ErrorCode::kPeerLost, peer, left_cause(roster(), peer, left_after), {}});
 }
 
 Error Monitor::error() {
@@ -83,14 +107,14 @@ Error Monitor::error() {
 // fails, or none has begun. Messages are numbered apart and are left alone.
 void Monitor::settle_blame(TimePoint now) {
   if (!is_blame_open_) return;
-  const Activity last = own_slot().collective.read(now);
+  const Activity last = own_cell().collective.read(now);
   const bool is_over =
       last.number != failure_.operation->number || last.state == ActivityState::kDone;
   if (!is_over) return;
   is_blame_open_ = false;
   failure_.operation.reset();
   if (last.state == ActivityState::kRunning) failure_.operation = last;
-  error_ = compose_error(roster_, failure_, last, record_path_);
+  error_ = compose_error(roster(), failure_, last, setup_.record_path);
 }
 
 bool Monitor::claim_failure() {
@@ -111,42 +135,94 @@ void Monitor::fail(const Failure& failure) {
   if (claim_failure()) publish(failure);
 }
 
-void Monitor::publish_unless_told(const Failure& failure, Duration patience) {
-  await([&] { return told_.has_value(); }, system_.deadline_in(patience));
-  std::unique_lock lock(mutex_);
-  const Failure first = told_.value_or(failure);
-  lock.unlock();
-  publish(first);
+void Monitor::fail_after(const std::function<Finding()>& investigate) {
+  if (!claim_failure()) return;
+  Finding finding;
+  try {
+    finding = investigate();
+  } catch (const std::exception& thrown) {
+    const Error error = error_of(thrown);
+    finding.failure.code = error.code();
+    finding.failure.culprit = roster().self.value;
+    finding.failure.cause = error.message();
+  }
+  if (finding.patience > Duration(0)) {
+    await([&] { return told_.has_value(); }, system_.deadline_in(finding.patience));
+    const std::lock_guard lock(mutex_);
+    if (told_) finding.failure = *told_;
+  }
+  publish(finding.failure);
 }
 
+void Monitor::fail_by_timeout(const Overdue& overdue) {
+  fail_after([&] {
+    const auto views = ask_peers(system_.deadline_in(kAskTime));
+    const Suspect culprit = find_culprit(views, roster().self, overdue.number, overdue.waiting_for);
+    const PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
+    std::string cause = timeout_cause(roster(), culprit.rank, view);
+    if (!overdue.where.empty()) cause = format("{}: {}", overdue.where, cause);
+    return Finding{{ErrorCode::kTimeout, culprit.rank, std::move(cause), overdue.activity},
+                   culprit.is_certain ? Duration(0) : kDoubtTime};
+  });
+}
+
+// Whoever claimed the failure must end the waits of all others, also when there is no memory to say
+// why.
 void Monitor::publish(const Failure& failure) {
-  const Activity own = own_slot().read(system_.now());
+  try {
+    publish_explained(failure);
+  } catch (const std::exception& thrown) {
+    const Error error = error_of(thrown);
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_phase_ == FailurePhase::kPublished) return;
+      error_ = error;
+      failure_phase_ = FailurePhase::kPublished;
+      has_failed_.store(true, std::memory_order_release);
+      wake_observers();
+    }
+    interrupt_.raise();
+  }
+}
+
+void Monitor::publish_explained(const Failure& failure) {
+  const Activity own = shared_cell()->read(system_.now());
   Failure complete = failure;
   if (!complete.operation && own.state == ActivityState::kRunning) complete.operation = own;
   const bool is_open = !failure.operation && complete.operation && !is_message(own.fingerprint);
-  const Error error = compose_error(roster_, complete, own, record_path_);
-  const Error told = is_open ? compose_error(roster_, failure, own, record_path_) : error;
+  const Error error = compose_error(roster(), complete, own, setup_.record_path);
+  const Error told = is_open ? compose_error(roster(), failure, own, setup_.record_path) : error;
+  // Before the waits of this group end: a rank that leaves at once must have told it by then.
+  tell_members(failure, compose_sentence(roster(), is_open ? failure : complete, own));
   {
     std::lock_guard lock(mutex_);
     failure_ = complete;
     is_blame_open_ = is_open;
     error_ = error;
     failure_phase_ = FailurePhase::kPublished;
-    const int reporter = failure.reporter < 0 ? roster_.self.value : failure.reporter;
-    const std::vector<std::byte> notice = wire::encode_control(
-        wire::AbortNotice{failure.code, failure.culprit, reporter, failure.cause,
-                          compose_sentence(roster_, is_open ? failure : complete, own)});
-    for (Peer& peer : peers_) {
-      if (peer.is_connected) peer.outbox.insert(peer.outbox.end(), notice.begin(), notice.end());
-    }
     // Before an observer can throw the error and close() asks whether the group has failed: a rank
     // that says goodbye then would be taken for one that left.
     has_failed_.store(true, std::memory_order_release);
     wake_observers();
   }
   interrupt_.raise();
-  wake_up_->notify();
-  if (failure.is_logged) log_.write(LogLevel::kError, "comm", told.message());
+  if (failure.is_logged) log().write(LogLevel::kError, "comm", told.message());
+}
+
+// Of a failure that another rank found the members hear from that rank.
+void Monitor::tell_members(const Failure& failure, const std::string& sentence) {
+  const int self = roster().self.value;
+  const bool is_own = failure.reporter < 0 || failure.reporter == self;
+  {
+    std::lock_guard lock(mutex_);
+    if (setup_.plane == nullptr || is_stopped_ || !is_own) return;
+  }
+  const auto fabric_rank = [this](int rank) {
+    return rank < 0 ? rank : setup_.roster.members[static_cast<size_t>(rank)];
+  };
+  setup_.plane->tell_failure({setup_.key, fabric_rank(self),
+                              wire::AbortNotice{failure.code, fabric_rank(failure.culprit),
+                                                fabric_rank(self), failure.cause, sentence}});
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {
@@ -167,13 +243,28 @@ Error Monitor::published_failure() {
   return error();
 }
 
-std::optional<std::string> Monitor::why_stream_ended(int peer, const Error& error) {
+std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Error& error) {
   await_failure(peer, system_.deadline_in(kVerdictTime));
   if (has_failed()) return std::nullopt;
-  if (peer < 0) return error.message();
+  if (peer < 0) return EndOfStream{peer, error.message()};
   const PeerView view = peers()[static_cast<size_t>(peer)];
-  if (view.left_after) return left_cause(roster_, peer, *view.left_after);
-  return format("the connection to {} broke: {}", roster_.describe(peer), error.message());
+  if (view.left_after) return EndOfStream{peer, left_cause(roster(), peer, *view.left_after)};
+  if (auto loss = loss_after_leaving()) return loss;
+  return EndOfStream{
+      peer, format("the connection to {} broke: {}", roster().describe(peer), error.message())};
+}
+
+// A rank that was lost after it left concerns only those that did not know yet that it left: they
+// fail, and tell nobody, for the loss is known to all.
+std::optional<Monitor::EndOfStream> Monitor::loss_after_leaving() const {
+  const TimePoint now = system_.now();
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    if (!peers_[i].ended_by) continue;
+    const int rank = static_cast<int>(i);
+    return EndOfStream{rank, gone_cause(roster(), rank, view_of(i, now), *peers_[i].ended_by)};
+  }
+  return std::nullopt;
 }
 
 std::vector<PeerView> Monitor::peers() const {
@@ -190,9 +281,14 @@ PeerView Monitor::view_of(size_t rank, TimePoint now) const {
   view.is_gone = peer.is_gone;
   view.has_aborted = peer.has_aborted;
   view.left_after = peer.left_after;
-  view.answers = num_requests_ > 0 && peer.answered_request == num_requests_;
-  if (slots_[rank] >= 0) {
-    view.activity = page_.slot(slots_[rank]).read(now);
+  view.answers = has_asked_ && peer.answers;
+  if (view.answers) view.elsewhere = peer.elsewhere;
+  // A process with more groups than there are cells shows some of them to nobody, but answers.
+  const int slot = setup_.slots[rank];
+  const bool is_in_page = slot >= 0 && page_;
+  const GroupCell* const cell = is_in_page ? page_->slot(slot).find(setup_.key) : nullptr;
+  if (cell != nullptr) {
+    view.activity = cell->read(now);
   } else if (peer.reported) {
     view.activity = *peer.reported;
     view.activity.age_ns += (now - peer.reported_at).count();
@@ -201,51 +297,31 @@ PeerView Monitor::view_of(size_t rank, TimePoint now) const {
 }
 
 std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
-  uint64_t request = 0;
-  {
+  if (setup_.plane != nullptr) {
+    const auto answers = setup_.plane->ask(setup_.key, setup_.roster.members, deadline);
+    const TimePoint now = system_.now();
     std::lock_guard lock(mutex_);
-    request = ++num_requests_;
+    has_asked_ = true;
+    for (Peer& peer : peers_) peer.answers = false;
+    for (const StatusAnswer& answer : answers) {
+      const int rank = group_rank(answer.rank);
+      if (rank < 0) continue;
+      Peer& peer = peers_[static_cast<size_t>(rank)];
+      peer.answers = true;
+      peer.reported = answer.activity;
+      peer.reported_at = now;
+      peer.elsewhere = answer.activity.elsewhere;
+    }
   }
-  post_to_all(wire::StatusRequest{request});
-  await(
-      [&] {
-        return std::all_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-          return !peer.is_connected || peer.answered_request >= request;
-        });
-      },
-      deadline);
   return peers();
 }
 
-void Monitor::say_goodbye(uint64_t number, Deadline deadline) {
+void Monitor::say_goodbye(uint64_t number) {
   {
     std::lock_guard lock(mutex_);
     is_leaving_ = true;
   }
-  post_to_all(wire::Goodbye{number});
-  await(
-      [&] {
-        return failure_phase_ == FailurePhase::kPublished ||
-               std::all_of(peers_.begin(), peers_.end(),
-                           [](const Peer& peer) { return !peer.is_connected || peer.has_receipt; });
-      },
-      deadline);
-}
-
-void Monitor::stop() {
-  {
-    std::lock_guard lock(mutex_);
-    if (!is_stopping_) stop_by_ = system_.now() + kFlushTime;
-    is_stopping_ = true;
-    is_leaving_ = true;
-  }
-  wake_up_->notify();
-  if (thread_ != nullptr) thread_->join();
-  thread_.reset();
-  for (Peer& peer : peers_) {
-    peer.socket.reset();
-    peer.process.reset();
-  }
+  if (setup_.plane != nullptr) setup_.plane->tell_left(setup_.key, number);
 }
 
 bool Monitor::await(const std::function<bool()>& is_met, Deadline deadline) {
@@ -265,16 +341,111 @@ void Monitor::wake_observers() {
   for (os::Waiter* observer : observers_) observer->unpark();
 }
 
-void Monitor::post(int rank, const wire::ControlMessage& message) {
-  const std::vector<std::byte> frame = wire::encode_control(message);
-  std::lock_guard lock(mutex_);
-  Peer& peer = peers_[static_cast<size_t>(rank)];
-  if (peer.is_connected) peer.outbox.insert(peer.outbox.end(), frame.begin(), frame.end());
+void Monitor::on_rank_lost(const LossReport& loss) {
+  const int rank = group_rank(loss.rank);
+  if (rank < 0) return;
+  if (rank == roster().self.value) return answer_accusation(loss);
+  for (const GroupActivity& last : loss.last) {
+    if (last.group == setup_.key) report_activity(rank, last.activity);
+  }
+  const TimePoint now = system_.now();
+  PeerView view;
+  {
+    std::lock_guard lock(mutex_);
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    const bool is_loss = !peer.left_after && !peer.has_aborted && !is_leaving_;
+    peer.is_gone = peer.is_gone || !peer.left_after;
+    if (peer.left_after) peer.ended_by = loss.sign;
+    view = view_of(static_cast<size_t>(rank), now);
+    wake_observers();
+    if (!is_loss) return;
+  }
+  const int reporter = group_rank(loss.reporter);
+  fail({ErrorCode::kPeerLost,
+        rank,
+        gone_cause(roster(), rank, view, loss.sign),
+        {},
+        reporter < 0 ? roster().self.value : reporter});
 }
 
-void Monitor::post_to_all(const wire::ControlMessage& message) {
-  for (size_t i = 0; i < peers_.size(); ++i) post(static_cast<int>(i), message);
-  wake_up_->notify();
+void Monitor::report_activity(int peer, const Activity& activity) {
+  const TimePoint now = system_.now();
+  std::lock_guard lock(mutex_);
+  peers_[static_cast<size_t>(peer)].reported = activity;
+  peers_[static_cast<size_t>(peer)].reported_at = now;
+}
+
+// Another rank takes this one for lost, so a connection of this rank was cut.
+void Monitor::answer_accusation(const LossReport& loss) {
+  {
+    std::lock_guard lock(mutex_);
+    if (is_leaving_) return;
+  }
+  const int reporter = group_rank(loss.reporter);
+  const std::string who = reporter < 0 ? "another rank" : roster().describe(reporter);
+  fail({ErrorCode::kAborted,
+        roster().self.value,
+        format("{}{} lost the connection to this rank: {}", kFirstFailure, who,
+               gone_cause(roster(), roster().self.value, {own_activity()}, loss.sign)),
+        {},
+        reporter});
+}
+
+void Monitor::on_rank_left_group(int rank, uint64_t num_collectives) {
+  const int peer = group_rank(rank);
+  if (peer < 0 || peer == roster().self.value) return;
+  {
+    std::lock_guard lock(mutex_);
+    peers_[static_cast<size_t>(peer)].left_after = num_collectives;
+    wake_observers();
+  }
+  note_left(rank);
+  // attach() may deliver an earlier leave while the plane's thread delivers another one.
+  uint64_t first = first_left_.load(std::memory_order_relaxed);
+  while (num_collectives < first &&
+         !first_left_.compare_exchange_weak(first, num_collectives, std::memory_order_seq_cst)) {
+  }
+  const uint64_t running = running_number_.load(std::memory_order_seq_cst);
+  if (running > num_collectives) fail_if_left_before(running);
+}
+
+void Monitor::on_group_failed(const GroupFailure& failure) {
+  const int origin = group_rank(failure.origin);
+  if (origin < 0 || origin == roster().self.value) return;
+  const wire::AbortNotice& notice = failure.notice;
+  const int culprit = group_rank(notice.culprit);
+  const int reporter = std::max(group_rank(notice.reporter), -1);
+  const bool names_a_peer = culprit >= 0 && culprit != roster().self.value;
+  const bool is_loss = notice.code == ErrorCode::kPeerLost && names_a_peer;
+  {
+    std::lock_guard lock(mutex_);
+    peers_[static_cast<size_t>(origin)].has_aborted = true;
+    wake_observers();
+    // What fails without a rank that is leaving does not concern it: it would report to the others,
+    // who may not know yet that it leaves, a failure of its own.
+    if (is_leaving_) return;
+    if (is_loss && failure_phase_ == FailurePhase::kNone) {
+      peers_[static_cast<size_t>(culprit)].is_gone = true;
+    }
+  }
+  // The loss of a rank and a disagreement concern all ranks alike; all else is the sender's
+  // failure, to which this rank points.
+  if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
+    fail({notice.code, culprit, notice.cause, {}, reporter});
+  } else {
+    // The message of a rank that was told of it, too, says which failure was the first.
+    std::string cause = notice.cause;
+    if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
+    if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
+    fail({ErrorCode::kAborted, culprit, cause, {}, reporter});
+  }
+}
+
+wire::Activity Monitor::own_activity() {
+  Activity activity = shared_cell()->read(system_.now());
+  const bool is_here = activity.state == ActivityState::kRunning;
+  if (!is_here && setup_.running_elsewhere) activity.elsewhere = setup_.running_elsewhere();
+  return activity;
 }
 
 }  // namespace cadre

@@ -1,11 +1,13 @@
-// Watches the other ranks of a group over their control connections: who is gone, who left in good
-// order, who failed first, who does what. Holds the group's one failure.
+// Arbitrates the failures of one group: which failure is the first, what its peers are known to do,
+// and the Error that every later call throws. Connections and processes are watched by the
+// ControlPlane, whose events arrive here.
 //
-// Threads: one of its own ("cadre-monitor"), joined by stop(); all methods from any thread.
-// Blocking: ask_peers, await_failure and say_goodbye, until their deadlines; stop() for at most
-// kFlushTime. Never calls out under its lock but to unpark.
-// Lifetime: borrows the System and the Interrupt. Errors: the group's failure, composed once; the
-// first failure wins and is told to all peers.
+// Threads: none of its own; all methods from any thread, on_... from the plane's. Blocking:
+// ask_peers, await_failure and what waits for a published failure, until their deadlines. Never
+// calls out under its lock but to unpark. Lifetime: shared with the plane, which may deliver an
+// event until shortly after stop(); shares what it uses then. Borrows the System and, until stop(),
+// the plane. Errors: the group's failure, composed once; the first failure wins and is told to all
+// members. Ranks are those of the group, in on_... those of the fabric.
 #pragma once
 
 #include <atomic>
@@ -14,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,8 @@
 #include "cadre/base/types.h"
 #include "cadre/comm/defaults.h"
 #include "cadre/comm/diagnosis.h"
+#include "cadre/comm/fabric/control_plane.h"
+#include "cadre/comm/fabric/group_events.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/os/interrupt.h"
 #include "cadre/os/system.h"
@@ -32,18 +37,18 @@ namespace cadre {
 
 struct MonitorSetup {
   Roster roster;
-  StatusPage page;
-  std::vector<int> slots;  // in the page, by rank; -1 for ranks of other hosts
-  std::vector<std::unique_ptr<os::Socket>> control;  // by rank, null for this one
-  // By rank; null where the process cannot be watched. A child that it forked may hold copies of
-  // its connections, which do not end with it then.
-  std::vector<std::unique_ptr<os::Pollable>> processes;
+  GroupKey key = 0;
+  ControlPlane* plane = nullptr;  // null for a world of one
+  std::vector<int> slots;         // in the page, by rank of the group; -1 for ranks of other hosts
+  // What this process runs in another group, for peers that ask; may be null.
+  std::function<std::string()> running_elsewhere = nullptr;
+  // A rank of the fabric has left the group; may be null. Shares what it uses.
+  std::function<void(int rank)> on_left = nullptr;
   std::string record_path;
-  LogSink& log;
-  Duration silence_limit = kDefaultSilenceLimit;  // of ranks without a slot
+  std::shared_ptr<LogSink> log;  // shared with the group; null: dropped
 };
 
-class Monitor {
+class Monitor final : public GroupEvents, public std::enable_shared_from_this<Monitor> {
  public:
   // How long a rank that timed out waits for its peers' answers before it names one of them.
   static constexpr Duration kAskTime = std::chrono::milliseconds(600);
@@ -51,15 +56,24 @@ class Monitor {
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
   // How long a broken stream may be older than the news of what broke it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
-  // How long the last words of a process that has ended may be on their way.
-  static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
 
-  Monitor(os::System& system, os::Interrupt& interrupt, MonitorSetup setup);
-  ~Monitor();
+  // `cell` is where this rank publishes what it does, in the page of its host.
+  Monitor(os::System& system, MonitorSetup setup, StatusPage page, std::shared_ptr<GroupCell> cell);
 
-  const Roster& roster() const { return roster_; }
+  // Begins to receive events; those that came before are delivered before it returns.
+  void start();
+  // No event arrives any more that began after the return. Idempotent.
+  void stop();
+  // Keeps what the status page says just now and lets go of the page's memory. REQUIRES: stop(); no
+  // operation runs any more.
+  void release_page();
+
+  const Roster& roster() const { return setup_.roster; }
   // Where this rank publishes what it does.
-  StatusSlot& own_slot() const { return page_.slot(own_slot_index_); }
+  // REQUIRES: before release_page(), by a thread that runs an operation of the group.
+  GroupCell& own_cell() const { return *cell_; }
+  // Raised by the group's first failure.
+  os::Interrupt& interrupt() { return interrupt_; }
 
   // This rank enters a collective: fails the group if a peer left before it.
   void enter_collective(uint64_t number);
@@ -71,88 +85,91 @@ class Monitor {
   Error error();
   // Fails the group, unless it has failed or somebody is about to say why.
   void fail(const Failure& failure);
-  // The right to be the first failure, so that there is time to find out why: true for the first
-  // caller only, who must call publish().
-  bool claim_failure();
-  void publish(const Failure& failure);
-  // Publishes it, but what another rank says within `patience` takes its place: it may know better.
-  void publish_unless_told(const Failure& failure, Duration patience);
+  // What an investigation has found. What another rank says within `patience` takes its place: it
+  // may know better.
+  struct Finding {
+    Failure failure;
+    Duration patience{0};
+  };
+  // The same with time to find out why: the first caller investigates and fails the group with what
+  // it finds; an exception of it is then this rank's failure. For all others does nothing.
+  void fail_after(const std::function<Finding()>& investigate);
+  // An operation that reached its deadline.
+  struct Overdue {
+    wire::Activity activity;
+    std::optional<uint64_t> number = {};  // of a collective
+    int waiting_for = -1;
+    std::string where = {};  // "tag 5"; empty for a collective
+  };
+  // Asks the others what they are doing, and names the rank that is late.
+  void fail_by_timeout(const Overdue& overdue);
   // Until the group has failed, or `peer` (-1 for none) is known to have left; an operation that
   // found a broken stream learns here what it means.
   void await_failure(int peer, Deadline deadline);
   // The failure that was claimed, once it is published.
   Error published_failure();
-  // Why the stream to `peer` ended with `error`: the control connection tells whether it was
-  // killed, left or failed first; if that stays open and silent, only this stream was cut. nullopt
-  // when the group has failed meanwhile.
-  std::optional<std::string> why_stream_ended(int peer, const Error& error);
+  struct EndOfStream {
+    int culprit = -1;
+    std::string cause;
+  };
+  // Why the stream to `peer` ended with `error`: the control connections tell whether it was
+  // killed, left or failed first; if they stay silent, only this stream was cut. nullopt when the
+  // group has failed meanwhile.
+  std::optional<EndOfStream> why_stream_ended(int peer, const Error& error);
 
   // What is known of every rank, by rank.
   std::vector<PeerView> peers() const;
   // The same after asking all; returns when all have answered, or at the deadline.
   std::vector<PeerView> ask_peers(Deadline deadline);
 
-  // Tells all peers that this rank leaves after `number` collectives; returns when all know it, or
-  // at the deadline. Ends of connections are no failures any more.
-  void say_goodbye(uint64_t number, Deadline deadline);
-  // Sends what is pending and joins the thread. Idempotent.
-  void stop();
+  // Passes on that a rank of the fabric has left.
+  void note_left(int rank) const {
+    if (setup_.on_left) setup_.on_left(rank);
+  }
+  // Tells all members that this rank leaves after `number` collectives. Never blocks.
+  void say_goodbye(uint64_t number);
+
+  void on_rank_lost(const LossReport& loss) override;
+  void on_rank_left_group(int rank, uint64_t num_collectives) override;
+  void on_group_failed(const GroupFailure& failure) override;
+  wire::Activity own_activity() override;
 
  private:
-  static constexpr Duration kFlushTime = std::chrono::seconds(1);
   enum class FailurePhase { kNone, kClaimed, kPublished };
 
   struct Peer {
-    std::unique_ptr<os::Socket> socket;     // null for this rank; used by the thread only
-    std::unique_ptr<os::Pollable> process;  // the thread's; null when it is not watched any more
-    std::optional<TimePoint> ended_at;      // the process; the thread's
-    wire::ControlSplitter splitter;         // the thread's
-    Duration silent_for{0};                 // the thread's
-    std::vector<std::byte> sending;         // the thread's
-    std::vector<std::byte> outbox;          // guarded, as all below
-    bool is_connected = false;
     bool has_aborted = false;
     bool is_gone = false;
-    bool has_receipt = false;
+    bool answers = false;  // the last question
     std::optional<uint64_t> left_after;
-    uint64_t answered_request = 0;
+    std::optional<SignOfLoss> ended_by;  // after it left, which is no failure here
     std::optional<wire::Activity> reported;
     TimePoint reported_at;
+    std::string elsewhere;
   };
 
-  void run();
-  Deadline next_look(TimePoint now) const;
-  std::vector<os::PollItem> interests();
-  void receive_from(int rank);
-  void bury_ended(TimePoint now);
-  void judge_silence(TimePoint now);
-  void handle(int rank, const wire::ControlMessage& message);
-  void handle_report(int rank, const wire::StatusReport& report);
-  void handle_request(int rank, const wire::StatusRequest& request);
-  void handle_abort(int rank, const wire::AbortNotice& notice);
-  void answer_accusation();
-  void handle_goodbye(int rank, const wire::Goodbye& goodbye);
-  void handle_end(int rank, SignOfLoss sign);
-  void flush();
-  void send_heartbeats(TimePoint now);
-  bool is_flushed();
-  void post(int rank, const wire::ControlMessage& message);
-  void post_to_all(const wire::ControlMessage& message);
+  // The right to be the first failure: true for the first caller only, who must publish.
+  bool claim_failure();
+  void publish(const Failure& failure);
+  void publish_explained(const Failure& failure);
+  // By the control plane's thread, too, which may come while release_page() runs.
+  std::shared_ptr<GroupCell> shared_cell() const;
+  int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
+  std::optional<EndOfStream> loss_after_leaving() const;
+  void report_activity(int peer, const wire::Activity& activity);
+  void answer_accusation(const LossReport& loss);
+  void tell_members(const Failure& failure, const std::string& sentence);
   void fail_if_left_before(uint64_t number);
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
   void settle_blame(TimePoint now);                    // under the lock
   bool await(const std::function<bool()>& is_met, Deadline deadline);
   void wake_observers();
+  LogSink& log() const { return setup_.log != nullptr ? *setup_.log : null_log_sink(); }
 
   os::System& system_;
-  os::Interrupt& interrupt_;
-  const Roster roster_;
-  const StatusPage page_;
-  const std::vector<int> slots_;
-  const int own_slot_index_;
-  const std::string record_path_;
-  LogSink& log_;
-  const std::unique_ptr<os::Event> wake_up_;
+  const MonitorSetup setup_;
+  os::Interrupt interrupt_;
+  std::shared_ptr<GroupCell> cell_;  // shared with the page until release_page()
 
   std::atomic<bool> has_failed_{false};
   std::atomic<uint64_t> running_number_{0};       // of the collective, 0 for none
@@ -166,18 +183,11 @@ class Monitor {
   // The failure was put down to a collective that ran when the news came; it may yet end well.
   bool is_blame_open_ = false;
   std::optional<Failure> told_;  // what came while the failure was claimed
-  uint64_t num_requests_ = 0;
+  bool has_asked_ = false;
   bool is_leaving_ = false;
-  bool is_stopping_ = false;
-  TimePoint stop_by_;
+  bool is_stopped_ = false;
+  std::optional<StatusPage> page_;  // of this host; none after release_page()
   std::vector<os::Waiter*> observers_;
-
-  const Duration silence_limit_;
-  TimePoint last_heartbeat_;  // the thread's, as the next
-  TimePoint silence_judged_at_;
-  // A notice that this rank is lost; the thread's.
-  std::optional<wire::AbortNotice> accusation_;
-  std::unique_ptr<os::Thread> thread_;
 };
 
 }  // namespace cadre

@@ -234,6 +234,22 @@ TEST_P(PointToPointTest, MoreThanARankHoldsIsRefused) {
               HasSubstr("of messages, the first with tag 1, that rank 1 has not received"));
 }
 
+TEST_P(PointToPointTest, MoreThanARankHoldsIsRefusedToAReceiveOfAnyRank) {
+  constexpr int kNumMessages = 300;
+  const auto result = run(2, [&](RankContext& context, Communicator& group) {
+    Values values(4096, 1);
+    if (context.rank == 0) {
+      for (int i = 0; i < kNumMessages; ++i) group.send(in_bytes(values), kType, 1, 1);
+    } else {
+      group.recv_from_any(out_bytes(values), kType, 2);
+    }
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[1].output, StartsWith("kInvalidArgument: recv #1"));
+  EXPECT_THAT(result.ranks[1].output,
+              HasSubstr("of messages, the first with tag 1, that rank 1 has not received"));
+}
+
 TEST_P(PointToPointTest, ABadPeerIsRefused) {
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
     Values values(4, 1);

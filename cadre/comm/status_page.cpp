@@ -1,8 +1,12 @@
 #include "cadre/comm/status_page.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/diagnosis.h"
 
 namespace cadre {
 
@@ -22,6 +26,27 @@ void ActivityCell::end(bool well, TimePoint now) {
   state.store(
       static_cast<uint32_t>(well ? wire::ActivityState::kDone : wire::ActivityState::kFailed),
       std::memory_order_release);
+}
+
+void ActivityCell::clear() {
+  state.store(0, std::memory_order_relaxed);
+  number.store(0, std::memory_order_relaxed);
+  since_ns.store(0, std::memory_order_relaxed);
+}
+
+void ActivityCell::copy(const ActivityCell& other) {
+  const auto assign = [](auto& to, const auto& from) {
+    to.store(from.load(std::memory_order_acquire), std::memory_order_relaxed);
+  };
+  assign(number, other.number);
+  assign(call, other.call);
+  assign(shape, other.shape);
+  assign(since_ns, other.since_ns);
+  assign(state, other.state);
+  assign(progress.waiting_for, other.progress.waiting_for);
+  for (size_t i = 0; i < progress.phase.size(); ++i) {
+    assign(progress.phase[i], other.progress.phase[i]);
+  }
 }
 
 bool ActivityCell::is_running() const {
@@ -50,7 +75,7 @@ wire::Activity ActivityCell::read(TimePoint now) const {
   return activity;
 }
 
-wire::Activity StatusSlot::read(TimePoint now) const {
+wire::Activity GroupCell::read(TimePoint now) const {
   const wire::Activity a = collective.read(now);
   const wire::Activity b = message.read(now);
   const bool a_runs = a.state == wire::ActivityState::kRunning;
@@ -61,17 +86,71 @@ wire::Activity StatusSlot::read(TimePoint now) const {
   return a.age_ns <= b.age_ns ? a : b;
 }
 
+const GroupCell* StatusSlot::find(GroupKey group) const {
+  const auto found = std::find_if(cells.begin(), cells.end(), [group](const GroupCell& cell) {
+    return cell.group.load(std::memory_order_acquire) == group;
+  });
+  return found == cells.end() ? nullptr : &*found;
+}
+
 size_t StatusPage::bytes_for(int num_slots) {
   return static_cast<size_t>(num_slots) * sizeof(StatusSlot);
 }
 
 // All-zero bytes are a valid, idle slot, so every rank may take the view at any time.
-StatusPage::StatusPage(std::shared_ptr<os::SharedMemory> segment, int num_slots)
+StatusPage::StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots)
     : segment_(std::move(segment)),
-      slots_(reinterpret_cast<StatusSlot*>(segment_->bytes().data())),
+      slots_(reinterpret_cast<StatusSlot*>(segment_->bytes().data() + offset)),
       num_slots_(num_slots) {}
 
 StatusPage::StatusPage()
     : own_(std::make_shared<StatusSlot>()), slots_(own_.get()), num_slots_(1) {}
+
+StatusCells::StatusCells(StatusPage page, int own_slot)
+    : page_(std::move(page)), slot_(page_.slot(own_slot)) {
+  for (size_t i = 0; i < StatusSlot::kNumCells; ++i) table_->free.push_back(i);
+}
+
+std::shared_ptr<GroupCell> StatusCells::take(GroupKey group, const std::string& name) {
+  size_t index = StatusSlot::kNumCells;
+  {
+    std::lock_guard lock(table_->mutex);
+    if (!table_->free.empty()) {
+      index = table_->free.front();
+      table_->free.pop_front();
+      table_->names.emplace(index, name);
+    }
+  }
+  if (index == StatusSlot::kNumCells) {
+    auto cell = std::make_shared<GroupCell>();
+    cell->group.store(group, std::memory_order_relaxed);
+    return cell;
+  }
+  GroupCell& cell = slot_.cells[index];
+  cell.group.store(0, std::memory_order_release);
+  cell.collective.clear();
+  cell.message.clear();
+  cell.group.store(group, std::memory_order_release);
+  return {&cell, [page = page_, table = table_, index](GroupCell*) {
+            std::lock_guard lock(table->mutex);
+            table->names.erase(index);
+            table->free.push_back(index);
+          }};
+}
+
+std::string StatusCells::running_besides(GroupKey group, TimePoint now) const {
+  std::lock_guard lock(table_->mutex);
+  for (const auto& [index, name] : table_->names) {
+    const GroupCell& cell = slot_.cells[index];
+    if (cell.group.load(std::memory_order_relaxed) == group) continue;
+    const wire::Activity activity = cell.read(now);
+    const bool is_inside = activity.state == wire::ActivityState::kRunning ||
+                           activity.state == wire::ActivityState::kFailed;  // or stuck in it
+    if (!is_inside) continue;
+    return format("{} of group \"{}\"", describe_operation(activity.number, activity.fingerprint),
+                  name);
+  }
+  return "";
+}
 
 }  // namespace cadre

@@ -1,20 +1,28 @@
-// What each rank is doing, as cells of atomics: in memory that the ranks of a host share, so that
-// the last activity of a stopped or killed process can be told exactly; else private.
+// What each rank of a host is doing in each of its groups, as cells of atomics: in memory that the
+// ranks share, so that the last activity of a stopped or killed process can be read exactly; else
+// private.
 //
 // Threads: a cell has one writer at a time; any thread of any mapping process reads.
 // Blocking: never. Lifetime: a StatusPage keeps its memory alive.
 // A reader may see the fields of two activities mixed; they are only ever shown to people.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
-#include <vector>
+#include <mutex>
+#include <string>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/op.h"
+#include "cadre/comm/fabric/group_events.h"
+#include "cadre/memory/host_memory.h"
 #include "cadre/os/shared_memory.h"
+#include "cadre/os/wait_word.h"
 #include "cadre/wire/control.h"
 
 namespace cadre {
@@ -30,13 +38,16 @@ struct ActivityCell {
 
   void begin(uint64_t op_number, const Fingerprint& fingerprint, TimePoint now);
   void end(bool well, TimePoint now);
+  // Nothing yet.
+  void clear();
+  void copy(const ActivityCell& other);
   bool is_running() const;
   wire::Activity read(TimePoint now) const;
 };
 
-struct alignas(256) StatusSlot {
-  std::atomic<uint64_t> stamp{0};          // the rank's probe number: it mapped this page
-  std::atomic<uint64_t> pid_namespace{0};  // os::ProcessWatcher's, or 0
+// What a rank does in one group.
+struct alignas(64) GroupCell {
+  std::atomic<GroupKey> group{0};
   ActivityCell collective;
   ActivityCell message;
 
@@ -44,18 +55,31 @@ struct alignas(256) StatusSlot {
   wire::Activity read(TimePoint now) const;
 };
 
+struct StatusSlot {
+  static constexpr size_t kNumCells = 128;
+
+  // Published as 1 when the two places are final: those of this rank in the group of all ranks,
+  // which has no parent to exchange them over.
+  os::WaitWord is_ready;
+  Place block;
+  Place message_page;
+  std::array<GroupCell, kNumCells> cells;
+
+  // Null when the rank has shown nothing of the group here.
+  const GroupCell* find(GroupKey group) const;
+};
+
 class StatusPage {
  public:
   static size_t bytes_for(int num_slots);
 
-  // In a segment that was zeroed at creation; every rank of the host makes its own view.
-  StatusPage(std::shared_ptr<os::SharedMemory> segment, int num_slots);
+  // In memory that was zeroed at creation, `offset` bytes into the segment; every rank of the host
+  // makes its own view.
+  StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots);
   // Private, for a rank that shares no memory: one slot.
   StatusPage();
 
   int num_slots() const { return num_slots_; }
-  // REQUIRES: in a segment.
-  const os::SharedMemory& segment() const { return *segment_; }
   StatusSlot& slot(int index) const { return slots_[index]; }
 
  private:
@@ -63,6 +87,32 @@ class StatusPage {
   std::shared_ptr<StatusSlot> own_;  // shared only so that a StatusPage stays a cheap value
   StatusSlot* slots_;
   int num_slots_;
+};
+
+// The cells of this process's slot, given to its groups.
+//
+// Threads: any. Blocking: never. A cell that was given back keeps its content until it is given out
+// again, the one that was given back first before the others: peers that look for the cause of a
+// failure still find what this rank did last in a group that it has closed.
+class StatusCells {
+ public:
+  StatusCells(StatusPage page, int own_slot);
+
+  // A cell that is the group's until the result is destroyed. When all are taken, one that peers
+  // cannot see. `name` is for running_besides().
+  std::shared_ptr<GroupCell> take(GroupKey group, const std::string& name);
+  // What this process runs in another group, as 'all_reduce #7 of group "tp"'; empty for nothing.
+  std::string running_besides(GroupKey group, TimePoint now) const;
+
+ private:
+  struct Table {
+    std::mutex mutex;
+    std::deque<size_t> free;
+    std::map<size_t, std::string> names;  // of the groups whose cells are in use, by cell
+  };
+  const StatusPage page_;
+  StatusSlot& slot_;
+  const std::shared_ptr<Table> table_ = std::make_shared<Table>();  // shared with the cells in use
 };
 
 }  // namespace cadre

@@ -1,9 +1,12 @@
 #include "cadre/comm/symmetric_heap.h"
 
+#include <array>
+#include <atomic>
+#include <mutex>
 #include <utility>
-#include <vector>
 
-#include "cadre/os/shared_pages.h"
+#include "cadre/base/format.h"
+#include "cadre/comm/calls/checks.h"
 
 namespace cadre {
 namespace {
@@ -14,75 +17,206 @@ size_t round_to_page(size_t num_bytes) {
   return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-class SharedBuffer final : public SymmetricBuffer {
- public:
-  SharedBuffer(SymmetricSegment segment, Bytes local, std::weak_ptr<HostEngine> engine,
-               std::shared_ptr<const HomeProcess> home)
-      : segment_(std::move(segment)),
-        local_(local),
-        engine_(std::move(engine)),
-        home_(std::move(home)) {}
-  ~SharedBuffer() override {
-    if (home_->is_left()) return;
-    if (const auto engine = engine_.lock()) engine->unregister_symmetric(segment_.id);
-  }
-  Bytes local() const override { return local_; }
+// Before the data of each piece: counters by (signalling rank, slot), which that rank alone adds
+// to.
+size_t signal_bytes(int world_size) {
+  return round_to_page(static_cast<size_t>(world_size) * SymmetricBuffer::kNumSignals *
+                       sizeof(os::WaitWord));
+}
 
- private:
-  SymmetricSegment segment_;
-  Bytes local_;
-  std::weak_ptr<HostEngine> engine_;
-  std::shared_ptr<const HomeProcess> home_;
+struct alignas(kPageBytes) Page {
+  std::byte bytes[kPageBytes];
 };
 
-class PrivateBuffer final : public SymmetricBuffer {
+// What a buffer is made of. Pieces begin with the signals, then follows the data.
+struct BufferParts {
+  os::System& system;
+  Rank rank = 0;
+  size_t num_bytes = 0;
+  std::vector<std::byte*> pieces;      // by rank; null where they are out of reach
+  Piece piece = {};                    // of shared memory, or
+  std::vector<Page> pages = {};        // of private memory
+  std::shared_ptr<HostMemory> memory;  // as SymmetricHeap::Parts, which says why it is shared
+  std::vector<SlotPlace> places = {};  // of the pieces, if the memory is shared
+  std::weak_ptr<SignalWaits> waits;
+  std::shared_ptr<const HomeProcess> home;
+};
+
+class HeapBuffer final : public SymmetricBuffer {
  public:
-  explicit PrivateBuffer(size_t num_bytes) : pages_(round_to_page(num_bytes) / kPageBytes) {
-    local_ = std::as_writable_bytes(std::span(pages_)).first(num_bytes);
-  }
-  Bytes local() const override { return local_; }
+  explicit HeapBuffer(BufferParts parts) : parts_(std::move(parts)), taken_(num_words()) {}
+  ~HeapBuffer() override;
+
+  Bytes local() const override { return data_of(parts_.rank); }
+  bool shares_memory() const override { return parts_.memory != nullptr; }
+  ConstBytes peer(Rank rank) const override { return writable_peer(rank); }
+  Bytes writable_peer(Rank rank) const override;
+  Bytes contiguous() override;
+  void signal(Rank peer, uint32_t slot) override;
+  void wait_signal(Rank from, uint32_t slot, Deadline deadline) override;
 
  private:
-  struct alignas(kPageBytes) Page {
-    std::byte bytes[kPageBytes];
-  };
-  std::vector<Page> pages_;
-  Bytes local_;
+  size_t num_words() const { return parts_.pieces.size() * kNumSignals; }
+  Bytes data_of(Rank rank) const;
+  // That `from` counts and `to` waits for.
+  os::WaitWord& word(Rank from, Rank to, uint32_t slot) const;
+  void check(std::string_view call, Rank peer) const;
+  // Refuses memory that its rank has taken back: the others see old pages of it, or it sees them.
+  void check_not_revoked(std::string_view call, Rank rank) const;
+  void check_slot(std::string_view call, uint32_t slot) const;
+  [[noreturn]] void refuse_reach(std::string_view call) const;
+
+  BufferParts parts_;
+  std::vector<std::atomic<uint32_t>> taken_;  // signals that were waited for, by rank and slot
+  std::mutex mutex_;
+  std::unique_ptr<os::SharedMemory> view_;  // guarded
 };
+
+// In a forked child the piece is the parent's, and so are the holds.
+HeapBuffer::~HeapBuffer() {
+  if (parts_.home->is_left()) {
+    static_cast<void>(std::make_unique<Piece>(std::move(parts_.piece)).release());
+    return;
+  }
+  for (size_t rank = 0; rank < parts_.places.size(); ++rank) {
+    if (parts_.rank == static_cast<int>(rank)) continue;
+    parts_.memory->release_hold(parts_.places[rank].slot, parts_.places[rank].place.piece);
+  }
+}
+
+Bytes HeapBuffer::data_of(Rank rank) const {
+  const size_t world_size = parts_.pieces.size();
+  return {
+      parts_.pieces[static_cast<size_t>(rank.value)] + signal_bytes(static_cast<int>(world_size)),
+      parts_.num_bytes};
+}
+
+os::WaitWord& HeapBuffer::word(Rank from, Rank to, uint32_t slot) const {
+  auto* const words = reinterpret_cast<os::WaitWord*>(parts_.pieces[static_cast<size_t>(to.value)]);
+  return words[static_cast<size_t>(from.value) * kNumSignals + slot];
+}
+
+void HeapBuffer::check(std::string_view call, Rank peer) const {
+  parts_.home->check();
+  check_rank(call, "the peer", peer, static_cast<int>(parts_.pieces.size()));
+  if (parts_.pieces[static_cast<size_t>(peer.value)] == nullptr) refuse_reach(call);
+  check_not_revoked(call, peer);
+}
+
+void HeapBuffer::check_not_revoked(std::string_view call, Rank rank) const {
+  if (parts_.memory == nullptr) return;
+  const SlotPlace& at = parts_.places[static_cast<size_t>(rank.value)];
+  if (!parts_.memory->is_revoked(at.slot, at.place.piece)) return;
+  throw Error(ErrorCode::kAborted,
+              format("{}: rank {} took this symmetric memory back from its peers when an operation "
+                     "on it failed, so its pages are no longer shared; look at the first failure "
+                     "and allocate new memory",
+                     call, rank))
+      .with_culprit(rank.value);
+}
+
+void HeapBuffer::check_slot(std::string_view call, uint32_t slot) const {
+  if (slot < kNumSignals) return;
+  refuse_call(format("{}: signal slot {} of {}; expected 0 to {}", call, slot, kNumSignals,
+                     kNumSignals - 1));
+}
+
+void HeapBuffer::refuse_reach(std::string_view call) const {
+  refuse_call(
+      format("{}: the ranks of this group share no memory, so rank {} reaches its own piece "
+             "only; look at shares_memory() first, and use send and recv instead",
+             call, parts_.rank));
+}
+
+Bytes HeapBuffer::writable_peer(Rank rank) const {
+  check("peer", rank);
+  return data_of(rank);
+}
+
+Bytes HeapBuffer::contiguous() {
+  parts_.home->check();
+  if (parts_.memory == nullptr) refuse_reach("contiguous");
+  for (size_t rank = 0; rank < parts_.places.size(); ++rank) {
+    check_not_revoked("contiguous", static_cast<int>(rank));
+  }
+  const std::lock_guard lock(mutex_);
+  if (view_ == nullptr) {
+    std::vector<SlotPlace> places = parts_.places;
+    for (SlotPlace& at : places) {
+      at.place.offset += signal_bytes(static_cast<int>(parts_.pieces.size()));
+    }
+    const size_t padded = round_to_page(std::max<size_t>(parts_.num_bytes, 1));
+    view_ = parts_.memory->map_side_by_side(places, padded).value_or_throw();
+  }
+  return view_->bytes();
+}
+
+// Adds instead of System::publish, which stores: threads of one rank may signal at once.
+void HeapBuffer::signal(Rank peer, uint32_t slot) {
+  check("signal", peer);
+  check_not_revoked("signal", parts_.rank);
+  check_slot("signal", slot);
+  os::WaitWord& counter = word(parts_.rank, peer, slot);
+  counter.value.fetch_add(1, std::memory_order_seq_cst);
+  if (counter.sleepers.load(std::memory_order_seq_cst) != 0) parts_.system.wake(counter);
+}
+
+void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
+  check("wait_signal", from);
+  check_slot("wait_signal", slot);
+  const auto waits = parts_.waits.lock();
+  if (waits == nullptr) {
+    refuse_call("wait_signal: the group of this buffer is gone; wait before it is destroyed");
+  }
+  const size_t index = static_cast<size_t>(from.value) * kNumSignals + slot;
+  const uint32_t value = taken_[index].fetch_add(1, std::memory_order_relaxed) + 1;
+  waits->wait({word(from, parts_.rank, slot), value, from, slot}, deadline);
+  // The signal says that memory may be read: not if it was taken back since.
+  check_not_revoked("wait_signal", from);
+  check_not_revoked("wait_signal", parts_.rank);
+}
 
 }  // namespace
 
-SymmetricHeap::SymmetricHeap(os::System& system, os::Interrupt& interrupt, HostGroup& host,
-                             std::shared_ptr<HostEngine> engine,
-                             std::shared_ptr<const HomeProcess> home)
-    : system_(system),
-      interrupt_(interrupt),
-      host_(host),
-      engine_(std::move(engine)),
-      home_(std::move(home)) {}
-
 Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext& op,
                                                                  size_t num_bytes) {
-  CADRE_RETURN_IF_ERROR(engine_->barrier(op));
-  op.progress.set_phase("map");
-  op.progress.set_waiting_for(host_.members().front());
-  const size_t bytes_per_rank = round_to_page(num_bytes);
-  const auto world_size = host_.members().size();
-  auto segment =
-      host_.share_segment(system_, bytes_per_rank * world_size, &interrupt_, op.deadline);
-  if (!segment.ok()) return segment.error();
-  op.progress.set_waiting_for(-1);
-  const SymmetricSegment symmetric{++last_id_, std::move(segment).value(), bytes_per_rank};
-  const auto own = static_cast<size_t>(host_.own_slot());
-  CADRE_RETURN_IF_ERROR(os::reserve_pages(*symmetric.memory, own * bytes_per_rank, bytes_per_rank));
-  const Bytes local = symmetric.memory->bytes().subspan(own * bytes_per_rank, num_bytes);
-  engine_->register_symmetric(symmetric);
-  return std::shared_ptr<SymmetricBuffer>(
-      std::make_shared<SharedBuffer>(symmetric, local, engine_, home_));
+  if (parts_.memory != nullptr) return allocate_shared(op, num_bytes);
+  if (parts_.backend != nullptr) CADRE_RETURN_IF_ERROR(parts_.backend->barrier(op));
+  BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
+  made.pages.resize((signal_bytes(parts_.world_size) + round_to_page(num_bytes)) / kPageBytes);
+  made.pieces.resize(static_cast<size_t>(parts_.world_size));
+  made.pieces[static_cast<size_t>(parts_.rank.value)] = made.pages.data()->bytes;
+  made.waits = parts_.waits;
+  made.home = parts_.home;
+  return std::shared_ptr<SymmetricBuffer>(std::make_shared<HeapBuffer>(std::move(made)));
 }
 
-std::shared_ptr<SymmetricBuffer> SymmetricHeap::allocate_private(size_t num_bytes) {
-  return std::make_shared<PrivateBuffer>(num_bytes);
+Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const OpContext& op,
+                                                                        size_t num_bytes) {
+  const size_t piece_bytes =
+      signal_bytes(parts_.world_size) + round_to_page(std::max<size_t>(num_bytes, 1));
+  auto piece = parts_.memory->allocate({.num_bytes = piece_bytes, .holders = parts_.slots});
+  if (!piece.ok()) return piece.error();
+  std::vector<Place> places(parts_.slots.size());
+  const std::array<Place, 1> own = {piece->place()};
+  CADRE_RETURN_IF_ERROR(parts_.backend->all_gather(op, std::as_bytes(std::span(own)),
+                                                   std::as_writable_bytes(std::span(places))));
+  BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    made.places.push_back({parts_.slots[rank], places[rank]});
+    std::byte* const begin = parts_.memory->resolve(made.places.back(), piece_bytes);
+    if (begin == nullptr || places[rank].offset % kPageBytes != 0) {
+      return Error(ErrorCode::kCorruption,
+                   format("rank {} announced a piece of {} bytes at {}, which is not in its slice",
+                          rank, piece_bytes, places[rank].offset));
+    }
+    made.pieces.push_back(begin);
+  }
+  made.piece = std::move(piece).value();
+  made.memory = parts_.memory;
+  made.waits = parts_.waits;
+  made.home = parts_.home;
+  return std::shared_ptr<SymmetricBuffer>(std::make_shared<HeapBuffer>(std::move(made)));
 }
 
 }  // namespace cadre

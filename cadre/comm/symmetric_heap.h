@@ -1,47 +1,50 @@
-// Memory of which every rank of a group holds a piece that the others can read in place.
+// Memory of which every rank of a group holds a piece that the others can use in place.
 //
-// Threads: allocate() from the holder of the progress role; buffers may be freed from any thread.
-// Blocking: allocate(), until the operation's deadline. Lifetime: a buffer keeps its mapping, also
-// after the heap, the engine and the group are gone, and tells the engine while that lives.
-// Errors: as Backend and HostGroup.
-// One segment for each buffer, made by the host's lowest rank, with a slice for each rank: one
-// descriptor to hand out, and a rank's pages lie where that rank first touches them.
+// Threads: allocate() from the holder of the progress role; buffers from any thread.
+// Blocking: allocate(), until the operation's deadline; wait_signal() of a buffer. Lifetime: a
+// buffer keeps the memory, also after the heap, the engine and the group are gone.
+// Errors: as Backend and HostMemory. After an error of allocate() peers may keep a hold on this
+// rank's piece, whose pages are not used again then.
+// A rank cuts its piece from its own slice, so that its pages lie where it first touches them; the
+// ranks exchange nothing but the places.
 #pragma once
 
-#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
-#include "cadre/collective/host/host_engine.h"
-#include "cadre/comm/bootstrap/host_group.h"
+#include "cadre/collective/backend.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/home_process.h"
-#include "cadre/os/interrupt.h"
+#include "cadre/comm/messages/signal_waits.h"
+#include "cadre/memory/host_memory.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
 
 class SymmetricHeap {
  public:
-  // Over shared memory. `engine` is shared with the buffers, which must not outlive its use of
-  // them.
-  SymmetricHeap(os::System& system, os::Interrupt& interrupt, HostGroup& host,
-                std::shared_ptr<HostEngine> engine, std::shared_ptr<const HomeProcess> home);
+  struct Parts {
+    os::System& system;
+    Rank rank = 0;
+    int world_size = 1;
+    Backend* backend = nullptr;               // null for a world of one
+    std::shared_ptr<HostMemory> memory;       // shared with the buffers; null: none is shared
+    std::vector<int> slots;                   // in the memory, by rank
+    std::shared_ptr<SignalWaits> waits;       // shared with the buffers, weakly
+    std::shared_ptr<const HomeProcess> home;  // shared with the group and the buffers
+  };
+  explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
 
-  // Collective: all ranks with the same size. The first meeting of the ranks compares the sizes.
+  // Collective: all ranks with the same size, which the meeting of the ranks compares. Where no
+  // memory is shared it has the same interface over private memory.
   Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes);
 
-  // With the same interface, for groups that share no memory.
-  static std::shared_ptr<SymmetricBuffer> allocate_private(size_t num_bytes);
-
  private:
-  os::System& system_;
-  os::Interrupt& interrupt_;
-  HostGroup& host_;
-  std::shared_ptr<HostEngine> engine_;
-  std::shared_ptr<const HomeProcess> home_;  // shared with the group and the buffers
-  uint32_t last_id_ = 0;
+  Result<std::shared_ptr<SymmetricBuffer>> allocate_shared(const OpContext& op, size_t num_bytes);
+
+  const Parts parts_;
 };
 
 }  // namespace cadre

@@ -141,6 +141,12 @@ class CADRE_EXPORT ProcessGroup {
   // operations. A rank that is in none gets nullopt. See comm/groups/split.h.
   std::optional<ProcessGroup> split(const SplitOptions& options) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks) const;
+  // The ranks of this group in the world, by rank of this group; one of them; and the reverse,
+  // nullopt for a rank of the world that is not in this group. c10d's get_process_group_ranks,
+  // get_global_rank and get_group_rank.
+  std::vector<int> global_ranks() const;
+  int global_rank(int group_rank) const;
+  std::optional<int> group_rank(int global_rank) const;
 
   void abort(const std::string& reason) const;
   void close() const;

@@ -18,6 +18,21 @@ std::optional<ProcessGroup> ProcessGroup::child(std::unique_ptr<Communicator> co
   return ProcessGroup(std::shared_ptr<Communicator>(family, family->child.get()));
 }
 
+std::vector<int> ProcessGroup::global_ranks() const {
+  std::vector<int> ranks;
+  for (const Rank rank : communicator_->global_ranks()) ranks.push_back(rank.value);
+  return ranks;
+}
+
+int ProcessGroup::global_rank(int group_rank) const {
+  return communicator_->global_rank(group_rank).value;
+}
+
+std::optional<int> ProcessGroup::group_rank(int global_rank) const {
+  const std::optional<Rank> rank = communicator_->group_rank(global_rank);
+  return rank ? std::optional(rank->value) : std::nullopt;
+}
+
 std::optional<ProcessGroup> ProcessGroup::split(const SplitOptions& options) const {
   return child(cadre::split(*communicator_, options,
                             communicator_->system().deadline_in(kDefaultConnectTimeout)));

@@ -38,7 +38,28 @@ Result<Address> parse_tcp(std::string_view text, std::string_view rest) {
   return address;
 }
 
+// Moves one part after the other; what has moved counts before an error, which comes again.
+template <typename Part, typename Move>
+Result<size_t> move_parts(std::span<const Part> parts, Move move) {
+  size_t total = 0;
+  for (const Part& part : parts) {
+    const Result<size_t> moved = move(part);
+    if (!moved.ok()) return total > 0 ? Result<size_t>(total) : moved;
+    total += *moved;
+    if (*moved < part.size()) break;
+  }
+  return total;
+}
+
 }  // namespace
+
+Result<size_t> Socket::try_send_parts(std::span<const ConstBytes> parts) {
+  return move_parts(parts, [this](ConstBytes part) { return try_send(part); });
+}
+
+Result<size_t> Socket::try_recv_parts(std::span<const Bytes> parts) {
+  return move_parts(parts, [this](Bytes part) { return try_recv(part); });
+}
 
 std::string Address::to_string() const {
   if (kind == Kind::kUnix) return std::string(kUnixPrefix) + host;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -52,12 +53,20 @@ class SharedMemory;
 inline constexpr Duration kMaxPeerSilence = std::chrono::seconds(30);
 
 // One connected stream. Ordered bytes, full duplex.
-class Socket : public Pollable {
+class CADRE_EXPORT Socket : public Pollable {
  public:
   // Bytes taken, at most data.size(); 0 when the stream is full just now.
   virtual Result<size_t> try_send(ConstBytes data) = 0;
   // Bytes received; 0 when none is there just now. The peer's orderly end is kPeerLost too.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
+  // The same from, and into, several pieces of memory one after the other, at most kMaxParts of
+  // them: in one system call where the stream is the kernel's.
+  static constexpr size_t kMaxParts = 64;
+  virtual Result<size_t> try_send_parts(std::span<const ConstBytes> parts);
+  virtual Result<size_t> try_recv_parts(std::span<const Bytes> parts);
+  // Bytes taken by try_send that have not left this host. They are lost when the socket is closed
+  // while the other end still sends. 0 where it cannot be told.
+  virtual size_t num_unsent() const { return 0; }
 
   // Passes a segment to a process of the same host, with one byte of the stream. Unix sockets only;
   // false when the stream is full just now.

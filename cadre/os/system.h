@@ -44,12 +44,16 @@ class Waiter {
 
 // Who this process is, for messages and for finding out who shares memory.
 struct HostInfo {
-  std::string name;     // "node0"
-  std::string boot_id;  // equal for all processes of one running kernel
+  std::string name;  // "node0"
+  // Equal for all processes of one running kernel in one network namespace: only these can reach
+  // each other by unix sockets. Containers with networks of their own are different hosts.
+  std::string boot_id;
   int pid = 0;
   int num_cores = 1;  // cores this process may run on
   // Those cores: bit i % 8 of byte i / 8 for core i, without zero bytes at the end.
   std::string core_mask;
+  uint64_t memory_bytes = 0;       // physical memory of the machine
+  uint64_t max_segment_bytes = 0;  // of a shared segment, most of whose pages are never used
 };
 
 class CADRE_EXPORT System {

@@ -56,6 +56,7 @@ Result<size_t> Connection::try_recv(int side, Bytes buffer) {
     if (is_segment) break;
   }
   pipe.num_unread -= count;
+  touch_ends();  // the other one has room again
   return count;
 }
 
@@ -75,6 +76,7 @@ Result<std::shared_ptr<os::SharedMemory>> Connection::try_recv_segment(int side)
   std::shared_ptr<os::SharedMemory> segment = std::move(pipe.arrived.front().segment);
   pipe.arrived.pop_front();
   pipe.num_unread -= 1;
+  touch_ends();
   return segment;
 }
 
@@ -94,12 +96,14 @@ bool Connection::is_open() const {
 void Connection::shutdown(int side) {
   if (state(side).is_shut) return;
   state(side).is_shut = true;
+  network_.scheduler().touch(end(side).rank);
   if (!state(side).is_broken) transmit(side, {.is_end = true});
 }
 
 void Connection::close(int side) {
   const bool was_shut = state(side).is_shut;
   state(side).is_shut = true;
+  network_.scheduler().touch(end(side).rank);
   if (state(side).is_broken) return;
   if (!into(side).arrived.empty()) {
     into(side).arrived.clear();
@@ -114,6 +118,7 @@ void Connection::reset() {
     state(side).is_broken = true;
     into(side).arrived.clear();
     into(side).num_consumed = 0;
+    network_.scheduler().touch(end(side).rank);
   }
 }
 
@@ -122,6 +127,7 @@ void Connection::transmit(int side, Packet packet) {
   const int from = end(side).rank;
   const int to = end(1 - side).rank;
   pipe.num_unread += packet.bytes.size();
+  network_.scheduler().touch(from);
   const TimePoint now = network_.scheduler().now();
   const Network::Transit transit = network_.transit(from, to, packet.bytes.size());
   // A stream keeps its order.
@@ -139,6 +145,7 @@ void Connection::arrive(int side, uint64_t number, Packet packet) {
   const int receiver = 1 - side;
   Pipe& pipe = out_of(side);
   if (state(receiver).is_broken) return;
+  touch_ends();
   if (packet.is_reset) {
     state(receiver).is_broken = true;
   } else if (packet.is_end) {
@@ -150,6 +157,10 @@ void Connection::arrive(int side, uint64_t number, Packet packet) {
   } else {
     pipe.arrived.push_back(std::move(packet));
   }
+}
+
+void Connection::touch_ends() {
+  for (const End& one : ends_) network_.scheduler().touch(one.rank);
 }
 
 Status Connection::check_sendable(int side) const {

@@ -78,6 +78,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void transmit(int side, Packet packet);
   void arrive(int side, uint64_t number, Packet packet);
+  // After each change of what either end may wait for.
+  void touch_ends();
   Status check_sendable(int side) const;
   // Why there is nothing more to read; ok when there may be more.
   Status check_readable(int side) const;

@@ -138,9 +138,14 @@ void Network::arrive(int rank, const os::Address& address, const Place& place,
   if (there.kind == os::Address::Kind::kTcp) there.host = address_of_host(place.host);
   attempt->connection = std::make_shared<Connection>(
       *this, std::array{Connection::End{rank, attempt->local}, Connection::End{point.rank, there}});
-  std::erase_if(connections_, [](const auto& known) { return known.expired(); });
+  // Now and then, so that a connection costs the same however many there are.
+  if (connections_.size() >= max_connections_) {
+    std::erase_if(connections_, [](const auto& known) { return known.expired(); });
+    max_connections_ = std::max(max_connections_, 2 * connections_.size());
+  }
   connections_.push_back(attempt->connection);
   point.backlog.push_back(attempt->connection);
+  scheduler_.touch(point.rank);
   answer(point.rank, rank, attempt);
 }
 

@@ -101,6 +101,7 @@ class Network {
   std::vector<HeldAction> held_;
   std::map<Place, std::shared_ptr<ListenPoint>> listeners_;
   std::vector<std::weak_ptr<Connection>> connections_;
+  size_t max_connections_ = 64;  // before those that are gone are forgotten
   uint16_t next_port_ = 40000;
   uint64_t num_packets_ = 0;
   uint64_t latest_arrival_ = 0;

@@ -47,6 +47,7 @@ Scheduler::Scheduler(uint64_t seed, Limits limits)
     : limits_(limits),
       core_(::sched_getcpu()),
       random_(seed),
+      trace_(limits.keeps_trace),
       stay_probability_(choose_stay_probability(seed)),
       processes_(static_cast<size_t>(limits.num_ranks)) {}
 
@@ -58,6 +59,7 @@ Scheduler::~Scheduler() {
 
 int Scheduler::add_thread(int rank, std::string name, std::function<void()> body) {
   SimThread& self = threads_.emplace_back();
+  living_.push_back(&self);
   self.rank = rank;
   self.name = cadre::format("rank{}/{}", rank, name);
   trace_.add(now_, self.name, "born");
@@ -76,6 +78,7 @@ void Scheduler::run_body(SimThread& self, std::function<void()> body) {
   }
   body = nullptr;  // what it holds must go while this thread has the baton
   self.is_finished = true;
+  std::erase(living_, &self);
   trace_.add(now_, self.name, "ended");
   SimThread* next = pick_next();
   current_ = next;
@@ -157,14 +160,30 @@ void Scheduler::yield() {
   count_point("yield");
   if (throw_if_killed()) return;
   spend_time();
-  const auto others = std::count_if(threads_.begin(), threads_.end(),
-                                    [this](const SimThread& thread) { return can_run(thread); });
+  const auto others = std::count_if(living_.begin(), living_.end(),
+                                    [this](const SimThread* thread) { return can_run(*thread); });
   if (others <= 1) {
     const TimePoint end = now_ + kMaxYieldJump;
     now_ = events_.empty() ? end : std::clamp(events_.begin()->first, now_, end);
   }
   switch_away();
   throw_if_killed();
+}
+
+bool Scheduler::wait_for_touch(std::string_view what, std::function<bool()> ready,
+                               Deadline deadline) {
+  struct Marking {
+    SimThread* thread;
+    ~Marking() {
+      if (thread != nullptr) thread->waits_for_touch = false;
+    }
+  };
+  const Marking marking{current()};
+  if (current() != nullptr) {
+    current()->seen_touches = -1;
+    current()->waits_for_touch = true;
+  }
+  return wait(what, std::move(ready), deadline);
 }
 
 bool Scheduler::wait(std::string_view what, std::function<bool()> ready, Deadline deadline) {
@@ -225,23 +244,31 @@ bool Scheduler::is_frozen(const SimThread& thread) const {
 }
 
 bool Scheduler::can_run(const SimThread& thread) const {
-  if (thread.is_finished || is_frozen(thread)) return false;
-  if (!thread.ready || thread.ready() || thread.deadline.has_passed(now_)) return true;
+  if (is_frozen(thread)) return false;
+  if (is_ready(thread) || thread.deadline.has_passed(now_)) return true;
   return is_killed(thread.rank) && !thread.is_joining;
+}
+
+bool Scheduler::is_ready(const SimThread& thread) const {
+  if (!thread.ready) return true;
+  if (!thread.waits_for_touch) return thread.ready();
+  const int64_t touches = processes_[static_cast<size_t>(thread.rank)].num_touches;
+  if (thread.seen_touches == touches) return thread.was_ready;
+  thread.seen_touches = touches;
+  thread.was_ready = thread.ready();
+  return thread.was_ready;
 }
 
 Scheduler::SimThread* Scheduler::pick_next() {
   for (;;) {
     run_due_events();
-    std::vector<SimThread*> candidates;
-    for (SimThread& thread : threads_) {
-      if (can_run(thread)) candidates.push_back(&thread);
+    candidates_.clear();
+    for (SimThread* const thread : living_) {
+      if (can_run(*thread)) candidates_.push_back(thread);
     }
-    if (!candidates.empty()) return candidates[random_.below(candidates.size())];
+    if (!candidates_.empty()) return candidates_[random_.below(candidates_.size())];
     if (advance_time() || kill_stopped_ranks()) continue;
-    const bool is_over = std::all_of(threads_.begin(), threads_.end(),
-                                     [](const SimThread& thread) { return thread.is_finished; });
-    if (is_over) return nullptr;
+    if (living_.empty()) return nullptr;
     fail("deadlock: no thread can run and no timer is set");
   }
 }
@@ -250,15 +277,12 @@ Scheduler::SimThread* Scheduler::pick_next() {
 // deadline, but an event may let it go on.
 bool Scheduler::advance_time() {
   std::optional<TimePoint> next;
-  bool is_anyone_left = false;
-  for (const SimThread& thread : threads_) {
-    if (thread.is_finished) continue;
-    is_anyone_left = true;
-    if (is_frozen(thread)) continue;
-    const TimePoint deadline = thread.deadline.at();
+  for (const SimThread* const thread : living_) {
+    if (is_frozen(*thread)) continue;
+    const TimePoint deadline = thread->deadline.at();
     if (deadline != kNever && (!next || deadline < *next)) next = deadline;
   }
-  if (!is_anyone_left) return false;
+  if (living_.empty()) return false;
   if (!events_.empty() && (!next || events_.begin()->first < *next)) next = events_.begin()->first;
   if (!next) return false;
   now_ = std::max(now_, *next);
@@ -267,9 +291,9 @@ bool Scheduler::advance_time() {
 
 bool Scheduler::kill_stopped_ranks() {
   bool found = false;
-  for (const SimThread& thread : threads_) {
-    if (thread.is_finished || !is_frozen(thread)) continue;
-    kill(thread.rank);
+  for (const SimThread* const thread : living_) {
+    if (!is_frozen(*thread)) continue;
+    kill(thread->rank);
     found = true;
   }
   return found;
@@ -294,11 +318,10 @@ void Scheduler::fail(std::string_view reason) {
     std::abort();
   }
   failure_ = cadre::format("{} (at {} ns)", reason, now_.ns);
-  for (const SimThread& thread : threads_) {
-    if (thread.is_finished) continue;
-    failure_ += cadre::format("\n  {} {}{}", thread.name,
-                              thread.ready ? "waits for " + thread.waits_for : "can run",
-                              is_frozen(thread) ? " (stopped)" : "");
+  for (const SimThread* const thread : living_) {
+    failure_ += cadre::format("\n  {} {}{}", thread->name,
+                              thread->ready ? "waits for " + thread->waits_for : "can run",
+                              is_frozen(*thread) ? " (stopped)" : "");
   }
   for (int rank = 0; rank < limits_.num_ranks; ++rank) kill(rank);
 }

@@ -41,6 +41,7 @@ class Scheduler {
     int num_ranks = 0;
     int64_t max_points = 0;            // see SimOptions
     std::chrono::seconds stall_limit;  // see SimOptions
+    bool keeps_trace = true;           // see SimOptions
   };
 
   Scheduler(uint64_t seed, Limits limits);
@@ -73,6 +74,11 @@ class Scheduler {
   void yield();
   // Until `ready` holds (true) or the deadline has passed (false).
   bool wait(std::string_view what, std::function<bool()> ready, Deadline deadline);
+  // The same, where `ready` changes only by what is told to touch() for the caller's rank: it is
+  // asked once after each touch, not in every turn of the world.
+  bool wait_for_touch(std::string_view what, std::function<bool()> ready, Deadline deadline);
+  // Something changed that a thread of this rank may wait for, or that it waited for.
+  void touch(int rank) { ++processes_[static_cast<size_t>(rank)].num_touches; }
   // Until the thread has ended, also while unwinding: its body refers to objects of the joiner.
   void join(int thread);
 
@@ -97,6 +103,10 @@ class Scheduler {
     std::string name;
     std::string waits_for;
     std::function<bool()> ready;  // empty: it can run
+    // Of wait_for_touch(): the rank's number of touches when ready() was asked, and its answer.
+    mutable int64_t seen_touches = -1;
+    mutable bool was_ready = false;
+    bool waits_for_touch = false;
     Deadline deadline{TimePoint{}};
     bool is_joining = false;  // which a kill does not end
     bool is_finished = false;
@@ -107,6 +117,7 @@ class Scheduler {
     bool is_killed = false;
     bool is_stopped = false;
     int64_t num_points = 0;
+    int64_t num_touches = 0;
   };
 
   void run_body(SimThread& self, std::function<void()> body);
@@ -116,6 +127,7 @@ class Scheduler {
   void switch_away();
   SimThread* pick_next();
   bool can_run(const SimThread& thread) const;
+  bool is_ready(const SimThread& thread) const;
   bool is_frozen(const SimThread& thread) const;
   bool advance_time();
   void run_due_events();
@@ -134,7 +146,9 @@ class Scheduler {
   int64_t unwinding_hours_ = 0;          // of the clock that threads see while they unwind
   std::atomic<int64_t> num_points_ = 0;  // atomic for watch()
   std::vector<Process> processes_;
-  std::deque<SimThread> threads_;  // a deque: threads keep their place while others are born
+  std::deque<SimThread> threads_;       // a deque: threads keep their place while others are born
+  std::vector<SimThread*> living_;      // those that have not finished, in the order of their birth
+  std::vector<SimThread*> candidates_;  // of one pick_next()
   std::multimap<TimePoint, std::function<void()>> events_;
   std::atomic<SimThread*> current_ = nullptr;  // who holds the baton; atomic for watch()
   Gate owner_;                                 // open when all threads have ended

@@ -1,5 +1,7 @@
 #include "cadre/sim/simulated_socket.h"
 
+#include <algorithm>
+
 #include "cadre/base/format.h"
 
 namespace cadre::sim {
@@ -72,13 +74,23 @@ Result<std::unique_ptr<os::Socket>> SimulatedListener::try_accept() {
   if (point_->backlog.empty()) return std::unique_ptr<os::Socket>();
   std::shared_ptr<Connection> connection = std::move(point_->backlog.front());
   point_->backlog.erase(point_->backlog.begin());
+  network_.scheduler().touch(point_->rank);
   return std::unique_ptr<os::Socket>(
       std::make_unique<SimulatedSocket>(network_, std::move(connection), 1));
 }
 
+void SimulatedEvent::add_poller(int rank) {
+  if (std::ranges::find(pollers_, rank) == pollers_.end()) pollers_.push_back(rank);
+}
+
+void SimulatedEvent::set(bool is_set) {
+  is_set_ = is_set;
+  for (const int rank : pollers_) scheduler_.touch(rank);
+}
+
 void SimulatedEvent::notify() {
   scheduler_.count_point("notify");
-  is_set_ = true;
+  set(true);
 }
 
 }  // namespace cadre::sim

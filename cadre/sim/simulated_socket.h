@@ -5,15 +5,18 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "cadre/os/shared_memory.h"
+#include "cadre/os/shared_pages.h"
 #include "cadre/os/socket.h"
 #include "cadre/sim/connection.h"
 #include "cadre/sim/network.h"
 
 namespace cadre::sim {
 
-// What every simulated Pollable can tell; System::poll asks for it.
+// What every simulated Pollable can tell; System::poll asks for it again after each
+// Scheduler::touch() of the rank that polls.
 class Readiness {
  public:
   virtual ~Readiness() = default;
@@ -21,12 +24,22 @@ class Readiness {
   virtual bool can_write() const = 0;
 };
 
-class SimulatedSegment final : public os::SharedMemory {
+// Its pages stay shared and need no reservation: all ranks are threads of one process.
+class SimulatedSegment : public os::SharedMemory, public os::SharedPages {
  public:
   explicit SimulatedSegment(std::shared_ptr<os::SharedMemory> memory)
       : memory_(std::move(memory)) {}
 
   Bytes bytes() const override { return memory_->bytes(); }
+  Status reserve(size_t, size_t) override { return {}; }
+  Status make_private(size_t, size_t) override { return {}; }
+  Status release(size_t begin, size_t num_bytes) override {
+    return os::release_pages(*memory_, begin, num_bytes);
+  }
+  Result<std::unique_ptr<os::SharedMemory>> map_ranges(std::span<const size_t> begins,
+                                                       size_t num_bytes) override {
+    return dynamic_cast<os::SharedPages&>(*memory_).map_ranges(begins, num_bytes);
+  }
   const std::shared_ptr<os::SharedMemory>& memory() const { return memory_; }
 
  private:
@@ -78,13 +91,19 @@ class SimulatedEvent final : public os::Event, public Readiness {
  public:
   explicit SimulatedEvent(Scheduler& scheduler) : scheduler_(scheduler) {}
 
+  // Whom notify() touches: threads of tests share events across ranks.
+  void add_poller(int rank);
+
   void notify() override;
-  void clear() override { is_set_ = false; }
+  void clear() override { set(false); }
   bool can_read() const override { return is_set_; }
   bool can_write() const override { return false; }
 
  private:
+  void set(bool is_set);
+
   Scheduler& scheduler_;
+  std::vector<int> pollers_;  // ranks
   bool is_set_ = false;
 };
 

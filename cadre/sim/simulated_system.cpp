@@ -9,6 +9,8 @@ namespace cadre::sim {
 namespace {
 
 constexpr int kFirstPid = 1000;
+// All hosts share the addresses of one process, so each has little.
+constexpr uint64_t kMemoryBytes = 64 << 20;
 constexpr uint64_t kSpuriousWakeSpreadNs = 50'000;
 
 class SimulatedThread final : public os::Thread {
@@ -72,7 +74,8 @@ World::World(uint64_t sim_seed, SimOptions sim_options, int num_ranks)
       options(std::move(sim_options)),
       scheduler(sim_seed, {.num_ranks = num_ranks,
                            .max_points = options.max_points,
-                           .stall_limit = options.stall_limit}),
+                           .stall_limit = options.stall_limit,
+                           .keeps_trace = options.keeps_trace}),
       network(scheduler, options, counts) {}
 
 SimulatedSystem::SimulatedSystem(World& world, int rank)
@@ -85,7 +88,9 @@ os::HostInfo SimulatedSystem::host() {
           .boot_id = cadre::format("simulated-boot-{}", host),
           .pid = kFirstPid + rank_,
           .num_cores = num_cores,
-          .core_mask = first_cores(num_cores)};
+          .core_mask = first_cores(num_cores),
+          .memory_bytes = kMemoryBytes,
+          .max_segment_bytes = static_cast<uint64_t>(num_cores) * 2 * kMemoryBytes};
 }
 
 std::unique_ptr<os::Thread> SimulatedSystem::spawn(std::string name, std::function<void()> body) {
@@ -131,7 +136,10 @@ void SimulatedSystem::wake(os::WaitWord& word) {
 }
 
 bool SimulatedSystem::poll(std::span<os::PollItem> items, Deadline deadline) {
-  return world_.scheduler.wait(
+  for (const os::PollItem& item : items) {
+    if (auto* const event = dynamic_cast<SimulatedEvent*>(item.target)) event->add_poller(rank_);
+  }
+  return world_.scheduler.wait_for_touch(
       cadre::format("poll of {}", items.size()), [items] { return look(items); }, deadline);
 }
 

@@ -105,6 +105,10 @@ void Simulator::run_rank(int rank, const std::function<void(os::System&, int)>& 
   world_->network.end_rank(rank);
 }
 
+void Simulator::kill(int rank) {
+  strike(Fault::kill(rank, {}));
+}
+
 void Simulator::plan_faults() {
   for (const Fault& fault : world_->options.faults) {
     if (fault.when.time) {

@@ -60,6 +60,8 @@ class Simulator {
 
   // Runs every rank's main function to its end. Once per Simulator.
   SimResult run(const std::function<void(os::System& system, int rank)>& rank_main);
+  // A rank dies now, as by Fault::kill. Called by a rank while run() runs them.
+  void kill(int rank);
 
  private:
   void run_rank(int rank, const std::function<void(os::System&, int)>& rank_main, RankEnd& end);

@@ -173,6 +173,25 @@ TEST(Simulator, AKillAfterTheEndIsNone) {
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kReturned);
 }
 
+// The peer is killed by rank 0 and not by the plan, and its end is felt as well without a trace.
+TEST(Simulator, ARankMayKillAnother) {
+  Simulator simulator(3, {.ranks_per_host = {1, 1}, .keeps_trace = false});
+  const SimResult result = simulator.run([&](System& system, int rank) {
+    if (rank == 0) {
+      system.make_waiter()->park(system.deadline_in(milliseconds(5)));
+      simulator.kill(1);
+    }
+    echo(system, rank, 1'000, seconds(10));
+  });
+  EXPECT_EQ(result.failure, "");
+  EXPECT_EQ(result.faults.of(FaultKind::kKill), 1);
+  ASSERT_EQ(result.strikes.size(), 1u);
+  EXPECT_GE(result.strikes[0].at, TimePoint{} + milliseconds(5));
+  EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kKilled);
+  EXPECT_EQ(result.ranks[0].kind, RankEnd::Kind::kThrew);
+  EXPECT_TRUE(result.trace.empty());
+}
+
 TEST(Simulator, ACutResetsTheConnection) {
   const SimResult result = run_echo(4, {Fault::cut(0, 1, When::at_point(0, 30))});
   EXPECT_EQ(result.faults.of(FaultKind::kCut), 1);

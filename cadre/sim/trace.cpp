@@ -3,6 +3,7 @@
 namespace cadre::sim {
 
 void Trace::add(TimePoint at, std::string_view who, std::string_view what) {
+  if (!is_kept_) return;
   std::string line = std::to_string(at.ns);
   line.append(" ").append(who).append(": ").append(what);
   hash_.add(line);

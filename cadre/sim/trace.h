@@ -15,6 +15,8 @@ namespace cadre::sim {
 
 class Trace {
  public:
+  explicit Trace(bool is_kept) : is_kept_(is_kept) {}
+
   // "1500 rank0/main: poll": nanoseconds of virtual time, who, what.
   void add(TimePoint at, std::string_view who, std::string_view what);
 
@@ -23,6 +25,7 @@ class Trace {
   uint64_t hash() const { return hash_.value(); }
 
  private:
+  const bool is_kept_;
   std::vector<std::string> lines_;
   Fnv1a hash_;
 };

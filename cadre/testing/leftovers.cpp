@@ -1,10 +1,13 @@
 #include "cadre/testing/leftovers.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <system_error>
 #include <thread>
 
 #include "cadre/base/format.h"
@@ -90,6 +93,22 @@ std::string leftovers_since(const Resources& before) {
     if (text.empty() || deadline.has_passed(now)) return text;
     os::sleep_until(Deadline(now + std::chrono::milliseconds(5)));
   }
+}
+
+int64_t committed_shared_bytes() {
+  std::map<ino_t, int64_t> segments;  // a segment may be open more than once
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code failure;
+    const std::string target = fs::read_symlink(entry.path(), failure).string();
+    struct stat info {};
+    if (target.find("/memfd:cadre") == std::string::npos) continue;
+    if (::stat(entry.path().c_str(), &info) == 0) {
+      segments[info.st_ino] = info.st_blocks * int64_t{512};
+    }
+  }
+  int64_t sum = 0;
+  for (const auto& [segment, num_bytes] : segments) sum += num_bytes;
+  return sum;
 }
 
 }  // namespace cadre::testing

@@ -4,6 +4,7 @@
 // moment to remove a thread that was joined.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace cadre::testing {
@@ -19,5 +20,9 @@ Resources count_resources();
 
 // "2 more descriptors, 1 more thread than before"; empty when nothing was left.
 std::string leftovers_since(const Resources& before);
+
+// What the kernel has allocated for the shared segments that this process has open, whichever
+// process touched it.
+int64_t committed_shared_bytes();
 
 }  // namespace cadre::testing

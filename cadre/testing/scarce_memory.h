@@ -24,6 +24,13 @@ class ScarceMemory final : public os::SharedMemory, public os::SharedPages {
     return {};
   }
   Status make_private(size_t, size_t) override { return {}; }
+  Status release(size_t begin, size_t num_bytes) override {
+    num_free_ += num_bytes;
+    return os::release_pages(*inner_, begin, num_bytes);
+  }
+  Result<std::unique_ptr<os::SharedMemory>> map_ranges(std::span<const size_t>, size_t) override {
+    return Error(ErrorCode::kUnavailable, "no addresses");
+  }
 
  private:
   std::shared_ptr<os::SharedMemory> inner_;

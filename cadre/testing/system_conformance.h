@@ -246,10 +246,12 @@ TEST_P(SystemConformance, EventsAreReadableUntilCleared) {
 
 TEST_P(SystemConformance, InterruptEndsAPoll) {
   run([](os::System& system) {
-    os::Interrupt interrupt(system);
+    os::Interrupt interrupt;
     EXPECT_FALSE(interrupt.is_raised());
+    const auto event = system.make_event();
+    const os::Interrupt::Registration registration(interrupt, *event);
     const auto thread = system.spawn("raiser", [&] { interrupt.raise(); });
-    EXPECT_TRUE(wait_readable(system, interrupt.event()));
+    EXPECT_TRUE(wait_readable(system, *event));
     thread->join();
     EXPECT_TRUE(interrupt.is_raised());
   });

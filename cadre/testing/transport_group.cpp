@@ -1,11 +1,13 @@
 #include "cadre/testing/transport_group.h"
 
 #include <chrono>
+#include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/testing/host_memories.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/transport/shm/shm_transport.h"
-#include "cadre/transport/tcp/tcp_transport.h"
+#include "cadre/transport/tcp/tcp_links.h"
 
 namespace cadre::testing {
 namespace {
@@ -30,40 +32,55 @@ std::string_view to_string(TransportKind kind) {
 TransportGroup::TransportGroup(os::System& system, TransportKind kind, int world_size)
     : system_(system) {
   for (int rank = 0; rank < world_size; ++rank) {
-    interrupts_.push_back(std::make_unique<os::Interrupt>(system));
+    interrupts_.push_back(std::make_unique<os::Interrupt>());
   }
   kind == TransportKind::kTcp ? connect_tcp(world_size) : share_memory(world_size);
 }
 
 TransportGroup::~TransportGroup() = default;
 
+// Of each pair the lower rank has dialed.
 void TransportGroup::connect_tcp(int world_size) {
-  const auto size = static_cast<size_t>(world_size);
   const Deadline deadline = system_.deadline_in(kConnectTimeout);
-  std::vector<std::vector<std::unique_ptr<os::Socket>>> sockets(size);
-  for (auto& peers : sockets) peers.resize(size);
+  std::vector<int> members;
+  for (int rank = 0; rank < world_size; ++rank) {
+    members.push_back(rank);
+    links_.push_back(std::make_shared<TcpLinks>(
+        system_, TcpLinksOptions{rank, world_size, is_crowded(world_size)}, [](int peer, Deadline) {
+          return Error(ErrorCode::kTimeout,
+                       cadre::format("the connection to rank {} is not usable yet", peer));
+        }));
+  }
   const auto listener = system_.listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
-  for (size_t low = 0; low < size; ++low) {
-    for (size_t high = low + 1; high < size; ++high) {
-      sockets[low][high] = system_.connect(listener->address(), deadline).value_or_throw();
-      sockets[high][low] = accept(system_, *listener, deadline);
+  for (int low = 0; low < world_size; ++low) {
+    for (int high = low + 1; high < world_size; ++high) {
+      auto dialed = system_.connect(listener->address(), deadline).value_or_throw();
+      links_of(low).add(high, std::move(dialed), ConnectionEnd::kDialed);
+      links_of(high).add(low, accept(system_, *listener, deadline));
     }
   }
-  for (size_t rank = 0; rank < size; ++rank) {
-    transports_.push_back(std::make_unique<TcpTransport>(
-        system_, *interrupts_[rank],
-        TcpTransportOptions{static_cast<int>(rank), is_crowded(world_size)},
-        std::move(sockets[rank])));
+  for (int rank = 0; rank < world_size; ++rank) {
+    transports_.push_back(
+        links_of(rank).open({.purpose = kCollectivePurpose}, members, rank, interrupt_of(rank)));
   }
 }
 
 void TransportGroup::share_memory(int world_size) {
-  const std::shared_ptr<os::SharedMemory> segment =
-      system_.create_segment(ShmTransport::segment_bytes(world_size, kRingBytes)).value_or_throw();
-  for (int rank = 0; rank < world_size; ++rank) {
+  const auto memories = make_host_memories(
+      system_, {.num_slots = world_size,
+                .slice_bytes = static_cast<size_t>(world_size + 1) * 2 * kRingBytes});
+  const std::vector<int> slots = all_slots(world_size);
+  std::vector<Piece> pages;
+  std::vector<Place> places;
+  for (const auto& memory : memories) {
+    pages.push_back(ShmTransport::cut_page(*memory, slots).value_or_throw());
+    places.push_back(pages.back().place());
+  }
+  for (size_t rank = 0; rank < memories.size(); ++rank) {
     transports_.push_back(std::make_unique<ShmTransport>(
-        system_, *interrupts_[static_cast<size_t>(rank)],
-        ShmTransportOptions{rank, world_size, is_crowded(world_size)}, segment));
+        system_, *interrupts_[rank],
+        ShmTransportSetup{memories[rank], static_cast<int>(rank), is_crowded(world_size),
+                          kRingBytes, slots, places, std::move(pages[rank])}));
   }
 }
 

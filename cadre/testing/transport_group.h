@@ -14,6 +14,7 @@
 
 #include "cadre/os/interrupt.h"
 #include "cadre/os/system.h"
+#include "cadre/transport/tcp/tcp_links.h"
 #include "cadre/transport/transport.h"
 
 namespace cadre::testing {
@@ -35,6 +36,8 @@ class TransportGroup {
   os::Interrupt& interrupt_of(Rank rank) const {
     return *interrupts_[static_cast<size_t>(rank.value)];
   }
+  // Of TCP: what a further group between the ranks is opened on.
+  TcpLinks& links_of(Rank rank) const { return *links_[static_cast<size_t>(rank.value)]; }
   // Closes all channels of the rank, as its orderly end does.
   void close(Rank rank) { transports_[static_cast<size_t>(rank.value)].reset(); }
 
@@ -49,6 +52,7 @@ class TransportGroup {
 
   os::System& system_;
   std::vector<std::unique_ptr<os::Interrupt>> interrupts_;
+  std::vector<std::shared_ptr<TcpLinks>> links_;  // shared with the transports; none of memory
   std::vector<std::unique_ptr<Transport>> transports_;
 };
 

@@ -6,6 +6,7 @@
 // is_truncated() tells "more bytes may come" from "this is no such message".
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -22,6 +23,20 @@ inline ConstBytes as_bytes(std::string_view text) {
 }
 inline std::string_view as_text(ConstBytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// A whole word, for headers on the path of every message.
+inline uint64_t word_of(uint64_t value) {
+  return std::endian::native == std::endian::little ? value : __builtin_bswap64(value);
+}
+inline void store_word(std::byte* at, uint64_t value) {
+  const uint64_t word = word_of(value);
+  std::memcpy(at, &word, sizeof(word));
+}
+inline uint64_t load_word(const std::byte* at) {
+  uint64_t word = 0;
+  std::memcpy(&word, at, sizeof(word));
+  return word_of(word);
 }
 
 class ByteWriter {

@@ -1,5 +1,6 @@
 #include "cadre/wire/control.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -11,8 +12,8 @@ namespace {
 constexpr uint32_t kCardMagic = 0x31434443;  // "CDC1"
 constexpr int kMaxErrorCode = static_cast<int>(ErrorCode::kInternal);
 
-std::string_view cut(std::string_view text) {
-  return text.substr(0, kMaxControlTextBytes);
+std::string_view cut(std::string_view text, size_t max_bytes = kMaxControlTextBytes) {
+  return text.substr(0, max_bytes);
 }
 
 Error malformed(std::string_view what) {
@@ -41,18 +42,15 @@ void write(ByteWriter& out, const Answer& m) {
 void write(ByteWriter& out, const Refusal& m) {
   out.text(cut(m.reason));
 }
-void write(ByteWriter& out, const StatusReport& m) {
-  out.integer(m.request);
-  out.integer(m.activity.state);
-  out.integer(m.activity.number);
-  out.integer(m.activity.fingerprint.call);
-  out.integer(m.activity.fingerprint.shape);
-  out.integer(m.activity.waiting_for);
-  out.integer(m.activity.age_ns);
-  out.text(cut(m.activity.phase));
-}
-void write(ByteWriter& out, const StatusRequest& m) {
-  out.integer(m.request);
+void write(ByteWriter& out, const Activity& m) {
+  out.integer(m.state);
+  out.integer(m.number);
+  out.integer(m.fingerprint.call);
+  out.integer(m.fingerprint.shape);
+  out.integer(m.waiting_for);
+  out.integer(m.age_ns);
+  out.text(cut(m.phase, kMaxPhaseBytes));
+  out.text(cut(m.elsewhere, kMaxElsewhereBytes));
 }
 void write(ByteWriter& out, const AbortNotice& m) {
   out.integer(static_cast<uint8_t>(m.code));
@@ -61,13 +59,54 @@ void write(ByteWriter& out, const AbortNotice& m) {
   out.text(cut(m.cause));
   out.text(cut(m.message));
 }
-void write(ByteWriter& out, const Goodbye& m) {
-  out.integer(m.number);
-}
-void write(ByteWriter&, const GoodbyeReceipt&) {}
 void write(ByteWriter& out, const Acceptance& m) {
   out.raw(m.proof);
 }
+void write(ByteWriter& out, const LossReport& m) {
+  const size_t count = std::min(m.last.size(), kMaxLastActivities);
+  out.integer(m.rank);
+  out.integer(m.reporter);
+  out.integer(m.sign);
+  out.integer(static_cast<uint8_t>(count));
+  for (size_t i = 0; i < count; ++i) {
+    out.integer(m.last[i].group);
+    write(out, m.last[i].activity);
+  }
+}
+void write(ByteWriter& out, const FabricLeave& m) {
+  out.integer(m.rank);
+}
+void write(ByteWriter& out, const GroupLeave& m) {
+  out.integer(m.group);
+  out.integer(m.rank);
+  out.integer(m.num_collectives);
+}
+void write(ByteWriter& out, const GroupFailure& m) {
+  out.integer(m.group);
+  out.integer(m.origin);
+  write(out, m.notice);
+}
+void write(ByteWriter& out, const StatusQuestion& m) {
+  out.integer(m.origin);
+  out.integer(m.number);
+  out.integer(m.group);
+}
+void write(ByteWriter& out, const StatusAnswer& m) {
+  out.integer(m.origin);
+  out.integer(m.number);
+  out.integer(m.rank);
+  write(out, m.activity);
+}
+void write(ByteWriter& out, const Event& event) {
+  out.integer(static_cast<uint8_t>(event.index()));
+  std::visit([&out](const auto& m) { write(out, m); }, event);
+}
+void write(ByteWriter& out, const EventBatch& m) {
+  out.integer(static_cast<uint16_t>(m.events.size()));
+  for (const Event& event : m.events) write(out, event);
+}
+void write(ByteWriter&, const Heartbeat&) {}
+void write(ByteWriter&, const LeaveReceipt&) {}
 
 // An enum that travels as one byte; out of range is nullopt.
 template <typename E>
@@ -101,21 +140,17 @@ bool read(ByteReader& in, Refusal& m) {
   m.reason = in.text(kMaxControlTextBytes);
   return true;
 }
-bool read(ByteReader& in, StatusReport& m) {
-  m.request = in.integer<uint64_t>();
+bool read(ByteReader& in, Activity& m) {
   const auto state = read_enum<ActivityState>(in, kNumActivityStates);
-  m.activity.number = in.integer<uint64_t>();
-  m.activity.fingerprint.call = in.integer<uint64_t>();
-  m.activity.fingerprint.shape = in.integer<uint64_t>();
-  m.activity.waiting_for = in.integer<int32_t>();
-  m.activity.age_ns = in.integer<int64_t>();
-  m.activity.phase = in.text(kMaxControlTextBytes);
-  m.activity.state = state.value_or(ActivityState::kNothingYet);
+  m.number = in.integer<uint64_t>();
+  m.fingerprint.call = in.integer<uint64_t>();
+  m.fingerprint.shape = in.integer<uint64_t>();
+  m.waiting_for = in.integer<int32_t>();
+  m.age_ns = in.integer<int64_t>();
+  m.phase = in.text(kMaxPhaseBytes);
+  m.elsewhere = in.text(kMaxElsewhereBytes);
+  m.state = state.value_or(ActivityState::kNothingYet);
   return state.has_value();
-}
-bool read(ByteReader& in, StatusRequest& m) {
-  m.request = in.integer<uint64_t>();
-  return true;
 }
 bool read(ByteReader& in, AbortNotice& m) {
   const auto code = read_enum<ErrorCode>(in, kMaxErrorCode + 1);
@@ -126,15 +161,75 @@ bool read(ByteReader& in, AbortNotice& m) {
   m.code = code.value_or(ErrorCode::kAborted);
   return code.has_value();
 }
-bool read(ByteReader& in, Goodbye& m) {
-  m.number = in.integer<uint64_t>();
-  return true;
-}
-bool read(ByteReader&, GoodbyeReceipt&) {
-  return true;
-}
 bool read(ByteReader& in, Acceptance& m) {
   in.raw(m.proof);
+  return true;
+}
+bool read(ByteReader& in, LossReport& m) {
+  m.rank = in.integer<int32_t>();
+  m.reporter = in.integer<int32_t>();
+  const auto sign = read_enum<SignOfLoss>(in, kNumSignsOfLoss);
+  const auto count = in.integer<uint8_t>();
+  m.sign = sign.value_or(SignOfLoss::kConnectionEnded);
+  if (!sign || count > kMaxLastActivities) return false;
+  for (size_t i = 0; i < count && in.ok(); ++i) {
+    GroupActivity& last = m.last.emplace_back();
+    last.group = in.integer<uint64_t>();
+    if (!read(in, last.activity)) return false;
+  }
+  return in.ok();
+}
+bool read(ByteReader& in, FabricLeave& m) {
+  m.rank = in.integer<int32_t>();
+  return true;
+}
+bool read(ByteReader& in, GroupLeave& m) {
+  m.group = in.integer<uint64_t>();
+  m.rank = in.integer<int32_t>();
+  m.num_collectives = in.integer<uint64_t>();
+  return true;
+}
+bool read(ByteReader& in, GroupFailure& m) {
+  m.group = in.integer<uint64_t>();
+  m.origin = in.integer<int32_t>();
+  return read(in, m.notice);
+}
+bool read(ByteReader& in, StatusQuestion& m) {
+  m.origin = in.integer<int32_t>();
+  m.number = in.integer<uint64_t>();
+  m.group = in.integer<uint64_t>();
+  return true;
+}
+bool read(ByteReader& in, StatusAnswer& m) {
+  m.origin = in.integer<int32_t>();
+  m.number = in.integer<uint64_t>();
+  m.rank = in.integer<int32_t>();
+  return read(in, m.activity);
+}
+
+// Reads alternative number `type`, counting from I.
+template <size_t I = 0>
+bool read_event_as(size_t type, ByteReader& in, Event& event) {
+  if constexpr (I < std::variant_size_v<Event>) {
+    if (type != I) return read_event_as<I + 1>(type, in, event);
+    return read(in, event.emplace<I>());
+  } else {
+    return false;
+  }
+}
+bool read(ByteReader& in, EventBatch& m) {
+  const auto count = in.integer<uint16_t>();
+  if (count > kMaxEventsInBatch) return false;
+  for (size_t i = 0; i < count && in.ok(); ++i) {
+    const auto type = in.integer<uint8_t>();
+    if (!read_event_as(type, in, m.events.emplace_back())) return false;
+  }
+  return in.ok();
+}
+bool read(ByteReader&, Heartbeat&) {
+  return true;
+}
+bool read(ByteReader&, LeaveReceipt&) {
   return true;
 }
 
@@ -178,6 +273,7 @@ std::string encode_card(const RankCard& card) {
   out.text(cut(card.unix_address));
   out.integer(card.probe);
   out.text(cut(card.core_mask));
+  out.integer(card.pid_namespace);
   return std::string(as_text(out.bytes()));
 }
 
@@ -193,6 +289,7 @@ Result<RankCard> decode_card(std::string_view text) {
   card.unix_address = in.text(kMaxControlTextBytes);
   card.probe = in.integer<uint64_t>();
   card.core_mask = in.text(kMaxControlTextBytes);
+  card.pid_namespace = in.integer<uint64_t>();
   if (magic != kCardMagic || !in.is_complete()) return malformed("card of a rank in the store");
   return card;
 }
@@ -205,6 +302,27 @@ std::vector<std::byte> encode_control(const ControlMessage& message) {
   frame.integer(static_cast<uint32_t>(body.bytes().size()));
   frame.raw(body.bytes());
   return frame.take();
+}
+
+std::vector<std::byte> encode_events(std::span<const Event> events) {
+  constexpr size_t kBatchHeadBytes = sizeof(uint8_t) + sizeof(uint16_t);
+  ByteWriter frames;
+  for (size_t at = 0; at < events.size();) {
+    ByteWriter bodies;
+    uint16_t count = 0;
+    for (; at < events.size() && count < kMaxEventsInBatch; ++at, ++count) {
+      ByteWriter body;
+      write(body, events[at]);
+      const size_t size = kBatchHeadBytes + bodies.bytes().size() + body.bytes().size();
+      if (size > kMaxControlFrameBytes) break;
+      bodies.raw(body.bytes());
+    }
+    frames.integer(static_cast<uint32_t>(kBatchHeadBytes + bodies.bytes().size()));
+    frames.integer(static_cast<uint8_t>(ControlMessage(EventBatch{}).index()));
+    frames.integer(count);
+    frames.raw(bodies.bytes());
+  }
+  return frames.take();
 }
 
 Result<ControlMessage> decode_control(ConstBytes body) {

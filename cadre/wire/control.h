@@ -1,5 +1,5 @@
-// The messages by which the ranks of a group know each other: cards in the store, the handshake of
-// every connection, and what travels on control connections afterwards.
+// The messages by which ranks know each other: cards in the store, the handshake of every
+// connection, and what travels on control connections afterwards.
 //
 // Threads: plain values; a ControlSplitter has one owner. Blocking: never.
 // Errors: kCorruption for bytes that are not such a message; nothing from outside is trusted.
@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -23,10 +24,14 @@ namespace cadre::wire {
 inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
 inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length before a frame
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
+inline constexpr size_t kMaxPhaseBytes = 64;  // of an activity, as the next
+inline constexpr size_t kMaxElsewhereBytes = 160;
+inline constexpr size_t kMaxLastActivities = 32;  // in the report of a loss
+inline constexpr size_t kMaxEventsInBatch = 4096;
 
 // Version of the messages by which two ranks open a connection. A build that did not send it yet
 // has the link's purpose at this offset, whose values are all below 4, so it is refused too.
-inline constexpr uint8_t kHandshakeVersion = 4;
+inline constexpr uint8_t kHandshakeVersion = 5;
 
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
@@ -39,14 +44,15 @@ struct RankCard {
   int32_t pid = 0;
   std::string tcp_address;
   std::string unix_address;
-  uint64_t probe = 0;     // a random number that proves a mapping of this rank's segment
-  std::string core_mask;  // cores it may run on, as in os::HostInfo
+  uint64_t probe = 0;          // a random number that proves a mapping of this rank's segment
+  std::string core_mask;       // cores it may run on, as in os::HostInfo
+  uint64_t pid_namespace = 0;  // in which `pid` counts; 0: unknown
 
   friend bool operator==(const RankCard&, const RankCard&) = default;
 };
 
-enum class LinkPurpose : uint8_t { kControl, kCollective, kPointToPoint, kSide };
-inline constexpr int kNumLinkPurposes = 4;
+enum class LinkPurpose : uint8_t { kControl, kData };
+inline constexpr int kNumLinkPurposes = 2;
 
 // First message of a connection, from the rank that connects; begins with kHandshakeVersion.
 struct Hello {
@@ -94,22 +100,11 @@ struct Activity {
   int32_t waiting_for = -1;
   int64_t age_ns = 0;  // since it began (running) or ended
   std::string phase;
+  // Of an answer to a question about a group in which the rank runs nothing just now: what it runs
+  // in another one, as 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes travel.
+  std::string elsewhere = {};
 
   friend bool operator==(const Activity&, const Activity&) = default;
-};
-
-// A rank's activity: unasked now and then (request 0), or the answer to a request.
-struct StatusReport {
-  uint64_t request = 0;
-  Activity activity;
-
-  friend bool operator==(const StatusReport&, const StatusReport&) = default;
-};
-
-struct StatusRequest {
-  uint64_t request = 0;
-
-  friend bool operator==(const StatusRequest&, const StatusRequest&) = default;
 };
 
 // The sender's group failed; `culprit` is the rank at fault, `reporter` the one that found the
@@ -124,17 +119,6 @@ struct AbortNotice {
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };
 
-// The sender left in good order after this many collectives.
-struct Goodbye {
-  uint64_t number = 0;
-
-  friend bool operator==(const Goodbye&, const Goodbye&) = default;
-};
-
-struct GoodbyeReceipt {
-  friend bool operator==(const GoodbyeReceipt&, const GoodbyeReceipt&) = default;
-};
-
 // The proof of the rank that accepted, after the other's: the end of the handshake.
 struct Acceptance {
   Proof proof{};
@@ -142,14 +126,103 @@ struct Acceptance {
   friend bool operator==(const Acceptance&, const Acceptance&) = default;
 };
 
-using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, StatusReport, StatusRequest,
-                                    AbortNotice, Goodbye, GoodbyeReceipt, Acceptance>;
+// What showed that a rank is lost.
+enum class SignOfLoss : uint8_t { kConnectionEnded, kProcessEnded, kSilence, kUnreachable };
+inline constexpr int kNumSignsOfLoss = 4;
+
+// What a rank does in a group, or did last.
+struct GroupActivity {
+  uint64_t group = 0;
+  Activity activity;
+
+  friend bool operator==(const GroupActivity&, const GroupActivity&) = default;
+};
+
+// A rank of the fabric is lost.
+struct LossReport {
+  int32_t rank = -1;
+  int32_t reporter = -1;  // the rank that found out
+  SignOfLoss sign = SignOfLoss::kConnectionEnded;
+  std::vector<GroupActivity> last;  // what it did last, as far as the reporter could read
+
+  friend bool operator==(const LossReport&, const LossReport&) = default;
+};
+
+// A rank left the fabric in good order.
+struct FabricLeave {
+  int32_t rank = -1;
+
+  friend bool operator==(const FabricLeave&, const FabricLeave&) = default;
+};
+
+// A rank left a group in good order.
+struct GroupLeave {
+  uint64_t group = 0;
+  int32_t rank = -1;
+  uint64_t num_collectives = 0;
+
+  friend bool operator==(const GroupLeave&, const GroupLeave&) = default;
+};
+
+// The first failure of a group, published by `origin`; the ranks in it are those of the fabric.
+struct GroupFailure {
+  uint64_t group = 0;
+  int32_t origin = -1;
+  AbortNotice notice;
+
+  friend bool operator==(const GroupFailure&, const GroupFailure&) = default;
+};
+
+// `origin` asks all members of a group what they do.
+struct StatusQuestion {
+  int32_t origin = -1;
+  uint64_t number = 0;  // counts the questions of the origin
+  uint64_t group = 0;
+
+  friend bool operator==(const StatusQuestion&, const StatusQuestion&) = default;
+};
+
+// What `rank` does in the group of a question.
+struct StatusAnswer {
+  int32_t origin = -1;  // of the question, as the next
+  uint64_t number = 0;
+  int32_t rank = -1;
+  Activity activity;
+
+  friend bool operator==(const StatusAnswer&, const StatusAnswer&) = default;
+};
+
+// What is passed on from rank to rank.
+using Event =
+    std::variant<LossReport, FabricLeave, GroupLeave, GroupFailure, StatusQuestion, StatusAnswer>;
+
+struct EventBatch {
+  std::vector<Event> events;
+
+  friend bool operator==(const EventBatch&, const EventBatch&) = default;
+};
+
+// The sender is alive and has nothing to say.
+struct Heartbeat {
+  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
+};
+
+// The answer to a FabricLeave from the rank that leaves.
+struct LeaveReceipt {
+  friend bool operator==(const LeaveReceipt&, const LeaveReceipt&) = default;
+};
+
+using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, AbortNotice, Acceptance,
+                                    EventBatch, Heartbeat, LeaveReceipt>;
 
 std::string encode_card(const RankCard& card);
 Result<RankCard> decode_card(std::string_view text);
 
 // With its frame: a 32-bit length, the type, the fields. Over-long texts are cut.
+// REQUIRES: of an EventBatch, that it fits a frame; encode_events() sees to that.
 std::vector<std::byte> encode_control(const ControlMessage& message);
+// As many frames of EventBatches as are needed.
+std::vector<std::byte> encode_events(std::span<const Event> events);
 // Without its frame's length.
 Result<ControlMessage> decode_control(ConstBytes body);
 

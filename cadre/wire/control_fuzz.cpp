@@ -9,6 +9,21 @@
 namespace cadre {
 namespace {
 
+// Cut into frames anew, the events are the same.
+void check_frames(const wire::EventBatch& batch) {
+  wire::ControlSplitter splitter;
+  splitter.append(wire::encode_events(batch.events));
+  std::vector<wire::Event> events;
+  while (true) {
+    const auto next = splitter.next();
+    if (!next.ok()) std::abort();
+    if (!next.value()) break;
+    const auto& part = std::get<wire::EventBatch>(*next.value());
+    events.insert(events.end(), part.events.begin(), part.events.end());
+  }
+  if (events != batch.events) std::abort();
+}
+
 void decode(ConstBytes input) {
   if (const auto card = wire::decode_card(wire::as_text(input)); card.ok()) {
     if (wire::encode_card(*card) != wire::as_text(input)) std::abort();
@@ -27,6 +42,7 @@ void decode(ConstBytes input) {
         std::abort();
       }
       consumed += frame.size();
+      if (const auto* batch = std::get_if<wire::EventBatch>(&*next.value())) check_frames(*batch);
     }
   }
 }

@@ -6,12 +6,26 @@
 namespace cadre::wire {
 
 void StreamBuffer::append(ConstBytes bytes) {
-  // Moving the rest to the front only once half is consumed keeps the cost per byte constant.
-  if (begin_ > data_.size() / 2) {
-    data_.erase(data_.begin(), data_.begin() + static_cast<ptrdiff_t>(begin_));
-    begin_ = 0;
-  }
+  move_to_front();
   data_.insert(data_.end(), bytes.begin(), bytes.end());
+}
+
+Bytes StreamBuffer::extend(size_t num_bytes) {
+  move_to_front();
+  data_.resize(data_.size() + num_bytes);
+  return Bytes(data_).last(num_bytes);
+}
+
+void StreamBuffer::drop_last(size_t num_bytes) {
+  data_.resize(data_.size() - num_bytes);
+  if (empty()) consume(0);
+}
+
+// Only once half is consumed: that keeps the cost per byte constant.
+void StreamBuffer::move_to_front() {
+  if (begin_ <= data_.size() / 2) return;
+  data_.erase(data_.begin(), data_.begin() + static_cast<ptrdiff_t>(begin_));
+  begin_ = 0;
 }
 
 void StreamBuffer::consume(size_t num_bytes) {

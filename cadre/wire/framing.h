@@ -19,6 +19,10 @@ namespace cadre::wire {
 class CADRE_EXPORT StreamBuffer {
  public:
   void append(ConstBytes bytes);
+  // Room for so many bytes at the end, to be written there; then drop_last() of those that were
+  // not.
+  Bytes extend(size_t num_bytes);
+  void drop_last(size_t num_bytes);
   ConstBytes view() const { return ConstBytes(data_).subspan(begin_); }
   size_t size() const { return data_.size() - begin_; }
   bool empty() const { return size() == 0; }
@@ -26,6 +30,8 @@ class CADRE_EXPORT StreamBuffer {
   void consume(size_t num_bytes);
 
  private:
+  void move_to_front();
+
   std::vector<std::byte> data_;
   size_t begin_ = 0;
 };

@@ -1,6 +1,8 @@
 // Life under random faults: rounds of random operations, each checked against a formula, while
 // ranks are killed, stopped or delayed at random; survivors rebuild the group and go on, with
-// tensors still in the memory of earlier groups. Judged are hangs, wrong results, and what is left:
+// tensors still in the memory of earlier groups. In each world there are one to four groups more,
+// each of which divides the ranks by random colours; two of them are often in flight at once,
+// issued in another order on every other rank. Judged are hangs, wrong results, and what is left:
 // processes, descriptors, threads, mappings, files in /dev/shm.
 //
 // CADRE_CHAOS_ROUNDS sets the number of rounds (default 200), CADRE_CHAOS_MINUTES the time instead.
@@ -10,6 +12,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
@@ -20,6 +23,7 @@
 #include "cadre/base/format.h"
 #include "cadre/base/random.h"
 #include "cadre/collective/reduction_table.h"
+#include "cadre/comm/groups/split.h"
 #include "cadre/os/host/monotonic_clock.h"
 #include "cadre/testing/leftovers.h"
 #include "job.h"
@@ -118,11 +122,13 @@ class Survivor {
         group = testing::connect(context_, membership_,
                                  {.timeout = kTimeout, .transport = plan_.transport}, kConnectTime);
         run_rounds(*group);
+        close_subgroups();
         group->close(context_.system.deadline_in(seconds(5)));
       } catch (const Error& error) {
         require(error.code() != ErrorCode::kInternal, error.message());
         require(error.code() != ErrorCode::kInvalidArgument, error.message());
         require(error.code() != ErrorCode::kCorruption, error.message());
+        subgroups_.clear();
         rejoin_without(group == nullptr ? std::vector<Rank>() : group->lost_ranks());
       }
     }
@@ -134,13 +140,27 @@ class Survivor {
     agree_on_round(group);
     buffers_.push_back(group.allocate_symmetric(kCount * sizeof(float)));
     if (buffers_.size() > kNumKept) buffers_.pop_front();
+    make_subgroups(group);
     const std::vector<Case> cases = cases_of(group.world_size());
     for (; round_ < kRoundsPerJob; ++round_) {
       Random random(plan_.seed + static_cast<uint64_t>(round_));
-      if (random.below(4) == 0) {
-        sum_in_place(group);
-      } else {
-        run_case(group, cases[random.below(cases.size())]);
+      switch (random.below(8)) {
+        case 0:
+        case 1:
+          sum_in_place(group);
+          break;
+        case 2:
+        case 3:
+          sum_in_two_subgroups(random);
+          break;
+        case 4: {
+          Communicator& subgroup = *subgroups_[random.below(subgroups_.size())];
+          const std::vector<Case> theirs = cases_of(subgroup.world_size());
+          run_case(subgroup, theirs[random.below(theirs.size())]);
+          break;
+        }
+        default:
+          run_case(group, cases[random.below(cases.size())]);
       }
       touch_old_memory();
     }
@@ -176,6 +196,52 @@ class Survivor {
     }
   }
 
+  // The same on all ranks of the world, but for this rank's colour.
+  void make_subgroups(Communicator& group) {
+    subgroups_.clear();
+    Random random(plan_.seed + static_cast<uint64_t>(group.world_size()));
+    const uint64_t num_subgroups = 1 + random.below(4);
+    for (uint64_t i = 0; i < num_subgroups; ++i) {
+      const uint64_t colors = random.below(uint64_t{1} << group.world_size());
+      const int color = static_cast<int>(colors >> group.rank().value & 1);
+      subgroups_.push_back(split(group, {.color = color}, context_.system.deadline_in(kTimeout)));
+    }
+  }
+
+  void close_subgroups() {
+    for (const auto& subgroup : subgroups_) {
+      subgroup->close(context_.system.deadline_in(seconds(5)));
+    }
+    subgroups_.clear();
+  }
+
+  // Each rank brings its rank in the world plus one.
+  void sum_in_two_subgroups(Random& random) {
+    const std::array<size_t, 2> chosen = {random.below(subgroups_.size()),
+                                          random.below(subgroups_.size())};
+    // After a failure of one group the other may still be at work on its buffer.
+    std::array<std::shared_ptr<std::vector<int64_t>>, 2> values;
+    std::vector<Work> works;
+    // Of one group the order of issue is part of the program; of two it is not.
+    const Rank me = subgroups_.front()->global_rank(subgroups_.front()->rank());
+    const bool is_reversed = chosen[0] != chosen[1] && (me.value + round_) % 2 == 1;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      const size_t at = is_reversed ? chosen.size() - 1 - i : i;
+      values[at] = std::make_shared<std::vector<int64_t>>(kCount / 4, me.value + 1);
+      const Bytes bytes = std::as_writable_bytes(std::span(*values[at]));
+      works.push_back(subgroups_[chosen[at]]->all_reduce_async(
+          bytes, bytes, DType::kInt64, ReduceOp::kSum, {.keep_alive = values[at]}));
+    }
+    for (const Work& work : works) work.wait();
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      int64_t expected = 0;
+      for (const Rank rank : subgroups_[chosen[i]]->global_ranks()) expected += rank.value + 1;
+      const bool is_right =
+          std::ranges::all_of(*values[i], [expected](int64_t value) { return value == expected; });
+      require(is_right, format("a sum of a subgroup in round {}", round_));
+    }
+  }
+
   // Survivors may be one round apart: all go back to the earliest.
   void agree_on_round(Communicator& group) {
     int64_t round = round_;
@@ -204,6 +270,7 @@ class Survivor {
   int round_ = 0;
   int num_rebuilds_ = 0;
   std::deque<std::shared_ptr<SymmetricBuffer>> buffers_;
+  std::vector<std::unique_ptr<Communicator>> subgroups_;
 };
 
 struct Tally {

@@ -1,16 +1,23 @@
 // Ranks, as processes, that call something else than the others or leave early, for every operation
-// and both engines: what each rank says, whole texts with their numbers masked.
+// and both engines, in the world and in a group of some of its ranks: what each rank says, whole
+// texts with their numbers masked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
+#include "cadre/comm/groups/split.h"
 #include "cadre/comm/messages/message_header.h"
 #include "cadre/testing/leftovers.h"
+#include "cadre/testing/seeds.h"
 #include "job.h"
 
 namespace cadre {
@@ -133,12 +140,39 @@ std::string cause_in(const std::string& text) {
 struct Case {
   OpKind kind;
   TransportChoice transport;
+  bool is_subgroup = false;
+
+  // A rank that is not in the subgroup comes first, so that ranks differ from those of the world.
+  int num_outsiders() const { return is_subgroup ? 1 : 0; }
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  return format("{}_{}", info.param.kind,
-                info.param.transport == TransportChoice::kTcp ? "tcp" : "host");
+  return format("{}_{}{}", info.param.kind,
+                info.param.transport == TransportChoice::kTcp ? "tcp" : "host",
+                info.param.is_subgroup ? "_subgroup" : "");
 }
+
+// An operation of another group that is in flight while the ranks disagree: it ends well.
+class Bystander {
+ public:
+  Bystander(RankContext& context, Communicator& world)
+      : values_(1 << 18, 1),
+        group_(split(world, {.color = 0, .name = "bystander"},
+                     context.system.deadline_in(seconds(10)))) {
+    const Bytes bytes = std::as_writable_bytes(std::span(values_));
+    work_.emplace(group_->all_reduce_async(bytes, bytes, DType::kInt32, ReduceOp::kSum));
+  }
+  void expect_sum() {
+    work_->wait();
+    testing::require(values_.front() == group_->world_size() && values_.back() == values_.front(),
+                     "the sum of the other group");
+  }
+
+ private:
+  std::vector<int32_t> values_;
+  std::unique_ptr<Communicator> group_;
+  std::optional<Work> work_;
+};
 
 class DisagreementTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -147,33 +181,53 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
   std::vector<std::vector<std::string>> run(
       size_t num_groups, const std::function<void(Communicator&, size_t group_index)>& body) {
     const testing::Resources before = testing::count_resources();
-    JobOptions options{.world_size = kWorldSize};
+    JobOptions options{.world_size = kWorldSize + GetParam().num_outsiders()};
     options.processes.time_limit = seconds(60);
     const auto result =
         testing::run_job(options, [&](RankContext& context, const Membership& membership) {
           for (size_t i = 0; i < num_groups; ++i) {
             Membership own = membership;
             own.round = i + 1;
-            const auto group = testing::connect(
-                context, own, {.timeout = kTimeout, .transport = GetParam().transport});
-            const TimePoint begin = context.system.now();
-            context.output += mask(testing::failure_of([&] { body(*group, i); })) + kEnd;
-            testing::require(context.system.now() - begin < kLimit,
-                             "the ranks hear of it long before the deadline");
-            group->close(context.system.deadline_in(seconds(5)));
+            run_once(context, own, [&](Communicator& group) { body(group, i); });
           }
         });
     EXPECT_TRUE(result.ok()) << result.failures();
     EXPECT_EQ(testing::leftovers_since(before), "");
     std::vector<std::vector<std::string>> texts;
-    for (const auto& rank : result.ranks) texts.push_back(split(rank.output));
+    for (const auto& rank : result.ranks) texts.push_back(parts_of(rank.output));
+    texts.erase(texts.begin(), texts.begin() + GetParam().num_outsiders());
     return texts;
   }
 
  private:
   static constexpr char kEnd = '\f';
 
-  static std::vector<std::string> split(const std::string& text) {
+  void run_once(RankContext& context, const Membership& membership,
+                const std::function<void(Communicator&)>& body) const {
+    const auto world = testing::connect(context, membership,
+                                        {.timeout = kTimeout, .transport = GetParam().transport});
+    std::unique_ptr<Communicator> subgroup;
+    std::optional<Bystander> bystander;
+    if (GetParam().is_subgroup) {
+      SplitOptions choice{.name = "world"};
+      if (context.rank >= GetParam().num_outsiders()) choice.color = 1;
+      subgroup = split(*world, choice, context.system.deadline_in(seconds(10)));
+      bystander.emplace(context, *world);
+    }
+    if (subgroup != nullptr || !GetParam().is_subgroup) {
+      Communicator& group = subgroup != nullptr ? *subgroup : *world;
+      const TimePoint begin = context.system.now();
+      context.output += mask(testing::failure_of([&] { body(group); })) + kEnd;
+      testing::require(context.system.now() - begin < kLimit,
+                       "the ranks hear of it long before the deadline");
+      group.close(context.system.deadline_in(seconds(5)));
+    }
+    if (bystander) bystander->expect_sum();
+    bystander.reset();
+    world->close(context.system.deadline_in(seconds(5)));
+  }
+
+  static std::vector<std::string> parts_of(const std::string& text) {
     std::vector<std::string> parts(1);
     for (const char c : text) {
       if (c == kEnd) {
@@ -275,11 +329,17 @@ TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   }
 }
 
+// Of those in a subgroup a run takes its share.
 std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
   std::vector<Case> cases;
+  std::vector<Case> in_subgroup;
   for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
-    for (const OpKind kind : kinds) cases.push_back({kind, transport});
+    for (const OpKind kind : kinds) {
+      cases.push_back({kind, transport});
+      in_subgroup.push_back({kind, transport, true});
+    }
   }
+  std::ranges::copy(testing::share_of(in_subgroup), std::back_inserter(cases));
   return cases;
 }
 

@@ -1,14 +1,18 @@
-// Real kills: a rank is killed or stopped inside each operation; every survivor raises the named
-// failure in time, the group is rebuilt in the same processes, and nothing is left.
+// Real kills: a rank is killed or stopped inside each operation, of the world, of a group of some
+// of its ranks, and of two groups at once; every survivor raises the named failure in time, the
+// group is rebuilt in the same processes, and nothing is left.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/groups/split.h"
 #include "cadre/testing/leftovers.h"
+#include "cadre/testing/seeds.h"
 #include "job.h"
 
 namespace cadre {
@@ -36,16 +40,28 @@ constexpr Duration kLimit = seconds(2);
 // Enough for every engine to need the victim's hands and not only its announcement.
 constexpr size_t kCount = 1 << 20;
 
+// Where the operation runs.
+enum class Place { kWorld, kSubgroup, kTwoGroups };
+
 struct Case {
   OpKind kind;
   TransportChoice transport;
   int signal;
+  Place place = Place::kWorld;
+
+  // A rank of the job that is in no subgroup comes first, so that ranks differ from those of the
+  // world.
+  int num_outsiders() const { return place == Place::kWorld ? 0 : 1; }
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  return format("{}_{}_{}", info.param.kind,
+  const Place place = info.param.place;
+  return format("{}_{}_{}{}", info.param.kind,
                 info.param.transport == TransportChoice::kTcp ? "tcp" : "host",
-                info.param.signal == SIGKILL ? "kill" : "stop");
+                info.param.signal == SIGKILL ? "kill" : "stop",
+                place == Place::kWorld      ? ""
+                : place == Place::kSubgroup ? "_subgroup"
+                                            : "_two_groups");
 }
 
 bool has_whole(OpKind kind) {
@@ -75,7 +91,7 @@ class Call {
       case OpKind::kAllGather:
         return group.all_gather(in, out, DType::kFloat32);
       case OpKind::kReduceScatter:
-        return group.reduce_scatter(out, same, DType::kFloat32, ReduceOp::kSum);
+        return group.reduce_scatter(large, same, DType::kFloat32, ReduceOp::kSum);
       case OpKind::kReduce:
         return group.reduce(in, same, DType::kFloat32, ReduceOp::kSum, kKiller);
       // With these roots the victim waits inside for the killer. Data goes one way, so there must
@@ -124,8 +140,10 @@ bool is_past_barrier(const PeerStatus& peer) {
 // Returns the moment just before the signal.
 TimePoint disturb_when_inside(RankContext& context, Communicator& group, const Case& test) {
   const bool is_message = test.kind == OpKind::kSend || test.kind == OpKind::kRecv;
+  // After the barrier, and after the exchange that makes the second group.
+  const int number = test.place == Place::kTwoGroups ? 3 : 2;
   const std::string inside =
-      is_message ? "last seen in recv #1," : format("last seen in {} #2,", test.kind);
+      is_message ? "last seen in recv #1," : format("last seen in {} #{},", test.kind, number);
   const Deadline patience = context.system.deadline_in(seconds(10));
   int pid = 0;
   while (pid == 0 && !patience.has_passed(context.system.now())) {
@@ -170,34 +188,81 @@ void rebuild(RankContext& context, const Membership& membership, const std::vect
   group->close(context.system.deadline_in(seconds(5)));
 }
 
+// An operation of another group that is in flight meanwhile. The victim does not call it.
+class SecondGroup {
+ public:
+  SecondGroup(RankContext& context, Communicator& group) {
+    group_ = split(group, {.color = 0, .name = "second"}, context.system.deadline_in(seconds(10)));
+    const Bytes bytes = std::as_writable_bytes(std::span(values_));
+    if (group.rank() != kVictim) {
+      work_.emplace(group_->all_reduce_async(bytes, bytes, DType::kFloat32, ReduceOp::kSum));
+    }
+  }
+  void expect_failure() {
+    const std::string failure = mask(testing::failure_of([&] { work_->wait(); }));
+    require(failure.find(" on group \"second\" ") != std::string::npos, failure);
+    require(failure.find("rank 1 (HOST, pid N)") != std::string::npos, failure);
+  }
+  void close(RankContext& context) { group_->close(context.system.deadline_in(seconds(2))); }
+
+ private:
+  std::vector<float> values_ = std::vector<float>(kCount, 1.0F);
+  std::unique_ptr<Communicator> group_;
+  std::optional<Work> work_;
+};
+
+// A rank that is in none of the groups under test: for it the world fails.
+void stand_by(Communicator& world) {
+  const std::string failure = mask(testing::failure_of([&] { world.barrier(); }));
+  require(failure.find("(HOST, pid N)") != std::string::npos, failure);
+}
+
 void live_through(RankContext& context, const Membership& membership, const Case& test) {
   const testing::Resources before = testing::count_resources();
   CommunicatorOptions options;
   options.transport = test.transport;
   options.timeout = test.signal == SIGKILL ? Duration(seconds(30)) : kStopTimeout;
   {
-    auto group = testing::connect(context, membership, options);
-    group->barrier();
+    auto world = testing::connect(context, membership, options);
+    std::unique_ptr<Communicator> subgroup;
+    if (test.place != Place::kWorld) {
+      SplitOptions choice{.name = "world"};
+      if (context.rank >= test.num_outsiders()) choice.color = 1;
+      subgroup = split(*world, choice, context.system.deadline_in(seconds(10)));
+      if (subgroup == nullptr) return stand_by(*world);
+    }
+    Communicator& group = subgroup != nullptr ? *subgroup : *world;
+    group.barrier();
+    std::optional<SecondGroup> second;
+    if (test.place == Place::kTwoGroups) second.emplace(context, group);
     Call call(test.kind, kWorldSize);
-    const int victim_pid = group->peers()[kVictim].pid;
+    const int victim_pid = group.peers()[kVictim].pid;
     testing::FailureReport report;
-    if (context.rank == kKiller) report.disturbed = disturb_when_inside(context, *group, test);
-    const Error error = failure_of(context, call, *group);
+    if (group.rank() == kKiller) report.disturbed = disturb_when_inside(context, group, test);
+    const Error error = failure_of(context, call, group);
     report.raised = context.system.now();
     // Every later call throws the same.
     try {
-      group->barrier();
+      group.barrier();
       require(false, "a failed group refuses operations");
     } catch (const Error& later) {
       require(later == error, "later calls throw the first failure");
     }
     report.message = format("{}: {}", to_string(error.code()), error.message());
     context.output = testing::to_text(report);
-    const std::vector<Rank> lost = group->lost_ranks();
-    group->close(context.system.deadline_in(seconds(2)));
-    group.reset();
-    rebuild(context, membership, lost, options);
-    if (context.rank == kKiller) ::kill(victim_pid, SIGKILL);
+    const std::vector<Rank> lost = group.lost_ranks();
+    const Membership failed = group.membership();
+    const bool is_killer = group.rank() == kKiller;
+    if (second) {
+      second->expect_failure();
+      second->close(context);
+    }
+    if (subgroup != nullptr) subgroup->close(context.system.deadline_in(seconds(2)));
+    world->close(context.system.deadline_in(seconds(2)));
+    subgroup.reset();
+    world.reset();
+    rebuild(context, failed, lost, options);
+    if (is_killer) ::kill(victim_pid, SIGKILL);
   }
   const std::string left = testing::leftovers_since(before);
   require(left.empty(), left);
@@ -208,17 +273,23 @@ class FailureTest : public ::testing::TestWithParam<Case> {};
 TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
   const Case& test = GetParam();
   const testing::Resources before = testing::count_resources();
-  JobOptions options{.world_size = kWorldSize};
+  JobOptions options{.world_size = kWorldSize + test.num_outsiders()};
   options.processes.time_limit = seconds(40);
   const auto result =
       testing::run_job(options, [&](RankContext& context, const Membership& membership) {
         live_through(context, membership, test);
       });
-  EXPECT_EQ(result.ranks[kVictim].signal, SIGKILL);
+  const auto outcome_of = [&](int rank) {
+    return result.ranks[static_cast<size_t>(rank + test.num_outsiders())];
+  };
+  EXPECT_EQ(outcome_of(kVictim).signal, SIGKILL);
+  for (int outsider = 0; outsider < test.num_outsiders(); ++outsider) {
+    EXPECT_EQ(result.ranks[static_cast<size_t>(outsider)].failure, "");
+  }
   const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
   TimePoint disturbed;
   for (const int rank : {kKiller, kWitness}) {
-    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    const auto outcome = outcome_of(rank);
     ASSERT_EQ(outcome.failure, "") << "rank " << rank;
     const testing::FailureReport report = testing::parse_report(outcome.output);
     if (rank == kKiller) disturbed = report.disturbed;
@@ -255,7 +326,7 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
 }
 
 // The whole table: operation x engine x fault.
-std::vector<Case> all_cases() {
+std::vector<Case> cases_in(Place place) {
   std::vector<Case> cases;
   for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
     for (const int signal : {SIGKILL, SIGSTOP}) {
@@ -263,14 +334,21 @@ std::vector<Case> all_cases() {
            {OpKind::kBroadcast, OpKind::kAllReduce, OpKind::kReduce, OpKind::kAllGather,
             OpKind::kReduceScatter, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll,
             OpKind::kAllToAllV, OpKind::kBarrier, OpKind::kSend, OpKind::kRecv}) {
-        cases.push_back({kind, transport, signal});
+        cases.push_back({kind, transport, signal, place});
       }
     }
   }
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FailureTest, ::testing::ValuesIn(all_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(All, FailureTest, ::testing::ValuesIn(cases_in(Place::kWorld)), name_of);
+// Of these a run takes its share.
+INSTANTIATE_TEST_SUITE_P(Subgroup, FailureTest,
+                         ::testing::ValuesIn(testing::share_of(cases_in(Place::kSubgroup))),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(TwoGroups, FailureTest,
+                         ::testing::ValuesIn(testing::share_of(cases_in(Place::kTwoGroups))),
+                         name_of);
 
 }  // namespace
 }  // namespace cadre

@@ -186,8 +186,8 @@ class Part {
 
 std::string_view to_string(Step::Kind kind) {
   constexpr std::array<std::string_view, Step::kNumKinds> kNames = {
-      "all_reduce", "all_gather", "reduce_scatter", "broadcast",    "barrier", "reduce",
-      "gather",     "scatter",    "all_to_all",     "all_to_all_v", "messages"};
+      "all_reduce", "all_gather", "reduce_scatter", "broadcast",    "barrier",    "reduce",
+      "gather",     "scatter",    "all_to_all",     "all_to_all_v", "two groups", "messages"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -218,6 +218,7 @@ void run_collective(Communicator& group, const Step& step, Bytes symmetric) {
       return part.all_to_all();
     case Step::Kind::kAllToAllV:
       return part.all_to_all_v();
+    case Step::Kind::kTwoGroups:
     case Step::Kind::kMessages:
       throw Error(ErrorCode::kInternal, "messages are no collective");
   }

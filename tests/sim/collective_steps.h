@@ -16,7 +16,7 @@ inline constexpr size_t kMaxStepCount = 3000;  // Step::count
 // What run_collective() needs of symmetric memory.
 size_t symmetric_bytes(int world_size);
 
-// The part of group.rank(). Not for kMessages.
+// The part of group.rank(). Not for kMessages and kTwoGroups.
 void run_collective(Communicator& group, const Step& step, Bytes symmetric);
 
 }  // namespace cadre::testing

@@ -76,6 +76,12 @@ class WrongTagListener final : public os::Listener, public sim::Readiness {
   const std::unique_ptr<os::Listener> inner_;
 };
 
+class UsedSegment final : public sim::SimulatedSegment {
+ public:
+  using SimulatedSegment::SimulatedSegment;
+  Status release(size_t, size_t) override { return {}; }
+};
+
 }  // namespace
 
 Result<std::unique_ptr<os::Listener>> BuggySystem::listen(const os::Address& address) {
@@ -94,14 +100,9 @@ Result<std::unique_ptr<os::Socket>> BuggySystem::connect(const os::Address& addr
 
 Result<std::unique_ptr<os::SharedMemory>> BuggySystem::create_segment(size_t num_bytes) {
   auto created = inner_.create_segment(num_bytes);
-  if (!created.ok() || bug_ != PlantedBug::kDoubleFreeOfASlot) return created;
+  if (!created.ok() || bug_ != PlantedBug::kUsedPages) return created;
   const auto& memory = dynamic_cast<sim::SimulatedSegment&>(**created).memory();
-  if (last_segment_ != nullptr && last_segment_->bytes().size() == memory->bytes().size()) {
-    return std::unique_ptr<os::SharedMemory>(
-        std::make_unique<sim::SimulatedSegment>(last_segment_));
-  }
-  last_segment_ = memory;
-  return created;
+  return std::unique_ptr<os::SharedMemory>(std::make_unique<UsedSegment>(memory));
 }
 
 // "cadre/7/..." becomes "cadre/1/...".

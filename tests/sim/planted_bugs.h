@@ -19,8 +19,8 @@ namespace cadre::testing {
 enum class PlantedBug {
   kNone,
   kLostWakeUp,         // publish() forgets the sleepers
-  kMissingAbortCheck,  // poll() does not look at the last item, where waits put the interrupt
-  kDoubleFreeOfASlot,  // a segment that is in use is handed out again
+  kMissingAbortCheck,  // poll() does not look at an event in the last place: the interrupt's
+  kUsedPages,          // pages that were given back keep their content
   kWrongTag,           // the rest of a header whose send was short comes from the header before
   kStaleRound,         // keys of all rounds are the same, and none is erased (in the store)
 };
@@ -38,7 +38,8 @@ class BuggySystem final : public ForwardingSystem {
     if (bug_ != PlantedBug::kLostWakeUp) inner_.wake(word);
   }
   bool poll(std::span<os::PollItem> items, Deadline deadline) override {
-    const bool hides_last = bug_ == PlantedBug::kMissingAbortCheck && items.size() > 1;
+    const bool hides_last = bug_ == PlantedBug::kMissingAbortCheck && items.size() > 1 &&
+                            dynamic_cast<os::Event*>(items.back().target) != nullptr;
     return inner_.poll(hides_last ? items.first(items.size() - 1) : items, deadline);
   }
   Result<std::unique_ptr<os::Listener>> listen(const os::Address& address) override;
@@ -48,7 +49,6 @@ class BuggySystem final : public ForwardingSystem {
 
  private:
   PlantedBug bug_;
-  std::shared_ptr<os::SharedMemory> last_segment_;
 };
 
 class BuggyStore final : public Store {

@@ -27,6 +27,7 @@ struct Hunt {
   int num_groups = 1;
   std::vector<Fault> faults;
   Duration max_nap = sim::SimOptions().max_nap;
+  Duration keeps_failed_group{};
   std::function<bool(const JobOutcome&)> is_wrong = [](const JobOutcome& outcome) {
     return !outcome.all_right();
   };
@@ -41,6 +42,7 @@ uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
     plan.num_groups = hunt.num_groups;
     plan.options.faults = hunt.faults;
     plan.options.max_nap = hunt.max_nap;
+    plan.keeps_failed_group = hunt.keeps_failed_group;
     if (hunt.is_wrong(run_job(plan))) return seed;
   }
   return 0;
@@ -63,10 +65,10 @@ TEST(PlantedBugs, AWrongTagIsFound) {
   expect_found({.bug = PlantedBug::kWrongTag, .shape = Shape::kHostEach});
 }
 
-// Without the check a rank hears of a death only at its deadline.
+// Without the check a rank hears of a death only when those that know of it end their streams.
 TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   constexpr int kVictim = 2;
-  constexpr Duration kKillTime = milliseconds(20);
+  constexpr Duration kKillTime = milliseconds(200);  // in the operations
   const auto is_late = [&](const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [&](const RankReport& report) {
       // While it connects a rank has its deadline only.
@@ -77,12 +79,14 @@ TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   };
   expect_found({.bug = PlantedBug::kMissingAbortCheck,
                 .shape = Shape::kHostEach,
+                .world_size = 12,  // so that not every rank has a data connection to the victim
                 .faults = {Fault::kill(kVictim, When::at_time(kKillTime))},
+                .keeps_failed_group = seconds(5),
                 .is_wrong = is_late});
 }
 
-TEST(PlantedBugs, ASlotThatWasFreedTwiceIsFound) {
-  expect_found({.bug = PlantedBug::kDoubleFreeOfASlot});
+TEST(PlantedBugs, MemoryThatIsNotClearedIsFound) {
+  expect_found({.bug = PlantedBug::kUsedPages});
 }
 
 TEST(PlantedBugs, AStaleRoundIsFound) {

@@ -52,6 +52,9 @@ void run_rank(os::System& simulated, Store& shared, int rank, const JobPlan& pla
         run_program(*group, plan.program);
       } catch (const Error&) {
         report.failed_at = system.now();  // before the group says goodbye
+        if (plan.keeps_failed_group > Duration{}) {
+          system.make_waiter()->park(system.deadline_in(plan.keeps_failed_group));
+        }
         throw;
       }
       group->close(system.deadline_in(kCloseTime));

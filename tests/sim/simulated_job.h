@@ -36,6 +36,8 @@ struct JobPlan {
   Program program;
   PlantedBug bug = PlantedBug::kNone;
   int num_groups = 1;  // one after the other, in rounds 1, 2, ...
+  // How long a rank keeps a group that has failed: its end tells the others, too.
+  Duration keeps_failed_group{};
 
   int host_of(int rank) const;
 };

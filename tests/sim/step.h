@@ -1,4 +1,5 @@
-// One step of a simulated job: a collective, or an exchange of messages. A seed picks its values.
+// One step of a simulated job: a collective, two of them in two groups at once, or an exchange of
+// messages. A seed picks its values.
 //
 // Threads: plain values. Blocking: never.
 #pragma once
@@ -31,9 +32,10 @@ struct Step {
     kScatter,
     kAllToAll,
     kAllToAllV,
+    kTwoGroups,
     kMessages,
   };
-  static constexpr int kNumKinds = 11;
+  static constexpr int kNumKinds = 12;
 
   Kind kind = Kind::kBarrier;
   uint64_t seed = 0;          // of the values, and of each rank's order of receives

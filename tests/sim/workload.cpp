@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/base/random.h"
+#include "cadre/comm/groups/split.h"
 #include "cadre/comm/messages/message_header.h"
 #include "cadre/testing/ranks.h"
 #include "collective_steps.h"
@@ -158,6 +160,78 @@ class Exchange {
   std::vector<Work> works_;
 };
 
+// Two more groups of all ranks, one of them with the ranks reversed, and a sum in each at the same
+// time, issued in another order on every other rank.
+class TwoGroups {
+ public:
+  TwoGroups(Communicator& world, const Step& step)
+      : world_(world),
+        step_(step),
+        deadline_(world.system().deadline_in(world.options().timeout)) {}
+
+  void run() {
+    groups_[0] = split(world_, {.color = 0, .name = world_.name()}, deadline_);
+    groups_[1] =
+        split(world_, {.color = 0, .key = -world_.rank(), .name = world_.name()}, deadline_);
+    const bool is_reversed = (world_.rank() + step_.seed) % 2 == 0;
+    for (const size_t i : {size_t{0}, size_t{1}}) issue(is_reversed ? 1 - i : i);
+    for (const size_t i : {size_t{0}, size_t{1}})
+      in_ranks_of_world(*groups_[i], [&] { works_[i]->wait(); });
+    for (const size_t i : {size_t{0}, size_t{1}}) check(i);
+    for (auto& group : groups_) group->close(deadline_);
+  }
+
+ private:
+  using Values = std::vector<int64_t>;
+
+  int64_t value_of(int rank, size_t group, size_t index) const {
+    return static_cast<int64_t>(step_.seed % 1009) * (rank + 1) +
+           static_cast<int64_t>(group * 17 + index % 251);
+  }
+
+  void issue(size_t i) {
+    values_[i] = std::make_shared<Values>(step_.count);
+    for (size_t at = 0; at < step_.count; ++at) {
+      (*values_[i])[at] = value_of(world_.rank(), i, at);
+    }
+    const Bytes bytes = std::as_writable_bytes(std::span(*values_[i]));
+    in_ranks_of_world(*groups_[i], [&] {
+      works_[i].emplace(groups_[i]->all_reduce_async(bytes, bytes, DType::kInt64, ReduceOp::kSum,
+                                                     {.keep_alive = values_[i]}));
+    });
+  }
+
+  void check(size_t i) const {
+    for (size_t at = 0; at < step_.count; ++at) {
+      int64_t sum = 0;
+      for (int rank = 0; rank < world_.world_size(); ++rank) sum += value_of(rank, i, at);
+      require((*values_[i])[at] == sum, format("a wrong sum in group {} at {}", i, at));
+    }
+  }
+
+  // The verdict on a job names ranks of the world.
+  template <typename Body>
+  static void in_ranks_of_world(const Communicator& group, const Body& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      ErrorDetails details = error.details();
+      for (auto* const rank : {&details.culprit, &details.reporter}) {
+        if (*rank) *rank = group.global_rank(**rank);
+      }
+      throw Error(error.code(), error.message()).with_details(std::move(details));
+    }
+  }
+
+  Communicator& world_;
+  const Step& step_;
+  const Deadline deadline_;
+  // Shared with the Works, which may outlive a failed step.
+  std::array<std::shared_ptr<Values>, 2> values_;
+  std::array<std::unique_ptr<Communicator>, 2> groups_;
+  std::array<std::optional<Work>, 2> works_;
+};
+
 // While messages are under way.
 void sum_between(Communicator& group, const Step& step) {
   Step sum = step;
@@ -167,6 +241,7 @@ void sum_between(Communicator& group, const Step& step) {
 }
 
 void run_step(Communicator& group, const Step& step, Bytes symmetric) {
+  if (step.kind == Step::Kind::kTwoGroups) return TwoGroups(group, step).run();
   if (step.kind != Step::Kind::kMessages) return run_collective(group, step, symmetric);
   Exchange(group, step).run([&] {
     if (step.reduces_between) sum_between(group, step);
@@ -197,6 +272,13 @@ Program make_program(uint64_t seed, int world_size) {
 void run_program(Communicator& group, const Program& program) {
   constexpr std::byte kMark{42};
   const size_t num_bytes = symmetric_bytes(group.world_size());
+  for (int i = 0; i < 2; ++i) {
+    const auto passing = group.allocate_symmetric(num_bytes);
+    require(std::ranges::all_of(passing->local(), [](std::byte b) { return b == std::byte{0}; }),
+            "memory that was used before is not zero");
+    std::ranges::fill(passing->local(), kMark);
+    group.barrier();
+  }
   const auto untouched = group.allocate_symmetric(num_bytes);
   const auto symmetric = group.allocate_symmetric(num_bytes);
   untouched->local()[7] = kMark;

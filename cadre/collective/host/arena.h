@@ -1,25 +1,28 @@
-// The layout of the memory through which the ranks of a host group talk.
+// The layout of the memory through which the ranks of a host group talk: a block for each rank,
+// which lies anywhere in the memory that they share.
 //
 // Threads: a plain view; who may touch what, and when, is said at each part. Blocking: never.
-// Lifetime: borrows the mapping. The segment is zeroed at creation, which is a valid first state,
-// so no rank initialises it and all may start at once.
+// Lifetime: borrows the blocks. A block is zeroed by its rank before any other sees it, which is a
+// valid first state, so no rank initialises it and all may start at once.
 //
-//   notice     one line for the group: "two ranks have called different operations", "a rank has
-//              left an operation with an error"
-//   per rank   two entries    what the rank called: number, fingerprint, and a small payload
+//   flags      two entries    what the rank called: number, fingerprint, and a small payload
 //              one step word  how far it is in an operation of several steps
-//              two flat slots payload of medium operations
-//              staging        payload of large operations, in chunks
+//              notice         rank 0's, for the group: "two ranks have called different
+//                             operations", "a rank has left an operation with an error"
+//   flat       two slots      payload of medium operations
+//   staging    chunks         payload of large operations
 //
-// Each part has one writer, its rank. Entries and flat slots alternate by the parity of the round:
-// a rank writes those of round n + 2 only after it has seen everybody's entry of round n + 1, and a
-// rank publishes that only when it has read everything of round n.
+// Each part but the notice has one writer, its rank. Entries and flat slots alternate by the parity
+// of the round: a rank writes those of round n + 2 only after it has seen everybody's entry of
+// round n + 1, and a rank publishes that only when it has read everything of round n.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "cadre/base/fingerprint.h"
 #include "cadre/base/types.h"
@@ -61,26 +64,46 @@ struct alignas(kFlagAlignment) Notice {
 
 class Arena {
  public:
-  static size_t bytes(int world_size);
+  static constexpr size_t block_bytes() { return kBlockBytes; }
 
-  // What a rank writes in small operations: the notice, and its own entries, step and flat slots.
-  static std::array<Range, 2> small_parts(Rank rank);
-  // What it writes in addition when a large operation goes through the staging.
-  static Range staging_part(Rank rank);
+  // Of a block: what every operation needs, what medium ones need, and what large ones need whose
+  // buffers peers cannot reach.
+  static constexpr Range flags_part() { return {0, kPage}; }
+  static constexpr Range flat_part() { return {kFlatOffset, 2 * kFlatBytes}; }
+  static constexpr Range staging_part() { return {kChunkOffset, kNumChunks * kChunkBytes}; }
 
-  // REQUIRES: memory.size() >= bytes(world_size), page-aligned, zeroed before the first use.
-  Arena(Bytes memory, int world_size);
+  // Blocks by rank, page-aligned.
+  explicit Arena(std::vector<std::byte*> blocks) : blocks_(std::move(blocks)) {}
 
-  Notice& notice() const;
-  Entry& entry(Rank rank, uint32_t round) const;
-  StepFlag& step_flag(Rank rank) const;
-  std::byte* flat(Rank rank, uint32_t round) const;
-  std::byte* chunk(Rank rank, size_t index) const;  // modulo kNumChunks
+  Notice& notice() const { return *reinterpret_cast<Notice*>(block(0) + kNoticeOffset); }
+  Entry& entry(Rank rank, uint32_t round) const {
+    return reinterpret_cast<Entry*>(block(rank) + kEntryOffset)[round % 2];
+  }
+  StepFlag& step_flag(Rank rank) const {
+    return *reinterpret_cast<StepFlag*>(block(rank) + kStepOffset);
+  }
+  std::byte* flat(Rank rank, uint32_t round) const {
+    return block(rank) + kFlatOffset + (round % 2) * kFlatBytes;
+  }
+  // Modulo kNumChunks.
+  std::byte* chunk(Rank rank, size_t index) const {
+    return block(rank) + kChunkOffset + (index % kNumChunks) * kChunkBytes;
+  }
 
  private:
-  std::byte* block(Rank rank) const;
+  // Flags and payload stand in pages of their own.
+  static constexpr size_t kPage = 4096;
+  static constexpr size_t kEntryOffset = 0;
+  static constexpr size_t kStepOffset = kEntryOffset + 2 * sizeof(Entry);
+  static constexpr size_t kNoticeOffset = kStepOffset + sizeof(StepFlag);
+  static constexpr size_t kFlatOffset = kPage;
+  static constexpr size_t kChunkOffset = kFlatOffset + 2 * kFlatBytes;
+  static constexpr size_t kBlockBytes = kChunkOffset + kNumChunks * kChunkBytes;
+  static_assert(kNoticeOffset + sizeof(Notice) <= kPage && kBlockBytes % kPage == 0);
 
-  std::byte* base_;
+  std::byte* block(Rank rank) const { return blocks_[static_cast<size_t>(rank.value)]; }
+
+  std::vector<std::byte*> blocks_;
 };
 
 }  // namespace cadre::host

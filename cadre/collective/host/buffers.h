@@ -9,6 +9,7 @@
 
 #include "cadre/base/types.h"
 #include "cadre/collective/reduce.h"
+#include "cadre/memory/place.h"
 
 namespace cadre::host {
 
@@ -17,11 +18,7 @@ struct Buffers {
   Bytes out;
 };
 
-// A run of bytes.
-struct Range {
-  size_t begin = 0;
-  size_t size = 0;
-};
+using Range = ByteRange;
 
 constexpr size_t divide_rounding_up(size_t a, size_t b) {
   return (a + b - 1) / b;

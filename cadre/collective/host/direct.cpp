@@ -8,12 +8,19 @@
 namespace cadre::host {
 namespace {
 
+// After an error this rank touches no memory of the others any more, which they are told.
+Status begin(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
+  Status status = shared.check(peers, op);
+  if (!status.ok()) peers.reach(1);
+  return status;
+}
+
 // Nobody may touch its buffers again before all have read and written what they share.
-Status leave_together(Peers& peers, const OpContext& op) {
+Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   peers.reach(1);
   op.progress.set_phase("leave");
   CADRE_RETURN_IF_ERROR(peers.wait_for_all(1, op));
-  CADRE_RETURN_IF_ERROR(peers.check_left(op));
+  CADRE_RETURN_IF_ERROR(shared.check(peers, op));
   peers.end_steps(1);
   return {};
 }
@@ -31,77 +38,79 @@ Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers&
   alignas(64) std::array<std::byte, kCachedBytes> block;
   std::vector<const std::byte*> inputs(shared.ins.size());
   for (size_t done = 0; done < own.size; done += kCachedBytes) {
-    if (Status left = peers.check_left(op); !left.ok()) {
-      peers.reach(1);  // this rank touches no memory of the others any more
-      return left;
-    }
+    CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
     const size_t at = own.begin + done;
     const size_t size = std::min(kCachedBytes, own.size - done);
     for (size_t rank = 0; rank < inputs.size(); ++rank) inputs[rank] = shared.ins[rank] + at;
     reduce(block.data(), inputs, size / size_of(kind.dtype), kind);
     for (std::byte* out : shared.outs) copy(out + at, block.data(), size, StorePolicy::kCached);
   }
-  return leave_together(peers, op);
+  return leave_together(peers, op, shared);
 }
 
 Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                              Bytes out, ReduceKind kind) {
   op.progress.set_phase("reduce");
+  CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
   std::vector<const std::byte*> inputs = shared.ins;
   for (const std::byte*& input : inputs) {
     input += out.size() * static_cast<size_t>(peers.rank().value);
   }
   reduce(out.data(), inputs, out.size() / size_of(kind.dtype), kind);
-  return leave_together(peers, op);
+  return leave_together(peers, op, shared);
 }
 
 // Starting with the next rank, so that not all read one rank's memory at the same time.
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          const Buffers& buffers) {
   op.progress.set_phase("copy out");
+  CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
   const size_t share = buffers.in.size();
   for (int i = 0; i < peers.world_size(); ++i) {
     const auto rank = static_cast<size_t>((peers.rank() + 1 + i) % peers.world_size());
     std::byte* out = buffers.out.data() + rank * share;
     if (out != shared.ins[rank]) copy(out, shared.ins[rank], share, StorePolicy::kCached);
   }
-  return leave_together(peers, op);
+  return leave_together(peers, op, shared);
 }
 
 Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
                         Rank root) {
   op.progress.set_phase("copy out");
+  CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
   if (peers.rank() != root) {
     copy(data.data(), shared.ins[static_cast<size_t>(root.value)], data.size(),
          StorePolicy::kCached);
   }
-  return leave_together(peers, op);
+  return leave_together(peers, op, shared);
 }
 
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                      const Buffers& buffers, Rank root) {
-  if (peers.rank() != root) return leave_together(peers, op);
+  if (peers.rank() != root) return leave_together(peers, op, shared);
   return direct_all_gather(peers, op, shared, buffers);
 }
 
 Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                       Rank root) {
   op.progress.set_phase("copy out");
+  CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
   const std::byte* share = shared.ins[static_cast<size_t>(root.value)] +
                            static_cast<size_t>(peers.rank().value) * out.size();
   if (out.data() != share) copy(out.data(), share, out.size(), StorePolicy::kCached);
-  return leave_together(peers, op);
+  return leave_together(peers, op, shared);
 }
 
 Status direct_all_to_all(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                          const ExchangeParts& parts, const std::vector<size_t>& offsets) {
   op.progress.set_phase("copy out");
+  CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
   for (int i = 0; i < peers.world_size(); ++i) {
     const auto rank = static_cast<size_t>((peers.rank() + 1 + i) % peers.world_size());
     copy(out.data() + parts.received[rank].begin, shared.ins[rank] + offsets[rank],
          parts.received[rank].size, StorePolicy::kCached);
   }
-  return leave_together(peers, op);
+  return leave_together(peers, op, shared);
 }
 
 }  // namespace cadre::host

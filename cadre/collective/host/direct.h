@@ -1,10 +1,11 @@
 // Operations on symmetric memory: ranks read each other's buffers in place, with no staging.
 //
 // Threads and blocking: as Peers; call after a successful Peers::enter. Lifetime: borrows all; the
-// caller keeps the segments mapped until the return.
-// Errors: those of Peers' waits, and kAborted when a rank has left with an error: its memory may
-// hold anything by then. Cost of all_reduce, n bytes on P ranks: each rank reads n and writes n, in
-// one pass: the lower bound on memory traffic. The bits equal those of the staged way.
+// caller keeps the memory until the return.
+// Errors: those of Peers' waits, and kAborted when a rank has left with an error, or has taken its
+// memory back in another group: it may hold anything by then. Cost of all_reduce, n bytes on P
+// ranks: each rank reads n and writes n, in one pass: the lower bound on memory traffic. The bits
+// equal those of the staged way.
 #pragma once
 
 #include <vector>
@@ -13,16 +14,10 @@
 #include "cadre/base/types.h"
 #include "cadre/collective/host/buffers.h"
 #include "cadre/collective/host/peers.h"
+#include "cadre/collective/host/shared_buffers.h"
 #include "cadre/collective/op.h"
 
 namespace cadre::host {
-
-// Every rank's input and output, as mapped here, in rank order. `outs` is empty for operations that
-// write only their own output; an input that no rank reads is null.
-struct SharedBuffers {
-  std::vector<const std::byte*> ins;
-  std::vector<std::byte*> outs;
-};
 
 // `outs` are the outputs of all ranks, or of the root alone: then it is a reduce.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,

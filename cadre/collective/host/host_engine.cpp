@@ -3,17 +3,16 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/copy.h"
 #include "cadre/collective/host/staged.h"
 #include "cadre/collective/reduction_table.h"
-#include "cadre/os/shared_pages.h"
 
 namespace cadre {
 
 using host::Buffers;
-using host::SymmetricPlace;
 
 namespace {
 
@@ -45,32 +44,52 @@ Status check_supported(const OpContext& op, DType dtype, ReduceOp reduce_op) {
              op.number));
 }
 
-}  // namespace
-
-size_t HostEngine::arena_bytes(int world_size) {
-  return host::Arena::bytes(world_size);
+host::Arena arena_of(const HostEngineSetup& setup) {
+  std::vector<std::byte*> blocks;
+  for (size_t rank = 0; rank < setup.slots.size(); ++rank) {
+    const SlotPlace at{setup.slots[rank], setup.blocks[rank]};
+    std::byte* const block = setup.memory->resolve(at, host::Arena::block_bytes());
+    if (block == nullptr || at.place.offset % host::kFlagAlignment != 0) {
+      throw Error(ErrorCode::kCorruption,
+                  format("host engine: the block of rank {} at {} of slot {} is not in its slice",
+                         rank, at.place.offset, at.slot));
+    }
+    blocks.push_back(block);
+  }
+  return host::Arena(std::move(blocks));
 }
 
-HostEngine::HostEngine(os::System& system, const os::Interrupt& interrupt,
-                       std::shared_ptr<os::SharedMemory> arena, const HostEngineOptions& options)
-    : arena_(std::move(arena)),
-      peers_(system, interrupt, arena_->bytes(),
-             {.rank = options.rank,
-              .world_size = options.world_size,
-              .oversubscribed = options.oversubscribed}),
-      segments_(options.world_size),
-      inputs_(static_cast<size_t>(options.world_size)) {
-  for (const host::Range part : host::Arena::small_parts(options.rank)) {
-    os::reserve_pages(*arena_, part.begin, part.size).value_or_throw();
+}  // namespace
+
+Result<Piece> HostEngine::cut_block(HostMemory& memory, std::span<const int> slots) {
+  return memory.allocate({.num_bytes = host::Arena::block_bytes(),
+                          .committed_bytes = host::Arena::flags_part().size,
+                          .holders = slots});
+}
+
+HostEngine::HostEngine(os::System& system, const os::Interrupt& interrupt, HostEngineSetup setup)
+    : setup_(std::move(setup)),
+      peers_(system, interrupt, arena_of(setup_),
+             {.rank = setup_.rank,
+              .world_size = static_cast<int>(setup_.slots.size()),
+              .oversubscribed = setup_.oversubscribed}),
+      inputs_(setup_.slots.size()) {}
+
+HostEngine::~HostEngine() {
+  for (size_t rank = 0; rank < setup_.slots.size(); ++rank) {
+    if (setup_.rank == static_cast<int>(rank)) continue;
+    setup_.memory->release_hold(setup_.slots[rank], setup_.blocks[rank].piece);
   }
 }
 
-void HostEngine::register_symmetric(SymmetricSegment segment) {
-  segments_.add(std::move(segment));
-}
-
-void HostEngine::unregister_symmetric(uint32_t id) {
-  segments_.remove(id);
+template <typename Direct, typename Staged>
+Status HostEngine::run_large(const host::Wanted& wanted, const Direct& direct,
+                             const Staged& staged) {
+  const auto shared = host::share_buffers(peers_, *setup_.memory, setup_.slots, wanted);
+  if (!shared.ok()) return finish(shared.error());
+  if (*shared) return finish(direct(**shared));
+  CADRE_RETURN_IF_ERROR(commit_staging());
+  return finish(staged());
 }
 
 Capabilities HostEngine::capabilities() const {
@@ -90,13 +109,14 @@ Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) try {
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, data, data));
-  if (const auto direct = direct_buffers(Sharing::kInputs)) {
-    return finish(host::direct_broadcast(peers_, op, direct->buffers, data, root));
-  }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_broadcast(peers_, op, data, root));
-} catch (const std::exception&) {
-  leave_by_exception();
+  return run_large(
+      {.sharing = host::Sharing::kRootInput, .root = root, .in_bytes = {data.size()}},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_broadcast(peers_, op, shared, data, root);
+      },
+      [&] { return host::staged_broadcast(peers_, op, data, root); });
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
@@ -110,13 +130,16 @@ Status HostEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DTy
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
-  if (const auto direct = direct_buffers(Sharing::kInputsAndOutputs)) {
-    return finish(host::direct_all_reduce(peers_, op, direct->buffers, in.size(), kind));
-  }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_all_reduce(peers_, op, buffers, kind));
-} catch (const std::exception&) {
-  leave_by_exception();
+  return run_large(
+      {.sharing = host::Sharing::kInputsAndOutputs,
+       .in_bytes = {in.size()},
+       .out_bytes = in.size()},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_all_reduce(peers_, op, shared, in.size(), kind);
+      },
+      [&] { return host::staged_all_reduce(peers_, op, buffers, kind); });
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) try {
@@ -131,13 +154,14 @@ Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) try
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
-  if (const auto direct = direct_buffers(Sharing::kInputs)) {
-    return finish(host::direct_all_gather(peers_, op, direct->buffers, buffers));
-  }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_all_gather(peers_, op, buffers));
-} catch (const std::exception&) {
-  leave_by_exception();
+  return run_large(
+      {.sharing = host::Sharing::kInputs, .in_bytes = {in.size()}},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_all_gather(peers_, op, shared, buffers);
+      },
+      [&] { return host::staged_all_gather(peers_, op, buffers); });
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
@@ -151,20 +175,21 @@ Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out,
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
-  if (const auto direct = direct_buffers(Sharing::kInputs)) {
-    return finish(host::direct_reduce_scatter(peers_, op, direct->buffers, out, kind));
-  }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_reduce_scatter(peers_, op, buffers, kind));
-} catch (const std::exception&) {
-  leave_by_exception();
+  return run_large(
+      {.sharing = host::Sharing::kInputs, .in_bytes = {in.size()}},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_reduce_scatter(peers_, op, shared, out, kind);
+      },
+      [&] { return host::staged_reduce_scatter(peers_, op, buffers, kind); });
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::barrier(const OpContext& op) try {
   CADRE_RETURN_IF_ERROR(enter_with(op, {}));
   return finish({});
-} catch (const std::exception&) {
-  leave_by_exception();
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
@@ -179,13 +204,17 @@ Status HostEngine::reduce(const OpContext& op, ConstBytes in, Bytes out, DType d
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, is_root ? out : Bytes()));
-  if (const auto direct = direct_buffers(Sharing::kInputsAndRootOutput, root)) {
-    return finish(host::direct_all_reduce(peers_, op, direct->buffers, in.size(), kind));
-  }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_reduce(peers_, op, buffers, kind, root));
-} catch (const std::exception&) {
-  leave_by_exception();
+  return run_large(
+      {.sharing = host::Sharing::kInputsAndRootOutput,
+       .root = root,
+       .in_bytes = {in.size()},
+       .out_bytes = in.size()},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_all_reduce(peers_, op, shared, in.size(), kind);
+      },
+      [&] { return host::staged_reduce(peers_, op, buffers, kind, root); });
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) try {
@@ -201,13 +230,14 @@ Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank ro
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, in, {}));
-  if (const auto direct = direct_buffers(Sharing::kInputs)) {
-    return finish(host::direct_gather(peers_, op, direct->buffers, buffers, root));
-  }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_gather(peers_, op, buffers, root));
-} catch (const std::exception&) {
-  leave_by_exception();
+  return run_large(
+      {.sharing = host::Sharing::kInputs, .in_bytes = {in.size()}},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_gather(peers_, op, shared, buffers, root);
+      },
+      [&] { return host::staged_gather(peers_, op, buffers, root); });
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) try {
@@ -221,13 +251,16 @@ Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank r
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, is_root ? in : ConstBytes(), out));
-  if (const auto direct = direct_buffers(Sharing::kOutputsAndRootInput, root)) {
-    return finish(host::direct_scatter(peers_, op, direct->buffers, out, root));
-  }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_scatter(peers_, op, {in, out}, root));
-} catch (const std::exception&) {
-  leave_by_exception();
+  return run_large(
+      {.sharing = host::Sharing::kRootInput, .root = root, .in_bytes = {total}},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_scatter(peers_, op, shared, out, root);
+      },
+      [&] {
+        return host::staged_scatter(peers_, op, {in, out}, root);
+      });
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 Status HostEngine::all_to_all(const OpContext& op, ConstBytes in, Bytes out) try {
@@ -246,8 +279,8 @@ Status HostEngine::all_to_all(const OpContext& op, ConstBytes in, Bytes out) try
   const std::vector<host::Range> slices = ranges_of(std::vector<uint64_t>(num_ranks, part));
   return exchange_large(op, {in, out}, {slices, slices, part},
                         std::vector<size_t>(num_ranks, mine));
-} catch (const std::exception&) {
-  leave_by_exception();
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 // Each rank puts its row of the table into its slot and its data behind it, if there is room; what
@@ -265,6 +298,7 @@ Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
   PartTable table(world_size);
   table.set_row(peers_.rank(), sizes);
   const size_t room = host::kFlatBytes - row;
+  CADRE_RETURN_IF_ERROR(commit_flat());
   std::byte* const slot = peers_.arena().flat(peers_.rank(), peers_.next_round());
   copy(slot, table.row(peers_.rank()).data(), row, StorePolicy::kCached);
   if (in.size() <= room) copy(slot + row, in.data(), in.size(), StorePolicy::kCached);
@@ -292,26 +326,31 @@ Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
          parts.received[index].size, StorePolicy::kCached);
   }
   return finish({});
-} catch (const std::exception&) {
-  leave_by_exception();
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
 }
 
 // offsets[r] is the place of this rank's part in rank r's input.
 Status HostEngine::exchange_large(const OpContext& op, const Buffers& buffers,
                                   const host::ExchangeParts& parts,
                                   const std::vector<size_t>& offsets) {
-  if (const auto direct = direct_buffers(Sharing::kInputs)) {
-    return finish(
-        host::direct_all_to_all(peers_, op, direct->buffers, buffers.out, parts, offsets));
+  std::vector<size_t> in_bytes;
+  for (size_t rank = 0; rank < offsets.size(); ++rank) {
+    in_bytes.push_back(offsets[rank] + parts.received[rank].size);
   }
-  CADRE_RETURN_IF_ERROR(reserve_staging());
-  return finish(host::staged_all_to_all(peers_, op, buffers, parts));
+  return run_large(
+      {.sharing = host::Sharing::kInputs, .in_bytes = std::move(in_bytes)},
+      [&](const host::SharedBuffers& shared) {
+        return host::direct_all_to_all(peers_, op, shared, buffers.out, parts, offsets);
+      },
+      [&] { return host::staged_all_to_all(peers_, op, buffers, parts); });
 }
 
 // The payload goes into the announcement itself, or, if it is too large, into this rank's slot.
 Status HostEngine::enter_with(const OpContext& op, ConstBytes payload) {
   announced_ = {};
   if (payload.size() > host::kInlineBytes) {
+    CADRE_RETURN_IF_ERROR(commit_flat());
     copy(peers_.arena().flat(peers_.rank(), peers_.next_round()), payload.data(), payload.size(),
          StorePolicy::kCached);
     payload = {};
@@ -337,8 +376,11 @@ void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKi
 }
 
 Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
-  static_assert(sizeof(Places) <= host::kInlineBytes);
-  announced_ = {segments_.find(in, peers_.rank()), segments_.find(out, peers_.rank())};
+  const Result<Place> in_place = setup_.memory->find(in);
+  if (!in_place.ok()) return in_place.error();
+  const Result<Place> out_place = setup_.memory->find(out);
+  if (!out_place.ok()) return out_place.error();
+  announced_ = {*in_place, *out_place};
   num_out_bytes_ = out.size();
   is_inside_ = true;
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
@@ -350,62 +392,21 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   return entered.ok() ? entered : finish(entered);
 }
 
-HostEngine::Places HostEngine::places_of(Rank rank) const {
-  Places places;
-  std::memcpy(&places, peers_.payload_of(rank), sizeof(places));
-  return places;
-}
-
-// The segment in which all ranks have the buffer; 0 for none.
-uint32_t HostEngine::common_segment(SymmetricPlace Places::*buffer) const {
-  const uint32_t mine = (announced_.*buffer).segment;
-  for (int rank = 0; rank < peers_.world_size(); ++rank) {
-    if ((places_of(rank).*buffer).segment != mine) return 0;
-  }
-  return mine;
-}
-
-// Decided from what all ranks announced, so all decide alike. A segment that this rank announced it
-// has registered.
-std::optional<HostEngine::Direct> HostEngine::direct_buffers(Sharing sharing, Rank root) const {
-  const uint32_t in_segment = common_segment(&Places::in);
-  const uint32_t out_segment = common_segment(&Places::out);
-  const Places roots = places_of(root);
-  const bool needs_inputs = sharing != Sharing::kOutputsAndRootInput;
-  if ((needs_inputs ? in_segment : out_segment) == 0) return std::nullopt;
-  if (sharing == Sharing::kInputsAndOutputs && out_segment == 0) return std::nullopt;
-  if (sharing == Sharing::kInputsAndRootOutput && roots.out.segment != in_segment) {
-    return std::nullopt;
-  }
-  if (sharing == Sharing::kOutputsAndRootInput && roots.in.segment != out_segment) {
-    return std::nullopt;
-  }
-  Direct direct;
-  for (int rank = 0; rank < peers_.world_size(); ++rank) {
-    const Places theirs = places_of(rank);
-    const bool reads_input = needs_inputs || rank == root;
-    direct.buffers.ins.push_back(reads_input ? locate(theirs.in, rank, direct) : nullptr);
-    if (sharing == Sharing::kInputsAndOutputs ||
-        (sharing == Sharing::kInputsAndRootOutput && rank == root)) {
-      direct.buffers.outs.push_back(locate(theirs.out, rank, direct));
-    }
-  }
-  return direct;
-}
-
-std::byte* HostEngine::locate(SymmetricPlace place, Rank rank, Direct& direct) const {
-  const SymmetricSegment& segment = direct.segments.emplace_back(*segments_.get(place.segment));
-  return segment.memory->bytes().data() + segment.bytes_per_rank * static_cast<size_t>(rank.value) +
-         place.offset;
+// Before anything is announced, so that nobody waits inside the operation for a rank that has no
+// memory for it.
+Status HostEngine::commit_flat() {
+  if (has_flat_) return {};
+  CADRE_RETURN_IF_ERROR(setup_.block.commit(host::Arena::flat_part()));
+  has_flat_ = true;
+  return {};
 }
 
 // The memory of all stagings is large, and groups whose large buffers are symmetric need none of
 // it.
-Status HostEngine::reserve_staging() {
+Status HostEngine::commit_staging() {
   if (has_staging_) return {};
-  const host::Range part = host::Arena::staging_part(peers_.rank());
-  const Status reserved = os::reserve_pages(*arena_, part.begin, part.size);
-  if (!reserved.ok()) return finish(reserved);
+  const Status committed = setup_.block.commit(host::Arena::staging_part());
+  if (!committed.ok()) return finish(committed);
   has_staging_ = true;
   return {};
 }
@@ -416,7 +417,7 @@ Status HostEngine::finish(Status status) {
     is_inside_ = false;
     return {};
   }
-  const Status withdrawn = withdraw();
+  const Status withdrawn = withdraw(status.error().message());
   if (withdrawn.ok()) return status;
   return Error(status.error().code(),
                format("{}; {}", status.error().message(), withdrawn.error().message()));
@@ -427,16 +428,12 @@ Status HostEngine::finish(Status status) {
 // stop in time are left with the old pages of what they write; what they read too late they do not
 // return. Allocates nothing while all goes well: it may be for want of memory that this rank
 // leaves.
-Status HostEngine::withdraw() {
+Status HostEngine::withdraw(std::string_view reason) {
   peers_.mark_left();
-  const bool is_symmetric = announced_.in.segment != 0 || announced_.out.segment != 0;
+  const bool is_symmetric = announced_.in || announced_.out;
   Status status;
-  if (is_symmetric && !peers_.are_done(kPartingTime)) {
-    if (const auto segment = segments_.get(announced_.out.segment)) {
-      const size_t slice = segment->bytes_per_rank * static_cast<size_t>(peers_.rank().value);
-      status =
-          os::make_pages_private(*segment->memory, slice + announced_.out.offset, num_out_bytes_);
-    }
+  if (is_symmetric && !peers_.are_done(kPartingTime) && announced_.out) {
+    status = setup_.memory->revoke(announced_.out, num_out_bytes_, reason);
   }
   is_inside_ = false;
   if (status.ok()) return {};
@@ -445,8 +442,8 @@ Status HostEngine::withdraw() {
 
 // For the handlers of the operations: the exception goes on to the caller, unless the peers keep
 // the memory.
-void HostEngine::leave_by_exception() {
-  if (is_inside_) withdraw().value_or_throw();
+void HostEngine::leave_by_exception(std::string_view what) {
+  if (is_inside_) withdraw(what).value_or_throw();
   throw;
 }
 

@@ -1,13 +1,16 @@
-// The engine for ranks that share memory: flags and payload in an arena that all of them map.
+// The engine for ranks that share memory: flags and payload in a block of each rank, which all map.
 //
-// Threads: one operation at a time, from any thread; register and unregister from any thread.
+// Threads: one operation at a time, from any thread. Engines over one HostMemory are independent.
 // Blocking: every operation, until all ranks have entered it and this rank has its result.
-// Lifetime: shares the arena and the symmetric segments; borrows the System and the Interrupt.
+// Lifetime: shares the memory; borrows the System and the Interrupt. Its end releases the holds on
+// the blocks of the others.
 // Errors: as Backend says. What reduction_table.h refuses is kInvalidArgument. kUnavailable when
-// there is no memory for this rank's part of the arena; the constructor throws it. An exception out
-// of an operation ends it for this rank as an error does. Numerics: every
-// way to reduce folds in rank order, so the bits depend neither on the regime nor on whether memory
-// is symmetric; see collective/reduce.h. Source: docs/decisions/0006-host-engine.md
+// there is no memory for a part of this rank's block. kAborted for a large operand in memory that
+// this rank has taken back from its peers: it is not announced. The constructor throws kCorruption
+// for blocks that lie in no slice. An exception out of an operation ends it for this rank as an
+// error does. Numerics: every way to reduce folds in rank order, so the bits depend neither on the
+// regime nor on whether memory is symmetric; see collective/reduce.h. Source:
+// docs/decisions/0006-host-engine.md
 //
 // Four regimes, chosen by the size and, for large ones, by what all ranks announced:
 //   inline  the payload travels in the cache lines of the announcement    one meeting
@@ -20,6 +23,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/export.h"
@@ -27,33 +32,33 @@
 #include "cadre/collective/host/buffers.h"
 #include "cadre/collective/host/direct.h"
 #include "cadre/collective/host/peers.h"
-#include "cadre/collective/host/symmetric_segments.h"
+#include "cadre/collective/host/shared_buffers.h"
 #include "cadre/collective/part_table.h"
+#include "cadre/memory/host_memory.h"
 #include "cadre/os/interrupt.h"
-#include "cadre/os/shared_memory.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
 
-struct HostEngineOptions {
+struct HostEngineSetup {
+  std::shared_ptr<HostMemory> memory;  // shared by the engines and buffers of this rank
   Rank rank = 0;
-  int world_size = 1;
   // More ranks than cores on this host: waits give the core away instead of spinning.
   bool oversubscribed = false;
+  std::vector<int> slots;     // in the memory, by rank
+  std::vector<Place> blocks;  // by rank
+  Piece block;                // this rank's, made by cut_block()
 };
 
 class HostEngine final : public Backend {
  public:
-  // Size of the segment that one rank creates (zeroed) and hands to all others.
-  static size_t arena_bytes(int world_size);
+  // This rank's block, before the ranks exchange the places of theirs.
+  static Result<Piece> cut_block(HostMemory& memory, std::span<const int> slots);
 
-  HostEngine(os::System& system, const os::Interrupt& interrupt,
-             std::shared_ptr<os::SharedMemory> arena, const HostEngineOptions& options);
-
-  // Operations use a segment once every rank has registered it and their buffers lie in it.
-  void register_symmetric(SymmetricSegment segment);
-  // Between operations; an unknown id is ignored.
-  void unregister_symmetric(uint32_t id);
+  HostEngine(os::System& system, const os::Interrupt& interrupt, HostEngineSetup setup);
+  ~HostEngine() override;
+  HostEngine(const HostEngine&) = delete;
+  HostEngine& operator=(const HostEngine&) = delete;
 
   Capabilities capabilities() const override;
   Status broadcast(const OpContext& op, Bytes data, Rank root) override;
@@ -72,46 +77,28 @@ class HostEngine final : public Backend {
                       const PartSizes& sizes) override;
 
  private:
-  // Which buffers must be symmetric for the direct regime. What one rank alone announces the others
-  // may not have registered, so it must lie in the segment that all have announced.
-  enum class Sharing {
-    kInputs,
-    kInputsAndOutputs,
-    kInputsAndRootOutput,
-    kOutputsAndRootInput,
-  };
-  // What a rank announces with a large operation.
-  struct Places {
-    host::SymmetricPlace in;
-    host::SymmetricPlace out;
-  };
-  // Symmetric buffers of all ranks, with their segments kept mapped.
-  struct Direct {
-    std::vector<SymmetricSegment> segments;
-    host::SharedBuffers buffers;
-  };
-
   Status enter_with(const OpContext& op, ConstBytes payload);
   const std::byte* payload_of(Rank rank, size_t num_bytes) const;
-  Places places_of(Rank rank) const;
-  uint32_t common_segment(host::SymmetricPlace Places::*buffer) const;
   void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);
   Status enter_large(const OpContext& op, ConstBytes in, Bytes out);
-  std::optional<Direct> direct_buffers(Sharing sharing, Rank root = 0) const;
-  std::byte* locate(host::SymmetricPlace place, Rank rank, Direct& direct) const;
+  // After enter_large(): directly on the wanted buffers, if all of them are shared, else through
+  // the staging.
+  template <typename Direct, typename Staged>
+  Status run_large(const host::Wanted& wanted, const Direct& direct, const Staged& staged);
   Status exchange_large(const OpContext& op, const host::Buffers& buffers,
                         const host::ExchangeParts& parts, const std::vector<size_t>& offsets);
   Status finish(Status status);
-  Status withdraw();
-  [[noreturn]] void leave_by_exception();
-  Status reserve_staging();
+  Status withdraw(std::string_view reason);
+  [[noreturn]] void leave_by_exception(std::string_view what);
+  Status commit_flat();
+  Status commit_staging();
 
-  const std::shared_ptr<os::SharedMemory> arena_;
+  HostEngineSetup setup_;
   host::Peers peers_;
-  host::SymmetricSegments segments_;
   std::vector<const std::byte*> inputs_;  // scratch of reduce_payloads
-  bool has_staging_ = false;              // this rank's staging is allocated
-  Places announced_;                      // with the last operation; none with a small one
+  bool has_flat_ = false;                 // this rank's flat slots are committed
+  bool has_staging_ = false;              // and its staging
+  host::Announcement announced_;          // with the last operation; none with a small one
   size_t num_out_bytes_ = 0;              // of the buffer at announced_.out
   bool is_inside_ = false;                // has announced an operation that has not ended
 };

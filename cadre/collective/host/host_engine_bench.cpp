@@ -13,10 +13,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/os/system.h"
+#include "cadre/testing/host_memories.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre {
@@ -26,25 +28,48 @@ using testing::RankContext;
 using testing::require;
 
 constexpr size_t kMaxBytes = 64 << 20;
-constexpr uint32_t kSegment = 1;
 
+// What the ranks share: a block of each, and symmetric memory.
 struct Memory {
-  std::shared_ptr<os::SharedMemory> arena;
-  std::shared_ptr<os::SharedMemory> segment;
+  std::vector<std::shared_ptr<HostMemory>> memories;
+  std::vector<Piece> blocks;
+  std::vector<Place> places;
+  std::vector<Piece> buffers;
 };
+
+Memory make_memory(os::System& system, int num_ranks) {
+  Memory memory{
+      testing::make_host_memories(system, {.num_slots = num_ranks, .slice_bytes = 2 * kMaxBytes}),
+      {},
+      {},
+      {}};
+  const std::vector<int> slots = testing::all_slots(num_ranks);
+  for (const auto& own : memory.memories) {
+    memory.blocks.push_back(HostEngine::cut_block(*own, slots).value_or_throw());
+    memory.places.push_back(memory.blocks.back().place());
+    memory.buffers.push_back(
+        own->allocate({.num_bytes = kMaxBytes, .holders = slots}).value_or_throw());
+  }
+  return memory;
+}
+
+HostEngineSetup setup_of(Memory& memory, const RankContext& context) {
+  const auto rank = static_cast<size_t>(context.rank.value);
+  return {.memory = memory.memories[rank],
+          .rank = context.rank,
+          .oversubscribed = context.world_size > context.system.host().num_cores,
+          .slots = testing::all_slots(context.world_size),
+          .blocks = memory.places,
+          .block = std::move(memory.blocks[rank])};
+}
 
 class BenchRank {
  public:
-  BenchRank(RankContext& context, const Memory& memory, double seconds)
+  BenchRank(RankContext& context, Memory& memory, double seconds)
       : context_(context),
         seconds_(seconds),
-        interrupt_(context.system),
-        engine_(context.system, interrupt_, memory.arena,
-                {.rank = context.rank,
-                 .world_size = context.world_size,
-                 .oversubscribed = context.world_size > context.system.host().num_cores}) {
-    engine_.register_symmetric({kSegment, memory.segment, kMaxBytes});
-  }
+
+        engine_(context.system, interrupt_, setup_of(memory, context)) {}
 
   void all_reduce(Bytes data) {
     const OpDescriptor descriptor{
@@ -134,12 +159,11 @@ void print_line(const char* memory, Bytes data, int num_ranks, const std::vector
               100 * bandwidth / copy_bandwidth(data.size()));
 }
 
-void run(RankContext& context, const Memory& memory, double seconds) {
+void run(RankContext& context, Memory& memory, double seconds) {
   if (context.world_size <= context.system.host().num_cores) pin_to_core(context.rank);
   BenchRank rank(context, memory, seconds);
   std::vector<std::byte> own(kMaxBytes);
-  const Bytes shared = memory.segment->bytes().subspan(
-      static_cast<size_t>(context.rank.value) * kMaxBytes, kMaxBytes);
+  const Bytes shared = memory.buffers[static_cast<size_t>(context.rank.value)].bytes();
   for (size_t size : {size_t{8}, size_t{1} << 10, size_t{8} << 10, size_t{64} << 10,
                       size_t{512} << 10, size_t{4} << 20, size_t{16} << 20, kMaxBytes}) {
     for (const bool is_symmetric : {false, true}) {
@@ -160,11 +184,7 @@ int main(int argc, char** argv) {
   const int num_ranks = argc > 1 ? std::atoi(argv[1]) : 2;
   const double seconds = argc > 2 ? std::atof(argv[2]) : 1.0;
   const auto system = cadre::os::make_native_system();
-  const auto make = [&system](size_t bytes) {
-    return std::shared_ptr(system->create_segment(bytes).value_or_throw());
-  };
-  const cadre::Memory memory{make(cadre::HostEngine::arena_bytes(num_ranks)),
-                             make(static_cast<size_t>(num_ranks) * cadre::kMaxBytes)};
+  cadre::Memory memory = cadre::make_memory(*system, num_ranks);
   std::printf("%10s %5s %-9s %13s %13s %13s\n", "bytes", "ranks", "memory", "best", "median",
               "p99");
   std::fflush(stdout);

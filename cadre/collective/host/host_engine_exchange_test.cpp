@@ -7,7 +7,6 @@
 
 #include "cadre/base/format.h"
 #include "cadre/collective/exchange_reference_test.h"
-#include "cadre/collective/host/arena.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
 #include "cadre/testing/equal_bytes.h"
 #include "cadre/testing/reference_reduction.h"
@@ -23,16 +22,13 @@ using testing::run_ranks_as_processes;
 using testing::run_ranks_as_threads;
 using testing::run_ranks_in_simulator;
 
-constexpr uint32_t kSegment = 3;
 constexpr size_t kBytesPerRank = 16 << 20;
 
-// Where a rank's buffers lie: in vectors, or in its slice of a symmetric segment.
-class Place {
+// Where a rank's buffers lie: in vectors, or in its slice of symmetric memory.
+class Ground {
  public:
-  Place() = default;
-  Place(const std::shared_ptr<os::SharedMemory>& segment, Rank rank)
-      : free_(segment->bytes().subspan(static_cast<size_t>(rank.value) * kBytesPerRank,
-                                       kBytesPerRank)) {}
+  Ground() = default;
+  Ground(const TestMemory& memory, Rank rank) : free_(memory.slice(rank)) {}
 
   Bytes make(const std::vector<std::byte>& content) {
     if (free_.empty()) return kept_.emplace_back(content);
@@ -54,7 +50,7 @@ void spoil(Bytes bytes) {
   std::ranges::fill(bytes, std::byte{0xee});
 }
 
-void check_gather(TestRank& rank, const RankContext& context, Place place, size_t size, int root) {
+void check_gather(TestRank& rank, const RankContext& context, Ground place, size_t size, int root) {
   const bool is_root = context.rank == root;
   const auto expected = gathered(context.world_size, root, size);
   const Bytes in = place.make(part_between(context.rank, root, size));
@@ -70,7 +66,8 @@ void check_gather(TestRank& rank, const RankContext& context, Place place, size_
   require(!is_root || equal_bytes(all, expected), format("gather in place of {}", size));
 }
 
-void check_scatter(TestRank& rank, const RankContext& context, Place place, size_t size, int root) {
+void check_scatter(TestRank& rank, const RankContext& context, Ground place, size_t size,
+                   int root) {
   const bool is_root = context.rank == root;
   const auto whole = to_be_scattered(context.world_size, root, size);
   const auto expected = part_between(root, context.rank, size);
@@ -86,7 +83,7 @@ void check_scatter(TestRank& rank, const RankContext& context, Place place, size
   require(equal_bytes(own, expected), format("scatter in place of {}", size));
 }
 
-void check_all_to_all(TestRank& rank, const RankContext& context, Place place, size_t part) {
+void check_all_to_all(TestRank& rank, const RankContext& context, Ground place, size_t part) {
   const SizeMatrix sizes = even_sizes(context.world_size, part);
   const Bytes in = place.make(exchange_input(sizes, context.rank));
   const Bytes out = place.make(in.size());
@@ -96,7 +93,7 @@ void check_all_to_all(TestRank& rank, const RankContext& context, Place place, s
           format("all_to_all of parts of {}", part));
 }
 
-void check_all_to_all_v(TestRank& rank, const RankContext& context, Place place,
+void check_all_to_all_v(TestRank& rank, const RankContext& context, Ground place,
                         const SizeMatrix& sizes) {
   const auto expected = exchange_output(sizes, context.rank);
   const auto received = received_sizes(sizes, context.rank);
@@ -111,7 +108,7 @@ void check_all_to_all_v(TestRank& rank, const RankContext& context, Place place,
 // None, inline, flat, staged, and several chunks; sizes of a rank's part.
 constexpr size_t kSizes[] = {0, 1, 13, 96, 9001, 40000, 600001};
 
-void check_all(TestRank& rank, const RankContext& context, const Place& place) {
+void check_all(TestRank& rank, const RankContext& context, const Ground& place) {
   for (const size_t size : kSizes) {
     const bool is_large = size > 100000;
     for (int root = is_large ? context.world_size - 1 : 0; root < context.world_size; ++root) {
@@ -129,37 +126,23 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ExchangeTest, ::testing::Values(1, 2, 3, 4, 7),
                          ::testing::PrintToStringParamName());
 
 TEST_P(ExchangeTest, DataArrivesWhereTheFormulaSays) {
-  const auto arena = make_segment(HostEngine::arena_bytes(GetParam()));
+  TestMemory memory(GetParam());
   const auto result = run_ranks_as_threads(GetParam(), [&](RankContext& context) {
-    TestRank rank(context, arena);
-    check_all(rank, context, Place());
+    TestRank rank(context, memory);
+    check_all(rank, context, Ground());
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-bool staging_is_untouched(const std::shared_ptr<os::SharedMemory>& memory, int num_ranks) {
-  const host::Arena arena(memory->bytes(), num_ranks);
-  const std::vector<std::byte> zeros(host::kChunkBytes);
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    for (size_t i = 0; i < host::kNumChunks; ++i) {
-      if (!equal_bytes({arena.chunk(rank, i), host::kChunkBytes}, zeros)) return false;
-    }
-  }
-  return true;
-}
-
-// The reduce is in place, because its output counts only in the segment of the inputs.
 TEST_P(ExchangeTest, SymmetricBuffersAreReadInPlace) {
   const int num_ranks = GetParam();
-  const auto arena = make_segment(HostEngine::arena_bytes(num_ranks));
-  const auto segment = make_segment(static_cast<size_t>(num_ranks) * kBytesPerRank);
+  TestMemory memory(num_ranks, {.slice_bytes = kBytesPerRank});
   const auto inputs =
       testing::random_inputs(static_cast<size_t>(num_ranks), 70001, DType::kFloat32, 11);
   const auto total = testing::reference_reduction(inputs, kFloatSum);
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, arena);
-    rank.engine().register_symmetric({kSegment, segment, kBytesPerRank});
-    const Place place(segment, context.rank);
+    TestRank rank(context, memory);
+    const Ground place(memory, context.rank);
     for (const size_t size : {size_t{40000}, size_t{600001}}) {
       const int root = context.world_size - 1;
       check_gather(rank, context, place, size, root);
@@ -168,7 +151,7 @@ TEST_P(ExchangeTest, SymmetricBuffersAreReadInPlace) {
       check_all_to_all_v(rank, context, place, even_sizes(num_ranks, size));
     }
     for (int root = 0; root < num_ranks; ++root) {
-      Place fresh = place;
+      Ground fresh = place;
       const auto& own = inputs[static_cast<size_t>(context.rank.value)];
       const Bytes data = fresh.make(own);
       rank.reduce(data, context.rank == root ? data : Bytes(), kFloatSum, root).value_or_throw();
@@ -176,33 +159,31 @@ TEST_P(ExchangeTest, SymmetricBuffersAreReadInPlace) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_TRUE(staging_is_untouched(arena, num_ranks));
+  EXPECT_TRUE(memory.is_staging_untouched());
 }
 
 // One rank alone has private memory: all go through the staging, to the same results.
 TEST(ExchangeSymmetricTest, OnePrivateBufferIsEnoughForTheStagedWay) {
   constexpr int kNumRanks = 3;
-  const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
-  const auto segment = make_segment(kNumRanks * kBytesPerRank);
+  TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
   const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
-    TestRank rank(context, arena);
-    rank.engine().register_symmetric({kSegment, segment, kBytesPerRank});
-    const Place place = context.rank == 1 ? Place() : Place(segment, context.rank);
+    TestRank rank(context, memory);
+    const Ground place = context.rank == 1 ? Ground() : Ground(memory, context.rank);
     check_gather(rank, context, place, 50000, 0);
     check_scatter(rank, context, place, 50000, 0);
     check_all_to_all(rank, context, place, 50000);
     check_all_to_all_v(rank, context, place, random_sizes(kNumRanks, 90000, 5));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_FALSE(staging_is_untouched(arena, kNumRanks));
+  EXPECT_FALSE(memory.is_staging_untouched());
 }
 
 TEST(ExchangeProcessTest, ProcessesReachTheSameResults) {
   constexpr int kNumRanks = 3;
-  const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
+  TestMemory memory(kNumRanks);
   const auto result = run_ranks_as_processes(kNumRanks, [&](RankContext& context) {
-    TestRank rank(context, arena);
-    check_all(rank, context, Place());
+    TestRank rank(context, memory);
+    check_all(rank, context, Ground());
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -212,10 +193,10 @@ TEST(ExchangeProcessTest, ProcessesReachTheSameResults) {
 TEST(ExchangeSimulatorTest, EveryOrderOfEventsEndsRight) {
   constexpr int kNumRanks = 3;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
-    const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
+    TestMemory memory(kNumRanks);
     const sim::SimOptions options{.max_nap = std::chrono::hours(1)};
     const auto result = run_ranks_in_simulator(seed, options, kNumRanks, [&](RankContext& context) {
-      TestRank rank(context, arena);
+      TestRank rank(context, memory);
       Random random(seed);  // all ranks draw the same
       for (int i = 0; i < 12; ++i) {
         const size_t size = kSizes[random.below(6)];
@@ -235,9 +216,9 @@ TEST(ExchangeSimulatorTest, EveryOrderOfEventsEndsRight) {
 
 TEST(ExchangeMismatchTest, APartThatIsNotExpectedIsNamedOnAllRanksBeforeDataMoves) {
   constexpr int kNumRanks = 4;
-  const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
+  TestMemory memory(kNumRanks);
   const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     const SizeMatrix sizes = even_sizes(kNumRanks, 1000);
     auto received = received_sizes(sizes, context.rank);
     if (context.rank == 2) received[1] = 996;
@@ -259,9 +240,9 @@ TEST(ExchangeMismatchTest, APartThatIsNotExpectedIsNamedOnAllRanksBeforeDataMove
 
 TEST(ExchangeMismatchTest, AnotherRootIsAnotherOperation) {
   for (const OpKind kind : {OpKind::kReduce, OpKind::kGather, OpKind::kScatter}) {
-    const auto arena = make_segment(HostEngine::arena_bytes(3));
+    TestMemory memory(3);
     const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
-      TestRank rank(context, arena);
+      TestRank rank(context, memory);
       const int root = context.rank == 1 ? 1 : 0;
       std::vector<std::byte> small(8);
       std::vector<std::byte> large(24);

@@ -17,9 +17,9 @@ void require_code(const Status& status, ErrorCode code) {
 }
 
 TEST(HostEngineMismatchTest, EveryRankLearnsWhatAnotherCalled) {
-  const auto arena = make_segment(HostEngine::arena_bytes(3));
+  TestMemory memory(3);
   const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     std::vector<std::byte> data(4000);
     rank.barrier().value_or_throw();
     const bool is_odd_one = context.rank == 1;
@@ -37,10 +37,10 @@ TEST(HostEngineMismatchTest, EveryRankLearnsWhatAnotherCalled) {
 
 // Ranks 1 and 2 disagree while rank 0, which both wait for first, never comes.
 TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
-  const auto arena = make_segment(HostEngine::arena_bytes(3));
+  TestMemory memory(3);
   const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
     if (context.rank == 0) return;
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     std::vector<std::byte> data(static_cast<size_t>(context.rank.value) * 8);
     require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kInvalidArgument);
     require(rank.progress().mismatch_peer == 3 - context.rank, "the wrong peer");
@@ -49,9 +49,9 @@ TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
 }
 
 TEST(HostEngineMismatchTest, AnotherNumberForTheSameCallIsAMismatch) {
-  const auto arena = make_segment(HostEngine::arena_bytes(2));
+  TestMemory memory(2);
   const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     // Refused before it is announced, so it takes a number and no round.
     std::vector<std::byte> data(8);
     if (context.rank == 1) {
@@ -64,9 +64,9 @@ TEST(HostEngineMismatchTest, AnotherNumberForTheSameCallIsAMismatch) {
 }
 
 TEST(HostEngineTimeoutTest, NamesTheFirstRankThatIsMissing) {
-  const auto arena = make_segment(HostEngine::arena_bytes(4));
+  TestMemory memory(4);
   const auto result = run_ranks_as_threads(4, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     rank.barrier().value_or_throw();
     if (context.rank >= 2) return;
     rank.set_patience(std::chrono::milliseconds(50));
@@ -77,9 +77,9 @@ TEST(HostEngineTimeoutTest, NamesTheFirstRankThatIsMissing) {
 }
 
 TEST(HostEngineTimeoutTest, NamesARankThatDiedAsAProcess) {
-  const auto arena = make_segment(HostEngine::arena_bytes(3));
+  TestMemory memory(3);
   const auto result = run_ranks_as_processes(3, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     std::vector<std::byte> data(1 << 20);
     rank.all_reduce(data, data, kFloatSum).value_or_throw();
     if (context.rank == 1) return;  // ends, and with it its part of the next operation
@@ -91,10 +91,10 @@ TEST(HostEngineTimeoutTest, NamesARankThatDiedAsAProcess) {
 }
 
 TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
-  const auto arena = make_segment(HostEngine::arena_bytes(2));
+  TestMemory memory(2);
   const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
     if (context.rank == 1) return;
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     auto raiser = context.system.spawn("raiser", [&] {
       // Once the wait has a name it is past its spinning.
       while (rank.progress().waiting_for() != 1) context.system.yield();

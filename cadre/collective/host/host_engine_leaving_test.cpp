@@ -30,7 +30,6 @@ using testing::RankContext;
 using testing::require;
 
 constexpr ReduceKind kFloatsAdded{DType::kFloat32, ReduceOp::kSum};
-constexpr uint32_t kSegmentId = 4;
 constexpr size_t kSliceBytes = 4 << 20;
 constexpr std::byte kReused{0x5a};
 
@@ -107,15 +106,14 @@ class LateWriterTest : public ::testing::TestWithParam<Ending> {
 
 // Rank 0 writes one half of its memory and keeps the other as it is.
 TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
-  const TestMemory state(2, kSliceBytes);
-  const auto words = make_segment(sizeof(Progress));
+  TestMemory state(2, {.slice_bytes = kSliceBytes});
+  const auto words = os::make_native_system()->create_segment(sizeof(Progress)).value_or_throw();
   auto& progress = *reinterpret_cast<Progress*>(words->bytes().data());
-  const host::Arena arena(state.arena->bytes(), 2);
+  const host::Arena arena = state.arena();
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
     const Bytes data = state.slice(context.rank);
     if (context.rank == 1) {
-      TestRank rank(context, state.arena);
-      rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
+      TestRank rank(context, state);
       // So that a sum with it changes what rank 0 has by then.
       std::ranges::fill(data, kReused);
       rank.barrier().value_or_throw();
@@ -129,8 +127,7 @@ TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
     }
     ThrowingSystem throwing(context.system, arena.step_flag(1).step);
     RankContext thrown{throwing, context.rank, context.world_size, {}, {}};
-    TestRank rank(GetParam() == Ending::kException ? thrown : context, state.arena);
-    rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
+    TestRank rank(GetParam() == Ending::kException ? thrown : context, state);
     rank.barrier().value_or_throw();
     fail(context, state, rank);
     std::ranges::fill(data.first(kSliceBytes / 4 * 3), kReused);
@@ -156,13 +153,12 @@ TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
   int num_left = 0;
   for (int64_t run = 0; run < 60; ++run) {
     const int64_t point = 1 + run % 12;
-    const TestMemory state(kNumRanks, kSliceBytes);
+    TestMemory state(kNumRanks, {.slice_bytes = kSliceBytes});
     const SimOptions options{
         .faults = {Fault::stop(1, When::at_point(1, point)).lasting(milliseconds(500))}};
     const auto result = testing::run_ranks_in_simulator(
         static_cast<uint64_t>(run), options, kNumRanks, [&](RankContext& context) {
-          TestRank rank(context, state.arena);
-          rank.engine().register_symmetric({kSegmentId, state.segment, kSliceBytes});
+          TestRank rank(context, state);
           rank.set_patience(context.rank == 0 ? milliseconds(50) : milliseconds(5000));
           const auto& own = inputs[static_cast<size_t>(context.rank.value)];
           const Bytes data = state.slice(context.rank).first(own.size());

@@ -10,7 +10,6 @@
 #include "cadre/collective/host/arena.h"
 #include "cadre/collective/host/host_engine_test_ranks.h"
 #include "cadre/testing/forwarding_system.h"
-#include "cadre/testing/scarce_memory.h"
 
 namespace cadre {
 namespace {
@@ -19,7 +18,6 @@ using testing::RankContext;
 using testing::require;
 
 constexpr ReduceKind kSumOfFloats{DType::kFloat32, ReduceOp::kSum};
-constexpr uint32_t kOneSegment = 6;
 constexpr size_t kLargeBytes = 1 << 20;
 
 // A sleep lasts, and shows in the word, until the value changes, however slow the machine is: no
@@ -73,9 +71,8 @@ class LastToEnterTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
   const bool is_symmetric = GetParam();
-  const auto arena_memory = make_segment(HostEngine::arena_bytes(2));
-  const auto segment = make_segment(2 * kLargeBytes);
-  const host::Arena arena(arena_memory->bytes(), 2);
+  TestMemory memory(2, {.slice_bytes = kLargeBytes});
+  const host::Arena arena = memory.arena();
   std::atomic<int> num_wakes{0};
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
     ListeningSystem system(context.system, num_wakes);
@@ -84,13 +81,9 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
                           .world_size = context.world_size,
                           .meeting_address = {},
                           .output = {}};
-    TestRank rank(listening, arena_memory);
-    if (is_symmetric) rank.engine().register_symmetric({kOneSegment, segment, kLargeBytes});
+    TestRank rank(listening, memory);
     std::vector<std::byte> own(kLargeBytes);
-    const Bytes data = is_symmetric
-                           ? segment->bytes().subspan(
-                                 static_cast<size_t>(context.rank.value) * kLargeBytes, kLargeBytes)
-                           : Bytes(own);
+    const Bytes data = is_symmetric ? memory.slice(context.rank) : Bytes(own);
     os::WaitWord& entry_of_last = arena.entry(1, 1).round;
     if (context.rank == 1) {
       system.name(entry_of_last, "entry");
@@ -108,13 +101,15 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
 INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
                          [](const auto& test) { return test.param ? "Direct" : "Staged"; });
 
+// A page of flags, and one for the header of the piece.
+constexpr size_t kForFlags = 2 * 4096;
+
 TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
-  const auto arena = make_segment(HostEngine::arena_bytes(2));
-  const size_t for_small = 2 * 4096 + 2 * host::kFlatBytes;
+  const size_t for_small = kForFlags + 2 * host::kFlatBytes;
+  TestMemory memory(2,
+                    {.num_free = {for_small, for_small + host::kNumChunks * host::kChunkBytes, 0}});
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
-    const size_t num_free =
-        for_small + (context.rank == 0 ? 0 : host::kNumChunks * host::kChunkBytes);
-    TestRank rank(context, std::make_shared<testing::ScarceMemory>(arena, num_free));
+    TestRank rank(context, memory);
     std::vector<std::byte> little(host::kFlatBytes);
     std::vector<std::byte> much(kLargeBytes);
     rank.all_reduce(little, little, kSumOfFloats).value_or_throw();
@@ -129,12 +124,62 @@ TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-TEST(HostEngineReserveTest, AnArenaWithoutMemoryIsRefusedAtOnce) {
-  const auto arena = make_segment(HostEngine::arena_bytes(2));
-  const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
-    EXPECT_THROW(TestRank(context, std::make_shared<testing::ScarceMemory>(arena, 4096)), Error);
+// Not by SIGBUS, and before it is announced: the next operation is the same on both ranks.
+TEST(HostEngineReserveTest, AMediumOperationWithoutMemoryIsRefusedBeforeItBegins) {
+  TestMemory memory(1, {.num_free = {kForFlags, 0}});
+  const auto result = testing::run_ranks_as_threads(1, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    std::vector<std::byte> tiny(host::kInlineBytes);
+    std::vector<std::byte> little(host::kInlineBytes + 4);
+    rank.all_reduce(tiny, tiny, kSumOfFloats).value_or_throw();
+    const Status status = rank.all_reduce(little, little, kSumOfFloats);
+    require(!status.ok() && status.error().code() == ErrorCode::kUnavailable, "it succeeded");
+    rank.barrier().value_or_throw();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineReserveTest, ABlockWithoutMemoryIsRefusedAtOnce) {
+  EXPECT_THROW(TestMemory(2, {.num_free = {kForFlags, 4096, 0}}), Error);
+}
+
+TEST(HostEngineMemoryTest, ABlockOutsideOfItsSliceIsRefused) {
+  TestMemory memory(2);
+  const auto result = testing::run_ranks_as_threads(1, [&](RankContext& context) {
+    HostEngineSetup setup = memory.setup_of(0);
+    setup.blocks[1].offset += 4096 + 1;
+    EXPECT_THROW(TestRank(context, std::move(setup)), Error);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The pages of a block are not used again while another rank may look at its flags.
+TEST(HostEngineMemoryTest, ABlockGoesWhenTheLastEngineThatReadsItHasGone) {
+  const auto system = os::make_native_system();
+  const os::Interrupt interrupt;
+  const auto memories = testing::make_host_memories(
+      *system, {.num_slots = 2, .slice_bytes = 2 * host::Arena::block_bytes()});
+  const std::vector<int> slots = {0, 1};
+  std::vector<Piece> blocks;
+  std::vector<Place> places;
+  for (const auto& memory : memories) {
+    blocks.push_back(HostEngine::cut_block(*memory, slots).value_or_throw());
+    places.push_back(blocks.back().place());
+  }
+  std::vector<std::unique_ptr<HostEngine>> engines;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto index = static_cast<size_t>(rank);
+    engines.push_back(std::make_unique<HostEngine>(
+        *system, interrupt,
+        HostEngineSetup{memories[index], rank, true, slots, places, std::move(blocks[index])}));
+  }
+  const auto next_offset = [&] {
+    return memories[0]->allocate({.num_bytes = 4096}).value_or_throw().place().offset;
+  };
+  engines[0].reset();
+  EXPECT_EQ(next_offset(), host::Arena::block_bytes());
+  engines[1].reset();
+  EXPECT_EQ(next_offset(), 0u);
 }
 
 }  // namespace

@@ -55,10 +55,10 @@ TEST(HostEngineSimulatorTest, EveryOrderOfEventsEndsRightAndLosesNoWakeUp) {
   constexpr int kNumRanks = 3;
   const std::vector<Case> cases = make_cases(kNumRanks);
   for (uint64_t seed = 1; seed <= 40; ++seed) {
-    const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
+    TestMemory memory(kNumRanks);
     const SimOptions options{.max_nap = std::chrono::hours(1)};
     const auto result = run_ranks_in_simulator(seed, options, kNumRanks, [&](RankContext& context) {
-      TestRank rank(context, arena);
+      TestRank rank(context, memory);
       run_cases(rank, context, cases);
     });
     ASSERT_TRUE(result.ok()) << "seed " << seed << "\n" << result.failures();
@@ -71,11 +71,11 @@ TEST(HostEngineSimulatorTest, SurvivorsNameTheRankThatWasKilledAtAnyPoint) {
   const std::vector<Case> cases = make_cases(kNumRanks);
   int num_named = 0;
   for (int64_t point = 1; point <= 60; ++point) {
-    const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
+    TestMemory memory(kNumRanks);
     const SimOptions options{.faults = {Fault::kill(1, When::at_point(1, point))}};
     const auto result = run_ranks_in_simulator(
         static_cast<uint64_t>(point), options, kNumRanks, [&](RankContext& context) {
-          TestRank rank(context, arena);
+          TestRank rank(context, memory);
           try {
             run_cases(rank, context, cases);
             context.output = "done";

@@ -1,7 +1,10 @@
 // Operations on symmetric memory: the same bits as on private memory, and no staging.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string>
+#include <string_view>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/host/arena.h"
@@ -21,7 +24,6 @@ using testing::require;
 using testing::run_ranks_as_processes;
 using testing::run_ranks_as_threads;
 
-constexpr uint32_t kSegment = 3;
 constexpr size_t kBytesPerRank = 8 << 20;
 
 // Puts data `offset` bytes into this rank's slice.
@@ -32,29 +34,16 @@ Bytes place(const TestMemory& memory, Rank rank, size_t offset,
   return target;
 }
 
-// Large operations that went through the staging left something there.
-bool staging_is_untouched(const TestMemory& memory, int num_ranks) {
-  const host::Arena arena(memory.arena->bytes(), num_ranks);
-  const std::vector<std::byte> zeros(host::kChunkBytes);
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    for (size_t i = 0; i < host::kNumChunks; ++i) {
-      if (!equal_bytes({arena.chunk(rank, i), host::kChunkBytes}, zeros)) return false;
-    }
-  }
-  return true;
-}
-
 class SymmetricTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
   const int num_ranks = GetParam();
   for (ReduceKind kind : testing::all_reduce_kinds()) {
-    const TestMemory memory(num_ranks, kBytesPerRank);
+    TestMemory memory(num_ranks, {.slice_bytes = kBytesPerRank});
     const Inputs inputs = random_inputs(static_cast<size_t>(num_ranks), 70001, kind.dtype, 17);
     const std::vector<std::byte> expected = reference_reduction(inputs, kind);
     const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-      TestRank rank(context, memory.arena);
-      rank.engine().register_symmetric({kSegment, memory.segment, kBytesPerRank});
+      TestRank rank(context, memory);
       // Ranks hold their buffers at different places.
       const size_t offset = static_cast<size_t>(context.rank.value) * 4096 + 8;
       const Bytes in = place(memory, context.rank, offset, of(inputs, context.rank));
@@ -66,20 +55,19 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
       require(equal_bytes(in, expected), format("in place, {} of {}", kind.op, kind.dtype));
     });
     ASSERT_TRUE(result.ok()) << result.failures();
-    EXPECT_TRUE(staging_is_untouched(memory, num_ranks));
+    EXPECT_TRUE(memory.is_staging_untouched());
   }
 }
 
 TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
   const int num_ranks = GetParam();
   const auto ranks = static_cast<size_t>(num_ranks);
-  const TestMemory memory(num_ranks, kBytesPerRank);
+  TestMemory memory(num_ranks, {.slice_bytes = kBytesPerRank});
   const Inputs inputs = random_inputs(ranks, ranks * 40000, DType::kFloat32, 23);
   const std::vector<std::byte> total = reference_reduction(inputs, kFloatSum);
   const size_t share = total.size() / ranks;
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, memory.arena);
-    rank.engine().register_symmetric({kSegment, memory.segment, kBytesPerRank});
+    TestRank rank(context, memory);
     const auto me = static_cast<size_t>(context.rank.value);
 
     Bytes data = place(memory, context.rank, 64, of(inputs, context.rank));
@@ -98,42 +86,24 @@ TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_TRUE(staging_is_untouched(memory, num_ranks));
+  EXPECT_TRUE(memory.is_staging_untouched());
 }
 
 // One rank passes private memory: all must take the staged way, with the same bits.
 TEST_P(SymmetricTest, OnePrivateBufferSendsAllThroughTheStaging) {
   const int num_ranks = GetParam();
-  const TestMemory memory(num_ranks, kBytesPerRank);
+  TestMemory memory(num_ranks, {.slice_bytes = kBytesPerRank});
   const Inputs inputs = random_inputs(static_cast<size_t>(num_ranks), 70001, DType::kFloat32, 29);
   const std::vector<std::byte> expected = reference_reduction(inputs, kFloatSum);
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, memory.arena);
-    rank.engine().register_symmetric({kSegment, memory.segment, kBytesPerRank});
+    TestRank rank(context, memory);
     std::vector<std::byte> own = of(inputs, context.rank);
     const Bytes data = context.rank == 1 ? Bytes(own) : place(memory, context.rank, 0, own);
     rank.all_reduce(data, data, kFloatSum).value_or_throw();
     require(equal_bytes(data, expected), "the sum");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_FALSE(staging_is_untouched(memory, num_ranks));
-}
-
-TEST_P(SymmetricTest, AnUnregisteredSegmentIsPrivateMemory) {
-  const int num_ranks = GetParam();
-  const TestMemory memory(num_ranks, kBytesPerRank);
-  const Inputs inputs = random_inputs(static_cast<size_t>(num_ranks), 70001, DType::kFloat32, 31);
-  const std::vector<std::byte> expected = reference_reduction(inputs, kFloatSum);
-  const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, memory.arena);
-    rank.engine().register_symmetric({kSegment, memory.segment, kBytesPerRank});
-    rank.engine().unregister_symmetric(kSegment);
-    const Bytes data = place(memory, context.rank, 0, of(inputs, context.rank));
-    rank.all_reduce(data, data, kFloatSum).value_or_throw();
-    require(equal_bytes(data, expected), "the sum");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_FALSE(staging_is_untouched(memory, num_ranks));
+  EXPECT_FALSE(memory.is_staging_untouched());
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SymmetricTest, ::testing::Values(2, 3, 5),
@@ -141,13 +111,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SymmetricTest, ::testing::Values(2, 3, 5),
 
 TEST(SymmetricProcessTest, ProcessesReadEachOthersBuffers) {
   constexpr int kNumRanks = 3;
-  const TestMemory memory(kNumRanks, kBytesPerRank);
+  TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
   const Inputs inputs = random_inputs(kNumRanks, 500001, DType::kBfloat16, 37);
   const ReduceKind kind{DType::kBfloat16, ReduceOp::kAvg};
   const std::vector<std::byte> expected = reference_reduction(inputs, kind);
   const auto result = run_ranks_as_processes(kNumRanks, [&](RankContext& context) {
-    TestRank rank(context, memory.arena);
-    rank.engine().register_symmetric({kSegment, memory.segment, kBytesPerRank});
+    TestRank rank(context, memory);
     for (int i = 0; i < 5; ++i) {
       const Bytes data = place(memory, context.rank, 0, of(inputs, context.rank));
       rank.all_reduce(data, data, kind).value_or_throw();
@@ -155,45 +124,165 @@ TEST(SymmetricProcessTest, ProcessesReadEachOthersBuffers) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_TRUE(staging_is_untouched(memory, kNumRanks));
+  EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-TEST(SymmetricSegmentsTest, FindsOnlyWholeBuffersInTheRanksOwnSlice) {
-  const auto memory = make_segment(3 * 4096);
-  host::SymmetricSegments segments(3);
-  segments.add({7, memory, 4096});
-  const Bytes all = memory->bytes();
-  const host::SymmetricPlace place = segments.find(all.subspan(4096 + 100, 50), 1);
-  EXPECT_EQ(place.segment, 7u);
-  EXPECT_EQ(place.offset, 100u);
-  EXPECT_EQ(segments.find(all.subspan(4096, 4096), 1).segment, 7u);
-  EXPECT_EQ(segments.find(all.subspan(4096, 4097), 1).segment, 0u);
-  EXPECT_EQ(segments.find(all.subspan(4095, 10), 1).segment, 0u);
-  EXPECT_EQ(segments.find(all.subspan(0, 10), 1).segment, 0u);
-  std::vector<std::byte> elsewhere(10);
-  EXPECT_EQ(segments.find(elsewhere, 1).segment, 0u);
+// What the root alone has in symmetric memory, its peers read there.
+TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
+  constexpr int kNumRanks = 3;
+  TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
+  const Inputs inputs = random_inputs(kNumRanks, 90000, DType::kFloat32, 41);
+  const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    const bool is_root = context.rank == 1;
+    std::vector<std::byte> own(of(inputs, 1).size());
+    const Bytes data = is_root ? place(memory, 1, 64, of(inputs, 1)) : Bytes(own);
+    rank.broadcast(data, 1).value_or_throw();
+    require(equal_bytes(data, of(inputs, 1)), "broadcast");
+    const size_t share = data.size() / kNumRanks;
+    std::vector<std::byte> out(share);
+    rank.scatter(is_root ? data : Bytes(), out, 1).value_or_throw();
+    const auto me = static_cast<size_t>(context.rank.value);
+    require(equal_bytes(out, ConstBytes(of(inputs, 1)).subspan(me * share, share)), "scatter");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-TEST(SymmetricSegmentsTest, RefusesASegmentThatIsTooSmallOrTaken) {
-  const auto memory = make_segment(2 * 4096);
-  host::SymmetricSegments segments(2);
-  EXPECT_THROW(segments.add({1, memory, 4097}), Error);
-  EXPECT_THROW(segments.add({0, memory, 4096}), Error);
-  EXPECT_THROW(segments.add({1, nullptr, 4096}), Error);
-  segments.add({1, memory, 4096});
-  EXPECT_THROW(segments.add({1, memory, 4096}), Error);
+// A group of ranks 0 and 2 beside the group of all three, over the same memory: what was cut for
+// one is used in place by the other, and its end takes nothing from the first.
+TEST(SymmetricGroupsTest, MemoryIsSymmetricInEveryGroupOfTheHost) {
+  constexpr int kNumRanks = 3;
+  constexpr size_t kBufferBytes = 1 << 20;
+  const auto system = os::make_native_system();
+  const auto memories =
+      testing::make_host_memories(*system, {.num_slots = kNumRanks, .slice_bytes = 16 << 20});
+  const std::vector<std::vector<int>> groups = {{0, 1, 2}, {0, 2}};
+  std::vector<HostEngineSetup> setups[2];
+  for (size_t group = 0; group < 2; ++group) {
+    std::vector<Piece> blocks;
+    std::vector<Place> places;
+    for (const int slot : groups[group]) {
+      auto& memory = *memories[static_cast<size_t>(slot)];
+      blocks.push_back(HostEngine::cut_block(memory, groups[group]).value_or_throw());
+      places.push_back(blocks.back().place());
+    }
+    for (size_t rank = 0; rank < groups[group].size(); ++rank) {
+      const auto slot = static_cast<size_t>(groups[group][rank]);
+      setups[group].push_back({memories[slot], static_cast<int>(rank), false, groups[group], places,
+                               std::move(blocks[rank])});
+    }
+  }
+  const Inputs inputs = random_inputs(kNumRanks, kBufferBytes / 4, DType::kFloat32, 43);
+  const auto total = reference_reduction(inputs, kFloatSum);
+  const auto of_two = reference_reduction({total, total}, kFloatSum);
+  const ReduceKind minimum{DType::kFloat32, ReduceOp::kMin};
+  const auto least = reference_reduction({of_two, total, of_two}, minimum);
+  const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
+    const auto slot = static_cast<size_t>(context.rank.value);
+    TestRank all(context, std::move(setups[0][slot]));
+    const Piece piece = memories[slot]->allocate({.num_bytes = kBufferBytes}).value_or_throw();
+    std::ranges::copy(of(inputs, context.rank), piece.bytes().begin());
+    all.all_reduce(piece.bytes(), piece.bytes(), kFloatSum).value_or_throw();
+    require(equal_bytes(piece.bytes(), total), "in the group of all");
+    if (slot != 1) {
+      RankContext pair{context.system, slot == 0 ? 0 : 1, 2, {}, {}};
+      TestRank two(pair, std::move(setups[1][slot == 0 ? 0 : 1]));
+      two.all_reduce(piece.bytes(), piece.bytes(), kFloatSum).value_or_throw();
+      require(equal_bytes(piece.bytes(), of_two), "in the group of two");
+      two.barrier().value_or_throw();
+    }
+    all.all_reduce(piece.bytes(), piece.bytes(), minimum).value_or_throw();
+    require(equal_bytes(piece.bytes(), least), "in the group of all, afterwards");
+    all.barrier().value_or_throw();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-TEST(SymmetricSegmentsTest, KeepsTheMappingUntilItIsRemoved) {
-  auto memory = make_segment(4096);
-  const std::weak_ptr<os::SharedMemory> watch = memory;
-  host::SymmetricSegments segments(1);
-  segments.add({1, std::move(memory), 4096});
-  EXPECT_FALSE(watch.expired());
-  segments.remove(2);
-  EXPECT_FALSE(watch.expired());
-  segments.remove(1);
-  EXPECT_TRUE(watch.expired());
+void require_aborted(const Status& status, std::string_view part) {
+  require(!status.ok(), "it succeeded");
+  require(status.error().code() == ErrorCode::kAborted, status.error().message());
+  require(status.error().message().find(part) != std::string::npos, status.error().message());
+}
+
+// What a failure in another group did to memory of this one.
+TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
+  constexpr int kNumRanks = 2;
+  TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
+  const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    const Bytes data = memory.slice(context.rank).first(1 << 20);
+    rank.all_reduce(data, data, kFloatSum).value_or_throw();
+    rank.barrier().value_or_throw();
+    if (context.rank == 1) {
+      memory.of(1).revoke(memory.place(1), 4096, "rank 7 timed out").value_or_throw();
+      require_aborted(rank.all_reduce(data, data, kFloatSum), "the failure: rank 7 timed out");
+    } else {  // refused, too, so that both ranks count as many operations
+      require(!rank.all_reduce(data, data, {DType::kInt32, ReduceOp::kAvg}).ok(), "not refused");
+    }
+    rank.barrier().value_or_throw();  // nothing was announced
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Rank 1 takes its memory back after it has announced it: its peer sees that at the latest before
+// it calls its result good.
+TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile) {
+  constexpr int kNumRanks = 2;
+  TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
+  const host::Arena arena = memory.arena();
+  const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    const Bytes data = memory.slice(context.rank).first(1 << 20);
+    if (context.rank == 0) {
+      require_aborted(rank.all_gather(data.first(data.size() / 2), data),
+                      "rank 1 took its memory back after a failure");
+      return;
+    }
+    const os::Interrupt interrupt;
+    host::Peers peers(context.system, interrupt, arena,
+                      {.rank = 1, .world_size = kNumRanks, .oversubscribed = true});
+    OpProgress progress;
+    const OpDescriptor descriptor{.kind = OpKind::kAllGather, .count = data.size() / 2};
+    const OpContext op{.number = 1,
+                       .fingerprint = descriptor.fingerprint(),
+                       .deadline = context.system.deadline_in(kPatience),
+                       .progress = progress};
+    const host::Announcement places{.in = memory.place(1), .out = memory.place(1)};
+    peers.enter(op, std::as_bytes(std::span(&places, 1))).value_or_throw();
+    peers.wait_for(0, 1, op).value_or_throw();  // rank 0 has copied
+    memory.of(1).revoke(memory.place(1), 4096, "another group failed").value_or_throw();
+    peers.reach(1);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(SymmetricGroupsTest, APlaceOutsideOfItsSliceIsRefused) {
+  constexpr int kNumRanks = 2;
+  TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
+  const host::Arena arena = memory.arena();
+  const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
+    const Bytes data = memory.slice(context.rank).first(1 << 20);
+    if (context.rank == 0) {
+      TestRank rank(context, memory);
+      const Status status = rank.broadcast(data, 1);
+      require(!status.ok() && status.error().code() == ErrorCode::kCorruption, "it was believed");
+      return;
+    }
+    const os::Interrupt interrupt;
+    host::Peers peers(context.system, interrupt, arena,
+                      {.rank = 1, .world_size = kNumRanks, .oversubscribed = true});
+    OpProgress progress;
+    const OpDescriptor descriptor{.kind = OpKind::kBroadcast, .root = 1, .count = data.size()};
+    const OpContext op{.number = 1,
+                       .fingerprint = descriptor.fingerprint(),
+                       .deadline = context.system.deadline_in(kPatience),
+                       .progress = progress};
+    host::Announcement places{.in = memory.place(1), .out = memory.place(1)};
+    places.in.offset = ~uint64_t{0} - 100;
+    peers.enter(op, std::as_bytes(std::span(&places, 1))).value_or_throw();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

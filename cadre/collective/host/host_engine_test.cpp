@@ -153,11 +153,11 @@ class HostEngineTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(HostEngineTest, EveryReductionEqualsTheFormulaBitForBit) {
   const int num_ranks = GetParam();
-  const auto arena = make_segment(HostEngine::arena_bytes(num_ranks));
+  TestMemory memory(num_ranks);
   const auto cases =
       reduction_cases(num_ranks, testing::reduce_kinds_in(num_ranks), {0, 1, 13, 27, 1000, 9001});
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     run_reduction_cases(rank, context, cases);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -165,13 +165,13 @@ TEST_P(HostEngineTest, EveryReductionEqualsTheFormulaBitForBit) {
 
 TEST_P(HostEngineTest, LargeReductionsPassThroughManyChunks) {
   const int num_ranks = GetParam();
-  const auto arena = make_segment(HostEngine::arena_bytes(num_ranks));
+  TestMemory memory(num_ranks);
   auto cases = reduction_cases(num_ranks, {kFloatSum}, {131072, 700001});
   for (auto& c : reduction_cases(num_ranks, {{DType::kBfloat16, ReduceOp::kAvg}}, {300001})) {
     cases.push_back(std::move(c));
   }
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     run_reduction_cases(rank, context, cases);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -179,13 +179,13 @@ TEST_P(HostEngineTest, LargeReductionsPassThroughManyChunks) {
 
 TEST_P(HostEngineTest, DataIsMovedWhole) {
   const int num_ranks = GetParam();
-  const auto arena = make_segment(HostEngine::arena_bytes(num_ranks));
+  TestMemory memory(num_ranks);
   std::vector<Inputs> sizes;
   for (size_t size : {0, 1, 96, 97, 32768, 32769, 2700001}) {
     sizes.push_back(random_bytes(num_ranks, size, size));
   }
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     for (const Inputs& inputs : sizes) {
       check_all_gather(rank, context, inputs, concatenate(inputs));
       check_broadcasts(rank, context, inputs);
@@ -199,11 +199,11 @@ TEST_P(HostEngineTest, DataIsMovedWhole) {
 // entry or a chunk too early is found out.
 TEST_P(HostEngineTest, AnyOrderOfSizesIsSafe) {
   const int num_ranks = GetParam();
-  const auto arena = make_segment(HostEngine::arena_bytes(num_ranks));
+  TestMemory memory(num_ranks);
   constexpr uint64_t kSeed = 20261121;
   const auto cases = reduction_cases(num_ranks, {kFloatSum}, {1, 20, 300, 7000, 40000, 700000});
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     Random random(kSeed);  // all ranks draw the same
     for (int i = 0; i < 150; ++i) {
       const ReductionCase& c = cases[random.below(cases.size() - (i % 10 == 0 ? 0 : 1))];
@@ -231,10 +231,10 @@ TEST_P(HostEngineTest, AnyOrderOfSizesIsSafe) {
 
 TEST_P(HostEngineTest, BarrierIsPassedByNobodyBeforeAllHaveCome) {
   const int num_ranks = GetParam();
-  const auto arena = make_segment(HostEngine::arena_bytes(num_ranks));
+  TestMemory memory(num_ranks);
   std::atomic<int> arrived{0};
   const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     for (int round = 1; round <= 200; ++round) {
       arrived.fetch_add(1, std::memory_order_relaxed);
       rank.barrier().value_or_throw();
@@ -250,11 +250,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, HostEngineTest, ::testing::Values(1, 2, 3, 4, 7,
 
 TEST(HostEngineProcessTest, ProcessesReachTheSameResults) {
   constexpr int kNumRanks = 3;
-  const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
+  TestMemory memory(kNumRanks);
   const auto cases = reduction_cases(kNumRanks, {kFloatSum, {DType::kInt64, ReduceOp::kMax}},
                                      {1, 1000, 50000, 600000});
   const auto result = run_ranks_as_processes(kNumRanks, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     run_reduction_cases(rank, context, cases);
     for (const ReductionCase& c : cases) {
       check_all_gather(rank, context, c.inputs, concatenate(c.inputs));
@@ -269,9 +269,9 @@ TEST(HostEngineProcessTest, TwoRunsGiveTheSameBitsOnAllRanks) {
   const Inputs inputs = random_inputs(kNumRanks, 100000, DType::kFloat32, 5);
   std::vector<std::string> results;
   for (int run = 0; run < 2; ++run) {
-    const auto arena = make_segment(HostEngine::arena_bytes(kNumRanks));
+    TestMemory memory(kNumRanks);
     const auto result = run_ranks_as_processes(kNumRanks, [&](RankContext& context) {
-      TestRank rank(context, arena);
+      TestRank rank(context, memory);
       std::vector<std::byte> data = of(inputs, context.rank);
       rank.all_reduce(data, data, kFloatSum).value_or_throw();
       context.output.assign(reinterpret_cast<const char*>(data.data()), data.size());
@@ -283,9 +283,9 @@ TEST(HostEngineProcessTest, TwoRunsGiveTheSameBitsOnAllRanks) {
 }
 
 TEST(HostEngineRefusalTest, WhatTheTableRefusesIsRefusedWithItsSentence) {
-  const auto arena = make_segment(HostEngine::arena_bytes(1));
+  TestMemory memory(1);
   const auto result = run_ranks_as_threads(1, [&](RankContext& context) {
-    TestRank rank(context, arena);
+    TestRank rank(context, memory);
     int num_refused = 0;
     for (int d = 0; d < kNumDTypes; ++d) {
       for (int o = 0; o < kNumReduceOps; ++o) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "cadre/base/format.h"
 
@@ -29,11 +30,11 @@ void pause() {
 
 }  // namespace
 
-Peers::Peers(os::System& system, const os::Interrupt& interrupt, Bytes arena,
+Peers::Peers(os::System& system, const os::Interrupt& interrupt, Arena arena,
              const PeersOptions& options)
     : system_(system),
       interrupt_(interrupt),
-      arena_(arena, options.world_size),
+      arena_(std::move(arena)),
       rank_(options.rank),
       world_size_(options.world_size),
       spin_limit_(options.oversubscribed ? 0 : system.spin_limit()),

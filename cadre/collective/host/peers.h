@@ -34,7 +34,7 @@ struct PeersOptions {
 
 class Peers {
  public:
-  Peers(os::System& system, const os::Interrupt& interrupt, Bytes arena,
+  Peers(os::System& system, const os::Interrupt& interrupt, Arena arena,
         const PeersOptions& options);
 
   Rank rank() const { return rank_; }

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "cadre/collective/host/symmetric_segments.h"
+#include "cadre/memory/place.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre::host {
@@ -18,12 +18,22 @@ using cadre::testing::RankContext;
 using cadre::testing::require;
 using cadre::testing::run_ranks_as_threads;
 
+// Blocks side by side; ranks of a group have theirs anywhere.
+Arena arena_in(Bytes memory) {
+  std::vector<std::byte*> blocks;
+  for (size_t at = 0; at + Arena::block_bytes() <= memory.size(); at += Arena::block_bytes()) {
+    blocks.push_back(memory.data() + at);
+  }
+  return Arena(std::move(blocks));
+}
+
 TEST(ArenaTest, PartsLieApartAndInside) {
   constexpr int kNumRanks = 5;
-  std::vector<std::byte> memory(Arena::bytes(kNumRanks) + kFlagAlignment);
+  const size_t num_bytes = kNumRanks * Arena::block_bytes();
+  std::vector<std::byte> memory(num_bytes + kFlagAlignment);
   const auto misaligned = reinterpret_cast<uintptr_t>(memory.data()) % kFlagAlignment;
-  const Bytes aligned = Bytes(memory).subspan(kFlagAlignment - misaligned, Arena::bytes(kNumRanks));
-  const Arena arena(aligned, kNumRanks);
+  const Bytes aligned = Bytes(memory).subspan(kFlagAlignment - misaligned, num_bytes);
+  const Arena arena = arena_in(aligned);
   std::vector<Bytes> parts = {{reinterpret_cast<std::byte*>(&arena.notice()), sizeof(Notice)}};
   for (int rank = 0; rank < kNumRanks; ++rank) {
     for (uint32_t round : {0u, 1u}) {
@@ -53,31 +63,31 @@ void put(std::vector<std::byte>& memory, size_t at, T value) {
 }
 
 std::vector<std::byte> golden_arena() {
-  std::vector<std::byte> memory(4096 + 2 * kGoldenBlock);
-  put<uint64_t>(memory, 0, 0x1'0000'0007);                // the notice: a mismatch in round 7
-  put<uint64_t>(memory, 8, 0x8000'0001'0000'0005);        // rank 1 has left round 5
-  const size_t entry = 4096 + kGoldenBlock + 128;         // of rank 1, odd rounds
+  std::vector<std::byte> memory(2 * kGoldenBlock);
+  put<uint64_t>(memory, 384, 0x1'0000'0007);              // the notice: a mismatch in round 7
+  put<uint64_t>(memory, 392, 0x8000'0001'0000'0005);      // rank 1 has left round 5
+  const size_t entry = kGoldenBlock + 128;                // of rank 1, odd rounds
   put<uint32_t>(memory, entry, 0x01020304);               // round
   put<uint32_t>(memory, entry + 4, 2);                    // sleepers
   put<uint64_t>(memory, entry + 8, 0x1112131415161718);   // number
   put<uint64_t>(memory, entry + 16, 0x2122232425262728);  // call
   put<uint64_t>(memory, entry + 24, 0x3132333435363738);  // shape
-  put<uint32_t>(memory, entry + 32, 9);                   // a place: segment, padding, offset
+  put<uint32_t>(memory, entry + 32, 9);                   // a place: piece, padding, offset
   put<uint64_t>(memory, entry + 40, 0x4142434445464748);
-  put<uint32_t>(memory, 4096 + 256, 77);                             // step of rank 0
-  put<uint8_t>(memory, 4096 + 4096 + 32768, 0xaa);                   // its flat slot, odd rounds
-  put<uint8_t>(memory, 4096 + 4096 + 2 * 32768 + 3 * 524288, 0xbb);  // its chunk 3
+  put<uint32_t>(memory, 256, 77);                             // step of rank 0
+  put<uint8_t>(memory, 4096 + 32768, 0xaa);                   // its flat slot, odd rounds
+  put<uint8_t>(memory, 4096 + 2 * 32768 + 3 * 524288, 0xbb);  // its chunk 3
   return memory;
 }
 
 // Page-aligned, as the engine's.
 std::shared_ptr<os::SharedMemory> arena_memory() {
-  return os::make_native_system()->create_segment(Arena::bytes(2)).value_or_throw();
+  return os::make_native_system()->create_segment(2 * Arena::block_bytes()).value_or_throw();
 }
 
 TEST(ArenaTest, HasTheDocumentedBytes) {
   const auto memory = arena_memory();
-  const Arena arena(memory->bytes(), 2);
+  const Arena arena = arena_in(memory->bytes());
   arena.notice().mismatch = 0x1'0000'0007;
   arena.notice().left = 0x8000'0001'0000'0005;
   Entry& entry = arena.entry(1, 3);
@@ -85,7 +95,7 @@ TEST(ArenaTest, HasTheDocumentedBytes) {
   entry.round.sleepers = 2;
   entry.number = 0x1112131415161718;
   entry.fingerprint = {.call = 0x2122232425262728, .shape = 0x3132333435363738};
-  const SymmetricPlace place{.segment = 9, .offset = 0x4142434445464748};
+  const Place place{.piece = 9, .offset = 0x4142434445464748};
   std::memcpy(entry.payload.data(), &place, sizeof(place));
   arena.step_flag(0).step.value = 77;
   *arena.flat(0, 5) = std::byte{0xaa};
@@ -96,7 +106,7 @@ TEST(ArenaTest, HasTheDocumentedBytes) {
 TEST(ArenaTest, ReadsTheDocumentedBytes) {
   const auto memory = arena_memory();
   std::ranges::copy(golden_arena(), memory->bytes().begin());
-  const Arena arena(memory->bytes(), 2);
+  const Arena arena = arena_in(memory->bytes());
   EXPECT_EQ(arena.notice().mismatch, 0x1'0000'0007u);
   EXPECT_EQ(arena.notice().left, 0x8000'0001'0000'0005u);
   const Entry& entry = arena.entry(1, 1);
@@ -105,18 +115,13 @@ TEST(ArenaTest, ReadsTheDocumentedBytes) {
   EXPECT_EQ(entry.number, 0x1112131415161718u);
   EXPECT_EQ(entry.fingerprint.call, 0x2122232425262728u);
   EXPECT_EQ(entry.fingerprint.shape, 0x3132333435363738u);
-  SymmetricPlace place;
+  Place place;
   std::memcpy(&place, entry.payload.data(), sizeof(place));
-  EXPECT_EQ(place.segment, 9u);
+  EXPECT_EQ(place.piece, 9u);
   EXPECT_EQ(place.offset, 0x4142434445464748u);
   EXPECT_EQ(arena.step_flag(0).step.value, 77u);
   EXPECT_EQ(*arena.flat(0, 1), std::byte{0xaa});
   EXPECT_EQ(*arena.chunk(0, 3), std::byte{0xbb});
-}
-
-TEST(ArenaTest, RefusesMemoryThatIsTooSmall) {
-  std::vector<std::byte> memory(100);
-  EXPECT_THROW(Arena(memory, 2), Error);
 }
 
 // All counters start just below the wrap; every wait must still be one for the others' arrival.
@@ -125,8 +130,8 @@ TEST(PeersTest, CountersWrap) {
   constexpr uint32_t kStart = 0xfffffff0u;
   const auto system = os::make_native_system();
   const std::shared_ptr<os::SharedMemory> memory =
-      system->create_segment(Arena::bytes(kNumRanks)).value_or_throw();
-  const Arena arena(memory->bytes(), kNumRanks);
+      system->create_segment(kNumRanks * Arena::block_bytes()).value_or_throw();
+  const Arena arena = arena_in(memory->bytes());
   for (int rank = 0; rank < kNumRanks; ++rank) {
     arena.entry(rank, 0).round.value = kStart;
     arena.entry(rank, 1).round.value = kStart;
@@ -134,8 +139,8 @@ TEST(PeersTest, CountersWrap) {
   }
   std::atomic<int> arrived{0};
   const auto result = run_ranks_as_threads(kNumRanks, [&](RankContext& context) {
-    const os::Interrupt interrupt(context.system);
-    Peers peers(context.system, interrupt, memory->bytes(),
+    const os::Interrupt interrupt;
+    Peers peers(context.system, interrupt, arena,
                 {.rank = context.rank,
                  .world_size = kNumRanks,
                  .oversubscribed = true,

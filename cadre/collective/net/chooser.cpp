@@ -1,8 +1,18 @@
 #include "cadre/collective/net/chooser.h"
 
+#include <algorithm>
+
 #include "cadre/base/format.h"
 
 namespace cadre {
+namespace {
+
+uint64_t ring_bytes(uint64_t line, int world_size) {
+  constexpr int kRanksOfTheTable = 8;
+  return line * static_cast<uint64_t>(std::max(1, world_size / kRanksOfTheTable));
+}
+
+}  // namespace
 
 std::string to_string(const CrossoverTable& table) {
   return format(
@@ -17,7 +27,8 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
   const uint64_t widening = is_half ? 2 : 1;
   switch (choice.kind) {
     case OpKind::kAllReduce:
-      return choice.num_bytes * widening < table.all_reduce_ring_bytes
+      return choice.num_bytes * widening <
+                     ring_bytes(table.all_reduce_ring_bytes, choice.world_size)
                  ? Algorithm::kRecursiveDoubling
                  : Algorithm::kRing;
     case OpKind::kBroadcast:
@@ -26,10 +37,14 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
                  ? Algorithm::kBinomialTree
                  : Algorithm::kChain;
     case OpKind::kAllGather:
-      return choice.num_bytes < table.all_gather_ring_bytes ? Algorithm::kBruck : Algorithm::kRing;
+      return choice.num_bytes < ring_bytes(table.all_gather_ring_bytes, choice.world_size)
+                 ? Algorithm::kBruck
+                 : Algorithm::kRing;
     case OpKind::kReduce:
-      return choice.num_bytes * widening < table.all_reduce_ring_bytes ? Algorithm::kBinomialTree
-                                                                       : Algorithm::kRing;
+      return choice.num_bytes * widening <
+                     ring_bytes(table.all_reduce_ring_bytes, choice.world_size)
+                 ? Algorithm::kBinomialTree
+                 : Algorithm::kRing;
     case OpKind::kGather:
     case OpKind::kScatter:
       return choice.num_bytes < table.gather_linear_bytes ? Algorithm::kBinomialTree
@@ -43,6 +58,7 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
     case OpKind::kSend:
     case OpKind::kRecv:
     case OpKind::kAllocate:
+    case OpKind::kWaitSignal:
       break;
   }
   return Algorithm::kDissemination;

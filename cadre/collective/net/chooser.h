@@ -13,7 +13,9 @@
 namespace cadre {
 
 // reduce follows all_reduce's line, so that both give the same bits.
-// From so many bytes on the second algorithm of each line is taken.
+// From so many bytes on the second algorithm of each line is taken. Those of rings are for up to 8
+// ranks: a ring's steps grow with the ranks, those of the other algorithm with their logarithm, so
+// for more ranks they grow in proportion (1,024 ranks: 8 MiB).
 struct CrossoverTable {
   uint64_t all_reduce_ring_bytes = 64 << 10;   // recursive doubling, then ring
   uint64_t broadcast_chain_bytes = 256 << 10;  // binomial tree, then chain

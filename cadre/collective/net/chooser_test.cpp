@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/collective/net/engine_rank_test.h"
@@ -102,6 +103,23 @@ TEST(Chooser, TwoRanksBroadcastInOneMessage) {
   };
   EXPECT_EQ(choice(2), Algorithm::kBinomialTree);
   EXPECT_EQ(choice(3), Algorithm::kChain);
+}
+
+TEST(Chooser, RingsOfManyRanksNeedMoreBytes) {
+  const CrossoverTable table;
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kAllGather}) {
+    const uint64_t line =
+        kind == OpKind::kAllGather ? table.all_gather_ring_bytes : table.all_reduce_ring_bytes;
+    for (const auto& [world_size, factor] : {std::pair{2, 1}, {8, 1}, {16, 2}, {1024, 128}}) {
+      SCOPED_TRACE(world_size);
+      const uint64_t crossover = line * static_cast<uint64_t>(factor);
+      const auto choice = [&](uint64_t num_bytes) {
+        return choose({.kind = kind, .num_bytes = num_bytes, .world_size = world_size}, table);
+      };
+      EXPECT_EQ(choice(crossover), Algorithm::kRing);
+      EXPECT_NE(choice(crossover - 1), Algorithm::kRing);
+    }
+  }
 }
 
 TEST(Chooser, ABarrierIsADissemination) {

@@ -12,8 +12,8 @@ namespace {
 
 // What is received to be added goes through so much memory: half of a usual second-level cache.
 constexpr size_t kStagingBytes = 256 << 10;
-// A wait that takes longer looks at all peers, also those of whom nothing is expected: one of them
-// may run another operation, which is why this one does not go on.
+// A wait that takes longer looks also at peers of which nothing is expected: another rank may run
+// another operation, which is why this one does not go on.
 constexpr Duration kUnsuspicious = std::chrono::milliseconds(5);
 
 const char* phase_of(const ScheduleRun& run, size_t step) {
@@ -64,22 +64,47 @@ IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
   return place;
 }
 
+// The ranks at distances 1, 2, 4, ... on both sides. A rank that waits announces its operation to
+// them, and to those it waits for, and looks at what they announce, so two of them that wait in
+// different operations find out.
+// Any two ranks that wait are joined by a path of such pairs, since distance 1 alone joins all; if
+// they run different operations, so do two neighbours on the path. Ranks on it that do not wait yet
+// announce when they do, and the longer distances lead around those that never will. A rank that
+// finds a difference, or is told of one, tells its own.
+std::vector<Rank> watched_by(Rank rank, int world_size) {
+  std::vector<Rank> ranks;
+  for (int distance = 1; distance < world_size; distance *= 2) {
+    for (const int peer :
+         {(rank + distance) % world_size, (rank - distance + world_size) % world_size}) {
+      if (std::ranges::find(ranks, Rank(peer)) == ranks.end()) ranks.emplace_back(peer);
+    }
+  }
+  return ranks;
+}
+
 }  // namespace
 
 Executor::Executor(os::System& system, Transport& transport)
     : system_(system),
       transport_(transport),
       links_(static_cast<size_t>(transport.world_size())),
-      staging_(std::make_unique_for_overwrite<std::byte[]>(kStagingBytes)) {
-  for (int peer = 0; peer < transport.world_size(); ++peer) {
-    if (peer != transport.rank()) link(peer).emplace(transport.channel(peer));
+      watched_(watched_by(transport.rank(), transport.world_size())),
+      staging_(std::make_unique_for_overwrite<std::byte[]>(kStagingBytes)) {}
+
+Link& Executor::link(Rank peer) {
+  std::unique_ptr<Link>& link = links_[static_cast<size_t>(peer.value)];
+  if (link == nullptr) {
+    link = std::make_unique<Link>(transport_.channel(peer), history_);
+    link->begin_operation();
   }
+  return *link;
 }
 
 void Executor::begin(const OpContext& op, Algorithm algorithm) {
   header_ = {.algorithm = algorithm, .number = op.number, .fingerprint = op.fingerprint};
+  history_.add(header_);
   for (auto& peer : links_) {
-    if (peer) peer->begin_operation(header_);
+    if (peer) peer->begin_operation();
   }
 }
 
@@ -93,8 +118,8 @@ Status Executor::run(const OpContext& op, const ScheduleRun& run) {
 }
 
 Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Step& step) {
-  Link* to = step.send_to == kNobody ? nullptr : &*link(step.send_to);
-  Link* from = step.recv_from == kNobody ? nullptr : &*link(step.recv_from);
+  Link* to = step.send_to == kNobody ? nullptr : &link(step.send_to);
+  Link* from = step.recv_from == kNobody ? nullptr : &link(step.recv_from);
   Incoming incoming(place_of(run, step), Bytes(staging_.get(), kStagingBytes));
   if (to) to->start_send(header_, bytes_of(run, step.send));
   for (;;) {
@@ -138,39 +163,48 @@ Status Executor::wait(const OpContext& op, std::span<const ChannelInterest> inte
 }
 
 Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInterest> interests) {
-  for (auto& peer : links_) {
-    if (peer) peer->announce(header_);
-  }
   interests_.assign(interests.begin(), interests.end());
-  for (int peer = 0; peer < transport_.world_size(); ++peer) {
-    if (link(peer) && link(peer)->wants_peek()) {
-      interests_.push_back({.peer = peer, .want_recv = true});
-    }
+  for (const ChannelInterest& awaited : interests) link(awaited.peer).announce(header_);
+  for (const Rank peer : watched_) {
+    link(peer).announce(header_);
+    const bool is_awaited =
+        std::ranges::find(interests, peer, &ChannelInterest::peer) != interests.end();
+    // An announcement that has not left yet may need a connection first.
+    const ChannelInterest interest{.peer = peer,
+                                   .want_send = !is_awaited && !link(peer).is_send_done(),
+                                   .want_recv = link(peer).wants_peek(),
+                                   .is_optional = true};
+    if (interest.want_send || interest.want_recv) interests_.push_back(interest);
   }
   CADRE_RETURN_IF_ERROR(transport_.wait(interests_, op.deadline));
   for (const ChannelInterest& watched : std::span(interests_).subspan(interests.size())) {
-    CADRE_RETURN_IF_ERROR(link(watched.peer)->peek(header_));
-    // A peer of whom this operation expects nothing may well have begun a later one.
-    if (!link(watched.peer)->is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));
+    Link& peer = link(watched.peer);
+    // Best effort: a channel that has ended is found by whoever needs it.
+    if (watched.want_send) static_cast<void>(peer.advance_send());
+    if (watched.want_recv) CADRE_RETURN_IF_ERROR(peer.peek(header_));
+    // A peer of which this operation expects nothing may well have begun a later one.
+    if (!peer.is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));
   }
   return {};
 }
 
 // Compares what the peer announced, if anything, with what this rank runs.
 Status Executor::check(const OpContext& op, Rank peer) {
-  const auto theirs = link(peer)->difference(header_);
+  const auto theirs = link(peer).difference(header_);
   if (!theirs) return {};
   op.progress.set_waiting_for(peer);
   const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
   // What this rank called under their number, if that is over here.
-  const auto called = link(peer)->remembered(theirs->number, header_);
+  const auto called = history_.find(theirs->number, header_);
   const bool is_running =
       theirs->number == header_.number && theirs->fingerprint == header_.fingerprint;
   const bool is_agreed = is_running || (called && *called == theirs->fingerprint);
   const std::string which = format("net engine: {} #{}", text(theirs->fingerprint), theirs->number);
   if (is_agreed && theirs->kind == OperationHeader::Kind::kRefusal) {
+    // Under its own number: to a rank that is still in that operation, a later one is no news.
+    refuse(*theirs);
     return Error(ErrorCode::kAborted,
                  format("{}: rank {} gave it up, for another rank called something else; look at "
                         "the first failure",
@@ -190,13 +224,21 @@ Status Executor::check(const OpContext& op, Rank peer) {
     refused.number = theirs->number;
     refused.fingerprint = *called;
   }
-  for (auto& other : links_) {
-    if (other) other->refuse(refused);
-  }
+  refuse(refused);
   return Error(ErrorCode::kInvalidArgument,
                format("net engine: rank {} called {} as #{}, but rank {} called {} as #{}",
                       transport_.rank(), text(op.fingerprint), op.number, peer,
                       text(theirs->fingerprint), theirs->number));
+}
+
+// All ranks: those that have left the operation do not pass it on. Where nothing was ever sent, no
+// message is under way.
+void Executor::refuse(const OperationHeader& refused) {
+  for (int peer = 0; peer < transport_.world_size(); ++peer) {
+    if (peer == transport_.rank()) continue;
+    const auto& link = links_[static_cast<size_t>(peer)];
+    link != nullptr ? link->refuse(refused) : Link::refuse(transport_.channel(peer), refused);
+  }
 }
 
 Error Executor::fail(const OpContext& op, Rank peer, const Error& error) const {

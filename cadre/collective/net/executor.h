@@ -7,7 +7,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "cadre/collective/net/incoming.h"
@@ -51,12 +50,15 @@ class Executor {
   Status wait_watching(const OpContext& op, std::span<const ChannelInterest> interests);
   Status check(const OpContext& op, Rank peer);
   Error fail(const OpContext& op, Rank peer, const Error& error) const;
-  std::optional<Link>& link(Rank peer) { return links_[static_cast<size_t>(peer.value)]; }
+  void refuse(const OperationHeader& refused);
+  Link& link(Rank peer);
 
   os::System& system_;
   Transport& transport_;
-  std::vector<std::optional<Link>> links_;  // by rank, none at this rank
-  OperationHeader header_;                  // of the current operation
+  std::vector<std::unique_ptr<Link>> links_;  // by rank, made when they are needed
+  std::vector<Rank> watched_;                 // by a wait that takes long
+  CallHistory history_;
+  OperationHeader header_;  // of the current operation
   std::unique_ptr<std::byte[]> staging_;
   std::vector<ChannelInterest> interests_;  // of a watching wait, kept for its memory
 };

@@ -5,37 +5,32 @@
 
 namespace cadre {
 
-void Link::begin_operation(const OperationHeader& operation) {
+std::optional<Fingerprint> CallHistory::find(uint64_t number,
+                                             const OperationHeader& operation) const {
+  const Call& call = calls_[number % kNumRemembered];
+  const bool is_before = number > 0 && number < operation.number;
+  return is_before && call.number == number ? std::optional(call.fingerprint) : std::nullopt;
+}
+
+void Link::begin_operation() {
   has_sent_header_ = false;
   has_announced_ = false;
   is_open_ = false;
-  remembered_[operation.number % kNumRemembered] = {operation.number, operation.fingerprint};
-  drop_announcement(operation);
 }
 
 void Link::start_send(const OperationHeader& operation, ConstBytes payload) {
   num_sent_ = 0;
   has_sent_header_ = true;
   // What of an announcement has not left yet goes ahead.
-  const size_t pending = head_.size();
-  if (pending > 0) std::memmove(outbox_.data(), head_.data(), pending);
-  const auto header = operation.encode();
-  head_payload_ = std::min(payload.size(), kInlineSendBytes);
-  std::byte* const end_of_header = std::ranges::copy(header, outbox_.data() + pending).out;
-  if (head_payload_ > 0) std::memcpy(end_of_header, payload.data(), head_payload_);
-  head_ = ConstBytes(outbox_.data(), pending + header.size() + head_payload_);
-  payload_ = payload.subspan(head_payload_);
+  const size_t pending = unsent_.head.size();
+  if (pending > 0) std::memmove(outbox_.data(), unsent_.head.data(), pending);
+  std::ranges::copy(operation.encode(), outbox_.data() + pending);
+  unsent_ = {ConstBytes(outbox_.data(), pending + OperationHeader::kBytes), payload};
 }
 
 Result<size_t> Link::advance_send() {
-  const bool is_head = !head_.empty();
-  ConstBytes& next = is_head ? head_ : payload_;
-  const auto sent = channel_.try_send(next);
-  if (!sent.ok()) return sent;
-  next = next.subspan(*sent);
-  // The inline payload was copied, so all of it counts as gone only with the last byte of the head.
-  if (!is_head) num_sent_ += *sent;
-  if (is_head && head_.empty()) num_sent_ += head_payload_;
+  const auto sent = channel_.try_send_parts(unsent_);
+  if (sent.ok()) num_sent_ += unsent_.take_first(*sent).body.size();
   return sent;
 }
 
@@ -82,31 +77,35 @@ Status Link::peek(const OperationHeader& operation) {
 }
 
 Status Link::parse_incoming(const OperationHeader& operation) {
-  if (inbox_end_ < OperationHeader::kBytes) return {};
-  const auto header = OperationHeader::parse(ConstBytes(inbox_).first(OperationHeader::kBytes));
-  if (!header.ok()) return header.error();
-  incoming_ = *header;
-  drop_announcement(operation);
+  while (!incoming_ && inbox_end_ >= OperationHeader::kBytes) {
+    const auto header = OperationHeader::parse(ConstBytes(inbox_).first(OperationHeader::kBytes));
+    if (!header.ok()) return header.error();
+    if (header->kind != OperationHeader::Kind::kAnnouncement) {
+      incoming_ = *header;
+      return {};
+    }
+    const bool is_compared = announced_ && announced_->number <= operation.number;
+    if (!announced_ || (is_compared && !has_contradiction(operation))) announced_ = *header;
+    inbox_end_ -= OperationHeader::kBytes;
+    std::memmove(inbox_.data(), inbox_.data() + OperationHeader::kBytes, inbox_end_);
+  }
   return {};
 }
 
-// An announcement of what this rank runs, or ran, tells nothing new. One of a later operation waits
-// for its turn; any other stays, as a difference.
-void Link::drop_announcement(const OperationHeader& operation) {
-  if (!incoming_ || incoming_->kind != OperationHeader::Kind::kAnnouncement) return;
-  const uint64_t number = incoming_->number;
-  if (number > operation.number) return;
-  if (number == operation.number && incoming_->algorithm != operation.algorithm) return;
-  const Fingerprint called = number == operation.number
-                                 ? operation.fingerprint
-                                 : remembered(number, operation).value_or(incoming_->fingerprint);
-  if (called != incoming_->fingerprint) return;
-  incoming_.reset();
-  inbox_end_ -= OperationHeader::kBytes;
-  std::memmove(inbox_.data(), inbox_.data() + OperationHeader::kBytes, inbox_end_);
+// An announcement of what this rank runs, or ran, tells nothing new; one of a later operation is
+// compared when its turn comes.
+bool Link::contradicts(const OperationHeader& announced, const OperationHeader& operation) const {
+  if (announced.number > operation.number) return false;
+  if (announced.number < operation.number) {
+    return history_.find(announced.number, operation).value_or(announced.fingerprint) !=
+           announced.fingerprint;
+  }
+  return announced.fingerprint != operation.fingerprint ||
+         announced.algorithm != operation.algorithm;
 }
 
 std::optional<OperationHeader> Link::difference(const OperationHeader& operation) const {
+  if (has_contradiction(operation)) return announced_;
   return incoming_ && *incoming_ != operation ? incoming_ : std::nullopt;
 }
 
@@ -115,26 +114,21 @@ void Link::announce(OperationHeader operation) {
   has_announced_ = true;
   operation.kind = OperationHeader::Kind::kAnnouncement;
   std::ranges::copy(operation.encode(), outbox_.data());
-  head_ = ConstBytes(outbox_.data(), OperationHeader::kBytes);
-  head_payload_ = 0;
+  unsent_ = {ConstBytes(outbox_.data(), OperationHeader::kBytes), {}};
   // What does not leave now goes ahead of the next message; a channel that has ended is found by
   // whoever needs it.
   static_cast<void>(advance_send());
 }
 
-std::optional<Fingerprint> Link::remembered(uint64_t number,
-                                            const OperationHeader& operation) const {
-  const Call& call = remembered_[number % kNumRemembered];
-  const bool is_before = number > 0 && number < operation.number;
-  return is_before && call.number == number ? std::optional(call.fingerprint) : std::nullopt;
+void Link::refuse(const OperationHeader& operation) {
+  if (is_send_done()) refuse(channel_, operation);
 }
 
-void Link::refuse(OperationHeader operation) {
-  if (!is_send_done()) return;
+void Link::refuse(Channel& channel, OperationHeader operation) {
   operation.kind = OperationHeader::Kind::kRefusal;
   const auto header = operation.encode();
   // Best effort: the operation fails on this rank whether or not the peer can be told.
-  static_cast<void>(channel_.try_send(header));
+  static_cast<void>(channel.try_send(header));
 }
 
 }  // namespace cadre

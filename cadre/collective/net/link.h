@@ -17,16 +17,35 @@
 
 namespace cadre {
 
+// The last operations of this rank: a late message of a peer is compared with what was called here.
+class CallHistory {
+ public:
+  void add(const OperationHeader& operation) {
+    calls_[operation.number % kNumRemembered] = {operation.number, operation.fingerprint};
+  }
+  // The fingerprint of one of the last operations before `operation`, by its number.
+  std::optional<Fingerprint> find(uint64_t number, const OperationHeader& operation) const;
+
+ private:
+  static constexpr size_t kNumRemembered = 16;
+  struct Call {
+    uint64_t number = 0;
+    Fingerprint fingerprint = {};
+  };
+  std::array<Call, kNumRemembered> calls_{};  // by number, modulo the size
+};
+
 class Link {
  public:
-  explicit Link(Channel& channel) : channel_(channel) {}
+  // The history outlives the link.
+  Link(Channel& channel, const CallHistory& history) : channel_(channel), history_(history) {}
 
   // Begins to send `payload` as one message of the operation: its header goes ahead, in one piece
   // with the payload's beginning.
   void start_send(const OperationHeader& operation, ConstBytes payload);
   // Bytes moved, header included.
   Result<size_t> advance_send();
-  bool is_send_done() const { return head_.empty() && payload_.empty(); }
+  bool is_send_done() const { return unsent_.size() == 0; }
   // Payload bytes that have left, since start_send.
   size_t num_sent() const { return num_sent_; }
 
@@ -42,51 +61,45 @@ class Link {
   // is no error here, for nothing more is needed from it.
   Status peek(const OperationHeader& operation);
   bool wants_peek() const { return !is_open_ && !incoming_ && !has_ended_; }
-  // What the peer announced, where it cannot belong to `operation`.
+  // What the peer sent that cannot belong to `operation`: an announcement that contradicts what was
+  // called here, else the header that is next.
   std::optional<OperationHeader> difference(const OperationHeader& operation) const;
 
-  // The fingerprint of one of the last operations before `operation`, by its number.
-  std::optional<Fingerprint> remembered(uint64_t number, const OperationHeader& operation) const;
   // Whether the peer is in a later operation, or refuses one: this one it has left in good order.
   bool is_ahead_of(const OperationHeader& operation) const {
-    return incoming_ && incoming_->number > operation.number;
+    return incoming_ && incoming_->number > operation.number && !has_contradiction(operation);
   }
 
   // A new operation begins: its header is expected from now on.
-  void begin_operation(const OperationHeader& operation);
+  void begin_operation();
   // Tells the peer, once, that this rank waits in `operation`, unless it has been sent something of
   // it: so that two ranks which wait for each other in different operations find out. Best effort.
   void announce(OperationHeader operation);
   // Tells the peer that this rank gives up `operation`, if it can be told in between messages.
-  void refuse(OperationHeader operation);
+  void refuse(const OperationHeader& operation);
+  // The same where no message was ever sent.
+  static void refuse(Channel& channel, OperationHeader operation);
 
  private:
-  // So much payload is sent, and so much received, together with the header in one system call. A
-  // receiver that finds the beginning of a message alone would have to wait twice.
-  static constexpr size_t kInlineSendBytes = 32 << 10;
+  // So much payload is received together with the header in one system call: a receiver that finds
+  // the beginning of a message alone would have to wait twice.
   static constexpr size_t kInlineBytes = 4096;
-  // A late message is compared with what this rank called, so many operations back.
-  static constexpr size_t kNumRemembered = 16;
-
-  struct Call {
-    uint64_t number = 0;
-    Fingerprint fingerprint = {};
-  };
 
   Status parse_incoming(const OperationHeader& operation);
-  void drop_announcement(const OperationHeader& operation);
+  bool contradicts(const OperationHeader& announced, const OperationHeader& operation) const;
+  bool has_contradiction(const OperationHeader& operation) const {
+    return announced_ && contradicts(*announced_, operation);
+  }
   size_t take_staged(Bytes target);
 
   Channel& channel_;
+  const CallHistory& history_;
 
   bool has_sent_header_ = false;
   bool has_announced_ = false;
-  std::array<Call, kNumRemembered> remembered_{};  // by number, modulo the size
-  // An announcement that is still on its way out, a header, a payload.
-  std::array<std::byte, 2 * OperationHeader::kBytes + kInlineSendBytes> outbox_;
-  ConstBytes head_;          // what of the outbox is still to be sent
-  size_t head_payload_ = 0;  // payload bytes at the end of head_
-  ConstBytes payload_;       // what follows it
+  // An announcement that is still on its way out, and a header.
+  std::array<std::byte, 2 * OperationHeader::kBytes> outbox_;
+  Channel::Parts unsent_;  // what of the outbox is still to be sent, and of the payload
   size_t num_sent_ = 0;
 
   bool is_open_ = false;    // the current message's header has been taken
@@ -94,7 +107,10 @@ class Link {
   std::array<std::byte, OperationHeader::kBytes + kInlineBytes> inbox_;
   size_t inbox_begin_ = 0;
   size_t inbox_end_ = 0;
-  std::optional<OperationHeader> incoming_;  // parsed, not yet taken
+  std::optional<OperationHeader> incoming_;  // a message's or a refusal's, parsed, not yet taken
+  // The first announcement that was not compared yet, since it is of a later operation, or that
+  // contradicts. It is kept apart, so that it never hides the refusal that may follow it.
+  std::optional<OperationHeader> announced_;
 };
 
 }  // namespace cadre

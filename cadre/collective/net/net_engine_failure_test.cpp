@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <optional>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/net/engine_rank_test.h"
+#include "cadre/collective/net/link.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/transport_group.h"
 
@@ -49,6 +53,103 @@ TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
     }
   });
   EXPECT_EQ(failures, "");
+}
+
+// Gathers `size` bytes to rank 0, but on rank 3 to itself, and meets. Ranks 0 and 3 do not watch
+// each other, and most others have left the operation: these find out when they wait in their next
+// one.
+Status gather_to_two_roots(EngineRank& engine, Rank rank, size_t size, int world_size) {
+  CADRE_RETURN_IF_ERROR(engine.barrier());
+  const std::vector<std::byte> part(size);
+  std::vector<std::byte> whole(size * static_cast<size_t>(world_size));
+  const bool is_odd = rank == 3;
+  const auto status = engine.gather(part, whole, is_odd ? 3 : 0);
+  require(!status.ok() || (rank != 0 && !is_odd), "a root has succeeded");
+  return status.ok() ? engine.barrier() : status;
+}
+
+TEST_P(NetEngineFailureTest, TwoRootsThatAreFarApartAreFoundByTheOthers) {
+  constexpr int kRanks = 8;
+  const TransportGroup group(*system_, GetParam(), kRanks);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    const auto status = gather_to_two_roots(engine, transport.rank(), 8, kRanks);
+    require(!status.ok(), "the barrier has succeeded");
+    require(status.error().code() != ErrorCode::kTimeout, status.error().message());
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// A message that was sent in part hides the refusal from its receiver. In a Communicator the
+// control plane tells it; here whoever fails interrupts the others, and somebody must find the
+// mismatch.
+TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
+  constexpr int kRanks = 8;
+  const TransportGroup group(*system_, GetParam(), kRanks);
+  std::atomic<int> num_found = 0;
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    const auto status = gather_to_two_roots(engine, transport.rank(), 200'000, kRanks);
+    require(!status.ok(), "the barrier has succeeded");
+    require(status.error().code() != ErrorCode::kTimeout, status.error().message());
+    if (status.error().code() == ErrorCode::kInvalidArgument) ++num_found;
+    for (int peer = 0; peer < kRanks; ++peer) group.interrupt_of(peer).raise();
+  });
+  EXPECT_EQ(failures, "");
+  EXPECT_GE(num_found.load(), 1);
+}
+
+// Rank 1 is told in its second operation that the first was given up, and tells rank 2 just that:
+// rank 2 may still be in the first one, which a refusal of the second would not end.
+TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
+  const TransportGroup group(*system_, GetParam(), 3);
+  EngineRank engine(*system_, group.of(1));
+  std::array<std::byte, 8> data{};
+  engine.broadcast(data, 1).value_or_throw();  // the root waits for nobody
+  const OpDescriptor first{.kind = OpKind::kBroadcast, .root = 1, .count = data.size()};
+  Link::refuse(
+      group.of(0).channel(1),
+      {.algorithm = Algorithm::kBinomialTree, .number = 1, .fingerprint = first.fingerprint()});
+  const auto status = engine.barrier();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
+
+  // The payload of the broadcast and the barrier's header come first.
+  const auto deadline = system_->deadline_in(std::chrono::seconds(20));
+  std::vector<std::byte> arrived;
+  std::optional<OperationHeader> last;
+  while (!last || last->kind != OperationHeader::Kind::kRefusal) {
+    const std::array interests = {ChannelInterest{.peer = Rank(1), .want_recv = true}};
+    ASSERT_TRUE(group.of(2).wait(interests, deadline).ok());
+    std::array<std::byte, 512> piece{};
+    const size_t size = group.of(2).channel(1).try_recv(piece).value_or_throw();
+    arrived.insert(arrived.end(), piece.begin(), piece.begin() + static_cast<ptrdiff_t>(size));
+    if (arrived.size() < OperationHeader::kBytes) continue;
+    const auto header = OperationHeader::parse(ConstBytes(arrived).last(OperationHeader::kBytes));
+    if (header.ok()) last = *header;
+  }
+  EXPECT_EQ(last->number, 1u);
+}
+
+// A peer that already waited in the next operation when it learned that this one was given up.
+TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const OpDescriptor barrier{.kind = OpKind::kBarrier};
+  const OperationHeader first{
+      .algorithm = Algorithm::kDissemination, .number = 1, .fingerprint = barrier.fingerprint()};
+  OperationHeader second = first;
+  second.number = 2;
+  const CallHistory history;
+  Link theirs(group.of(0).channel(1), history);
+  theirs.begin_operation();
+  theirs.announce(second);
+  while (!theirs.is_send_done()) theirs.advance_send().value_or_throw();
+  theirs.refuse(first);
+
+  EngineRank engine(*system_, group.of(1));
+  const auto status = engine.barrier();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
 }
 
 TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {

@@ -94,7 +94,7 @@ class HandshakeTest : public ::testing::Test {
 TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
   Pair pair = connect();
   Handshake call =
-      Handshake::call(*system_, std::move(pair.caller), terms_of(1), 0, LinkPurpose::kCollective);
+      Handshake::call(*system_, std::move(pair.caller), terms_of(1), 0, LinkPurpose::kData);
   Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), terms_of(0));
   Status answered;
   auto other = system_->spawn("answer", [&] { answered = finish(answer); });
@@ -103,7 +103,7 @@ TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
   ASSERT_TRUE(called.ok()) << called.error().message();
   ASSERT_TRUE(answered.ok()) << answered.error().message();
   EXPECT_EQ(answer.hello().from, 1);
-  EXPECT_EQ(answer.hello().purpose, LinkPurpose::kCollective);
+  EXPECT_EQ(answer.hello().purpose, LinkPurpose::kData);
   const auto caller = call.take();
   const auto accepted = answer.take();
   std::array<std::byte, 8> buffer{};
@@ -192,7 +192,7 @@ TEST_F(HandshakeTest, AnotherUserIsRefusedWithoutATokenAndOnUnixSockets) {
       Handshake answer = Handshake::answer(*system_, accept(*listener), terms_of(0, token));
       answered = finish(answer);
     });
-    const auto hello = wire::encode_control(wire::Hello{.purpose = LinkPurpose::kSide,
+    const auto hello = wire::encode_control(wire::Hello{.purpose = LinkPurpose::kData,
                                                         .from = 1,
                                                         .to = 0,
                                                         .round = 9,

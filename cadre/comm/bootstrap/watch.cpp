@@ -69,6 +69,16 @@ Status BootstrapWatch::look(Deadline deadline) {
   return status;
 }
 
+Status BootstrapWatch::await_report(Duration patience) {
+  const Deadline deadline = system_.deadline_in(patience);
+  const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
+  for (Duration pause = kFirstPause / 2;; pause *= 2) {
+    CADRE_RETURN_IF_ERROR(look(system_.deadline_in(kStoreTime)));
+    if (deadline.has_passed(system_.now())) return {};
+    waiter->park(deadline.earlier(system_.deadline_in(pause)));
+  }
+}
+
 Result<std::optional<std::string>> BootstrapWatch::read(const std::string& key, Deadline deadline) {
   const Deadline patience = deadline.earlier(system_.deadline_in(store_time_));
   const auto is_there = membership_.store->check(std::span(&key, 1), patience);

@@ -44,6 +44,11 @@ class BootstrapWatch {
   void report(const Error& error);
   // What a rank has reported by now.
   Status look_for_report(Deadline deadline);
+  // The trouble that others report, or the death of a rank, within this time; ok when there is
+  // none.
+  Status await_report(Duration patience);
+  // Whether the trouble came from others, or from the store.
+  bool was_told() const { return was_told_; }
 
  private:
   // The trouble there is by now. Blocking: for a few answers of the store.

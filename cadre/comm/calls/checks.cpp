@@ -40,12 +40,29 @@ void check_peer(std::string_view call, Rank peer, Rank self, int world_size) {
   refuse_call(format("{}: rank {} is this rank itself; copy the data instead", call, peer));
 }
 
-void check_disjoint(std::string_view call, ConstBytes in, ConstBytes out) {
+namespace {
+
+bool overlap(ConstBytes a, ConstBytes b) {
   const std::less<const std::byte*> is_before;  // defined for pointers into different memory
-  const bool overlap = !in.empty() && !out.empty() &&
-                       is_before(in.data(), out.data() + out.size()) &&
-                       is_before(out.data(), in.data() + in.size());
-  if (!overlap) return;
+  return !a.empty() && !b.empty() && is_before(a.data(), b.data() + b.size()) &&
+         is_before(b.data(), a.data() + a.size());
+}
+
+}  // namespace
+
+void check_in_place(std::string_view call, ConstBytes part, ConstBytes whole, Rank rank) {
+  if (!overlap(part, whole)) return;
+  if (part.data() == whole.data() + static_cast<size_t>(rank.value) * part.size()) return;
+  refuse_call(
+      format("{}: the input and the output overlap, but not in place, where {}; pass "
+             "separate buffers",
+             call,
+             part.size() == whole.size() ? "both are the same"
+                                         : "the shorter one is this rank's slice of the other"));
+}
+
+void check_disjoint(std::string_view call, ConstBytes in, ConstBytes out) {
+  if (!overlap(in, out)) return;
   refuse_call(format("{}: the input and the output overlap; pass separate buffers", call));
 }
 

@@ -21,6 +21,8 @@ void check_reduction(std::string_view call, DType dtype, ReduceOp op);
 // `what` is "root" or "the peer".
 void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);
 void check_peer(std::string_view call, Rank peer, Rank self, int world_size);
+// Refuses buffers that overlap, unless `part` is slice `rank` of `whole`. Of equal sizes: rank 0.
+void check_in_place(std::string_view call, ConstBytes part, ConstBytes whole, Rank rank);
 void check_disjoint(std::string_view call, ConstBytes in, ConstBytes out);
 
 }  // namespace cadre

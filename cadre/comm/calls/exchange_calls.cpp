@@ -40,7 +40,10 @@ Operation reduce_of(ConstBytes in, Bytes out, const ReduceKind& kind, Rank root,
   check_elements("reduce", in, kind.dtype);
   check_reduction("reduce", kind.dtype, kind.op);
   const bool is_root = caller.rank == root;
-  if (is_root) check_sizes("reduce", out.size(), in.size(), "the output");
+  if (is_root) {
+    check_sizes("reduce", out.size(), in.size(), "the output");
+    check_in_place("reduce", in, out, 0);
+  }
   return make_operation(
       {OpKind::kReduce, kind.dtype, kind.op, root, in.size() / size_of(kind.dtype)}, in,
       is_root ? out : Bytes(), options);
@@ -54,6 +57,7 @@ Operation gather_of(ConstBytes in, Bytes out, DType dtype, Rank root, const Call
   if (is_root) {
     check_sizes("gather", out.size(), in.size() * static_cast<size_t>(caller.world_size),
                 "the output");
+    check_in_place("gather", in, out, root);
   }
   return make_operation({OpKind::kGather, dtype, ReduceOp::kSum, root, in.size() / size_of(dtype)},
                         in, is_root ? out : Bytes(), options);
@@ -67,6 +71,7 @@ Operation scatter_of(ConstBytes in, Bytes out, DType dtype, Rank root, const Cal
   if (is_root) {
     check_sizes("scatter", in.size(), out.size() * static_cast<size_t>(caller.world_size),
                 "the input");
+    check_in_place("scatter", out, in, root);
   }
   return make_operation(
       {OpKind::kScatter, dtype, ReduceOp::kSum, root, out.size() / size_of(dtype)},

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <numeric>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -10,69 +13,58 @@
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/comm/communicator_impl.h"
+#include "cadre/comm/groups/make_group.h"
+#include "cadre/comm/queue/thrown_error.h"
+#include "cadre/wire/byte_codec.h"
 
 namespace cadre {
 namespace {
+
+constexpr Duration kLookForLosses = std::chrono::milliseconds(500);
+
+std::string list(std::span<const Rank> ranks) {
+  std::string text;
+  for (const Rank rank : ranks) text += format("{}{}", text.empty() ? "" : ", ", rank);
+  return text;
+}
 
 [[noreturn]] void refuse(const Communicator& parent, const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument,
               format("group \"{}\", rank {}: {}", parent.name(), parent.rank(), problem));
 }
 
-// What every rank of the parent brings, gathered in rank order.
-template <typename T>
-std::vector<T> gather(Communicator& parent, const T& mine, Deadline deadline) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0);
-  std::vector<T> all(static_cast<size_t>(parent.world_size()));
-  parent.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
-                    DType::kInt64, {.deadline = deadline});
-  return all;
+[[noreturn]] void refuse_list(const Communicator& parent, std::span<const Rank> ranks, int other) {
+  refuse(parent, format("new_group: this rank wants the ranks {}, rank {} wants others: every rank "
+                        "must name the same ranks in the same order",
+                        list(ranks), other));
 }
 
-struct GroupLabel {
-  std::string name;
-  std::string id;
-};
-
-// Beside the parent's record: one file for each group that the rank is in.
-std::string record_path(const Communicator& parent, const GroupLabel& label, Rank rank) {
-  const std::string& parent_path = parent.options().flight_record_path;
-  if (parent_path.empty()) return "";
-  std::string group = label.name == label.id ? label.id : format("{}@{}", label.name, label.id);
-  std::replace(group.begin(), group.end(), '/', '.');
-  const std::string file =
-      format("{}-round{}-rank{}.flight", group, parent.membership().round, rank);
-  return (std::filesystem::path(parent_path).parent_path() / file).string();
-}
-
-// The group of `members`, ranks of the parent in the order of the new group, on one of them.
-std::unique_ptr<Communicator> connect_members(const Communicator& parent, const GroupLabel& label,
-                                              std::span<const int> members, Deadline deadline) {
-  const auto self = std::find(members.begin(), members.end(), parent.rank().value);
-  Membership membership = parent.membership();
-  membership.rank = static_cast<int>(self - members.begin());
-  membership.world_size = static_cast<int>(members.size());
-  membership.job_size = 0;  // the wills are those of the parent's ranks
-  CommunicatorOptions options = parent.options();
-  options.name = label.name;
-  options.id = label.id;
-  options.flight_record_path = record_path(parent, label, membership.rank);
-  return Communicator::connect(parent.system(), membership, options, deadline);
-}
-
-void check_list(const Communicator& parent, std::span<const Rank> ranks) {
-  if (ranks.empty()) refuse(parent, "new_group: the list of ranks is empty");
+void check_list(std::string_view call, const Communicator& parent, std::span<const Rank> ranks) {
+  if (ranks.empty()) refuse(parent, format("{}: the list of ranks is empty", call));
   std::vector<bool> is_named(static_cast<size_t>(parent.world_size()));
   for (const Rank rank : ranks) {
     if (rank < 0 || rank >= parent.world_size()) {
-      refuse(parent, format("new_group: rank {} is not in the group of {} ranks", rank,
+      refuse(parent, format("{}: rank {} is not in the group of {} ranks", call, rank,
                             parent.world_size()));
     }
     if (is_named[static_cast<size_t>(rank.value)]) {
-      refuse(parent, format("new_group: rank {} is in the list twice", rank));
+      refuse(parent, format("{}: rank {} is in the list twice", call, rank));
     }
     is_named[static_cast<size_t>(rank.value)] = true;
   }
+}
+
+std::vector<int> values_of(std::span<const Rank> ranks) {
+  std::vector<int> values;
+  for (const Rank rank : ranks) values.push_back(rank.value);
+  return values;
+}
+
+std::vector<int> all_ranks(const Communicator::Impl& group) {
+  std::vector<int> ranks(static_cast<size_t>(group.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 uint64_t digest(std::span<const Rank> ranks) {
@@ -87,19 +79,15 @@ uint64_t digest(std::string_view text) {
   return hash.value();
 }
 
-std::string list(std::span<const Rank> ranks) {
-  std::string text;
-  for (const Rank rank : ranks) text += format("{}{}", text.empty() ? "" : ", ", rank);
-  return text;
-}
-
-// What one rank wants of a split.
+// What one rank brings to a split.
 struct SplitCall {
   int64_t has_color = 0;
   int64_t color = 0;
   int64_t key = 0;
   uint64_t name_digest = 0;
   std::array<char, 32> name{};  // as much of it as there is room for, padded with zeros
+  int64_t is_short = 0;         // it has no memory for its pieces
+  GroupPlaces places;           // of the pieces that it has cut
 
   bool is_of(int64_t wanted) const { return has_color == 1 && color == wanted; }
   std::string quoted_name() const {
@@ -108,9 +96,207 @@ struct SplitCall {
   }
 };
 
+// What one rank brings to new_group.
+struct NewGroupCall {
+  uint64_t digest = 0;  // of the list of ranks
+  uint64_t stamp = 0;   // tells the calls of one rank apart in a store
+  int64_t is_short = 0;
+  GroupPlaces places;
+};
+
+// Cuts this rank's pieces and says in its call how that went.
+template <typename Call>
+Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candidates,
+                NewGroup& group, Call& call) {
+  Status status = cut_pieces(parent, candidates, group);
+  call.is_short = status.ok() ? 0 : 1;
+  if (group.pieces) call.places = group.pieces->places();
+  return status;
+}
+
+// Every rank of the parent sees who is short of memory, so all refuse, and the parent goes on.
+template <typename Call>
+void check_memory(const Status& own, std::span<const Call> calls, std::span<const int> callers) {
+  if (!own.ok()) throw own.error();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (calls[i].is_short == 0) continue;
+    throw Error(ErrorCode::kUnavailable,
+                format("the new group was not made: rank {} is short of shared memory for its part "
+                       "of it; see its error, free symmetric memory or groups there and try again",
+                       callers[i]))
+        .with_culprit(callers[i]);
+  }
+}
+
+// Whoever gives up in the middle tells the members of the new group, of which some may have all
+// they need to make it: it fails for them, also if they make it only later. `group` is the one that
+// the members exchange over, or know each other from.
+void tell_giving_up(const Communicator::Impl& group, const std::string& id, const Error& error) {
+  if (group.fabric->plane() == nullptr) return;
+  const int self = group.fabric->rank().value;
+  const int culprit = error.details().culprit.value_or(group.rank).value;
+  const std::string cause =
+      format("{} gave up making the group: {}", group.monitor->roster().describe(group.rank.value),
+             error.message());
+  group.fabric->plane()->tell_failure(
+      {key_of(id), self,
+       wire::AbortNotice{error.code(), group.members.ranks[static_cast<size_t>(culprit)], self,
+                         cause, cause}});
+}
+
+// What members exchange through a store where there is no parent that all of them call.
+class StoreExchange {
+ public:
+  // `ranks` are the members, of which `any` is one.
+  StoreExchange(const Communicator& any, const StoreGroupOptions& options,
+                std::span<const Rank> ranks)
+      : any_(any),
+        group_(CommunicatorParts::impl_of(any)),
+        store_(*options.store),
+        id_(options.id),
+        ranks_(ranks) {
+    const std::string prefix = format("cadre/{}/{}", group_.members.membership.round, id_);
+    for (const Rank rank : ranks) {
+      keys_.push_back(
+          format("{}/member/{}", prefix, group_.members.ranks[static_cast<size_t>(rank.value)]));
+    }
+    count_key_ = prefix + "/num_read";
+  }
+
+  std::vector<NewGroupCall> run(const NewGroupCall& own, Deadline deadline) const {
+    put(own, deadline);
+    await_all(own, deadline);
+    std::vector<NewGroupCall> calls;
+    const auto texts = store_.multi_get(keys_, deadline).value_or_throw();
+    for (size_t i = 0; i < texts.size(); ++i) calls.push_back(read(i, texts[i], own));
+    erase_after_last_reader(deadline);
+    return calls;
+  }
+
+ private:
+  // What a failed try has left must not be taken for a call of this one.
+  void put(const NewGroupCall& own, Deadline deadline) const {
+    const auto self = std::ranges::find(ranks_, any_.rank()) - ranks_.begin();
+    const std::string text(wire::as_text(std::as_bytes(std::span(&own, 1))));
+    const std::string there =
+        store_.compare_set(keys_[static_cast<size_t>(self)], "", text, deadline).value_or_throw();
+    if (there == text) return;
+    refuse(any_, format("new_group_over_store: the id \"{}\" was used before: give each group, and "
+                        "each new try to make one, an id of its own",
+                        id_));
+  }
+
+  NewGroupCall read(size_t i, std::string_view text, const NewGroupCall& own) const {
+    NewGroupCall call;
+    if (text.size() != sizeof(call)) {
+      throw Error(
+          ErrorCode::kCorruption,
+          format("new_group_over_store: rank {} wrote {} bytes as \"{}\" instead of {}: use "
+                 "one build on all ranks",
+                 ranks_[i], text.size(), keys_[i], sizeof(call)));
+    }
+    std::memcpy(&call, text.data(), sizeof(call));
+    if (call.digest == own.digest) return call;
+    refuse(any_,
+           format("new_group_over_store: this rank wants the ranks {} in \"{}\", rank {} wants "
+                  "others: every member must name the same ranks in the same order",
+                  list(ranks_), id_, ranks_[i]));
+  }
+
+  // Looks now and then at those that have come, and for a member that died instead of coming.
+  void await_all(const NewGroupCall& own, Deadline deadline) const {
+    std::optional<Rank> gone;
+    while (true) {
+      const Deadline look = deadline.earlier(group_.system.deadline_in(kLookForLosses));
+      const Status status = store_.wait(keys_, look);
+      if (status.ok()) return;
+      if (status.error().code() != ErrorCode::kTimeout) throw status.error();
+      const std::vector<Rank> missing = read_present(own);
+      // One that wrote its key and ended then has come: the keys were looked at once more.
+      if (gone && std::ranges::find(missing, *gone) != missing.end()) {
+        throw Error(ErrorCode::kPeerLost,
+                    format("new_group_over_store: {} is gone", describe(*gone)))
+            .with_culprit(*gone);
+      }
+      gone = first_gone(missing);
+      if (deadline.has_passed(group_.system.now())) throw missing_member(missing);
+    }
+  }
+
+  // Those that have not come yet. Refuses what one that has come has brought.
+  std::vector<Rank> read_present(const NewGroupCall& own) const {
+    const Deadline soon = group_.system.deadline_in(kLookForLosses);
+    std::vector<Rank> missing;
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const auto is_there = store_.check(std::span(&keys_[i], 1), soon);
+      if (!is_there.ok()) continue;
+      if (!*is_there) {
+        missing.push_back(ranks_[i]);
+      } else if (const auto text = store_.get(keys_[i], soon); text.ok()) {
+        static_cast<void>(read(i, *text, own));
+      }
+    }
+    return missing;
+  }
+
+  std::optional<Rank> first_gone(std::span<const Rank> missing) const {
+    const ControlPlane* const plane = group_.fabric->plane();
+    for (const Rank rank : missing) {
+      const int of_world = group_.members.ranks[static_cast<size_t>(rank.value)];
+      if (plane != nullptr && (plane->loss_of(of_world) || plane->has_left(of_world))) return rank;
+    }
+    return std::nullopt;
+  }
+
+  Error missing_member(std::span<const Rank> missing) const {
+    if (missing.empty()) {
+      return Error(ErrorCode::kTimeout, "new_group_over_store: the store answers too slowly");
+    }
+    return Error(ErrorCode::kTimeout,
+                 format("new_group_over_store: {} did not come before the deadline",
+                        describe(missing.front())))
+        .with_culprit(missing.front());
+  }
+
+  // Best effort: the group is made by now, and keys that stay do no harm.
+  void erase_after_last_reader(Deadline deadline) const {
+    const auto num_read = store_.add(count_key_, 1, deadline);
+    if (!num_read.ok() || *num_read < static_cast<int64_t>(keys_.size())) return;
+    for (const std::string& key : keys_) static_cast<void>(store_.erase(key, deadline));
+    static_cast<void>(store_.erase(count_key_, deadline));
+  }
+
+  std::string describe(Rank rank) const { return group_.monitor->roster().describe(rank.value); }
+
+  const Communicator& any_;
+  const Communicator::Impl& group_;
+  Store& store_;
+  const std::string& id_;
+  const std::span<const Rank> ranks_;
+  std::vector<std::string> keys_;  // by member
+  std::string count_key_;
+};
+
+// What every rank of the parent brings, gathered in rank order, for the new group `id`, which
+// others may have made when this rank fails.
+template <typename T>
+std::vector<T> gather(Communicator& parent, const T& mine, const std::optional<std::string>& id,
+                      Deadline deadline) try {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0);
+  std::vector<T> all(static_cast<size_t>(parent.world_size()));
+  parent.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
+                    DType::kInt64, {.deadline = deadline});
+  return all;
+} catch (const std::exception& thrown) {
+  if (id) tell_giving_up(CommunicatorParts::impl_of(parent), *id, error_of(thrown));
+  throw;
+}
+
 SplitCall call_of(const SplitOptions& options) {
-  SplitCall call{options.color ? 1 : 0, options.color.value_or(0), options.key,
-                 digest(options.name)};
+  SplitCall call{.has_color = options.color ? 1 : 0,
+                 .color = options.color.value_or(0),
+                 .key = options.key,
+                 .name_digest = digest(options.name)};
   std::copy_n(options.name.begin(), std::min(options.name.size(), call.name.size()),
               call.name.begin());
   return call;
@@ -137,42 +323,95 @@ void check_names(const Communicator& parent, std::span<const SplitCall> calls) {
 std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
                                     Deadline deadline) {
   const uint64_t number = parent.num_collectives() + 1;
-  const std::vector<SplitCall> calls = gather(parent, call_of(options), deadline);
-  check_names(parent, calls);
-  if (!options.color) return nullptr;
-  std::vector<int> members;
-  for (int rank = 0; rank < parent.world_size(); ++rank) {
-    if (calls[static_cast<size_t>(rank)].is_of(*options.color)) members.push_back(rank);
+  const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
+  NewGroup group;
+  SplitCall call = call_of(options);
+  const std::vector<int> all = all_ranks(impl);
+  const Status cut = options.color ? cut_into(impl, all, group, call) : Status();
+  std::optional<std::string> id;
+  if (options.color) id = format("{}/{}.{}", parent.id(), number, *options.color);
+  const std::vector<SplitCall> calls = gather(parent, call, id, deadline);
+  try {
+    check_memory(cut, std::span<const SplitCall>(calls), all);
+    check_names(parent, calls);
+  } catch (const Error&) {
+    if (group.pieces) group.pieces->discard();
+    throw;
   }
-  std::stable_sort(members.begin(), members.end(), [&calls](int a, int b) {
+  if (!options.color) return nullptr;
+  for (int rank = 0; rank < parent.world_size(); ++rank) {
+    if (calls[static_cast<size_t>(rank)].is_of(*options.color)) group.members.push_back(rank);
+  }
+  std::stable_sort(group.members.begin(), group.members.end(), [&calls](int a, int b) {
     return calls[static_cast<size_t>(a)].key < calls[static_cast<size_t>(b)].key;
   });
-  GroupLabel label{options.name, format("{}/{}.{}", parent.id(), number, *options.color)};
-  if (label.name.empty()) label.name = format("{}/{}.{}", parent.name(), number, *options.color);
-  return connect_members(parent, label, members, deadline);
+  for (const int member : group.members) {
+    group.places.push_back(calls[static_cast<size_t>(member)].places);
+  }
+  group.label = {options.name, *id};
+  if (group.label.name.empty()) {
+    group.label.name = format("{}/{}.{}", parent.name(), number, *options.color);
+  }
+  return make_group(impl, std::move(group));
 }
 
 std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Rank> ranks,
                                         Deadline deadline) {
-  check_list(parent, ranks);
+  check_list("new_group", parent, ranks);
   const uint64_t number = parent.num_collectives() + 1;
-  const uint64_t mine = digest(ranks);
-  const auto all = gather(parent, mine, deadline);
-  const auto other =
-      std::find_if(all.begin(), all.end(), [&](const auto& his) { return his != mine; });
-  if (other != all.end()) {
-    refuse(parent, format("new_group: this rank wants the ranks {}, rank {} wants others: every "
-                          "rank must name the same ranks in the same order",
-                          list(ranks), other - all.begin()));
+  const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
+  const bool is_member = std::ranges::find(ranks, parent.rank()) != ranks.end();
+  NewGroup group;
+  NewGroupCall call{.digest = digest(ranks)};
+  const Status cut = is_member ? cut_into(impl, values_of(ranks), group, call) : Status();
+  const std::string id = format("{}/{}", parent.id(), number);
+  const auto calls = gather(parent, call, is_member ? std::optional(id) : std::nullopt, deadline);
+  const auto other = std::ranges::find_if(
+      calls, [&](const NewGroupCall& theirs) { return theirs.digest != call.digest; });
+  try {
+    if (other != calls.end()) refuse_list(parent, ranks, static_cast<int>(other - calls.begin()));
+    check_memory(cut, std::span<const NewGroupCall>(calls), all_ranks(impl));
+  } catch (const Error&) {
+    if (group.pieces) group.pieces->discard();
+    throw;
   }
-  std::vector<int> members;
-  for (const Rank rank : ranks) members.push_back(rank.value);
-  if (std::find(members.begin(), members.end(), parent.rank().value) == members.end()) {
-    return nullptr;
+  if (!is_member) return nullptr;
+  group.members = values_of(ranks);
+  for (const int member : group.members) {
+    group.places.push_back(calls[static_cast<size_t>(member)].places);
   }
-  const GroupLabel label{format("{}/{}", parent.name(), number),
-                         format("{}/{}", parent.id(), number)};
-  return connect_members(parent, label, members, deadline);
+  group.label = {format("{}/{}", parent.name(), number), id};
+  return make_group(impl, std::move(group));
+}
+
+std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
+                                                   std::span<const Rank> ranks,
+                                                   const StoreGroupOptions& options,
+                                                   Deadline deadline) {
+  check_list("new_group_over_store", any, ranks);
+  if (options.store == nullptr) refuse(any, "new_group_over_store: StoreGroupOptions has no store");
+  if (options.id.empty()) refuse(any, "new_group_over_store: StoreGroupOptions::id is empty");
+  const Communicator::Impl& impl = CommunicatorParts::impl_of(any);
+  impl.check_open();
+  if (std::ranges::find(ranks, any.rank()) == ranks.end()) {
+    refuse(any, "new_group_over_store: this rank is not in the list");
+  }
+  NewGroup group{.label = {options.name.empty() ? options.id : options.name, options.id},
+                 .members = values_of(ranks),
+                 .pieces = {},
+                 .places = {}};
+  NewGroupCall own{.digest = digest(ranks)};
+  impl.system.random_bytes(std::as_writable_bytes(std::span(&own.stamp, 1)));
+  const Status cut = cut_into(impl, group.members, group, own);
+  try {
+    const auto calls = StoreExchange(any, options, ranks).run(own, deadline);
+    check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
+    for (const NewGroupCall& call : calls) group.places.push_back(call.places);
+  } catch (const std::exception& thrown) {
+    tell_giving_up(impl, options.id, error_of(thrown));
+    throw;
+  }
+  return make_group(impl, std::move(group));
 }
 
 }  // namespace cadre

@@ -1,5 +1,6 @@
 #include "cadre/comm/messages/message_queue.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -18,7 +19,7 @@ constexpr Duration kSleep = std::chrono::seconds(60);
 Fingerprint fingerprint_of(const Message& message) {
   return OpDescriptor{.kind = message.kind,
                       .dtype = message.dtype,
-                      .root = message.peer,
+                      .root = std::max(message.peer.value, 0),
                       .count = message.num_bytes() / size_of(message.dtype)}
       .fingerprint();
 }
@@ -54,11 +55,14 @@ class MessageQueue::Pending final : public Message, public Completion {
   const std::shared_ptr<MessageQueue> queue_;
 };
 
-MessageQueue::MessageQueue(const Parts& parts) : parts_(parts), protocol_(parts.transport) {}
+MessageQueue::MessageQueue(const Parts& parts)
+    : parts_(parts), protocol_(parts.transport), thread_(parts.system, "cadre-messages") {}
 MessageQueue::~MessageQueue() = default;
 
-void MessageQueue::run(Message message) {
-  post(std::move(message), false)->wait(std::nullopt);
+Rank MessageQueue::run(Message message) {
+  const std::shared_ptr<Pending> pending = post(std::move(message), false);
+  pending->wait(std::nullopt);
+  return pending->peer;
 }
 
 Work MessageQueue::issue(Message message) {
@@ -69,26 +73,28 @@ std::shared_ptr<MessageQueue::Pending> MessageQueue::post(Message message, bool 
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
   if (!message.deadline) message.deadline = parts_.system.deadline_in(parts_.timeout);
   auto pending = std::make_shared<Pending>(shared_from_this(), std::move(message));
-  std::lock_guard lock(mutex_);
-  if (refusal_) throw *refusal_;
-  if (needs_thread) start_thread(pending->kind);
-  posted_.push_back(pending);
-  pending->number = ++num_issued_;
-  ++num_pending_;
-  if (is_role_taken_) {
-    parts_.transport.wake();
-  } else if (needs_thread) {
-    thread_waiter_->unpark();
+  std::unique_ptr<os::Thread> ended;
+  {
+    std::lock_guard lock(mutex_);
+    if (refusal_) throw *refusal_;
+    if (needs_thread) ended = start_thread(pending->kind);
+    posted_.push_back(pending);
+    pending->number = ++num_issued_;
+    ++num_pending_;
+    if (is_role_taken_) {
+      parts_.transport.wake();
+    } else if (needs_thread) {
+      thread_.unpark();
+    }
   }
+  if (ended != nullptr) ended->join();
   return pending;
 }
 
 // Under the lock, so that close() finds either no thread or one to join.
-void MessageQueue::start_thread(OpKind first) {
-  if (thread_ != nullptr) return;
-  if (thread_waiter_ == nullptr) thread_waiter_ = parts_.system.make_waiter();
+std::unique_ptr<os::Thread> MessageQueue::start_thread(OpKind first) {
   try {
-    thread_ = parts_.system.spawn("cadre-messages", [this] { run_thread(); });
+    return thread_.start([this] { run_thread(); });
   } catch (const Error& error) {
     throw error.with_context(format("{} was not issued", first));
   }
@@ -97,6 +103,11 @@ void MessageQueue::start_thread(OpKind first) {
 bool MessageQueue::is_idle() const {
   std::lock_guard lock(mutex_);
   return num_pending_ == 0 && !is_role_taken_;
+}
+
+bool MessageQueue::has_pending() const {
+  std::lock_guard lock(mutex_);
+  return num_pending_ > 0;
 }
 
 void MessageQueue::refuse(const Error& reason) {
@@ -122,7 +133,7 @@ void MessageQueue::release_role() {
   }
   is_role_taken_ = false;
   for (os::Waiter* waiter : waiting_) waiter->unpark();
-  if (num_pending_ > 0 && thread_waiter_ != nullptr) thread_waiter_->unpark();
+  if (num_pending_ > 0) thread_.unpark();
 }
 
 // A caller with a deadline of its own does not take the role: it could not leave it half-way.
@@ -150,18 +161,20 @@ void MessageQueue::wait_for(const Pending& pending, std::optional<Deadline> dead
 }
 
 void MessageQueue::run_thread() {
+  bool was_idle = false;
   while (true) {
     bool has_role = false;
     {
       std::lock_guard lock(mutex_);
-      if (is_stopping_) return;
+      if (is_stopping_ || (was_idle && num_pending_ == 0)) return thread_.note_end();
       has_role = try_take_role();
     }
     if (has_role) {
+      was_idle = false;
       const HeldRole role(*this);
       progress(nullptr);
     } else {
-      thread_waiter_->park(parts_.system.deadline_in(kSleep));
+      was_idle = !thread_.park();
     }
   }
 }
@@ -220,7 +233,12 @@ void MessageQueue::move_messages(const Pending* until) {
     }
     if (parts_.monitor.has_failed() || is_over()) continue;
     const Status status = protocol_.wait(parts_.system.deadline_in(kSleep));
-    if (!status.ok()) static_cast<void>(parts_.monitor.published_failure());
+    if (status.ok()) continue;
+    if (status.error().code() != ErrorCode::kAborted) {
+      const int self = parts_.monitor.roster().self.value;
+      parts_.monitor.fail({status.error().code(), self, status.error().message(), {}});
+    }
+    static_cast<void>(parts_.monitor.published_failure());
   }
 }
 
@@ -233,7 +251,7 @@ void MessageQueue::start_posted() {
       pending = posted_.front();
     }
     pending->began = parts_.system.now();
-    show(*pending);
+    if (protocol_.oldest() == nullptr) show(*pending);
     pending->record_index = parts_.recorder.begin(pending->number, fingerprint_of(*pending),
                                                   pending->peer.value, pending->began);
     protocol_.post(pending);
@@ -244,7 +262,7 @@ void MessageQueue::start_posted() {
 }
 
 void MessageQueue::show(const Pending& pending) {
-  ActivityCell& cell = parts_.monitor.own_slot().message;
+  ActivityCell& cell = parts_.monitor.own_cell().message;
   OpProgress progress(&cell.progress);
   progress.set_phase(phase_of(pending));
   progress.set_waiting_for(pending.peer.value);
@@ -259,8 +277,8 @@ void MessageQueue::finish(Pending& pending, Status status) {
     parts_.recorder.end(*pending.record_index, {status.ok(), status.ok() ? -1 : pending.peer.value,
                                                 phase_of(pending), now});
   }
-  ActivityCell& cell = parts_.monitor.own_slot().message;
-  // Of several at once the cell shows the one that began last, and when that is done, the oldest.
+  ActivityCell& cell = parts_.monitor.own_cell().message;
+  // Of several at once the cell shows the oldest, which is the likeliest to be held up.
   if (cell.number.load(std::memory_order_relaxed) == pending.number) {
     const PointToPoint::Handle oldest = protocol_.oldest();
     cell.end(status.ok(), now);
@@ -281,7 +299,9 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
   activity.fingerprint = fingerprint_of(pending);
   activity.age_ns = (parts_.system.now() - pending.began).count();
   if (error.code() == ErrorCode::kTimeout) {
-    explain_timeout(pending, activity);
+    parts_.monitor.fail_by_timeout({.activity = activity,
+                                    .waiting_for = pending.peer.value,
+                                    .where = format("tag {}", pending.tag)});
   } else if (error.code() == ErrorCode::kPeerLost) {
     explain_loss(pending, activity, error);
   } else {
@@ -291,28 +311,13 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
   return parts_.monitor.published_failure();
 }
 
-// Claims the failure before it asks around, as the runner of collectives does.
-void MessageQueue::explain_timeout(const Pending& pending, const wire::Activity& activity) {
-  Monitor& monitor = parts_.monitor;
-  if (!monitor.claim_failure()) return;
-  const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
-  const Roster& roster = monitor.roster();
-  const Suspect culprit = find_culprit(views, roster.self, std::nullopt, pending.peer.value);
-  const PeerView& view = views[static_cast<size_t>(culprit.rank)];
-  const Failure failure{
-      ErrorCode::kTimeout, culprit.rank,
-      format("tag {}: {}", pending.tag, timeout_cause(roster, culprit.rank, view)), activity};
-  culprit.is_certain ? monitor.publish(failure)
-                     : monitor.publish_unless_told(failure, Monitor::kDoubtTime);
-}
-
 void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,
                                 const Error& error) {
   const int peer = pending.peer.value;
-  const auto cause = parts_.monitor.why_stream_ended(peer, error);
-  if (!cause) return;
-  parts_.monitor.fail(
-      {ErrorCode::kPeerLost, peer, format("tag {}: {}", pending.tag, *cause), activity});
+  const auto end = parts_.monitor.why_stream_ended(peer, error);
+  if (!end) return;
+  parts_.monitor.fail({ErrorCode::kPeerLost, end->culprit,
+                       format("tag {}: {}", pending.tag, end->cause), activity});
 }
 
 bool MessageQueue::drain(Deadline deadline) {
@@ -331,8 +336,8 @@ void MessageQueue::close() {
     std::lock_guard lock(mutex_);
     is_stopping_ = true;
     if (!refusal_) refusal_ = closed_error();
-    if (thread_waiter_ != nullptr) thread_waiter_->unpark();
-    thread = std::move(thread_);
+    thread_.unpark();
+    thread = thread_.take();
   }
   if (thread != nullptr) thread->join();
   {

@@ -1,12 +1,12 @@
 // The sends and receives of a group: who moves them, who waits for them, and what a failure means.
 //
-// Threads: all methods from any thread; one thread of its own ("cadre-messages"), started by the
-// first asynchronous message. Blocking: run(), wait() of an issued message, and drain(), until the
-// message's deadline and the questions that follow a failure. No lock is held while messages move
-// or a thread waits. Lifetime: shared by the Works it handed out, which may outlive the group;
-// close() first, then its parts may go. Errors: the group's failure, the same one each time; wait()
-// in a forked child throws. What moving messages throws becomes the failure of the group. issue()
-// throws kUnavailable, and has issued nothing, when the thread cannot be started.
+// Threads: all methods from any thread; one thread of its own ("cadre-messages") while asynchronous
+// messages are issued (idle_thread.h). Blocking: run(), wait() of an issued message, and drain(),
+// until the message's deadline and the questions that follow a failure. No lock is held while
+// messages move or a thread waits. Lifetime: shared by the Works it handed out, which may outlive
+// the group; close() first, then its parts may go. Errors: the group's failure, the same one each
+// time; wait() in a forked child throws. What moving messages throws becomes the failure of the
+// group. issue() throws kUnavailable, and has issued nothing, when the thread cannot be started.
 //
 // Progress is a role, as in operation_queue.h: its holder moves all pending messages of this rank,
 // so that two ranks that both send first do not wait for each other. Who posts while another holds
@@ -28,6 +28,7 @@
 #include "cadre/comm/messages/point_to_point.h"
 #include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/held_role.h"
+#include "cadre/comm/queue/idle_thread.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 #include "cadre/transport/transport.h"
@@ -47,10 +48,13 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   explicit MessageQueue(const Parts& parts);
   ~MessageQueue();
 
-  void run(Message message);
+  // The other rank, which is the sender's for a receive from any source.
+  Rank run(Message message);
   Work issue(Message message);
 
   bool is_idle() const;
+  // Whether a message has not ended.
+  bool has_pending() const;
   // New messages throw `reason` from now on.
   void refuse(const Error& reason);
   // Until nothing is left (true) or the deadline has passed.
@@ -64,7 +68,8 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   friend class HeldRole<MessageQueue>;
 
   std::shared_ptr<Pending> post(Message message, bool needs_thread);
-  void start_thread(OpKind first);  // under the lock; if it does not run
+  // Under the lock; if it does not run. The result is to be joined without the lock.
+  [[nodiscard]] std::unique_ptr<os::Thread> start_thread(OpKind first);
   void wait_for(const Pending& pending, std::optional<Deadline> deadline);
   bool try_take_role();  // under the lock
   void release_role();
@@ -81,7 +86,6 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   void finish(Pending& pending, Status status);
   // Makes the failure of the group out of what one message reported.
   Error explain(const Pending& pending, const Error& error);
-  void explain_timeout(const Pending& pending, const wire::Activity& activity);
   void explain_loss(const Pending& pending, const wire::Activity& activity, const Error& error);
 
   const Parts parts_;
@@ -95,8 +99,7 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   std::atomic<bool> is_stopping_ = false;
   std::optional<Error> refusal_;
   std::vector<os::Waiter*> waiting_;
-  std::unique_ptr<os::Waiter> thread_waiter_;
-  std::unique_ptr<os::Thread> thread_;
+  IdleThread thread_;
 };
 
 }  // namespace cadre

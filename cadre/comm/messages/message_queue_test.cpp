@@ -166,10 +166,10 @@ TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
       const std::string seen = group.peers()[0].last_seen;
       require(seen.starts_with("last seen in " + call), seen);
     };
-    require_seen("recv #2");
-    group.send(second, kType, 0, 2);
     require_seen("recv #1");
     group.send(first, kType, 0, 1);
+    require_seen("recv #2");
+    group.send(second, kType, 0, 2);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

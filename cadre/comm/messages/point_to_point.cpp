@@ -18,6 +18,7 @@ PointToPoint::PointToPoint(Transport& transport) : transport_(transport) {
 }
 
 void PointToPoint::post(const Handle& message) {
+  if (message->peer == kAnySource) return post_receive_from_any(message);
   Peer& peer = peers_[static_cast<size_t>(message->peer.value)];
   pending_.push_back(message);
   if (message->kind == OpKind::kRecv) return post_receive(peer, message);
@@ -41,16 +42,31 @@ void PointToPoint::queue(Peer& peer, MessageHeader::Kind kind, const Handle& mes
 }
 
 void PointToPoint::post_receive(Peer& peer, const Handle& message) {
-  const auto arrival = std::ranges::find(peer.unexpected, message->tag,
-                                         [](const Arrival& a) { return a.header.tag; });
-  if (arrival != peer.unexpected.end()) {
-    const Arrival taken = std::move(*arrival);
-    peer.unexpected.erase(arrival);
-    peer.num_unexpected_bytes -= MessageHeader::kBytes + taken.data.size();
-    return deliver(peer, message, taken);
-  }
+  if (take_unexpected(peer, message)) return;
   if (peer.ended) return end(message, *peer.ended);
   peer.receives.push_back(message);
+}
+
+// Of messages that several ranks have sent the one of the lowest rank is taken.
+void PointToPoint::post_receive_from_any(const Handle& message) {
+  pending_.push_back(message);
+  for (Peer& peer : peers_) {
+    if (take_unexpected(peer, message)) return;
+  }
+  if (const auto error = end_of_all()) return end(message, *error);
+  receives_from_any_.push_back(message);
+}
+
+bool PointToPoint::take_unexpected(Peer& peer, const Handle& message) {
+  const auto arrival = std::ranges::find(peer.unexpected, message->tag,
+                                         [](const Arrival& a) { return a.header.tag; });
+  if (arrival == peer.unexpected.end()) return false;
+  const Arrival taken = std::move(*arrival);
+  peer.unexpected.erase(arrival);
+  peer.num_unexpected_bytes -= MessageHeader::kBytes + taken.data.size();
+  message->peer = peer.rank;
+  deliver(peer, message, taken);
+  return true;
 }
 
 void PointToPoint::advance(TimePoint now) {
@@ -60,6 +76,7 @@ void PointToPoint::advance(TimePoint now) {
     if (!peer.ended) advance_sends(peer);
     if (peer.is_full()) refuse_overflow(peer);
   }
+  refuse_overflow_of_all();
   end_where([&](const Message& message) { return message.deadline->has_passed(now); },
             Error(ErrorCode::kTimeout, "the message did not arrive before the deadline"));
 }
@@ -70,7 +87,11 @@ Status PointToPoint::wait(Deadline latest) {
     if (peer.channel == nullptr || peer.ended) continue;
     const bool want_recv = peer.is_in_payload || !peer.is_full();
     const bool want_send = !peer.outgoing.empty();
-    if (want_recv || want_send) interests_.push_back({peer.rank, want_send, want_recv});
+    const bool is_awaited = peer.is_in_payload || !peer.receives.empty() ||
+                            !peer.requested.empty() || !peer.cleared.empty();
+    if (want_recv || want_send) {
+      interests_.push_back({peer.rank, want_send, want_recv, !want_send && !is_awaited});
+    }
   }
   Deadline until = latest;
   for (const Handle& message : pending_) until = until.earlier(*message->deadline);
@@ -88,6 +109,7 @@ void PointToPoint::abandon(const Error& error) {
     peer.cleared.clear();
     peer.receiving.reset();
   }
+  receives_from_any_.clear();
 }
 
 void PointToPoint::advance_sends(Peer& peer) {
@@ -204,10 +226,20 @@ void PointToPoint::finish_payload(Peer& peer) {
 }
 
 PointToPoint::Handle PointToPoint::take_receive(Peer& peer, int tag) {
-  const auto found = std::ranges::find(peer.receives, tag, [](const Handle& m) { return m->tag; });
-  if (found == peer.receives.end()) return nullptr;
-  Handle receive = *found;
-  peer.receives.erase(found);
+  const auto has_tag = [tag](const Handle& message) { return message->tag == tag; };
+  const auto own = std::ranges::find_if(peer.receives, has_tag);
+  const auto any = std::ranges::find_if(receives_from_any_, has_tag);
+  const bool has_own = own != peer.receives.end();
+  const bool has_any = any != receives_from_any_.end();
+  if (!has_own && !has_any) return nullptr;
+  const bool takes_own = has_own && (!has_any || (*own)->number < (*any)->number);
+  Handle receive = takes_own ? *own : *any;
+  if (takes_own) {
+    peer.receives.erase(own);
+  } else {
+    receives_from_any_.erase(any);
+    receive->peer = peer.rank;
+  }
   return receive;
 }
 
@@ -238,6 +270,21 @@ void PointToPoint::lose(Peer& peer, const Error& error) {
   peer.ended = error;
   peer.outgoing.clear();
   end_where([&](const Message& message) { return message.peer == peer.rank; }, error);
+  if (const auto end = end_of_all()) {
+    end_where([](const Message& message) { return message.peer == kAnySource; }, *end);
+    receives_from_any_.clear();
+  }
+}
+
+std::optional<Error> PointToPoint::end_of_all() const {
+  const Error* last = nullptr;
+  for (const Peer& peer : peers_) {
+    if (peer.channel == nullptr) continue;
+    if (!peer.ended) return std::nullopt;
+    last = &*peer.ended;
+  }
+  if (last == nullptr) return std::nullopt;
+  return Error(last->code(), cadre::format("no other rank can send any more: {}", last->message()));
 }
 
 // Nothing is read from this peer until some of it is received; so a message that needs to read more
@@ -245,13 +292,29 @@ void PointToPoint::lose(Peer& peer, const Error& error) {
 void PointToPoint::refuse_overflow(Peer& peer) {
   const bool is_stuck = !peer.receives.empty() || !peer.requested.empty() || !peer.cleared.empty();
   if (!is_stuck) return;
-  end_where(
-      [&](const Message& message) { return message.peer == peer.rank; },
-      Error(ErrorCode::kInvalidArgument,
-            cadre::format("rank {} sent {} bytes of messages, the first with tag {}, that rank {} "
-                          "has not received",
-                          peer.rank, peer.num_unexpected_bytes, peer.unexpected.front().header.tag,
-                          transport_.rank())));
+  end_where([&](const Message& message) { return message.peer == peer.rank; }, overflow_of(peer));
+}
+
+// The same for a receive of any rank, when none is read from any more.
+void PointToPoint::refuse_overflow_of_all() {
+  if (receives_from_any_.empty()) return;
+  const Peer* full = nullptr;
+  for (const Peer& peer : peers_) {
+    if (peer.channel == nullptr || peer.ended) continue;
+    if (peer.is_in_payload || !peer.is_full()) return;
+    full = &peer;
+  }
+  if (full == nullptr) return;
+  end_where([](const Message& message) { return message.peer == kAnySource; }, overflow_of(*full));
+  receives_from_any_.clear();
+}
+
+Error PointToPoint::overflow_of(const Peer& peer) const {
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("rank {} sent {} bytes of messages, the first with tag {}, that rank "
+                             "{} has not received",
+                             peer.rank, peer.num_unexpected_bytes,
+                             peer.unexpected.front().header.tag, transport_.rank()));
 }
 
 void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,

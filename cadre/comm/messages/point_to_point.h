@@ -26,10 +26,13 @@
 
 namespace cadre {
 
+// The source of a receive that takes a message of any rank. MPI_ANY_SOURCE.
+inline constexpr Rank kAnySource = -1;
+
 // One send or recv.
 struct Message {
   OpKind kind = OpKind::kSend;
-  Rank peer = 0;
+  Rank peer = 0;  // of a receive from kAnySource the sender's rank as soon as it has met a message
   int tag = 0;
   DType dtype = DType::kUint8;
   ConstBytes in;  // of a send
@@ -55,7 +58,7 @@ class PointToPoint {
 
   explicit PointToPoint(Transport& transport);
 
-  // REQUIRES: a deadline; the peer is another rank of the group.
+  // REQUIRES: a deadline; the peer is another rank of the group, or kAnySource of a receive.
   void post(const Handle& message);
   // Moves what can be moved now, and ends what is late.
   void advance(TimePoint now);
@@ -107,6 +110,9 @@ class PointToPoint {
 
   void queue(Peer& peer, MessageHeader::Kind kind, const Handle& message, uint64_t sequence);
   void post_receive(Peer& peer, const Handle& message);
+  void post_receive_from_any(const Handle& message);
+  // Whether a message of the peer that nobody awaited fits the receive, which has it then.
+  bool take_unexpected(Peer& peer, const Handle& message);
   void advance_sends(Peer& peer);
   void advance_receives(Peer& peer);
   // False when nothing more can be received just now.
@@ -114,18 +120,24 @@ class PointToPoint {
   Result<bool> receive_payload(Peer& peer);
   Status handle_header(Peer& peer, const MessageHeader& header);
   void finish_payload(Peer& peer);
-  // The oldest receive with that tag, taken from the list; null if there is none.
+  // The oldest receive with that tag, from this peer or from any, taken from its list; null if
+  // there is none.
   Handle take_receive(Peer& peer, int tag);
   // A receive has met its message: false, and the message has ended, if they differ.
   bool agree(const Peer& peer, const Handle& message, const MessageHeader& header);
   void deliver(Peer& peer, const Handle& message, const Arrival& arrival);
   void lose(Peer& peer, const Error& error);
+  // Why a receive of any rank would wait for ever; nullopt while a peer can still send.
+  std::optional<Error> end_of_all() const;
   void refuse_overflow(Peer& peer);
+  void refuse_overflow_of_all();
+  Error overflow_of(const Peer& peer) const;
   void end_where(const std::function<bool(const Message&)>& matches, const Error& error);
   void end(const Handle& message, Status status);
 
   Transport& transport_;
-  std::vector<Peer> peers_;  // by rank
+  std::vector<Peer> peers_;               // by rank
+  std::deque<Handle> receives_from_any_;  // without a message yet
   std::vector<Handle> pending_;
   std::deque<Ended> ended_;
   std::vector<ChannelInterest> interests_;  // kept for its memory

@@ -40,7 +40,7 @@ class OperationQueue::Issued final : public Completion {
 
 OperationQueue::OperationQueue(os::System& system, OperationRunner& runner,
                                std::shared_ptr<const HomeProcess> home)
-    : system_(system), runner_(runner), home_(std::move(home)) {}
+    : system_(system), runner_(runner), home_(std::move(home)), thread_(system, "cadre-progress") {}
 
 OperationQueue::~OperationQueue() = default;
 
@@ -59,7 +59,9 @@ void OperationQueue::run(Operation& operation) {
   }
   if (queued == nullptr) {
     const HeldRole role(*this);
-    run_caught(operation).value_or_throw();
+    const Status status = run_caught(operation);
+    has_run_unqueued_ = true;
+    status.value_or_throw();
     return;
   }
   queued->wait(std::nullopt);
@@ -68,21 +70,23 @@ void OperationQueue::run(Operation& operation) {
 
 Work OperationQueue::issue(Operation operation) {
   const auto issued = std::make_shared<Issued>(shared_from_this(), std::move(operation));
-  std::lock_guard lock(mutex_);
-  if (refusal_) throw *refusal_;
-  start_thread(issued->operation().descriptor.kind);
-  pending_.push_back(issued);
-  issued->operation().number = ++num_issued_;
-  if (!is_role_taken_) thread_waiter_->unpark();
+  std::unique_ptr<os::Thread> ended;
+  {
+    std::lock_guard lock(mutex_);
+    if (refusal_) throw *refusal_;
+    ended = start_thread(issued->operation().descriptor.kind);
+    pending_.push_back(issued);
+    issued->operation().number = ++num_issued_;
+    if (!is_role_taken_) thread_.unpark();
+  }
+  if (ended != nullptr) ended->join();
   return Work(issued);
 }
 
 // Under the lock, so that close() finds either no thread or one to join.
-void OperationQueue::start_thread(OpKind first) {
-  if (thread_ != nullptr) return;
-  if (thread_waiter_ == nullptr) thread_waiter_ = system_.make_waiter();
+std::unique_ptr<os::Thread> OperationQueue::start_thread(OpKind first) {
   try {
-    thread_ = system_.spawn("cadre-progress", [this] { run_thread(); });
+    return thread_.start([this] { run_thread(); });
   } catch (const Error& error) {
     throw error.with_context(format("{} was not issued", first));
   }
@@ -96,6 +100,11 @@ uint64_t OperationQueue::num_issued() const {
 bool OperationQueue::is_idle() const {
   std::lock_guard lock(mutex_);
   return pending_.empty() && !is_role_taken_;
+}
+
+bool OperationQueue::has_pending() const {
+  std::lock_guard lock(mutex_);
+  return num_ended_ < num_issued_;
 }
 
 bool OperationQueue::try_take_role() {
@@ -124,14 +133,18 @@ void OperationQueue::run_front() {
   front->release_owner();
   std::lock_guard lock(mutex_);
   front->complete(std::move(status));
+  ++num_ended_;
   pending_.pop_front();
   is_front_running_ = false;
   for (os::Waiter* waiter : waiting_) waiter->unpark();
 }
 
+// Also when the holder unwinds: the operation that it ran is then close()'s to end.
 void OperationQueue::release_role() {
   std::lock_guard lock(mutex_);
   is_role_taken_ = false;
+  is_front_running_ = false;
+  if (std::exchange(has_run_unqueued_, false)) ++num_ended_;
   wake_successors();
 }
 
@@ -139,7 +152,7 @@ void OperationQueue::release_role() {
 // woken too.
 void OperationQueue::wake_successors() {
   for (os::Waiter* waiter : waiting_) waiter->unpark();
-  if (!pending_.empty() && thread_waiter_ != nullptr) thread_waiter_->unpark();
+  if (!pending_.empty()) thread_.unpark();
 }
 
 // A caller with a deadline of its own does not take the role: it could not leave an operation
@@ -170,17 +183,19 @@ void OperationQueue::wait_for(Issued& issued, std::optional<Deadline> deadline) 
 }
 
 void OperationQueue::run_thread() {
+  bool was_idle = false;
   while (true) {
     bool has_role = false;
     {
       std::lock_guard lock(mutex_);
-      if (is_stopping_) return;
+      if (is_stopping_ || (was_idle && pending_.empty())) return thread_.note_end();
       has_role = try_take_role();
     }
     if (!has_role) {
-      thread_waiter_->park(system_.deadline_in(kLookAgain));
+      was_idle = !thread_.park();
       continue;
     }
+    was_idle = false;
     const HeldRole role(*this);
     while (true) {
       run_front();
@@ -212,8 +227,8 @@ void OperationQueue::close() {
     std::lock_guard lock(mutex_);
     is_stopping_ = true;
     if (!refusal_) refusal_ = closed;
-    if (thread_waiter_ != nullptr) thread_waiter_->unpark();
-    thread = std::move(thread_);
+    thread_.unpark();
+    thread = thread_.take();
   }
   if (thread != nullptr) thread->join();
   // Each operation keeps this queue, so none may stay but the one that a waiting caller is running:
@@ -223,6 +238,7 @@ void OperationQueue::close() {
     std::lock_guard lock(mutex_);
     const auto first = pending_.begin() + (is_front_running_ ? 1 : 0);
     left.assign(first, pending_.end());
+    num_ended_ += left.size();
     pending_.erase(first, pending_.end());
   }
   for (const auto& issued : left) {

@@ -1,13 +1,13 @@
 // Numbers the collectives of a group and runs them in that order, one at a time, by whichever
 // thread holds the progress role.
 //
-// Threads: all methods from any thread; one thread of its own ("cadre-progress"), started by the
-// first asynchronous operation. Blocking: run(), wait() of an issued operation, and drain(). No
-// lock is held while an operation runs or a thread waits. Lifetime: shared by the Works it handed
-// out, which may outlive the group; close() first, then the runner may go. Errors: those of the
-// runner, thrown by run() and wait(), the same one each time; wait() in a forked child throws.
-// What the runner throws becomes the error of its operation. issue() throws kUnavailable, and has
-// issued nothing, when the thread cannot be started.
+// Threads: all methods from any thread; one thread of its own ("cadre-progress") while asynchronous
+// operations are issued (idle_thread.h). Blocking: run(), wait() of an issued operation, and
+// drain(). No lock is held while an operation runs or a thread waits. Lifetime: shared by the Works
+// it handed out, which may outlive the group; close() first, then the runner may go. Errors: those
+// of the runner, thrown by run() and wait(), the same one each time; wait() in a forked child
+// throws. What the runner throws becomes the error of its operation. issue() throws kUnavailable,
+// and has issued nothing, when the thread cannot be started.
 //
 // Progress is a role: a blocking call that finds the queue empty runs its operation itself; a
 // waiting caller runs the queue up to its own operation if nobody else does; else the thread does.
@@ -28,6 +28,7 @@
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/home_process.h"
 #include "cadre/comm/queue/held_role.h"
+#include "cadre/comm/queue/idle_thread.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 
@@ -68,7 +69,10 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   // Operations issued so far.
   uint64_t num_issued() const;
+  // Whether nothing runs or waits, and no thread is about to look for more.
   bool is_idle() const;
+  // Whether an operation has not ended.
+  bool has_pending() const;
   // New operations throw `reason` from now on.
   void refuse(const Error& reason);
   // Until nothing is left (true) or the deadline has passed. Does not take the role: what is left
@@ -82,8 +86,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   friend class HeldRole<OperationQueue>;
 
   void wait_for(Issued& issued, std::optional<Deadline> deadline);
-  void start_thread(OpKind first);  // under the lock; if it does not run
-  bool try_take_role();             // under the lock
+  // Under the lock; if it does not run. The result is to be joined without the lock.
+  [[nodiscard]] std::unique_ptr<os::Thread> start_thread(OpKind first);
+  bool try_take_role();  // under the lock
   Status run_caught(Operation& operation);
   void run_front();  // with the role, without the lock
   void release_role();
@@ -100,10 +105,13 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   bool is_role_taken_ = false;
   bool is_stopping_ = false;
   uint64_t num_issued_ = 0;
+  uint64_t num_ended_ = 0;
+  // Of the holder of the role, without the lock: an operation that was never queued has ended, and
+  // is counted when the role is given back.
+  bool has_run_unqueued_ = false;
   std::optional<Error> refusal_;
   std::vector<os::Waiter*> waiting_;
-  std::unique_ptr<os::Waiter> thread_waiter_;
-  std::unique_ptr<os::Thread> thread_;
+  IdleThread thread_;
 };
 
 }  // namespace cadre

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cadre/testing/forwarding_system.h"
+#include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre {
@@ -51,7 +52,9 @@ class OperationQueueTest : public ::testing::Test {
   OperationQueue& start(ScriptedRunner::Script script) {
     runner_ = std::make_unique<ScriptedRunner>(std::move(script));
     queue_ = std::make_shared<OperationQueue>(
-        system(), *runner_, std::make_shared<const HomeProcess>("world", 0, native_->host().pid));
+        system(), *runner_,
+        std::make_shared<const HomeProcess>("world", 0, native_->host().pid,
+                                            std::make_shared<const os::ForkMark>()));
     return *queue_;
   }
   virtual os::System& system() { return *native_; }
@@ -91,6 +94,22 @@ TEST_F(OperationQueueTest, AnyOtherExceptionIsNamed) {
   EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }),
             "kInternal: unexpected exception: a broken invariant");
   EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }), "kTimeout: the engine was late");
+}
+
+// A process with many groups that rest has no thread for any of them.
+TEST_F(OperationQueueTest, TheThreadEndsAfterASecondWithoutWorkAndIsStartedAgain) {
+  const int num_threads = testing::count_resources().num_threads;
+  OperationQueue& queue = start([](const Operation&) { return Status(); });
+  for (int round = 0; round < 2; ++round) {
+    queue.issue(barrier_operation()).wait(soon());
+    EXPECT_EQ(testing::count_resources().num_threads, num_threads + 1);
+    const Deadline deadline = soon();
+    while (testing::count_resources().num_threads > num_threads) {
+      ASSERT_FALSE(deadline.has_passed(native_->now())) << "the thread is still there";
+      native_->yield();
+    }
+  }
+  EXPECT_EQ(queue.num_issued(), 2U);
 }
 
 // The deleter asks from another thread, so that a lock which is held shows as a wait and not as a

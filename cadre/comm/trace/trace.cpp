@@ -219,6 +219,7 @@ class Analysis {
   std::string counterpart(int rank, const FlightEntry& entry) const {
     const FlightRecord* peer = record_of(entry.peer);
     if (peer == nullptr) return format("rank {} left no record", entry.peer);
+    if (kind_of(entry) == OpKind::kWaitSignal) return format("rank {} owes the signal", entry.peer);
     const OpKind wanted = kind_of(entry) == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
     for (const FlightEntry& other : peer->entries) {
       if (kind_of(other) == wanted && other.peer == rank && other.state != ActivityState::kDone) {

@@ -1,11 +1,14 @@
 #include "cadre/os/host/host_info.h"
 
 #include <sched.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 
+#include "cadre/base/format.h"
 #include "cadre/os/io/file.h"
 
 namespace cadre::os {
@@ -14,10 +17,20 @@ namespace {
 constexpr size_t kMaxBootIdBytes = 128;
 constexpr size_t kMaxHostNameBytes = 256;
 
-std::string read_boot_id() {
-  std::string text = read_file("/proc/sys/kernel/random/boot_id", kMaxBootIdBytes).value_or_throw();
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text;
+// Read once: connecting asks for it several times, and it never changes.
+const std::string& boot_id() {
+  static const std::string id = [] {
+    auto text = read_file("/proc/sys/kernel/random/boot_id", kMaxBootIdBytes).value_or_throw();
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    return text;
+  }();
+  return id;
+}
+
+// Abstract unix addresses are known within one network namespace only.
+std::string read_network_namespace() {
+  struct stat info {};
+  return ::stat("/proc/self/ns/net", &info) == 0 ? format("-net-{}", info.st_ino) : "";
 }
 
 std::string read_host_name() {
@@ -46,14 +59,45 @@ std::string mask_of(const cpu_set_t& cores) {
   return mask;
 }
 
+constexpr uint64_t kTebibyte = uint64_t{1} << 40;
+
+// A sanitizer keeps shadow memory for each mapped address; ThreadSanitizer has room for less than
+// 2 TiB of mappings in a process.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr uint64_t kMaxSegmentBytes = kTebibyte / 16;
+#else
+constexpr uint64_t kMaxSegmentBytes = 16 * kTebibyte;
+#endif
+
+uint64_t limit_of(int resource) {
+  rlimit limit{};
+  if (::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0) return RLIM_INFINITY;
+  return limit.rlim_cur;
+}
+
+// A segment counts as addresses, and as a file.
+uint64_t max_segment_bytes() {
+  const uint64_t addresses = limit_of(RLIMIT_AS);
+  return std::min({kMaxSegmentBytes, limit_of(RLIMIT_FSIZE),
+                   addresses == RLIM_INFINITY ? addresses : addresses / 4});
+}
+
+uint64_t physical_memory_bytes() {
+  const auto pages = ::sysconf(_SC_PHYS_PAGES);
+  const auto page_bytes = ::sysconf(_SC_PAGESIZE);
+  return static_cast<uint64_t>(std::max(pages, 1L)) * static_cast<uint64_t>(page_bytes);
+}
+
 }  // namespace
 
 HostInfo read_host_info() {
   return {.name = read_host_name(),
-          .boot_id = read_boot_id(),
+          .boot_id = boot_id() + read_network_namespace(),
           .pid = ::getpid(),
           .num_cores = num_usable_cores(),
-          .core_mask = mask_of(usable_cores())};
+          .core_mask = mask_of(usable_cores()),
+          .memory_bytes = physical_memory_bytes(),
+          .max_segment_bytes = max_segment_bytes()};
 }
 
 int num_usable_cores() {

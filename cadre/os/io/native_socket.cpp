@@ -1,11 +1,14 @@
 #include "cadre/os/io/native_socket.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -62,6 +65,37 @@ void keep_alive(int fd, Duration limit) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, std::min(kNumQuestions, limit_s - idle_s));
 }
 
+// Copying so few costs less than what the kernel does for several parts.
+constexpr size_t kFewBytes = 256;
+
+// Parts that are not empty, as the kernel takes them.
+class IoParts {
+ public:
+  template <typename Part>
+  explicit IoParts(std::span<const Part> parts) {
+    size_t count = 0;
+    for (const Part& part : parts.first(std::min(parts.size(), Socket::kMaxParts))) {
+      if (part.empty()) continue;
+      // The kernel only reads what is sent, but its type has no const.
+      parts_[count++] = {const_cast<std::byte*>(part.data()), part.size()};
+      size_ += part.size();
+    }
+    message_.msg_iov = parts_.data();
+    message_.msg_iovlen = count;
+  }
+  IoParts(const IoParts&) = delete;
+  IoParts& operator=(const IoParts&) = delete;
+
+  size_t size() const { return size_; }
+  msghdr& message() { return message_; }
+  const msghdr& message() const { return message_; }
+
+ private:
+  std::array<iovec, Socket::kMaxParts> parts_;  // only the first msg_iovlen are set
+  msghdr message_{};
+  size_t size_ = 0;
+};
+
 template <typename Call>
 ssize_t retry_interrupted(Call call) {
   ssize_t result = call();
@@ -97,15 +131,55 @@ Result<size_t> NativeSocket::try_send(ConstBytes data) {
   if (data.empty()) return size_t{0};
   const ssize_t sent = retry_interrupted(
       [&] { return ::send(fd_.get(), data.data(), data.size(), MSG_NOSIGNAL | MSG_DONTWAIT); });
-  if (sent >= 0) return static_cast<size_t>(sent);
-  if (would_block(errno)) return size_t{0};
-  return lost(errno);
+  return sent_or_lost(sent);
 }
 
 Result<size_t> NativeSocket::try_recv(Bytes buffer) {
   if (buffer.empty()) return size_t{0};
   const ssize_t received = retry_interrupted(
       [&] { return ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT); });
+  return received_or_lost(received);
+}
+
+Result<size_t> NativeSocket::try_send_parts(std::span<const ConstBytes> parts) {
+  const IoParts io(parts);
+  if (io.size() == 0) return size_t{0};
+  std::array<std::byte, kFewBytes> joined;
+  if (io.size() <= joined.size()) {
+    std::byte* end = joined.data();
+    for (const ConstBytes part : parts) {
+      if (!part.empty()) std::memcpy(end, part.data(), part.size());
+      end += part.size();
+    }
+    return try_send(ConstBytes(joined).first(io.size()));
+  }
+  const ssize_t sent = retry_interrupted(
+      [&] { return ::sendmsg(fd_.get(), &io.message(), MSG_NOSIGNAL | MSG_DONTWAIT); });
+  return sent_or_lost(sent);
+}
+
+Result<size_t> NativeSocket::try_recv_parts(std::span<const Bytes> parts) {
+  IoParts io(parts);
+  if (io.size() == 0) return size_t{0};
+  const ssize_t received =
+      retry_interrupted([&] { return ::recvmsg(fd_.get(), &io.message(), MSG_DONTWAIT); });
+  return received_or_lost(received);
+}
+
+size_t NativeSocket::num_unsent() const {
+  int num_bytes = 0;
+  // Fails on unix sockets, whose bytes are with the other end at once.
+  if (::ioctl(fd_.get(), SIOCOUTQNSD, &num_bytes) != 0) return 0;
+  return static_cast<size_t>(std::max(num_bytes, 0));
+}
+
+Result<size_t> NativeSocket::sent_or_lost(ssize_t sent) const {
+  if (sent >= 0) return static_cast<size_t>(sent);
+  if (would_block(errno)) return size_t{0};
+  return lost(errno);
+}
+
+Result<size_t> NativeSocket::received_or_lost(ssize_t received) const {
   if (received > 0) return static_cast<size_t>(received);
   if (received == 0) return ended();
   if (would_block(errno)) return size_t{0};

@@ -20,6 +20,9 @@ class NativeSocket final : public Socket {
 
   Result<size_t> try_send(ConstBytes data) override;
   Result<size_t> try_recv(Bytes buffer) override;
+  Result<size_t> try_send_parts(std::span<const ConstBytes> parts) override;
+  Result<size_t> try_recv_parts(std::span<const Bytes> parts) override;
+  size_t num_unsent() const override;
   Result<bool> try_send_segment(const SharedMemory& segment) override;
   Result<std::unique_ptr<SharedMemory>> try_recv_segment() override;
   void limit_silence(Duration limit) override;
@@ -30,6 +33,8 @@ class NativeSocket final : public Socket {
   int poll_handle() const override { return fd_.get(); }
 
  private:
+  Result<size_t> sent_or_lost(ssize_t sent) const;
+  Result<size_t> received_or_lost(ssize_t received) const;
   Error lost(int error_number) const;
   Error ended() const;
   Status require_unix() const;

@@ -20,6 +20,17 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // A signal makes the kernel give back what the interrupted call has allocated, so calls are short.
 constexpr size_t kReservedAtOnce = 16 << 20;
 
+// A mapping of parts of a segment.
+class MappedRanges final : public SharedMemory {
+ public:
+  explicit MappedRanges(Bytes bytes) : bytes_(bytes) {}
+  ~MappedRanges() override { ::munmap(bytes_.data(), bytes_.size()); }
+  Bytes bytes() const override { return bytes_; }
+
+ private:
+  Bytes bytes_;
+};
+
 }  // namespace
 
 Mapping::~Mapping() {
@@ -70,6 +81,45 @@ Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
   return {};
 }
 
+// The mapping is made anew because pages that were made private are copies of this process alone.
+Status NativeSharedMemory::release(size_t begin, size_t num_bytes) {
+  int status = 0;
+  do {
+    status = ::fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                         static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
+  } while (status != 0 && errno == EINTR);
+  if (status != 0 ||
+      ::mmap(bytes().data() + begin, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             fd(), static_cast<off_t>(begin)) == MAP_FAILED) {
+    return errno_error(ErrorCode::kUnavailable,
+                       cadre::format("give back {} bytes of a shared segment", num_bytes), errno);
+  }
+  return {};
+}
+
+// Reserves the addresses first, so that no other mapping can come between the ranges.
+Result<std::unique_ptr<SharedMemory>> NativeSharedMemory::map_ranges(std::span<const size_t> begins,
+                                                                     size_t num_bytes) {
+  const size_t total = begins.size() * num_bytes;
+  const auto failed = [&] {
+    return errno_error(ErrorCode::kUnavailable,
+                       cadre::format("map {} ranges of {} bytes of a shared segment side by side",
+                                     begins.size(), num_bytes),
+                       errno);
+  };
+  void* start =
+      ::mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (start == MAP_FAILED) return failed();
+  auto ranges = std::make_unique<MappedRanges>(Bytes(static_cast<std::byte*>(start), total));
+  for (size_t i = 0; i < begins.size(); ++i) {
+    if (::mmap(ranges->bytes().data() + i * num_bytes, num_bytes, PROT_READ | PROT_WRITE,
+               MAP_SHARED | MAP_FIXED, fd(), static_cast<off_t>(begins[i])) == MAP_FAILED) {
+      return failed();
+    }
+  }
+  return std::unique_ptr<SharedMemory>(std::move(ranges));
+}
+
 Result<std::unique_ptr<SharedMemory>> SegmentTable::create(size_t num_bytes) {
   if (num_bytes == 0) {
     return Error(ErrorCode::kInvalidArgument, "a shared segment of 0 bytes; expected at least 1");
@@ -115,6 +165,8 @@ Result<std::unique_ptr<SharedMemory>> SegmentTable::map(Fd fd) {
     return errno_error(ErrorCode::kUnavailable,
                        cadre::format("map a shared segment of {} bytes", num_bytes), errno);
   }
+  // The kernel looks at each page of a mapping that it dumps, and most of these have no memory.
+  ::madvise(start, num_bytes, MADV_DONTDUMP);
   auto mapping =
       std::make_shared<Mapping>(std::move(fd), Bytes(static_cast<std::byte*>(start), num_bytes));
   known = mapping;

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -44,6 +45,9 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
   Bytes bytes() const override { return mapping_->bytes(); }
   Status reserve(size_t begin, size_t num_bytes) override;
   Status make_private(size_t begin, size_t num_bytes) override;
+  Status release(size_t begin, size_t num_bytes) override;
+  Result<std::unique_ptr<SharedMemory>> map_ranges(std::span<const size_t> begins,
+                                                   size_t num_bytes) override;
   int fd() const { return mapping_->fd(); }
 
  private:

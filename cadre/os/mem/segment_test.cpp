@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+
 #include "cadre/testing/leftovers.h"
 
 namespace cadre::os {
@@ -104,6 +106,45 @@ TEST(SharedPages, WhatOthersWriteLaterDoesNotShowInPrivatePages) {
     theirs->bytes()[at] = std::byte{7};
     EXPECT_EQ(mine->bytes()[at], std::byte{7}) << "byte " << at;
   }
+}
+
+TEST(SharedPages, ReleasedPagesTakeNoMemoryAndAreSharedAndZeroAgain) {
+  SegmentTable table;
+  SegmentTable other_process;
+  const auto mine = table.create(4 * 4096).value_or_throw();
+  const auto theirs = other_process.adopt(duplicate(*mine)).value_or_throw();
+  reserve_pages(*mine, 0, 4 * 4096).value_or_throw();
+  mine->bytes()[0] = std::byte{1};
+  mine->bytes()[4096] = std::byte{2};
+  mine->bytes()[2 * 4096] = std::byte{3};
+  make_pages_private(*mine, 4096, 4096).value_or_throw();
+  release_pages(*mine, 4096, 2 * 4096).value_or_throw();
+  EXPECT_EQ(num_allocated_bytes(*mine), 2 * 4096);
+  EXPECT_EQ(mine->bytes()[0], std::byte{1});
+  EXPECT_EQ(mine->bytes()[4096], std::byte{0});
+  EXPECT_EQ(theirs->bytes()[2 * 4096], std::byte{0});
+  theirs->bytes()[4096 + 1] = std::byte{4};
+  EXPECT_EQ(mine->bytes()[4096 + 1], std::byte{4});
+}
+
+TEST(SharedPages, RangesAreMappedInTheOrderThatWasAskedFor) {
+  const testing::Resources before = testing::count_resources();
+  {
+    SegmentTable table;
+    auto segment = table.create(5 * 4096).value_or_throw();
+    segment->bytes()[4 * 4096] = std::byte{4};
+    segment->bytes()[4096] = std::byte{1};
+    const std::array<size_t, 2> begins = {4 * 4096, 4096};
+    const auto view =
+        dynamic_cast<SharedPages&>(*segment).map_ranges(begins, 4096).value_or_throw();
+    ASSERT_EQ(view->bytes().size(), 2u * 4096);
+    EXPECT_EQ(view->bytes()[0], std::byte{4});
+    EXPECT_EQ(view->bytes()[4096], std::byte{1});
+    segment.reset();
+    view->bytes()[1] = std::byte{5};
+    EXPECT_EQ(view->bytes()[1], std::byte{5});
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
 TEST(SegmentTable, RefusesADescriptorThatItsSenderCouldShrink) {

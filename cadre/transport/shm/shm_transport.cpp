@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/os/shared_pages.h"
 #include "cadre/transport/shm/cpu_pause.h"
 #include "cadre/transport/wait_error.h"
 
@@ -15,83 +15,69 @@ constexpr size_t kPage = 4096;
 // Yields are system calls of half a microsecond and more; after so many, sleep is cheaper.
 constexpr int kYields = 50;
 
+Error closed_end() {
+  return Error(ErrorCode::kPeerLost, "shared-memory transport: the peer has closed its end");
+}
+
 }  // namespace
 
-size_t ShmTransport::num_rings(int world_size) {
-  return static_cast<size_t>(world_size) * static_cast<size_t>(world_size - 1);
+Result<Piece> ShmTransport::cut_page(HostMemory& memory, std::span<const int> slots) {
+  return memory.allocate(
+      {.num_bytes = sizeof(Doorbell) + slots.size() * sizeof(RingPlace), .holders = slots});
 }
 
-size_t ShmTransport::segment_bytes(int world_size, size_t ring_bytes) {
-  const size_t capacity = std::bit_ceil(std::max(ring_bytes, kPage));
-  return static_cast<size_t>(world_size) * sizeof(Doorbell) +
-         num_rings(world_size) * (sizeof(RingControl) + capacity);
-}
-
-// The segment: one doorbell for each rank, the controls of all rings, then their bytes. Rings are
-// in the order of (writer, reader), without the pairs of a rank and itself.
-ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt,
-                           const ShmTransportOptions& options,
-                           std::shared_ptr<os::SharedMemory> segment)
-    : system_(system), interrupt_(interrupt), rank_(options.rank), segment_(std::move(segment)) {
-  const int world_size = options.world_size;
-  channels_.resize(static_cast<size_t>(world_size));
-  const Bytes bytes = segment_->bytes();
-  const size_t rings = num_rings(world_size);
-  const size_t controls_at = static_cast<size_t>(world_size) * sizeof(Doorbell);
-  const size_t data_at = controls_at + rings * sizeof(RingControl);
-  if (bytes.size() < segment_bytes(world_size, kPage)) {
-    throw Error(ErrorCode::kInternal,
-                cadre::format("shared-memory transport: a segment of {} bytes for {} ranks, at "
-                              "least {} needed",
-                              bytes.size(), world_size, segment_bytes(world_size, kPage)));
+ShmTransport::ShmTransport(os::System& system, os::Interrupt& interrupt, ShmTransportSetup setup)
+    : system_(system), interrupt_(interrupt), setup_(std::move(setup)) {
+  const size_t world_size = setup_.slots.size();
+  channels_.resize(world_size);
+  for (size_t peer = 0; peer < world_size; ++peer) {
+    const SlotPlace at{setup_.slots[peer], setup_.pages[peer]};
+    std::byte* const page =
+        setup_.memory->resolve(at, sizeof(Doorbell) + world_size * sizeof(RingPlace));
+    if (page == nullptr || at.place.offset % kCacheLine != 0) {
+      throw Error(ErrorCode::kCorruption,
+                  format("shared-memory transport: the page of rank {} at {} of slot {} is not in "
+                         "its slice",
+                         peer, at.place.offset, at.slot));
+    }
+    pages_.emplace_back(page);
+    if (setup_.rank != static_cast<int>(peer)) {
+      channels_[peer].emplace(*this, static_cast<int>(peer));
+    }
   }
-  os::reserve_pages(*segment_, 0, data_at).value_or_throw();
-  if (rings == 0) return;
-  const size_t capacity = std::bit_floor((bytes.size() - data_at) / rings);
-  auto* controls = reinterpret_cast<RingControl*>(bytes.data() + controls_at);
-  const auto ring_index = [&](int from, int to) {
-    return static_cast<size_t>(from) * static_cast<size_t>(world_size - 1) +
-           static_cast<size_t>(to < from ? to : to - 1);
-  };
-  const auto data_of = [&](size_t index) {
-    return bytes.subspan(data_at + index * capacity, capacity);
-  };
-  for (int peer = 0; peer < world_size; ++peer) {
-    if (peer == rank_.value) continue;
-    const size_t out = ring_index(rank_.value, peer);
-    const size_t in = ring_index(peer, rank_.value);
-    channels_[static_cast<size_t>(peer)].emplace(
-        *this, peer, RingWriter(controls[out], data_of(out)), data_at + out * capacity,
-        RingReader(controls[in], data_of(in)));
-  }
-  spins_ = options.crowded ? 0 : system.spin_limit();
+  spins_ = setup_.crowded ? 0 : system.spin_limit();
   yields_ = system.spin_limit() > 0 ? kYields : 0;
 }
 
 ShmTransport::~ShmTransport() {
+  page_of(setup_.rank).doorbell().is_closed.store(1, std::memory_order_seq_cst);
   for (auto& channel : channels_) {
     if (channel) channel->close();
   }
+  for (size_t peer = 0; peer < channels_.size(); ++peer) {
+    if (!channels_[peer]) continue;
+    setup_.memory->release_hold(setup_.slots[peer], setup_.pages[peer].piece);
+  }
+}
+
+size_t ShmTransport::ring_capacity() const {
+  return std::bit_ceil(std::max(setup_.ring_bytes, kPage));
 }
 
 Channel& ShmTransport::channel(Rank peer) {
   return channels_[static_cast<size_t>(peer.value)].value();
 }
 
-ShmTransport::Doorbell& ShmTransport::doorbell(Rank rank) const {
-  return reinterpret_cast<Doorbell*>(segment_->bytes().data())[rank.value];
-}
-
 // Adds instead of System::publish, which stores: of two peers that ring at once one would store
 // what the other has stored, and this rank, having read the first ring, would sleep through the
 // second.
 void ShmTransport::ring_doorbell_of(Rank peer) const {
-  os::WaitWord& word = doorbell(peer).word;
+  os::WaitWord& word = page_of(peer).doorbell().word;
   word.value.fetch_add(1, std::memory_order_seq_cst);
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) system_.wake(word);
 }
 
-bool ShmTransport::is_any_ready(std::span<const ChannelInterest> interests) const {
+bool ShmTransport::is_any_ready(std::span<const ChannelInterest> interests) {
   return std::ranges::any_of(interests, [&](const ChannelInterest& interest) {
     return channels_[static_cast<size_t>(interest.peer.value)]->is_ready(interest);
   });
@@ -100,7 +86,7 @@ bool ShmTransport::is_any_ready(std::span<const ChannelInterest> interests) cons
 // The flag first: who reads the word that this rings has the flag too.
 void ShmTransport::wake() {
   is_woken_.store(true, std::memory_order_release);
-  ring_doorbell_of(rank_);
+  ring_doorbell_of(setup_.rank);
 }
 
 bool ShmTransport::take_wake_up() {
@@ -109,16 +95,16 @@ bool ShmTransport::take_wake_up() {
 }
 
 Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline deadline) {
-  os::WaitWord& word = doorbell(rank_).word;
+  os::WaitWord& word = page_of(setup_.rank).doorbell().word;
   for (int look = 0;; ++look) {
     // Before the rings are looked at: whatever comes after that look changes the word.
     const uint32_t seen = word.value.load(std::memory_order_acquire);
     const bool is_ready = is_any_ready(interests) || take_wake_up();
-    if (interrupt_.is_raised()) return interrupted_error(rank_, interests);
+    if (interrupt_.is_raised()) return interrupted_error(setup_.rank, interests);
     // Reading the clock costs as much as the whole look, so only where it matters; a trickle of
     // bytes must not carry an operation over its deadline.
     const bool is_long = is_ready || look >= spins_;
-    if (is_long && deadline.has_passed(system_.now())) return timeout_error(rank_, interests);
+    if (is_long && deadline.has_passed(system_.now())) return timeout_error(setup_.rank, interests);
     if (is_ready) return {};
     if (look < spins_) {
       cpu_pause();
@@ -131,36 +117,95 @@ Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline d
 }
 
 Result<size_t> ShmTransport::ShmChannel::try_send(ConstBytes data) {
-  if (!has_ring_) CADRE_RETURN_IF_ERROR(reserve_ring());
-  return finish(writer_.try_write(data));
+  if (data.empty()) return size_t{0};
+  if (is_peer_closed()) return finish(closed_end());
+  if (!writer_) {
+    if (const Status made = make_ring(); !made.ok()) return finish(made.error());
+  }
+  return finish(writer_->try_write(data));
 }
 
-Status ShmTransport::ShmChannel::reserve_ring() {
-  CADRE_RETURN_IF_ERROR(os::reserve_pages(*owner_.segment_, ring_begin_, writer_.capacity()));
-  has_ring_ = true;
+// The peer has the ring as soon as its place is there, or has refused it for ever by leaving.
+Status ShmTransport::ShmChannel::make_ring() {
+  const int holder = owner_.setup_.slots[static_cast<size_t>(peer_.value)];
+  const size_t capacity = owner_.ring_capacity();
+  auto ring = owner_.setup_.memory->allocate(
+      {.num_bytes = sizeof(RingControl) + capacity, .holders = std::span(&holder, 1)});
+  if (!ring.ok()) return ring.error();
+  RingPlace& place = owner_.page_of(owner_.setup_.rank).ring_to(peer_);
+  place.offset.store(ring->place().offset, std::memory_order_relaxed);
+  uint32_t none = 0;
+  if (!place.piece.compare_exchange_strong(none, ring->place().piece, std::memory_order_acq_rel)) {
+    ring->drop_holders();
+    return closed_end();
+  }
+  ring_ = std::move(ring).value();
+  auto& control = *reinterpret_cast<RingControl*>(ring_.bytes().data());
+  writer_.emplace(control, ring_.bytes().subspan(sizeof(RingControl), capacity));
   return {};
 }
 
+Result<bool> ShmTransport::ShmChannel::find_ring() {
+  const RingPlace& place = owner_.page_of(peer_).ring_to(owner_.setup_.rank);
+  const uint32_t piece = place.piece.load(std::memory_order_acquire);
+  if (piece == 0) return false;
+  const SlotPlace at{owner_.setup_.slots[static_cast<size_t>(peer_.value)],
+                     {.piece = piece, .offset = place.offset.load(std::memory_order_relaxed)}};
+  const size_t capacity = owner_.ring_capacity();
+  std::byte* const ring = owner_.setup_.memory->resolve(at, sizeof(RingControl) + capacity);
+  if (ring == nullptr || at.place.offset % kCacheLine != 0) {
+    return Error(ErrorCode::kCorruption,
+                 format("shared-memory transport: a ring of {} bytes at {} of slot {} is not in "
+                        "its slice",
+                        capacity, at.place.offset, at.slot));
+  }
+  reader_.emplace(*reinterpret_cast<RingControl*>(ring),
+                  Bytes(ring + sizeof(RingControl), capacity));
+  return true;
+}
+
+// Closed is read first: what was sent before the close has its ring by then.
 Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {
-  return finish(reader_.try_read(buffer));
+  if (!reader_) {
+    const bool is_closed = is_peer_closed();
+    const Result<bool> found = find_ring();
+    if (!found.ok()) return finish(found.error());
+    if (!*found && is_closed && !buffer.empty()) return finish(closed_end());
+    if (!*found) return size_t{0};
+  }
+  return finish(reader_->try_read(buffer));
 }
 
 Result<size_t> ShmTransport::ShmChannel::finish(Result<size_t> moved) const {
   if (!moved.ok()) {
     return moved.error().with_context(
-        cadre::format("rank {}, channel to rank {}", owner_.rank_, peer_));
+        format("rank {}, channel to rank {}", owner_.setup_.rank, peer_));
   }
   if (*moved > 0) owner_.ring_doorbell_of(peer_);
   return moved;
 }
 
-bool ShmTransport::ShmChannel::is_ready(const ChannelInterest& interest) const {
-  return (interest.want_send && writer_.is_ready()) || (interest.want_recv && reader_.is_ready());
+bool ShmTransport::ShmChannel::is_peer_closed() const {
+  return owner_.page_of(peer_).doorbell().is_closed.load(std::memory_order_acquire) != 0;
+}
+
+// Where something is to be done that fails, too.
+bool ShmTransport::ShmChannel::is_ready(const ChannelInterest& interest) {
+  if (interest.want_send && (!writer_ || writer_->is_ready() || is_peer_closed())) return true;
+  if (!interest.want_recv) return false;
+  if (reader_) return reader_->is_ready();
+  const RingPlace& place = owner_.page_of(peer_).ring_to(owner_.setup_.rank);
+  return place.piece.load(std::memory_order_acquire) != 0 || is_peer_closed();
 }
 
 void ShmTransport::ShmChannel::close() {
-  writer_.close();
-  reader_.close();
+  if (writer_) writer_->close();
+  if (reader_) reader_->close();
+  HostMemory& memory = *owner_.setup_.memory;
+  const int slot = owner_.setup_.slots[static_cast<size_t>(peer_.value)];
+  RingPlace& place = owner_.page_of(peer_).ring_to(owner_.setup_.rank);
+  const uint32_t piece = place.piece.exchange(RingPlace::kRefused, std::memory_order_acq_rel);
+  if (memory.resolve({slot, {.piece = piece}}, 0) != nullptr) memory.release_hold(slot, piece);
   owner_.ring_doorbell_of(peer_);
 }
 

@@ -1,46 +1,53 @@
-// A Transport through a shared segment: a byte ring for each ordered pair of ranks.
+// A Transport through shared memory: a byte ring for each ordered pair of ranks, made by the first
+// send.
 //
 // Threads: as every Transport, one thread at a time. Blocking: only wait(): spin, yield, then sleep
-// on this rank's doorbell. Lifetime: the System and the Interrupt outlive it. Destroying it closes
-// its ends of the rings, which the peers see as kPeerLost once they have read what was written.
-// Errors: kPeerLost, kAborted, kTimeout; kCorruption when a peer's index is impossible;
-// kUnavailable, from the constructor and from a first send, when there is no memory for this rank's
-// part. The death of a process is not seen here: whoever watches processes raises the Interrupt.
+// on this rank's doorbell. Lifetime: shares the memory; the System and the Interrupt outlive it.
+// Destroying it closes its ends of the rings, which the peers see as kPeerLost once they have read
+// what was written.
+// Errors: kPeerLost, kAborted, kTimeout; kCorruption when a peer's index or ring is impossible,
+// from the constructor for a page that is in no slice; kUnavailable from a first send when there is
+// no memory for its ring. The death of a process is not seen here: whoever watches processes raises
+// the Interrupt.
+// Format: docs/formats/shared-memory.md.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "cadre/memory/host_memory.h"
 #include "cadre/os/interrupt.h"
-#include "cadre/os/shared_memory.h"
 #include "cadre/os/system.h"
 #include "cadre/transport/shm/ring.h"
 #include "cadre/transport/transport.h"
 
 namespace cadre {
 
-struct ShmTransportOptions {
+struct ShmTransportSetup {
+  std::shared_ptr<HostMemory> memory;  // shared with the group's other users
   Rank rank = 0;
-  int world_size = 1;
   // More ranks than cores: waiting must give the core away at once.
   bool crowded = false;
+  size_t ring_bytes = 64 << 10;  // equal on all ranks; rounded up to a power of two of whole pages
+  std::vector<int> slots;        // in the memory, by rank
+  std::vector<Place> pages;      // by rank
+  Piece page;                    // this rank's, made by cut_page()
 };
 
 class ShmTransport final : public Transport {
  public:
-  // Size of the segment for rings of `ring_bytes` each, rounded up to a power of two, at least one
-  // page.
-  static size_t segment_bytes(int world_size, size_t ring_bytes);
+  // This rank's page, before the ranks exchange the places of theirs.
+  static Result<Piece> cut_page(HostMemory& memory, std::span<const int> slots);
 
-  // `segment` has segment_bytes() bytes and is zero at first; every rank maps the same one. The
-  // rings' size follows from the segment's, so that all ranks agree on it.
-  ShmTransport(os::System& system, os::Interrupt& interrupt, const ShmTransportOptions& options,
-               std::shared_ptr<os::SharedMemory> segment);  // shared with the group's other users
+  ShmTransport(os::System& system, os::Interrupt& interrupt, ShmTransportSetup setup);
   ~ShmTransport() override;
+  ShmTransport(const ShmTransport&) = delete;
+  ShmTransport& operator=(const ShmTransport&) = delete;
 
-  Rank rank() const override { return rank_; }
+  Rank rank() const override { return setup_.rank; }
   int world_size() const override { return static_cast<int>(channels_.size()); }
   Channel& channel(Rank peer) override;
   Status wait(std::span<const ChannelInterest> interests, Deadline deadline) override;
@@ -51,42 +58,65 @@ class ShmTransport final : public Transport {
   // write to, and every read from, a ring of that rank.
   struct alignas(kCacheLine) Doorbell {
     os::WaitWord word;
+    std::atomic<uint32_t> is_closed;  // the rank has left: it makes no ring and reads none
+  };
+  // Where the ring to a peer lies. The writer sets the piece last, the reader refuses it at its
+  // end.
+  struct RingPlace {
+    static constexpr uint32_t kRefused = UINT32_MAX;
+
+    std::atomic<uint32_t> piece;  // 0: none yet
+    uint32_t padding;
+    std::atomic<uint64_t> offset;
+  };
+  static_assert(sizeof(RingPlace) == sizeof(Place));
+
+  // Of a rank: a doorbell, then a RingPlace for each peer.
+  class Page {
+   public:
+    explicit Page(std::byte* bytes) : bytes_(bytes) {}
+    Doorbell& doorbell() const { return *reinterpret_cast<Doorbell*>(bytes_); }
+    RingPlace& ring_to(Rank peer) const {
+      return reinterpret_cast<RingPlace*>(bytes_ + sizeof(Doorbell))[peer.value];
+    }
+
+   private:
+    std::byte* bytes_;
   };
 
   class ShmChannel final : public Channel {
    public:
-    // `ring_begin`: of the writer's bytes in the segment.
-    ShmChannel(ShmTransport& owner, Rank peer, RingWriter writer, size_t ring_begin,
-               RingReader reader)
-        : owner_(owner), peer_(peer), writer_(writer), ring_begin_(ring_begin), reader_(reader) {}
+    ShmChannel(ShmTransport& owner, Rank peer) : owner_(owner), peer_(peer) {}
 
     Result<size_t> try_send(ConstBytes data) override;
     Result<size_t> try_recv(Bytes buffer) override;
-    bool is_ready(const ChannelInterest& interest) const;
+    bool is_ready(const ChannelInterest& interest);
     void close();
 
    private:
     Result<size_t> finish(Result<size_t> moved) const;
-    Status reserve_ring();
+    bool is_peer_closed() const;
+    Status make_ring();
+    // Whether the peer's ring is there; it is looked for.
+    Result<bool> find_ring();
 
     ShmTransport& owner_;
     Rank peer_;
-    RingWriter writer_;
-    size_t ring_begin_;
-    bool has_ring_ = false;  // the writer's bytes are allocated
-    RingReader reader_;
+    Piece ring_;  // to the peer, once something was sent
+    std::optional<RingWriter> writer_;
+    std::optional<RingReader> reader_;
   };
 
-  static size_t num_rings(int world_size);
-  Doorbell& doorbell(Rank rank) const;
+  size_t ring_capacity() const;
+  Page page_of(Rank rank) const { return pages_[static_cast<size_t>(rank.value)]; }
   void ring_doorbell_of(Rank peer) const;
-  bool is_any_ready(std::span<const ChannelInterest> interests) const;
+  bool is_any_ready(std::span<const ChannelInterest> interests);
   bool take_wake_up();
 
   os::System& system_;
   os::Interrupt& interrupt_;
-  Rank rank_;
-  std::shared_ptr<os::SharedMemory> segment_;
+  ShmTransportSetup setup_;
+  std::vector<Page> pages_;                          // by rank
   std::atomic<bool> is_woken_{false};                // until wait() has seen it
   std::vector<std::optional<ShmChannel>> channels_;  // by rank, none at rank_
   int spins_ = 0;                                    // looks with a pause in between

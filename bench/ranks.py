@@ -1,0 +1,125 @@
+"""Programs as the ranks of a job on this machine: ours and torch's by the environment, MPI's by mpirun.
+
+What runs too long is killed; a failure is a RuntimeError with the end of what the rank printed.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import harness
+
+TIME_LIMIT_S = 90
+ATTEMPTS = 2
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started(command, ranks, pipe_input=False):
+    """The command's processes as the ranks of a job, placed by the scheduler as under a launcher; what
+    still runs at the end is killed."""
+    job = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+           "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", **harness.memory_settings()}
+    processes = [subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE if pipe_input else None,
+        env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def outputs_of(processes, time_limit_s=TIME_LIMIT_S):
+    """What each rank prints until it ends."""
+    end = time.monotonic() + time_limit_s
+    outputs = [p.communicate(timeout=max(1, end - time.monotonic())) for p in processes]
+    for rank, (process, (_, errors)) in enumerate(zip(processes, outputs)):
+        if process.returncode != 0:
+            raise RuntimeError(f"rank {rank} of {process.args[0]} ended with {process.returncode}: "
+                               f"{errors.strip()[-1500:]}")
+    return [output for output, _ in outputs]
+
+
+def spawn(command, ranks):
+    """Rank 0's output."""
+    with started(command, ranks) as processes:
+        return outputs_of(processes)[0]
+
+
+def run_mpi(program, arguments, ranks, options=()):
+    """Rank 0's output."""
+    binding = ["--bind-to", "core"] if ranks <= os.cpu_count() else ["--oversubscribe"]
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   **harness.memory_settings()}
+    process = subprocess.Popen(
+        ["mpirun.openmpi", "-np", str(ranks), *binding, *options, str(program), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=TIME_LIMIT_S)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode != 0:
+        raise RuntimeError(f"mpirun ended with {process.returncode}: {errors.strip()[-1500:]}")
+    return output
+
+
+def build_mpi_program(source):
+    """The peer's program, built by the peer's own compiler; None where there is none."""
+    if not shutil.which("mpicxx.openmpi") or not shutil.which("mpirun.openmpi"):
+        return None
+    source = pathlib.Path(source)
+    program = harness.ROOT / "build/bin" / source.stem
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mpicxx.openmpi", "-std=c++20", "-O2", str(source), "-o", str(program)],
+                       check=True)
+    return program
+
+
+def figures_of(output):
+    """The JSON lines of an output; MPI and torch may print lines of their own."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def measured(run):
+    """The figures that a program prints; a second try for what a busy machine broke; None after that."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return figures_of(run())
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            harness.progress(f"attempt {attempt + 1} failed: {error}")
+    return None
+
+
+def measure_rounds(programs, count, num_ranks, distance):
+    """For each program, its figures of each round; rounds that miss one, or in which the cores moved,
+    are dropped."""
+    results = {name: [] for name in programs}
+    for number in distance.rounds(count, f"{num_ranks} ranks"):
+        figures = {}
+        for name in harness.in_turn(programs, number):
+            harness.progress(f"{num_ranks} ranks: {name}")
+            figures[name] = measured(lambda: programs[name](num_ranks))
+        if distance.stayed() and all(figures.values()):
+            for name in programs:
+                results[name].append(figures[name])
+    return results

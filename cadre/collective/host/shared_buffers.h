@@ -1,0 +1,73 @@
+// The buffers of all ranks that an operation uses in place: whether it can, and where they lie.
+//
+// Threads: as Peers; call after a successful Peers::enter whose payload was an Announcement.
+// Blocking: never. Lifetime: borrows the memory. Errors: kCorruption for a place that is not in its
+// rank's slice, on all ranks alike; kAborted when a rank has left the operation, or has taken the
+// memory back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/collective/host/peers.h"
+#include "cadre/collective/op.h"
+#include "cadre/memory/host_memory.h"
+
+namespace cadre::host {
+
+// What a rank announces with a large operation: where its buffers lie, if they lie in shared
+// memory.
+struct Announcement {
+  Place in;
+  Place out;
+};
+static_assert(sizeof(Announcement) <= kInlineBytes);
+
+Announcement announcement_of(const Peers& peers, Rank rank);
+
+// Which buffers peers read or write in place.
+enum class Sharing {
+  kInputs,
+  kInputsAndOutputs,
+  kInputsAndRootOutput,
+  kRootInput,
+};
+
+struct Wanted {
+  Sharing sharing;
+  Rank root = 0;
+  std::vector<size_t> in_bytes;  // that peers access of each input, by rank; one for all alike
+  size_t out_bytes = 0;          // of each output
+};
+
+// Every rank's input and output, as mapped here, in rank order. `outs` is empty for operations that
+// write only their own output; an input that no rank reads is null.
+struct SharedBuffers {
+  // A piece in which buffers of a rank lie.
+  struct Source {
+    Rank rank;
+    int slot;
+    uint32_t piece;
+  };
+
+  // Whether all memory is still what its ranks announced. Look before touching memory of a peer,
+  // and once more before calling a result good.
+  Status check(const Peers& peers, const OpContext& op) const;
+
+  const HostMemory& memory;
+  std::vector<const std::byte*> ins = {};
+  std::vector<std::byte*> outs = {};
+  std::vector<Source> sources = {};
+};
+
+// Empty when a wanted buffer is private. `slots`: of the ranks.
+Result<std::optional<SharedBuffers>> share_buffers(const Peers& peers, const HostMemory& memory,
+                                                   std::span<const int> slots,
+                                                   const Wanted& wanted);
+
+}  // namespace cadre::host

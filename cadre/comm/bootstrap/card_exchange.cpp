@@ -1,0 +1,201 @@
+#include "cadre/comm/bootstrap/card_exchange.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/bootstrap/dial.h"
+
+namespace cadre {
+namespace {
+
+// How long a rank waits for one that failed in the attempt before to try again.
+constexpr Duration kRetryPatience = std::chrono::seconds(5);
+// A wait that ends without news is made again, with its keys.
+constexpr size_t kKeysPerWait = 64;
+
+// The places of those keys that are not set, by halving: few requests where few are missing.
+Status find_missing(Store& store, std::span<const std::string> keys, int first,
+                    std::vector<int>& missing, Deadline deadline) {
+  const auto are_set = store.check(keys, deadline);
+  if (!are_set.ok()) return are_set.error();
+  if (*are_set) return {};
+  if (keys.size() == 1) {
+    missing.push_back(first);
+    return {};
+  }
+  const size_t half = keys.size() / 2;
+  CADRE_RETURN_IF_ERROR(find_missing(store, keys.first(half), first, missing, deadline));
+  return find_missing(store, keys.subspan(half), first + static_cast<int>(half), missing, deadline);
+}
+
+Status check_versions(std::span<const wire::RankCard> cards) {
+  for (size_t i = 0; i < cards.size(); ++i) {
+    if (cards[i].version != cards[0].version) {
+      return Error(ErrorCode::kInvalidArgument,
+                   format("{} runs Cadre {}, {} runs Cadre {}: use one build on all ranks",
+                          describe_rank(cards[i], static_cast<int>(i)), cards[i].version,
+                          describe_rank(cards[0], 0), cards[0].version));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+CardExchange::CardExchange(Site site)
+    : site_(std::move(site)), prefix_(prefix_of(site_.group_prefix, site_.attempt)) {}
+
+std::string CardExchange::prefix_of(const std::string& group_prefix, uint64_t attempt) {
+  return format("{}{}/", group_prefix, attempt);
+}
+
+std::string CardExchange::card_key(int rank) const {
+  return format("{}card/{}", prefix_, rank);
+}
+
+std::string CardExchange::ticket_key(int rank) const {
+  return format("{}ticket/{}", prefix_, rank);
+}
+
+std::vector<std::string> CardExchange::card_keys() const {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < site_.membership.world_size; ++rank) keys.push_back(card_key(rank));
+  return keys;
+}
+
+Status CardExchange::publish(const wire::RankCard& card, Deadline deadline) {
+  return site_.membership.store->set(card_key(site_.membership.rank), wire::encode_card(card),
+                                     deadline);
+}
+
+Result<std::vector<wire::RankCard>> CardExchange::collect(Deadline deadline) {
+  const auto values = wait_for(card_keys(), deadline);
+  if (!values.ok())
+    return is_own_timeout(values.error(), deadline) ? missing_cards(values.error())
+                                                    : values.error();
+  std::vector<wire::RankCard> cards;
+  for (const std::string& value : *values) {
+    auto card = wire::decode_card(value);
+    if (!card.ok()) return card.error().with_context(format("card of rank {}", cards.size()));
+    cards.push_back(std::move(card).value());
+  }
+  CADRE_RETURN_IF_ERROR(check_versions(cards));
+  return cards;
+}
+
+Status CardExchange::hand_out(std::span<const wire::Ticket> tickets, Deadline deadline) {
+  std::vector<std::string> keys;
+  std::vector<std::string> values;
+  for (size_t i = 0; i < tickets.size(); ++i) {
+    keys.push_back(ticket_key(static_cast<int>(i) + 1));
+    values.push_back(wire::encode_ticket(tickets[i]));
+  }
+  return site_.membership.store->multi_set(keys, values, deadline);
+}
+
+Result<wire::Ticket> CardExchange::await_ticket(Deadline deadline) {
+  const std::string key = ticket_key(site_.membership.rank);
+  const auto values = wait_for(std::span(&key, 1), deadline);
+  if (!values.ok())
+    return is_own_timeout(values.error(), deadline) ? missing_ticket(values.error())
+                                                    : values.error();
+  auto ticket = wire::decode_ticket(values->front());
+  if (!ticket.ok()) return ticket.error();
+  const bool is_possible = ticket->sponsor >= 0 && ticket->sponsor != site_.membership.rank &&
+                           ticket->sponsor < site_.membership.world_size;
+  if (is_possible) return ticket;
+  return Error(ErrorCode::kCorruption,
+               format("store key \"{}\" names rank {} as the sponsor of rank {}", key,
+                      ticket->sponsor, site_.membership.rank));
+}
+
+// The values of all keys. In a later attempt it looks once why the one before has failed.
+Result<std::vector<std::string>> CardExchange::wait_for(std::span<const std::string> keys,
+                                                        Deadline deadline) {
+  std::vector<std::string> values;
+  bool may_look = site_.attempt > 0;
+  const Deadline patience = deadline.earlier(site_.system.deadline_in(kRetryPatience));
+  while (values.size() < keys.size()) {
+    const auto wanted =
+        keys.subspan(values.size(), std::min(kKeysPerWait, keys.size() - values.size()));
+    auto read = site_.watch.multi_get(wanted, may_look ? patience : deadline);
+    if (read.ok()) {
+      std::ranges::move(*read, std::back_inserter(values));
+      continue;
+    }
+    const bool is_late = deadline.has_passed(site_.system.now());
+    if (!may_look || is_late || read.error().code() != ErrorCode::kTimeout) return read.error();
+    CADRE_RETURN_IF_ERROR(check_retry());
+    may_look = false;
+  }
+  return values;
+}
+
+// What others report may be a timeout, too.
+bool CardExchange::is_own_timeout(const Error& error, Deadline deadline) const {
+  return error.code() == ErrorCode::kTimeout && !site_.watch.was_told() &&
+         deadline.has_passed(site_.system.now());
+}
+
+// The trouble of the attempt before, if the rank that met it has not come again.
+Status CardExchange::check_retry() const {
+  const Deadline deadline = site_.system.deadline_in(BootstrapWatch::kStoreTime);
+  BootstrapWatch earlier(site_.system, site_.membership,
+                         prefix_of(site_.group_prefix, site_.attempt - 1));
+  const Status trouble = earlier.look_for_report(deadline);
+  if (trouble.ok()) return {};
+  const int reporter = trouble.error().details().reporter.value_or(-1);
+  if (reporter < 0 || reporter >= site_.membership.world_size) return {};
+  const std::string key = card_key(reporter);
+  const auto has_come = site_.membership.store->check(std::span(&key, 1), deadline);
+  return has_come.ok() && *has_come ? Status() : trouble;
+}
+
+// Names the ranks that did not come; asking costs a moment beyond the deadline.
+Error CardExchange::missing_cards(const Error& error) const {
+  const Deadline deadline = site_.system.deadline_in(BootstrapWatch::kStoreTime);
+  std::vector<int> missing;
+  const Status found = find_missing(*site_.membership.store, card_keys(), 0, missing, deadline);
+  if (!found.ok() || (missing.empty() && site_.membership.rank == 0)) return error;
+  if (missing.empty()) {
+    return Error(ErrorCode::kTimeout,
+                 format("all {} ranks came, but rank 0 did not tell rank {} before the deadline "
+                        "where to connect. Look at its log, or give more time",
+                        site_.membership.world_size, site_.membership.rank))
+        .with_culprit(0);
+  }
+  std::string names;
+  for (const int rank : missing) names += format("{}{}", names.empty() ? "" : ", ", rank);
+  return Error(ErrorCode::kTimeout,
+               format("these ranks did not come before the deadline: {} (of {}). Look at their "
+                      "logs, or give more time",
+                      names, site_.membership.world_size))
+      .with_culprit(missing.front());
+}
+
+// Rank 0 knows who is missing. Only if it has not come either, or does not say so, this rank looks.
+Error CardExchange::missing_ticket(const Error& error) {
+  const std::string key = card_key(0);
+  const Deadline deadline = site_.system.deadline_in(BootstrapWatch::kStoreTime);
+  const auto has_come = site_.membership.store->check(std::span(&key, 1), deadline);
+  if (has_come.ok() && *has_come) {
+    const Status trouble = site_.watch.await_report(BootstrapWatch::kStoreTime);
+    if (!trouble.ok()) return trouble.error();
+  }
+  return missing_cards(error);
+}
+
+Status CardExchange::erase(Deadline deadline) {
+  std::vector<std::string> keys = {card_key(site_.membership.rank)};
+  if (site_.membership.rank != 0) keys.push_back(ticket_key(site_.membership.rank));
+  for (const std::string& key : keys) {
+    const auto erased = site_.membership.store->erase(key, deadline);
+    if (!erased.ok()) return erased.error();
+  }
+  return {};
+}
+
+}  // namespace cadre

@@ -1,0 +1,40 @@
+// Where a rank listens while it connects and afterwards: its addresses of TCP, a unix address, and
+// the card that tells both to the others.
+//
+// Threads: one owner. Blocking: never. Lifetime: the listeners end with the object.
+// Errors: kInvalidArgument for an address that other hosts reach in a job without a token; those of
+// System::listen.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/os/system.h"
+#include "cadre/rendezvous/rendezvous.h"
+#include "cadre/wire/control.h"
+
+namespace cadre {
+
+struct ListeningTerms {
+  std::string listen_host;  // empty: where the membership says
+  std::string version;      // of this library
+};
+
+struct Listening {
+  std::vector<std::unique_ptr<os::Listener>> tcp;  // one for each address of this host
+  std::unique_ptr<os::Listener> unix;
+  wire::RankCard card;
+
+  std::vector<os::Listener*> all() const;
+};
+
+// What every card says of this process; where it listens is not in it yet. Its probe is random and
+// never the zero of fresh memory.
+wire::RankCard card_of_this_process(os::System& system);
+
+Result<Listening> start_listening(os::System& system, const Membership& membership,
+                                  const ListeningTerms& terms);
+
+}  // namespace cadre

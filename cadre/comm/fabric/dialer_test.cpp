@@ -1,0 +1,106 @@
+// Dials of control connections that are given up, or that cannot begin, before they are answered.
+#include "cadre/comm/fabric/dialer.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/bootstrap/callers.h"
+#include "cadre/comm/bootstrap/listening.h"
+#include "cadre/testing/forwarding_system.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class FewThreads final : public testing::ForwardingSystem {
+ public:
+  using ForwardingSystem::ForwardingSystem;
+  std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
+    if (num_refused++ == 0) throw Error(ErrorCode::kUnavailable, "spawn: no thread is left");
+    return inner_.spawn(std::move(name), std::move(body));
+  }
+  int num_refused = 0;
+};
+
+// Rank 0 dials rank 1 of the same host; both are in the hands of the test.
+class DialerTest : public ::testing::Test {
+ protected:
+  DialerTest() {
+    const Membership membership{0, 2, 1, nullptr, "token"};
+    for (const int rank : {0, 1}) {
+      listening_.push_back(start_listening(*system_, membership, {"", "1.2.3"}).value_or_throw());
+      terms_.push_back({rank, 1, "fabric", "1.2.3", "token"});
+    }
+    layout_ = Layout({listening_[0].card, listening_[1].card});
+    callers_ = std::make_unique<Callers>(*system_, terms_[1], listening_[1].all(), 1);
+  }
+  Deadline soon() { return system_->deadline_in(seconds(20)); }
+  static bool is_in_handshake(const Dialer& dialer) {
+    std::vector<os::PollItem> items;
+    dialer.add_interests(items);
+    return !items.empty();
+  }
+  void pause() { system_->make_waiter()->park(system_->deadline_in(milliseconds(1))); }
+  // Lets both ends go on until the dial is over; how it ended, if that is told.
+  std::vector<Dialer::Outcome> finish(Dialer& dialer) {
+    std::vector<Dialer::Outcome> outcomes;
+    for (const Deadline deadline = soon();
+         dialer.is_dialing(1) && !deadline.has_passed(system_->now()); pause()) {
+      for (Dialer::Outcome& outcome : dialer.advance()) outcomes.push_back(std::move(outcome));
+      num_accepted_ += callers_->advance().size();
+    }
+    return outcomes;
+  }
+
+  const std::unique_ptr<os::System> system_ = os::make_native_system();
+  std::vector<Listening> listening_;
+  std::vector<LinkTerms> terms_;
+  Layout layout_;
+  std::unique_ptr<Callers> callers_;
+  const std::unique_ptr<os::Event> wake_up_ = system_->make_event();
+  size_t num_accepted_ = 0;
+};
+
+// Rank 1 may accept at any moment; if the connection ended then, it would take rank 0 for lost.
+TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
+  Dialer dialer(*system_, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
+  dialer.dial(1);
+  for (const Deadline deadline = soon(); !is_in_handshake(dialer); pause()) {
+    ASSERT_FALSE(deadline.has_passed(system_->now()));
+    ASSERT_TRUE(dialer.advance().empty());
+  }
+  dialer.drop(1);
+  const auto outcomes = finish(dialer);
+  ASSERT_EQ(outcomes.size(), 1U);
+  EXPECT_EQ(outcomes[0].ending, Dialer::Ending::kConnected);
+  EXPECT_EQ(num_accepted_, 1U);
+}
+
+TEST_F(DialerTest, ADialThatIsDroppedBeforeItsHandshakeIsNotHeardOf) {
+  Dialer dialer(*system_, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
+  dialer.dial(1);
+  dialer.drop(1);
+  EXPECT_TRUE(finish(dialer).empty());
+  EXPECT_EQ(num_accepted_, 0U);
+}
+
+TEST_F(DialerTest, AThreadThatCannotBeStartedIsTriedAgain) {
+  FewThreads few(*system_);
+  Dialer dialer(few, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
+  dialer.dial(1);
+  const auto outcomes = finish(dialer);
+  ASSERT_EQ(outcomes.size(), 1U);
+  EXPECT_EQ(outcomes[0].ending, Dialer::Ending::kConnected);
+  EXPECT_EQ(few.num_refused, 2);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,80 @@
+// What a process knows of its job: which ranks are lost or left, and what became of groups lately.
+// Tells news from what is known already.
+//
+// Threads: one at a time; the control plane guards it. Blocking: never. Errors: none.
+// Losses and leavings of ranks are kept as long as the log. News of groups is kept for 60 s and
+// 65,536 entries at most; its identity is remembered for 60 s at least, and for 131,072
+// entries, so that it is not taken for news when it comes back.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/comm/fabric/group_events.h"
+
+namespace cadre {
+
+class EventLog {
+ public:
+  static constexpr Duration kMaxAge = std::chrono::seconds(60);
+  static constexpr size_t kMaxEntries = 65'536;
+  static constexpr int kOwn = -1;
+
+  EventLog(int num_ranks, int self);
+
+  // True when it is news. `from` is the rank that told it, or kOwn. Questions and answers, ranks
+  // that do not exist and losses of ranks that left are no news.
+  bool add(const wire::Event& event, int from, TimePoint now);
+
+  bool is_lost(int rank) const { return ranks_[static_cast<size_t>(rank)].loss.has_value(); }
+  bool has_left(int rank) const { return ranks_[static_cast<size_t>(rank)].has_left; }
+  // Neither lost nor left; this rank always is.
+  std::vector<bool> presence() const;
+  const std::optional<LossReport>& loss_of(int rank) const {
+    return ranks_[static_cast<size_t>(rank)].loss;
+  }
+  // Ascending, without this rank.
+  std::vector<int> lost_ranks() const;
+
+  // Everything, for a connection that begins.
+  std::vector<wire::Event> all(TimePoint now);
+  // What came from one rank.
+  std::vector<wire::Event> told_by(int rank, TimePoint now);
+  // What concerns a group: losses, its leavings, its failure.
+  std::vector<wire::Event> of_group(GroupKey group, TimePoint now);
+
+ private:
+  struct RankState {
+    std::optional<LossReport> loss;
+    bool has_left = false;
+    int loss_from = kOwn;
+    int leave_from = kOwn;
+  };
+  struct Entry {
+    wire::Event event;
+    int from = kOwn;
+    TimePoint at;
+  };
+  // Type of the event, group, rank.
+  using Identity = std::tuple<size_t, GroupKey, int>;
+
+  bool exists(int rank) const { return rank >= 0 && static_cast<size_t>(rank) < ranks_.size(); }
+  bool add_loss(const LossReport& loss, int from);
+  bool add_leave(int rank, int from);
+  bool add_entry(const wire::Event& event, Identity identity, int from, TimePoint now);
+  void prune(TimePoint now);
+
+  const int self_;
+  std::vector<RankState> ranks_;
+  std::deque<Entry> entries_;  // of groups, in the order in which they came
+  std::set<Identity> known_;
+  std::deque<std::pair<Identity, TimePoint>> known_order_;
+};
+
+}  // namespace cadre

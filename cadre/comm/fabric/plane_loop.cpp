@@ -1,0 +1,308 @@
+#include "cadre/comm/fabric/plane_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/comm/defaults.h"
+
+namespace cadre {
+namespace {
+
+using wire::Event;
+
+constexpr Duration kIdleLook = std::chrono::seconds(60);
+constexpr uint64_t kNoLink = 0;
+
+std::vector<std::unique_ptr<os::Listener>> take_listeners(ControlPlane::Setup& setup) {
+  std::vector<std::unique_ptr<os::Listener>> listeners = std::move(setup.tcp_listeners);
+  if (setup.unix_listener != nullptr) listeners.push_back(std::move(setup.unix_listener));
+  return listeners;
+}
+
+}  // namespace
+
+PlaneLoop::PlaneLoop(Site site, ControlPlane::Setup setup)
+    : site_(std::move(site)),
+      setup_(std::move(setup)),
+      layout_(site_.plan.layout),
+      self_(setup_.rank),
+      healer_(site_.system, {.plan = site_.plan,
+                             .listeners = take_listeners(setup_),
+                             .silence_limit = setup_.silence_limit,
+                             .wake_up = site_.wake_up,
+                             .log = setup_.log != nullptr ? *setup_.log : null_log_sink(),
+                             .meter = site_.meter,
+                             .on_data_connection = setup_.on_data_connection}),
+      heartbeat_at_(site_.system.now()),
+      silence_judged_at_(heartbeat_at_) {
+  for (int peer = 0; static_cast<size_t>(peer) < setup_.control.size(); ++peer) {
+    auto& socket = setup_.control[static_cast<size_t>(peer)];
+    if (socket != nullptr) add_link(peer, std::move(socket), false);
+  }
+  setup_.processes.resize(static_cast<size_t>(layout_.num_ranks()));
+}
+
+void PlaneLoop::run() {
+  while (true) {
+    obey_orders();
+    for (const auto& link : links_) link->flush();
+    site_.state.deliver();
+    if (has_left()) break;
+    std::vector<os::PollItem> items = {{.target = &site_.wake_up, .want_read = true}};
+    for (const auto& link : links_) items.push_back(link->interest());
+    for (const auto& process : setup_.processes) {
+      if (process != nullptr) items.push_back({.target = process.get(), .want_read = true});
+    }
+    healer_.add_interests(items);
+    site_.system.poll(items, next_look(site_.system.now()));
+    look(items);
+  }
+  healer_.stop();
+  site_.state.end();
+}
+
+// In the order of the interests. All connections are read before the ends of some are judged: what
+// one of them says may explain the end of another.
+void PlaneLoop::look(std::vector<os::PollItem>& items) {
+  const TimePoint now = site_.system.now();
+  auto item = items.begin();
+  if ((item++)->can_read) site_.wake_up.clear();
+  for (const auto& link : links_) {
+    if ((item++)->can_read) receive_from(*link);
+  }
+  for (int rank = 0; rank < layout_.num_ranks(); ++rank) {
+    auto& process = setup_.processes[static_cast<size_t>(rank)];
+    if (process == nullptr || !(item++)->can_read) continue;
+    ended_processes_[rank] = now;
+    process.reset();
+  }
+  const bool is_healer_ready = std::any_of(
+      item, items.end(), [](const os::PollItem& one) { return one.can_read || one.can_write; });
+  judge_silence(now);
+  judge_ends();
+  bury_ended(now);
+  heal(is_healer_ready);
+  send_heartbeats(site_.system.now());
+}
+
+Deadline PlaneLoop::next_look(TimePoint now) const {
+  if (flush_by_) return Deadline(*flush_by_);
+  Deadline look = Deadline(now + kIdleLook);
+  if (receipts_by_) look = look.earlier(*receipts_by_);
+  const bool has_heartbeats =
+      std::ranges::any_of(links_, [](const auto& link) { return link->crosses_hosts(); });
+  if (has_heartbeats) look = look.earlier(Deadline(heartbeat_at_ + kStatusInterval));
+  for (const auto& [rank, at] : ended_processes_) {
+    look = look.earlier(Deadline(at + kLastWordsTime));
+  }
+  return healer_.next_deadline(look);
+}
+
+bool PlaneLoop::is_near(int rank) const {
+  return layout_.host_of(rank) == layout_.host_of(self_);
+}
+
+void PlaneLoop::add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed) {
+  links_.push_back(std::make_unique<ControlLink>(
+      ControlLink::Setup{++num_links_, peer, !is_near(peer), is_healed, std::move(socket)},
+      site_.meter));
+  if (!is_healed) return;
+  for (const Event& event : site_.state.all_events()) links_.back()->post(event);
+}
+
+ControlLink* PlaneLoop::find_link(uint64_t id) {
+  const auto found =
+      std::ranges::find_if(links_, [id](const auto& link) { return link->id() == id; });
+  return found == links_.end() ? nullptr : found->get();
+}
+
+bool PlaneLoop::has_link(int peer) const {
+  return std::ranges::any_of(links_, [peer](const auto& link) { return link->peer() == peer; });
+}
+
+void PlaneLoop::obey_orders() {
+  const PlaneState::Orders orders = site_.state.take_orders();
+  for (const Event& event : orders.events) {
+    if (std::holds_alternative<wire::StatusQuestion>(event)) {
+      spread(event, Scope::kEverywhere, kNoLink);
+    } else {
+      learn(event, nullptr);
+    }
+  }
+  if (orders.leave_by && !receipts_by_) start_leaving(*orders.leave_by);
+}
+
+void PlaneLoop::start_leaving(Deadline receipts_by) {
+  receipts_by_ = receipts_by;
+  learn(wire::FabricLeave{self_}, nullptr);
+  for (const auto& link : links_) link->flush();  // before the healer waits for its threads
+  healer_.stop();
+}
+
+// All peers have confirmed that this process leaves, or the time for it is over; and what was to be
+// sent is sent, or the time for that is over. Ranks that are lost are not waited for.
+bool PlaneLoop::has_left() {
+  if (!receipts_by_) return false;
+  const TimePoint now = site_.system.now();
+  const auto all_of_living = [&](auto&& holds) {
+    return std::ranges::all_of(links_, [&](const auto& link) {
+      return holds(*link) || site_.state.is_lost(link->peer());
+    });
+  };
+  const bool is_confirmed = all_of_living([](const ControlLink& link) { return link.has_receipt; });
+  if (!is_confirmed && !receipts_by_->has_passed(now)) return false;
+  if (!flush_by_) flush_by_ = now + kFlushTime;
+  return all_of_living([](const ControlLink& link) { return link.is_flushed(); }) ||
+         now >= *flush_by_;
+}
+
+void PlaneLoop::receive_from(ControlLink& link) {
+  std::vector<wire::ControlMessage> messages;
+  const bool is_open = link.receive(messages);
+  for (const wire::ControlMessage& message : messages) handle(link, message);
+  if (!is_open) ends_.push_back({link.id(), SignOfLoss::kConnectionEnded});
+}
+
+void PlaneLoop::handle(ControlLink& link, const wire::ControlMessage& message) {
+  if (const auto* batch = std::get_if<wire::EventBatch>(&message)) {
+    for (const Event& event : batch->events) handle_event(link, event);
+  }
+  if (std::holds_alternative<wire::LeaveReceipt>(message)) link.has_receipt = true;
+}
+
+void PlaneLoop::handle_event(ControlLink& link, const Event& event) {
+  if (const auto* question = std::get_if<wire::StatusQuestion>(&event)) {
+    return handle_question(link, *question);
+  }
+  if (const auto* answer = std::get_if<wire::StatusAnswer>(&event)) return handle_answer(*answer);
+  learn(event, &link);
+  const auto* leave = std::get_if<wire::FabricLeave>(&event);
+  if (leave != nullptr && leave->rank == link.peer()) link.post_receipt();
+}
+
+// The rank that asked has told its own host itself, as with any event.
+void PlaneLoop::handle_question(ControlLink& link, const wire::StatusQuestion& question) {
+  const bool is_foreign =
+      question.origin >= 0 && question.origin < layout_.num_ranks() && question.origin != self_;
+  if (!is_foreign || !routes_.add(question, link.id())) return;
+  spread(question, scope_of(&link), link.id());
+  const std::shared_ptr<GroupEvents> group = site_.state.group(question.group);
+  if (group == nullptr) return;
+  link.post(wire::StatusAnswer{question.origin, question.number, self_, group->own_activity()});
+}
+
+void PlaneLoop::handle_answer(const wire::StatusAnswer& answer) {
+  if (answer.origin == self_) return site_.state.take_answer(answer);
+  const std::optional<uint64_t> way = routes_.way_back(answer);
+  ControlLink* const link = way ? find_link(*way) : nullptr;
+  if (link != nullptr) link->post(answer);
+}
+
+// A rank of this host tells all of the host. One that was lost meanwhile may have told only some.
+PlaneLoop::Scope PlaneLoop::scope_of(const ControlLink* by) const {
+  if (by == nullptr || by->crosses_hosts()) return Scope::kEverywhere;
+  return site_.state.is_lost(by->peer()) ? Scope::kEverywhere : Scope::kOtherHosts;
+}
+
+void PlaneLoop::learn(const Event& event, const ControlLink* by) {
+  const int from = by == nullptr ? EventLog::kOwn : by->peer();
+  if (!site_.state.learn(event, from)) return;
+  ++site_.meter.events;
+  spread(event, scope_of(by), by == nullptr ? kNoLink : by->id());
+  if (std::holds_alternative<wire::FabricLeave>(event)) healer_.note_leave();
+  const auto* loss = std::get_if<wire::LossReport>(&event);
+  if (loss == nullptr) return;
+  healer_.note_loss();
+  if (!is_near(loss->rank) || loss->rank == self_) return;
+  for (const Event& told : site_.state.events_told_by(loss->rank)) {
+    spread(told, Scope::kOwnHost, kNoLink);
+  }
+}
+
+void PlaneLoop::spread(const Event& event, Scope scope, uint64_t except_link) {
+  for (const auto& link : links_) {
+    const bool is_in_scope =
+        scope == Scope::kEverywhere || link->crosses_hosts() == (scope == Scope::kOtherHosts);
+    if (is_in_scope && link->id() != except_link) link->post(event);
+  }
+}
+
+void PlaneLoop::judge_ends() {
+  for (const End& end : std::exchange(ends_, {})) {
+    const ControlLink* const link = find_link(end.link);
+    if (link == nullptr) continue;
+    const int peer = link->peer();
+    const bool is_unheard = link->is_unheard();
+    std::erase_if(links_, [&](const auto& one) { return one->id() == end.link; });
+    if (has_link(peer)) continue;
+    if (is_unheard) {
+      healer_.suspect(peer);
+    } else {
+      report_loss(peer, end.sign);
+    }
+  }
+}
+
+// A connection that is still open after its process has ended, and after the last bytes have come,
+// is held by a child which that process forked.
+void PlaneLoop::bury_ended(TimePoint now) {
+  for (auto process = ended_processes_.begin(); process != ended_processes_.end();) {
+    if (now - process->second < kLastWordsTime) {
+      ++process;
+      continue;
+    }
+    const int rank = process->first;
+    process = ended_processes_.erase(process);
+    std::erase_if(links_, [rank](const auto& link) { return link->peer() == rank; });
+    report_loss(rank, SignOfLoss::kProcessEnded);
+  }
+}
+
+// Counts only while this thread looks: after a stop of this process, or of all, the peers have as
+// long to speak as before it. Ranks of this host send no heartbeats.
+void PlaneLoop::judge_silence(TimePoint now) {
+  const Duration since = std::min<Duration>(now - silence_judged_at_, 2 * kStatusInterval);
+  silence_judged_at_ = now;
+  for (const auto& link : links_) {
+    if (!link->crosses_hosts()) continue;
+    link->silent_for += since;
+    if (link->silent_for >= setup_.silence_limit) {
+      ends_.push_back({link->id(), SignOfLoss::kSilence});
+    }
+  }
+}
+
+void PlaneLoop::report_loss(int rank, SignOfLoss sign) {
+  if (receipts_by_) return;
+  LossReport loss{rank, self_, sign, {}};
+  if (is_near(rank) && setup_.last_activities) loss.last = setup_.last_activities(rank);
+  loss.last.resize(std::min(loss.last.size(), wire::kMaxLastActivities));
+  learn(loss, nullptr);
+}
+
+void PlaneLoop::heal(bool is_ready) {
+  const EdgeHealer::View view{.is_present = site_.state.presence(),
+                              .has_link = [this](int rank) { return has_link(rank); },
+                              .may_dial = !site_.state.is_lost(self_)};
+  EdgeHealer::Findings findings = healer_.advance(view, is_ready);
+  for (Dialer::Outcome& connection : findings.connections) {
+    add_link(connection.peer, std::move(connection.socket), true);
+  }
+  for (const EdgeHealer::Verdict& verdict : findings.verdicts) {
+    report_loss(verdict.rank, verdict.sign);
+    if (!verdict.is_of_host || is_near(verdict.rank)) continue;
+    for (const int rank : layout_.ranks_of(layout_.host_of(verdict.rank))) {
+      if (!has_link(rank)) report_loss(rank, verdict.sign);
+    }
+  }
+}
+
+void PlaneLoop::send_heartbeats(TimePoint now) {
+  if (now - heartbeat_at_ < kStatusInterval) return;
+  heartbeat_at_ = now;
+  for (const auto& link : links_) {
+    if (link->crosses_hosts()) link->beat();
+  }
+}
+
+}  // namespace cadre

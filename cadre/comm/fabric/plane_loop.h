@@ -1,0 +1,93 @@
+// The thread of a control plane: reads all connections, judges what their ends and their silence
+// mean, and passes on what is new.
+//
+// Threads: run() is the body of one thread, to which all else here belongs; the constructor and the
+// destructor run while it does not. Blocking: run(), until the plane has left.
+// Lifetime: borrows the System, the state, the event, the meter, the layout and the terms.
+// Errors: none; what goes wrong with a connection ends it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/comm/fabric/control_link.h"
+#include "cadre/comm/fabric/control_plane.h"
+#include "cadre/comm/fabric/edge_healer.h"
+#include "cadre/comm/fabric/plane_state.h"
+#include "cadre/comm/fabric/status_routes.h"
+
+namespace cadre {
+
+class PlaneLoop {
+ public:
+  // How long the last words of a process that has ended may be on their way.
+  static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
+  static constexpr Duration kFlushTime = std::chrono::seconds(1);
+
+  struct Site {
+    os::System& system;
+    DialPlan plan;
+    PlaneState& state;
+    os::Event& wake_up;
+    ControlMeter& meter;
+  };
+  PlaneLoop(Site site, ControlPlane::Setup setup);
+
+  void run();
+
+ private:
+  // Which connections an event is passed on by.
+  enum class Scope { kEverywhere, kOwnHost, kOtherHosts };
+  struct End {
+    uint64_t link = 0;
+    SignOfLoss sign{};
+  };
+
+  void add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed);
+  ControlLink* find_link(uint64_t id);
+  bool has_link(int peer) const;
+  bool is_near(int rank) const;
+
+  void obey_orders();
+  void start_leaving(Deadline receipts_by);
+  bool has_left();
+  Deadline next_look(TimePoint now) const;
+
+  void look(std::vector<os::PollItem>& items);
+  void receive_from(ControlLink& link);
+  void handle(ControlLink& link, const wire::ControlMessage& message);
+  void handle_event(ControlLink& link, const wire::Event& event);
+  void handle_question(ControlLink& link, const wire::StatusQuestion& question);
+  void handle_answer(const wire::StatusAnswer& answer);
+  // `by`: the connection by which it came, null for this process's own.
+  void learn(const wire::Event& event, const ControlLink* by);
+  void spread(const wire::Event& event, Scope scope, uint64_t except_link);
+  Scope scope_of(const ControlLink* by) const;
+
+  void judge_ends();
+  void bury_ended(TimePoint now);
+  void judge_silence(TimePoint now);
+  void report_loss(int rank, SignOfLoss sign);
+  void heal(bool is_ready);
+  void send_heartbeats(TimePoint now);
+
+  const Site site_;
+  ControlPlane::Setup setup_;
+  const Layout& layout_;
+  const int self_;
+  EdgeHealer healer_;
+  std::vector<std::unique_ptr<ControlLink>> links_;  // unique, so that they keep their place
+  uint64_t num_links_ = 0;
+  std::vector<End> ends_;  // found in this turn
+  std::map<int, TimePoint> ended_processes_;
+  StatusRoutes routes_;
+  TimePoint heartbeat_at_;  // the last
+  TimePoint silence_judged_at_;
+  std::optional<Deadline> receipts_by_;  // this process leaves
+  std::optional<TimePoint> flush_by_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,94 @@
+// What the threads of a process share with the thread of its control plane: what is known, who is
+// told, what is asked.
+//
+// Threads: any, except for the methods of the plane's thread. Blocking: ask(), until its deadline.
+// Lifetime: borrows the System and the event. Errors: none.
+// Groups are called without a lock: by deliver() and, for what has come before, by attach().
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/comm/fabric/control_plane.h"
+#include "cadre/comm/fabric/event_log.h"
+#include "cadre/comm/fabric/group_events.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+
+class PlaneState {
+ public:
+  struct Identity {
+    int num_ranks = 0;
+    int rank = 0;
+  };
+  // `wake_up` is notified when the plane's thread has something to do.
+  PlaneState(os::System& system, Identity identity, os::Event& wake_up);
+
+  void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
+  void detach(GroupKey group);
+  // The plane's thread is to tell it to the others.
+  void post(wire::Event event);
+  std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
+  std::vector<int> lost_ranks() const;
+  std::optional<LossReport> loss_of(int rank) const;
+  bool has_left(int rank) const;
+  // The plane's thread is to leave and to end, with receipts until the deadline.
+  void leave(Deadline deadline);
+
+  // From here on: of the plane's thread.
+  struct Orders {
+    std::vector<wire::Event> events;  // in the order in which they were posted
+    std::optional<Deadline> leave_by;
+  };
+  Orders take_orders();
+  // True when the event is news; its groups are called by the next deliver().
+  bool learn(const wire::Event& event, int from);
+  void take_answer(const wire::StatusAnswer& answer);
+  void deliver();
+  // No question is answered any more.
+  void end();
+  // Null when it is not attached.
+  std::shared_ptr<GroupEvents> group(GroupKey key) const;
+  bool is_lost(int rank) const;
+  std::vector<bool> presence() const;
+  // See EventLog.
+  std::vector<wire::Event> all_events();
+  std::vector<wire::Event> events_told_by(int rank);
+
+ private:
+  struct Delivery {
+    std::shared_ptr<GroupEvents> group;  // shared with its owner, who may detach it meanwhile
+    wire::Event event;
+  };
+  struct Question {
+    std::map<int, wire::Activity> answers;  // by rank
+  };
+
+  void call(const Delivery& delivery) const;
+  void queue_deliveries(const wire::Event& event);  // under the lock, as the next
+  bool is_answered(const Question& question, std::span<const int> members) const;
+  bool await_answers(uint64_t number, std::span<const int> members, Deadline deadline);
+  void wake_observers();
+
+  os::System& system_;
+  const int rank_;
+  os::Event& wake_up_;
+
+  mutable std::mutex mutex_;
+  EventLog log_;
+  std::map<GroupKey, std::shared_ptr<GroupEvents>> groups_;
+  Orders orders_;
+  std::vector<Delivery> deliveries_;
+  std::map<uint64_t, Question> questions_;  // of this rank, by number
+  uint64_t num_questions_ = 0;
+  bool has_ended_ = false;
+  std::vector<os::Waiter*> observers_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,342 @@
+#include "cadre/memory/host_memory.h"
+
+#include <algorithm>
+#include <functional>
+#include <new>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/os/shared_pages.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kHeaderBytes = 128;
+constexpr size_t kTableBytes = HostMemory::kMaxPieces * kHeaderBytes;
+
+size_t round_to_pages(size_t num_bytes) {
+  return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+size_t table_begin(const HostMemoryLayout& layout) {
+  return round_to_pages(layout.front_bytes);
+}
+
+size_t slices_begin(const HostMemoryLayout& layout) {
+  return table_begin(layout) + static_cast<size_t>(layout.num_slots) * kTableBytes;
+}
+
+// A text that there is no memory for is left out.
+void keep_reason(std::string& kept, std::string_view reason) {
+  try {
+    kept = reason;
+  } catch (const std::bad_alloc&) {
+    kept = "out of memory";
+  }
+}
+
+}  // namespace
+
+// All zero is a piece that nobody holds.
+struct HostMemory::Header {
+  std::atomic<uint64_t> is_revoked;
+  std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;  // bits by slot
+};
+
+Piece::Piece(std::shared_ptr<HostMemory> memory, Bytes bytes, const Place& place)
+    : memory_(std::move(memory)), bytes_(bytes), place_(place) {}
+
+Piece& Piece::operator=(Piece&& other) noexcept {
+  Piece taken(std::move(other));
+  swap(taken);
+  return *this;
+}
+
+Piece::~Piece() {
+  if (memory_ != nullptr) memory_->destroy(place_.offset);
+}
+
+void Piece::swap(Piece& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(place_, other.place_);
+}
+
+Status Piece::commit(const ByteRange& range) {
+  const size_t begin = memory_->slice_begin(memory_->slot()) + place_.offset + range.begin;
+  return os::reserve_pages(*memory_->segment_, begin, range.size);
+}
+
+void Piece::keep_holders(std::span<const int> slots) {
+  std::array<uint64_t, HostMemory::kMaxSlots / 64> kept{};
+  for (const int slot : slots) {
+    const auto bit = static_cast<size_t>(slot);
+    kept[bit / 64] |= uint64_t{1} << bit % 64;
+  }
+  auto& holders = memory_->header(memory_->slot(), place_.piece).holders;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    holders[i].fetch_and(kept[i], std::memory_order_release);
+  }
+}
+
+void Piece::drop_holders() {
+  for (auto& word : memory_->header(memory_->slot(), place_.piece).holders) {
+    word.store(0, std::memory_order_relaxed);
+  }
+}
+
+size_t HostMemory::segment_bytes(const HostMemoryLayout& layout) {
+  const size_t slice = layout.slice_bytes / kPageBytes * kPageBytes;
+  return slices_begin(layout) + static_cast<size_t>(layout.num_slots) * slice;
+}
+
+HostMemoryLayout HostMemory::layout_of(size_t segment_bytes, HostMemoryLayout layout) {
+  const size_t begin = slices_begin(layout);
+  const size_t room = segment_bytes > begin ? segment_bytes - begin : 0;
+  layout.slice_bytes = room / static_cast<size_t>(layout.num_slots) / kPageBytes * kPageBytes;
+  return layout;
+}
+
+size_t HostMemory::default_slice_bytes(const os::HostInfo& host, int num_slots) {
+  const size_t most = layout_of(host.max_segment_bytes, {.num_slots = num_slots}).slice_bytes;
+  return std::min<size_t>(host.memory_bytes / kPageBytes * kPageBytes, most);
+}
+
+Result<std::shared_ptr<HostMemory>> HostMemory::attach(std::shared_ptr<os::SharedMemory> segment,
+                                                       const HostMemoryLayout& layout, int slot) {
+  if (layout.num_slots < 1 || layout.num_slots > kMaxSlots || slot < 0 ||
+      slot >= layout.num_slots || segment->bytes().size() < segment_bytes(layout)) {
+    return Error(ErrorCode::kInternal,
+                 format("host memory: a segment of {} bytes for slot {} of {} with {} bytes each; "
+                        "{} bytes and at most {} slots are expected",
+                        segment->bytes().size(), slot, layout.num_slots, layout.slice_bytes,
+                        segment_bytes(layout), kMaxSlots));
+  }
+  return std::make_shared<HostMemory>(Key(), std::move(segment), layout, slot);
+}
+
+HostMemory::HostMemory(Key, std::shared_ptr<os::SharedMemory> segment,
+                       const HostMemoryLayout& layout, int slot)
+    : segment_(std::move(segment)),
+      layout_(layout_of(segment_bytes(layout), layout)),
+      slot_(slot),
+      free_(layout_.slice_bytes) {}
+
+size_t HostMemory::slice_begin(int slot) const {
+  return slices_begin(layout_) + static_cast<size_t>(slot) * layout_.slice_bytes;
+}
+
+HostMemory::Header& HostMemory::header(int slot, uint32_t piece) const {
+  static_assert(sizeof(Header) == kHeaderBytes);
+  const size_t at = table_begin(layout_) + static_cast<size_t>(slot) * kTableBytes +
+                    static_cast<size_t>(piece) * kHeaderBytes;
+  return *reinterpret_cast<Header*>(segment_->bytes().data() + at);
+}
+
+Result<Piece> HostMemory::allocate(const PieceOptions& options) {
+  reclaim();
+  if (options.num_bytes > layout_.slice_bytes) {
+    return Error(ErrorCode::kUnavailable,
+                 format("host memory: {} bytes are more than the whole slice of slot {}, {}",
+                        options.num_bytes, slot_, layout_.slice_bytes));
+  }
+  const size_t size = round_to_pages(std::max<size_t>(options.num_bytes, 1));
+  const Result<Cut> made = cut(size);
+  if (!made.ok()) return made.error();
+  const size_t committed = std::min(round_to_pages(options.committed_bytes.value_or(size)), size);
+  if (const Status status = prepare(*made, committed); !status.ok()) {
+    const Status released =
+        os::release_pages(*segment_, slice_begin(slot_) + made->offset, committed);
+    // Pages that cannot be given back may hold anything, so these addresses are not used again.
+    if (released.ok()) put_back(made->offset);
+    return status.error().with_context(
+        format("host memory: a piece of {} bytes for slot {}", options.num_bytes, slot_));
+  }
+  Header& own = header(slot_, made->id);
+  for (const int holder : options.holders) {
+    if (holder == slot_) continue;
+    const auto bit = static_cast<size_t>(holder);
+    own.holders[bit / 64].fetch_or(uint64_t{1} << bit % 64, std::memory_order_relaxed);
+  }
+  const Bytes bytes = segment_->bytes().subspan(slice_begin(slot_) + made->offset, size);
+  return Piece(shared_from_this(), bytes.first(options.num_bytes),
+               Place{.piece = made->id, .offset = made->offset});
+}
+
+// Takes a number and addresses for a piece.
+Result<HostMemory::Cut> HostMemory::cut(size_t size) {
+  const std::lock_guard lock(mutex_);
+  if (free_ids_.empty() && last_id_ + 1 == kMaxPieces) {
+    return Error(ErrorCode::kUnavailable,
+                 format("host memory: slot {} has {} pieces, more are not possible; free some",
+                        slot_, kMaxPieces - 1));
+  }
+  const std::optional<size_t> offset = free_.take(size);
+  if (!offset) {
+    return Error(ErrorCode::kUnavailable,
+                 format("host memory: {} bytes are needed of the slice of slot {}, of whose {} "
+                        "bytes {} are free, at most {} in one run; free symmetric memory",
+                        size, slot_, layout_.slice_bytes, free_.num_bytes(), free_.longest()));
+  }
+  uint32_t id = 0;
+  if (free_ids_.empty()) {
+    id = ++last_id_;
+  } else {
+    id = free_ids_.back();
+    free_ids_.pop_back();
+  }
+  records_.emplace(*offset, Record{.id = id, .size = size});
+  return Cut{id, *offset};
+}
+
+// The page of its header is committed with each piece: that is idempotent, and needs no memory of
+// which are.
+Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
+  const std::byte* const begin = segment_->bytes().data();
+  const auto at =
+      static_cast<size_t>(reinterpret_cast<const std::byte*>(&header(slot_, cut.id)) - begin);
+  CADRE_RETURN_IF_ERROR(os::reserve_pages(*segment_, at / kPageBytes * kPageBytes, kPageBytes));
+  return os::reserve_pages(*segment_, slice_begin(slot_) + cut.offset, committed_bytes);
+}
+
+void HostMemory::put_back(size_t offset) {
+  const std::lock_guard lock(mutex_);
+  const auto found = records_.find(offset);
+  free_ids_.push_back(found->second.id);
+  free_.give({offset, found->second.size});
+  records_.erase(found);
+}
+
+void HostMemory::destroy(size_t offset) {
+  {
+    const std::lock_guard lock(mutex_);
+    records_.find(offset)->second.is_alive = false;
+    destroyed_.push_back(offset);
+  }
+  reclaim();
+}
+
+bool HostMemory::is_held(uint32_t piece) const {
+  const Header& own = header(slot_, piece);
+  for (size_t i = 0; i < dead_.size(); ++i) {
+    if ((own.holders[i].load(std::memory_order_acquire) & ~dead_[i]) != 0) return true;
+  }
+  return false;
+}
+
+// Gives back what is destroyed and held by nobody. The addresses and the number of a revoked piece
+// are not used again: a peer that holds nothing may come late to an operation on it.
+void HostMemory::reclaim() {
+  std::vector<ByteRange> ready;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(destroyed_, [&](size_t offset) {
+      const Record& record = records_.find(offset)->second;
+      if (is_held(record.id)) return false;
+      ready.push_back({offset, record.size});
+      return true;
+    });
+  }
+  for (const ByteRange& range : ready) {
+    const Status released =
+        os::release_pages(*segment_, slice_begin(slot_) + range.begin, range.size);
+    bool is_reusable = released.ok();
+    {
+      const std::lock_guard lock(mutex_);
+      is_reusable = is_reusable && !records_.find(range.begin)->second.is_revoked;
+    }
+    if (is_reusable) put_back(range.begin);
+  }
+}
+
+Result<Place> HostMemory::find(ConstBytes buffer) const {
+  const std::less_equal<const std::byte*> is_before;
+  const std::byte* const begin = segment_->bytes().data() + slice_begin(slot_);
+  const std::byte* const end = begin + layout_.slice_bytes;
+  if (buffer.data() == nullptr || !is_before(begin, buffer.data()) ||
+      !is_before(buffer.data() + buffer.size(), end)) {
+    return Place{};
+  }
+  const auto offset = static_cast<size_t>(buffer.data() - begin);
+  const std::lock_guard lock(mutex_);
+  const auto after = records_.upper_bound(offset);
+  if (after == records_.begin()) return Place{};
+  const auto& [piece_begin, record] = *std::prev(after);
+  if (!record.is_alive || offset + buffer.size() > piece_begin + record.size) return Place{};
+  if (record.is_revoked) {
+    return Error(ErrorCode::kAborted,
+                 format("{} bytes of this rank's symmetric memory were taken back from its peers "
+                        "after a failure, allocate new memory; the failure: {}",
+                        buffer.size(), record.reason));
+  }
+  return Place{.piece = record.id, .offset = offset};
+}
+
+std::byte* HostMemory::resolve(const SlotPlace& at, size_t num_bytes) const {
+  const Place& place = at.place;
+  if (at.slot < 0 || at.slot >= layout_.num_slots || place.piece == 0 ||
+      place.piece >= kMaxPieces || place.offset > layout_.slice_bytes ||
+      num_bytes > layout_.slice_bytes - place.offset) {
+    return nullptr;
+  }
+  return segment_->bytes().data() + slice_begin(at.slot) + place.offset;
+}
+
+Result<std::unique_ptr<os::SharedMemory>> HostMemory::map_side_by_side(
+    std::span<const SlotPlace> places, size_t num_bytes) const {
+  std::vector<size_t> begins;
+  for (const SlotPlace& at : places) {
+    const bool is_possible = num_bytes <= layout_.slice_bytes;
+    const std::byte* const bytes = is_possible ? resolve(at, round_to_pages(num_bytes)) : nullptr;
+    if (bytes == nullptr || at.place.offset % kPageBytes != 0) {
+      return Error(ErrorCode::kCorruption,
+                   format("host memory: {} bytes at {} of slot {} are no pages of its {} bytes",
+                          num_bytes, at.place.offset, at.slot, layout_.slice_bytes));
+    }
+    begins.push_back(static_cast<size_t>(bytes - segment_->bytes().data()));
+  }
+  auto* const pages = dynamic_cast<os::SharedPages*>(segment_.get());
+  if (pages == nullptr || begins.empty()) {
+    return Error(ErrorCode::kUnavailable, "host memory: this segment cannot be mapped in parts");
+  }
+  return pages->map_ranges(begins, round_to_pages(std::max<size_t>(num_bytes, 1)));
+}
+
+// The mark is set before the pages change, sequentially consistent, as Peers::mark_left() says: a
+// peer that does not see it at its end had written before. What matters needs no memory: it may be
+// for want of it that this rank leaves.
+Status HostMemory::revoke(const Place& place, size_t num_bytes, std::string_view reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto after = records_.upper_bound(place.offset);
+    if (after == records_.begin() || std::prev(after)->second.id != place.piece) return {};
+    Record& record = std::prev(after)->second;
+    if (!record.is_revoked) keep_reason(record.reason, reason);
+    record.is_revoked = true;
+  }
+  header(slot_, place.piece).is_revoked.store(1, std::memory_order_seq_cst);
+  return os::make_pages_private(*segment_, slice_begin(slot_) + place.offset, num_bytes);
+}
+
+bool HostMemory::is_revoked(int slot, uint32_t piece) const {
+  return header(slot, piece).is_revoked.load(std::memory_order_seq_cst) != 0;
+}
+
+void HostMemory::release_hold(int slot, uint32_t piece) {
+  const auto bit = static_cast<size_t>(slot_);
+  header(slot, piece)
+      .holders[bit / 64]
+      .fetch_and(~(uint64_t{1} << bit % 64), std::memory_order_release);
+}
+
+void HostMemory::forget_holder(int slot) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto bit = static_cast<size_t>(slot);
+    dead_[bit / 64] |= uint64_t{1} << bit % 64;
+  }
+  reclaim();
+}
+
+}  // namespace cadre

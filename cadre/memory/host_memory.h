@@ -1,0 +1,170 @@
+// The memory that the ranks of a host share: one segment in which each rank has a slice, from which
+// it cuts the pieces that its groups use.
+//
+// Threads: any; a small mutex guards the table of own pieces and is not held in system calls.
+// Blocking: never; allocate(), commit() and the end of a piece for the time the system takes for
+// their pages. Lifetime: pieces keep the memory; views keep their own mapping. In a forked child no
+// Piece may be destroyed: it is the parent's.
+// Errors: kUnavailable with the sizes when memory or addresses are short; kCorruption for a place
+// of a peer that lies outside its slice; find() in a piece that was revoked: kAborted.
+// Format: docs/formats/shared-memory.md.
+//
+// The segment is sparse: a page takes memory when its rank has committed it. A rank allocates
+// without the others. Each piece has a header in the segment with a bit for each peer that uses it:
+// the owner sets them, each peer clears its own. Pages of a destroyed piece are used again only
+// when no peer that lives holds it, so a slow peer never sees memory change under its hands.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/types.h"
+#include "cadre/memory/free_ranges.h"
+#include "cadre/memory/place.h"
+#include "cadre/os/shared_memory.h"
+#include "cadre/os/system.h"
+
+namespace cadre {
+
+class HostMemory;
+
+struct HostMemoryLayout {
+  int num_slots = 1;       // ranks of the host, at most HostMemory::kMaxSlots
+  size_t front_bytes = 0;  // before the slices, for the owner of the segment
+  size_t slice_bytes = 0;  // of each rank; rounded down to pages
+
+  friend bool operator==(const HostMemoryLayout&, const HostMemoryLayout&) = default;
+};
+
+// Memory cut from this rank's slice, page-aligned and zero at first. The destructor gives it back.
+class Piece {
+ public:
+  Piece() = default;
+  Piece(Piece&& other) noexcept { swap(other); }
+  Piece& operator=(Piece&& other) noexcept;
+  ~Piece();
+
+  explicit operator bool() const { return memory_ != nullptr; }
+  Bytes bytes() const { return bytes_; }
+  // Of its first byte.
+  const Place& place() const { return place_; }
+  // Gives the range its memory, which bytes behind PieceOptions::committed_bytes need before their
+  // first use.
+  Status commit(const ByteRange& range);
+  // Of the peers named when it was cut only these will use it.
+  void keep_holders(std::span<const int> slots);
+  // No peer was told of this piece, so none will release it.
+  void drop_holders();
+
+ private:
+  friend class HostMemory;
+  Piece(std::shared_ptr<HostMemory> memory, Bytes bytes, const Place& place);
+  void swap(Piece& other) noexcept;
+
+  std::shared_ptr<HostMemory> memory_;  // shared: a piece may outlive the group that cut it
+  Bytes bytes_;
+  Place place_;
+};
+
+struct PieceOptions {
+  size_t num_bytes = 0;
+  std::optional<size_t> committed_bytes = {};  // from the beginning; all without it
+  std::span<const int> holders = {};           // slots of the peers that will use it; borrowed
+};
+
+class HostMemory : public std::enable_shared_from_this<HostMemory> {
+  struct Key {  // only attach() can make one
+    explicit Key() = default;
+  };
+
+ public:
+  static constexpr int kMaxSlots = 960;
+  static constexpr uint32_t kMaxPieces = 1 << 16;  // of one rank, at a time
+
+  static size_t segment_bytes(const HostMemoryLayout& layout);
+  // The layout with the largest slices that a segment of this size has room for.
+  static HostMemoryLayout layout_of(size_t segment_bytes, HostMemoryLayout layout);
+  // As much as the machine has memory, within the limit for a segment.
+  static size_t default_slice_bytes(const os::HostInfo& host, int num_slots);
+
+  // This rank's view of a segment that was zero when the first rank attached.
+  static Result<std::shared_ptr<HostMemory>> attach(std::shared_ptr<os::SharedMemory> segment,
+                                                    const HostMemoryLayout& layout, int slot);
+  HostMemory(Key, std::shared_ptr<os::SharedMemory> segment, const HostMemoryLayout& layout,
+             int slot);
+
+  const HostMemoryLayout& layout() const { return layout_; }
+  int slot() const { return slot_; }
+  // Whoever made the segment commits it.
+  Bytes front() const { return segment_->bytes().first(layout_.front_bytes); }
+
+  Result<Piece> allocate(const PieceOptions& options);
+
+  // Where this rank's buffer lies, for its peers; no place if it does not lie wholly in one piece.
+  Result<Place> find(ConstBytes buffer) const;
+  // The memory of a peer; nullptr if it is not all in the peer's slice.
+  std::byte* resolve(const SlotPlace& at, size_t num_bytes) const;
+  // One mapping of equally long, page-aligned places, one behind the other.
+  Result<std::unique_ptr<os::SharedMemory>> map_side_by_side(std::span<const SlotPlace> places,
+                                                             size_t num_bytes) const;
+
+  // Takes these bytes of this rank out of the reach of its peers, which may still write to them.
+  // Peers see first that the piece is revoked. The piece is never used again: from now on find()
+  // of a buffer in it gives the reason of its first revocation.
+  Status revoke(const Place& place, size_t num_bytes, std::string_view reason);
+  bool is_revoked(int slot, uint32_t piece) const;
+
+  // This rank uses the piece of a peer no more.
+  void release_hold(int slot, uint32_t piece);
+  // The rank is dead: what it holds no longer counts.
+  void forget_holder(int slot);
+
+ private:
+  friend class Piece;
+  struct Header;
+  struct Record {  // of an own piece, also when it is destroyed and peers hold it
+    uint32_t id = 0;
+    size_t size = 0;
+    bool is_alive = true;
+    bool is_revoked = false;
+    std::string reason = {};
+  };
+  struct Cut {
+    uint32_t id = 0;
+    size_t offset = 0;
+  };
+
+  size_t slice_begin(int slot) const;
+  Header& header(int slot, uint32_t piece) const;
+  Result<Cut> cut(size_t size);
+  Status prepare(const Cut& cut, size_t committed_bytes);
+  void put_back(size_t offset);
+  void destroy(size_t offset);
+  bool is_held(uint32_t piece) const;  // under the lock
+  void reclaim();
+
+  const std::shared_ptr<os::SharedMemory> segment_;  // shared with the owner of the front
+  const HostMemoryLayout layout_;
+  const int slot_;
+
+  mutable std::mutex mutex_;
+  FreeRanges free_;
+  std::map<size_t, Record> records_;  // by offset in the slice
+  std::vector<size_t> destroyed_;     // offsets of pieces that may be held
+  std::vector<uint32_t> free_ids_;
+  uint32_t last_id_ = 0;
+  std::array<uint64_t, kMaxSlots / 64> dead_{};  // bits by slot
+};
+
+}  // namespace cadre

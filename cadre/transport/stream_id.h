@@ -1,0 +1,22 @@
+// Names one stream of bytes among those that share the connections between two processes.
+//
+// Threads: plain values. Blocking: never.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+namespace cadre {
+
+// Equal on all members of a group, and never used again in one job and round.
+struct StreamId {
+  uint64_t group = 0;
+  uint8_t purpose = 0;  // of the group's streams: collectives, messages
+
+  friend auto operator<=>(const StreamId&, const StreamId&) = default;
+};
+
+inline constexpr uint8_t kCollectivePurpose = 1;
+inline constexpr uint8_t kMessagePurpose = 2;
+
+}  // namespace cadre

@@ -1,0 +1,140 @@
+#include "cadre/wire/layout.h"
+
+#include <map>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/wire/byte_codec.h"
+
+namespace cadre::wire {
+namespace {
+
+constexpr uint32_t kTicketMagic = 0x31544443;  // "CDT1"
+constexpr uint32_t kLayoutMagic = 0x314c4443;  // "CDL1"
+// Of a card in a layout: four places of texts, pid, two lengths, the probe and the PID namespace.
+constexpr size_t kMinCardBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
+
+std::string_view cut(std::string_view text) {
+  return text.substr(0, kMaxControlTextBytes);
+}
+
+Error malformed(std::string_view what) {
+  return Error(ErrorCode::kCorruption,
+               format("malformed {}: expected one of this version; check that all ranks run the "
+                      "same build",
+                      what));
+}
+
+// Each text once, in the order of its first use.
+class TextTable {
+ public:
+  uint32_t place_of(std::string_view text) {
+    const auto [found, is_new] =
+        places_.try_emplace(cut(text), static_cast<uint32_t>(texts_.size()));
+    if (is_new) texts_.push_back(found->first);
+    return found->second;
+  }
+  const std::vector<std::string_view>& texts() const { return texts_; }
+
+ private:
+  std::map<std::string_view, uint32_t> places_;
+  std::vector<std::string_view> texts_;
+};
+
+std::vector<std::string> read_texts(ByteReader& in) {
+  std::vector<std::string> texts;
+  const auto num_texts = in.integer<uint32_t>();
+  if (num_texts > in.remaining() / sizeof(uint32_t)) in.fail();
+  for (uint32_t i = 0; i < num_texts && in.ok(); ++i) {
+    texts.push_back(in.text(kMaxControlTextBytes));
+  }
+  return texts;
+}
+
+RankCard read_card(ByteReader& in, const std::vector<std::string>& texts) {
+  RankCard card;
+  for (std::string* const text : {&card.version, &card.host, &card.boot_id, &card.core_mask}) {
+    const auto place = in.integer<uint32_t>();
+    if (place < texts.size()) {
+      *text = texts[place];
+    } else {
+      in.fail();
+    }
+  }
+  card.pid = in.integer<int32_t>();
+  card.tcp_address = in.text(kMaxControlTextBytes);
+  card.unix_address = in.text(kMaxControlTextBytes);
+  card.probe = in.integer<uint64_t>();
+  card.pid_namespace = in.integer<uint64_t>();
+  return card;
+}
+
+}  // namespace
+
+std::string encode_ticket(const Ticket& ticket) {
+  ByteWriter out;
+  out.integer(kTicketMagic);
+  out.integer(ticket.sponsor);
+  return std::string(as_text(out.bytes())) + encode_card(ticket.card);
+}
+
+Result<Ticket> decode_ticket(std::string_view text) {
+  ByteReader in(as_bytes(text));
+  const auto magic = in.integer<uint32_t>();
+  Ticket ticket;
+  ticket.sponsor = in.integer<int32_t>();
+  if (!in.ok() || magic != kTicketMagic) return malformed("ticket of a rank in the store");
+  auto card = decode_card(text.substr(in.offset()));
+  if (!card.ok()) return card.error();
+  ticket.card = std::move(card).value();
+  return ticket;
+}
+
+std::vector<std::byte> encode_layout(std::span<const RankCard> cards_by_rank) {
+  TextTable table;
+  ByteWriter cards;
+  for (const RankCard& card : cards_by_rank) {
+    for (const std::string* text : {&card.version, &card.host, &card.boot_id, &card.core_mask}) {
+      cards.integer(table.place_of(*text));
+    }
+    cards.integer(card.pid);
+    cards.text(cut(card.tcp_address));
+    cards.text(cut(card.unix_address));
+    cards.integer(card.probe);
+    cards.integer(card.pid_namespace);
+  }
+  ByteWriter body;
+  body.integer(kLayoutMagic);
+  body.integer(static_cast<uint32_t>(table.texts().size()));
+  for (const std::string_view text : table.texts()) body.text(text);
+  body.integer(static_cast<uint32_t>(cards_by_rank.size()));
+  body.raw(cards.bytes());
+  ByteWriter out;
+  out.integer(static_cast<uint32_t>(body.bytes().size()));
+  out.raw(body.bytes());
+  return out.take();
+}
+
+Result<size_t> decode_layout_prefix(ConstBytes prefix) {
+  ByteReader in(prefix);
+  const auto size = in.integer<uint32_t>();
+  if (!in.is_complete() || size > kMaxLayoutBytes) {
+    return malformed(format("layout of {} bytes (at most {})", size, kMaxLayoutBytes));
+  }
+  return size_t{size};
+}
+
+Result<std::vector<RankCard>> decode_layout(ConstBytes body) {
+  ByteReader in(body);
+  const auto magic = in.integer<uint32_t>();
+  const std::vector<std::string> texts = read_texts(in);
+  const auto num_ranks = in.integer<uint32_t>();
+  const bool has_ranks = num_ranks > 0 && num_ranks <= kMaxLayoutRanks;
+  if (magic != kLayoutMagic || !has_ranks || num_ranks > in.remaining() / kMinCardBytes) in.fail();
+  std::vector<RankCard> cards;
+  for (uint32_t i = 0; i < num_ranks && in.ok(); ++i) cards.push_back(read_card(in, texts));
+  if (!in.is_complete()) return malformed("layout of a job");
+  return cards;
+}
+
+}  // namespace cadre::wire

@@ -1,0 +1,153 @@
+// What 64 groups of all ranks cost a process of a job on one host: no thread, no descriptor, and
+// shared memory only as long as they live.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/groups/split.h"
+#include "cadre/testing/leftovers.h"
+#include "job.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+using testing::RankContext;
+using testing::require;
+using testing::Resources;
+
+constexpr int kNumRanks = 8;
+constexpr int kNumGroups = 64;
+constexpr int kMaxThreads = 4;  // of a process, the one that runs main() included
+constexpr Duration kBudget = seconds(60);
+
+using Groups = std::vector<std::unique_ptr<Communicator>>;
+
+std::string name_of(const ::testing::TestParamInfo<TransportChoice>& info) {
+  return info.param == TransportChoice::kTcp ? "tcp" : "host";
+}
+
+void all_reduce_8_bytes(Communicator& group) {
+  std::vector<int64_t> value = {group.rank() + 1};
+  const Bytes data = std::as_writable_bytes(std::span(value));
+  group.all_reduce(data, data, DType::kInt64, ReduceOp::kSum);
+  require(value[0] == kNumRanks * (kNumRanks + 1) / 2, "the sum of the group");
+}
+
+// Connections between two ranks may be made when they first have something to send: here every pair
+// has, so that none is counted as one of a group.
+void use_all_pairs(Communicator& world) {
+  std::vector<int64_t> in(kNumRanks, world.rank());
+  std::vector<int64_t> out(kNumRanks);
+  world.all_to_all(std::as_bytes(std::span(in)), std::as_writable_bytes(std::span(out)),
+                   DType::kInt64);
+  all_reduce_8_bytes(world);
+}
+
+Groups make_groups(Communicator& world) {
+  std::vector<Rank> all;
+  for (int rank = 0; rank < kNumRanks; ++rank) all.emplace_back(rank);
+  Groups groups;
+  for (int i = 0; i < kNumGroups; ++i) {
+    groups.push_back(new_group(world, all, world.system().deadline_in(kBudget)));
+  }
+  return groups;
+}
+
+void close_groups(Groups& groups) {
+  for (const auto& group : groups) group->close(group->system().deadline_in(kBudget));
+  groups.clear();
+}
+
+// Each rank is counted while no other is in the middle of something.
+template <typename Count>
+auto count_in_peace(Communicator& world, const Count& count) {
+  world.barrier();
+  const auto counted = count();
+  world.barrier();
+  return counted;
+}
+
+class ManyGroups : public ::testing::TestWithParam<TransportChoice> {
+ protected:
+  // Runs `body` with a world on each rank of a job.
+  template <typename Body>
+  static testing::RanksResult run(const Body& body) {
+    return testing::run_job({.world_size = kNumRanks, .processes = {.time_limit = kBudget}},
+                            [&](RankContext& context, const Membership& membership) {
+                              const Resources alone = testing::count_resources();
+                              const auto world =
+                                  testing::connect(context, membership, {.transport = GetParam()});
+                              use_all_pairs(*world);
+                              body(*world, alone);
+                              world->close(context.system.deadline_in(kBudget));
+                            });
+  }
+};
+
+TEST_P(ManyGroups, AddNoThreadAndNoDescriptor) {
+  const auto result = run([](Communicator& world, const Resources& alone) {
+    const Resources before = count_in_peace(world, testing::count_resources);
+    const auto check = [&](std::string_view groups) {
+      const Resources now = count_in_peace(world, testing::count_resources);
+      // A sanitizer's thread is among those that ran before the world was connected.
+      const int num_threads = now.num_threads - alone.num_threads + 1;
+      require(num_threads <= kMaxThreads,
+              format("{} threads with {} groups, {} with the world alone", num_threads, groups,
+                     before.num_threads));
+      // Two ranks that open a connection to each other at the same time have two, and a thread that
+      // sleeps for the first time takes an event to the pool: neither grows with the groups.
+      require(now.num_fds <= before.num_fds + kNumRanks,
+              format("{} descriptors with {} groups, {} with the world alone", now.num_fds, groups,
+                     before.num_fds));
+    };
+    Groups groups = make_groups(world);
+    check("idle");
+    for (const auto& group : groups) all_reduce_8_bytes(*group);
+    check("used");
+    close_groups(groups);
+    check("closed");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Twice, because what administers the memory may grow with the first groups and stay.
+TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
+  const auto result = run([](Communicator& world, const Resources&) {
+    const int64_t with_world = count_in_peace(world, testing::committed_shared_bytes);
+    require(with_world > 0, "the job's shared memory is seen");  // over TCP, its status page
+    int64_t closed_before = with_world;
+    for (const int64_t share_that_may_stay : {8, 32}) {
+      Groups groups = make_groups(world);
+      for (const auto& group : groups) all_reduce_8_bytes(*group);
+      const int64_t used = count_in_peace(world, testing::committed_shared_bytes);
+      close_groups(groups);
+      // A rank takes a piece back when no peer holds it any more, at its next allocation at the
+      // latest.
+      world.barrier();
+      world.allocate_symmetric(1).reset();
+      const int64_t closed = count_in_peace(world, testing::committed_shared_bytes);
+      const int64_t added = used - closed_before;
+      require(closed - closed_before <= added / share_that_may_stay,
+              format("{} bytes are committed after {} groups were closed, {} before they were "
+                     "made, {} when they were used",
+                     closed, kNumGroups, closed_before, used));
+      closed_before = closed;
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ManyGroups,
+                         ::testing::Values(TransportChoice::kSharedMemory, TransportChoice::kTcp),
+                         name_of);
+
+}  // namespace
+}  // namespace cadre
