@@ -243,6 +243,38 @@ TEST_F(RawPeerTest, ARefusedAttemptDoesNotEndAConnectionThatThePeerHasOpened) {
   EXPECT_EQ(next_frame(*peer), LinkFrame(data(3)));
 }
 
+// The peer has all that it needed, and leaves before this end asks how far its bytes have come.
+TEST_F(RawPeerTest, BytesThatHadLeftBeforeThePeerClosedAreSent) {
+  const auto peer = connect(1);
+  put(*peer, LinkFrame{});
+  receive_nothing();
+  const auto bytes = pattern(LinkFrame::kWindowBytes, 1);
+  std::vector<std::unique_ptr<Transport>> transports;  // until the kernel takes no more
+  size_t num_sent = 0;
+  const auto send_rest = [&] {
+    return transports.back()->channel(1).try_send(ConstBytes(bytes).subspan(num_sent));
+  };
+  for (uint64_t group = 6; num_sent % bytes.size() == 0; ++group) {
+    transports.push_back(links_->open({group, kMessagePurpose}, {0, 1, 2}, 0, interrupt_));
+    num_sent = 0;
+    for (size_t moved = 1; moved > 0; num_sent += moved) moved = send_rest().value_or_throw();
+  }
+  // The frame that was cut goes on without being asked for.
+  const size_t num_framed =
+      (num_sent / LinkFrame::kMaxPayloadBytes + 1) * LinkFrame::kMaxPayloadBytes;
+  const size_t num_payload = (transports.size() - 1) * bytes.size() + num_framed;
+  size_t num_left = num_payload + num_payload / LinkFrame::kMaxPayloadBytes * LinkFrame::kBytes;
+  std::vector<std::byte> sink(num_left);
+  for (const Deadline deadline = soon(); num_left > 0; receive_nothing()) {
+    ASSERT_FALSE(deadline.has_passed(system_->now()));
+    num_left -= peer->try_recv(Bytes(sink).first(num_left)).value_or_throw();
+  }
+  put(*peer, {LinkFrame::Kind::kClose, kMessagePurpose, 0, 5 + transports.size()});
+  for (int i = 0; i < 20; ++i) receive_nothing();
+  EXPECT_EQ(send_rest().value_or_throw(), num_framed - num_sent);
+  EXPECT_EQ(send_rest().error().code(), ErrorCode::kPeerLost);
+}
+
 // What came on the connection that the peer sends on can be received, although the one that this
 // end sends on has ended before.
 TEST_F(RawPeerTest, TheEndOfOneOfTwoConnectionsLosesNothingOfTheOther) {
