@@ -89,6 +89,7 @@ TEST_F(DialerTest, ADialThatIsDroppedBeforeItsHandshakeIsNotHeardOf) {
   dialer.dial(1);
   dialer.drop(1);
   EXPECT_TRUE(finish(dialer).empty());
+  EXPECT_FALSE(dialer.is_dialing(1));
   EXPECT_EQ(num_accepted_, 0U);
 }
 

@@ -74,13 +74,18 @@ std::vector<int> EventLog::lost_ranks() const {
   return lost;
 }
 
-std::vector<Event> EventLog::all(TimePoint now) {
-  prune(now);
+std::vector<Event> EventLog::events_of_ranks() const {
   std::vector<Event> events;
   for (int rank = 0; static_cast<size_t>(rank) < ranks_.size(); ++rank) {
     if (has_left(rank)) events.emplace_back(wire::FabricLeave{rank});
     if (is_lost(rank)) events.emplace_back(*loss_of(rank));
   }
+  return events;
+}
+
+std::vector<Event> EventLog::all(TimePoint now) {
+  prune(now);
+  std::vector<Event> events = events_of_ranks();
   for (const Entry& entry : entries_) events.push_back(entry.event);
   return events;
 }
@@ -99,15 +104,18 @@ std::vector<Event> EventLog::told_by(int from, TimePoint now) {
   return events;
 }
 
+// On the path of every new group, so nothing of other groups is copied.
 std::vector<Event> EventLog::of_group(GroupKey group, TimePoint now) {
-  std::vector<Event> events;
-  for (Event& event : all(now)) {
-    const auto* leave = std::get_if<wire::GroupLeave>(&event);
-    const auto* failure = std::get_if<wire::GroupFailure>(&event);
-    const bool concerns = std::holds_alternative<wire::LossReport>(event) ||
-                          (leave != nullptr && leave->group == group) ||
+  prune(now);
+  std::vector<Event> events = events_of_ranks();
+  std::erase_if(
+      events, [](const Event& event) { return !std::holds_alternative<wire::LossReport>(event); });
+  for (const Entry& entry : entries_) {
+    const auto* leave = std::get_if<wire::GroupLeave>(&entry.event);
+    const auto* failure = std::get_if<wire::GroupFailure>(&entry.event);
+    const bool concerns = (leave != nullptr && leave->group == group) ||
                           (failure != nullptr && failure->group == group);
-    if (concerns) events.push_back(std::move(event));
+    if (concerns) events.push_back(entry.event);
   }
   return events;
 }

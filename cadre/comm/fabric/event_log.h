@@ -69,6 +69,7 @@ class EventLog {
   bool add_leave(int rank, int from);
   bool add_entry(const wire::Event& event, Identity identity, int from, TimePoint now);
   void prune(TimePoint now);
+  std::vector<wire::Event> events_of_ranks() const;
 
   const int self_;
   std::vector<RankState> ranks_;

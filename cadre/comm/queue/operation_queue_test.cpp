@@ -75,6 +75,29 @@ TEST_F(OperationQueueTest, AnExceptionInTheCallersThreadEndsTheOperationAndGives
   queue.run(second);
 }
 
+// What close() may wait for: an operation that has ended is counted once, however it was run.
+TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
+  std::atomic<uint64_t> last_to_end = 2;
+  OperationQueue& queue = start([&](const Operation& operation) {
+    while (operation.number > last_to_end) system().yield();
+    return Status();
+  });
+  for (int i = 0; i < 2; ++i) {
+    Operation direct = barrier_operation();
+    queue.run(direct);
+    EXPECT_FALSE(queue.has_pending());
+  }
+  for (const uint64_t number : {3, 4}) {
+    const Work work = queue.issue(barrier_operation());
+    EXPECT_TRUE(queue.has_pending()) << number;
+    last_to_end = number;
+    work.wait();
+    EXPECT_FALSE(queue.has_pending()) << number;
+    // The role is given back after that.
+    ASSERT_TRUE(queue.drain(soon()));
+  }
+}
+
 TEST_F(OperationQueueTest, AnExceptionInTheProgressThreadEndsTheOperationOnly) {
   OperationQueue& queue = start(out_of_memory_at_first);
   const Work first = queue.issue(barrier_operation());
