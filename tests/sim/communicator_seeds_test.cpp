@@ -192,8 +192,9 @@ bool says(const RankReport& report, std::string_view text) {
 // - one that never came into the group, for the victim did not let it finish connecting;
 // - one that had left this group, because another group had failed on it for a just reason;
 // - one that ended in good order, when only the stopped rank could pass its goodbye on;
-// - in a partition, one that waits itself, where messages are in the chain of those that wait: of
-//   several that a rank has under way the others see one, not always the one that is held up.
+// - in a partition, one that waits itself, where messages or a second group are in the chain of
+//   those that wait: of several that a rank has under way the others see one, not always the one
+//   that is held up.
 bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const Verdict& verdict) {
   const RankReport& own = outcome.ranks[static_cast<size_t>(rank)];
   const RankReport& named = outcome.ranks[static_cast<size_t>(*verdict.culprit)];
@@ -204,9 +205,11 @@ bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const V
     return theirs.culprit && may_blame(plan, theirs.reporter, *theirs.culprit);
   }
   if (says(own, "cannot be reached any more")) return fault == FaultKind::kStop && named.is_right();
-  const bool waits = says(own, ": last seen in ") && named.failure;
+  const bool waits = says(own, ": last seen in ");
   const bool has_message = says(own, "send #") || says(own, "recv #");
-  return fault == FaultKind::kPartition && waits && has_message;
+  const bool waits_elsewhere = says(own, ", now in ");
+  return fault == FaultKind::kPartition && named.failure &&
+         ((waits && has_message) || waits_elsewhere);
 }
 
 // The failure blames as the table says, seen from the rank that found it; the others quote it.

@@ -1,9 +1,12 @@
 #include "planted_bugs.h"
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "cadre/comm/messages/message_header.h"
 #include "cadre/sim/simulated_socket.h"
+#include "cadre/wire/link_frame.h"
 
 namespace cadre::testing {
 namespace {
@@ -12,28 +15,26 @@ const sim::Readiness& readiness_of(const os::Pollable& target) {
   return dynamic_cast<const sim::Readiness&>(target);
 }
 
+// Where a message's header begins in the bytes of one send: behind that of its frame, or alone.
+std::optional<size_t> place_of_header(ConstBytes data) {
+  for (const size_t begin : {size_t{0}, wire::LinkFrame::kBytes}) {
+    if (data.size() < begin + MessageHeader::kBytes) continue;
+    if (MessageHeader::parse(data.subspan(begin, MessageHeader::kBytes)).ok()) return begin;
+  }
+  return std::nullopt;
+}
+
 // Sends the headers of messages with kWrongTag.
 class WrongTagSocket final : public os::Socket, public sim::Readiness {
  public:
   explicit WrongTagSocket(std::unique_ptr<os::Socket> inner) : inner_(std::move(inner)) {}
 
   Result<size_t> try_send(ConstBytes data) override {
-    constexpr size_t kBytes = MessageHeader::kBytes;
-    const bool is_rest = num_owed_ > 0 && data.size() == num_owed_;
-    if (is_rest) data = ConstBytes(mixed_).last(num_owed_);
-    const auto header =
-        data.size() == kBytes ? MessageHeader::parse(data) : Result<MessageHeader>(MessageHeader());
-    auto sent = inner_->try_send(data);
-    if (!sent.ok() || *sent == 0) return sent;
-    if (is_rest) {
-      num_owed_ -= *sent;
-    } else if (data.size() == kBytes && header.ok()) {
-      MessageHeader mixed = *header;
-      mixed.tag = last_tag_;
-      mixed_ = mixed.encode();
-      num_owed_ = kBytes - *sent;
-      last_tag_ = header->tag;
-    }
+    const bool is_rest = !owed_.empty() && data.size() == owed_.size();
+    const std::vector<std::byte> mixed = is_rest ? owed_ : with_last_tag(data);
+    auto sent = inner_->try_send(is_rest ? ConstBytes(owed_) : data);
+    if (sent.ok() && *sent > 0)
+      owed_.assign(mixed.begin() + static_cast<ptrdiff_t>(*sent), mixed.end());
     return sent;
   }
   Result<size_t> try_recv(Bytes buffer) override { return inner_->try_recv(buffer); }
@@ -51,10 +52,19 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   bool can_write() const override { return readiness_of(*inner_).can_write(); }
 
  private:
+  std::vector<std::byte> with_last_tag(ConstBytes data) {
+    const auto begin = place_of_header(data);
+    if (!begin) return {data.begin(), data.end()};
+    std::vector<std::byte> mixed(data.begin(), data.end());
+    const Bytes place = Bytes(mixed).subspan(*begin, MessageHeader::kBytes);
+    MessageHeader header = MessageHeader::parse(place).value_or_throw();
+    std::swap(header.tag, last_tag_);
+    std::ranges::copy(header.encode(), place.begin());
+    return mixed;
+  }
+
   const std::unique_ptr<os::Socket> inner_;
-  std::array<std::byte, MessageHeader::kBytes>
-      mixed_{};          // the header under way, with the wrong tag
-  size_t num_owed_ = 0;  // of it
+  std::vector<std::byte> owed_;  // the rest of what is under way, with the tag of the header before
   int32_t last_tag_ = 0;
 };
 
