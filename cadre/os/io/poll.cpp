@@ -18,8 +18,7 @@ int poll_until(std::span<pollfd> fds, Deadline deadline) {
   // Of one that polls again and again the clock would be a tenth of the costs.
   const bool is_over = deadline.at() <= TimePoint{};
   for (;;) {
-    const timespec budget =
-        is_over ? timespec{} : to_timespec(deadline.remaining(monotonic_now()));
+    const timespec budget = is_over ? timespec{} : to_timespec(deadline.remaining(monotonic_now()));
     const int ready = ::ppoll(fds.data(), fds.size(), &budget, nullptr);
     if (ready >= 0) return ready;
     if (errno != EINTR) throw errno_error(ErrorCode::kInternal, "poll", errno);
