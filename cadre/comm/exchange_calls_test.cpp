@@ -213,6 +213,7 @@ TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
            "scatter: the input and the output " + shorter);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
 }
 
 TEST(ExchangeCallsRefusal, WrongArgumentsAreSaidWithTheirValues) {

@@ -188,6 +188,13 @@ bool says(const RankReport& report, std::string_view text) {
   return report.failure && report.failure->message().find(text) != std::string::npos;
 }
 
+// Without what is hidden from it.
+bool failed_justly(const JobPlan& plan, const JobOutcome& outcome, int rank) {
+  if (!outcome.ranks[static_cast<size_t>(rank)].failure) return false;
+  const Verdict verdict = verdict_of(outcome, rank);
+  return verdict.culprit && may_blame(plan, verdict.reporter, *verdict.culprit);
+}
+
 // Where the truth is hidden from a rank, it may name one that the fault has kept from it:
 // - one that never came into the group, for the victim did not let it finish connecting;
 // - one that had left this group, because another group had failed on it for a just reason;
@@ -201,8 +208,7 @@ bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const V
   if (named.was_connecting() && *verdict.culprit != verdict.reporter) return true;
   const FaultKind fault = plan.options.faults.front().kind;
   if (says(own, "left the group") && named.failure && named.failed_at <= own.failed_at) {
-    const Verdict theirs = verdict_of(outcome, *verdict.culprit);
-    return theirs.culprit && may_blame(plan, theirs.reporter, *theirs.culprit);
+    return failed_justly(plan, outcome, *verdict.culprit);
   }
   if (says(own, "cannot be reached any more")) return fault == FaultKind::kStop && named.is_right();
   const bool waits = says(own, ": last seen in ");
@@ -215,9 +221,12 @@ bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const V
 // The failure blames as the table says, seen from the rank that found it; the others quote it.
 bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   const Verdict verdict = verdict_of(outcome, rank);
-  if (!verdict.culprit) return false;
-  return may_blame(plan, verdict.reporter, *verdict.culprit) ||
-         is_hidden(plan, outcome, rank, verdict);
+  // By an exception, which was the failure of another group.
+  if (says(outcome.ranks[static_cast<size_t>(rank)], "ended the group's scope")) {
+    return verdict.reporter != rank && failed_justly(plan, outcome, verdict.reporter);
+  }
+  return failed_justly(plan, outcome, rank) ||
+         (verdict.culprit && is_hidden(plan, outcome, rank, verdict));
 }
 
 // A death is known at once, a cut as soon as the connection is used again; silence at the deadline
