@@ -319,8 +319,12 @@ Status HostMemory::revoke(const Place& place, size_t num_bytes, std::string_view
   return os::make_pages_private(*segment_, slice_begin(slot_) + place.offset, num_bytes);
 }
 
+const std::atomic<uint64_t>& HostMemory::revocation_of(int slot, uint32_t piece) const {
+  return header(slot, piece).is_revoked;
+}
+
 bool HostMemory::is_revoked(int slot, uint32_t piece) const {
-  return header(slot, piece).is_revoked.load(std::memory_order_seq_cst) != 0;
+  return revocation_of(slot, piece).load(std::memory_order_seq_cst) != 0;
 }
 
 void HostMemory::release_hold(int slot, uint32_t piece) {

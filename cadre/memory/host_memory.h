@@ -124,6 +124,9 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // of a buffer in it gives the reason of its first revocation.
   Status revoke(const Place& place, size_t num_bytes, std::string_view reason);
   bool is_revoked(int slot, uint32_t piece) const;
+  // What is_revoked() looks at, for those who look often: above 0 from then on. Lives as long as
+  // this memory.
+  const std::atomic<uint64_t>& revocation_of(int slot, uint32_t piece) const;
 
   // This rank uses the piece of a peer no more.
   void release_hold(int slot, uint32_t piece);

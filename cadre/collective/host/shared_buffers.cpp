@@ -21,15 +21,17 @@ bool are_all_announced(const Peers& peers, const Wanted& wanted) {
 }
 
 // A place that a peer announced is checked, not believed.
-Result<std::byte*> locate(SharedBuffers& shared, const SharedBuffers::Source& source,
-                          const Place& place, size_t num_bytes) {
-  std::byte* const bytes = shared.memory.resolve({source.slot, place}, num_bytes);
+Result<std::byte*> locate(SharedBuffers& shared, Rank rank, const SlotPlace& at, size_t num_bytes) {
+  std::byte* const bytes = shared.memory.resolve(at, num_bytes);
   if (bytes == nullptr) {
     return Error(ErrorCode::kCorruption,
                  format("host engine: rank {} announced {} bytes at {}, which are not in its slice",
-                        source.rank, num_bytes, place.offset));
+                        rank, num_bytes, at.place.offset));
   }
-  shared.sources.push_back(source);
+  const auto* const revocation = &shared.memory.revocation_of(at.slot, at.place.piece);
+  // Input and output of a rank are often one buffer, and check() looks at each source.
+  const bool is_known = !shared.sources.empty() && shared.sources.back().revocation == revocation;
+  if (!is_known) shared.sources.push_back({rank, revocation});
   return bytes;
 }
 
@@ -44,7 +46,7 @@ Announcement announcement_of(const Peers& peers, Rank rank) {
 Status SharedBuffers::check(const Peers& peers, const OpContext& op) const {
   CADRE_RETURN_IF_ERROR(peers.check_left(op));
   for (const Source& source : sources) {
-    if (!memory.is_revoked(source.slot, source.piece)) continue;
+    if (source.revocation->load(std::memory_order_seq_cst) == 0) continue;
     return Error(ErrorCode::kAborted,
                  format("host engine: rank {} took its memory back after a failure while rank {} "
                         "was in \"{}\" of {} #{}; look at the first failure",
@@ -66,15 +68,14 @@ Result<std::optional<SharedBuffers>> share_buffers(const Peers& peers, const Hos
     std::byte* in = nullptr;
     if (wanted.sharing != Sharing::kRootInput || is_root) {
       const size_t size = wanted.in_bytes[wanted.in_bytes.size() == 1 ? 0 : index];
-      const auto located = locate(shared, {rank, slots[index], theirs.in.piece}, theirs.in, size);
+      const auto located = locate(shared, rank, {slots[index], theirs.in}, size);
       if (!located.ok()) return located.error();
       in = *located;
     }
     shared.ins.push_back(in);
     if (wanted.sharing == Sharing::kInputsAndOutputs ||
         (wanted.sharing == Sharing::kInputsAndRootOutput && is_root)) {
-      const auto located =
-          locate(shared, {rank, slots[index], theirs.out.piece}, theirs.out, wanted.out_bytes);
+      const auto located = locate(shared, rank, {slots[index], theirs.out}, wanted.out_bytes);
       if (!located.ok()) return located.error();
       shared.outs.push_back(*located);
     }

@@ -6,6 +6,7 @@
 // memory back.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -51,8 +52,7 @@ struct SharedBuffers {
   // A piece in which buffers of a rank lie.
   struct Source {
     Rank rank;
-    int slot;
-    uint32_t piece;
+    const std::atomic<uint64_t>* revocation;
   };
 
   // Whether all memory is still what its ranks announced. Look before touching memory of a peer,
