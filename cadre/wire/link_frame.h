@@ -18,7 +18,7 @@ namespace cadre::wire {
 struct CADRE_EXPORT LinkFrame {
   static constexpr size_t kBytes = 16;
   // A frame that the kernel takes only in part is kept in memory, so it is bounded.
-  static constexpr uint32_t kMaxPayloadBytes = 128 << 10;
+  static constexpr uint32_t kMaxPayloadBytes = 64 << 10;
   // So far a sender may be ahead of what the receiver's group has taken.
   static constexpr uint32_t kWindowBytes = 4 << 20;
 

@@ -10,7 +10,7 @@ namespace {
 using wire::LinkFrame;
 
 // Of one system call.
-constexpr size_t kMaxFrames = 8;
+constexpr size_t kMaxFrames = 16;
 constexpr size_t kPiecesOfFrame = 3;
 // Copying so few behind their header costs less than what the kernel does for several pieces.
 constexpr size_t kFewBytes = 4096;
