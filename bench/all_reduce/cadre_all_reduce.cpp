@@ -1,10 +1,12 @@
 // all_reduce sums through the Communicator; one JSON line for each size and kind of memory. Its
 // peers, mpi_all_reduce.cpp and gloo_all_reduce.py, do the same for float32, step by step.
 //
-//   cadre_all_reduce [--tcp] SECONDS BYTES[:DTYPE]...    place in the job: the environment (cadre
-//   run)
+//   cadre_all_reduce [--tcp] [--skew MS] SECONDS BYTES[:DTYPE]...    place in the job: the
+//   environment (cadre run)
 //
 // --tcp takes the net engine over TCP even on one host, and leaves symmetric memory out.
+// --skew lets each rank sleep up to so many milliseconds before each operation, which is then timed
+// from the moment at which the last rank enters it.
 // DTYPE is float32 (default), bfloat16 or float16. Each operation works on input that was written
 // anew just before, starts behind a barrier and is checked; the time of one operation is that of
 // the rank that took longest.
@@ -18,9 +20,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "cadre/comm/communicator.h"
@@ -76,9 +80,33 @@ uint16_t element_of<uint16_t>(unsigned number, DType dtype) {
   return static_cast<uint16_t>((kBias + exponent) << kMantissaBits | mantissa);
 }
 
+// Of one rank: how late it enters an operation.
+class Skew {
+ public:
+  Skew(double max_ms, int rank)
+      : max_us_(1000 * max_ms), random_(static_cast<unsigned>(rank) + 1) {}
+
+  void sleep() {
+    if (max_us_ == 0) return;
+    std::uniform_real_distribution<double> late(0, max_us_);
+    std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(late(random_)));
+  }
+  // When the last rank began. The ranks of a host share the clock.
+  double latest(Communicator& world, double start) const {
+    if (max_us_ == 0) return start;
+    std::vector<double> starts = {start};
+    world.all_reduce(bytes_of(starts), bytes_of(starts), DType::kFloat64, ReduceOp::kMax);
+    return starts[0];
+  }
+
+ private:
+  const double max_us_;
+  std::minstd_rand random_;
+};
+
 // Microseconds of one operation on this rank. Rank r gives r + 1 + i % 7.
 template <typename T>
-double time_once_as(Communicator& world, Bytes data, DType dtype) {
+double time_once_as(Communicator& world, Bytes data, DType dtype, Skew& skew) {
   constexpr unsigned kPeriod = 7;
   const auto ranks = static_cast<unsigned>(world.world_size());
   const auto mine = static_cast<unsigned>(world.rank()) + 1;
@@ -92,6 +120,7 @@ double time_once_as(Communicator& world, Bytes data, DType dtype) {
   const size_t count = data.size() / sizeof(T);
   for (size_t i = 0; i < count; ++i) values[i] = fresh[i % kPeriod];
   world.barrier();
+  skew.sleep();
   const double start = now_us();
   world.all_reduce(data, data, dtype, ReduceOp::kSum);
   const double end = now_us();
@@ -100,12 +129,12 @@ double time_once_as(Communicator& world, Bytes data, DType dtype) {
       throw cadre::Error(cadre::ErrorCode::kInternal, "the sum is wrong");
     }
   }
-  return end - start;
+  return end - skew.latest(world, start);
 }
 
-double time_once(Communicator& world, Bytes data, DType dtype) {
-  if (dtype == DType::kFloat32) return time_once_as<float>(world, data, dtype);
-  return time_once_as<uint16_t>(world, data, dtype);
+double time_once(Communicator& world, Bytes data, DType dtype, Skew& skew) {
+  if (dtype == DType::kFloat32) return time_once_as<float>(world, data, dtype, skew);
+  return time_once_as<uint16_t>(world, data, dtype, skew);
 }
 
 struct Size {
@@ -128,10 +157,18 @@ Size parse_size(std::string_view text) {
   return size;
 }
 
-void measure(Communicator& world, const char* memory, Bytes data, DType dtype, double seconds) {
+// What is common to all measurements.
+struct Settings {
+  cadre::TransportChoice transport = cadre::TransportChoice::kAuto;
+  double skew_ms = 0;
+};
+
+void measure(Communicator& world, const char* memory, Bytes data, DType dtype, double seconds,
+             const Settings& settings) {
+  Skew skew(settings.skew_ms, world.rank());
   // All ranks must run equally often: rank 0 decides after a warm-up.
   const double warm_up_start = now_us();
-  for (int i = 0; i < 3; ++i) time_once(world, data, dtype);
+  for (int i = 0; i < 3; ++i) time_once(world, data, dtype, skew);
   std::vector<int64_t> runs = {
       static_cast<int64_t>(seconds * 1e6 / std::max((now_us() - warm_up_start) / 3, 1.0))};
   runs[0] = std::clamp<int64_t>(runs[0], kMinRuns, kMaxRuns);
@@ -139,7 +176,7 @@ void measure(Communicator& world, const char* memory, Bytes data, DType dtype, d
 
   const double cpu_before = cpu_seconds();
   std::vector<double> times;
-  for (int64_t i = 0; i < runs[0]; ++i) times.push_back(time_once(world, data, dtype));
+  for (int64_t i = 0; i < runs[0]; ++i) times.push_back(time_once(world, data, dtype, skew));
   std::vector<double> cpu = {cpu_seconds() - cpu_before};
   world.all_reduce(bytes_of(times), bytes_of(times), DType::kFloat64, ReduceOp::kMax);
   world.all_reduce(bytes_of(cpu), bytes_of(cpu), DType::kFloat64, ReduceOp::kSum);
@@ -156,20 +193,21 @@ void measure(Communicator& world, const char* memory, Bytes data, DType dtype, d
 }
 
 // `arguments`: SECONDS BYTES[:DTYPE]...
-void run(cadre::TransportChoice transport, std::span<char*> arguments) {
+void run(const Settings& settings, std::span<char*> arguments) {
   const auto system = cadre::os::make_native_system();
   const auto deadline = system->deadline_in(cadre::kDefaultConnectTimeout);
   cadre::EnvironmentRendezvous rendezvous(*system, cadre::read_job_environment().value_or_throw());
   const cadre::Membership membership = rendezvous.join(deadline).value_or_throw();
-  const auto world = Communicator::connect(*system, membership, {.transport = transport}, deadline);
+  const auto world =
+      Communicator::connect(*system, membership, {.transport = settings.transport}, deadline);
   const double seconds = std::atof(arguments[0]);
   for (const char* text : arguments.subspan(1)) {
     const Size size = parse_size(text);
     std::vector<std::byte> own(size.num_bytes);
-    measure(*world, "private", own, size.dtype, seconds);
-    if (transport == cadre::TransportChoice::kTcp) continue;
+    measure(*world, "private", own, size.dtype, seconds, settings);
+    if (settings.transport == cadre::TransportChoice::kTcp) continue;
     const auto shared = world->allocate_symmetric(size.num_bytes);
-    measure(*world, "symmetric", shared->local(), size.dtype, seconds);
+    measure(*world, "symmetric", shared->local(), size.dtype, seconds, settings);
   }
   world->close(system->deadline_in(cadre::kDefaultCloseTimeout));
 }
@@ -177,14 +215,22 @@ void run(cadre::TransportChoice transport, std::span<char*> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool is_tcp = argc > 1 && std::string_view(argv[1]) == "--tcp";
-  const std::span<char*> arguments(argv + (is_tcp ? 2 : 1), argv + argc);
+  std::span<char*> arguments(argv + 1, argv + argc);
+  Settings settings;
+  while (!arguments.empty() && std::string_view(arguments[0]).starts_with("--")) {
+    const std::string_view option = arguments[0];
+    const bool has_value = option == "--skew" && arguments.size() > 1;
+    if (option == "--tcp") settings.transport = cadre::TransportChoice::kTcp;
+    if (has_value) settings.skew_ms = std::atof(arguments[1]);
+    if (option != "--tcp" && !has_value) arguments = {};
+    arguments = arguments.subspan(std::min<size_t>(arguments.size(), has_value ? 2 : 1));
+  }
   if (arguments.size() < 2) {
-    std::fprintf(stderr, "usage: cadre_all_reduce [--tcp] SECONDS BYTES[:DTYPE]...\n");
+    std::fprintf(stderr, "usage: cadre_all_reduce [--tcp] [--skew MS] SECONDS BYTES[:DTYPE]...\n");
     return 2;
   }
   try {
-    run(is_tcp ? cadre::TransportChoice::kTcp : cadre::TransportChoice::kAuto, arguments);
+    run(settings, arguments);
     return 0;
   } catch (const cadre::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
