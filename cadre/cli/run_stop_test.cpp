@@ -1,4 +1,10 @@
 // Stop signals at any instant of `cadre run`, and processes that are stopped and continued.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -29,6 +35,16 @@ int pid_after(const std::string& text, const std::string& mark) {
   return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + mark.size());
 }
 
+// ThreadSanitizer makes and removes a file of its own there before main() begins.
+std::vector<std::string> left_behind_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("tsan.rodata.")) names.push_back(name);
+  }
+  return names;
+}
+
 // A signal that comes before the workers, between two steps of the start or after their end.
 TEST(RunStop, ASignalAtAnyInstantLeavesNoFileAndNoPuzzle) {
   const cadre::testing::TemporaryFolder temporary;
@@ -47,7 +63,7 @@ TEST(RunStop, ASignalAtAnyInstantLeavesNoFileAndNoPuzzle) {
     EXPECT_TRUE(result.exit_code == 0 || result.exit_code == 128 + SIGTERM) << result.exit_code;
     EXPECT_EQ(result.error.find("launcher's own process"), std::string::npos) << result.error;
     EXPECT_TRUE(command.leaves_nothing());
-    ASSERT_TRUE(std::filesystem::is_empty(temporary.path())) << "launch " << launch;
+    ASSERT_THAT(left_behind_in(temporary.path()), ::testing::IsEmpty()) << "launch " << launch;
   }
 }
 
