@@ -219,7 +219,9 @@ def write_report(name, title, body):
         return
     REPORTS.mkdir(parents=True, exist_ok=True)
     today = datetime.date.today().isoformat()
-    command = " ".join([os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
+    # As it would be typed in the project's folder: where that lies is this machine's affair.
+    words = [os.path.relpath(word, ROOT) if word.startswith("/") else word for word in sys.argv]
+    command = " ".join([os.path.relpath(sys.argv[0], ROOT), *words[1:]])
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             cwd=ROOT).stdout.strip()
     text = (f"# {title}\n\nDate: {today}. Commit: {commit}. Machine: {machine()}; "
