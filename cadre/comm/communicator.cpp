@@ -329,7 +329,7 @@ void Communicator::abort(const std::string& reason) {
   impl_->at_home().abort(reason);
 }
 void Communicator::close(Deadline deadline) {
-  impl_->at_home().close(deadline);
+  impl_->at_home().close(deadline).value_or_throw();
 }
 
 }  // namespace cadre

@@ -119,6 +119,7 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
                      links->note_left({key, kCollectivePurpose}, left);
                      links->note_left({key, kMessagePurpose}, left);
                    },
+                   [late = fabric->late_errors()](const Error& error) { late->add(error); },
                    recorder->has_file() ? options.flight_record_path : std::string(), options.log},
       fabric->status_page(), fabric->status_cells().take(key, options.name));
 }
@@ -278,7 +279,7 @@ Communicator::Impl::~Impl() {
     release(system.deadline_in(kGoodbyeTime));
     return;
   }
-  close(system.deadline_in(kGoodbyeTime));
+  static_cast<void>(close(system.deadline_in(kGoodbyeTime)));  // logged
   // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
   stop_threads();
   release(system.deadline_in(kGoodbyeTime));
@@ -288,8 +289,8 @@ void Communicator::Impl::abort(const std::string& reason) {
   monitor->fail({ErrorCode::kAborted, -1, format("abort() was called: {}", reason), {}});
 }
 
-void Communicator::Impl::close(Deadline deadline) {
-  if (is_closed_.exchange(true)) return;
+Status Communicator::Impl::close(Deadline deadline) {
+  if (is_closed_.exchange(true)) return {};
   const Error refusal = monitor->has_failed() ? monitor->error() : closed_error();
   queue->refuse(refusal);
   signal_waits->refuse(refusal);
@@ -298,11 +299,13 @@ void Communicator::Impl::close(Deadline deadline) {
     abort("close() reached its deadline with operations pending");
     drain(system.deadline_in(kAbortTime));
   }
-  if (!monitor->has_failed()) monitor->say_goodbye(queue->num_issued());
+  monitor->say_goodbye(queue->num_issued());
   stop_threads();
   // An operation that runs on in another caller's thread, although it was aborted, uses the
   // engines; then they stay as long as the group.
   if (is_idle()) release(deadline.earlier(system.deadline_in(kGoodbyeTime)));
+  if (const auto late = fabric->late_errors()->take()) return *late;
+  return {};
 }
 
 Error Communicator::Impl::closed_error() const {

@@ -70,6 +70,12 @@ std::string_view verb_of(ErrorCode code) {
   return "failed";
 }
 
+// "rank 1 (node0, pid 812) called barrier() as #3"
+std::string describe_call(const Roster& roster, const Call& call) {
+  return format("{} called {} as #{}", roster.describe(call.rank),
+                OpDescriptor::from_fingerprint(call.fingerprint).to_string(), call.number);
+}
+
 std::string first_line(const Roster& roster, const Failure& failure, const Activity& last_own) {
   const std::string where = roster.describe(roster.self);
   if (failure.operation) {
@@ -171,11 +177,17 @@ std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
   Call first = mismatch.one;
   Call second = mismatch.other;
   if (first.rank > second.rank) std::swap(first, second);
-  const auto describe = [&](const Call& call) {
-    return format("{} called {} as #{}", roster.describe(call.rank),
-                  OpDescriptor::from_fingerprint(call.fingerprint).to_string(), call.number);
-  };
-  return format("the ranks disagree: {}, {}", describe(first), describe(second));
+  return format("the ranks disagree: {}, {}", describe_call(roster, first),
+                describe_call(roster, second));
+}
+
+std::string end_mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
+  if (mismatch.one.number == mismatch.other.number) return mismatch_cause(roster, mismatch);
+  const bool is_one_shorter = mismatch.one.number < mismatch.other.number;
+  const Call& shorter = is_one_shorter ? mismatch.one : mismatch.other;
+  const Call& longer = is_one_shorter ? mismatch.other : mismatch.one;
+  return format("the ranks disagree: {}, but {}", left_cause(roster, shorter.rank, shorter.number),
+                describe_call(roster, longer));
 }
 
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,

@@ -25,6 +25,7 @@ Monitor::Monitor(os::System& system, MonitorSetup setup, StatusPage page,
       setup_(std::move(setup)),
       cell_(std::move(cell)),
       peers_(setup_.roster.members.size()),
+      ends_(setup_.roster.world_size(), setup_.roster.self),
       page_(std::move(page)) {}
 
 void Monitor::start() {
@@ -35,7 +36,7 @@ void Monitor::stop() {
   {
     std::lock_guard lock(mutex_);
     is_leaving_ = true;
-    if (std::exchange(is_stopped_, true)) return;
+    if (std::exchange(is_stopped_, true) || ends_.is_open()) return;
   }
   if (setup_.plane != nullptr) setup_.plane->detach(setup_.key);
 }
@@ -317,11 +318,38 @@ std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
 }
 
 void Monitor::say_goodbye(uint64_t number) {
+  if (setup_.plane == nullptr) return;
+  const Activity last = own_cell().collective.read(system_.now());
+  const bool has_ended_well =
+      last.number == number && (last.state == ActivityState::kDone || number == 0);
   {
     std::lock_guard lock(mutex_);
     is_leaving_ = true;
+    if (has_ended_well) ends_.note_left({roster().self.value, number, last.fingerprint});
   }
-  if (setup_.plane != nullptr) setup_.plane->tell_left(setup_.key, number);
+  if (!has_failed()) setup_.plane->tell_left(setup_.key, number, last.fingerprint);
+  tell_disagreement();
+}
+
+// Of two ranks that called different things at least the one that leaves later finds out.
+void Monitor::tell_disagreement() {
+  std::optional<Error> error;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto mismatch = ends_.take_mismatch();
+    if (!mismatch) return;
+    const Call& own = mismatch->one;
+    const Activity last{
+        .state = ActivityState::kDone, .number = own.number, .fingerprint = own.fingerprint};
+    error = compose_error(roster(),
+                          {ErrorCode::kInvalidArgument,
+                           mismatch->other.rank,
+                           end_mismatch_cause(roster(), *mismatch),
+                           {}},
+                          last, setup_.record_path);
+  }
+  log().write(LogLevel::kError, "comm", error->message());
+  if (setup_.on_disagreement) setup_.on_disagreement(*error);
 }
 
 bool Monitor::await(const std::function<bool()>& is_met, Deadline deadline) {
@@ -356,6 +384,7 @@ void Monitor::on_rank_lost(const LossReport& loss) {
     const bool is_loss = !peer.left_after && !peer.has_aborted && !is_leaving_;
     peer.is_gone = peer.is_gone || !peer.left_after;
     if (peer.left_after) peer.ended_by = loss.sign;
+    if (!peer.left_after) ends_.note_gone(rank);
     view = view_of(static_cast<size_t>(rank), now);
     wake_observers();
     if (!is_loss) return;
@@ -386,20 +415,27 @@ void Monitor::answer_accusation(const LossReport& loss) {
   fail({ErrorCode::kAborted,
         roster().self.value,
         format("{}{} lost the connection to this rank: {}", kFirstFailure, who,
-               gone_cause(roster(), roster().self.value, {own_activity()}, loss.sign)),
+               gone_cause(roster(), roster().self.value, {own_activity().value_or(Activity())},
+                          loss.sign)),
         {},
         reporter});
 }
 
-void Monitor::on_rank_left_group(int rank, uint64_t num_collectives) {
-  const int peer = group_rank(rank);
+void Monitor::on_rank_left_group(const wire::GroupLeave& leave) {
+  const uint64_t num_collectives = leave.num_collectives;
+  const int peer = group_rank(leave.rank);
   if (peer < 0 || peer == roster().self.value) return;
+  bool is_over = false;
   {
     std::lock_guard lock(mutex_);
     peers_[static_cast<size_t>(peer)].left_after = num_collectives;
+    ends_.note_left({peer, num_collectives, leave.last});
+    is_over = is_stopped_ && !ends_.is_open();
     wake_observers();
   }
-  note_left(rank);
+  tell_disagreement();
+  if (is_over) setup_.plane->detach(setup_.key);
+  note_left(leave.rank);
   // attach() may deliver an earlier leave while the plane's thread delivers another one.
   uint64_t first = first_left_.load(std::memory_order_relaxed);
   while (num_collectives < first &&
@@ -420,6 +456,7 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   {
     std::lock_guard lock(mutex_);
     peers_[static_cast<size_t>(origin)].has_aborted = true;
+    ends_.note_gone(origin);
     wake_observers();
     // What fails without a rank that is leaving does not concern it: it would report to the others,
     // who may not know yet that it leaves, a failure of its own.
@@ -441,7 +478,11 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   }
 }
 
-wire::Activity Monitor::own_activity() {
+std::optional<wire::Activity> Monitor::own_activity() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopped_) return std::nullopt;
+  }
   Activity activity = shared_cell()->read(system_.now());
   const bool is_here = activity.state == ActivityState::kRunning;
   if (!is_here && setup_.running_elsewhere) activity.elsewhere = setup_.running_elsewhere();

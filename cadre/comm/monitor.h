@@ -5,9 +5,10 @@
 // Threads: none of its own; all methods from any thread, on_... from the plane's. Blocking:
 // ask_peers, await_failure and what waits for a published failure, until their deadlines. Never
 // calls out under its lock but to unpark. Lifetime: shared with the plane, which may deliver an
-// event until shortly after stop(); shares what it uses then. Borrows the System and, until stop(),
-// the plane. Errors: the group's failure, composed once; the first failure wins and is told to all
-// members. Ranks are those of the group, in on_... those of the fabric.
+// event until shortly after stop(), and the leaves of other members as long as those take; shares
+// what it uses then. Borrows the System and the plane. Errors: the group's failure, composed once;
+// the first failure wins and is told to all members. Ranks are those of the group, in on_... those
+// of the fabric.
 #pragma once
 
 #include <atomic>
@@ -28,6 +29,7 @@
 #include "cadre/comm/diagnosis.h"
 #include "cadre/comm/fabric/control_plane.h"
 #include "cadre/comm/fabric/group_events.h"
+#include "cadre/comm/group_ends.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/os/interrupt.h"
 #include "cadre/os/system.h"
@@ -44,6 +46,8 @@ struct MonitorSetup {
   std::function<std::string()> running_elsewhere = nullptr;
   // A rank of the fabric has left the group; may be null. Shares what it uses.
   std::function<void(int rank)> on_left = nullptr;
+  // The ranks left after different collectives; may be null. Shares what it uses.
+  std::function<void(const Error&)> on_disagreement = nullptr;
   std::string record_path;
   std::shared_ptr<LogSink> log;  // shared with the group; null: dropped
 };
@@ -62,7 +66,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
 
   // Begins to receive events; those that came before are delivered before it returns.
   void start();
-  // No event arrives any more that began after the return. Idempotent.
+  // No event arrives any more that began after the return; but after a goodbye the leaves of the
+  // members still do, until all have left. Idempotent.
   void stop();
   // Keeps what the status page says just now and lets go of the page's memory. REQUIRES: stop(); no
   // operation runs any more.
@@ -126,13 +131,14 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void note_left(int rank) const {
     if (setup_.on_left) setup_.on_left(rank);
   }
-  // Tells all members that this rank leaves after `number` collectives. Never blocks.
+  // Tells all members that this rank leaves after `number` collectives, unless the group has failed,
+  // and compares the last one, if it ended well, with theirs, now or when they leave. Never blocks.
   void say_goodbye(uint64_t number);
 
   void on_rank_lost(const LossReport& loss) override;
-  void on_rank_left_group(int rank, uint64_t num_collectives) override;
+  void on_rank_left_group(const wire::GroupLeave& leave) override;
   void on_group_failed(const GroupFailure& failure) override;
-  wire::Activity own_activity() override;
+  std::optional<wire::Activity> own_activity() override;
 
  private:
   enum class FailurePhase { kNone, kClaimed, kPublished };
@@ -162,6 +168,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void fail_if_left_before(uint64_t number);
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
   void settle_blame(TimePoint now);                    // under the lock
+  void tell_disagreement();
   bool await(const std::function<bool()>& is_met, Deadline deadline);
   void wake_observers();
   LogSink& log() const { return setup_.log != nullptr ? *setup_.log : null_log_sink(); }
@@ -177,6 +184,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
 
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;  // by rank
+  GroupEnds ends_;
   FailurePhase failure_phase_ = FailurePhase::kNone;
   Failure failure_;  // that error_ tells
   std::optional<Error> error_;

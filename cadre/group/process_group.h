@@ -149,6 +149,7 @@ class CADRE_EXPORT ProcessGroup {
   std::optional<int> group_rank(int global_rank) const;
 
   void abort(const std::string& reason) const;
+  // As Communicator::close().
   void close() const;
 
  private:

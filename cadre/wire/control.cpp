@@ -80,6 +80,8 @@ void write(ByteWriter& out, const GroupLeave& m) {
   out.integer(m.group);
   out.integer(m.rank);
   out.integer(m.num_collectives);
+  out.integer(m.last.call);
+  out.integer(m.last.shape);
 }
 void write(ByteWriter& out, const GroupFailure& m) {
   out.integer(m.group);
@@ -187,6 +189,8 @@ bool read(ByteReader& in, GroupLeave& m) {
   m.group = in.integer<uint64_t>();
   m.rank = in.integer<int32_t>();
   m.num_collectives = in.integer<uint64_t>();
+  m.last.call = in.integer<uint64_t>();
+  m.last.shape = in.integer<uint64_t>();
   return true;
 }
 bool read(ByteReader& in, GroupFailure& m) {

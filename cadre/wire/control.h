@@ -31,7 +31,7 @@ inline constexpr size_t kMaxEventsInBatch = 4096;
 
 // Version of the messages by which two ranks open a connection. A build that did not send it yet
 // has the link's purpose at this offset, whose values are all below 4, so it is refused too.
-inline constexpr uint8_t kHandshakeVersion = 5;
+inline constexpr uint8_t kHandshakeVersion = 6;
 
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
@@ -160,6 +160,7 @@ struct GroupLeave {
   uint64_t group = 0;
   int32_t rank = -1;
   uint64_t num_collectives = 0;
+  Fingerprint last = {};  // the collective of that number; zero when there was none
 
   friend bool operator==(const GroupLeave&, const GroupLeave&) = default;
 };

@@ -20,7 +20,7 @@ std::vector<Event> one_event_of_each() {
   return {
       LossReport{3, 1, SignOfLoss::kSilence, {{77, activity}, {78, {}}}},
       FabricLeave{4},
-      GroupLeave{77, 2, 19},
+      GroupLeave{77, 2, 19, {3, 4}},
       GroupFailure{78, 5, {ErrorCode::kTimeout, 3, 5, "cause", "message"}},
       StatusQuestion{6, 12, 77},
       StatusAnswer{6, 12, 2, activity},
@@ -80,7 +80,7 @@ TEST(Control, GoldenBytes) {
   EXPECT_EQ(hex_of(encode_control(Hello{LinkPurpose::kData, 3, 1, 7, "g", "v", {}})),
             "3d000000"
             "00"
-            "05"
+            "06"
             "01"
             "03000000"
             "01000000"
@@ -111,7 +111,7 @@ TEST(Control, GoldenBytesOfTheHandshake) {
   EXPECT_EQ(hex_of(encode_control(Hello{LinkPurpose::kData, 3, 1, 7, "w", "1.2", nonce_of(1)})),
             "3f000000"
             "00"
-            "05"  // version of the handshake
+            "06"  // version of the handshake
             "01"
             "03000000"
             "01000000"
@@ -143,8 +143,8 @@ TEST(Control, GoldenBytesOfTheHandshake) {
 TEST(Control, GoldenBytesOfEvents) {
   EXPECT_EQ(hex_of(encode_control(Heartbeat{})), "0100000007");
   EXPECT_EQ(hex_of(encode_control(LeaveReceipt{})), "0100000008");
-  EXPECT_EQ(hex_of(encode_control(EventBatch{{FabricLeave{4}, GroupLeave{0x11, 2, 19}}})),
-            "1d000000"
+  EXPECT_EQ(hex_of(encode_control(EventBatch{{FabricLeave{4}, GroupLeave{0x11, 2, 19, {5, 6}}}})),
+            "2d000000"
             "06"
             "0200"
             "01"
@@ -152,7 +152,9 @@ TEST(Control, GoldenBytesOfEvents) {
             "02"
             "1100000000000000"
             "02000000"
-            "1300000000000000");
+            "1300000000000000"
+            "0500000000000000"
+            "0600000000000000");
   EXPECT_EQ(hex_of(encode_control(EventBatch{
                 {LossReport{3,
                             1,

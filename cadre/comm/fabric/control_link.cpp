@@ -39,11 +39,6 @@ void ControlLink::post(const wire::Event& event) {
   pending_.push_back(event);
 }
 
-void ControlLink::post_receipt() {
-  outbox_.append(wire::encode_control(wire::LeaveReceipt{}));
-  ++meter_.frames_sent;
-}
-
 void ControlLink::beat() {
   const bool is_idle = !has_sent_ && is_flushed();
   has_sent_ = false;
@@ -62,6 +57,10 @@ void ControlLink::flush() {
     pending_.clear();
     outbox_.append(frames);
     meter_.frames_sent += count_frames(frames);
+  }
+  if (std::exchange(owes_receipt_, false)) {
+    outbox_.append(wire::encode_control(wire::LeaveReceipt{}));
+    ++meter_.frames_sent;
   }
   while (!outbox_.empty()) {
     const Result<size_t> sent = setup_.socket->try_send(outbox_.view());

@@ -67,11 +67,12 @@ class ControlLink {
   // With the next flush(), all in one batch. A peer that does not take its bytes gets no questions
   // and answers, which are worth nothing later.
   void post(const wire::Event& event);
-  void post_receipt();
+  // The same, after all events: who has this process's receipt has heard what it had to say.
+  void post_receipt() { owes_receipt_ = true; }
   // Sends a heartbeat, unless something has been sent since the last call, or waits to be sent.
   void beat();
   void flush();
-  bool is_flushed() const { return pending_.empty() && outbox_.empty(); }
+  bool is_flushed() const { return pending_.empty() && !owes_receipt_ && outbox_.empty(); }
   // Appends the messages that have arrived; false once the stream has ended.
   bool receive(std::vector<wire::ControlMessage>& messages);
 
@@ -87,6 +88,7 @@ class ControlLink {
   ControlMeter& meter_;
   wire::ControlSplitter splitter_;
   std::vector<wire::Event> pending_;
+  bool owes_receipt_ = false;
   wire::StreamBuffer outbox_;
   bool has_heard_ = false;
   bool has_sent_ = false;

@@ -38,8 +38,8 @@ void ControlPlane::detach(GroupKey group) {
   state_->detach(group);
 }
 
-void ControlPlane::tell_left(GroupKey group, uint64_t num_collectives) {
-  state_->post(wire::GroupLeave{group, terms_.rank, num_collectives});
+void ControlPlane::tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last) {
+  state_->post(wire::GroupLeave{group, terms_.rank, num_collectives, last});
 }
 
 void ControlPlane::tell_failure(GroupFailure failure) {

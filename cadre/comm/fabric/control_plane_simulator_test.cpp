@@ -134,7 +134,7 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
       if (member.rank == teller) {
         member.plane.tell_failure(
             {kSimGroup, teller, {ErrorCode::kTimeout, -1, teller, "why", ""}});
-        member.plane.tell_left(kSimGroup, 4);
+        member.plane.tell_left(kSimGroup, 4, {});
       }
       sleep_until(member.system, is_stopped ? at + seconds(1) : kLookAt);
       if (member.rank != teller && (member.rank != victim || !is_stopped)) {
@@ -167,7 +167,7 @@ TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
       heard.clear();
       const auto result = run_plan(seed, {5, 2}, std::move(faults), [&](SimMember& member) {
         sleep_until(member.system, kFaultsFrom);
-        if (member.rank == 1) member.plane.tell_left(kSimGroup, 4);
+        if (member.rank == 1) member.plane.tell_left(kSimGroup, 4, {});
         sleep_until(member.system, kFaultsFrom + seconds(4));
         if (member.rank != 1) heard.push_back(member.group->leavings().size());
       });
@@ -292,7 +292,7 @@ TEST(ControlPlaneSimulator, RanksThatLostAllTheirNeighboursFindEachOther) {
     const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       member.expect_lost(dead, "at the look");
-      if (member.rank == 3) member.plane.tell_left(kSimGroup, 8);
+      if (member.rank == 3) member.plane.tell_left(kSimGroup, 8, {});
       sleep_until(member.system, kLookAt + seconds(1));
       require(member.group->leavings().size() == (member.rank == 3 ? 0U : 1U),
               "they are connected");
@@ -313,7 +313,7 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
     const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       member.expect_lost(dead, "at the look");
-      if (member.rank == 13) member.plane.tell_left(kSimGroup, 8);
+      if (member.rank == 13) member.plane.tell_left(kSimGroup, 8, {});
       sleep_until(member.system, kLookAt + seconds(1));
       require(member.group->leavings().size() == (member.rank == 13 ? 0U : 1U), "connected");
     });

@@ -51,7 +51,7 @@ TEST(ControlPlane, ALeaveOfAGroupAndItsFailureReachAllOthersOnce) {
   for (const std::vector<int>& shape : kShapes) {
     run_members(shape, [](Member& member) {
       const int last = member.job.num_ranks() - 1;
-      if (member.rank == 0) member.plane.tell_left(kGroup, 12);
+      if (member.rank == 0) member.plane.tell_left(kGroup, 12, {});
       if (member.rank == last) {
         member.plane.tell_failure(
             {kGroup, last, {ErrorCode::kTimeout, 1, last, "cause", "message"}});
@@ -100,7 +100,7 @@ TEST(ControlPlane, AQuestionIsAnsweredByAllMembersThatAreAttached) {
 TEST(ControlPlane, WhatCameBeforeIsToldWhenAGroupIsAttached) {
   run_members({2, 2}, [](Member& member) {
     if (member.rank == 3) {
-      member.plane.tell_left(kGroup + 5, 9);
+      member.plane.tell_left(kGroup + 5, 9, {});
       member.plane.tell_failure({kGroup + 5, 3, {ErrorCode::kAborted, 3, 3, "early", ""}});
     } else {
       const auto late = std::make_shared<RecordedGroup>(member.rank);
@@ -167,7 +167,7 @@ TEST(ControlPlane, AnOpenDataConnectionIsHandedOver) {
 // A plane alone has no thread and nobody to wait for.
 TEST(ControlPlane, OfOneRank) {
   run_members({1}, [](Member& member) {
-    member.plane.tell_left(kGroup, 1);
+    member.plane.tell_left(kGroup, 1, {});
     const std::vector<int> self = {0};
     require(member.plane.ask(kGroup, self, member.in(seconds(10))).size() == 1, "its own answer");
     require(member.plane.lost_ranks().empty(), "nobody is lost");

@@ -29,9 +29,9 @@ class HolderWatch final : public GroupEvents {
   void on_rank_lost(const LossReport& loss) override {
     if (layout_->host_of(loss.rank) == host_) memory_->forget_holder(layout_->slot_of(loss.rank));
   }
-  void on_rank_left_group(int, uint64_t) override {}
+  void on_rank_left_group(const wire::GroupLeave&) override {}
   void on_group_failed(const GroupFailure&) override {}
-  wire::Activity own_activity() override { return {}; }
+  std::optional<wire::Activity> own_activity() override { return std::nullopt; }
 
  private:
   const std::shared_ptr<const Layout> layout_;  // shared with the fabric, as the memory is

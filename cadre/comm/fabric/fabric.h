@@ -24,6 +24,7 @@
 #include "cadre/comm/bootstrap/connect_fabric.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/fabric/control_plane.h"
+#include "cadre/comm/fabric/late_errors.h"
 #include "cadre/comm/fabric/layout.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/memory/host_memory.h"
@@ -68,6 +69,8 @@ class Fabric {
   // Null for a world of one.
   TcpLinks* links() const { return links_.get(); }
   const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
+  // What became known of groups after they were closed.
+  const std::shared_ptr<LateErrors>& late_errors() const { return late_errors_; }
   // Null where this rank shares no memory.
   const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
   // Why there is none.
@@ -110,6 +113,7 @@ class Fabric {
   const std::shared_ptr<const os::ForkMark> fork_mark_;  // shared with the groups and their Works
   std::shared_ptr<const Layout> layout_;                 // shared with the plane and groups
   std::shared_ptr<HostMemory> host_memory_;  // shared with pieces that outlive the fabric
+  const std::shared_ptr<LateErrors> late_errors_ = std::make_shared<LateErrors>();
   std::string obstacle_;
   bool is_crowded_ = false;
   StatusPage page_;

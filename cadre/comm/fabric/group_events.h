@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "cadre/wire/control.h"
 
@@ -28,11 +29,11 @@ class GroupEvents {
   virtual ~GroupEvents() = default;
   // Also with loss.rank == this rank, when another one takes this one for lost.
   virtual void on_rank_lost(const LossReport& loss) = 0;
-  virtual void on_rank_left_group(int rank, uint64_t num_collectives) = 0;
+  virtual void on_rank_left_group(const wire::GroupLeave& leave) = 0;
   // Of failures of other ranks only.
   virtual void on_group_failed(const GroupFailure& failure) = 0;
-  // The answer to a status question.
-  virtual wire::Activity own_activity() = 0;
+  // The answer to a status question; nullopt for none.
+  virtual std::optional<wire::Activity> own_activity() = 0;
 };
 
 }  // namespace cadre

@@ -28,16 +28,17 @@ class RecordedGroup final : public GroupEvents {
     std::lock_guard lock(mutex_);
     losses_.push_back(loss);
   }
-  void on_rank_left_group(int rank, uint64_t num_collectives) override {
+  void on_rank_left_group(const wire::GroupLeave& leave) override {
     std::lock_guard lock(mutex_);
-    leavings_.emplace_back(rank, num_collectives);
+    leavings_.emplace_back(leave.rank, leave.num_collectives);
   }
   void on_group_failed(const GroupFailure& failure) override {
     std::lock_guard lock(mutex_);
     failures_.push_back(failure);
   }
-  wire::Activity own_activity() override {
-    return {.state = wire::ActivityState::kDone, .number = 1000 + static_cast<uint64_t>(rank_)};
+  std::optional<wire::Activity> own_activity() override {
+    return wire::Activity{.state = wire::ActivityState::kDone,
+                          .number = 1000 + static_cast<uint64_t>(rank_)};
   }
 
   std::vector<LossReport> losses() const {

@@ -187,8 +187,10 @@ void PlaneLoop::handle_question(ControlLink& link, const wire::StatusQuestion& q
   if (!is_foreign || !routes_.add(question, link.id())) return;
   spread(question, scope_of(&link), link.id());
   const std::shared_ptr<GroupEvents> group = site_.state.group(question.group);
-  if (group == nullptr) return;
-  link.post(wire::StatusAnswer{question.origin, question.number, self_, group->own_activity()});
+  const auto activity = group == nullptr ? std::nullopt : group->own_activity();
+  if (activity) {
+    link.post(wire::StatusAnswer{question.origin, question.number, self_, *activity});
+  }
 }
 
 void PlaneLoop::handle_answer(const wire::StatusAnswer& answer) {

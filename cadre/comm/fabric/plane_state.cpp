@@ -65,7 +65,8 @@ std::vector<StatusAnswer> PlaneState::ask(GroupKey group, std::span<const int> m
   Question own;
   const bool is_member = std::ranges::find(members, rank_) != members.end();
   const std::shared_ptr<GroupEvents> own_group = is_member ? this->group(group) : nullptr;
-  if (own_group != nullptr) own.answers[rank_] = own_group->own_activity();
+  const auto own_activity = own_group == nullptr ? std::nullopt : own_group->own_activity();
+  if (own_activity) own.answers[rank_] = *own_activity;
   uint64_t number = 0;
   {
     std::lock_guard lock(mutex_);
@@ -204,7 +205,7 @@ void PlaneState::call(const Delivery& delivery) const {
   }
   const auto* leave = std::get_if<wire::GroupLeave>(&delivery.event);
   if (leave != nullptr && leave->rank != rank_) {
-    delivery.group->on_rank_left_group(leave->rank, leave->num_collectives);
+    delivery.group->on_rank_left_group(*leave);
   }
   const auto* failure = std::get_if<wire::GroupFailure>(&delivery.event);
   if (failure != nullptr && failure->origin != rank_) delivery.group->on_group_failed(*failure);
