@@ -43,6 +43,7 @@ template <typename Part, typename Move>
 Result<size_t> move_parts(std::span<const Part> parts, Move move) {
   size_t total = 0;
   for (const Part& part : parts) {
+    if (part.empty()) continue;
     const Result<size_t> moved = move(part);
     if (!moved.ok()) return total > 0 ? Result<size_t>(total) : moved;
     total += *moved;

@@ -34,15 +34,12 @@ bool is_allowed_length(LinkFrame::Kind kind, uint32_t length) {
 }  // namespace
 
 // The first word: magic (16 bits), kind (8), purpose (8), length (32). The second is the group.
-void LinkFrame::write(std::byte* target) const {
-  store_word(target, kMagic | uint64_t{static_cast<uint8_t>(kind)} << kKindShift |
-                         uint64_t{purpose} << kPurposeShift | uint64_t{length} << kLengthShift);
-  store_word(target + sizeof(uint64_t), group);
-}
-
 std::array<std::byte, LinkFrame::kBytes> LinkFrame::encode() const {
   std::array<std::byte, kBytes> bytes;
-  write(bytes.data());
+  store_word(bytes.data(), kMagic | uint64_t{static_cast<uint8_t>(kind)} << kKindShift |
+                               uint64_t{purpose} << kPurposeShift |
+                               uint64_t{length} << kLengthShift);
+  store_word(bytes.data() + sizeof(uint64_t), group);
   return bytes;
 }
 

@@ -36,8 +36,6 @@ struct CADRE_EXPORT LinkFrame {
   uint64_t group = 0;
 
   std::array<std::byte, kBytes> encode() const;
-  // The same to kBytes at `target`.
-  void write(std::byte* target) const;
   // REQUIRES: bytes.size() == kBytes.
   static Result<LinkFrame> parse(ConstBytes bytes);
   friend bool operator==(const LinkFrame&, const LinkFrame&) = default;

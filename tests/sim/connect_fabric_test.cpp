@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -165,26 +166,37 @@ Duration moment_of(const FabricJob& job, uint64_t seed) {
          Duration(static_cast<int64_t>(Random(seed).below(std::max<uint64_t>(1, span))));
 }
 
-TEST(FabricInTheSimulator, TheDeathOfARankIsToldToAllLongBeforeTheDeadline) {
+// A fault of one rank, at a random moment while all connect, and how the others must fail.
+struct FaultOfOne {
+  sim::Fault (*fault)(int rank, sim::When when) = nullptr;
+  Duration budget{};
+  ErrorCode code = ErrorCode::kInternal;
+  // From the moment of the fault, or from the beginning, to the failure of a rank.
+  std::function<Duration(const RankOfFabric&, Duration moment)> delay;
+  Duration max_delay{};
+};
+
+// Each rank that has not connected names the one that the fault has struck.
+void expect_named_to_all(const FaultOfOne& expected) {
   int num_told = 0;
   for (const uint64_t seed : fabric_seeds(80)) {
     const std::vector<int>& shape = host_shapes()[seed % host_shapes().size()];
-    const FabricJob whole = run_fabric_job(seed, shape, {}, kConnectTime);
+    const FabricJob whole = run_fabric_job(seed, shape, {}, expected.budget);
     const auto victim = 1 + Random(seed).below(whole.ranks.size() - 1);
     const Duration moment = moment_of(whole, seed);
     const FabricJob job = run_fabric_job(
-        seed, shape, {sim::Fault::kill(static_cast<int>(victim), sim::When::at_time(moment))},
-        kConnectTime);
+        seed, shape, {expected.fault(static_cast<int>(victim), sim::When::at_time(moment))},
+        expected.budget);
     EXPECT_EQ(job.sim.failure, "") << "seed " << seed;
     for (size_t rank = 0; rank < job.ranks.size(); ++rank) {
       const RankOfFabric& mine = job.ranks[rank];
       if (rank == victim || mine.is_connected) continue;
-      const std::string where = format("rank {}, seed {}", rank, seed);
+      const std::string where = format("rank {}, seed {}: ", rank, seed);
       ASSERT_TRUE(mine.failure) << where;
-      EXPECT_EQ(mine.failure->code(), ErrorCode::kPeerLost) << where << mine.failure->message();
+      EXPECT_EQ(mine.failure->code(), expected.code) << where << mine.failure->message();
       EXPECT_EQ(mine.failure->details().culprit, static_cast<int>(victim))
           << where << mine.failure->message();
-      EXPECT_LT(mine.ended - TimePoint{} - moment, seconds(10)) << where;
+      EXPECT_LT(expected.delay(mine, moment), expected.max_delay) << where;
       ++num_told;
     }
   }
@@ -192,32 +204,23 @@ TEST(FabricInTheSimulator, TheDeathOfARankIsToldToAllLongBeforeTheDeadline) {
   EXPECT_GE(num_told, least);
 }
 
+TEST(FabricInTheSimulator, TheDeathOfARankIsToldToAllLongBeforeTheDeadline) {
+  expect_named_to_all({.fault = sim::Fault::kill,
+                       .budget = kConnectTime,
+                       .code = ErrorCode::kPeerLost,
+                       .delay = [](const RankOfFabric& rank,
+                                   Duration moment) { return rank.ended - TimePoint{} - moment; },
+                       .max_delay = seconds(10)});
+}
+
 TEST(FabricInTheSimulator, ARankThatIsStoppedIsNamedToAllAtTheDeadline) {
   constexpr Duration kBudget = seconds(10);
-  int num_told = 0;
-  for (const uint64_t seed : fabric_seeds(80)) {
-    const std::vector<int>& shape = host_shapes()[seed % host_shapes().size()];
-    const FabricJob whole = run_fabric_job(seed, shape, {}, kBudget);
-    const auto victim = 1 + Random(seed).below(whole.ranks.size() - 1);
-    const Duration moment = moment_of(whole, seed);
-    const FabricJob job = run_fabric_job(
-        seed, shape, {sim::Fault::stop(static_cast<int>(victim), sim::When::at_time(moment))},
-        kBudget);
-    EXPECT_EQ(job.sim.failure, "") << "seed " << seed;
-    for (size_t rank = 0; rank < job.ranks.size(); ++rank) {
-      const RankOfFabric& mine = job.ranks[rank];
-      if (rank == victim || mine.is_connected) continue;
-      const std::string where = format("rank {}, seed {}: ", rank, seed);
-      ASSERT_TRUE(mine.failure) << where;
-      EXPECT_EQ(mine.failure->code(), ErrorCode::kTimeout) << where << mine.failure->message();
-      EXPECT_EQ(mine.failure->details().culprit, static_cast<int>(victim))
-          << where << mine.failure->message();
-      EXPECT_LT(mine.ended - mine.began, kBudget + seconds(4)) << where;
-      ++num_told;
-    }
-  }
-  const int least = fabric_seeds(2).size() > 1 ? 20 : 0;
-  EXPECT_GE(num_told, least);
+  expect_named_to_all(
+      {.fault = sim::Fault::stop,
+       .budget = kBudget,
+       .code = ErrorCode::kTimeout,
+       .delay = [](const RankOfFabric& rank, Duration) { return rank.ended - rank.began; },
+       .max_delay = kBudget + seconds(4)});
 }
 
 // In virtual time: the second attempt of rank 0 waits for rank 1, and looks at the store meanwhile.

@@ -99,18 +99,17 @@ ScaleReport make_report(const Shape& shape) {
                data_ends,
                {Cost::kDataBytes, ranks * (192 * ranks + 1024 * exponent),
                 "P (192 P + 1024 log2(P)), an all_gather"}}});
-  report.add({"a rank dies",
-              {no_store,
-               healed,
-               {Cost::kControlMessages, 2 * ends, "2 C"},
-               {Cost::kControlBytes, 2 * ends * message_bytes, "512 B each"},
-               data_ends}});
-  report.add({"a host dies",
-              {no_store,
-               healed,
-               {Cost::kControlMessages, 4 * ends, "4 C"},
-               {Cost::kControlBytes, 4 * ends * message_bytes, "512 B each"},
-               no_data}});
+  const auto add_loss = [&](const char* name, int messages_per_end, const Bound& data) {
+    report.add(
+        {name,
+         {no_store,
+          healed,
+          {Cost::kControlMessages, messages_per_end * ends, format("{} C", messages_per_end)},
+          {Cost::kControlBytes, messages_per_end * ends * message_bytes, "512 B each"},
+          data}});
+  };
+  add_loss("a rank dies", 2, data_ends);
+  add_loss("a host dies", 4, no_data);
   report.add({"leave",
               {no_store,
                {Cost::kControlConnections, 0, "0"},

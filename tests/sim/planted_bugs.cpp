@@ -1,12 +1,11 @@
 #include "planted_bugs.h"
 
 #include <algorithm>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "cadre/comm/messages/message_header.h"
 #include "cadre/sim/simulated_socket.h"
-#include "cadre/wire/link_frame.h"
 
 namespace cadre::testing {
 namespace {
@@ -15,26 +14,20 @@ const sim::Readiness& readiness_of(const os::Pollable& target) {
   return dynamic_cast<const sim::Readiness&>(target);
 }
 
-// Where a message's header begins in the bytes of one send: behind that of its frame, or alone.
-std::optional<size_t> place_of_header(ConstBytes data) {
-  for (const size_t begin : {size_t{0}, wire::LinkFrame::kBytes}) {
-    if (data.size() < begin + MessageHeader::kBytes) continue;
-    if (MessageHeader::parse(data.subspan(begin, MessageHeader::kBytes)).ok()) return begin;
-  }
-  return std::nullopt;
-}
-
 // Sends the headers of messages with kWrongTag.
 class WrongTagSocket final : public os::Socket, public sim::Readiness {
  public:
   explicit WrongTagSocket(std::unique_ptr<os::Socket> inner) : inner_(std::move(inner)) {}
 
+  // What a send leaves of a part comes again at the front of the next send, with more behind it.
   Result<size_t> try_send(ConstBytes data) override {
-    const bool is_rest = !owed_.empty() && data.size() == owed_.size();
-    const std::vector<std::byte> mixed = is_rest ? owed_ : with_last_tag(data);
-    auto sent = inner_->try_send(is_rest ? ConstBytes(owed_) : data);
-    if (sent.ok() && *sent > 0)
-      owed_.assign(mixed.begin() + static_cast<ptrdiff_t>(*sent), mixed.end());
+    std::vector<std::byte> bytes(data.begin(), data.end());
+    std::copy_n(owed_.begin(), std::min(owed_.size(), bytes.size()), bytes.begin());
+    auto sent = inner_->try_send(bytes);
+    if (!sent.ok() || *sent == 0) return sent;
+    const bool is_rest = !owed_.empty();
+    owed_ = is_rest ? std::move(bytes) : with_last_tag(std::move(bytes));
+    owed_.erase(owed_.begin(), owed_.begin() + static_cast<ptrdiff_t>(*sent));
     return sent;
   }
   Result<size_t> try_recv(Bytes buffer) override { return inner_->try_recv(buffer); }
@@ -52,15 +45,15 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   bool can_write() const override { return readiness_of(*inner_).can_write(); }
 
  private:
-  std::vector<std::byte> with_last_tag(ConstBytes data) {
-    const auto begin = place_of_header(data);
-    if (!begin) return {data.begin(), data.end()};
-    std::vector<std::byte> mixed(data.begin(), data.end());
-    const Bytes place = Bytes(mixed).subspan(*begin, MessageHeader::kBytes);
-    MessageHeader header = MessageHeader::parse(place).value_or_throw();
-    std::swap(header.tag, last_tag_);
-    std::ranges::copy(header.encode(), place.begin());
-    return mixed;
+  // A message's header is a part of its own, or begins what is left of its frame.
+  std::vector<std::byte> with_last_tag(std::vector<std::byte> bytes) {
+    if (bytes.size() < MessageHeader::kBytes) return bytes;
+    const Bytes place = Bytes(bytes).first(MessageHeader::kBytes);
+    auto header = MessageHeader::parse(place);
+    if (!header.ok()) return bytes;
+    std::swap(header->tag, last_tag_);
+    std::ranges::copy(header->encode(), place.begin());
+    return bytes;
   }
 
   const std::unique_ptr<os::Socket> inner_;

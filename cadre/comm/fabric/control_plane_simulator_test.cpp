@@ -1,6 +1,7 @@
 // Control planes in virtual time, with seeded schedules, latencies and faults.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <set>
@@ -68,6 +69,14 @@ void expect_ended(const sim::SimResult& result, uint64_t seed, const std::vector
   }
 }
 
+// A run in which every rank must end without a failure.
+sim::SimResult expect_run(uint64_t seed, const std::vector<int>& shape, std::vector<Fault> faults,
+                          const MemberMain& body) {
+  sim::SimResult result = run_plan(seed, shape, std::move(faults), body);
+  expect_ended(result, seed, shape);
+  return result;
+}
+
 // Each layout with each seed; a share of the seeds that other simulations run.
 void for_each_run(const std::function<void(uint64_t, const std::vector<int>&, Random&)>& body) {
   for (size_t i = 0; const uint64_t seed : testing::simulator_seeds()) {
@@ -96,6 +105,12 @@ std::vector<int> pick(Random& random, size_t count, int num_ranks) {
   return {picked.begin(), picked.end()};
 }
 
+// Two different ranks; the seed decides whether the lower one comes first.
+std::array<int, 2> pick_pair(Random& random, uint64_t seed, int num_ranks) {
+  const std::vector<int> picked = pick(random, 2, num_ranks);
+  return {picked[seed % 2], picked[1 - seed % 2]};
+}
+
 TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     const int num_ranks = size_of(shape);
@@ -105,7 +120,7 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
     for (const int rank : killed)
       faults.push_back(Fault::kill(rank, When::at_time(fault_time(random))));
     const uint64_t leave_seed = random.next();
-    const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
+    expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       member.expect_lost(killed, "at the look");
       Random own(leave_seed + static_cast<uint64_t>(member.rank));
@@ -113,23 +128,19 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
       member.plane.close(member.system.deadline_in(seconds(5)));
       member.expect_lost(killed, "after it left");
     });
-    expect_ended(result, seed, shape);
   });
 }
 
 // Also while ranks die, and whoever of them is stopped.
 TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
-    const int num_ranks = size_of(shape);
-    const std::vector<int> touched = pick(random, 2, num_ranks);
-    const int victim = touched[seed % 2];
-    const int teller = touched[1 - seed % 2];
+    const auto [victim, teller] = pick_pair(random, seed, size_of(shape));
     const Duration at = fault_time(random);
     const Duration tell_at = at + milliseconds(random.below(3)) - milliseconds(1);
     const bool is_stopped = random.below(2) == 0;
     const Fault fault = is_stopped ? Fault::stop(victim, When::at_time(at)).lasting(seconds(2))
                                    : Fault::kill(victim, When::at_time(at));
-    const auto result = run_plan(seed, shape, {fault}, [&](SimMember& member) {
+    expect_run(seed, shape, {fault}, [&](SimMember& member) {
       sleep_until(member.system, tell_at);
       if (member.rank == teller) {
         member.plane.tell_failure(
@@ -145,7 +156,6 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
       sleep_until(member.system, kLookAt);
       require(member.group->failures().size() == (member.rank == teller ? 0U : 1U), "once");
     });
-    expect_ended(result, seed, shape);
   });
 }
 
@@ -165,13 +175,12 @@ TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
     std::vector<size_t> heard;
     const auto run_with = [&](std::vector<Fault> faults) {
       heard.clear();
-      const auto result = run_plan(seed, {5, 2}, std::move(faults), [&](SimMember& member) {
+      sim::SimResult result = expect_run(seed, {5, 2}, std::move(faults), [&](SimMember& member) {
         sleep_until(member.system, kFaultsFrom);
         if (member.rank == 1) member.plane.tell_left(kSimGroup, 4, {});
         sleep_until(member.system, kFaultsFrom + seconds(4));
         if (member.rank != 1) heard.push_back(member.group->leavings().size());
       });
-      expect_ended(result, seed, {5, 2});
       EXPECT_EQ(heard.size(), 6u);
       return result;
     };
@@ -192,12 +201,10 @@ TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
 TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     const int num_ranks = size_of(shape);
-    const std::vector<int> touched = pick(random, 2, num_ranks);
-    const int stopped = touched[seed % 2];
-    const int asker = touched[1 - seed % 2];
+    const auto [stopped, asker] = pick_pair(random, seed, num_ranks);
     const std::vector<Fault> faults = {
         Fault::stop(stopped, When::at_time(kFaultsFrom)).lasting(seconds(2))};
-    const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
+    expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kFaultsFrom + milliseconds(500));
       if (member.rank == asker) {
         std::vector<int> all = all_ranks(num_ranks);
@@ -214,7 +221,6 @@ TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
       sleep_until(member.system, kLookAt);
       member.expect_lost({}, "at the look");
     });
-    expect_ended(result, seed, shape);
   });
 }
 
@@ -222,7 +228,7 @@ TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline)
   for (const uint64_t seed : testing::test_seeds(5)) {
     const std::vector<Fault> faults = {
         Fault::stop(1, When::at_time(kFaultsFrom)).lasting(seconds(2))};
-    const auto result = run_plan(seed, {1, 1, 1}, faults, [&](SimMember& member) {
+    expect_run(seed, {1, 1, 1}, faults, [&](SimMember& member) {
       sleep_until(member.system, kFaultsFrom + milliseconds(500));
       if (member.rank != 0) return sleep_until(member.system, kLookAt);
       const TimePoint before = member.system.now();
@@ -230,7 +236,6 @@ TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline)
       const Duration took = member.system.now() - before;
       require(took >= seconds(1) && took < milliseconds(1500), "rank 1 is stopped");
     });
-    expect_ended(result, seed, {1, 1, 1});
   }
 }
 
@@ -239,13 +244,11 @@ TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
     // The first two ranks of a host, or of two hosts, are always connected.
     const int other = shape[0] > 1 ? 1 : shape[0];
     const std::vector<int> cut = {0, other};
-    const auto result =
-        run_plan(seed, shape, {Fault::cut(0, other, When::at_time(fault_time(random)))},
-                 [&](SimMember& member) {
-                   sleep_until(member.system, kLookAt);
-                   member.expect_lost(cut, "at the look");
-                 });
-    expect_ended(result, seed, shape);
+    expect_run(seed, shape, {Fault::cut(0, other, When::at_time(fault_time(random)))},
+               [&](SimMember& member) {
+                 sleep_until(member.system, kLookAt);
+                 member.expect_lost(cut, "at the look");
+               });
   });
 }
 
@@ -259,12 +262,11 @@ TEST(ControlPlaneSimulator, AHostThatCannotBeReachedIsLostToTheOthers) {
     }
     const std::vector<int> hidden = all_ranks(shape[0]);
     const std::vector<int> others = without(all_ranks(size_of(shape)), hidden);
-    const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
+    expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       const bool is_hidden = member.rank < shape[0];
       member.expect_lost(is_hidden ? others : hidden, "at the look");
     });
-    expect_ended(result, seed, shape);
   });
 }
 
@@ -273,11 +275,10 @@ TEST(ControlPlaneSimulator, ARankThatIsStoppedForLessThanTheLimitIsNotLost) {
     const int stopped = pick(random, 1, size_of(shape))[0];
     const std::vector<Fault> faults = {Fault::stop(stopped, When::at_time(fault_time(random)))
                                            .lasting(kSilenceLimit - milliseconds(600))};
-    const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
+    expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       member.expect_lost({}, "at the look");
     });
-    expect_ended(result, seed, shape);
   });
 }
 
@@ -289,7 +290,7 @@ TEST(ControlPlaneSimulator, RanksThatLostAllTheirNeighboursFindEachOther) {
     const std::vector<int> dead = {1, 2, 4, 6, 7};
     std::vector<Fault> faults;
     for (const int rank : dead) faults.push_back(Fault::kill(rank, When::at_time(kFaultsFrom)));
-    const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
+    expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       member.expect_lost(dead, "at the look");
       if (member.rank == 3) member.plane.tell_left(kSimGroup, 8, {});
@@ -297,7 +298,6 @@ TEST(ControlPlaneSimulator, RanksThatLostAllTheirNeighboursFindEachOther) {
       require(member.group->leavings().size() == (member.rank == 3 ? 0U : 1U),
               "they are connected");
     });
-    expect_ended(result, seed, shape);
   }
 }
 
@@ -310,14 +310,13 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
       dead.push_back(rank);
       faults.push_back(Fault::kill(rank, When::at_time(kFaultsFrom)));
     }
-    const auto result = run_plan(seed, shape, faults, [&](SimMember& member) {
+    expect_run(seed, shape, faults, [&](SimMember& member) {
       sleep_until(member.system, kLookAt);
       member.expect_lost(dead, "at the look");
       if (member.rank == 13) member.plane.tell_left(kSimGroup, 8, {});
       sleep_until(member.system, kLookAt + seconds(1));
       require(member.group->leavings().size() == (member.rank == 13 ? 0U : 1U), "connected");
     });
-    expect_ended(result, seed, shape);
   }
 }
 

@@ -350,14 +350,16 @@ TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
   });
 }
 
+// Where in its slice of the host memory this rank would cut its next piece.
+size_t next_offset(const Communicator& world) {
+  HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
+  return memory.allocate({.num_bytes = 1}).value_or_throw().place().offset;
+}
+
 // What a rank has cut for a group that all ranks refuse is held by nobody, so it is used again.
 TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [](RankContext& context, Communicator& world) {
-    HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
-    const auto next_place = [&] {
-      return memory.allocate({.num_bytes = 1}).value_or_throw().place();
-    };
-    const Place before = next_place();
+    const size_t before = next_offset(world);
     const std::string names[] = {"red", "blue"};
     const auto& name = names[world.rank().value];
     require(testing::failure_of([&] {
@@ -370,7 +372,29 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
               new_group(world, order, soon(context));
             }).find("every rank must name the same ranks") != std::string::npos,
             "two orders");
-    require(next_place() == before, "a piece of a group that was not made is left");
+    require(next_offset(world) == before, "a piece of a group that was not made is left");
+  });
+}
+
+// The refused call has written no key, so no other rank knows the places of its pieces.
+TEST_P(SymmetricGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    if (world.rank() == 0) {
+      const std::vector<Rank> list = {0, 1};
+      const auto failure = [&](Deadline deadline) {
+        return testing::failure_of(
+            [&] { new_group_over_store(world, list, {.store = store_, .id = "used"}, deadline); });
+      };
+      const std::string first = failure(context.system.deadline_in(milliseconds(100)));
+      require(first.find("kTimeout") == 0, first);  // rank 1 does not come
+      const size_t before = next_offset(world);
+      for (int again = 0; again < 3; ++again) {
+        const std::string refused = failure(soon(context));
+        require(refused.find("the id \"used\" was used before") != std::string::npos, refused);
+        require(next_offset(world) == before, "a piece of a group that was refused is left");
+      }
+    }
+    world.barrier();
   });
 }
 

@@ -163,8 +163,17 @@ class StoreExchange {
     count_key_ = prefix + "/num_read";
   }
 
-  std::vector<NewGroupCall> run(const NewGroupCall& own, Deadline deadline) const {
-    put(own, deadline);
+  // Whether the id is fresh on this rank. If not, no member can read `own`. What a failed try has
+  // left must not be taken for a call of this one.
+  bool put(const NewGroupCall& own, Deadline deadline) const {
+    const auto self = std::ranges::find(ranks_, any_.rank()) - ranks_.begin();
+    const std::string text(wire::as_text(std::as_bytes(std::span(&own, 1))));
+    return store_.compare_set(keys_[static_cast<size_t>(self)], "", text, deadline)
+               .value_or_throw() == text;
+  }
+
+  // What all members have brought. REQUIRES: put() has succeeded.
+  std::vector<NewGroupCall> gather(const NewGroupCall& own, Deadline deadline) const {
     await_all(own, deadline);
     std::vector<NewGroupCall> calls;
     const auto texts = store_.multi_get(keys_, deadline).value_or_throw();
@@ -174,18 +183,6 @@ class StoreExchange {
   }
 
  private:
-  // What a failed try has left must not be taken for a call of this one.
-  void put(const NewGroupCall& own, Deadline deadline) const {
-    const auto self = std::ranges::find(ranks_, any_.rank()) - ranks_.begin();
-    const std::string text(wire::as_text(std::as_bytes(std::span(&own, 1))));
-    const std::string there =
-        store_.compare_set(keys_[static_cast<size_t>(self)], "", text, deadline).value_or_throw();
-    if (there == text) return;
-    refuse(any_, format("new_group_over_store: the id \"{}\" was used before: give each group, and "
-                        "each new try to make one, an id of its own",
-                        id_));
-  }
-
   NewGroupCall read(size_t i, std::string_view text, const NewGroupCall& own) const {
     NewGroupCall call;
     if (text.size() != sizeof(call)) {
@@ -404,7 +401,14 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   impl.system.random_bytes(std::as_writable_bytes(std::span(&own.stamp, 1)));
   const Status cut = cut_into(impl, group.members, group, own);
   try {
-    const auto calls = StoreExchange(any, options, ranks).run(own, deadline);
+    const StoreExchange exchange(any, options, ranks);
+    if (!exchange.put(own, deadline)) {
+      if (group.pieces) group.pieces->discard();
+      refuse(any, format("new_group_over_store: the id \"{}\" was used before: give each group, "
+                         "and each new try to make one, an id of its own",
+                         options.id));
+    }
+    const auto calls = exchange.gather(own, deadline);
     check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
     for (const NewGroupCall& call : calls) group.places.push_back(call.places);
   } catch (const std::exception& thrown) {

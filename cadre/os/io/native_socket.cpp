@@ -65,8 +65,9 @@ void keep_alive(int fd, Duration limit) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, std::min(kNumQuestions, limit_s - idle_s));
 }
 
-// Copying so few costs less than what the kernel does for several parts.
-constexpr size_t kFewBytes = 256;
+// Copying so few costs less than what the kernel does for several parts: 4 KiB of payload, and room
+// for the headers in front of it.
+constexpr size_t kFewBytes = 4096 + 64;
 
 // Parts that are not empty, as the kernel takes them.
 class IoParts {

@@ -107,6 +107,32 @@ TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes)
   connect_unix().client->limit_silence(std::chrono::seconds(6));  // does nothing
 }
 
+// Short ones are joined before they are sent; the sizes lie on both sides of that limit.
+TEST_F(NativeSocketTest, PartsArriveOneAfterTheOther) {
+  const Pair pairs[] = {connect({Address::Kind::kTcp, "127.0.0.1", 0}), connect_unix()};
+  for (const Pair& pair : pairs) {
+    for (const size_t size : {1, 16, 257, 4096, 4112, 4159, 4160, 4161, 20'000}) {
+      std::vector<std::byte> sent(size);
+      for (size_t i = 0; i < size; ++i) sent[i] = static_cast<std::byte>(i * 131 + i / 256);
+      const size_t header = std::min<size_t>(size, 16);
+      const ConstBytes payload = ConstBytes(sent).subspan(header);
+      const std::array<ConstBytes, 4> parts = {{{},
+                                                ConstBytes(sent).first(header),
+                                                payload.first(payload.size() / 3),
+                                                payload.subspan(payload.size() / 3)}};
+      ASSERT_EQ(pair.client->try_send_parts(parts).value_or_throw(), size);
+      std::vector<std::byte> received(size);
+      for (size_t count = 0; count < size;) {
+        PollItem item{.target = pair.server.get(), .want_read = true};
+        ASSERT_TRUE(system_->poll(std::span(&item, 1), soon()));
+        count += pair.server->try_recv(Bytes(received).subspan(count)).value_or_throw();
+      }
+      EXPECT_EQ(received, sent) << size;
+    }
+    EXPECT_EQ(pair.client->try_send_parts(std::array<ConstBytes, 2>{}).value_or_throw(), 0u);
+  }
+}
+
 TEST_F(NativeSocketTest, DescriptorsTooManyAreRefusedAndClosed) {
   const Pair pair = connect_unix();
   const Fd memory(::memfd_create("cadre", MFD_CLOEXEC));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 namespace cadre {
 namespace {
@@ -12,8 +11,6 @@ using wire::LinkFrame;
 // Of one system call.
 constexpr size_t kMaxFrames = 16;
 constexpr size_t kPiecesOfFrame = 3;
-// Copying so few behind their header costs less than what the kernel does for several pieces.
-constexpr size_t kFewBytes = 4096;
 
 LinkFrame data_frame(StreamId stream, size_t length) {
   return {LinkFrame::Kind::kData, stream.purpose, static_cast<uint32_t>(length), stream.group};
@@ -38,27 +35,6 @@ Status FrameWriter::flush() {
 }
 
 Result<FrameWriter::Sent> FrameWriter::send(StreamId stream, const Channel::Parts& payload) {
-  return outbox_.empty() && payload.size() <= kFewBytes ? send_joined(stream, payload)
-                                                        : send_pieces(stream, payload);
-}
-
-Result<FrameWriter::Sent> FrameWriter::send_joined(StreamId stream, const Channel::Parts& payload) {
-  std::array<std::byte, LinkFrame::kBytes + kFewBytes> joined;
-  data_frame(stream, payload.size()).write(joined.data());
-  std::byte* end = joined.data() + LinkFrame::kBytes;
-  for (const ConstBytes piece : {payload.head, payload.body}) {
-    if (!piece.empty()) std::memcpy(end, piece.data(), piece.size());
-    end += piece.size();
-  }
-  const ConstBytes frame(joined.data(), end);
-  const auto moved = socket_.try_send(frame);
-  if (!moved.ok()) return moved.error();
-  Sent sent;
-  if (*moved > 0) count_frame(stream, {frame, {}, {}}, *moved, sent);
-  return sent;
-}
-
-Result<FrameWriter::Sent> FrameWriter::send_pieces(StreamId stream, const Channel::Parts& payload) {
   std::array<std::array<std::byte, LinkFrame::kBytes>, kMaxFrames> headers;
   // Of each frame its header, what of the head is in it, and what of the body.
   std::array<ConstBytes, 1 + kPiecesOfFrame * kMaxFrames> pieces;

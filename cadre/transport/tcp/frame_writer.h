@@ -62,9 +62,6 @@ class FrameWriter {
  private:
   using Pieces = std::array<ConstBytes, 3>;  // of a frame, one behind the other
 
-  // REQUIRES: nothing is queued.
-  Result<Sent> send_joined(StreamId stream, const Channel::Parts& payload);
-  Result<Sent> send_pieces(StreamId stream, const Channel::Parts& payload);
   // Of a frame of which the kernel has taken bytes: what it has taken of this one.
   size_t count_frame(StreamId stream, const Pieces& frame, size_t num_moved, Sent& sent);
   void consume(size_t num_bytes);

@@ -265,29 +265,25 @@ class LeftPeerTest : public TcpLinksTest {
   static std::string_view code_of(const Status& status) {
     return status.ok() ? "ok" : to_string(status.error().code());
   }
+
+  // A stream to rank 1, which answers no dial.
+  const std::shared_ptr<TcpLinks> links_ = std::make_shared<TcpLinks>(
+      *system_, TcpLinksOptions{.rank = 0, .num_ranks = 2},
+      [](int, Deadline) { return Error(ErrorCode::kTimeout, "nobody"); });
+  os::Interrupt interrupt_;
+  const StreamId id_{1, kMessagePurpose};
+  const std::unique_ptr<Transport> transport_ = links_->open(id_, {0, 1}, 0, interrupt_);
 };
 
 TEST_F(LeftPeerTest, AStreamThatIsFirstUsedAfterItsPeerHasLeftEndsAtOnce) {
-  const auto links = std::make_shared<TcpLinks>(
-      *system_, TcpLinksOptions{.rank = 0, .num_ranks = 2},
-      [](int, Deadline) { return Error(ErrorCode::kTimeout, "nobody"); });
-  os::Interrupt interrupt;
-  const StreamId id{1, kMessagePurpose};
-  const auto transport = links->open(id, {0, 1}, 0, interrupt);
-  links->note_left(id, 1);
-  EXPECT_EQ(code_of(wait_and_receive(*transport, std::chrono::seconds(20))), "kPeerLost");
+  links_->note_left(id_, 1);
+  EXPECT_EQ(code_of(wait_and_receive(*transport_, std::chrono::seconds(20))), "kPeerLost");
 }
 
 TEST_F(LeftPeerTest, AStreamThatIsInUseEndsWhenItsPeerLeaves) {
-  const auto links = std::make_shared<TcpLinks>(
-      *system_, TcpLinksOptions{.rank = 0, .num_ranks = 2},
-      [](int, Deadline) { return Error(ErrorCode::kTimeout, "nobody"); });
-  os::Interrupt interrupt;
-  const StreamId id{1, kMessagePurpose};
-  const auto transport = links->open(id, {0, 1}, 0, interrupt);
-  EXPECT_EQ(code_of(wait_and_receive(*transport, milliseconds(5))), "kTimeout");
-  links->note_left(id, 1);
-  EXPECT_EQ(code_of(wait_and_receive(*transport, std::chrono::seconds(20))), "kPeerLost");
+  EXPECT_EQ(code_of(wait_and_receive(*transport_, milliseconds(5))), "kTimeout");
+  links_->note_left(id_, 1);
+  EXPECT_EQ(code_of(wait_and_receive(*transport_, std::chrono::seconds(20))), "kPeerLost");
 }
 
 TEST_F(LeftPeerTest, WhatWasSentBeforeLeavingIsReceived) {
