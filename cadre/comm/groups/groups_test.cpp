@@ -398,6 +398,25 @@ TEST_P(SymmetricGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
+// The key of a member of the first group is there again, as it is while a slow member reads.
+TEST_P(Groups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const StoreGroupOptions options{.store = store_, .id = "shared"};
+    const auto group = new_group_over_store(world, list, options, soon(context));
+    world.barrier();
+    const std::string key = format("cadre/1/shared/member/{}", context.rank);
+    store_->set(key, "there", soon(context)).value_or_throw();
+    const std::string refused =
+        testing::failure_of([&] { new_group_over_store(world, list, options, soon(context)); });
+    require(refused.find("the id \"shared\" was used before") != std::string::npos, refused);
+    world.barrier();
+    group->barrier();
+    world.barrier();
+    group->barrier();
+  });
+}
+
 // All ranks say so, at once, and the world goes on.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {

@@ -400,20 +400,23 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   NewGroupCall own{.digest = digest(ranks)};
   impl.system.random_bytes(std::as_writable_bytes(std::span(&own.stamp, 1)));
   const Status cut = cut_into(impl, group.members, group, own);
+  bool is_fresh = true;
   try {
     const StoreExchange exchange(any, options, ranks);
-    if (!exchange.put(own, deadline)) {
-      if (group.pieces) group.pieces->discard();
-      refuse(any, format("new_group_over_store: the id \"{}\" was used before: give each group, "
-                         "and each new try to make one, an id of its own",
-                         options.id));
-    }
-    const auto calls = exchange.gather(own, deadline);
-    check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
+    is_fresh = exchange.put(own, deadline);
+    const auto calls = is_fresh ? exchange.gather(own, deadline) : std::vector<NewGroupCall>();
+    if (is_fresh) check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
     for (const NewGroupCall& call : calls) group.places.push_back(call.places);
   } catch (const std::exception& thrown) {
     tell_giving_up(impl, options.id, error_of(thrown));
     throw;
+  }
+  if (!is_fresh) {
+    // Nobody is told: the members of the group that has the id may be at work.
+    if (group.pieces) group.pieces->discard();
+    refuse(any, format("new_group_over_store: the id \"{}\" was used before: give each group, "
+                       "and each new try to make one, an id of its own",
+                       options.id));
   }
   return make_group(impl, std::move(group));
 }
