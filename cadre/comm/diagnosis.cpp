@@ -12,11 +12,14 @@ namespace {
 using wire::Activity;
 using wire::ActivityState;
 
+// In an operation at this moment, or stuck in it.
+bool is_inside(const Activity& activity) {
+  return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
+}
+
 // In collective `number` at this moment, or stuck in it.
 bool is_in(const Activity& activity, uint64_t number) {
-  const bool is_inside =
-      activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
-  return is_inside && !is_message(activity.fingerprint) && activity.number == number;
+  return is_inside(activity) && !is_message(activity.fingerprint) && activity.number == number;
 }
 
 // Past collective `number`.
@@ -28,9 +31,13 @@ bool has_passed(const Activity& activity, uint64_t number) {
 
 // For another rank, as far as it says.
 bool is_waiting(const Activity& activity) {
-  const bool is_inside =
-      activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
-  return is_inside && activity.waiting_for >= 0;
+  return is_inside(activity) && activity.waiting_for >= 0;
+}
+
+// Answers, and is in no operation of this group or, as far as it says, of another one, where it
+// might wait for a rank that `view` does not show.
+bool is_idle(const PeerView& view) {
+  return view.answers && !is_inside(view.activity) && view.elsewhere.empty();
 }
 
 std::string_view remedy_of(const Failure& failure) {
@@ -197,10 +204,16 @@ std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMism
                 roster.describe(mismatch.receiver), mismatch.expected_bytes / size_of(dtype));
 }
 
-// A rank that does not answer is the surest sign. A rank that has passed the operation in which
-// another one waits for it has sent its part, which was lost between the two: as is what this rank
-// sent, when a rank waits for it in an earlier operation, or the two wait for each other. In a
-// longer circle of waits any of its streams may be the broken one.
+// The chain of waits explains the timeout by itself if it ends at a silent rank, or at an idle one
+// that has not passed the operation in which it is awaited. If it ends otherwise, a silent rank
+// outside the chain is the surest sign: a rank of the chain may wait for it in another group. It
+// comes second, because a rank that gets no processor within the time for answers is silent as
+// well.
+//
+// A rank that has passed the operation in which another one waits for it has sent its part, which
+// was lost between the two: as is what this rank sent, when a rank waits for it in an earlier
+// operation, or the two wait for each other. In a longer circle of waits any of its streams may be
+// the broken one.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for) {
   const int world_size = static_cast<int>(views.size());
@@ -225,6 +238,7 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
     if (view(at).has_ended()) ended = at;
     const bool is_over = ended >= 0 || (waits_in && has_passed(activity, *waits_in));
+    if (!is_over && is_idle(view(at))) return {at, true};
     if (is_over && ended < 0) first_elsewhere = at;
     previous = at;
     waits_in =

@@ -115,8 +115,14 @@ struct Suspect {
 
 // The rank that is really waited for: from `waiting_for` along who waits for whom, up to a rank
 // that is silent, that waits for nobody, or that has passed collective `number` (nullopt for a
-// message). Ranks that have ended, well or with a failure of their own, come after one that is
-// silent. `views` is by rank.
+// message). In this order:
+// 1. the rank at the end of this chain if it is silent, or if it answers, is in no operation of any
+//    group and has not passed the one in which it is awaited;
+// 2. a silent rank outside the chain;
+// 3. another rank of the chain: one in a circle of waits, one that has ended, well or with a
+//    failure of its own, or one that runs something else;
+// 4. a rank outside the chain that has not reached collective `number`.
+// `views` is by rank.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 

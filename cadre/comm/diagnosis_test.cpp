@@ -233,6 +233,67 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
   EXPECT_FALSE(find_culprit(passed, 0, 9, 1).is_certain);
 }
 
+// A rank that gets no processor for a moment is silent, although nobody waits for it.
+TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChain) {
+  const auto inside = [](int waiting_for) {
+    return view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1, waiting_for));
+  };
+  const PeerView behind = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1));
+  const PeerView fresh = view(Activity());
+  const PeerView silent =
+      view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1, /*waiting_for=*/0), false);
+  const auto expect_named = [](int rank, const std::vector<PeerView>& views, int waiting_for) {
+    const Suspect found = find_culprit(views, 0, 9, waiting_for);
+    EXPECT_EQ(found.rank, rank);
+    EXPECT_TRUE(found.is_certain);
+  };
+  expect_named(1, {PeerView(), behind, silent}, 1);
+  expect_named(1, {PeerView(), fresh, silent}, 1);
+  expect_named(2, {PeerView(), silent, behind}, 2);
+  // At the end of a longer chain, also through a message.
+  expect_named(2, {PeerView(), inside(2), behind, silent}, 1);
+  const PeerView receives = view(activity(ActivityState::kRunning, OpKind::kRecv, 4, 1, 2));
+  expect_named(2, {PeerView(), receives, behind, silent}, 1);
+  expect_named(2, {PeerView(), receives, behind, inside(0)}, 1);  // also if no rank is silent
+  // The message was not sent.
+  const Suspect sender = find_culprit(std::vector{PeerView(), behind, silent}, 0, std::nullopt, 1);
+  EXPECT_EQ(sender.rank, 1);
+  EXPECT_TRUE(sender.is_certain);
+}
+
+// A process that was stopped (SIGSTOP) is silent; a rank that may wait for it is not at fault.
+TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
+  const auto in = [](uint64_t number, int waiting_for) {
+    return view(activity(ActivityState::kRunning, OpKind::kAllReduce, number, 1, waiting_for));
+  };
+  const PeerView behind = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1));
+  const PeerView silent = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1), false);
+  const auto expect_named = [](int rank, const std::vector<PeerView>& views, int waiting_for) {
+    const Suspect found = find_culprit(views, 0, 9, waiting_for);
+    EXPECT_EQ(found.rank, rank);
+    EXPECT_TRUE(found.is_certain);
+  };
+  // A rank of the chain waits for it, in this operation or an earlier one. The last rank is late.
+  expect_named(1, {PeerView(), silent, behind}, 1);
+  expect_named(2, {PeerView(), in(9, 2), silent, behind}, 1);
+  expect_named(2, {PeerView(), in(8, 2), silent, behind}, 1);
+  // The awaited one may wait for the silent one in another group.
+  PeerView elsewhere = behind;
+  elsewhere.elsewhere = "all_reduce #2 of group \"tp\"";
+  expect_named(2, {PeerView(), elsewhere, silent}, 1);
+  // The awaited rank is in this operation or an earlier one, for a reason that is not known.
+  expect_named(2, {PeerView(), in(9, -1), silent}, 1);
+  expect_named(2, {PeerView(), in(8, -1), silent}, 1);
+  const PeerView stuck = view(activity(ActivityState::kFailed, OpKind::kAllReduce, 9, 1));
+  expect_named(2, {PeerView(), stuck, silent}, 1);
+  // The awaited rank has passed the operation.
+  const PeerView passed = view(activity(ActivityState::kDone, OpKind::kAllReduce, 9, 1));
+  expect_named(2, {PeerView(), passed, silent}, 1);
+  // A circle of waits, and an operation that does not say for which rank it waits.
+  expect_named(3, {PeerView(), in(9, 2), in(9, 1), silent}, 1);
+  expect_named(2, {PeerView(), behind, silent}, -1);
+}
+
 // A partition between two hosts: their control messages go round it, so that no rank is silent.
 TEST(Diagnosis, ALostStreamIsBlamedOnTheRanksAtItsEnds) {
   const auto in = [](uint64_t number, int waiting_for) {

@@ -104,5 +104,34 @@ TEST(Silence, IsNotCountedWhileThisProcessIsStoppedItself) {
   }
 }
 
+// Rank 0 waits for rank 1, which has not entered the barrier. Rank 2 has entered it and is stopped
+// while rank 0 asks.
+TEST(Silence, OfARankThatIsNotAwaitedDoesNotHideOneThatHasNotCome) {
+  constexpr Duration kTimeout = seconds(10);
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    const TimePoint frozen_at = TimePoint{} + kFaultAt + kTimeout / 2;
+    sim::Simulator simulator(
+        seed,
+        {.ranks_per_host = {3},
+         .faults = {Fault::stop(2, When::at_time(frozen_at - TimePoint{})).lasting(2 * kTimeout)}});
+    const auto store = std::make_shared<HashStore>(simulator.system(0));
+    const auto result = simulator.run([&](os::System& system, int rank) {
+      const Membership membership{rank, 3, 1, store, "token"};
+      const auto group = Communicator::connect(system, membership, {.timeout = kTimeout},
+                                               system.deadline_in(seconds(20)));
+      const Duration pause = (rank == 1 ? 2 : 1) * kFaultAt;
+      system.make_waiter()->park(Deadline(TimePoint{} + pause));
+      try {
+        group->barrier();
+        require(false, "rank 1 comes too late");
+      } catch (const Error& error) {
+        require(error.details().culprit == Rank(1), error.message());
+      }
+      group->close(system.deadline_in(seconds(5)));
+    });
+    expect_all_ended(result, seed);
+  }
+}
+
 }  // namespace
 }  // namespace cadre

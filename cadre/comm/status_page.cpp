@@ -75,14 +75,25 @@ wire::Activity ActivityCell::read(TimePoint now) const {
   return activity;
 }
 
+// A failed operation precedes one that succeeded, because the group has failed with it. Peers would
+// otherwise take a rank for idle whose message failed after a later collective had succeeded.
 wire::Activity GroupCell::read(TimePoint now) const {
   const wire::Activity a = collective.read(now);
   const wire::Activity b = message.read(now);
-  const bool a_runs = a.state == wire::ActivityState::kRunning;
-  const bool b_runs = b.state == wire::ActivityState::kRunning;
-  if (a_runs != b_runs) return a_runs ? a : b;
-  if (a.state == wire::ActivityState::kNothingYet) return b;
-  if (b.state == wire::ActivityState::kNothingYet) return a;
+  const auto precedence = [](const wire::Activity& activity) {
+    switch (activity.state) {
+      case wire::ActivityState::kNothingYet:
+        return 0;
+      case wire::ActivityState::kDone:
+        return 1;
+      case wire::ActivityState::kFailed:
+        return 2;
+      case wire::ActivityState::kRunning:
+        return 3;
+    }
+    return 0;
+  };
+  if (precedence(a) != precedence(b)) return precedence(a) > precedence(b) ? a : b;
   return a.age_ns <= b.age_ns ? a : b;
 }
 

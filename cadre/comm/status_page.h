@@ -51,7 +51,7 @@ struct alignas(64) GroupCell {
   ActivityCell collective;
   ActivityCell message;
 
-  // The one that runs; of two, or of none, the later.
+  // The one that runs, else one that failed, else one that succeeded; of two alike the later.
   wire::Activity read(TimePoint now) const;
 };
 
