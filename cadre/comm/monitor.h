@@ -131,8 +131,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void note_left(int rank) const {
     if (setup_.on_left) setup_.on_left(rank);
   }
-  // Tells all members that this rank leaves after `number` collectives, unless the group has failed,
-  // and compares the last one, if it ended well, with theirs, now or when they leave. Never blocks.
+  // Tells all members that this rank leaves after `number` collectives, unless the group has
+  // failed, and compares the last one, if it ended well, with theirs, now or when they leave. Never
+  // blocks.
   void say_goodbye(uint64_t number);
 
   void on_rank_lost(const LossReport& loss) override;
