@@ -329,7 +329,9 @@ void Communicator::abort(const std::string& reason) {
   impl_->at_home().abort(reason);
 }
 void Communicator::close(Deadline deadline) {
-  impl_->at_home().close(deadline).value_or_throw();
+  Impl& impl = impl_->at_home();
+  if (!impl.close(deadline)) return;
+  if (const auto late = impl.fabric->late_errors()->take()) throw *late;
 }
 
 }  // namespace cadre

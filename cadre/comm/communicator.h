@@ -232,8 +232,10 @@ class CADRE_EXPORT Communicator {
   // destructor only aborts locally and never communicates with a deadline beyond 1 s.
   // Throws kInvalidArgument, when all that is done, if ranks are known to have left this group, or
   // one that was closed before, after different collectives: a small broadcast, reduce, gather or
-  // scatter may end well on a rank although another one called something else. Of two such ranks at
-  // least the one that closes later learns of it; a destructor only logs it.
+  // scatter may end well on a rank although another one called something else. Of two such ranks of
+  // one host at least the one that closes later learns of it. Two ranks of different hosts that end
+  // their last groups at the same moment may miss it, as may ranks that clean up after a failure. A
+  // destructor only logs it.
   void close(Deadline deadline);
 
   // The last operations of this rank; to_json() makes it readable.

@@ -119,7 +119,7 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
                      links->note_left({key, kCollectivePurpose}, left);
                      links->note_left({key, kMessagePurpose}, left);
                    },
-                   [late = fabric->late_errors()](const Error& error) { late->add(error); },
+                   fabric->late_errors(),
                    recorder->has_file() ? options.flight_record_path : std::string(), options.log},
       fabric->status_page(), fabric->status_cells().take(key, options.name));
 }
@@ -289,8 +289,8 @@ void Communicator::Impl::abort(const std::string& reason) {
   monitor->fail({ErrorCode::kAborted, -1, format("abort() was called: {}", reason), {}});
 }
 
-Status Communicator::Impl::close(Deadline deadline) {
-  if (is_closed_.exchange(true)) return {};
+bool Communicator::Impl::close(Deadline deadline) {
+  if (is_closed_.exchange(true)) return false;
   const Error refusal = monitor->has_failed() ? monitor->error() : closed_error();
   queue->refuse(refusal);
   signal_waits->refuse(refusal);
@@ -304,8 +304,7 @@ Status Communicator::Impl::close(Deadline deadline) {
   // An operation that runs on in another caller's thread, although it was aborted, uses the
   // engines; then they stay as long as the group.
   if (is_idle()) release(deadline.earlier(system.deadline_in(kGoodbyeTime)));
-  if (const auto late = fabric->late_errors()->take()) return *late;
-  return {};
+  return true;
 }
 
 Error Communicator::Impl::closed_error() const {

@@ -75,10 +75,9 @@ class Communicator::Impl {
   }
   // Refuses a group that was closed.
   void check_open() const;
-  // Leaves in good order, or aborts when something is pending that may not be waited for. An error
-  // when it has become known that the ranks of this group, or of one that was closed before, left
-  // it after different collectives; the group is closed nevertheless.
-  Status close(Deadline deadline);
+  // Leaves in good order, or aborts when something is pending that may not be waited for. False
+  // when it was closed before.
+  bool close(Deadline deadline);
   void abort(const std::string& reason);
 
   std::shared_ptr<Fabric> fabric;  // shared by the groups of this process

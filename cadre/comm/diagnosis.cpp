@@ -238,7 +238,10 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
     if (view(at).has_ended()) ended = at;
     const bool is_over = ended >= 0 || (waits_in && has_passed(activity, *waits_in));
-    if (!is_over && is_idle(view(at))) return {at, true};
+    // A rank whose last operation was a message does not show which collectives it has passed.
+    const bool hides_collectives =
+        waits_in && activity.state == ActivityState::kDone && is_message(activity.fingerprint);
+    if (!is_over && !hides_collectives && is_idle(view(at))) return {at, true};
     if (is_over && ended < 0) first_elsewhere = at;
     previous = at;
     waits_in =

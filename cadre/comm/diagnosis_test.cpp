@@ -262,6 +262,12 @@ TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChai
 }
 
 // A process that was stopped (SIGSTOP) is silent; a rank that may wait for it is not at fault.
+TEST(Diagnosis, ARankThatShowsAMessageMayHavePassedTheCollective) {
+  const PeerView awaited = view(activity(ActivityState::kDone, OpKind::kSend, 4, 1));
+  const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1), false);
+  EXPECT_EQ(find_culprit(std::vector{PeerView(), awaited, silent}, 0, 9, 1).rank, 2);
+}
+
 TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
   const auto in = [](uint64_t number, int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kAllReduce, number, 1, waiting_for));

@@ -1,35 +1,36 @@
 #include "cadre/comm/group_ends.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace cadre {
 
 GroupEnds::GroupEnds(int world_size, Rank self)
-    : self_(static_cast<size_t>(self.value)), ends_(static_cast<size_t>(world_size)) {}
+    : self_(static_cast<size_t>(self.value)), last_(static_cast<size_t>(world_size)) {}
 
 void GroupEnds::note_left(const Call& last) {
-  ends_[static_cast<size_t>(last.rank)].last = last;
+  std::optional<Call>& known = last_[static_cast<size_t>(last.rank)];
+  if (!known) ++num_left_;
+  known = last;
+  if (last.rank != static_cast<int>(self_)) return compare(last);
+  for (const auto& other : last_) {
+    if (other) compare(*other);
+  }
 }
 
-void GroupEnds::note_gone(int rank) {
-  ends_[static_cast<size_t>(rank)].is_gone = true;
+void GroupEnds::compare(const Call& other) {
+  const std::optional<Call>& own = last_[self_];
+  if (!own || mismatch_) return;
+  if (other.number == own->number && other.fingerprint == own->fingerprint) return;
+  mismatch_ = Mismatch{*own, other};
 }
 
 bool GroupEnds::is_open() const {
-  return ends_[self_].last &&
-         std::ranges::any_of(ends_, [](const End& end) { return !end.last && !end.is_gone; });
+  return last_[self_] && !has_failed_ && num_left_ < last_.size();
 }
 
 std::optional<Mismatch> GroupEnds::take_mismatch() {
-  const std::optional<Call>& own = ends_[self_].last;
-  if (!own || is_told_) return std::nullopt;
-  for (const End& end : ends_) {
-    if (!end.last) continue;
-    if (end.last->number == own->number && end.last->fingerprint == own->fingerprint) continue;
-    is_told_ = true;
-    return Mismatch{*own, *end.last};
-  }
-  return std::nullopt;
+  if (!mismatch_ || std::exchange(is_taken_, true)) return std::nullopt;
+  return mismatch_;
 }
 
 }  // namespace cadre

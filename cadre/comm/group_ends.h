@@ -1,8 +1,8 @@
-// With which collective each rank left a group, and whether the ranks agree on it.
+// Which collective each rank of a group called last before it left, and whether the ranks agree.
 //
-// A small broadcast, reduce, gather or scatter ends on a rank that only sends before any other rank
-// has looked at it. If the ranks called different ones and nothing follows in the group, no frame
-// tells; so the ranks compare what they called last when they leave.
+// A rank that only sends ends a small broadcast, reduce, gather or scatter before any other rank
+// has looked at it. If the ranks called different ones and no operation follows in the group, no
+// frame shows it; so the ranks compare their last calls when they leave.
 //
 // Threads: one at a time; the monitor guards it. Blocking: never. Errors: none.
 #pragma once
@@ -18,24 +18,25 @@ class GroupEnds {
  public:
   GroupEnds(int world_size, Rank self);
 
-  // This rank or another one left in good order; `last` is what it called last.
+  // This rank or another one left in good order; `last` is its last call.
   void note_left(const Call& last);
-  // A rank failed or was lost: it will not say what it called.
-  void note_gone(int rank);
+  // The group failed: ranks that have not left by now will not say what they called.
+  void note_failed() { has_failed_ = true; }
 
   // This rank has left, and another one may still say what it called.
   bool is_open() const;
-  // This rank's last call and a different one of the lowest rank that has one. Once only.
+  // This rank's last call and a different one of another rank, the first that is known. Once only.
   std::optional<Mismatch> take_mismatch();
 
  private:
-  struct End {
-    std::optional<Call> last;
-    bool is_gone = false;
-  };
+  void compare(const Call& other);
+
   const size_t self_;
-  std::vector<End> ends_;  // by rank
-  bool is_told_ = false;
+  std::vector<std::optional<Call>> last_;  // by rank
+  size_t num_left_ = 0;
+  bool has_failed_ = false;
+  std::optional<Mismatch> mismatch_;
+  bool is_taken_ = false;
 };
 
 }  // namespace cadre

@@ -21,7 +21,7 @@ TEST(GroupEnds, RanksThatCalledTheSameAgree) {
   EXPECT_FALSE(ends.take_mismatch().has_value());
 }
 
-TEST(GroupEnds, AnotherRootIsTheMismatchOfTheLowestRankAndIsToldOnce) {
+TEST(GroupEnds, AnotherRootOfTheLowestRankThatHasLeftIsToldOnce) {
   GroupEnds ends(4, 1);
   ends.note_left(broadcast_from(2, {3, 3}));
   ends.note_left(broadcast_from(0, {2, 3}));
@@ -45,14 +45,17 @@ TEST(GroupEnds, AnotherNumberOfCollectivesIsAMismatch) {
   EXPECT_EQ(mismatch->other.number, 2U);
 }
 
-TEST(GroupEnds, AreOpenFromTheOwnLeaveUntilEveryOtherRankLeftOrIsGone) {
+TEST(GroupEnds, AreOpenFromTheOwnLeaveUntilAllHaveLeftOrTheGroupFails) {
   GroupEnds ends(3, 0);
   EXPECT_FALSE(ends.is_open());
   ends.note_left({0, 0, {}});
   EXPECT_TRUE(ends.is_open());
   ends.note_left({1, 0, {}});
   EXPECT_TRUE(ends.is_open());
-  ends.note_gone(2);
+  GroupEnds failed = ends;
+  failed.note_failed();
+  EXPECT_FALSE(failed.is_open());
+  ends.note_left({2, 0, {}});
   EXPECT_FALSE(ends.is_open());
 }
 

@@ -26,6 +26,7 @@ Monitor::Monitor(os::System& system, MonitorSetup setup, StatusPage page,
       cell_(std::move(cell)),
       peers_(setup_.roster.members.size()),
       ends_(setup_.roster.world_size(), setup_.roster.self),
+      num_earlier_failures_(setup_.late_errors == nullptr ? 0 : setup_.late_errors->num_failures()),
       page_(std::move(page)) {}
 
 void Monitor::start() {
@@ -92,6 +93,7 @@ void Monitor::fail_if_left_before(uint64_t number) {
         left_after = *left;
       }
     }
+    has_failed_by_leave_ = has_failed_by_leave_ || (peer >= 0 && !has_failed());
   }
   if (peer < 0) return;
   fail({ErrorCode::kPeerLost, peer, left_cause(roster(), peer, left_after), {}});
@@ -187,6 +189,7 @@ void Monitor::publish(const Failure& failure) {
 }
 
 void Monitor::publish_explained(const Failure& failure) {
+  if (setup_.late_errors != nullptr) setup_.late_errors->note_failure();
   const Activity own = shared_cell()->read(system_.now());
   Failure complete = failure;
   if (!complete.operation && own.state == ActivityState::kRunning) complete.operation = own;
@@ -325,7 +328,13 @@ void Monitor::say_goodbye(uint64_t number) {
   {
     std::lock_guard lock(mutex_);
     is_leaving_ = true;
-    if (has_ended_well) ends_.note_left({roster().self.value, number, last.fingerprint});
+    // The failure of a group explains why its ranks leave at different points. A leave that came
+    // while the last collective ended well has failed the group, but no call has thrown that.
+    const bool may_compare = !has_failed() || has_failed_by_leave_;
+    if (has_ended_well && may_compare) {
+      ends_.note_left({roster().self.value, number, last.fingerprint});
+    }
+    if (has_failed()) ends_.note_failed();
   }
   if (!has_failed()) setup_.plane->tell_left(setup_.key, number, last.fingerprint);
   tell_disagreement();
@@ -337,10 +346,12 @@ void Monitor::tell_disagreement() {
   {
     const std::lock_guard lock(mutex_);
     const auto mismatch = ends_.take_mismatch();
-    if (!mismatch) return;
+    if (!mismatch || has_failure_besides()) return;
     const Call& own = mismatch->one;
     const Activity last{
-        .state = ActivityState::kDone, .number = own.number, .fingerprint = own.fingerprint};
+        .state = own.number == 0 ? ActivityState::kNothingYet : ActivityState::kDone,
+        .number = own.number,
+        .fingerprint = own.fingerprint};
     error = compose_error(roster(),
                           {ErrorCode::kInvalidArgument,
                            mismatch->other.rank,
@@ -349,7 +360,13 @@ void Monitor::tell_disagreement() {
                           last, setup_.record_path);
   }
   log().write(LogLevel::kError, "comm", error->message());
-  if (setup_.on_disagreement) setup_.on_disagreement(*error);
+  if (setup_.late_errors != nullptr) setup_.late_errors->add(*error);
+}
+
+bool Monitor::has_failure_besides() const {
+  if (setup_.late_errors == nullptr) return false;
+  const uint64_t num_own = has_failed() ? 1 : 0;
+  return setup_.late_errors->num_failures() > num_earlier_failures_ + num_own;
 }
 
 bool Monitor::await(const std::function<bool()>& is_met, Deadline deadline) {
@@ -378,17 +395,21 @@ void Monitor::on_rank_lost(const LossReport& loss) {
   }
   const TimePoint now = system_.now();
   PeerView view;
+  bool is_loss = false;
+  bool is_over = false;
   {
     std::lock_guard lock(mutex_);
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    const bool is_loss = !peer.left_after && !peer.has_aborted && !is_leaving_;
+    is_loss = !peer.left_after && !peer.has_aborted && !is_leaving_;
     peer.is_gone = peer.is_gone || !peer.left_after;
     if (peer.left_after) peer.ended_by = loss.sign;
-    if (!peer.left_after) ends_.note_gone(rank);
+    if (!peer.left_after) ends_.note_failed();
     view = view_of(static_cast<size_t>(rank), now);
+    is_over = is_stopped_ && !ends_.is_open();
     wake_observers();
-    if (!is_loss) return;
   }
+  if (is_over) setup_.plane->detach(setup_.key);
+  if (!is_loss) return;
   const int reporter = group_rank(loss.reporter);
   fail({ErrorCode::kPeerLost,
         rank,
@@ -453,18 +474,23 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   const int reporter = std::max(group_rank(notice.reporter), -1);
   const bool names_a_peer = culprit >= 0 && culprit != roster().self.value;
   const bool is_loss = notice.code == ErrorCode::kPeerLost && names_a_peer;
+  bool is_over = false;
+  bool is_leaving = false;
   {
     std::lock_guard lock(mutex_);
     peers_[static_cast<size_t>(origin)].has_aborted = true;
-    ends_.note_gone(origin);
+    ends_.note_failed();
+    is_over = is_stopped_ && !ends_.is_open();
+    is_leaving = is_leaving_;
     wake_observers();
-    // What fails without a rank that is leaving does not concern it: it would report to the others,
-    // who may not know yet that it leaves, a failure of its own.
-    if (is_leaving_) return;
-    if (is_loss && failure_phase_ == FailurePhase::kNone) {
+    if (!is_leaving && is_loss && failure_phase_ == FailurePhase::kNone) {
       peers_[static_cast<size_t>(culprit)].is_gone = true;
     }
   }
+  if (is_over) setup_.plane->detach(setup_.key);
+  // What fails without a rank that is leaving does not concern it: it would report to the others,
+  // who may not know yet that it leaves, a failure of its own.
+  if (is_leaving) return;
   // The loss of a rank and a disagreement concern all ranks alike; all else is the sender's
   // failure, to which this rank points.
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {

@@ -29,6 +29,7 @@
 #include "cadre/comm/diagnosis.h"
 #include "cadre/comm/fabric/control_plane.h"
 #include "cadre/comm/fabric/group_events.h"
+#include "cadre/comm/fabric/late_errors.h"
 #include "cadre/comm/group_ends.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/os/interrupt.h"
@@ -46,8 +47,8 @@ struct MonitorSetup {
   std::function<std::string()> running_elsewhere = nullptr;
   // A rank of the fabric has left the group; may be null. Shares what it uses.
   std::function<void(int rank)> on_left = nullptr;
-  // The ranks left after different collectives; may be null. Shares what it uses.
-  std::function<void(const Error&)> on_disagreement = nullptr;
+  // Where an error goes that is found after close(); may be null. Shared with the fabric.
+  std::shared_ptr<LateErrors> late_errors = nullptr;
   std::string record_path;
   std::shared_ptr<LogSink> log;  // shared with the group; null: dropped
 };
@@ -170,6 +171,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
   void settle_blame(TimePoint now);                    // under the lock
   void tell_disagreement();
+  bool has_failure_besides() const;  // under the lock
   bool await(const std::function<bool()>& is_met, Deadline deadline);
   void wake_observers();
   LogSink& log() const { return setup_.log != nullptr ? *setup_.log : null_log_sink(); }
@@ -186,6 +188,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   mutable std::mutex mutex_;
   std::vector<Peer> peers_;  // by rank
   GroupEnds ends_;
+  // Failures of this process's groups before this one was made.
+  const uint64_t num_earlier_failures_;
+  bool has_failed_by_leave_ = false;  // a member left before a collective of this rank
   FailurePhase failure_phase_ = FailurePhase::kNone;
   Failure failure_;  // that error_ tells
   std::optional<Error> error_;

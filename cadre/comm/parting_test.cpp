@@ -3,14 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "cadre/comm/communicator.h"
+#include "cadre/comm/communicator_impl.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"
@@ -18,6 +20,7 @@
 namespace cadre {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 using testing::RankContext;
@@ -25,6 +28,14 @@ using testing::RankContext;
 constexpr Duration kLimit = seconds(20);
 constexpr std::array<Rank, 2> kBoth = {0, 1};
 constexpr const char* kPair = "world/1";
+
+Deadline soon(RankContext& context) {
+  return context.system.deadline_in(kLimit);
+}
+
+void pause(RankContext& context, Duration time) {
+  context.system.make_waiter()->park(context.system.deadline_in(time));
+}
 
 void broadcast(Communicator& group, Rank root) {
   std::array<float, 4> data{};
@@ -40,11 +51,10 @@ std::vector<std::string> outputs_of(const std::function<void(RankContext&, Commu
     options.transport = TransportChoice::kTcp;
     options.timeout = kLimit;
     const Membership membership{context.rank, context.world_size, 1, store, "token"};
-    const auto world = Communicator::connect(context.system, membership, options,
-                                             context.system.deadline_in(kLimit));
+    const auto world = Communicator::connect(context.system, membership, options, soon(context));
     context.output = testing::failure_of([&] {
       body(context, *world);
-      world->close(context.system.deadline_in(kLimit));
+      world->close(soon(context));
     });
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -82,16 +92,15 @@ TEST(Parting, ABroadcastFromEachOfTwoRanksIsToldWhenTheyCloseTheWorld) {
 
 TEST(Parting, AGroupThatEachRankHasLeftIsToldOnceAtTheLatestWithTheWorld) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto pair = new_group(world, kBoth, context.system.deadline_in(kLimit));
+    const auto pair = new_group(world, kBoth, soon(context));
     broadcast(*pair, context.rank);
-    if (context.rank == 0) pair->close(context.system.deadline_in(kLimit));
+    if (context.rank == 0) pair->close(soon(context));
     world.barrier();
-    const std::string told =
-        testing::failure_of([&] { pair->close(context.system.deadline_in(kLimit)); });
+    const std::string told = testing::failure_of([&] { pair->close(soon(context)); });
     world.barrier();
     if (told.empty()) return;
     EXPECT_EQ(context.rank, 1);
-    EXPECT_EQ(testing::failure_of([&] { world.close(context.system.deadline_in(kLimit)); }), "");
+    EXPECT_EQ(testing::failure_of([&] { world.close(soon(context)); }), "");
     throw std::runtime_error(told);
   });
   EXPECT_THAT(outputs, ::testing::Each(names_both(kPair)));
@@ -106,9 +115,100 @@ TEST(Parting, ABroadcastThatTheOtherRankDidNotCallIsTold) {
                            HasSubstr("left the group after #1 (it ended its loop early?)"))));
 }
 
+// A cell of the status page is used again after 128 groups; it must not show what the last group in
+// it called.
+TEST(Parting, GroupsWithoutACollectiveAgreeAlthoughTheirStatusCellsWereUsed) {
+  const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
+    for (int i = 0; i < 130; ++i) {
+      const auto alone = split(world, {.color = context.rank}, soon(context));
+      if (context.rank == 0) alone->barrier();
+      if (context.rank == 1) broadcast(*alone, 0);
+    }
+    for (int i = 0; i < 4; ++i) {
+      new_group(world, kBoth, soon(context))->close(soon(context));
+      world.barrier();
+    }
+  });
+  EXPECT_THAT(outputs, ::testing::Each(""));
+}
+
+// The other rank is told why by the failure itself.
+TEST(Parting, RanksThatLeaveAFailedGroupAtDifferentPointsCloseInSilence) {
+  const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
+    const auto pair = new_group(world, kBoth, soon(context));
+    broadcast(*pair, 0);
+    if (context.rank == 1) {
+      broadcast(*pair, 1);
+      pair->close(soon(context));
+    }
+    world.barrier();
+    if (context.rank == 0) pair->abort("the program gave up");
+    pair->close(soon(context));
+    world.barrier();
+  });
+  EXPECT_THAT(outputs, ::testing::Each(""));
+}
+
+// Rank 0 has called the broadcast before it learns that the world failed, rank 1 has not.
+TEST(Parting, AfterAFailureOfTheWorldItsGroupsCloseInSilence) {
+  const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
+    const auto pair = new_group(world, kBoth, soon(context));
+    if (context.rank == 0) broadcast(*pair, 0);
+    meet(context, world);
+    if (context.rank == 0) world.abort("the disk is full");
+    EXPECT_NE(testing::failure_of([&] { world.barrier(); }), "");
+    pair->close(soon(context));
+  });
+  EXPECT_THAT(outputs, ::testing::Each(""));
+}
+
+TEST(Parting, ADestructorLeavesTheErrorOfAnotherGroupToTheNextClose) {
+  const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
+    const auto pair = new_group(world, kBoth, soon(context));
+    auto other = new_group(world, kBoth, soon(context));
+    broadcast(*pair, context.rank);
+    meet(context, world);
+    LateErrors& late = *CommunicatorParts::impl_of(*pair).fabric->late_errors();
+    const std::string told = testing::failure_of([&] { pair->close(soon(context)); });
+    if (!told.empty()) throw std::runtime_error(told);
+    std::optional<Error> error;
+    while (!(error = late.take())) pause(context, milliseconds(1));
+    late.add(*error);
+    other.reset();
+  });
+  EXPECT_THAT(outputs, ::testing::Each(names_both(kPair)));
+}
+
+// What a process keeps of a closed group until all ranks have left it goes when the group fails.
+TEST(Parting, NothingIsKeptOfAGroupThatFailedAroundItsClose) {
+  const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
+    for (const bool leaves_before : {false, true}) {
+      std::vector<std::weak_ptr<Monitor>> monitors;
+      for (int i = 0; i < 20; ++i) {
+        const auto pair = new_group(world, kBoth, soon(context));
+        monitors.push_back(CommunicatorParts::impl_of(*pair).monitor);
+        pair->barrier();
+        if (context.rank == 0 && leaves_before) pair->close(soon(context));
+        world.barrier();
+        if (context.rank == 1) pair->abort("the program gave up");
+        pair->close(soon(context));
+        world.barrier();
+      }
+      const Deadline deadline = soon(context);
+      const auto is_kept = [](const auto& monitor) { return !monitor.expired(); };
+      while (std::ranges::any_of(monitors, is_kept)) {
+        testing::require(!deadline.has_passed(context.system.now()), "a monitor is kept");
+        pause(context, milliseconds(1));
+      }
+      world.barrier();
+    }
+  });
+  EXPECT_THAT(outputs, ::testing::Each(""));
+}
+
 TEST(Parting, RanksThatAgreeCloseInSilence) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto pair = new_group(world, kBoth, context.system.deadline_in(kLimit));
+    const auto pair = new_group(world, kBoth, soon(context));
     broadcast(*pair, 1);
     broadcast(world, 0);
   });

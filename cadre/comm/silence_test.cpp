@@ -2,6 +2,7 @@
 // is noticed by its missing heartbeats; a process that was stopped for a while is not.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/groups/split.h"
 #include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"
@@ -128,6 +130,34 @@ TEST(Silence, OfARankThatIsNotAwaitedDoesNotHideOneThatHasNotCome) {
         require(error.details().culprit == Rank(1), error.message());
       }
       group->close(system.deadline_in(seconds(5)));
+    });
+    expect_all_ended(result, seed);
+  }
+}
+
+// Rank 0 waits in a barrier for rank 1, which waits at the store for rank 2, which is stopped.
+TEST(Silence, OfARankThatTheAwaitedOneWaitsForAtTheStoreIsNamed) {
+  for (const uint64_t seed : testing::test_seeds(3)) {
+    sim::Simulator simulator(
+        seed, {.ranks_per_host = {3},
+               .faults = {Fault::stop(2, When::at_time(kFaultAt)).lasting(seconds(60))}});
+    const auto store = std::make_shared<HashStore>(simulator.system(0));
+    const auto result = simulator.run([&](os::System& system, int rank) {
+      const Membership membership{rank, 3, 1, store, "token"};
+      const auto group = Communicator::connect(system, membership, {.timeout = seconds(10)},
+                                               system.deadline_in(seconds(20)));
+      system.make_waiter()->park(Deadline(TimePoint{} + kFaultAt + seconds(1)));
+      const std::array<Rank, 2> pair = {1, 2};
+      const std::string failure = testing::failure_of([&] {
+        if (rank != 0) {
+          new_group_over_store(*group, pair, {.store = store, .id = "pair"},
+                               system.deadline_in(seconds(40)));
+        }
+        group->barrier();
+      });
+      const bool is_named = failure.find("waiting for rank 2 (") != std::string::npos;
+      require(rank != 0 || is_named, failure);
+      testing::failure_of([&] { group->close(system.deadline_in(seconds(5))); });
     });
     expect_all_ended(result, seed);
   }

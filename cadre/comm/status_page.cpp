@@ -31,6 +31,8 @@ void ActivityCell::end(bool well, TimePoint now) {
 void ActivityCell::clear() {
   state.store(0, std::memory_order_relaxed);
   number.store(0, std::memory_order_relaxed);
+  call.store(0, std::memory_order_relaxed);
+  shape.store(0, std::memory_order_relaxed);
   since_ns.store(0, std::memory_order_relaxed);
 }
 
@@ -123,43 +125,52 @@ StatusCells::StatusCells(StatusPage page, int own_slot)
 }
 
 std::shared_ptr<GroupCell> StatusCells::take(GroupKey group, const std::string& name) {
-  size_t index = StatusSlot::kNumCells;
+  std::optional<size_t> index;
   {
     std::lock_guard lock(table_->mutex);
     if (!table_->free.empty()) {
       index = table_->free.front();
       table_->free.pop_front();
-      table_->names.emplace(index, name);
     }
   }
-  if (index == StatusSlot::kNumCells) {
-    auto cell = std::make_shared<GroupCell>();
-    cell->group.store(group, std::memory_order_relaxed);
-    return cell;
-  }
-  GroupCell& cell = slot_.cells[index];
-  cell.group.store(0, std::memory_order_release);
-  cell.collective.clear();
-  cell.message.clear();
-  cell.group.store(group, std::memory_order_release);
-  return {&cell, [page = page_, table = table_, index](GroupCell*) {
-            std::lock_guard lock(table->mutex);
-            table->names.erase(index);
-            table->free.push_back(index);
-          }};
+  const auto hidden = index ? nullptr : std::make_shared<GroupCell>();
+  GroupCell* const cell = index ? &slot_.cells[*index] : hidden.get();
+  std::shared_ptr<GroupCell> taken(
+      cell, [page = page_, table = table_, index, hidden](GroupCell* given_back) {
+        std::lock_guard lock(table->mutex);
+        table->names.erase(given_back);
+        if (index) table->free.push_back(*index);
+      });
+  cell->group.store(0, std::memory_order_release);
+  cell->collective.clear();
+  cell->message.clear();
+  cell->group.store(group, std::memory_order_release);
+  std::lock_guard lock(table_->mutex);
+  table_->names.emplace(cell, name);
+  return taken;
+}
+
+std::shared_ptr<const std::string> StatusCells::show_wait(std::string call) {
+  auto wait = std::make_shared<const std::string>(std::move(call));
+  std::lock_guard lock(table_->mutex);
+  std::erase_if(table_->waits, [](const auto& ended) { return ended.expired(); });
+  table_->waits.emplace_back(wait);
+  return wait;
 }
 
 std::string StatusCells::running_besides(GroupKey group, TimePoint now) const {
   std::lock_guard lock(table_->mutex);
-  for (const auto& [index, name] : table_->names) {
-    const GroupCell& cell = slot_.cells[index];
-    if (cell.group.load(std::memory_order_relaxed) == group) continue;
-    const wire::Activity activity = cell.read(now);
+  for (const auto& [cell, name] : table_->names) {
+    if (cell->group.load(std::memory_order_relaxed) == group) continue;
+    const wire::Activity activity = cell->read(now);
     const bool is_inside = activity.state == wire::ActivityState::kRunning ||
                            activity.state == wire::ActivityState::kFailed;  // or stuck in it
     if (!is_inside) continue;
     return format("{} of group \"{}\"", describe_operation(activity.number, activity.fingerprint),
                   name);
+  }
+  for (const auto& wait : table_->waits) {
+    if (const auto call = wait.lock()) return *call;
   }
   return "";
 }

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/types.h"
@@ -101,14 +102,19 @@ class StatusCells {
   // A cell that is the group's until the result is destroyed. When all are taken, one that peers
   // cannot see. `name` is for running_besides().
   std::shared_ptr<GroupCell> take(GroupKey group, const std::string& name);
-  // What this process runs in another group, as 'all_reduce #7 of group "tp"'; empty for nothing.
+  // While the result lives, running_besides() says that this process waits in `call`, which belongs
+  // to no group.
+  std::shared_ptr<const std::string> show_wait(std::string call);
+  // What this process runs in another group, as 'all_reduce #7 of group "tp"', or what it waits in
+  // outside of groups; empty for nothing.
   std::string running_besides(GroupKey group, TimePoint now) const;
 
  private:
   struct Table {
     std::mutex mutex;
     std::deque<size_t> free;
-    std::map<size_t, std::string> names;  // of the groups whose cells are in use, by cell
+    std::map<const GroupCell*, std::string> names;  // of the groups whose cells are in use
+    std::vector<std::weak_ptr<const std::string>> waits;
   };
   const StatusPage page_;
   StatusSlot& slot_;

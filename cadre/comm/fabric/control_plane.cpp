@@ -38,6 +38,10 @@ void ControlPlane::detach(GroupKey group) {
   state_->detach(group);
 }
 
+bool ControlPlane::is_attached(GroupKey group) const {
+  return state_->group(group) != nullptr;
+}
+
 void ControlPlane::tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last) {
   state_->post(wire::GroupLeave{group, terms_.rank, num_collectives, last});
 }

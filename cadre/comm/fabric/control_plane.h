@@ -73,6 +73,7 @@ class ControlPlane {
   void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
   // A call that is under way may still end; the plane keeps the object that long.
   void detach(GroupKey group);
+  bool is_attached(GroupKey group) const;
   // This rank left the group in good order after `num_collectives`, of which `last` was the last.
   void tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last);
   // This rank found the group's first failure. Of several that are told, the one that a process

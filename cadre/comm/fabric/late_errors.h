@@ -1,8 +1,9 @@
-// Errors of groups that this process has already closed, until a close() throws them.
+// Errors of groups that this process has closed already, until a close() throws them.
 //
 // Threads: any. Blocking: never. Lifetime: shared by the fabric and its groups.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -26,9 +27,21 @@ class LateErrors {
     return error;
   }
 
+  // A group of this process failed. Ranks that clean up after a failure leave their other groups at
+  // different points, which is no error of the program.
+  void note_failure() {
+    const std::lock_guard lock(mutex_);
+    ++num_failures_;
+  }
+  uint64_t num_failures() const {
+    const std::lock_guard lock(mutex_);
+    return num_failures_;
+  }
+
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::deque<Error> errors_;
+  uint64_t num_failures_ = 0;
 };
 
 }  // namespace cadre

@@ -417,6 +417,39 @@ TEST_P(Groups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   });
 }
 
+// A key that a failed try has left is there for rank 0 alone.
+TEST_P(Groups, ARankWhoseIdIsRefusedEndsTheTryOfTheOthers) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const StoreGroupOptions options{.store = store_, .id = "again"};
+    if (context.rank == 0) {
+      const Deadline early = context.system.deadline_in(milliseconds(50));
+      testing::failure_of([&] { new_group_over_store(world, list, options, early); });
+    }
+    world.barrier();
+    const std::string failure = testing::failure_of(
+        [&] { new_group_over_store(world, list, options, soon(context))->barrier(); });
+    require(failure.find("the id \"again\" was used before") != std::string::npos ||
+                failure.find("gave up making the group") != std::string::npos,
+            failure);
+    world.barrier();
+  });
+}
+
+// Each member sees the other's list, so neither uses what the other has cut.
+TEST_P(SymmetricGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const size_t before = next_offset(world);
+    const std::vector<Rank> list = {context.rank, 1 - context.rank};
+    const std::string failure = testing::failure_of(
+        [&] { new_group_over_store(world, list, {.store = store_, .id = "list"}, soon(context)); });
+    require(failure.find("every member must name the same ranks") != std::string::npos, failure);
+    world.barrier();
+    require(next_offset(world) == before, "a piece of a group that was refused is left");
+    world.barrier();
+  });
+}
+
 // All ranks say so, at once, and the world goes on.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {

@@ -144,6 +144,12 @@ void tell_giving_up(const Communicator::Impl& group, const std::string& id, cons
                          cause, cause}});
 }
 
+// Whether this process has a group of this id, or had one which some member has not left yet.
+bool is_in_group(const Communicator::Impl& impl, const std::string& id) {
+  const ControlPlane* const plane = impl.fabric->plane();
+  return plane != nullptr && plane->is_attached(key_of(id));
+}
+
 // What members exchange through a store where there is no parent that all of them call.
 class StoreExchange {
  public:
@@ -400,23 +406,29 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   NewGroupCall own{.digest = digest(ranks)};
   impl.system.random_bytes(std::as_writable_bytes(std::span(&own.stamp, 1)));
   const Status cut = cut_into(impl, group.members, group, own);
-  bool is_fresh = true;
+  const auto wait =
+      impl.fabric->status_cells().show_wait(format("new_group_over_store of \"{}\"", options.id));
+  bool has_pieces_free = false;  // no member uses this rank's
   try {
     const StoreExchange exchange(any, options, ranks);
-    is_fresh = exchange.put(own, deadline);
-    const auto calls = is_fresh ? exchange.gather(own, deadline) : std::vector<NewGroupCall>();
-    if (is_fresh) check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
+    has_pieces_free = !exchange.put(own, deadline);
+    if (has_pieces_free) {
+      refuse(any, format("new_group_over_store: the id \"{}\" was used before: give each group, "
+                         "and each new try to make one, an id of its own",
+                         options.id));
+    }
+    const auto calls = exchange.gather(own, deadline);
+    has_pieces_free = true;  // every member that reads the same keys refuses, too
+    check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
     for (const NewGroupCall& call : calls) group.places.push_back(call.places);
   } catch (const std::exception& thrown) {
-    tell_giving_up(impl, options.id, error_of(thrown));
+    const Error error = error_of(thrown);
+    // As every member that lists this rank refuses lists that differ.
+    has_pieces_free = has_pieces_free || error.code() == ErrorCode::kInvalidArgument;
+    if (has_pieces_free && group.pieces) group.pieces->discard();
+    // The members of a group that has this id already may be at work.
+    if (!is_in_group(impl, options.id)) tell_giving_up(impl, options.id, error);
     throw;
-  }
-  if (!is_fresh) {
-    // Nobody is told: the members of the group that has the id may be at work.
-    if (group.pieces) group.pieces->discard();
-    refuse(any, format("new_group_over_store: the id \"{}\" was used before: give each group, "
-                       "and each new try to make one, an id of its own",
-                       options.id));
   }
   return make_group(impl, std::move(group));
 }

@@ -148,7 +148,7 @@ Result<size_t> NativeSocket::try_send_parts(std::span<const ConstBytes> parts) {
   std::array<std::byte, kFewBytes> joined;
   if (io.size() <= joined.size()) {
     std::byte* end = joined.data();
-    for (const ConstBytes part : parts) {
+    for (const ConstBytes part : parts.first(std::min(parts.size(), kMaxParts))) {
       if (!part.empty()) std::memcpy(end, part.data(), part.size());
       end += part.size();
     }

@@ -133,6 +133,15 @@ TEST_F(NativeSocketTest, PartsArriveOneAfterTheOther) {
   }
 }
 
+TEST_F(NativeSocketTest, OfTooManyPartsTheFirstAreSent) {
+  const Pair pair = connect({Address::Kind::kTcp, "127.0.0.1", 0});
+  const std::vector<std::byte> small(10);
+  const std::vector<std::byte> large(1 << 20);
+  std::vector<ConstBytes> parts(64, ConstBytes(small));
+  parts.emplace_back(large);
+  EXPECT_EQ(pair.client->try_send_parts(parts).value_or_throw(), 640u);
+}
+
 TEST_F(NativeSocketTest, DescriptorsTooManyAreRefusedAndClosed) {
   const Pair pair = connect_unix();
   const Fd memory(::memfd_create("cadre", MFD_CLOEXEC));
