@@ -188,15 +188,6 @@ std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
                 describe_call(roster, second));
 }
 
-std::string end_mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
-  if (mismatch.one.number == mismatch.other.number) return mismatch_cause(roster, mismatch);
-  const bool is_one_shorter = mismatch.one.number < mismatch.other.number;
-  const Call& shorter = is_one_shorter ? mismatch.one : mismatch.other;
-  const Call& longer = is_one_shorter ? mismatch.other : mismatch.one;
-  return format("the ranks disagree: {}, but {}", left_cause(roster, shorter.rank, shorter.number),
-                describe_call(roster, longer));
-}
-
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
                                 DType dtype) {
   return format("the ranks disagree: {} sends {} x {} to {}, which expects {}",
@@ -289,6 +280,25 @@ Error compose_error(const Roster& roster, const Failure& failure, const Activity
                format("{}. Remedy: {}.{}", compose_sentence(roster, failure, last_own),
                       remedy_of(failure), record))
       .with_details(std::move(details));
+}
+
+Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
+                         const std::string& record_path) {
+  const Call& own = mismatch.one;
+  const bool is_own_shorter = own.number < mismatch.other.number;
+  const Call& shorter = is_own_shorter ? own : mismatch.other;
+  const Call& longer = is_own_shorter ? mismatch.other : own;
+  const std::string cause =
+      shorter.number == longer.number
+          ? mismatch_cause(roster, mismatch)
+          : format("the ranks disagree: {}, but {}",
+                   left_cause(roster, shorter.rank, shorter.number), describe_call(roster, longer));
+  Activity last;
+  last.state = own.number == 0 ? ActivityState::kNothingYet : ActivityState::kDone;
+  last.number = own.number;
+  last.fingerprint = own.fingerprint;
+  return compose_error(roster, {ErrorCode::kInvalidArgument, mismatch.other.rank, cause, {}}, last,
+                       record_path);
 }
 
 }  // namespace cadre

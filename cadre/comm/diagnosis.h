@@ -98,9 +98,10 @@ struct Mismatch {
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
 // Reads the same on all ranks.
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
-// The same for two ranks that left the group after different collectives, or different numbers of
-// them.
-std::string end_mismatch_cause(const Roster& roster, const Mismatch& mismatch);
+// Two ranks left the group after different collectives, or different numbers of them; `one` is this
+// rank's last call.
+Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
+                         const std::string& record_path);
 // Reads the same on all ranks.
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
                                 DType dtype);

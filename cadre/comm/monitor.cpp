@@ -26,7 +26,7 @@ Monitor::Monitor(os::System& system, MonitorSetup setup, StatusPage page,
       cell_(std::move(cell)),
       peers_(setup_.roster.members.size()),
       ends_(setup_.roster.world_size(), setup_.roster.self),
-      num_earlier_failures_(setup_.late_errors == nullptr ? 0 : setup_.late_errors->num_failures()),
+      num_earlier_failures_(setup_.late_errors->num_failures()),
       page_(std::move(page)) {}
 
 void Monitor::start() {
@@ -189,7 +189,7 @@ void Monitor::publish(const Failure& failure) {
 }
 
 void Monitor::publish_explained(const Failure& failure) {
-  if (setup_.late_errors != nullptr) setup_.late_errors->note_failure();
+  setup_.late_errors->note_failure();
   const Activity own = shared_cell()->read(system_.now());
   Failure complete = failure;
   if (!complete.operation && own.state == ActivityState::kRunning) complete.operation = own;
@@ -323,17 +323,14 @@ std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
 void Monitor::say_goodbye(uint64_t number) {
   if (setup_.plane == nullptr) return;
   const Activity last = own_cell().collective.read(system_.now());
-  const bool has_ended_well =
-      last.number == number && (last.state == ActivityState::kDone || number == 0);
+  const bool is_done = last.number == number && last.state == ActivityState::kDone;
   {
     std::lock_guard lock(mutex_);
     is_leaving_ = true;
     // The failure of a group explains why its ranks leave at different points. A leave that came
     // while the last collective ended well has failed the group, but no call has thrown that.
-    const bool may_compare = !has_failed() || has_failed_by_leave_;
-    if (has_ended_well && may_compare) {
-      ends_.note_left({roster().self.value, number, last.fingerprint});
-    }
+    const bool may_compare = !has_failed() || (has_failed_by_leave_ && is_done);
+    if (may_compare) ends_.note_left({roster().self.value, number, last.fingerprint});
     if (has_failed()) ends_.note_failed();
   }
   if (!has_failed()) setup_.plane->tell_left(setup_.key, number, last.fingerprint);
@@ -346,27 +343,12 @@ void Monitor::tell_disagreement() {
   {
     const std::lock_guard lock(mutex_);
     const auto mismatch = ends_.take_mismatch();
-    if (!mismatch || has_failure_besides()) return;
-    const Call& own = mismatch->one;
-    const Activity last{
-        .state = own.number == 0 ? ActivityState::kNothingYet : ActivityState::kDone,
-        .number = own.number,
-        .fingerprint = own.fingerprint};
-    error = compose_error(roster(),
-                          {ErrorCode::kInvalidArgument,
-                           mismatch->other.rank,
-                           end_mismatch_cause(roster(), *mismatch),
-                           {}},
-                          last, setup_.record_path);
+    const uint64_t num_explained = num_earlier_failures_ + (has_failed() ? 1 : 0);
+    if (!mismatch || setup_.late_errors->num_failures() > num_explained) return;
+    error = end_mismatch_error(roster(), *mismatch, setup_.record_path);
   }
   log().write(LogLevel::kError, "comm", error->message());
-  if (setup_.late_errors != nullptr) setup_.late_errors->add(*error);
-}
-
-bool Monitor::has_failure_besides() const {
-  if (setup_.late_errors == nullptr) return false;
-  const uint64_t num_own = has_failed() ? 1 : 0;
-  return setup_.late_errors->num_failures() > num_earlier_failures_ + num_own;
+  setup_.late_errors->add(*error);
 }
 
 bool Monitor::await(const std::function<bool()>& is_met, Deadline deadline) {

@@ -47,8 +47,8 @@ struct MonitorSetup {
   std::function<std::string()> running_elsewhere = nullptr;
   // A rank of the fabric has left the group; may be null. Shares what it uses.
   std::function<void(int rank)> on_left = nullptr;
-  // Where an error goes that is found after close(); may be null. Shared with the fabric.
-  std::shared_ptr<LateErrors> late_errors = nullptr;
+  // Where an error goes that is found after close(). Shared with the fabric.
+  std::shared_ptr<LateErrors> late_errors = std::make_shared<LateErrors>();
   std::string record_path;
   std::shared_ptr<LogSink> log;  // shared with the group; null: dropped
 };
@@ -171,7 +171,6 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
   void settle_blame(TimePoint now);                    // under the lock
   void tell_disagreement();
-  bool has_failure_besides() const;  // under the lock
   bool await(const std::function<bool()>& is_met, Deadline deadline);
   void wake_observers();
   LogSink& log() const { return setup_.log != nullptr ? *setup_.log : null_log_sink(); }

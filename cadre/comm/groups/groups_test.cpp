@@ -4,16 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <atomic>
 #include <functional>
-#include <initializer_list>
 #include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/comm/communicator_impl.h"
+#include "cadre/comm/groups/groups_test.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/store/hash_store.h"
-#include "cadre/store/prefix_store.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre {
@@ -25,40 +23,11 @@ using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::require;
 
-constexpr Duration kGroupsBudget = seconds(20);
-
-class Groups : public ::testing::TestWithParam<TransportChoice> {
- protected:
-  using Body = std::function<void(RankContext&, Communicator&)>;
-
-  void run(int world_size, const Body& body, Duration timeout = kGroupsBudget) {
-    const auto result = testing::run_ranks_as_threads(world_size, [&](RankContext& context) {
-      CommunicatorOptions options;
-      options.transport = GetParam();
-      options.timeout = timeout;
-      const auto world = Communicator::connect(
-          context.system, {context.rank, context.world_size, 1, store_, "token"}, options,
-          soon(context));
-      body(context, *world);
-      world->close(soon(context));
-    });
-    EXPECT_TRUE(result.ok()) << result.failures();
-  }
-  static Deadline soon(RankContext& context) { return context.system.deadline_in(kGroupsBudget); }
-
-  const std::unique_ptr<os::System> system_ = os::make_native_system();
-  const std::shared_ptr<HashStore> store_ = std::make_shared<HashStore>(*system_);
-};
+class Groups : public GroupsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Transports, Groups,
                          ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
-                         [](const auto& test) {
-                           return test.param == TransportChoice::kTcp ? "Tcp" : "SharedMemory";
-                         });
-
-Bytes bytes_of(std::vector<int64_t>& values) {
-  return std::as_writable_bytes(std::span(values));
-}
+                         name_of_transport);
 
 TEST_P(Groups, RanksAreTranslatedToAndFromTheWorld) {
   run(4, [](RankContext& context, Communicator& world) {
@@ -153,118 +122,9 @@ TEST_P(Groups, AFailureOfOneGroupLeavesTheOthersAtWork) {
   });
 }
 
-TEST_P(Groups, MembersMakeAGroupByThemselvesOverAStore) {
-  run(4, [this](RankContext& context, Communicator& world) {
-    const std::vector<Rank> list = {2, 0};
-    if (world.rank() % 2 == 0) {
-      const auto store = std::make_shared<PrefixStore>("plugin", store_);
-      const auto pair =
-          new_group_over_store(world, list, {.store = store, .id = "pair"}, soon(context));
-      require(pair->rank() == (world.rank() == 2 ? 0 : 1), "order");
-      std::vector<int64_t> values(100, world.rank().value);
-      pair->all_reduce(bytes_of(values), bytes_of(values), DType::kInt64, ReduceOp::kSum);
-      require(values.front() == 2 && values.back() == 2, "sum");
-      pair->close(soon(context));
-    }
-    world.barrier();
-    require(store_->list_keys(soon(context)).value_or_throw().empty(), "no key is left");
-  });
-}
-
-TEST_P(Groups, AMemberThatDoesNotComeToAGroupOverAStoreIsNamed) {
-  run(3, [this](RankContext& context, Communicator& world) {
-    if (world.rank() == 0) {
-      const std::vector<Rank> list = {0, 2};
-      const std::string failure = testing::failure_of([&] {
-        new_group_over_store(world, list, {.store = store_, .id = "late"},
-                             context.system.deadline_in(milliseconds(200)));
-      });
-      require(failure.find("kTimeout: new_group_over_store: rank 2") == 0, failure);
-      require(failure.find("did not come before the deadline") != std::string::npos, failure);
-    }
-    world.barrier();
-  });
-}
-
 // The store would keep what the failed try has brought.
-TEST_P(Groups, ANewTryOverAStoreNeedsANewId) {
-  run(2, [this](RankContext& context, Communicator& world) {
-    const std::vector<Rank> list = {0, 1};
-    const auto make = [&](const std::string& id, Deadline deadline) {
-      return new_group_over_store(world, list, {.store = store_, .id = id}, deadline);
-    };
-    if (world.rank() == 0) {
-      const auto late = [&] { make("first", context.system.deadline_in(milliseconds(100))); };
-      require(testing::failure_of(late).find("kTimeout") == 0, "rank 1 does not come");
-      const std::string failure = testing::failure_of([&] { make("first", soon(context)); });
-      require(failure.find("kInvalidArgument") == 0, failure);
-      require(failure.find("the id \"first\" was used before") != std::string::npos, failure);
-    }
-    make("second", soon(context))->barrier();
-  });
-}
-
 // Whatever differs, all members that can see it say so long before the deadline.
-TEST_P(Groups, MembersWithOtherListsOverAStoreAreRefused) {
-  run(3, [this](RankContext& context, Communicator& world) {
-    const auto refused = [&](const std::string& id, const std::vector<Rank>& list) {
-      const Deadline deadline = soon(context);
-      const std::string failure = testing::failure_of(
-          [&] { new_group_over_store(world, list, {.store = store_, .id = id}, deadline); });
-      require(failure.find("kInvalidArgument") == 0, failure);
-      require(failure.find("every member must name the same ranks in the same order") !=
-                  std::string::npos,
-              failure);
-      require(failure.find(format("rank {} wants others", 1 - world.rank())) != std::string::npos,
-              failure);
-      require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
-    };
-    if (world.rank() < 2) {
-      refused("orders", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{1, 0});
-      // Rank 2, which rank 1 wants, never comes.
-      refused("sizes", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{0, 1, 2});
-    }
-    world.barrier();
-  });
-}
-
-TEST_P(Groups, AGroupOverNoStoreOrWithoutAnIdIsRefused) {
-  run(1, [this](RankContext& context, Communicator& world) {
-    const std::vector<Rank> list = {0};
-    const auto failure = [&](const StoreGroupOptions& options) {
-      return testing::failure_of(
-          [&] { new_group_over_store(world, list, options, soon(context)); });
-    };
-    require(failure({.store = nullptr, .id = "x"}).find("has no store") != std::string::npos,
-            "no store");
-    require(failure({.store = store_, .id = ""}).find("id is empty") != std::string::npos, "no id");
-  });
-}
-
 // Rank 0 gives up before rank 2 comes; ranks 1 and 2 have all that they need to make the group.
-TEST_P(Groups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
-  std::atomic<bool> has_given_up = false;
-  run(3, [&](RankContext& context, Communicator& world) {
-    const std::vector<Rank> list = {0, 1, 2};
-    const StoreGroupOptions options{.store = store_, .id = "late"};
-    if (world.rank() == 0) {
-      const std::string failure = testing::failure_of([&] {
-        new_group_over_store(world, list, options, context.system.deadline_in(milliseconds(200)));
-      });
-      require(failure.find("rank 2") != std::string::npos, failure);
-      has_given_up = true;
-    } else {
-      const Deadline deadline = soon(context);
-      while (world.rank() == 2 && !has_given_up) context.system.yield();
-      const auto group = new_group_over_store(world, list, options, deadline);
-      const std::string failure = testing::failure_of([&] { group->barrier(); });
-      require(failure.find("gave up making the group") != std::string::npos, failure);
-      require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
-    }
-    world.barrier();
-  });
-}
-
 TEST_P(Groups, AClosedGroupMakesNoOther) {
   run(2, [this](RankContext& context, Communicator& world) {
     world.close(soon(context));
@@ -325,7 +185,7 @@ TEST_P(Groups, AReceiveFromAnyRankEndsWhenAllOthersHaveLeft) {
   });
 }
 
-class SymmetricGroups : public Groups {};
+class SymmetricGroups : public GroupsTest {};
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, SymmetricGroups, ::testing::Values(TransportChoice::kAuto));
 
@@ -350,12 +210,6 @@ TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
   });
 }
 
-// Where in its slice of the host memory this rank would cut its next piece.
-size_t next_offset(const Communicator& world) {
-  HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
-  return memory.allocate({.num_bytes = 1}).value_or_throw().place().offset;
-}
-
 // What a rank has cut for a group that all ranks refuse is held by nobody, so it is used again.
 TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [](RankContext& context, Communicator& world) {
@@ -377,79 +231,9 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
 }
 
 // The refused call has written no key, so no other rank knows the places of its pieces.
-TEST_P(SymmetricGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
-  run(2, [this](RankContext& context, Communicator& world) {
-    if (world.rank() == 0) {
-      const std::vector<Rank> list = {0, 1};
-      const auto failure = [&](Deadline deadline) {
-        return testing::failure_of(
-            [&] { new_group_over_store(world, list, {.store = store_, .id = "used"}, deadline); });
-      };
-      const std::string first = failure(context.system.deadline_in(milliseconds(100)));
-      require(first.find("kTimeout") == 0, first);  // rank 1 does not come
-      const size_t before = next_offset(world);
-      for (int again = 0; again < 3; ++again) {
-        const std::string refused = failure(soon(context));
-        require(refused.find("the id \"used\" was used before") != std::string::npos, refused);
-        require(next_offset(world) == before, "a piece of a group that was refused is left");
-      }
-    }
-    world.barrier();
-  });
-}
-
 // The key of a member of the first group is there again, as it is while a slow member reads.
-TEST_P(Groups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
-  run(2, [this](RankContext& context, Communicator& world) {
-    const std::vector<Rank> list = {0, 1};
-    const StoreGroupOptions options{.store = store_, .id = "shared"};
-    const auto group = new_group_over_store(world, list, options, soon(context));
-    world.barrier();
-    const std::string key = format("cadre/1/shared/member/{}", context.rank);
-    store_->set(key, "there", soon(context)).value_or_throw();
-    const std::string refused =
-        testing::failure_of([&] { new_group_over_store(world, list, options, soon(context)); });
-    require(refused.find("the id \"shared\" was used before") != std::string::npos, refused);
-    world.barrier();
-    group->barrier();
-    world.barrier();
-    group->barrier();
-  });
-}
-
 // A key that a failed try has left is there for rank 0 alone.
-TEST_P(Groups, ARankWhoseIdIsRefusedEndsTheTryOfTheOthers) {
-  run(2, [this](RankContext& context, Communicator& world) {
-    const std::vector<Rank> list = {0, 1};
-    const StoreGroupOptions options{.store = store_, .id = "again"};
-    if (context.rank == 0) {
-      const Deadline early = context.system.deadline_in(milliseconds(50));
-      testing::failure_of([&] { new_group_over_store(world, list, options, early); });
-    }
-    world.barrier();
-    const std::string failure = testing::failure_of(
-        [&] { new_group_over_store(world, list, options, soon(context))->barrier(); });
-    require(failure.find("the id \"again\" was used before") != std::string::npos ||
-                failure.find("gave up making the group") != std::string::npos,
-            failure);
-    world.barrier();
-  });
-}
-
 // Each member sees the other's list, so neither uses what the other has cut.
-TEST_P(SymmetricGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
-  run(2, [this](RankContext& context, Communicator& world) {
-    const size_t before = next_offset(world);
-    const std::vector<Rank> list = {context.rank, 1 - context.rank};
-    const std::string failure = testing::failure_of(
-        [&] { new_group_over_store(world, list, {.store = store_, .id = "list"}, soon(context)); });
-    require(failure.find("every member must name the same ranks") != std::string::npos, failure);
-    world.barrier();
-    require(next_offset(world) == before, "a piece of a group that was refused is left");
-    world.barrier();
-  });
-}
-
 // All ranks say so, at once, and the world goes on.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {

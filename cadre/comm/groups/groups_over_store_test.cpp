@@ -1,0 +1,220 @@
+// Groups that their members make alone, over a store, and what is left of those that are not made;
+// on threads, over shared memory and over TCP.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <initializer_list>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/comm/communicator_impl.h"
+#include "cadre/comm/groups/groups_test.h"
+#include "cadre/comm/groups/split.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/store/prefix_store.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using testing::RankContext;
+using testing::require;
+
+class StoreGroups : public GroupsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Transports, StoreGroups,
+                         ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
+                         name_of_transport);
+
+class SymmetricStoreGroups : public GroupsTest {};
+
+INSTANTIATE_TEST_SUITE_P(SharedMemory, SymmetricStoreGroups,
+                         ::testing::Values(TransportChoice::kAuto));
+
+TEST_P(StoreGroups, MembersMakeAGroupByThemselvesOverAStore) {
+  run(4, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {2, 0};
+    if (world.rank() % 2 == 0) {
+      const auto store = std::make_shared<PrefixStore>("plugin", store_);
+      const auto pair =
+          new_group_over_store(world, list, {.store = store, .id = "pair"}, soon(context));
+      require(pair->rank() == (world.rank() == 2 ? 0 : 1), "order");
+      std::vector<int64_t> values(100, world.rank().value);
+      pair->all_reduce(bytes_of(values), bytes_of(values), DType::kInt64, ReduceOp::kSum);
+      require(values.front() == 2 && values.back() == 2, "sum");
+      pair->close(soon(context));
+    }
+    world.barrier();
+    require(store_->list_keys(soon(context)).value_or_throw().empty(), "no key is left");
+  });
+}
+
+TEST_P(StoreGroups, AMemberThatDoesNotComeToAGroupOverAStoreIsNamed) {
+  run(3, [this](RankContext& context, Communicator& world) {
+    if (world.rank() == 0) {
+      const std::vector<Rank> list = {0, 2};
+      const std::string failure = testing::failure_of([&] {
+        new_group_over_store(world, list, {.store = store_, .id = "late"},
+                             context.system.deadline_in(milliseconds(200)));
+      });
+      require(failure.find("kTimeout: new_group_over_store: rank 2") == 0, failure);
+      require(failure.find("did not come before the deadline") != std::string::npos, failure);
+    }
+    world.barrier();
+  });
+}
+
+TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const auto make = [&](const std::string& id, Deadline deadline) {
+      return new_group_over_store(world, list, {.store = store_, .id = id}, deadline);
+    };
+    if (world.rank() == 0) {
+      const auto late = [&] { make("first", context.system.deadline_in(milliseconds(100))); };
+      require(testing::failure_of(late).find("kTimeout") == 0, "rank 1 does not come");
+      const std::string failure = testing::failure_of([&] { make("first", soon(context)); });
+      require(failure.find("kInvalidArgument") == 0, failure);
+      require(failure.find("the id \"first\" was used before") != std::string::npos, failure);
+    }
+    make("second", soon(context))->barrier();
+  });
+}
+
+TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
+  run(3, [this](RankContext& context, Communicator& world) {
+    const auto refused = [&](const std::string& id, const std::vector<Rank>& list) {
+      const Deadline deadline = soon(context);
+      const std::string failure = testing::failure_of(
+          [&] { new_group_over_store(world, list, {.store = store_, .id = id}, deadline); });
+      require(failure.find("kInvalidArgument") == 0, failure);
+      require(failure.find("every member must name the same ranks in the same order") !=
+                  std::string::npos,
+              failure);
+      require(failure.find(format("rank {} wants others", 1 - world.rank())) != std::string::npos,
+              failure);
+      require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
+    };
+    if (world.rank() < 2) {
+      refused("orders", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{1, 0});
+      // Rank 2, which rank 1 wants, never comes.
+      refused("sizes", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{0, 1, 2});
+    }
+    world.barrier();
+  });
+}
+
+TEST_P(StoreGroups, AGroupOverNoStoreOrWithoutAnIdIsRefused) {
+  run(1, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0};
+    const auto failure = [&](const StoreGroupOptions& options) {
+      return testing::failure_of(
+          [&] { new_group_over_store(world, list, options, soon(context)); });
+    };
+    require(failure({.store = nullptr, .id = "x"}).find("has no store") != std::string::npos,
+            "no store");
+    require(failure({.store = store_, .id = ""}).find("id is empty") != std::string::npos, "no id");
+  });
+}
+
+TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
+  std::atomic<bool> has_given_up = false;
+  run(3, [&](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1, 2};
+    const StoreGroupOptions options{.store = store_, .id = "late"};
+    if (world.rank() == 0) {
+      const std::string failure = testing::failure_of([&] {
+        new_group_over_store(world, list, options, context.system.deadline_in(milliseconds(200)));
+      });
+      require(failure.find("rank 2") != std::string::npos, failure);
+      has_given_up = true;
+    } else {
+      const Deadline deadline = soon(context);
+      while (world.rank() == 2 && !has_given_up) context.system.yield();
+      const auto group = new_group_over_store(world, list, options, deadline);
+      const std::string failure = testing::failure_of([&] { group->barrier(); });
+      require(failure.find("gave up making the group") != std::string::npos, failure);
+      require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
+    }
+    world.barrier();
+  });
+}
+
+TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    if (world.rank() == 0) {
+      const std::vector<Rank> list = {0, 1};
+      const auto failure = [&](Deadline deadline) {
+        return testing::failure_of(
+            [&] { new_group_over_store(world, list, {.store = store_, .id = "used"}, deadline); });
+      };
+      const std::string first = failure(context.system.deadline_in(milliseconds(100)));
+      require(first.find("kTimeout") == 0, first);  // rank 1 does not come
+      const size_t before = next_offset(world);
+      for (int again = 0; again < 3; ++again) {
+        const std::string refused = failure(soon(context));
+        require(refused.find("the id \"used\" was used before") != std::string::npos, refused);
+        require(next_offset(world) == before, "a piece of a group that was refused is left");
+      }
+    }
+    world.barrier();
+  });
+}
+
+TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const StoreGroupOptions options{.store = store_, .id = "shared"};
+    const auto group = new_group_over_store(world, list, options, soon(context));
+    world.barrier();
+    const std::string key = format("cadre/1/shared/member/{}", context.rank);
+    store_->set(key, "there", soon(context)).value_or_throw();
+    const std::string refused =
+        testing::failure_of([&] { new_group_over_store(world, list, options, soon(context)); });
+    require(refused.find("the id \"shared\" was used before") != std::string::npos, refused);
+    world.barrier();
+    group->barrier();
+    world.barrier();
+    group->barrier();
+  });
+}
+
+TEST_P(StoreGroups, ARankWhoseIdIsRefusedEndsTheTryOfTheOthers) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const StoreGroupOptions options{.store = store_, .id = "again"};
+    if (context.rank == 0) {
+      const Deadline early = context.system.deadline_in(milliseconds(50));
+      testing::failure_of([&] { new_group_over_store(world, list, options, early); });
+    }
+    world.barrier();
+    const std::string failure = testing::failure_of(
+        [&] { new_group_over_store(world, list, options, soon(context))->barrier(); });
+    require(failure.find("the id \"again\" was used before") != std::string::npos ||
+                failure.find("gave up making the group") != std::string::npos,
+            failure);
+    world.barrier();
+  });
+}
+
+TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const size_t before = next_offset(world);
+    const std::vector<Rank> list = {context.rank, 1 - context.rank};
+    const std::string failure = testing::failure_of(
+        [&] { new_group_over_store(world, list, {.store = store_, .id = "list"}, soon(context)); });
+    require(failure.find("every member must name the same ranks") != std::string::npos, failure);
+    world.barrier();
+    require(next_offset(world) == before, "a piece of a group that was refused is left");
+    world.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace cadre
