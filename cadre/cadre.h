@@ -8,5 +8,6 @@
 #include "cadre/data/data_loader.h"
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/mnist.h"
+#include "cadre/group/differentiable.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"

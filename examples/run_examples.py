@@ -3,6 +3,7 @@
     run_examples.py CADRE BIN_FOLDER [unittest arguments]
 """
 
+import math
 import os
 import pathlib
 import re
@@ -56,6 +57,35 @@ def expected_collectives(size):
     return sorted(lines)
 
 
+def expected_losses():
+    """What examples/tensor_parallel_mlp.cpp prints: the MLP and its gradients on one process, by lists alone."""
+    def weights(rows, columns):
+        return [[math.sin(r * columns + c) / 2 for c in range(columns)] for r in range(rows)]
+
+    up, down, batch = weights(12, 3), weights(2, 12), weights(8, 3)
+    lines = []
+    for step in range(21):
+        loss = 0
+        up_grad, down_grad = [[0] * 3 for _ in range(12)], [[0] * 12 for _ in range(2)]
+        for x in batch:
+            hidden = [math.tanh(sum(a * b for a, b in zip(x, row))) for row in up]
+            errors = [sum(h * w for h, w in zip(hidden, row)) - t for row, t in zip(down, (sum(x), math.prod(x)))]
+            loss += sum(e * e for e in errors) / 16
+            for h in range(12):
+                hidden_grad = 0
+                for k in range(2):
+                    down_grad[k][h] += errors[k] / 8 * hidden[h]
+                    hidden_grad += errors[k] / 8 * down[k][h]
+                for i in range(3):
+                    up_grad[h][i] += hidden_grad * (1 - hidden[h] ** 2) * x[i]
+        for matrix, gradients in ((up, up_grad), (down, down_grad)):
+            for row, gradient in zip(matrix, gradients):
+                row[:] = [w - 0.1 * g for w, g in zip(row, gradient)]
+        if step % 10 == 0:
+            lines.append(f"step {step}: loss {loss:.9f}")
+    return sorted(lines)
+
+
 class Examples(unittest.TestCase):
     maxDiff = None
 
@@ -86,6 +116,11 @@ class Examples(unittest.TestCase):
                         line += f", as {r // 2} of the even ones to {sum(range(0, size, 2))}"
                     lines.append(line)
                 self.assertEqual(run("multiple_groups", columns, ranks=size), lines)
+
+    def test_tensor_parallel_mlp(self):
+        for size in (1, 2, 3):
+            with self.subTest(size=size):
+                self.assertEqual(run("tensor_parallel_mlp", ranks=size), expected_losses())
 
     def test_arguments_that_make_no_sense_are_refused(self):
         """One sentence and exit code 2, before any rank waits for another."""

@@ -10,7 +10,6 @@
 #include "cadre/group/dtype.h"
 
 namespace cadre {
-namespace {
 
 std::string shape_of(const at::Tensor& tensor) {
   std::string text = "(";
@@ -20,6 +19,8 @@ std::string shape_of(const at::Tensor& tensor) {
   }
   return text + ")";
 }
+
+namespace {
 
 // What to do about a tensor that `conversion` would make fit.
 std::string instead_of(std::string_view role, std::string_view conversion) {

@@ -23,6 +23,9 @@ inline constexpr std::string_view kInPlace = "the tensor";
 inline constexpr std::string_view kInput = "the input";
 inline constexpr std::string_view kOutput = "the output";
 
+// "(2, 3)".
+std::string shape_of(const at::Tensor& tensor);
+
 [[noreturn]] void refuse_tensor(const Communicator& communicator, std::string_view operation,
                                 const std::string& problem);
 
