@@ -9,4 +9,5 @@
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/mnist.h"
 #include "cadre/group/process_group.h"
+#include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
