@@ -153,11 +153,13 @@ TEST(FusedRefusal, NotAGradientWithOtherStrides) {
        {torch::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}).reshape({2, 3}),
         torch::tensor({1.0, 2.0, 3.0}).expand({2, 3}), torch::tensor({7.0}).expand({2, 3}),
         torch::_neg_view(torch::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}).reshape({2, 3}))}) {
-    const at::Tensor weight = torch::ones({3, 2}).t().detach().requires_grad_(true);
-    weight.mutable_grad() = gradient.to(at::kFloat);
-    SGD optimizer(Tensors{weight}, torch::optim::SGDOptions(0.5));
-    optimizer.step();
-    EXPECT_TRUE(weight.equal(1 - 0.5 * gradient.to(at::kFloat)));
+    for (const at::Tensor& values : {torch::ones({3, 2}).t(), torch::ones({2, 3})}) {
+      const at::Tensor weight = values.detach().requires_grad_(true);
+      weight.mutable_grad() = gradient.to(at::kFloat);
+      SGD optimizer(Tensors{weight}, torch::optim::SGDOptions(0.5));
+      optimizer.step();
+      EXPECT_TRUE(weight.equal(1 - 0.5 * gradient.to(at::kFloat)));
+    }
   }
 }
 

@@ -62,8 +62,10 @@ TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
     const at::Tensor flat = whole.detach().clone();
     const at::Tensor gradients = torch::empty({numel}, dtype);
     // Neighbours share cache lines and vectors; one gap of three elements.
-    const std::vector<std::pair<int64_t, int64_t>> cuts = {{0, 1},   {1, 18},      {18, 50},
-                                                           {50, 51}, {54, 15'001}, {15'001, numel}};
+    std::vector<std::pair<int64_t, int64_t>> cuts = {{0, 1}, {1, 18}, {18, 50}, {50, 51}};
+    for (int64_t begin = 54; begin < 3001; begin += 7) cuts.emplace_back(begin, begin + 7);
+    cuts.emplace_back(cuts.back().second, 15'001);
+    cuts.emplace_back(15'001, numel);
     Tensors slices;
     for (const auto& [begin, end] : cuts) {
       slices.push_back(flat.slice(0, begin, end).detach().requires_grad_(true));
