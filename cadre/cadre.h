@@ -10,4 +10,5 @@
 #include "cadre/data/mnist.h"
 #include "cadre/group/differentiable.h"
 #include "cadre/group/process_group.h"
+#include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"

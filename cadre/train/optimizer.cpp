@@ -4,10 +4,6 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adagrad.h>
-#include <ATen/ops/_fused_adam.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -43,17 +39,17 @@ class Adam final : public Optimizer {
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
     for (at::Tensor& step : batch.state["step"]) step.add_(1);  // the kernel expects it done
-    const auto run = [&](auto kernel) {
-      kernel(batch.parameters, batch.gradients, batch.state["exp_avg"], batch.state["exp_avg_sq"],
-             /*max_exp_avg_sqs=*/at::TensorList(), batch.state["step"], hyper.learning_rate,
-             config_.beta1, config_.beta2, hyper.weight_decay, config_.epsilon, /*amsgrad=*/false,
-             /*maximize=*/false, /*grad_scale=*/std::nullopt, /*found_inf=*/std::nullopt);
-    };
-    if (config_.kind == "adamw") {
-      run(at::_ops::_fused_adamw_::call);
-    } else {
-      run(at::_ops::_fused_adam_::call);
-    }
+    run_fused_adam({batch.parameters,
+                    batch.gradients,
+                    {batch.state["exp_avg"], batch.state["exp_avg_sq"]},
+                    batch.state["step"]},
+                   {.learning_rate = hyper.learning_rate,
+                    .beta1 = config_.beta1,
+                    .beta2 = config_.beta2,
+                    .weight_decay = hyper.weight_decay,
+                    .epsilon = config_.epsilon,
+                    .decoupled_decay = config_.kind == "adamw"},
+                   TailRounding::kByKernel);
   }
 
   OptimizerConfig config_;
@@ -71,9 +67,12 @@ class Adagrad final : public Optimizer {
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
     for (at::Tensor& step : batch.state["step"]) step.add_(1);  // the kernel expects it done
-    at::_fused_adagrad_(batch.parameters, batch.gradients, batch.state["sum"], batch.state["step"],
-                        hyper.learning_rate, config_.rate_decay, hyper.weight_decay,
-                        config_.epsilon, /*maximize=*/false);
+    run_fused({batch.parameters, batch.gradients, {batch.state["sum"]}, batch.state["step"]},
+              TailRounding::kByKernel, [&](const FusedBatch& lists) {
+                at::_fused_adagrad_(lists.parameters, lists.gradients, lists.states[0], lists.steps,
+                                    hyper.learning_rate, config_.rate_decay, hyper.weight_decay,
+                                    config_.epsilon, /*maximize=*/false);
+              });
   }
 
   OptimizerConfig config_;
@@ -154,10 +153,18 @@ class Sgd final : public Optimizer {
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool is_first) override {
-    at::_fused_sgd_(batch.parameters, batch.gradients, batch.state["momentum_buffer"],
-                    hyper.weight_decay, config_.momentum, hyper.learning_rate, /*dampening=*/0,
-                    config_.nesterov, /*maximize=*/false, is_first);
+    FusedBatch lists = {batch.parameters, batch.gradients, {}, {}};
+    if (config_.momentum != 0) lists.states.push_back(batch.state["momentum_buffer"]);
+    run_fused_sgd(lists,
+                  {.learning_rate = hyper.learning_rate,
+                   .momentum = config_.momentum,
+                   .weight_decay = hyper.weight_decay,
+                   .nesterov = config_.nesterov,
+                   .is_first_step = is_first},
+                  TailRounding::kByKernel);
   }
+
+  std::span<const at::ScalarType> dtypes() const override { return kSgdDtypes; }
 
   OptimizerConfig config_;
 };
@@ -174,11 +181,12 @@ void Optimizer::step(double learning_rate) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].second;
     if (!parameter.grad().defined()) continue;
+    at::Tensor gradient = checked_gradient(i);
     const bool is_first = state_[i].empty();
     if (is_first) make_state(i);
     Batch& batch = batches[parameter.dim() >= 2 ? 1 : 0][is_first ? 1 : 0];
     batch.parameters.push_back(parameter);
-    batch.gradients.push_back(checked_gradient(i));
+    batch.gradients.push_back(std::move(gradient));
     for (const auto& [name, tensor] : state_[i]) batch.state[name].push_back(tensor);
   }
   for (const bool is_decayed : {false, true}) {
@@ -186,9 +194,6 @@ void Optimizer::step(double learning_rate) {
       Batch& batch = batches[is_decayed ? 1 : 0][is_first ? 1 : 0];
       if (batch.parameters.empty()) continue;
       update(batch, {learning_rate, is_decayed ? weight_decay_ : 0.0}, is_first);
-      for (const at::Tensor& parameter : batch.parameters) {
-        parameter.unsafeGetTensorImpl()->bump_version();
-      }
     }
   }
 }
@@ -199,27 +204,16 @@ void Optimizer::zero_grad() {
 
 at::Tensor Optimizer::checked_gradient(size_t index) const {
   const auto& [name, parameter] = parameters_[index];
-  const at::Tensor gradient = parameter.grad();
-  if (gradient.layout() != at::kStrided || gradient.scalar_type() != parameter.scalar_type()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("optimizer: the gradient of {} is {} {}; expected dense {}, as the "
-                              "parameter",
-                              name, c10::toString(gradient.scalar_type()),
-                              gradient.layout() == at::kStrided ? "dense" : "sparse",
-                              c10::toString(parameter.scalar_type())));
-  }
-  if (gradient.strides() == parameter.strides()) return gradient;
-  // The kernel walks memory, not indices: it needs the parameter's own order.
-  return at::empty_like(parameter).copy_(gradient);
+  const ParameterPlace place = {"optimizer", index, name};
+  check_parameter(parameter, place, dtypes());
+  check_gradient(parameter, parameter.grad(), place);
+  return in_order_of(parameter, parameter.grad());
 }
 
 void Optimizer::make_state(size_t index) {
-  const auto& [name, parameter] = parameters_[index];
-  if (!parameter.is_non_overlapping_and_dense()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("optimizer: {} is a view with gaps; expected dense memory", name));
+  for (auto& [key, tensor] : initial_state(parameters_[index].second)) {
+    state_[index].emplace(key, tensor);
   }
-  for (auto& [key, tensor] : initial_state(parameter)) state_[index].emplace(key, tensor);
 }
 
 NamedTensors Optimizer::state() const {

@@ -5,8 +5,8 @@
 // Threads: one. Blocking: never. Lifetime: shares the parameters. State is made when a parameter
 // gets its first gradient. Equal to torch.optim's within rounding (measured: 3e-7 relative).
 // Errors: kInvalidArgument, with the parameter's name, for what the kernels would take silently and
-// compute wrongly: a gradient of another dtype, a sparse one. One with other strides is copied into
-// the parameter's; version counters, which the kernels forget, are bumped here.
+// compute wrongly (optim/fused_kernels.h); a gradient with other strides is copied into the
+// parameter's.
 // Source: at::_fused_adamw_ and its siblings; formulas and state names are torch.optim's.
 #pragma once
 
@@ -14,11 +14,13 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cadre/checkpoint/safetensors.h"
+#include "cadre/optim/fused_kernels.h"
 #include "cadre/train/config/config.h"
 
 namespace cadre::train {
@@ -58,6 +60,8 @@ class Optimizer {
   virtual NamedTensors initial_state(const at::Tensor& parameter) const = 0;
   // Runs the kernel. `is_first` of all parameters in the batch: the state has never been used.
   virtual void update(Batch& batch, const Hyperparameters& hyper, bool is_first) = 0;
+  // What `update` computes.
+  virtual std::span<const at::ScalarType> dtypes() const { return kAdamDtypes; }
 
  private:
   at::Tensor checked_gradient(size_t index) const;

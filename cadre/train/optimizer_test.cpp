@@ -237,6 +237,16 @@ TEST(Optimizer, SeesWhatTheKernelsWouldGetWrong) {
   weight.set_grad_dtype(torch::kFloat32);
   weight.mutable_grad() = torch::ones({2}, torch::kFloat32);
   EXPECT_THROW(optimizer->step(0.1), Error);
+
+  // SGD's kernel would not change it.
+  const at::Tensor half = torch::ones({64}, torch::kBFloat16).requires_grad_(true);
+  half.mutable_grad() = torch::ones({64}, torch::kBFloat16);
+  try {
+    make_optimizer({{"h", half}}, default_optimizer("sgd"))->step(0.1);
+    ADD_FAILURE() << "bfloat16 was taken";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), ::testing::HasSubstr("parameter 0 (h) is dense BFloat16 [64]"));
+  }
 }
 
 TEST(ClipGradientNorm, IsTorchs) {

@@ -1,0 +1,251 @@
+#include "cadre/optim/optimizers.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/optim/fused_kernels.h"
+
+namespace cadre {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+struct NamedState {
+  std::string_view name;
+  at::Tensor* tensor;
+};
+
+// What AdamW and Adam share. A rule says which state its options need, and calls its kernel.
+template <typename RuleOptions, typename RuleState, bool kDecoupledDecay>
+struct AdamRule {
+  using Options = RuleOptions;
+  using State = RuleState;
+  static constexpr std::span<const at::ScalarType> kDtypes = kAdamDtypes;
+
+  static std::vector<NamedState> states(State& state, const Options& options) {
+    std::vector<NamedState> named = {{"exp_avg", &state.exp_avg()},
+                                     {"exp_avg_sq", &state.exp_avg_sq()}};
+    if (options.amsgrad()) named.push_back({"max_exp_avg_sq", &state.max_exp_avg_sq()});
+    return named;
+  }
+
+  // The number of steps that the parameter has taken with this one.
+  static int64_t count_step(State& state) {
+    state.step(state.step() + 1);
+    return state.step();
+  }
+
+  static void run(const FusedBatch& batch, const Options& options, bool /*is_first_step*/) {
+    const auto [beta1, beta2] = options.betas();
+    run_fused_adam(batch,
+                   {.learning_rate = options.lr(),
+                    .beta1 = beta1,
+                    .beta2 = beta2,
+                    .weight_decay = options.weight_decay(),
+                    .epsilon = options.eps(),
+                    .amsgrad = options.amsgrad(),
+                    .decoupled_decay = kDecoupledDecay},
+                   TailRounding::kAsWholeVectors);
+  }
+};
+
+struct AdamWRule : AdamRule<torch::optim::AdamWOptions, torch::optim::AdamWParamState, true> {
+  static constexpr std::string_view kName = "cadre::AdamW";
+};
+
+struct PlainAdamRule : AdamRule<torch::optim::AdamOptions, torch::optim::AdamParamState, false> {
+  static constexpr std::string_view kName = "cadre::Adam";
+};
+
+struct SgdRule {
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+  static constexpr std::string_view kName = "cadre::SGD";
+  static constexpr std::span<const at::ScalarType> kDtypes = kSgdDtypes;
+
+  static std::vector<NamedState> states(State& state, const Options& options) {
+    if (options.momentum() == 0) return {};
+    return {{"momentum_buffer", &state.momentum_buffer()}};
+  }
+
+  static void run(const FusedBatch& batch, const Options& options, bool is_first_step) {
+    run_fused_sgd(batch,
+                  {.learning_rate = options.lr(),
+                   .momentum = options.momentum(),
+                   .dampening = options.dampening(),
+                   .weight_decay = options.weight_decay(),
+                   .nesterov = options.nesterov(),
+                   .is_first_step = is_first_step},
+                  TailRounding::kAsWholeVectors);
+  }
+};
+
+// One step of the optimizer: first all checks, then the kernels, so that an error changes nothing.
+template <typename Rule>
+class FusedStep {
+ public:
+  using Options = typename Rule::Options;
+  using State = typename Rule::State;
+
+  FusedStep(torch::optim::Optimizer& optimizer, const ParameterNames& names)
+      : optimizer_(optimizer), names_(names) {}
+
+  void run() {
+    size_t index = 0;  // through all groups
+    for (size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
+      const OptimizerParamGroup& group = optimizer_.param_groups()[i];
+      const Options& options = checked_options(group, i);
+      for (const at::Tensor& parameter : group.params()) check(parameter, options, index++);
+    }
+    for (const OptimizerParamGroup& group : optimizer_.param_groups()) update(group);
+  }
+
+ private:
+  static const Options& checked_options(const OptimizerParamGroup& group, size_t index) {
+    const auto* options = dynamic_cast<const Options*>(&group.options());
+    if (options != nullptr) return *options;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("{}: parameter group {} has the options of another optimizer, which the "
+                      "fused kernel does not know. Give the group options of {}",
+                      Rule::kName, index, Rule::kName));
+  }
+
+  void check(const at::Tensor& parameter, const Options& options, size_t index) {
+    if (!parameter.grad().defined()) return;
+    const auto name = names_.find(parameter.unsafeGetTensorImpl());
+    const ParameterPlace place = {Rule::kName, index,
+                                  name == names_.end() ? std::string_view() : name->second};
+    check_parameter(parameter, place, Rule::kDtypes);
+    check_gradient(parameter, parameter.grad(), place);
+    State* const state = find_state(parameter);
+    if (state == nullptr) return;
+    for (const NamedState& named : Rule::states(*state, options)) {
+      check_state(parameter, *named.tensor, named.name, place);
+    }
+  }
+
+  State* find_state(const at::Tensor& parameter) {
+    const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
+    // As in the base class, whose load() makes states of this type only.
+    return found == optimizer_.state().end() ? nullptr : static_cast<State*>(found->second.get());
+  }
+
+  void update(const OptimizerParamGroup& group) {
+    const Options& options = static_cast<const Options&>(group.options());
+    // What one kernel call has in common. A parameter that is listed several times takes as many
+    // steps, one after the other, as in torch::optim.
+    std::map<std::pair<size_t, bool>, FusedBatch> batches;  // by (occurrence, first step)
+    std::unordered_map<const void*, size_t> occurrences;
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      const size_t occurrence = occurrences[parameter.unsafeGetTensorImpl()]++;
+      State* state = find_state(parameter);
+      const bool is_first = state == nullptr;
+      if (is_first) state = make_state(parameter, options);
+      add(parameter, state, options, batches[{occurrence, is_first}]);
+    }
+    for (const auto& [key, batch] : batches) Rule::run(batch, options, key.second);
+  }
+
+  // A rule without state keeps none, as in torch::optim.
+  State* make_state(const at::Tensor& parameter, const Options& options) {
+    auto state = std::make_unique<State>();
+    const auto named_states = Rule::states(*state, options);
+    if (named_states.empty()) return nullptr;
+    for (const NamedState& named : named_states) *named.tensor = at::zeros_like(parameter);
+    State* const made = state.get();
+    optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    return made;
+  }
+
+  void add(const at::Tensor& parameter, State* state, const Options& options, FusedBatch& batch) {
+    batch.parameters.push_back(parameter);
+    batch.gradients.push_back(in_order_of(parameter, parameter.grad()));
+    if (state == nullptr) return;
+    const auto named_states = Rule::states(*state, options);
+    batch.states.resize(named_states.size());
+    for (size_t k = 0; k < named_states.size(); ++k) {
+      at::Tensor& tensor = *named_states[k].tensor;
+      // A momentum of torch::optim::SGD has the strides of the first gradient.
+      tensor = in_order_of(parameter, tensor);
+      batch.states[k].push_back(tensor);
+    }
+    if constexpr (requires { Rule::count_step(*state); }) {
+      batch.steps.push_back(step_tensor(Rule::count_step(*state)));
+    }
+  }
+
+  // The kernels take the number of steps as a tensor; most parameters have the same.
+  const at::Tensor& step_tensor(int64_t step) {
+    at::Tensor& tensor = step_tensors_[step];
+    if (!tensor.defined()) {
+      tensor = at::scalar_tensor(step, at::TensorOptions().dtype(at::kDouble));
+    }
+    return tensor;
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  const ParameterNames& names_;
+  std::map<int64_t, at::Tensor> step_tensors_;
+};
+
+template <typename Rule>
+at::Tensor take_step(torch::optim::Optimizer& optimizer, const ParameterNames& names,
+                     const torch::optim::Optimizer::LossClosure& closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure != nullptr) {
+    const at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  FusedStep<Rule>(optimizer, names).run();
+  return loss;
+}
+
+ParameterNames names_of(const NamedParameters& named_parameters) {
+  ParameterNames names;
+  for (const auto& item : named_parameters) {
+    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  }
+  return names;
+}
+
+}  // namespace
+
+AdamW::AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options)
+    : torch::optim::AdamW(named_parameters.values(), std::move(options)),
+      names_(names_of(named_parameters)) {}
+
+at::Tensor AdamW::step(LossClosure closure) {
+  return take_step<AdamWRule>(*this, names_, closure);
+}
+
+Adam::Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options)
+    : torch::optim::Adam(named_parameters.values(), std::move(options)),
+      names_(names_of(named_parameters)) {}
+
+at::Tensor Adam::step(LossClosure closure) {
+  return take_step<PlainAdamRule>(*this, names_, closure);
+}
+
+SGD::SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options)
+    : torch::optim::SGD(named_parameters.values(), std::move(options)),
+      names_(names_of(named_parameters)) {}
+
+at::Tensor SGD::step(LossClosure closure) {
+  return take_step<SgdRule>(*this, names_, closure);
+}
+
+}  // namespace cadre
