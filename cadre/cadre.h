@@ -9,4 +9,7 @@
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/mnist.h"
 #include "cadre/group/process_group.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/mesh/dtensor.h"
+#include "cadre/mesh/placement.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
