@@ -4,7 +4,8 @@
 // Threads: plain functions. Blocking: never. Errors: those of torch.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <string>

@@ -95,6 +95,8 @@ void run_trial(const DeviceMesh& mesh, int rank, Trial& trial) {
   const DTensor result = tensor.redistribute(trial.to);
   const auto place = static_cast<size_t>(rank);
   trial.results[place] = result.local().detach();
+  testing::require(result.local().storage().nbytes() == result.local().nbytes(),
+                   trial.name() + ": it keeps more than its part");
   if (!trial.weights.defined()) return;
   const Tensor gradient = reference_part(
       operand_of(operand_gradients(trial.weights, mesh.shape(), trial.to), coordinates, trial.to),
@@ -211,7 +213,8 @@ TEST(Redistribute, PairsOnThreeAxes) {
 
 // Forward only: they have no derivative, or the dtype has none.
 TEST(Redistribute, EveryReductionOfTheDtype) {
-  const auto check = [](torch::Dtype dtype, const std::vector<ReduceOp>& ops) {
+  // Of an even and an odd number of ranks: equal operands of an odd number are their own xor.
+  const auto check_on = [](int num_ranks, torch::Dtype dtype, const std::vector<ReduceOp>& ops) {
     std::vector<Trial> trials;
     for (const ReduceOp op : ops) {
       const Placements partial = {Partial(op)};
@@ -219,14 +222,18 @@ TEST(Redistribute, EveryReductionOfTheDtype) {
            {Placements{Shard(0)}, {Shard(1)}, {Replicate()}, {Partial(ops.front())}, partial}) {
         for (const auto& [from, to] : {std::pair(partial, other), std::pair(other, partial)}) {
           const std::vector<int64_t> sizes = {5, 3};
-          trials.push_back({.sizes = sizes,
-                            .from = from,
-                            .to = to,
-                            .operands = small_numbers(operand_sizes(sizes, {3}, from), dtype)});
+          trials.push_back(
+              {.sizes = sizes,
+               .from = from,
+               .to = to,
+               .operands = small_numbers(operand_sizes(sizes, {num_ranks}, from), dtype)});
         }
       }
     }
-    check_trials({3}, std::move(trials));
+    check_trials({num_ranks}, std::move(trials));
+  };
+  const auto check = [&](torch::Dtype dtype, const std::vector<ReduceOp>& ops) {
+    for (const int num_ranks : {2, 3}) check_on(num_ranks, dtype, ops);
   };
   torch::manual_seed(4);
   using enum ReduceOp;
@@ -250,6 +257,22 @@ TEST(Redistribute, PaddedAndUnpaddedGathers) {
     }
   }
   check_trials({4}, std::move(trials));
+}
+
+// Here the replicas differ, so that what comes from which can be seen: each element comes once, and
+// from the nearest rank.
+TEST(Redistribute, ElementsComeFromTheReplicaAtTheOwnCoordinate) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, axes_of({2, 2}));
+    const int row = mesh.coordinates()[0];
+    const int column = mesh.coordinates()[1];
+    const Tensor local = torch::arange(2 * column, 2 * column + 2) + 10 * row;
+    const DTensor halves = DTensor::from_local(local, mesh, {Replicate(), Shard(0)}, {4});
+    const DTensor quarters = halves.redistribute({Shard(0), Shard(0)});
+    const int64_t expected = 2 * row + column + 10 * row;
+    testing::require(quarters.local().item<int64_t>() == expected, "of the own row");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST(LocalBox, IsTheChunkThatTorchCuts) {
