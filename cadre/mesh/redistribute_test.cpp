@@ -147,17 +147,19 @@ void verify_trial(const std::vector<int>& shape, const Trial& trial) {
   }
 }
 
-void check_trials(const std::vector<int>& shape, std::vector<Trial> trials) {
+void check_trials(const std::vector<int>& shape, std::vector<Trial> trials,
+                  TransportChoice transport = TransportChoice::kAuto) {
   const int num_ranks = num_ranks_of(shape);
   for (Trial& trial : trials) {
     trial.results.resize(static_cast<size_t>(num_ranks));
     trial.gradients.resize(static_cast<size_t>(num_ranks));
   }
-  const auto result = run_groups(num_ranks, [&](const ProcessGroup& world) {
+  const auto body = [&](const ProcessGroup& world) {
     const DeviceMesh mesh(world, axes_of(shape));
     for (Trial& trial : trials) run_trial(mesh, world.rank(), trial);
     mesh.close();
-  });
+  };
+  const auto result = run_groups(num_ranks, body, transport);
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const Trial& trial : trials) {
     verify_trial(shape, trial);
@@ -166,7 +168,8 @@ void check_trials(const std::vector<int>& shape, std::vector<Trial> trials) {
 }
 
 // Between all pairs of the lists.
-void check_all_pairs(const std::vector<int>& shape, const Placements& choices) {
+void check_all_pairs(const std::vector<int>& shape, const Placements& choices,
+                     TransportChoice transport = TransportChoice::kAuto) {
   torch::manual_seed(1);
   const std::vector<Placements> lists = lists_of(choices, shape.size());
   std::vector<Trial> trials;
@@ -175,7 +178,7 @@ void check_all_pairs(const std::vector<int>& shape, const Placements& choices) {
       for (const Placements& to : lists) trials.push_back(trial_of(shape, sizes, from, to));
     }
   }
-  check_trials(shape, std::move(trials));
+  check_trials(shape, std::move(trials), transport);
 }
 
 TEST(Redistribute, AllPairsOnOneAxis) {
@@ -183,6 +186,10 @@ TEST(Redistribute, AllPairsOnOneAxis) {
     check_all_pairs({size}, {Shard(0), Shard(1), Replicate(), Partial(), Partial(ReduceOp::kAvg)});
     if (HasFatalFailure()) return;
   }
+}
+
+TEST(Redistribute, AllPairsOverTcp) {
+  check_all_pairs({3}, {Shard(0), Shard(1), Replicate(), Partial()}, TransportChoice::kTcp);
 }
 
 TEST(Redistribute, AllPairsOnTwoByTwo) {
