@@ -241,22 +241,6 @@ TEST_P(Groups, AGroupOverNoStoreOrWithoutAnIdIsRefused) {
   });
 }
 
-// Also in a world of one, which has no store.
-TEST_P(Groups, AGroupOfOneNeedsNoStore) {
-  for (const int world_size : {1, 3}) {
-    run(world_size, [](RankContext& context, Communicator& world) {
-      const std::vector<Rank> list = {world.rank()};
-      const auto alone = new_group_over_store(world, list, {.id = "alone"}, soon(context));
-      require(alone->world_size() == 1 && alone->rank() == 0, "one rank");
-      require(alone->global_ranks() == list, "this one");
-      std::vector<int64_t> values = {world.rank().value + 7};
-      alone->all_reduce(bytes_of(values), bytes_of(values), DType::kInt64, ReduceOp::kSum);
-      require(values.front() == world.rank() + 7, "its own value");
-      alone->close(soon(context));
-    });
-  }
-}
-
 // Rank 0 gives up before rank 2 comes; ranks 1 and 2 have all that they need to make the group.
 TEST_P(Groups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
   std::atomic<bool> has_given_up = false;
