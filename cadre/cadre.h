@@ -10,5 +10,8 @@
 #include "cadre/data/mnist.h"
 #include "cadre/group/differentiable.h"
 #include "cadre/group/process_group.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/mesh/dtensor.h"
+#include "cadre/mesh/placement.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"

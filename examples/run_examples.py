@@ -122,6 +122,19 @@ class Examples(unittest.TestCase):
             with self.subTest(size=size):
                 self.assertEqual(run("tensor_parallel_mlp", ranks=size), expected_losses())
 
+    def test_device_mesh(self):
+        x = [[2 * i, 2 * i + 1] for i in range(6)]
+        weight = [[0, 1, 2], [3, 4, 5]]
+        y = [[sum(a * b for a, b in zip(row, column)) for column in zip(*weight)] for row in x]
+        loss = sum(v * v for row in y for v in row) // 2
+        gradient = [[sum(x[i][r] * y[i][c] for i in range(6)) for c in range(3)] for r in range(2)]
+        for size in (1, 2, 3, 4):
+            with self.subTest(size=size):
+                tp = 2 if size % 2 == 0 else 1
+                self.assertEqual(run("device_mesh", ranks=size),
+                                 [f"rank {r} at ({r // tp}, {r % tp}): loss {loss}, gradient {gradient[0][0]} to "
+                                  f"{gradient[1][2]}" for r in range(size)])
+
     def test_arguments_that_make_no_sense_are_refused(self):
         """One sentence and exit code 2, before any rank waits for another."""
         cases = [("multiple_groups", words, f"COLUMNS must be a number from 1, is {words[0]}")
@@ -252,6 +265,13 @@ class Readme(unittest.TestCase):
         self.assertEqual(shown, source.read_text())
         main = shown[shown.index("int main"):]
         self.assertLessEqual(len(main.splitlines()), 25)
+
+    def test_the_guide_shows_the_mesh(self):
+        """The program of docs/guide/mesh.md is examples/device_mesh.cpp."""
+        source = pathlib.Path(__file__).parent / "device_mesh.cpp"
+        guide = (source.parents[1] / "docs/guide/mesh.md").read_text()
+        shown = re.search(r"<!-- examples/device_mesh.cpp -->\n```cpp\n(.*?)```", guide, re.S).group(1)
+        self.assertEqual(shown, source.read_text())
 
 
 if __name__ == "__main__":

@@ -141,6 +141,9 @@ class CADRE_EXPORT ProcessGroup {
   // operations. A rank that is in none gets nullopt. See comm/groups/split.h.
   std::optional<ProcessGroup> split(const SplitOptions& options) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks) const;
+  // The same made by its members alone; the others call nothing.
+  ProcessGroup new_group_over_store(const std::vector<int>& ranks,
+                                    const StoreGroupOptions& options) const;
   // The ranks of this group in the world, by rank of this group; one of them; and the reverse,
   // nullopt for a rank of the world that is not in this group. c10d's get_process_group_ranks,
   // get_global_rank and get_group_rank.

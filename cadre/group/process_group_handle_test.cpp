@@ -150,5 +150,28 @@ TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Rank 1 calls nothing for it.
+TEST(ProcessGroup, IsMadeByItsMembersAlone) {
+  const auto result = run_groups(3, [](const ProcessGroup& world) {
+    const StoreGroupOptions options{
+        .store = world.communicator().membership().store, .id = "pair", .name = "the pair"};
+    if (world.rank() != 1) {
+      const ProcessGroup pair = world.new_group_over_store({2, 0}, options);
+      require(pair.rank() == (world.rank() == 2 ? 0 : 1) && pair.world_size() == 2, "its ranks");
+      require(pair.name() == "the pair", pair.name());
+      const Tensor sum = torch::full({1}, world.rank());
+      pair.all_reduce(sum);
+      require(sum.item<int>() == 2, "sum");
+      pair.close();
+    }
+    require(world.communicator().num_collectives() == 0, "nothing of the world");
+    const std::string failure = failure_of([&] {
+      (void)world.new_group_over_store({(world.rank() + 1) % 3, (world.rank() + 2) % 3}, options);
+    });
+    require(failure.find("this rank is not in the list") != std::string::npos, failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 }  // namespace
 }  // namespace cadre

@@ -44,4 +44,12 @@ std::optional<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& rank
                                 communicator_->system().deadline_in(kDefaultConnectTimeout)));
 }
 
+ProcessGroup ProcessGroup::new_group_over_store(const std::vector<int>& ranks,
+                                                const StoreGroupOptions& options) const {
+  const std::vector<Rank> members(ranks.begin(), ranks.end());
+  return *child(
+      cadre::new_group_over_store(*communicator_, members, options,
+                                  communicator_->system().deadline_in(kDefaultConnectTimeout)));
+}
+
 }  // namespace cadre

@@ -70,6 +70,7 @@ TEST_P(StoreGroups, AMemberThatDoesNotComeToAGroupOverAStoreIsNamed) {
   });
 }
 
+// The store would keep what the failed try has brought.
 TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -87,6 +88,7 @@ TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
   });
 }
 
+// Whatever differs, all members that can see it say so long before the deadline.
 TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
   run(3, [this](RankContext& context, Communicator& world) {
     const auto refused = [&](const std::string& id, const std::vector<Rank>& list) {
@@ -123,6 +125,7 @@ TEST_P(StoreGroups, AGroupOverNoStoreOrWithoutAnIdIsRefused) {
   });
 }
 
+// Rank 0 gives up before rank 2 comes; ranks 1 and 2 have all that they need to make the group.
 TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
   std::atomic<bool> has_given_up = false;
   run(3, [&](RankContext& context, Communicator& world) {
@@ -146,6 +149,7 @@ TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
   });
 }
 
+// The refused call has written no key, so no other rank knows the places of its pieces.
 TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [this](RankContext& context, Communicator& world) {
     if (world.rank() == 0) {
@@ -167,6 +171,7 @@ TEST_P(SymmetricStoreGroups, AnIdOfAStoreThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
+// The key of a member of the first group is there again, as it is while a slow member reads.
 TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -185,6 +190,7 @@ TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   });
 }
 
+// A key that a failed try has left is there for rank 0 alone.
 TEST_P(StoreGroups, ARankWhoseIdIsRefusedEndsTheTryOfTheOthers) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -203,6 +209,7 @@ TEST_P(StoreGroups, ARankWhoseIdIsRefusedEndsTheTryOfTheOthers) {
   });
 }
 
+// Each member sees the other's list, so neither uses what the other has cut.
 TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
   run(2, [this](RankContext& context, Communicator& world) {
     const size_t before = next_offset(world);

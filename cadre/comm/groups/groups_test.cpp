@@ -122,9 +122,6 @@ TEST_P(Groups, AFailureOfOneGroupLeavesTheOthersAtWork) {
   });
 }
 
-// The store would keep what the failed try has brought.
-// Whatever differs, all members that can see it say so long before the deadline.
-// Rank 0 gives up before rank 2 comes; ranks 1 and 2 have all that they need to make the group.
 TEST_P(Groups, AClosedGroupMakesNoOther) {
   run(2, [this](RankContext& context, Communicator& world) {
     world.close(soon(context));
@@ -230,10 +227,6 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// The refused call has written no key, so no other rank knows the places of its pieces.
-// The key of a member of the first group is there again, as it is while a slow member reads.
-// A key that a failed try has left is there for rank 0 alone.
-// Each member sees the other's list, so neither uses what the other has cut.
 // All ranks say so, at once, and the world goes on.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {

@@ -392,7 +392,10 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                                                    const StoreGroupOptions& options,
                                                    Deadline deadline) {
   check_list("new_group_over_store", any, ranks);
-  if (options.store == nullptr) refuse(any, "new_group_over_store: StoreGroupOptions has no store");
+  const bool is_alone = ranks.size() == 1;
+  if (options.store == nullptr && !is_alone) {
+    refuse(any, "new_group_over_store: StoreGroupOptions has no store");
+  }
   if (options.id.empty()) refuse(any, "new_group_over_store: StoreGroupOptions::id is empty");
   const Communicator::Impl& impl = CommunicatorParts::impl_of(any);
   impl.check_open();
@@ -406,6 +409,11 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   NewGroupCall own{.digest = digest(ranks)};
   impl.system.random_bytes(std::as_writable_bytes(std::span(&own.stamp, 1)));
   const Status cut = cut_into(impl, group.members, group, own);
+  if (is_alone) {
+    if (!cut.ok()) throw cut.error();
+    group.places = {own.places};
+    return make_group(impl, std::move(group));
+  }
   const auto wait =
       impl.fabric->status_cells().show_wait(format("new_group_over_store of \"{}\"", options.id));
   bool has_pieces_free = false;  // no member uses this rank's

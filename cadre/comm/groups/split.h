@@ -45,7 +45,8 @@ CADRE_EXPORT std::unique_ptr<Communicator> new_group(Communicator& parent,
                                                      Deadline deadline);
 
 struct StoreGroupOptions {
-  std::shared_ptr<Store> store;  // of the members alone, or with keys of their own (PrefixStore)
+  // Of the members alone, or with keys of their own (PrefixStore). A group of one needs none.
+  std::shared_ptr<Store> store;
   std::string id;         // equal on the members, unique in the job; a new try needs a new one
   std::string name = {};  // in messages; empty: the id
 };

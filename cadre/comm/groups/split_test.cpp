@@ -235,5 +235,20 @@ TEST_P(Split, LeavesNothingBehind) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
+// Also in a world of one.
+TEST_P(Split, AGroupOfOneOverAStoreNeedsNone) {
+  for (const int world_size : {1, 3}) {
+    run_world(world_size, GetParam(), [&](RankContext& context, Communicator& world) {
+      const std::vector<Rank> list = {world.rank()};
+      const auto alone =
+          new_group_over_store(world, list, {.store = nullptr, .id = "alone"}, soon(context));
+      require(alone->world_size() == 1 && alone->rank() == 0, "one rank");
+      require(alone->global_ranks() == list, "this one");
+      require(sum(*alone, world.rank() + 7) == world.rank() + 7, "its own value");
+      alone->close(soon(context));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace cadre

@@ -1,0 +1,275 @@
+#include "cadre/mesh/device_mesh.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
+#include "cadre/base/format.h"
+#include "cadre/mesh/mesh_groups.h"
+
+namespace cadre {
+namespace {
+
+std::string text_of(const std::vector<MeshAxis>& axes) {
+  std::string text;
+  for (const MeshAxis& axis : axes) {
+    text += format("{}{}: {}", text.empty() ? "" : ", ", axis.name, axis.size);
+  }
+  return "{" + text + "}";
+}
+
+[[noreturn]] void refuse_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes,
+                              const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DeviceMesh {} on group \"{}\", rank {}: {}", text_of(axes), world.name(),
+                     world.rank(), problem));
+}
+
+void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
+  if (axes.empty()) {
+    refuse_axes(world, axes, "it has no axis; name at least one, as {{\"dp\", world_size}}");
+  }
+  std::set<std::string_view> names;
+  int64_t product = 1;
+  for (const MeshAxis& axis : axes) {
+    if (axis.name.empty()) refuse_axes(world, axes, "an axis has no name; give each one");
+    if (!names.insert(axis.name).second) {
+      refuse_axes(world, axes,
+                  format("the name \"{}\" is there twice; give each axis its own", axis.name));
+    }
+    if (axis.size < 1) {
+      refuse_axes(
+          world, axes,
+          format("the size of axis \"{}\" is {}, expected at least 1", axis.name, axis.size));
+    }
+    // Not beyond the world, so that it does not overflow.
+    product = std::min<int64_t>(product * axis.size, int64_t{1} << 31);
+  }
+  if (product != world.world_size()) {
+    refuse_axes(world, axes,
+                format("the product of the sizes is {}, but the group has {} ranks; choose sizes "
+                       "whose product is that",
+                       product, world.world_size()));
+  }
+}
+
+// What each rank brings to the construction of a mesh.
+struct MeshCall {
+  uint64_t digest = 0;           // of the axes
+  std::array<char, 120> text{};  // as much of them as there is room for, padded with zeros
+
+  std::string shown() const {
+    return std::string(text.data(), std::find(text.begin(), text.end(), '\0'));
+  }
+};
+
+// A number that the mesh alone has, equal on all ranks: that of the collective in which the ranks
+// compare their axes.
+uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
+  const std::string text = text_of(axes);
+  MeshCall own;
+  std::copy_n(text.begin(), std::min(text.size(), own.text.size()), own.text.begin());
+  Fnv1a digest;
+  digest.add(text);
+  own.digest = digest.value();
+  Communicator& communicator = world.communicator();
+  std::vector<MeshCall> calls(static_cast<size_t>(world.world_size()));
+  const uint64_t number = communicator.num_collectives() + 1;
+  communicator.all_gather(std::as_bytes(std::span(&own, 1)),
+                          std::as_writable_bytes(std::span(calls)), DType::kUint8);
+  for (size_t rank = 1; rank < calls.size(); ++rank) {
+    if (calls[rank].digest == calls[0].digest) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("DeviceMesh on group \"{}\": rank 0 makes {}, rank {} makes {}: let all "
+                       "ranks make the same meshes in the same order",
+                       world.name(), calls[0].shown(), rank, calls[rank].shown()));
+  }
+  return number;
+}
+
+std::shared_ptr<MeshGroups> groups_for(const ProcessGroup& world,
+                                       const std::vector<MeshAxis>& axes) {
+  check_axes(world, axes);
+  const uint64_t number = number_of_mesh(world, axes);
+  return std::make_shared<MeshGroups>(world, format("{}/{}", world.communicator().id(), number));
+}
+
+int size_of_steps(const auto& steps) {
+  int size = 1;
+  for (const auto& step : steps) size *= step.size;
+  return size;
+}
+
+}  // namespace
+
+struct DeviceMesh::View {
+  std::vector<MeshAxis> axes;
+  std::vector<std::vector<Step>> steps;  // by axis
+  std::vector<int> shape;
+  std::vector<int> coordinates;
+};
+
+DeviceMesh::DeviceMesh(const ProcessGroup& world, std::vector<MeshAxis> axes)
+    : groups_(groups_for(world, axes)) {
+  std::vector<std::vector<Step>> steps(axes.size());
+  int stride = 1;
+  for (size_t i = axes.size(); i-- > 0;) {
+    steps[i] = {{axes[i].size, stride}};
+    stride *= axes[i].size;
+  }
+  *this = DeviceMesh(std::move(groups_), std::move(axes), std::move(steps));
+}
+
+DeviceMesh::DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis> axes,
+                       std::vector<std::vector<Step>> steps)
+    : groups_(std::move(groups)) {
+  const auto view = std::make_shared<View>(View{std::move(axes), std::move(steps), {}, {}});
+  for (const std::vector<Step>& axis : view->steps) {
+    int coordinate = 0;
+    for (const Step& step : axis) {
+      coordinate = coordinate * step.size + groups_->world().rank() / step.stride % step.size;
+    }
+    view->coordinates.push_back(coordinate);
+    view->shape.push_back(size_of_steps(axis));
+  }
+  view_ = view;
+}
+
+const std::vector<MeshAxis>& DeviceMesh::axes() const {
+  return view_->axes;
+}
+
+const std::vector<int>& DeviceMesh::shape() const {
+  return view_->shape;
+}
+
+int DeviceMesh::size() const {
+  int size = 1;
+  for (const int axis : view_->shape) size *= axis;
+  return size;
+}
+
+int DeviceMesh::size(std::string_view axis) const {
+  return view_->shape[index_of(axis)];
+}
+
+const std::vector<int>& DeviceMesh::coordinates() const {
+  return view_->coordinates;
+}
+
+int DeviceMesh::coordinate(std::string_view axis) const {
+  return view_->coordinates[index_of(axis)];
+}
+
+const ProcessGroup& DeviceMesh::group(std::string_view axis) const {
+  const size_t index = index_of(axis);
+  return groups_->group(ranks_along(std::span(&index, 1)), view_->axes[index].name);
+}
+
+const ProcessGroup& DeviceMesh::joint_group(const std::vector<std::string>& axes) const {
+  const std::vector<size_t> indices = indices_of(axes);
+  std::string name;
+  for (const size_t index : indices) {
+    name += (name.empty() ? "" : "+") + view_->axes[index].name;
+  }
+  return groups_->group(ranks_along(indices), name);
+}
+
+std::vector<int> DeviceMesh::ranks(std::string_view axis) const {
+  const size_t index = index_of(axis);
+  std::vector<int> ranks = ranks_along(std::span(&index, 1));
+  for (int& rank : ranks) rank = groups_->world().global_rank(rank);
+  return ranks;
+}
+
+DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
+  std::vector<MeshAxis> axes;
+  std::vector<std::vector<Step>> steps;
+  for (const size_t index : indices_of(names)) {
+    if (view_->axes[index].name != names[axes.size()]) {
+      refuse(format("slice: axis \"{}\" stands before \"{}\" in the mesh; name axes in its order",
+                    view_->axes[index].name, names[axes.size()]));
+    }
+    axes.push_back(view_->axes[index]);
+    steps.push_back(view_->steps[index]);
+  }
+  return DeviceMesh(groups_, std::move(axes), std::move(steps));
+}
+
+DeviceMesh DeviceMesh::flatten(const std::vector<std::string>& names, std::string name) const {
+  const std::vector<size_t> indices = indices_of(names);
+  if (name.empty()) refuse("flatten: the new axis has no name; give it one");
+  std::vector<MeshAxis> axes;
+  std::vector<std::vector<Step>> steps;
+  for (size_t index = 0; index < view_->axes.size(); ++index) {
+    const MeshAxis& axis = view_->axes[index];
+    const bool is_flattened = std::ranges::find(indices, index) != indices.end();
+    if (!is_flattened && axis.name == name) {
+      refuse(format("flatten: the mesh has an axis \"{}\" already; choose another name", name));
+    }
+    if (!is_flattened) {
+      axes.push_back(axis);
+      steps.push_back(view_->steps[index]);
+    } else if (index == indices.front()) {
+      axes.push_back({name, 1});
+      steps.emplace_back();
+    }
+  }
+  std::vector<Step>& merged = steps[indices.front()];
+  for (const size_t index : indices) {
+    merged.insert(merged.end(), view_->steps[index].begin(), view_->steps[index].end());
+  }
+  axes[indices.front()].size = size_of_steps(merged);
+  return DeviceMesh(groups_, std::move(axes), std::move(steps));
+}
+
+void DeviceMesh::close() const {
+  groups_->close();
+}
+
+std::string DeviceMesh::to_string() const {
+  return text_of(view_->axes);
+}
+
+size_t DeviceMesh::index_of(std::string_view axis) const {
+  for (size_t i = 0; i < view_->axes.size(); ++i) {
+    if (view_->axes[i].name == axis) return i;
+  }
+  refuse(format("it has no axis \"{}\"; use one of its names", axis));
+}
+
+std::vector<size_t> DeviceMesh::indices_of(std::span<const std::string> axes) const {
+  if (axes.empty()) refuse("no axis is named; name at least one");
+  std::set<size_t> indices;
+  for (const std::string& axis : axes) {
+    if (!indices.insert(index_of(axis)).second) {
+      refuse(format("axis \"{}\" is named twice; name each once", axis));
+    }
+  }
+  return {indices.begin(), indices.end()};
+}
+
+std::vector<int> DeviceMesh::ranks_along(std::span<const size_t> axes) const {
+  std::vector<int> ranks = {groups_->world().rank()};
+  for (const size_t axis : axes) {
+    for (const Step& step : view_->steps[axis]) {
+      std::vector<int> longer;
+      for (const int rank : ranks) {
+        const int first = rank - rank / step.stride % step.size * step.stride;
+        for (int i = 0; i < step.size; ++i) longer.push_back(first + i * step.stride);
+      }
+      ranks = std::move(longer);
+    }
+  }
+  return ranks;
+}
+
+void DeviceMesh::refuse(const std::string& problem) const {
+  refuse_axes(groups_->world(), view_->axes, problem);
+}
+
+}  // namespace cadre

@@ -1,0 +1,126 @@
+#include "cadre/mesh/dtensor.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/collective/reduction_table.h"
+#include "cadre/group/dtype.h"
+#include "cadre/mesh/redistribute.h"
+
+namespace cadre {
+namespace {
+
+[[noreturn]] void refuse_dtensor(const DeviceMesh& mesh, std::string_view call,
+                                 const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DTensor::{} on mesh {}: {}", call, mesh.to_string(), problem));
+}
+
+std::string shown(std::span<const int64_t> sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += format("{}{}", text.empty() ? "" : ", ", size);
+  return "(" + text + ")";
+}
+
+DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Tensor& tensor) {
+  if (!tensor.defined()) refuse_dtensor(mesh, call, "the tensor is undefined; pass one with data");
+  if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
+    refuse_dtensor(mesh, call,
+                   format("the tensor {} is not a dense one on the CPU; pass to_dense() or cpu()",
+                          shown(tensor.sizes())));
+  }
+  const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
+  if (!dtype) {
+    refuse_dtensor(mesh, call,
+                   format("the tensor is {}; supported are {}", c10::toString(tensor.scalar_type()),
+                          dtype_names()));
+  }
+  return *dtype;
+}
+
+// For this mesh, these sizes and this dtype.
+std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view call,
+                                        std::span<const Placement> placements, size_t num_dims,
+                                        DType dtype) {
+  std::vector<Placement> checked;
+  try {
+    checked = normalized(placements, mesh.shape().size(), static_cast<int64_t>(num_dims));
+  } catch (const Error& error) {
+    refuse_dtensor(mesh, call, error.message());
+  }
+  for (const Placement& placement : checked) {
+    if (placement.partial() == nullptr) continue;
+    const Status status = check_reduction(dtype, placement.partial()->op);
+    if (!status.ok()) refuse_dtensor(mesh, call, status.error().message());
+  }
+  return checked;
+}
+
+}  // namespace
+
+DTensor::DTensor(at::Tensor local, DeviceMesh mesh, std::vector<Placement> placements,
+                 std::vector<int64_t> sizes)
+    : local_(std::move(local)),
+      mesh_(std::move(mesh)),
+      placements_(std::move(placements)),
+      sizes_(std::move(sizes)) {}
+
+DTensor DTensor::distribute(const at::Tensor& full, const DeviceMesh& mesh,
+                            const std::vector<Placement>& placements) {
+  const DType dtype = check_operand(mesh, "distribute", full);
+  std::vector<Placement> checked =
+      check_placements(mesh, "distribute", placements, full.sizes().size(), dtype);
+  if (full.requires_grad() && !full.is_leaf()) {
+    refuse_dtensor(mesh, "distribute",
+                   "the full tensor is the result of an operation that autograd has recorded; pass "
+                   "its detach(), or from_local() it as Replicate() and redistribute()");
+  }
+  const std::vector<Placement> replicated(checked.size(), Replicate());
+  at::Tensor local = redistribute_values({mesh, full.sizes().vec(), replicated, checked}, full);
+  local.requires_grad_(full.requires_grad());
+  return DTensor(std::move(local), mesh, std::move(checked), full.sizes().vec());
+}
+
+DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
+                            const std::vector<Placement>& placements, std::vector<int64_t> sizes) {
+  const DType dtype = check_operand(mesh, "from_local", local);
+  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
+    refuse_dtensor(mesh, "from_local",
+                   format("{} are not the sizes of a tensor; pass sizes from 0", shown(sizes)));
+  }
+  std::vector<Placement> checked =
+      check_placements(mesh, "from_local", placements, sizes.size(), dtype);
+  const Box box = local_box(sizes, mesh.shape(), mesh.coordinates(), checked);
+  if (!std::ranges::equal(local.sizes(), box.sizes)) {
+    refuse_dtensor(
+        mesh, "from_local",
+        format("the local tensor is {}, but of a tensor {} with {} the rank at {} holds {}; pass "
+               "that part, or the sizes of the whole tensor that it is a part of",
+               shown(local.sizes()), shown(sizes), cadre::to_string(checked),
+               shown(std::vector<int64_t>(mesh.coordinates().begin(), mesh.coordinates().end())),
+               shown(box.sizes)));
+  }
+  return DTensor(local, mesh, std::move(checked), std::move(sizes));
+}
+
+Box DTensor::box() const {
+  return local_box(sizes_, mesh_.shape(), mesh_.coordinates(), placements_);
+}
+
+DTensor DTensor::redistribute(const std::vector<Placement>& placements,
+                              const RedistributeOptions& options) const {
+  std::vector<Placement> checked = check_placements(mesh_, "redistribute", placements,
+                                                    sizes_.size(), *to_dtype(local_.scalar_type()));
+  at::Tensor local = redistribute_through_autograd({mesh_, sizes_, placements_, checked}, local_,
+                                                   options.requires_grad);
+  return DTensor(std::move(local), mesh_, std::move(checked), sizes_);
+}
+
+at::Tensor DTensor::full_tensor(const RedistributeOptions& options) const {
+  return redistribute(std::vector<Placement>(placements_.size(), Replicate()), options).local();
+}
+
+}  // namespace cadre

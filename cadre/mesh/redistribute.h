@@ -1,0 +1,40 @@
+// The moves of one tensor between two lists of placements on a mesh: which reductions, exchanges
+// and cuts they take, and their derivative.
+//
+// Threads: as ProcessGroup: a collective of the groups along the axes concerned, in the order of
+// the operations. Blocking: until the operations are done, each with the deadline of its group.
+// Lifetime: the graph keeps the mesh. Errors: cadre::Error of the operations; kInvalidArgument
+// where a derivative is asked for that does not exist.
+// `local`: what this rank holds of a tensor of `sizes` under `from`, any strides, a dtype of
+// base/types.h. Source: DTensor's redistribute; docs/decisions/0012.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/mesh/placement.h"
+
+namespace cadre {
+
+// REQUIRES: from and to are normalized().
+struct Redistribution {
+  DeviceMesh mesh;
+  std::vector<int64_t> sizes;
+  std::vector<Placement> from;
+  std::vector<Placement> to;
+};
+
+// What this rank holds under `to`: new memory, contiguous, outside autograd. Moves nothing of a
+// tensor without elements, but every rank calls it, also one that holds none of the elements.
+at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& local);
+
+// The same through autograd. requires_grad: RedistributeOptions::requires_grad.
+at::Tensor redistribute_through_autograd(const Redistribution& move, const at::Tensor& local,
+                                         std::optional<bool> requires_grad);
+
+}  // namespace cadre
