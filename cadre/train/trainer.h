@@ -20,7 +20,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/buckets/replica_group.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/os/system.h"
@@ -32,6 +31,7 @@
 #include "cadre/train/run_folder.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/train/train_state.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/replica_group.h"
 #include "tests/process/job.h"
 
 namespace cadre::testing {

@@ -1,5 +1,5 @@
 // What libtorch's C++ autograd does with hooks and callbacks, as decision 0003 states it.
-#include "cadre/parallel/ddp/autograd_hooks.h"
+#include "cadre/wrap/autograd_hooks.h"
 
 #include <algorithm>
 #include <optional>

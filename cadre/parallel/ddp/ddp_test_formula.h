@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "cadre/base/log.h"
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre::testing {
 
