@@ -10,3 +10,4 @@
 #include "cadre/data/mnist.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/wrap/gradient_norm.h"

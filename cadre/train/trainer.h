@@ -84,6 +84,7 @@ class Trainer {
   void open_run_folder(const std::optional<std::string>& snapshot);
   void introduce();
   StepSums step(const Batch& batch);
+  double clip_gradients();
   double forward_and_backward(const Batch& batch);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
