@@ -1,5 +1,7 @@
 #include "cadre/train/trainer_test.h"
 
+#include <torch/torch.h>
+
 #include <filesystem>
 #include <string>
 #include <vector>

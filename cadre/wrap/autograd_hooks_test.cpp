@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/ddp/ddp_test_support.h"
+#include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
 namespace {
