@@ -16,7 +16,7 @@
 
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "cadre/base/error.h"
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 

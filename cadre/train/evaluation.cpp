@@ -2,10 +2,10 @@
 
 #include <torch/torch.h>
 
-#include "cadre/buckets/replica_group.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/train/models/model.h"
 #include "cadre/train/tasks/task.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 namespace {

@@ -1,10 +1,7 @@
 #include "cadre/train/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adagrad.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -15,9 +12,6 @@
 
 namespace cadre::train {
 namespace {
-
-// torch's guard against a division by a norm of zero.
-constexpr double kNormEpsilon = 1e-6;
 
 // The gradient with the pull of the parameter towards zero added, as in L2 regularization.
 at::Tensor decayed(const at::Tensor& gradient, const at::Tensor& parameter, double weight_decay) {
@@ -262,20 +256,6 @@ std::unique_ptr<Optimizer> make_optimizer(NamedTensors parameters, const Optimiz
   if (config.kind == "rmsprop") return std::make_unique<RmsProp>(std::move(parameters), config);
   if (config.kind == "adadelta") return std::make_unique<Adadelta>(std::move(parameters), config);
   return std::make_unique<Adam>(std::move(parameters), config);
-}
-
-double clip_gradient_norm(const NamedTensors& parameters, double max_norm) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, parameter] : parameters) {
-    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-  }
-  if (gradients.empty()) return 0;
-  const double norm = at::stack(at::_foreach_norm(gradients)).to(at::kDouble).norm().item<double>();
-  if (max_norm > 0 && norm > max_norm) {
-    at::_foreach_mul_(gradients, max_norm / (norm + kNormEpsilon));
-  }
-  return norm;
 }
 
 }  // namespace cadre::train

@@ -74,8 +74,4 @@ class Optimizer {
 
 std::unique_ptr<Optimizer> make_optimizer(NamedTensors parameters, const OptimizerConfig& config);
 
-// Scales all gradients so that their joint 2-norm is at most `max_norm` (no limit when 0). Returns
-// the norm before. After an all-reduce every rank has the same gradients, and so the one true norm.
-double clip_gradient_norm(const NamedTensors& parameters, double max_norm);
-
 }  // namespace cadre::train

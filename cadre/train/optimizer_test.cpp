@@ -249,20 +249,6 @@ TEST(Optimizer, SeesWhatTheKernelsWouldGetWrong) {
   }
 }
 
-TEST(ClipGradientNorm, IsTorchs) {
-  const NamedTensors own = make_parameters();
-  const NamedTensors truth = clones(own);
-  set_gradients(own, truth, 1);
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : truth) tensors.push_back(tensor);
-  const double expected = torch::nn::utils::clip_grad_norm_(tensors, 0.5);
-  EXPECT_NEAR(clip_gradient_norm(own, 0.5), expected, 1e-5);
-  for (size_t i = 0; i < own.size(); ++i) {
-    EXPECT_TRUE(own[i].second.grad().allclose(truth[i].second.grad(), 1e-5, 1e-7));
-  }
-  EXPECT_NEAR(clip_gradient_norm(own, 0), 0.5, 1e-4) << "0 is no limit";
-}
-
 TEST(Schedule, WarmsUpThenFallsAlongACosine) {
   OptimizerConfig optimizer;
   optimizer.learning_rate = 1.0;

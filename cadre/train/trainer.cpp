@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -16,6 +17,7 @@
 #include "cadre/train/resume_check.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/text_source.h"
+#include "cadre/wrap/gradient_norm.h"
 
 namespace cadre::train {
 namespace {
@@ -272,8 +274,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   const Duration communicated = surroundings_.time_in_communication();
   const double loss = forward_and_backward(batch);
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
-  const double gradient_norm =
-      clip_gradient_norm(optimizer_->parameters(), config_.optimizer.clip_norm);
+  const double gradient_norm = clip_gradients();
   if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {
     throw CommonError(
         Error(ErrorCode::kInvalidArgument,
@@ -288,6 +289,15 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   ++step_;
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
+}
+
+// Returns the norm before. After the all-reduce all ranks have the same gradients, so the same
+// norm.
+double Trainer::clip_gradients() {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : optimizer_->parameters()) parameters.push_back(parameter);
+  const double limit = config_.optimizer.clip_norm;  // 0: none
+  return clip_grad_norm_(parameters, limit > 0 ? limit : std::numeric_limits<double>::infinity());
 }
 
 // Leaves the gradients of the mean over the samples of all ranks; returns this rank's mean loss.

@@ -20,7 +20,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/buckets/replica_group.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/os/system.h"
@@ -32,6 +31,7 @@
 #include "cadre/train/run_folder.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/train/train_state.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 
@@ -84,6 +84,7 @@ class Trainer {
   void open_run_folder(const std::optional<std::string>& snapshot);
   void introduce();
   StepSums step(const Batch& batch);
+  double clip_gradients();
   double forward_and_backward(const Batch& batch);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);

@@ -1,5 +1,7 @@
 #include "cadre/train/trainer_test.h"
 
+#include <torch/torch.h>
+
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -294,6 +296,19 @@ TEST_F(TrainerTest, SnapshotsOfFormat1AreReadAndGoneOnFromBitForBit) {
   EXPECT_EQ(losses("a"), losses("whole"));
   set_format(folder_ + "/a/step-000012", 4);
   EXPECT_THAT(run(config).failures, HasSubstr("it has format 4"));
+}
+
+TEST_F(TrainerTest, AClipNormOfZeroIsNoLimit) {
+  const auto run_with = [this](const std::string& name, double clip_norm) {
+    Config config = this->config(name);
+    config.optimizer = {.kind = "sgd", .learning_rate = 0.1, .clip_norm = clip_norm};
+    ASSERT_EQ(run(config).failures, "");
+  };
+  run_with("none", 0);
+  run_with("wide", 1e9);
+  run_with("narrow", 1e-3);
+  expect_same_bits("none", "wide", 12);
+  EXPECT_LT(losses("none").back(), losses("narrow").back() - 0.01) << "a limit is one";
 }
 
 TEST_F(TrainerTest, SgdAndTheMlpTrain) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/checkpoint/safetensors.h"
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
 #include "cadre/testing/temporary_folder.h"
 #include "cadre/train/trainer.h"
 

@@ -17,6 +17,7 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/temporary_folder.h"
+#include "cadre/wrap/replica_group_fakes.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 
@@ -24,6 +25,8 @@ namespace cadre {
 namespace {
 
 using std::chrono::seconds;
+using testing::FakeReplicas;
+using testing::GroupCall;
 using testing::kLimit;
 using testing::kStopTimeout;
 using testing::kVictim;
@@ -105,38 +108,26 @@ Tensor input_of(int rank) {
   return torch::linspace(-1, 1, 40, torch::kDouble).view({5, 8}) * (rank + 1);
 }
 
-// Counts the buckets, and calls out where a rank may be disturbed.
-class CountingReplicas final : public testing::ForwardingReplicas {
- public:
-  using ForwardingReplicas::ForwardingReplicas;
+// Where a rank may be disturbed, and how many buckets it has reduced.
+struct Watch {
+  explicit Watch(FakeReplicas& replicas) {
+    replicas.on_call = [this](GroupCall& call) {
+      if (call.kind == GroupCall::Kind::kBroadcast && before_broadcast) before_broadcast();
+      const bool is_asynchronous = call.kind == GroupCall::Kind::kAllReduceAsync;
+      if (is_asynchronous) call.pass_on();
+      if (call.is_reduction_of_values()) {
+        ++num_buckets;
+        if (at_bucket) at_bucket();
+      }
+      if (!is_asynchronous) call.pass_on();
+    };
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
 
-  int num_buckets() const { return num_buckets_; }
-
+  int num_buckets = 0;
   std::function<void()> before_broadcast;
   std::function<void()> at_bucket;  // the others may be inside it
-
-  std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
-    auto wait = ForwardingReplicas::all_reduce_async(tensor, op);
-    look_at(tensor);
-    return wait;
-  }
-  void all_reduce(const Tensor& tensor, ReduceOp op) override {
-    look_at(tensor);
-    ForwardingReplicas::all_reduce(tensor, op);
-  }
-  void broadcast(const Tensor& tensor, Rank root) override {
-    if (before_broadcast) before_broadcast();
-    ForwardingReplicas::broadcast(tensor, root);
-  }
-
- private:
-  void look_at(const Tensor& tensor) {
-    if (!tensor.is_floating_point()) return;
-    ++num_buckets_;
-    if (at_bucket) at_bucket();
-  }
-
-  int num_buckets_ = 0;
 };
 
 // A group and a wrapper on it, as one round of a job has them.
@@ -144,13 +135,15 @@ struct Replica {
   Replica(RankContext& context, const Membership& membership, const std::shared_ptr<Net>& net,
           const CommunicatorOptions& options)
       : group(testing::connect(context, membership, options)),
-        replicas(std::make_shared<CountingReplicas>(group)),
+        replicas(std::make_shared<FakeReplicas>(group)),
+        watch(*replicas),
         model(net, replicas, {.bucket_caps = {.first_bytes = 256, .bytes = 1024}}) {}
 
   Tensor output() { return model(input_of(group.rank())); }
 
   ProcessGroup group;
-  std::shared_ptr<CountingReplicas> replicas;
+  std::shared_ptr<FakeReplicas> replicas;
+  Watch watch;
   DistributedDataParallel<Net> model;
   int buckets_per_step = 0;  // of the last checked step
 };
@@ -159,9 +152,9 @@ struct Replica {
 void check_step(Replica& replica) {
   Net& net = *replica.model.module();
   net.zero_grad();
-  const int before = replica.replicas->num_buckets();
+  const int before = replica.watch.num_buckets;
   loss_of(replica.output()).backward();
-  replica.buckets_per_step = replica.replicas->num_buckets() - before;
+  replica.buckets_per_step = replica.watch.num_buckets - before;
   Net copy;
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < net.parameters().size(); ++i) {
@@ -181,10 +174,10 @@ void check_step(Replica& replica) {
 void backward(RankContext& context, Replica& replica, const FailureCase& test,
               const std::string& moment_file) {
   Net& net = *replica.model.module();
-  CountingReplicas& replicas = *replica.replicas;
-  const int before = replicas.num_buckets();
+  Watch& watch = replica.watch;
+  const int before = watch.num_buckets;
   const auto disturb = [&](int num_buckets) {
-    require(replicas.num_buckets() - before == num_buckets,
+    require(watch.num_buckets - before == num_buckets,
             format("{} buckets are on their way", num_buckets));
     testing::disturb_self(context, test.signal, moment_file);
   };
@@ -192,11 +185,11 @@ void backward(RankContext& context, Replica& replica, const FailureCase& test,
     return context.rank == kVictim && test.moment == moment;
   };
   net.zero_grad();
-  if (is_due(Moment::kInForward)) replicas.before_broadcast = [&] { disturb(0); };
+  if (is_due(Moment::kInForward)) watch.before_broadcast = [&] { disturb(0); };
   if (is_due(Moment::kAfterTheFirstBucket)) net.behind_third = [&] { disturb(1); };
   if (is_due(Moment::kAtTheLastBucket)) {
-    replicas.at_bucket = [&] {
-      if (replicas.num_buckets() - before == replica.buckets_per_step) {
+    watch.at_bucket = [&] {
+      if (watch.num_buckets - before == replica.buckets_per_step) {
         disturb(replica.buckets_per_step);
       }
     };

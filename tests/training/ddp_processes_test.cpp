@@ -1,5 +1,5 @@
 // Equality with one process when the ranks are processes: each trains every case alone first, then
-// with the others, and compares within the bounds of ddp_test_bounds.h.
+// with the others, and compares within the bounds of wrap_test_bounds.h.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_test_bounds.h"
 #include "cadre/parallel/ddp/ddp_test_training.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/seeds.h"
+#include "cadre/wrap/wrap_test_bounds.h"
 #include "tests/process/job.h"
 
 namespace cadre {

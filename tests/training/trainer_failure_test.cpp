@@ -15,6 +15,7 @@
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/temporary_folder.h"
 #include "cadre/train/trainer.h"
+#include "cadre/wrap/replica_group_fakes.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 
@@ -22,6 +23,8 @@ namespace cadre::train {
 namespace {
 
 using std::chrono::seconds;
+using testing::FakeReplicas;
+using testing::GroupCall;
 using testing::kLimit;
 using testing::kStopTimeout;
 using testing::kVictim;
@@ -46,35 +49,6 @@ std::string name_of_trainer_case(const ::testing::TestParamInfo<TrainerCase>& in
   return format("{}_{}", info.param.signal == SIGKILL ? "kill" : "stop", moment);
 }
 
-// Calls out before what the trainer itself asks for, apart from gradients.
-class WatchedReplicas final : public testing::ForwardingReplicas {
- public:
-  using ForwardingReplicas::ForwardingReplicas;
-
-  std::function<void(int number)> before_sum;  // of three numbers, counted from 1
-  std::function<void()> before_snapshot;
-
-  std::function<void()> all_reduce_async(const Tensor& tensor, ReduceOp op) override {
-    look_at(tensor);
-    return ForwardingReplicas::all_reduce_async(tensor, op);
-  }
-  void all_reduce(const Tensor& tensor, ReduceOp op) override {
-    look_at(tensor);
-    ForwardingReplicas::all_reduce(tensor, op);
-  }
-  void all_gather(const Tensor& output, const Tensor& input) override {
-    if (input.scalar_type() == torch::kByte && before_snapshot) before_snapshot();
-    ForwardingReplicas::all_gather(output, input);
-  }
-
- private:
-  void look_at(const Tensor& tensor) {
-    if (tensor.scalar_type() == torch::kFloat64 && before_sum) before_sum(++num_sums_);
-  }
-
-  int num_sums_ = 0;
-};
-
 Config config_in(const std::string& folder) {
   Config config;
   config.model = {.kind = "mlp", .layers = 1, .width = 16};
@@ -85,17 +59,21 @@ Config config_in(const std::string& folder) {
   return config;
 }
 
-// The sums are those of step 1, step 2, the evaluation after step 2, and so on.
-void disturb_self_at(TrainerMoment moment, WatchedReplicas& replicas,
+// Before what the trainer itself asks for, apart from gradients. The sums are those of step 1, step
+// 2, the evaluation after step 2, and so on.
+void disturb_self_at(TrainerMoment moment, FakeReplicas& replicas,
                      const std::function<void()>& act) {
-  if (moment == TrainerMoment::kSnapshot) {
-    replicas.before_snapshot = act;
-  } else {
-    const int due = moment == TrainerMoment::kLossSum ? 2 : 3;
-    replicas.before_sum = [=](int number) {
-      if (number == due) act();
-    };
-  }
+  const int due = moment == TrainerMoment::kLossSum ? 2 : 3;
+  replicas.on_call = [=, num_sums = 0](GroupCall& call) mutable {
+    if (moment == TrainerMoment::kSnapshot) {
+      if (call.kind == GroupCall::Kind::kAllGather && call.tensor.scalar_type() == torch::kByte) {
+        act();
+      }
+    } else if (call.is_all_reduce() && call.tensor.scalar_type() == torch::kFloat64) {
+      if (++num_sums == due) act();
+    }
+    call.pass_on();
+  };
 }
 
 void train_until_it_fails(RankContext& context, const Membership& membership,
@@ -104,7 +82,7 @@ void train_until_it_fails(RankContext& context, const Membership& membership,
   const auto limit = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
   const ProcessGroup group(testing::connect(context, membership, {.timeout = limit}));
   const int victim_pid = group.communicator().peers()[kVictim].pid;
-  const auto replicas = std::make_shared<WatchedReplicas>(group);
+  const auto replicas = std::make_shared<FakeReplicas>(group);
   if (context.rank == kVictim) {
     disturb_self_at(test.moment, *replicas,
                     [&] { testing::disturb_self(context, test.signal, folder.file("moment")); });

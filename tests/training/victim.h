@@ -1,8 +1,7 @@
-// What tests of failures in training share: the rank that is killed or stopped by its own hand, how
-// soon the others must say so, and a replica group to step in from.
+// What tests of failures in training share: the rank that is killed or stopped by its own hand, and
+// how soon the others must say so.
 //
-// Threads: as the group's. Blocking: as the group's; disturb_self() does not return. Lifetime: a
-// ForwardingReplicas keeps the group. Errors: those of the group. For tests only.
+// Threads: one for each rank. Blocking: disturb_self() does not return. For tests only.
 #pragma once
 
 #include <signal.h>
@@ -13,7 +12,6 @@
 #include <memory>
 #include <string>
 
-#include "cadre/buckets/replica_group.h"
 #include "tests/process/job.h"
 
 namespace cadre::testing {
@@ -37,28 +35,5 @@ inline TimePoint read_moment(const std::string& moment_file) {
   std::ifstream(moment_file) >> moment.ns;
   return moment;
 }
-
-// Passes everything on; a test overrides the call that it watches.
-class ForwardingReplicas : public ReplicaGroup {
- public:
-  explicit ForwardingReplicas(const ProcessGroup& group) : real_(make_replica_group(group)) {}
-
-  Rank rank() const override { return real_->rank(); }
-  int world_size() const override { return real_->world_size(); }
-  at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override {
-    return real_->empty_flat(numel, dtype);
-  }
-  std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
-    return real_->all_reduce_async(tensor, op);
-  }
-  void all_reduce(const at::Tensor& tensor, ReduceOp op) override { real_->all_reduce(tensor, op); }
-  void broadcast(const at::Tensor& tensor, Rank root) override { real_->broadcast(tensor, root); }
-  void all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    real_->all_gather(output, input);
-  }
-
- private:
-  const std::shared_ptr<ReplicaGroup> real_;
-};
 
 }  // namespace cadre::testing

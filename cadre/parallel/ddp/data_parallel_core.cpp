@@ -5,32 +5,27 @@
 #include <torch/nn/module.h>
 
 #include <string>
-#include <unordered_set>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/gradient_buckets.h"
 #include "cadre/parallel/ddp/agreement/trailer.h"
-#include "cadre/parallel/ddp/autograd_hooks.h"
-#include "cadre/parallel/ddp/located_replicas.h"
-#include "cadre/parallel/ddp/parameter_watch.h"
 #include "cadre/parallel/ddp/reducer.h"
+#include "cadre/wrap/autograd_hooks.h"
+#include "cadre/wrap/located_replicas.h"
+#include "cadre/wrap/parameter_watch.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre {
 
 namespace {
 
-// A tensor that is registered under two names stands here under the first.
-std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
-  std::unordered_set<const c10::TensorImpl*> seen;
-  std::vector<NamedTensor> result;
-  for (const auto& item : tensors) {
-    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    result.push_back({item.key(), item.value()});
-  }
-  return result;
-}
+// The parts of a step, as LocatedReplicas names them.
+constexpr std::string_view kInForward = "its forward {}, which begins with rank 0's buffers";
+constexpr std::string_view kInBackward = "the backward() after its forward {}";
+constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
 
 // In the message of a mean; no backward has it in practice, so a bucket of as many elements
 // differs.
@@ -49,12 +44,16 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
                        module ? "group" : "module",
                        module ? "cadre::init_process_group()" : "std::make_shared<Net>()"));
   }
-  group_ = std::make_shared<LocatedReplicas>(std::move(group), module->name());
+  group_ = std::make_shared<LocatedReplicas>(
+      std::move(group),
+      LocatedReplicas::Owner{.wrapper = "DistributedDataParallel", .module = module->name()});
   if (group_->world_size() == 1) return;
-  const std::vector<NamedTensor> parameters = distinct(module->named_parameters());
+  const std::vector<NamedTensor> parameters = distinct_parameters(*module);
   check_not_wrapped(parameters);
-  const std::vector<NamedTensor> buffers = distinct(module->named_buffers());
-  number_ = check_replicas_match(parameters, buffers, *group_);
+  const std::vector<NamedTensor> buffers = distinct_buffers(*module);
+  const uint64_t number =
+      check_replicas_match("DistributedDataParallel", {parameters, buffers}, *group_);
+  number_ = static_cast<uint32_t>(number % kGotOtherBuffers);
   broadcast_tensors(parameters, /*root=*/0, *group_);
   broadcast_tensors(buffers, /*root=*/0, *group_);
   if (!buffers.empty()) {
@@ -78,7 +77,7 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
   reducer_ = std::make_unique<Reducer>(
       std::move(trained), std::move(names), group_,
       Reducer::Wrapper{.number = number_, .module = group_->module_name()}, options_);
-  group_->enter(LocatedReplicas::Place::kBackward);
+  group_->enter({kInBackward, num_forwards_});
 }
 
 DataParallelCore::~DataParallelCore() = default;
@@ -89,9 +88,9 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   reducer_->begin_forward(last_num_samples());
   check_unchanged();
   if (num_no_sync_ > 0) return;
-  group_->enter(LocatedReplicas::Place::kForward);
+  group_->enter({kInForward, ++num_forwards_});
   if (options_.broadcast_buffers && is_training) broadcast_buffers();
-  group_->enter(LocatedReplicas::Place::kBackward);
+  group_->enter({kInBackward, num_forwards_});
 }
 
 // Buffers of another wrapper become an error of the pass that follows, on all ranks: alone, this
@@ -178,9 +177,9 @@ double DataParallelCore::mean_over_ranks(double value) {
   double* values = sums.mutable_data_ptr<double>();
   values[0] = weight == 0 ? 0 : weight * value;  // the mean over no samples may be NaN
   values[1] = weight;
-  group_->enter(LocatedReplicas::Place::kMean);
+  group_->enter({kInMean, num_forwards_});
   group_->all_reduce(sums, ReduceOp::kSum);
-  group_->enter(LocatedReplicas::Place::kBackward);
+  group_->enter({kInBackward, num_forwards_});
   if (trailer_needs_attention(trailer)) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("DistributedDataParallel of {}, rank {}: the ranks are in "

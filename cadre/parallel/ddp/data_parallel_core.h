@@ -16,9 +16,9 @@
 
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/buckets/replica_group.h"
 #include "cadre/parallel/ddp/options.h"
-#include "cadre/parallel/ddp/replica_check.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace torch::nn {
 class Module;
@@ -69,6 +69,7 @@ class CADRE_EXPORT DataParallelCore {
   uint32_t number_ = 0;  // of the wrapper, see check_replicas_match()
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<Reducer> reducer_;
+  int64_t num_forwards_ = 0;                     // synchronized ones, with grad
   int num_no_sync_ = 0;                          // guards that live
   std::optional<int64_t> num_samples_;           // said for the forward to come
   std::optional<int64_t> last_num_samples_ = 0;  // of the last forward

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/ddp_test_support.h"
 
 namespace cadre {
@@ -69,7 +69,8 @@ class DdpChanges : public ::testing::TestWithParam<Change> {};
 
 TEST_P(DdpChanges, AreNamedAtTheNextForwardAndWrappingAgainIsRight) {
   const auto net = std::make_shared<Changeable>();
-  const auto peers = std::make_shared<FormulaReplicas>(kWorld);
+  const auto formula = std::make_shared<DdpPeers>(kWorld);
+  const auto peers = std::make_shared<FakeReplicas>(formula);
   {
     DistributedDataParallel model{net, peers};
     loss_of(model(input())).backward();
@@ -93,7 +94,7 @@ TEST_P(DdpChanges, AreNamedAtTheNextForwardAndWrappingAgainIsRight) {
     const auto guard = again.no_sync();
     loss_of(net->forward(input())).backward();
   }
-  expect_gradients(*net, reduced, 1 / peers->mean_factor());
+  expect_gradients(*net, reduced, 1 / formula->mean_factor());
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DdpChanges, ::testing::ValuesIn(kChanges),
@@ -102,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpChanges, ::testing::ValuesIn(kChanges),
 TEST(DdpChanges, AWorldOfOneTakesEveryChange) {
   for (const Change& change : kChanges) {
     const auto net = std::make_shared<Changeable>();
-    DistributedDataParallel model{net, std::make_shared<FormulaReplicas>(1)};
+    DistributedDataParallel model{
+        net, std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1))};
     ((*net).*change.make)();
     if (change.still_runs) {
       EXPECT_NO_THROW(loss_of(model(input())).backward()) << change.name;

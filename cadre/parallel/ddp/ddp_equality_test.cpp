@@ -1,5 +1,5 @@
 // Training on 1 to 8 ranks, as threads, equals training in one process: the same gradients, and the
-// same parameters after 20 steps, within the bounds of ddp_test_bounds.h. The check itself is
+// same parameters after 20 steps, within the bounds of wrap_test_bounds.h. The check itself is
 // proved: without the division, without a bucket or without the initial broadcast it fails.
 //
 // Measured over 50 weights and data sets of the MLP and the GPT on 1 to 4 ranks, the worst used
@@ -17,9 +17,9 @@
 #include <tuple>
 #include <vector>
 
-#include "cadre/parallel/ddp/ddp_test_bounds.h"
 #include "cadre/parallel/ddp/ddp_test_training.h"
 #include "cadre/testing/seeds.h"
+#include "cadre/wrap/wrap_test_bounds.h"
 
 namespace cadre {
 namespace {

@@ -21,7 +21,7 @@ using DdpMechanics = DdpTest;
 TEST_F(DdpMechanics, GradientsAreTheMeanWhenBackwardReturns) {
   auto model = wrap();
   loss_of(model(input())).backward();
-  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+  expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
   EXPECT_GT(peers_->num_waited, 2);
 }
 
@@ -40,7 +40,7 @@ TEST_F(DdpMechanics, GradientsLieInBucketsHoweverTheyAreZeroed) {
     for (size_t i = 0; i < homes.size(); ++i) {
       EXPECT_EQ(net_->parameters()[i].grad().data_ptr(), homes[i]) << "set_to_none " << set_to_none;
     }
-    expect_gradients(*net_, expected, peers_->mean_factor());
+    expect_gradients(*net_, expected, formula_->mean_factor());
   }
 }
 
@@ -49,7 +49,7 @@ TEST_F(DdpMechanics, BackwardAddsToReducedGradients) {
   loss_of(model(input())).backward();
   loss_of(model(input())).backward();
   // The second pass averages mean + own: equal means stay, as the formula peers scale both.
-  const double f = peers_->mean_factor();
+  const double f = formula_->mean_factor();
   expect_gradients(*net_, local_gradients(*net_, plain_step), f * (f + 1));
 }
 
@@ -60,7 +60,7 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
     net_->zero_grad();
     loss_of(model(input())).backward();
     EXPECT_FALSE(net_->side->weight.grad().defined());
-    expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+    expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
   }
   // A gradient from before keeps its bits, though the bucket around it is reduced.
   net_->side->weight.mutable_grad() = torch::full_like(net_->side->weight, 0.1);
@@ -73,8 +73,8 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
 TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
-  peers_->peer_counts = torch::zeros({6 + 6 + 5 * kWorld}, torch::kInt);
-  peers_->peer_counts.narrow(0, 0, 6).fill_(3);  // used by all the others
+  formula_->counts = torch::zeros({6 + 6 + 5 * kWorld}, torch::kInt);
+  formula_->counts.narrow(0, 0, 6).fill_(3);  // used by all the others
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
   EXPECT_TRUE(torch::equal(net_->side->weight.grad(), torch::zeros_like(net_->side->weight)));
@@ -82,9 +82,9 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
 
 TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   auto model = wrap();
-  peers_->flag_of_peers = 1;
-  peers_->peer_counts = torch::zeros({6 + 6 + 5 * kWorld}, torch::kInt);
-  peers_->peer_counts[6 + 6 + 2] = 1;
+  formula_->flag = 1;
+  formula_->counts = torch::zeros({6 + 6 + 5 * kWorld}, torch::kInt);
+  formula_->counts[6 + 6 + 2] = 1;
   const std::string error =
       error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kAborted);
   EXPECT_THAT(error, HasSubstr("rank 2 left this backward by an exception"));
@@ -140,7 +140,7 @@ TEST_F(DdpMechanics, TiedAndFrozenParameters) {
     net->zero_grad();
     loss_of(model(tokens)).backward();
     EXPECT_TRUE(torch::allclose(net->embedding->weight.grad(),
-                                reference->embedding->weight.grad() * peers_->mean_factor()));
+                                reference->embedding->weight.grad() * formula_->mean_factor()));
     EXPECT_FALSE(net->frozen->weight.grad().defined());
   }
   ASSERT_TRUE(model.learned_layout());
@@ -161,7 +161,7 @@ TEST_F(DdpMechanics, NoSyncAccumulatesAndTheNextBackwardReducesTheSum) {
     EXPECT_EQ(peers_->num_waited, 0);
   }
   loss_of(model(input())).backward();
-  expect_gradients(*net_, local, 3 * peers_->mean_factor());
+  expect_gradients(*net_, local, 3 * formula_->mean_factor());
 }
 
 TEST_F(DdpMechanics, ParametersUsedOnlyUnderNoSyncAreReduced) {
@@ -173,7 +173,7 @@ TEST_F(DdpMechanics, ParametersUsedOnlyUnderNoSyncAreReduced) {
   }
   net_->use_side = false;
   loss_of(model(input())).backward();
-  EXPECT_TRUE(torch::allclose(net_->side->weight.grad(), with_side[4] * peers_->mean_factor()));
+  EXPECT_TRUE(torch::allclose(net_->side->weight.grad(), with_side[4] * formula_->mean_factor()));
 }
 
 TEST_F(DdpMechanics, ReduceGradientsEndsAnAccumulationWithoutABackward) {
@@ -183,7 +183,7 @@ TEST_F(DdpMechanics, ReduceGradientsEndsAnAccumulationWithoutABackward) {
     loss_of(model(input())).backward();
   }
   model.reduce_gradients();
-  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+  expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
 }
 
 TEST_F(DdpMechanics, SecondBackwardThroughOneForwardIsRefused) {
@@ -200,7 +200,7 @@ TEST_F(DdpMechanics, SecondBackwardThroughOneForwardIsRefused) {
     loss_of(again).backward({}, /*retain_graph=*/true);
   }
   loss_of(again).backward();
-  expect_gradients(*net_, local_gradients(*net_, plain_step), 2 * peers_->mean_factor());
+  expect_gradients(*net_, local_gradients(*net_, plain_step), 2 * formula_->mean_factor());
 }
 
 TEST_F(DdpMechanics, TwoForwardsThenOneOrTwoBackwards) {
@@ -209,14 +209,14 @@ TEST_F(DdpMechanics, TwoForwardsThenOneOrTwoBackwards) {
   const Tensor a = model(input());
   const Tensor b = model(input());
   (loss_of(a) + loss_of(b)).backward();
-  expect_gradients(*net_, local, 2 * peers_->mean_factor());
+  expect_gradients(*net_, local, 2 * formula_->mean_factor());
   net_->zero_grad();
   const Tensor c = model(input());
   const Tensor d = model(input());
   loss_of(c).backward();
   net_->zero_grad();
   loss_of(d).backward();
-  expect_gradients(*net_, local, peers_->mean_factor());
+  expect_gradients(*net_, local, formula_->mean_factor());
 }
 
 TEST_F(DdpMechanics, ModuleCalledDirectlyIsRefused) {
@@ -234,7 +234,7 @@ TEST_F(DdpMechanics, CreateGraphIsRefusedAndTheNextStepIsRight) {
   EXPECT_THAT(error_of(second_order, ErrorCode::kInvalidArgument), HasSubstr("create_graph=true"));
   for (const Tensor& p : net_->parameters()) EXPECT_FALSE(p.grad().defined()) << "nothing touched";
   loss_of(model(input())).backward();
-  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+  expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
 }
 
 TEST_F(DdpMechanics, GradientPenaltyByAutogradGradIsRight) {
@@ -249,7 +249,7 @@ TEST_F(DdpMechanics, GradientPenaltyByAutogradGradIsRight) {
   penalty_step([&](const Tensor& x) { return model(x); });
   const auto local = local_gradients(
       *net_, [&](Net& net) { penalty_step([&](const Tensor& x) { return net.forward(x); }); });
-  expect_gradients(*net_, local, peers_->mean_factor());
+  expect_gradients(*net_, local, formula_->mean_factor());
 }
 
 // The first derivative is taken with respect to the parameters, through the same accumulators.
@@ -270,7 +270,7 @@ TEST_F(DdpMechanics, PenaltyOnTheGradientsThemselvesIsRight) {
   for (int step = 0; step < 2; ++step) {
     net_->zero_grad();
     penalty_step(*net_, [&](const Tensor& x) { return model(x); });
-    expect_gradients(*net_, local, peers_->mean_factor());
+    expect_gradients(*net_, local, formula_->mean_factor());
   }
 }
 
@@ -314,7 +314,7 @@ TEST_F(DdpMechanics, NestedBackwardBelongsToTheOuterPass) {
     for (const char* name : {"first.weight", "first.bias", "side.bias", "second.weight"}) {
       EXPECT_TRUE(
           torch::allclose(net->named_parameters()[name].grad(),
-                          reference->named_parameters()[name].grad() * peers_->mean_factor()))
+                          reference->named_parameters()[name].grad() * formula_->mean_factor()))
           << name;
     }
   }
@@ -367,7 +367,7 @@ TEST_F(DdpMechanics, AGradientThatComesTwiceIsRefusedAndTheRemedyIsRight) {
       local.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
   }
   model.reduce_gradients();
-  expect_gradients(*net, local, peers_->mean_factor());
+  expect_gradients(*net, local, formula_->mean_factor());
   Checkpoint::body = nullptr;
 }
 
@@ -387,23 +387,24 @@ TEST_F(DdpMechanics, AnExceptionThroughTheEngineLeavesTheWrapperUsable) {
     net->zero_grad();
     net_->use_side = false;
     loss_of(model(input())).backward();
-    expect_gradients(*net, local_gradients(*net_, plain_step), peers_->mean_factor());
+    expect_gradients(*net, local_gradients(*net_, plain_step), formula_->mean_factor());
   }
 }
 
 TEST_F(DdpMechanics, TheEngineHandsOnTheErrorOfTheReduction) {
-  struct Broken : FormulaReplicas {
-    using FormulaReplicas::FormulaReplicas;
-    std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
-      if (!is_broken) return FormulaReplicas::all_reduce_async(tensor, op);
-      return [] { throw Error(ErrorCode::kPeerLost, "rank 2 is gone"); };
-    }
-    bool is_broken = true;
-  };
-  const auto broken = std::make_shared<Broken>(kWorld);
-  DistributedDataParallel model{net_, broken, options_};
-  EXPECT_EQ(error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kPeerLost),
-            "rank 2 is gone");
+  for (const auto kind : {GroupCall::Kind::kAllReduce, GroupCall::Kind::kAllReduceAsync}) {
+    peers_->on_call = [kind](GroupCall& call) {
+      call.pass_on();
+      if (call.kind != kind) return;
+      const auto fail = [] { throw Error(ErrorCode::kPeerLost, "rank 2 is gone"); };
+      if (kind == GroupCall::Kind::kAllReduce) fail();
+      call.wait = fail;
+    };
+    auto model = wrap();
+    EXPECT_EQ(error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kPeerLost),
+              "rank 2 is gone");
+    net_->zero_grad();
+  }
 }
 
 }  // namespace

@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/ddp_test_support.h"
+#include "cadre/wrap/wrap_test_training.h"
 
 namespace cadre {
 namespace {
@@ -385,15 +386,15 @@ TEST(DdpOutputs, AParameterMayBeAnOutput) {
     (loss_of(y) + weight.pow(2).sum()).backward();
   };
   const auto net = std::make_shared<ReturnsItsWeight>();
-  const auto peers = std::make_shared<testing::FormulaReplicas>(2);
-  DistributedDataParallel model{net, peers};
+  const auto formula = std::make_shared<testing::DdpPeers>(2);
+  DistributedDataParallel model{net, std::make_shared<testing::FakeReplicas>(formula)};
   const auto expected = testing::local_gradients(*net, [&](Net& copy) {
     step([&](const Tensor& x) { return std::make_tuple(copy.forward(x), copy.second->weight); });
   });
   for (int round = 0; round < 3; ++round) {
     net->zero_grad();
     step([&](const Tensor& x) { return model(x); });
-    testing::expect_gradients(*net, expected, peers->mean_factor());
+    testing::expect_gradients(*net, expected, formula->mean_factor());
   }
 }
 

@@ -12,9 +12,9 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_test_formula.h"
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/testing/log_lines.h"
 
 namespace cadre {
 namespace {
@@ -216,8 +216,10 @@ TEST(DdpReplicas, ModelsThatDifferAreNamedOnAllRanks) {
   const auto result = run_groups(kReplicaWorld, construct);
   expect_ok(result);
   for (const testing::RankOutcome& rank : result.ranks) {
-    EXPECT_THAT(rank.output, HasSubstr("parameter \"0.weight\" is Float (5, 4) that requires grad "
-                                       "on rank 0 but Float (6, 4) that requires grad on rank 2"));
+    EXPECT_THAT(rank.output,
+                HasSubstr("DistributedDataParallel: the models differ: parameter \"0.weight\" is "
+                          "Float (5, 4) that requires grad on rank 0 but Float (6, 4) that "
+                          "requires grad on rank 2. Build the same model on all ranks"));
   }
   const auto shorter = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     nn::Sequential model(nn::Linear(4, 5));

@@ -8,7 +8,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre {

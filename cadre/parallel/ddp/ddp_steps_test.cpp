@@ -12,9 +12,10 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_test_formula.h"
-#include "cadre/parallel/ddp/ddp_test_ranks.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/parallel/ddp/ddp_test_support.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/testing/log_lines.h"
 
 namespace cadre {
 namespace {
@@ -436,7 +437,8 @@ Tensor loss_of_a_wrapper_that_ends(const std::shared_ptr<Scale>& net,
 }
 
 TEST(DdpLifetime, ABackwardAfterTheWrapperIsGoneThrows) {
-  const auto peers = std::make_shared<testing::FormulaReplicas>(2);
+  const auto peers =
+      std::make_shared<testing::FakeReplicas>(std::make_shared<testing::DdpPeers>(2));
   const auto net = std::make_shared<Scale>();
   const Tensor loss = loss_of_a_wrapper_that_ends(net, peers);
   EXPECT_EQ(peers.use_count(), 1) << "a graph keeps no group";
@@ -459,7 +461,8 @@ TEST(DdpLifetime, ABackwardAfterTheWrapperIsGoneThrows) {
 }
 
 TEST(DdpLifetime, NothingIsLeftOfAWrapperItsModuleAndItsGraph) {
-  const auto peers = std::make_shared<testing::FormulaReplicas>(2);
+  const auto peers =
+      std::make_shared<testing::FakeReplicas>(std::make_shared<testing::DdpPeers>(2));
   std::weak_ptr<Scale> net;
   c10::weak_intrusive_ptr<c10::TensorImpl> weight(c10::intrusive_ptr<c10::TensorImpl>{});
   {

@@ -1,114 +1,75 @@
-// What the tests of data parallelism share: a small model, its gradients without any wrapper, and a
-// wrapper whose peers are a formula.
+// What the tests of DistributedDataParallel on one rank share: a wrapper whose peers are a formula.
 //
 // Threads: one. Blocking: never.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/nn.h>
-#include <torch/types.h>
 
+#include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
+#include <optional>
 
-#include "cadre/parallel/ddp/ddp_test_formula.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre::testing {
 
-using torch::Tensor;
-
 inline constexpr int kWorld = 4;
-inline constexpr auto kDouble = torch::kDouble;
 
-struct Net : torch::nn::Module {
-  Net() {
-    torch::manual_seed(7);
-    first = register_module("first", torch::nn::Linear(3, 4));
-    second = register_module("second", torch::nn::Linear(4, 2));
-    side = register_module("side", torch::nn::Linear(4, 2));
-    to(kDouble);
+// Peers that know the wrapper's messages: the sums of the samples in int64, the counts by parameter
+// and by rank in int32, and the trailer behind the gradients. They say what this rank says unless
+// a test sets something else.
+class DdpPeers : public PeersFormula {
+ public:
+  using PeersFormula::PeersFormula;
+
+  void reduce(const Tensor& tensor, ReduceOp op) const override {
+    if (tensor.scalar_type() == at::kInt) {
+      reduce_counts(tensor);
+    } else if (tensor.scalar_type() == at::kLong) {
+      reduce_samples(tensor);
+    } else {
+      if (flag != 0) tensor[-1] += flag;
+      PeersFormula::reduce(tensor, op);
+    }
   }
-  Tensor forward(const Tensor& x) {
-    const Tensor hidden = torch::tanh(first(x));
-    if (!use_side) return second(hidden);
-    const Tensor extra = side(hidden);  // before `second`: its gradients come after
-    return second(hidden) + extra;
+
+  Tensor counts;                   // of all peers, added; undefined: as this rank
+  std::optional<int64_t> samples;  // of all peers together; otherwise each has those of this rank
+  double flag = 0;                 // added to the last element of each floating-point reduction
+
+ private:
+  void reduce_counts(const Tensor& tensor) const {
+    if (counts.defined()) {
+      tensor.add_(counts);
+      return;
+    }
+    tensor.mul_(world_size());
+    for (const int64_t place : {1, 2, 3, 4}) {  // of the ranks' positions and wrappers
+      const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
+      of_ranks.fill_(of_ranks[0] / world_size());
+    }
   }
-  torch::nn::Linear first{nullptr}, second{nullptr}, side{nullptr};
-  bool use_side = true;
+  void reduce_samples(const Tensor& tensor) const {
+    const Tensor peers = samples ? at::full_like(tensor, *samples) : tensor * (world_size() - 1);
+    if (samples) peers.narrow(0, 1, 2).zero_();  // no samples: see sample_weight.cpp
+    tensor.add_(peers);
+  }
 };
-
-inline Tensor input() {
-  return torch::linspace(-1, 1, 15, kDouble).view({5, 3});
-}
-
-inline Tensor loss_of(const Tensor& output) {
-  return output.pow(2).mean();
-}
-
-// The gradients of a copy of `net` after `step(copy)`, without any wrapper; undefined where unused.
-template <typename Step>
-std::vector<Tensor> local_gradients(const Net& net, Step step) {
-  auto copy = std::make_shared<Net>();
-  copy->use_side = net.use_side;
-  step(*copy);
-  std::vector<Tensor> gradients;
-  for (const Tensor& parameter : copy->parameters()) gradients.push_back(parameter.grad());
-  return gradients;
-}
-
-inline void plain_step(Net& net) {
-  loss_of(net.forward(input())).backward();
-}
-
-inline void expect_gradients(const Net& net, const std::vector<Tensor>& expected, double factor) {
-  const auto parameters = net.named_parameters();
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const Tensor& gradient = parameters[i].value().grad();
-    ASSERT_EQ(gradient.defined(), expected[i].defined()) << parameters[i].key();
-    if (!gradient.defined()) continue;
-    EXPECT_TRUE(torch::allclose(gradient, expected[i] * factor, 1e-12, 1e-14))
-        << parameters[i].key() << "\n"
-        << gradient << "\n"
-        << expected[i] * factor;
-  }
-}
-
-template <typename Function>
-std::string error_of(Function function, ErrorCode code) {
-  try {
-    function();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 
 class DdpTest : public ::testing::Test {
  protected:
   std::shared_ptr<Net> net_ = std::make_shared<Net>();
-  std::shared_ptr<FormulaReplicas> peers_ = std::make_shared<FormulaReplicas>(kWorld);
+  std::shared_ptr<DdpPeers> formula_ = std::make_shared<DdpPeers>(kWorld);
+  std::shared_ptr<FakeReplicas> peers_ = std::make_shared<FakeReplicas>(formula_);
   // Two buckets at least: each parameter of more than 64 bytes fills one.
   DistributedDataParallelOptions options_{.bucket_caps = {.first_bytes = 64, .bytes = 64}};
 
   DistributedDataParallel<Net> wrap() { return {net_, peers_, options_}; }
-};
-
-// Returns its input; backward throws when `fail`, and is undefined for the leaf `ignored`.
-struct Probe : torch::autograd::Function<Probe> {
-  static inline bool fail = false;
-  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor&) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list& grads) {
-    if (fail) throw std::runtime_error("probe failed");
-    return {grads[0], Tensor()};
-  }
 };
 
 }  // namespace cadre::testing

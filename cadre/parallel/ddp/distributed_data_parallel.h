@@ -24,11 +24,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/buckets/replica_group.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/ddp/data_parallel_core.h"
 #include "cadre/parallel/ddp/options.h"
-#include "cadre/parallel/ddp/output_tensors.h"
+#include "cadre/wrap/output_tensors.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
@@ -67,7 +67,7 @@ struct RefusedModule {
 
 // M: a torch::nn::Module with a forward() of any arguments. What forward() returns must let the
 // wrapper see its tensors: a tensor, or tuples, pairs, ranges, maps and optionals of such; for a
-// struct of your own see output_tensors.h.
+// struct of your own see wrap/output_tensors.h.
 template <typename M>
 class DistributedDataParallel {
  public:

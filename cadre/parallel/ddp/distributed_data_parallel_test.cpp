@@ -46,7 +46,7 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   loss_of(resumed(input())).backward();
   EXPECT_EQ(*resumed.learned_layout(), odd);
   for (const std::string& operation : peers_->log) EXPECT_THAT(operation, HasSubstr("all_reduce"));
-  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+  expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
 
   options_.layout->buckets.pop_back();
   net_ = std::make_shared<Net>();
@@ -65,7 +65,7 @@ TEST_F(DistributedDataParallelTest, GradientsKeepTheirParametersMemoryOrder) {
   auto copy = std::dynamic_pointer_cast<torch::nn::Conv2dImpl>(conv->clone());
   copy->zero_grad();
   loss_of(copy->forward(x)).backward();
-  EXPECT_TRUE(torch::allclose(conv->weight.grad(), copy->weight.grad() * peers_->mean_factor()));
+  EXPECT_TRUE(torch::allclose(conv->weight.grad(), copy->weight.grad() * formula_->mean_factor()));
 }
 
 TEST_F(DistributedDataParallelTest, ReplicasAreWeightedBySamples) {
@@ -73,8 +73,8 @@ TEST_F(DistributedDataParallelTest, ReplicasAreWeightedBySamples) {
   auto model = wrap();
   const auto local = local_gradients(*net_, plain_step);
   // Formula peers contribute multiples of this rank's weighted gradient.
-  const double sum_factor = peers_->mean_factor() * kWorld;
-  peers_->peer_samples = 20;
+  const double sum_factor = formula_->mean_factor() * kWorld;
+  formula_->samples = 20;
   model.set_num_samples(5);
   loss_of(model(input())).backward();
   expect_gradients(*net_, local, sum_factor * 5 / 25);
@@ -97,8 +97,8 @@ TEST_F(DistributedDataParallelTest, ABackwardIsWeightedByTheSamplesOfItsOwnForwa
   options_.weighting = GradientWeighting::kSamples;
   auto model = wrap();
   const auto local = local_gradients(*net_, plain_step);
-  const double sum_factor = peers_->mean_factor() * kWorld;
-  peers_->peer_samples = 20;
+  const double sum_factor = formula_->mean_factor() * kWorld;
+  formula_->samples = 20;
   const auto forward = [&](int64_t num_samples) {
     model.set_num_samples(num_samples);
     return loss_of(model(input()));
@@ -134,7 +134,7 @@ TEST_F(DistributedDataParallelTest, ABackwardIsWeightedByTheSamplesOfItsOwnForwa
 TEST_F(DistributedDataParallelTest, ARankWithoutSamplesContributesNothingNotNaN) {
   options_.weighting = GradientWeighting::kSamples;
   auto model = wrap();
-  peers_->peer_samples = 8;
+  formula_->samples = 8;
   model.set_num_samples(0);
   const Tensor nothing = torch::zeros({0, 3}, kDouble);
   loss_of(model(nothing)).backward();
@@ -207,13 +207,13 @@ TEST_F(DistributedDataParallelTest, AStructThatSaysItsTensorsIsSeen) {
   EXPECT_THAT(error_of([&] { lost.backward(); }, ErrorCode::kInvalidArgument),
               HasSubstr("wrapper is gone"));
   DistributedDataParallel model{net, peers_, options_};
-  peers_->peer_samples = 5;
+  formula_->samples = 5;
   loss_of(model(Described{input(), input()}).y).backward();
-  expect_gradients(*net, local_gradients(*net_, plain_step), peers_->mean_factor() * kWorld / 2);
+  expect_gradients(*net, local_gradients(*net_, plain_step), formula_->mean_factor() * kWorld / 2);
   net->zero_grad();
   model();
   net->kept.backward();
-  expect_gradients(*net, local_gradients(*net_, plain_step), peers_->mean_factor() * kWorld / 6);
+  expect_gradients(*net, local_gradients(*net_, plain_step), formula_->mean_factor() * kWorld / 6);
 }
 
 TEST_F(DistributedDataParallelTest, ASampleCountThatCannotBeToldIsAskedFor) {
@@ -228,11 +228,11 @@ TEST_F(DistributedDataParallelTest, ASampleCountThatCannotBeToldIsAskedFor) {
     EXPECT_THAT(error_of([&] { model.mean_over_ranks(loss); }, ErrorCode::kInvalidArgument),
                 HasSubstr("cannot count the samples"));
   }
-  peers_->peer_samples = 5;
+  formula_->samples = 5;
   model.set_num_samples(15);
   loss_of(model(batch).y).backward();
   expect_gradients(*net, local_gradients(*net_, plain_step),
-                   peers_->mean_factor() * kWorld * 15 / 20);
+                   formula_->mean_factor() * kWorld * 15 / 20);
 }
 
 TEST_F(DistributedDataParallelTest, TakesHoldersSequentialAndTupleOutputs) {
@@ -262,7 +262,7 @@ size_t num_hooks(const Net& net, const Tensor& output) {
 }
 
 TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
-  const auto alone = std::make_shared<FormulaReplicas>(1);
+  const auto alone = std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1));
   DistributedDataParallel model{net_, alone, options_};
   const Tensor output = model(input());
   EXPECT_EQ(num_hooks(*net_, output), 0u);
@@ -288,7 +288,7 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
 }
 
 TEST_F(DistributedDataParallelTest, AWorldOfOneTakesWhatNeedsPeersElsewhere) {
-  const auto alone = std::make_shared<FormulaReplicas>(1);
+  const auto alone = std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1));
   DistributedDataParallel model{net_, alone, options_};
   const Tensor loss = loss_of(model(input()));
   loss.backward({}, /*retain_graph=*/true);
@@ -306,7 +306,8 @@ TEST_F(DistributedDataParallelTest, ANullModuleIsRefused) {
   expect([&] { DistributedDataParallel(std::shared_ptr<Net>(), peers_); });
   expect([&] { DistributedDataParallel(torch::nn::Linear(nullptr), peers_); });
   expect([&] {
-    DistributedDataParallel(std::shared_ptr<Net>(), std::make_shared<FormulaReplicas>(1));
+    DistributedDataParallel(std::shared_ptr<Net>(),
+                            std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1)));
   });
 }
 
@@ -325,7 +326,7 @@ TEST_F(DistributedDataParallelTest, AModuleIsWrappedOnceAtATime) {
   net_->zero_grad();
   auto model = wrap();
   loss_of(model(input())).backward();
-  expect_gradients(*net_, local_gradients(*net_, plain_step), peers_->mean_factor());
+  expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
 }
 
 TEST_F(DistributedDataParallelTest, HandsOnWhatALoopAsksOfAModule) {

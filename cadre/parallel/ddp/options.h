@@ -6,19 +6,9 @@
 #include <optional>
 
 #include "cadre/buckets/bucket_layout.h"
+#include "cadre/wrap/sample_weight.h"
 
 namespace cadre {
-
-enum class GradientWeighting {
-  // Every rank's gradient counts the same, whatever the sizes of the batches.
-  kEqual,
-  // Every rank's gradient counts by the samples it is the mean of, so the result is the mean over
-  // all samples; a rank without any contributes zeros, and still runs its backward. A forward has
-  // as many samples as its first tensor has rows (size(0)), unless set_num_samples() says
-  // how many.
-  // Costs one message of 128 bytes before each synchronized backward.
-  kSamples,
-};
 
 struct DistributedDataParallelOptions {
   GradientWeighting weighting = GradientWeighting::kSamples;

@@ -178,8 +178,10 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   }
   const int64_t num_accumulated = local_.take_samples();
   if (weighting_ == GradientWeighting::kSamples) {
-    pass_.weight = agree_on_weight(
+    const auto weight = agree_on_weight(
         *group_, {.num_accumulated = num_accumulated, .of_forwards = pass_.samples});
+    if (!weight) refuse_no_samples(group_->rank());
+    pass_.weight = *weight;
   } else {
     pass_.weight = equal_weight(*group_);
   }

@@ -34,14 +34,14 @@
 
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/buckets/gradient_buckets.h"
-#include "cadre/buckets/replica_group.h"
 #include "cadre/parallel/ddp/agreement/attention.h"
 #include "cadre/parallel/ddp/agreement/forward_ledger.h"
 #include "cadre/parallel/ddp/agreement/local_gradients.h"
-#include "cadre/parallel/ddp/agreement/sample_weight.h"
 #include "cadre/parallel/ddp/agreement/trailer.h"
-#include "cadre/parallel/ddp/autograd_hooks.h"
 #include "cadre/parallel/ddp/options.h"
+#include "cadre/wrap/autograd_hooks.h"
+#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/sample_weight.h"
 
 namespace cadre {
 

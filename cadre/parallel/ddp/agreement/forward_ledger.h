@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cadre/parallel/ddp/agreement/trailer.h"
-#include "cadre/parallel/ddp/autograd_hooks.h"
+#include "cadre/wrap/autograd_hooks.h"
 
 namespace cadre {
 

@@ -29,6 +29,13 @@ void refuse_create_graph(Rank rank) {
                      rank));
 }
 
+void refuse_no_samples(Rank rank) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DistributedDataParallel, rank {}: no rank has a sample in this step, so "
+                     "there is no mean; end the loop on all ranks",
+                     rank));
+}
+
 void refuse_direct_call(Rank rank, const std::string& parameter) {
   throw Error(ErrorCode::kInvalidArgument,
               format("DistributedDataParallel, rank {}: a gradient of \"{}\" came without a "

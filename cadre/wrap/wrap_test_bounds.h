@@ -19,7 +19,7 @@
 #include <limits>
 #include <vector>
 
-#include "cadre/parallel/ddp/ddp_test_training.h"
+#include "cadre/wrap/wrap_test_training.h"
 
 namespace cadre::testing {
 

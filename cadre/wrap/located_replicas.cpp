@@ -1,23 +1,9 @@
-#include "cadre/parallel/ddp/located_replicas.h"
+#include "cadre/wrap/located_replicas.h"
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
 namespace cadre {
-
-std::string LocatedReplicas::place() const {
-  switch (place_) {
-    case Place::kConstructor:
-      return "its construction";
-    case Place::kForward:
-      return format("its forward {}, which begins with rank 0's buffers", num_forwards_);
-    case Place::kBackward:
-      return format("the backward() after its forward {}", num_forwards_);
-    case Place::kMean:
-      return format("mean_over_ranks() after its forward {}", num_forwards_);
-  }
-  return "";
-}
 
 template <typename Operation>
 auto LocatedReplicas::run(Operation operation) const {
@@ -28,11 +14,11 @@ auto LocatedReplicas::run(Operation operation) const {
     // alone refuses have none.
     if (error.code() != ErrorCode::kInvalidArgument || !error.details().reporter) throw;
     throw error.with_context(
-        format("DistributedDataParallel of {}, rank {}, in {}: the ranks are not at the same place "
+        format("{} of {}, rank {}, in {}: the ranks are not at the same place "
                "of the same step. One of them left out a forward, a backward() or another call "
                "that all ranks make (an exception that was caught, a step on some ranks only), or "
                "made one more. Leave out a step on all ranks or on none. The operations that met",
-               module_name_, rank(), place()));
+               owner_.wrapper, owner_.module, rank(), format(place_.text, place_.number)));
   }
 }
 

@@ -1,12 +1,12 @@
 // What libtorch's C++ autograd does with hooks and callbacks, as decision 0003 states it.
-#include "cadre/parallel/ddp/autograd_hooks.h"
+#include "cadre/wrap/autograd_hooks.h"
 
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/ddp/ddp_test_support.h"
+#include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
 namespace {

@@ -1,5 +1,5 @@
-// The collectives that a data-parallel wrapper needs, cut out of ProcessGroup so that a test can
-// stand in for the other replicas: with a formula, or with a fault.
+// The collectives that the wrappers of a model need, cut out of ProcessGroup so that a test can
+// replace the other ranks by a formula, or inject a fault.
 //
 // Threads: one thread at a time. Blocking: all but all_reduce_async, until the group's deadline.
 // Lifetime: an implementation keeps its tensors alive until they are reduced.

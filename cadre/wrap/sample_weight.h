@@ -1,17 +1,27 @@
-// The weight of a rank in a pass: its share of the samples, and whether that share serves every
-// forward that the pass carries.
+// The weight of a rank's gradients in a pass: its share of the samples, and whether that share
+// serves every forward that the pass carries.
 //
-// Threads: one. Blocking: agree_on_weight() is collective. Errors: as the group, and
-// kInvalidArgument on all ranks when none has a sample.
+// Threads: one. Blocking: agree_on_weight() is collective. Errors: as the group.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
 
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
+
+enum class GradientWeighting {
+  // Every rank's gradient counts the same, whatever the sizes of the batches.
+  kEqual,
+  // Every rank's gradient counts by the samples it is the mean of, so the result is the mean over
+  // all samples; a rank without any contributes zeros, and still runs its backward. A forward has
+  // as many samples as its first tensor has rows (size(0)), unless set_num_samples() says
+  // how many.
+  // Costs one message of 128 bytes before each synchronized backward.
+  kSamples,
+};
 
 struct PassSamples {
   int64_t num_accumulated = 0;                // under no_sync(), since the last pass
@@ -31,7 +41,8 @@ struct SampleWeight {
 // Sums the samples over ranks, those of each forward for itself: forwards are the same on two ranks
 // if they stand at the same place of the list. A pass that carries forwards of one count only on
 // every rank, and nothing accumulated, needs no more: ranks may have different numbers of forwards.
-SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own);
+// Nothing, on all ranks, when forwards are carried and no rank has a sample: there is no mean.
+std::optional<SampleWeight> agree_on_weight(ReplicaGroup& group, const PassSamples& own);
 
 // The weight when every rank counts the same, whatever its number of samples.
 SampleWeight equal_weight(const ReplicaGroup& group);

@@ -2,7 +2,7 @@
 //
 // Threads: as the group. Blocking: as the group. Lifetime: keeps the group alive.
 // Errors: the group's. When the ranks called different operations, the message begins with the
-// module, this rank, and which forward or backward of the wrapper the operation belongs to: the
+// wrapper, its module, this rank, and the part of the step that the operation belongs to: the
 // program has called none of these operations by name.
 #pragma once
 
@@ -12,28 +12,35 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
 class LocatedReplicas final : public ReplicaGroup {
  public:
-  LocatedReplicas(std::shared_ptr<ReplicaGroup> group, std::string module_name)
-      : group_(std::move(group)), module_name_(std::move(module_name)) {}
+  struct Owner {
+    std::string wrapper;  // "DistributedDataParallel"
+    std::string module;   // "Net"
+  };
+  LocatedReplicas(std::shared_ptr<ReplicaGroup> group, Owner owner)
+      : group_(std::move(group)), owner_(std::move(owner)) {}
 
-  enum class Place : uint8_t { kConstructor, kForward, kBackward, kMean };
-  // What the operations from here on belong to; entering kForward counts a forward.
-  void enter(Place place) {
-    place_ = place;
-    if (place == Place::kForward) ++num_forwards_;
-  }
+  // A part of the wrapper's step, in its own words: "the backward() after its forward {}", where
+  // `number` takes the place of {}. The text is not copied: a literal.
+  struct Place {
+    std::string_view text = "its construction";
+    int64_t number = 0;
+  };
+  // What the operations from here on belong to.
+  void enter(const Place& place) { place_ = place; }
 
   Rank rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
   uint64_t num_operations() const override { return group_->num_operations(); }
-  const std::string& module_name() const { return module_name_; }
+  const std::string& module_name() const { return owner_.module; }
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override;
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override;
   void all_reduce(const at::Tensor& tensor, ReduceOp op) override;
@@ -42,14 +49,12 @@ class LocatedReplicas final : public ReplicaGroup {
   LogSink& log_sink() override { return group_->log_sink(); }
 
  private:
-  std::string place() const;
   template <typename Operation>
   auto run(Operation operation) const;
 
   std::shared_ptr<ReplicaGroup> group_;
-  std::string module_name_;
-  Place place_ = Place::kConstructor;
-  int64_t num_forwards_ = 0;
+  Owner owner_;
+  Place place_;
 };
 
 }  // namespace cadre

@@ -1,16 +1,14 @@
-#include "cadre/parallel/ddp/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cstring>
-#include <string_view>
+#include <string>
 
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/agreement/trailer.h"
 
 namespace cadre {
 
@@ -19,8 +17,7 @@ namespace {
 constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
 
 // One line for each tensor: what kind, its name, then what must agree.
-std::string describe(std::span<const NamedTensor> parameters,
-                     std::span<const NamedTensor> buffers) {
+std::string describe(const ReplicaTensors& tensors) {
   std::string text;
   const auto add = [&text](std::string_view kind, const NamedTensor& named) {
     const at::Tensor& tensor = named.tensor;
@@ -29,8 +26,8 @@ std::string describe(std::span<const NamedTensor> parameters,
                    tensor.is_contiguous() ? "" : " with strides " + list_of(tensor.strides()),
                    tensor.requires_grad() ? " that requires grad" : "");
   };
-  for (const NamedTensor& named : parameters) add("parameter", named);
-  for (const NamedTensor& named : buffers) add("buffer", named);
+  for (const NamedTensor& named : tensors.parameters) add("parameter", named);
+  for (const NamedTensor& named : tensors.buffers) add("buffer", named);
   return text;
 }
 
@@ -73,19 +70,10 @@ std::string first_difference(std::string_view zero, std::string_view other, int 
 
 }  // namespace
 
-std::string list_of(at::IntArrayRef values) {
-  std::string text;
-  for (const int64_t value : values) {
-    if (!text.empty()) text += ", ";
-    text += std::to_string(value);
-  }
-  return "(" + text + ")";
-}
-
-uint32_t check_replicas_match(std::span<const NamedTensor> parameters,
-                              std::span<const NamedTensor> buffers, ReplicaGroup& group) {
-  const auto number = static_cast<uint32_t>(group.num_operations() % kGotOtherBuffers);
-  const std::string own = describe(parameters, buffers);
+uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
+                              ReplicaGroup& group) {
+  const uint64_t number = group.num_operations();
+  const std::string own = describe(tensors);
   const at::Tensor mine = at::empty({2}, at::kLong);
   mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(hash_of(own));
   mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(own.size());
@@ -102,8 +90,7 @@ uint32_t check_replicas_match(std::span<const NamedTensor> parameters,
   const std::string zero = broadcast_text(own, all[1], 0, group);
   const std::string other = broadcast_text(own, all[2 * differing + 1], differing, group);
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel: the models differ: {}. Build the same model on all "
-                     "ranks",
+              format("{}: the models differ: {}. Build the same model on all ranks", wrapper,
                      first_difference(zero, other, differing)));
 }
 

@@ -1,13 +1,10 @@
-#include "cadre/parallel/ddp/agreement/sample_weight.h"
+#include "cadre/wrap/sample_weight.h"
 
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
-
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
 
 namespace cadre {
 
@@ -57,7 +54,7 @@ SampleWeight equal_weight(const ReplicaGroup& group) {
   return {.weight = 1.0 / group.world_size(), .is_equal_on_all = true};
 }
 
-SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
+std::optional<SampleWeight> agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
   const std::span<const int64_t> forwards = own.of_forwards;
   const size_t num_here = std::min(forwards.size(), kNumForwards);
   const int64_t num_first = forwards.empty() ? 0 : forwards[0];
@@ -82,10 +79,7 @@ SampleWeight agree_on_weight(ReplicaGroup& group, const PassSamples& own) {
   if (sums[kOwn] == 0) {
     // Without a forward on any rank: gradients made by hand.
     if (sums[kNumCarried] == 0) return equal_weight(group);
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: no rank has a sample in this step, so "
-                       "there is no mean; end the loop on all ranks",
-                       group.rank()));
+    return std::nullopt;
   }
   SampleWeight result{
       .weight = static_cast<double>(message[kOwn]) / static_cast<double>(sums[kOwn]),

@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/parameter_watch.h"
+#include "cadre/wrap/parameter_watch.h"
 
 #include <torch/nn/module.h>
 
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/parallel/ddp/replica_check.h"
+#include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
 

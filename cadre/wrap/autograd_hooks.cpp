@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/autograd_hooks.h"
+#include "cadre/wrap/autograd_hooks.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>

@@ -10,26 +10,24 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
+#include <string_view>
 
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
+struct ReplicaTensors {
+  std::span<const NamedTensor> parameters;
+  std::span<const NamedTensor> buffers;
 };
 
 // Names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are the same on
-// all ranks. Returns a number of the wrapper that is the same on all ranks, and another one for
-// each wrapper of a group: how many operations the group had run before it.
-uint32_t check_replicas_match(std::span<const NamedTensor> parameters,
-                              std::span<const NamedTensor> buffers, ReplicaGroup& group);
-
-// "(4, 3)".
-std::string list_of(at::IntArrayRef values);
+// all ranks. `wrapper`: the name with which the error begins. Returns a number of the wrapper that
+// is the same on all ranks, and another one for each wrapper of a group: how many operations the
+// group had run before it.
+uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
+                              ReplicaGroup& group);
 
 // Rank `root`'s values everywhere, in few messages. Any dtype.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group);

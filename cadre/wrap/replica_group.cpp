@@ -1,4 +1,4 @@
-#include "cadre/buckets/replica_group.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 

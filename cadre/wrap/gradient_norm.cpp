@@ -1,0 +1,113 @@
+#include "cadre/wrap/gradient_norm.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
+
+#include <cmath>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+
+namespace {
+
+// PyTorch's guard against a division by a norm of zero.
+constexpr double kNormEpsilon = 1e-6;
+
+void check_options(double max_norm, const ClipGradNormOptions& options) {
+  if (!(options.norm_type > 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("clip_grad_norm_: norm_type is {}; give a number > 0, or infinity for the "
+                       "largest absolute value",
+                       options.norm_type));
+  }
+  if (!(max_norm >= 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("clip_grad_norm_: max_norm is {}; give a number >= 0, or infinity for no "
+                       "limit",
+                       max_norm));
+  }
+}
+
+std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].defined()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("clip_grad_norm_: parameter {} of {} is an undefined tensor; pass the "
+                         "parameters of a module, model->parameters()",
+                         i, parameters.size()));
+    }
+    const at::Tensor& gradient = parameters[i].grad();
+    if (!gradient.defined() || !seen.insert(parameters[i].unsafeGetTensorImpl()).second) continue;
+    if (gradient.layout() != at::kStrided) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("clip_grad_norm_: the gradient of parameter {} of {}, of sizes {}, is not "
+                         "dense; make it dense, for example by an embedding with sparse(false)",
+                         i, parameters.size(), list_of(parameters[i].sizes())));
+    }
+    // Nothing has the norm 0, but libtorch knows no largest value of nothing.
+    if (gradient.numel() > 0) gradients.push_back(gradient);
+  }
+  return gradients;
+}
+
+double joint_norm(const std::vector<at::Tensor>& gradients, double norm_type) {
+  std::vector<at::Tensor> narrow;
+  std::vector<at::Tensor> wide;
+  for (const at::Tensor& gradient : gradients) {
+    (gradient.element_size() < 4 ? narrow : wide).push_back(gradient);
+  }
+  std::vector<at::Tensor> norms;
+  const auto add = [&norms](const std::vector<at::Tensor>& of_each) {
+    for (const at::Tensor& norm : of_each) norms.push_back(norm.to(at::kDouble));
+  };
+  if (!wide.empty()) add(at::_foreach_norm(wide, norm_type));
+  if (!narrow.empty()) add(at::_foreach_norm(narrow, norm_type, at::kFloat));
+  return at::stack(norms).norm(norm_type).item<double>();
+}
+
+[[noreturn]] void refuse_nonfinite(double norm, double norm_type,
+                                   const std::vector<at::Tensor>& gradients) {
+  std::string cause = "every element is finite, so the sum of their powers exceeds the dtype";
+  for (const at::Tensor& gradient : gradients) {
+    if (at::isfinite(gradient).all().item<bool>()) continue;
+    cause = format("the first gradient with an element that is not finite has sizes {}",
+                   list_of(gradient.sizes()));
+    break;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              format("clip_grad_norm_: the {}-norm of {} gradients is {}; {}. No gradient was "
+                     "scaled. Lower the learning rate or the scale of the loss, or leave out this "
+                     "step",
+                     norm_type, gradients.size(), norm, cause));
+}
+
+}  // namespace
+
+double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
+                       const ClipGradNormOptions& options) {
+  check_options(max_norm, options);
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> gradients = gradients_of(parameters);
+  if (gradients.empty()) return 0;
+  const double norm = joint_norm(gradients, options.norm_type);
+  if (options.error_if_nonfinite && !std::isfinite(norm)) {
+    refuse_nonfinite(norm, options.norm_type, gradients);
+  }
+  if (!std::isinf(max_norm) && !(norm <= max_norm)) {
+    at::_foreach_mul_(gradients, max_norm / (norm + kNormEpsilon));
+  }
+  return norm;
+}
+
+}  // namespace cadre

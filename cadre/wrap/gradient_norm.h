@@ -1,0 +1,38 @@
+// The joint norm of all gradients, and its limit.
+//
+// Threads: one for the same gradients. Blocking: never; no communication. Lifetime: keeps nothing.
+// Errors: kInvalidArgument for options and gradients that it cannot take, and, if asked for, for a
+// norm that is not finite. Source: torch.nn.utils.clip_grad_norm_.
+// For gradients that are the same on all ranks, as DistributedDataParallel leaves them: then the
+// norm and what is thrown are the same on all ranks, too.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "cadre/base/export.h"
+
+namespace cadre {
+
+struct ClipGradNormOptions {
+  // p > 0; infinity: the largest absolute value.
+  double norm_type = 2.0;
+  // Throws, before any gradient is scaled, if the norm is NaN or infinite.
+  bool error_if_nonfinite = false;
+};
+
+// Scales the gradients in place by max_norm / (norm + 1e-6) if their joint p-norm is larger than
+// `max_norm`; infinity leaves them as they are. Returns the norm before. parameters: any shapes,
+// floating-point or complex dtypes, also mixed; dense gradients. One without a gradient does not
+// count, and one that is in the list twice (a tied weight) counts once; without any gradient the
+// norm is 0. A norm that is not finite scales as in PyTorch: by NaN, or, if infinite, by 0.
+//
+// The order of computation is PyTorch's: the norm of each gradient, then the norm of these norms.
+// The norms of float16 and bfloat16 gradients are computed and kept in float32 (PyTorch rounds them
+// to the gradient's dtype), and the norm of the norms in float64. A norm of at most `max_norm`
+// changes no bit (PyTorch also scales one that is less than 1e-6 below it).
+CADRE_EXPORT double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
+                                    const ClipGradNormOptions& options = {});
+
+}  // namespace cadre

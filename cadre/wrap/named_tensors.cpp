@@ -1,0 +1,40 @@
+#include "cadre/wrap/named_tensors.h"
+
+#include <torch/nn/module.h>
+
+#include <unordered_set>
+
+namespace cadre {
+
+namespace {
+
+std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::vector<NamedTensor> result;
+  for (const auto& item : tensors) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    result.push_back({item.key(), item.value()});
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& module) {
+  return distinct(module.named_parameters());
+}
+
+std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module) {
+  return distinct(module.named_buffers());
+}
+
+std::string list_of(at::IntArrayRef values) {
+  std::string text;
+  for (const int64_t value : values) {
+    if (!text.empty()) text += ", ";
+    text += std::to_string(value);
+  }
+  return "(" + text + ")";
+}
+
+}  // namespace cadre

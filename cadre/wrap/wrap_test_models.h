@@ -1,0 +1,147 @@
+// What the equality tests of wrappers train: a small MLP, CNN or GPT, in float64 or float32.
+//
+// Threads: one for each model. Blocking: never.
+#pragma once
+
+#include <torch/nn.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace cadre::testing {
+
+using torch::Tensor;
+namespace nn = torch::nn;
+
+inline constexpr int64_t kVocabulary = 11;
+inline constexpr int64_t kContext = 6;
+
+// What a test trains: loss() is the mean over the rows of its batch.
+struct Model : nn::Module {
+  virtual Tensor forward(const Tensor& x) = 0;
+  virtual Tensor loss(const Tensor& output, const Tensor& x) = 0;
+  virtual Tensor make_batch(int64_t rows) = 0;
+};
+
+struct Mlp : Model {
+  Mlp() {
+    layers =
+        register_module("layers", nn::Sequential(nn::Linear(12, 24), nn::Tanh(), nn::Linear(24, 16),
+                                                 nn::Tanh(), nn::Linear(16, 3)));
+  }
+  Tensor forward(const Tensor& x) override { return layers->forward(x); }
+  Tensor loss(const Tensor& output, const Tensor& x) override {
+    return (output - x.narrow(1, 0, 3)).pow(2).mean();
+  }
+  Tensor make_batch(int64_t rows) override {
+    return torch::randn({rows, 12}, layers->parameters()[0].dtype());
+  }
+  nn::Sequential layers;
+};
+
+// The network of PyTorch's MNIST example in small, without its dropout. A kink (ReLU, the choice of
+// max pooling) turns a difference in the last bit of its input into a visible one of the gradient,
+// which no bound covers. In float64 none of some 10^5 activations comes so close to a kink; in
+// float32 some do, so there the same layers stand between smooth functions.
+struct TinyCnn : Model {
+  explicit TinyCnn(torch::ScalarType dtype) : is_smooth(dtype == torch::kFloat) {
+    conv1 = register_module("conv1", nn::Conv2d(nn::Conv2dOptions(1, 4, 3)));
+    conv2 = register_module("conv2", nn::Conv2d(nn::Conv2dOptions(4, 6, 3)));
+    fc1 = register_module("fc1", nn::Linear(6 * 2 * 2, 12));
+    fc2 = register_module("fc2", nn::Linear(12, kClasses));
+  }
+  Tensor activate(const Tensor& x) const { return is_smooth ? torch::gelu(x) : torch::relu(x); }
+  Tensor forward(const Tensor& x) override {
+    Tensor h = activate(conv2(activate(conv1(x))));
+    h = is_smooth ? torch::avg_pool2d(h, 2) : torch::max_pool2d(h, 2);
+    return torch::log_softmax(fc2(activate(fc1(h.flatten(1)))), 1);
+  }
+  // The class of an image is the brightest of its first pixels.
+  Tensor loss(const Tensor& output, const Tensor& x) override {
+    return torch::nll_loss(output, x.flatten(1).narrow(1, 0, kClasses).argmax(1));
+  }
+  Tensor make_batch(int64_t rows) override {
+    return torch::randn({rows, 1, 8, 8}, conv1->weight.dtype());
+  }
+  static constexpr int64_t kClasses = 5;
+  const bool is_smooth;
+  nn::Conv2d conv1{nullptr}, conv2{nullptr};
+  nn::Linear fc1{nullptr}, fc2{nullptr};
+};
+
+// One pre-norm block with causal attention and a head tied to the token embedding.
+struct TinyGpt : Model {
+  TinyGpt() {
+    constexpr int64_t kWidth = 8;
+    tokens = register_module("tokens", nn::Embedding(kVocabulary, kWidth));
+    positions = register_module("positions", nn::Embedding(kContext, kWidth));
+    norm_1 = register_module("norm_1", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+    qkv = register_module("qkv", nn::Linear(kWidth, 3 * kWidth));
+    project = register_module("project", nn::Linear(kWidth, kWidth));
+    norm_2 = register_module("norm_2", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
+    up = register_module("up", nn::Linear(kWidth, 4 * kWidth));
+    down = register_module("down", nn::Linear(4 * kWidth, kWidth));
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor h = tokens(x) + positions(torch::arange(x.size(1)));
+    const auto parts = qkv(norm_1(h)).chunk(3, -1);
+    h = h + project(torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0,
+                                                        /*is_causal=*/true));
+    h = h + down(torch::gelu(up(norm_2(h))));
+    return torch::matmul(h, tokens->weight.t());
+  }
+  Tensor loss(const Tensor& output, const Tensor& x) override {
+    return nn::functional::cross_entropy(output.reshape({-1, kVocabulary}),
+                                         x.roll(-1, 1).reshape({-1}));
+  }
+  Tensor make_batch(int64_t rows) override {
+    return torch::randint(kVocabulary, {rows, kContext}, torch::kLong);
+  }
+  nn::Embedding tokens{nullptr}, positions{nullptr};
+  nn::LayerNorm norm_1{nullptr}, norm_2{nullptr};
+  nn::Linear qkv{nullptr}, project{nullptr}, up{nullptr}, down{nullptr};
+};
+
+struct Case {
+  std::string model;
+  std::string optimizer;
+  int64_t batch;
+  torch::ScalarType dtype = torch::kDouble;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Case& test_case) {
+  return out << test_case.model << "_" << test_case.optimizer << "_" << test_case.batch << "_"
+             << (test_case.dtype == torch::kDouble ? "float64" : "float32");
+}
+
+inline std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+    for (const char* model : {"mlp", "cnn", "gpt"}) {
+      for (const char* optimizer : {"sgd", "adamw"}) {
+        for (const int64_t batch : {48, 25}) cases.push_back({model, optimizer, batch, dtype});
+      }
+    }
+  }
+  return cases;
+}
+
+inline std::shared_ptr<Model> make_model(const Case& test_case, uint64_t seed) {
+  torch::manual_seed(seed);
+  std::shared_ptr<Model> model;
+  if (test_case.model == "mlp") {
+    model = std::make_shared<Mlp>();
+  } else if (test_case.model == "cnn") {
+    model = std::make_shared<TinyCnn>(test_case.dtype);
+  } else {
+    model = std::make_shared<TinyGpt>();
+  }
+  model->to(test_case.dtype);
+  return model;
+}
+
+}  // namespace cadre::testing

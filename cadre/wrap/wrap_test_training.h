@@ -1,0 +1,166 @@
+// How the equality tests of wrappers train: 20 steps of SGD or AdamW, alone or on ranks, in a group
+// that may do one thing wrong.
+//
+// Threads: train_on_ranks makes one for each rank. Blocking: until all ranks have ended. Errors: a
+// rank that fails fails the test.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/wrap_test_models.h"
+
+namespace cadre::testing {
+
+inline constexpr int kSteps = 20;
+inline constexpr double kLearningRateOfSgd = 0.05;
+inline constexpr double kLearningRateOfAdamw = 0.003;
+inline constexpr double kBeta1 = 0.9;
+inline constexpr double kBeta2 = 0.999;
+inline constexpr double kEpsilon = 1e-8;
+
+// Rows [begin, end) of a batch that belong to `rank`: shares differ by one row at most.
+struct Share {
+  int64_t begin;
+  int64_t end;
+  int64_t size() const { return end - begin; }
+};
+
+inline Share share_of(int64_t batch, int rank, int world_size) {
+  return {batch * rank / world_size, batch * (rank + 1) / world_size};
+}
+
+// What a group does wrong, the same on all ranks.
+enum class Fault { kNone, kNoDivision, kDroppedBucket, kNoInitialBroadcast };
+
+inline std::ostream& operator<<(std::ostream& out, Fault fault) {
+  switch (fault) {
+    case Fault::kNone:
+      return out << "None";
+    case Fault::kNoDivision:
+      return out << "NoDivision";
+    case Fault::kDroppedBucket:
+      return out << "DroppedBucket";
+    case Fault::kNoInitialBroadcast:
+      return out << "NoInitialBroadcast";
+  }
+  return out;
+}
+
+inline std::shared_ptr<FakeReplicas> faulty_replicas(const ProcessGroup& group, Fault fault) {
+  auto replicas = std::make_shared<FakeReplicas>(group);
+  const int rank = group.rank();
+  replicas->on_call = [fault, rank, num_buckets = 0](GroupCall& call) mutable {
+    if (fault == Fault::kNoDivision && call.op == ReduceOp::kAvg) call.op = ReduceOp::kSum;
+    if (fault == Fault::kDroppedBucket && call.is_reduction_of_values() && num_buckets++ % 3 == 1) {
+      return;
+    }
+    if (fault == Fault::kNoInitialBroadcast && call.kind == GroupCall::Kind::kBroadcast &&
+        call.tensor.scalar_type() == at::kByte) {
+      // What was never received must not be, by chance, what freed memory of the root still holds.
+      if (call.root != rank) call.tensor.zero_();
+      return;
+    }
+    call.pass_on();
+  };
+  return replicas;
+}
+
+using Snapshot = std::vector<Tensor>;
+
+struct Training {
+  std::vector<Snapshot> gradients;  // of each step, before the update
+  Snapshot parameters;
+};
+
+inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
+                                                               Model& model) {
+  if (test_case.optimizer == "sgd") {
+    return std::make_unique<torch::optim::SGD>(
+        model.parameters(), torch::optim::SGDOptions(kLearningRateOfSgd).momentum(0.9));
+  }
+  return std::make_unique<torch::optim::AdamW>(
+      model.parameters(),
+      torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon));
+}
+
+inline Snapshot copies_of(const std::vector<Tensor>& tensors) {
+  Snapshot copies;
+  for (const Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
+}
+
+inline Snapshot gradients_of(const Model& model) {
+  Snapshot gradients;
+  for (const Tensor& parameter : model.parameters()) gradients.push_back(parameter.grad());
+  return copies_of(gradients);
+}
+
+// `forward(batch)` runs the model on this rank's rows of a batch and returns their loss.
+inline Training train(const Case& test_case, Model& model, const std::vector<Tensor>& batches,
+                      const std::function<Tensor(const Tensor&)>& loss_of_batch) {
+  Training training;
+  const auto optimizer = make_optimizer(test_case, model);
+  for (const Tensor& batch : batches) {
+    optimizer->zero_grad();
+    loss_of_batch(batch).backward();
+    training.gradients.push_back(gradients_of(model));
+    optimizer->step();
+  }
+  training.parameters = copies_of(model.parameters());
+  return training;
+}
+
+inline std::string bits_of(const Snapshot& tensors) {
+  std::string bits;
+  for (const Tensor& tensor : tensors) {
+    bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  }
+  return bits;
+}
+
+inline std::vector<Tensor> make_batches(const Case& test_case, uint64_t seed) {
+  const auto source = make_model(test_case, seed);
+  torch::manual_seed(seed + 98);
+  std::vector<Tensor> batches;
+  for (int step = 0; step < kSteps; ++step) batches.push_back(source->make_batch(test_case.batch));
+  return batches;
+}
+
+inline Training train_alone(const Case& test_case, const std::vector<Tensor>& batches,
+                            uint64_t seed) {
+  const auto model = make_model(test_case, seed);
+  return train(test_case, *model, batches,
+               [&](const Tensor& batch) { return model->loss(model->forward(batch), batch); });
+}
+
+// By rank, on ranks as threads. Each calls `train_on_rank` with a module of weights of its own, so
+// only what the wrapper sends makes them equal.
+using TrainOnRank =
+    std::function<Training(const ProcessGroup& group, const std::shared_ptr<Model>& module)>;
+inline std::vector<Training> train_on_ranks(const Case& test_case, uint64_t seed, int world_size,
+                                            const TrainOnRank& train_on_rank) {
+  std::vector<std::shared_ptr<Model>> models;
+  for (int rank = 0; rank < world_size; ++rank) {
+    models.push_back(make_model(test_case, seed + static_cast<uint64_t>(rank)));
+  }
+  std::vector<Training> trained(static_cast<size_t>(world_size));
+  const auto result = run_groups(world_size, [&](const ProcessGroup& group, std::string&) {
+    trained[group.rank()] = train_on_rank(group, models[group.rank()]);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return trained;
+}
+
+}  // namespace cadre::testing
