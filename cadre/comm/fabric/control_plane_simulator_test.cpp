@@ -239,6 +239,23 @@ TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline)
   }
 }
 
+// Ranks 0 and 3, 1 and 4 connect the two hosts. When they have left, nobody passes on to rank 2
+// what rank 5 tells; the rank that leaves last knows of nobody who could do it later.
+TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBeforeItLeaves) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    expect_run(seed, {3, 3}, {}, [&](SimMember& member) {
+      sleep_until(member.system, kFaultsFrom);
+      if (member.rank != 2 && member.rank != 5) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(50));
+      if (member.rank == 5) {
+        return member.plane.tell_failure({kSimGroup, 5, {ErrorCode::kTimeout, 3, 5, "late", ""}});
+      }
+      sleep_until(member.system, kFaultsFrom + milliseconds(300));
+      require(member.group->failures().size() == 1, "rank 2 has not heard of the failure");
+    });
+  }
+}
+
 TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     // The first two ranks of a host, or of two hosts, are always connected.

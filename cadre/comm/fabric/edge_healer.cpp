@@ -42,11 +42,18 @@ void EdgeHealer::suspect(int rank) {
 EdgeHealer::Findings EdgeHealer::advance(const View& view, bool is_ready) {
   Findings findings;
   if (has_stopped_) return findings;
+  if (is_leaving_ && !view.may_dial) {
+    plan_at_.reset();
+    dialer_.stop();
+    return findings;
+  }
   const TimePoint now = system_.now();
-  if (plan_at_ && now >= *plan_at_) plan_edges(view);
+  if (is_leaving_ || (plan_at_ && now >= *plan_at_)) plan_edges(view);
   dial_missing(view);
   const Deadline never(now + Duration::max());
-  if (is_ready || callers_.next_deadline(never).has_passed(now)) take_calls(findings);
+  const bool has_calls =
+      !is_leaving_ && (is_ready || callers_.next_deadline(never).has_passed(now));
+  if (has_calls) take_calls(findings);
   take_dials(findings);
   judge_suspects(view, findings);
   return findings;
@@ -72,7 +79,7 @@ void EdgeHealer::dial_missing(const View& view) {
       continue;
     }
     const TimePoint since = missing_.try_emplace(peer, now).first->second;
-    const bool is_due = peer < self_ || now - since >= kCallTime;
+    const bool is_due = is_leaving_ || peer < self_ || now - since >= kCallTime;
     if (!is_due || !is_open(peer)) continue;
     ++setup_.meter.dials;
     dialer_.dial(peer);
@@ -117,7 +124,7 @@ void EdgeHealer::judge_suspects(const View& view, Findings& findings) {
   std::erase_if(suspects_, [&](const auto& suspect) {
     const auto& [rank, until] = suspect;
     const bool is_cleared = !view.is_present[static_cast<size_t>(rank)] || view.has_link(rank);
-    if (!is_cleared && now < until) return false;
+    if (!is_cleared && (now < until || is_leaving_)) return false;
     if (!is_cleared) findings.verdicts.push_back({rank, SignOfLoss::kUnreachable, false});
     return true;
   });
@@ -125,19 +132,34 @@ void EdgeHealer::judge_suspects(const View& view, Findings& findings) {
 
 void EdgeHealer::add_interests(std::vector<os::PollItem>& items) const {
   if (has_stopped_) return;
-  callers_.add_interests(items);
+  if (!is_leaving_) callers_.add_interests(items);
   dialer_.add_interests(items);
 }
 
 Deadline EdgeHealer::next_deadline(Deadline deadline) const {
   if (has_stopped_) return deadline;
-  deadline = dialer_.next_deadline(callers_.next_deadline(deadline));
+  deadline = dialer_.next_deadline(deadline);
   if (plan_at_) deadline = deadline.earlier(Deadline(*plan_at_));
+  if (is_leaving_) return deadline;
+  deadline = callers_.next_deadline(deadline);
   for (const auto& [rank, until] : suspects_) deadline = deadline.earlier(Deadline(until));
   for (const auto& [peer, since] : missing_) {
     if (is_open(peer)) deadline = deadline.earlier(Deadline(since + kCallTime));
   }
   return deadline;
+}
+
+void EdgeHealer::start_leaving() {
+  is_leaving_ = true;
+  plan_at_ = system_.now();
+  callers_.stop_accepting();
+}
+
+bool EdgeHealer::is_complete(const View& view) const {
+  return !plan_at_ && std::ranges::all_of(wanted_, [&](int peer) {
+    return view.has_link(peer) || !view.is_present[static_cast<size_t>(peer)] ||
+           suspects_.contains(peer);
+  });
 }
 
 void EdgeHealer::stop() {

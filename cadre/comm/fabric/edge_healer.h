@@ -71,6 +71,11 @@ class EdgeHealer {
   Findings advance(const View& view, bool is_ready);
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
+  // This process leaves: takes no connection any more, and opens those that are missing at once,
+  // for as long as View::may_dial.
+  void start_leaving();
+  // No connection is missing but to ranks that do not listen any more. REQUIRES: start_leaving().
+  bool is_complete(const View& view) const;
   // Takes and opens no connection any more.
   void stop();
 
@@ -92,6 +97,7 @@ class EdgeHealer {
   std::vector<int> wanted_;            // the neighbours
   std::map<int, TimePoint> missing_;   // those without a connection, and since when
   std::map<int, TimePoint> suspects_;  // and until when they may turn out to have left
+  bool is_leaving_ = false;
   bool has_stopped_ = false;
 };
 

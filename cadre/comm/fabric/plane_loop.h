@@ -26,6 +26,8 @@ class PlaneLoop {
   // How long the last words of a process that has ended may be on their way.
   static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
   static constexpr Duration kFlushTime = std::chrono::seconds(1);
+  // How long a failure is news, of which not all may have heard.
+  static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
   struct Site {
     os::System& system;
@@ -54,6 +56,8 @@ class PlaneLoop {
   void obey_orders();
   void start_leaving(Deadline receipts_by);
   bool has_left();
+  bool has_news_of_failure() const;
+  EdgeHealer::View healer_view() const;
   Deadline next_look(TimePoint now) const;
 
   void look(std::vector<os::PollItem>& items);
@@ -86,7 +90,8 @@ class PlaneLoop {
   StatusRoutes routes_;
   TimePoint heartbeat_at_;  // the last
   TimePoint silence_judged_at_;
-  std::optional<Deadline> receipts_by_;  // this process leaves
+  std::optional<TimePoint> failure_heard_at_;  // the last: of a group, or a loss
+  std::optional<Deadline> receipts_by_;        // this process leaves
   std::optional<TimePoint> flush_by_;
 };
 
