@@ -155,7 +155,9 @@ std::string left_cause(const Roster& roster, int peer, uint64_t left_after) {
 
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view) {
   if (culprit < 0) return "no rank is known to be late";
-  const std::string silent = view.is_silent() ? ", which does not answer" : "";
+  const std::string silent = view.is_cut_off    ? ", whose host takes no connection"
+                             : view.is_silent() ? ", which does not answer"
+                                                : "";
   const std::string elsewhere = view.elsewhere.empty() ? "" : ", now in " + view.elsewhere;
   return format("waiting for {}{}: {}{}", roster.describe(culprit), silent, describe_peer(view),
                 elsewhere);

@@ -44,6 +44,7 @@ struct PeerView {
   bool answers = false;                // it replied to the last question
   bool has_aborted = false;            // it said why it gave up, and may have closed since
   std::optional<uint64_t> left_after;  // it left in good order after this many collectives
+  bool is_cut_off = false;             // no connection to its host can be opened from this rank
   // What it runs in another group meanwhile, as it said when it was asked; else empty.
   std::string elsewhere = {};
 

@@ -318,6 +318,14 @@ TEST(Diagnosis, ARankThatRunsAnotherGroupsOperationIsSaidToDoSo) {
             "all_reduce #2 of group \"tp\"");
 }
 
+TEST(Diagnosis, ARankThatCannotBeReachedIsSaidToBeSo) {
+  PeerView peer = view(activity(ActivityState::kRunning, OpKind::kBarrier, 7, 5));
+  peer.is_cut_off = true;
+  EXPECT_EQ(timeout_cause(roster(), 2, peer),
+            "waiting for rank 2 (node1, pid 4713), whose host takes no connection: last seen in "
+            "barrier #7, reduce, 5.0 s ago");
+}
+
 TEST(Diagnosis, WhoHasEndedIsNotBlamedForItsSilence) {
   PeerView left = view(activity(ActivityState::kDone, OpKind::kBarrier, 9, 1), false);
   left.left_after = 9;

@@ -158,8 +158,16 @@ void Monitor::fail_after(const std::function<Finding()>& investigate) {
 void Monitor::fail_by_timeout(const Overdue& overdue) {
   fail_after([&] {
     const auto views = ask_peers(system_.deadline_in(kAskTime));
-    const Suspect culprit = find_culprit(views, roster().self, overdue.number, overdue.waiting_for);
-    const PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
+    const int awaited = overdue.waiting_for;
+    Suspect culprit = find_culprit(views, roster().self, overdue.number, awaited);
+    // All may answer by way of other hosts; who cannot reach the awaited rank knows what is broken.
+    const bool is_cut_off =
+        !culprit.is_certain && awaited >= 0 && setup_.plane != nullptr &&
+        setup_.plane->is_cut_off(setup_.roster.members[static_cast<size_t>(awaited)],
+                                 system_.deadline_in(kAskTime));
+    if (is_cut_off) culprit = {awaited, true};
+    PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
+    view.is_cut_off = is_cut_off;
     std::string cause = timeout_cause(roster(), culprit.rank, view);
     if (!overdue.where.empty()) cause = format("{}: {}", overdue.where, cause);
     return Finding{{ErrorCode::kTimeout, culprit.rank, std::move(cause), overdue.activity},

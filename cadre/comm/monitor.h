@@ -54,9 +54,11 @@ struct MonitorSetup {
 
 class Monitor final : public GroupEvents, public std::enable_shared_from_this<Monitor> {
  public:
-  // How long a rank that timed out waits for its peers' answers before it names one of them.
+  // How long a rank that timed out waits for its peers' answers before it names one of them, and,
+  // if they do not tell, for the connection that shows whether the awaited rank can be reached.
   static constexpr Duration kAskTime = std::chrono::milliseconds(600);
-  // How long a rank that can only guess waits for one that knows: longer than that one asks.
+  // How long a rank that can only guess waits for one that knows: longer than that one asks
+  // or tries to connect.
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
   // How long a broken stream may be older than the news of what broke it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
@@ -131,8 +133,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void note_left(int rank) const {
     if (setup_.on_left) setup_.on_left(rank);
   }
-  // Tells all members that this rank leaves after `number` collectives, unless the group has failed,
-  // and compares the last one, if it ended well, with theirs, now or when they leave. Never blocks.
+  // Tells all members that this rank leaves after `number` collectives, unless the group has
+  // failed, and compares the last one, if it ended well, with theirs, now or when they leave. Never
+  // blocks.
   void say_goodbye(uint64_t number);
 
   void on_rank_lost(const LossReport& loss) override;

@@ -87,6 +87,9 @@ class ControlPlane {
   std::optional<LossReport> loss_of(int rank) const;
   bool has_left(int rank) const;  // the fabric, in good order
 
+  // Whether a rank of another host cannot be reached: it takes no connection before the deadline.
+  // Its process is not asked, since the system accepts for it; a refusal is an answer. Any thread.
+  bool is_cut_off(int peer, Deadline deadline);
   // Opens and proves a data connection to a peer; any thread.
   Result<std::unique_ptr<os::Socket>> dial_data(int peer, Deadline deadline);
 
