@@ -313,10 +313,10 @@ std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
     has_asked_ = true;
     for (Peer& peer : peers_) peer.answers = false;
     for (const StatusAnswer& answer : answers) {
-      const int rank = group_rank(answer.rank);
-      if (rank < 0) continue;
-      Peer& peer = peers_[static_cast<size_t>(rank)];
-      peer.answers = true;
+      Peer& peer = peers_[static_cast<size_t>(group_rank(answer.rank))];
+      peer.answers = !answer.has_left;
+      peer.has_aborted |= answer.has_left && !peer.left_after;
+      if (answer.has_left) continue;
       peer.reported = answer.activity;
       peer.reported_at = now;
       peer.elsewhere = answer.activity.elsewhere;

@@ -147,7 +147,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   enum class FailurePhase { kNone, kClaimed, kPublished };
 
   struct Peer {
-    bool has_aborted = false;
+    bool has_aborted = false;  // it said so, or left the job without a leave of this group
     bool is_gone = false;
     bool answers = false;  // the last question
     std::optional<uint64_t> left_after;

@@ -37,6 +37,7 @@ class PlaneState;
 struct StatusAnswer {
   int rank = -1;
   wire::Activity activity;
+  bool has_left = false;  // the fabric, in good order; then it has no activity
 };
 
 class ControlPlane {
@@ -80,7 +81,7 @@ class ControlPlane {
   void tell_failure(GroupFailure failure);
 
   // Asks the members what they do in the group; returns when all have answered that are neither
-  // lost nor left, or at the deadline. By rank; a member that is silent is missing.
+  // lost nor left, or at the deadline. By rank; a member that is silent or lost is missing.
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
 
   std::vector<int> lost_ranks() const;  // ascending, without this rank

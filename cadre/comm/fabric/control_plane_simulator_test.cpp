@@ -224,6 +224,24 @@ TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
   });
 }
 
+// It has failed in its groups or left them, and is not silent.
+TEST(ControlPlaneSimulator, ARankThatHasLeftIsAmongTheAnswers) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    expect_run(seed, {1, 1, 1}, {}, [&](SimMember& member) {
+      sleep_until(member.system, kFaultsFrom);
+      if (member.rank == 1) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(member.rank == 0 ? 100 : 1000));
+      if (member.rank == 2) return;
+      const auto answers =
+          member.plane.ask(kSimGroup, all_ranks(3), member.system.deadline_in(seconds(1)));
+      require(answers.size() == 3, "all are known about");
+      for (const StatusAnswer& answer : answers) {
+        require(answer.has_left == (answer.rank == 1), format("rank {}", answer.rank));
+      }
+    });
+  }
+}
+
 TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     const std::vector<Fault> faults = {
