@@ -268,6 +268,22 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   return {waiting_for, false};
 }
 
+Duration lag_of_chain(std::span<const PeerView> views, Rank self, int waiting_for, Duration limit) {
+  const auto age = [&](int rank) {
+    return Duration(views[static_cast<size_t>(rank)].activity.age_ns);
+  };
+  Duration lag{0};
+  int at = waiting_for;
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (at < 0 || at >= static_cast<int>(views.size()) || at == self) break;
+    const Activity& activity = views[static_cast<size_t>(at)].activity;
+    if (!is_waiting(activity)) break;
+    lag = std::max(lag, age(self.value) - age(at));
+    at = activity.waiting_for;
+  }
+  return std::min(lag, limit);
+}
+
 std::string compose_sentence(const Roster& roster, const Failure& failure,
                              const Activity& last_own) {
   return format("{}\n  {}", first_line(roster, failure, last_own), failure.cause);

@@ -127,6 +127,11 @@ struct Suspect {
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 
+// By how much the ranks that `self` waits for, one behind the other, entered their operations later
+// than `self` did, which reach their deadlines later by as much; at most `limit`. `views` is by
+// rank.
+Duration lag_of_chain(std::span<const PeerView> views, Rank self, int waiting_for, Duration limit);
+
 // What happened where, and why, without a remedy: what other ranks quote.
 std::string compose_sentence(const Roster& roster, const Failure& failure,
                              const wire::Activity& last_own);

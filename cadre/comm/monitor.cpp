@@ -14,7 +14,6 @@ namespace {
 
 using wire::Activity;
 using wire::ActivityState;
-
 constexpr std::string_view kFirstFailure = "first failure: ";
 
 }  // namespace
@@ -160,7 +159,6 @@ void Monitor::fail_by_timeout(const Overdue& overdue) {
     const auto views = ask_peers(system_.deadline_in(kAskTime));
     const int awaited = overdue.waiting_for;
     Suspect culprit = find_culprit(views, roster().self, overdue.number, awaited);
-    // All may answer by way of other hosts; who cannot reach the awaited rank knows what is broken.
     const bool is_cut_off =
         !culprit.is_certain && awaited >= 0 && setup_.plane != nullptr &&
         setup_.plane->is_cut_off(setup_.roster.members[static_cast<size_t>(awaited)],
@@ -171,7 +169,9 @@ void Monitor::fail_by_timeout(const Overdue& overdue) {
     std::string cause = timeout_cause(roster(), culprit.rank, view);
     if (!overdue.where.empty()) cause = format("{}: {}", overdue.where, cause);
     return Finding{{ErrorCode::kTimeout, culprit.rank, std::move(cause), overdue.activity},
-                   culprit.is_certain ? Duration(0) : kDoubtTime};
+                   culprit.is_certain
+                       ? Duration(0)
+                       : kDoubtTime + lag_of_chain(views, roster().self, awaited, kMaxLag)};
   });
 }
 
@@ -243,9 +243,9 @@ void Monitor::await_failure(int peer, Deadline deadline) {
       deadline);
 }
 
-// Whoever claimed the failure publishes it within kAskTime and kDoubtTime.
+// Whoever claimed the failure asks, tries to connect, and waits for a rank that knows.
 Error Monitor::published_failure() {
-  await_failure(-1, system_.deadline_in(kAskTime + 2 * kDoubtTime));
+  await_failure(-1, system_.deadline_in(2 * kAskTime + 2 * kDoubtTime + kMaxLag));
   if (has_failed()) return error();
   fail({ErrorCode::kInternal, -1, "an operation was interrupted without a reason", {}});
   await_failure(-1, system_.deadline_in(kAskTime));

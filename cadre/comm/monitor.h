@@ -60,6 +60,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // How long a rank that can only guess waits for one that knows: longer than that one asks
   // or tries to connect.
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
+  // How much later such a rank may have entered its operation, and reach its deadline.
+  static constexpr Duration kMaxLag = std::chrono::seconds(2);
   // How long a broken stream may be older than the news of what broke it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
 
@@ -108,7 +110,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     int waiting_for = -1;
     std::string where = {};  // "tag 5"; empty for a collective
   };
-  // Asks the others what they are doing, and names the rank that is late.
+  // Asks the others what they are doing, and names the rank that is late. Where their answers,
+  // which may come by way of other hosts, do not tell, it tries to reach the awaited rank itself.
   void fail_by_timeout(const Overdue& overdue);
   // Until the group has failed, or `peer` (-1 for none) is known to have left; an operation that
   // found a broken stream learns here what it means.
