@@ -274,6 +274,23 @@ TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBef
   }
 }
 
+// Ranks 0 and 3 of 6 are no neighbours. When ranks 2, 4 and 5 have left, rank 0 has a connection to
+// rank 1 alone, which cannot pass on to rank 3 that rank 0 leaves.
+TEST(ControlPlaneSimulator, ALeaveIsToldToMoreThanOneRankSoThatAPartitionDoesNotHideIt) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    const std::vector<Fault> faults = {Fault::partition(1, 3, When::at_time(kFaultsFrom))};
+    expect_run(seed, {1, 1, 1, 1, 1, 1}, faults, [&](SimMember& member) {
+      sleep_until(member.system, kFaultsFrom);
+      if (member.rank > 3 || member.rank == 2) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(50));
+      if (member.rank == 0) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(2800));
+      require(member.plane.has_left(0), "rank 0 has left");
+      require(!member.plane.loss_of(0), "rank 0 is not lost");
+    });
+  }
+}
+
 TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     // The first two ranks of a host, or of two hosts, are always connected.

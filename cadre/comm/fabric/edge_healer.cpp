@@ -42,18 +42,16 @@ void EdgeHealer::suspect(int rank) {
 EdgeHealer::Findings EdgeHealer::advance(const View& view, bool is_ready) {
   Findings findings;
   if (has_stopped_) return findings;
+  const TimePoint now = system_.now();
   if (is_leaving_ && !view.may_dial) {
     plan_at_.reset();
     dialer_.stop();
-    return findings;
+  } else {
+    if (is_leaving_ || (plan_at_ && now >= *plan_at_)) plan_edges(view);
+    dial_missing(view);
   }
-  const TimePoint now = system_.now();
-  if (is_leaving_ || (plan_at_ && now >= *plan_at_)) plan_edges(view);
-  dial_missing(view);
   const Deadline never(now + Duration::max());
-  const bool has_calls =
-      !is_leaving_ && (is_ready || callers_.next_deadline(never).has_passed(now));
-  if (has_calls) take_calls(findings);
+  if (is_ready || callers_.next_deadline(never).has_passed(now)) take_calls(findings);
   take_dials(findings);
   judge_suspects(view, findings);
   return findings;
@@ -132,16 +130,15 @@ void EdgeHealer::judge_suspects(const View& view, Findings& findings) {
 
 void EdgeHealer::add_interests(std::vector<os::PollItem>& items) const {
   if (has_stopped_) return;
-  if (!is_leaving_) callers_.add_interests(items);
+  callers_.add_interests(items);
   dialer_.add_interests(items);
 }
 
 Deadline EdgeHealer::next_deadline(Deadline deadline) const {
   if (has_stopped_) return deadline;
-  deadline = dialer_.next_deadline(deadline);
+  deadline = dialer_.next_deadline(callers_.next_deadline(deadline));
   if (plan_at_) deadline = deadline.earlier(Deadline(*plan_at_));
   if (is_leaving_) return deadline;
-  deadline = callers_.next_deadline(deadline);
   for (const auto& [rank, until] : suspects_) deadline = deadline.earlier(Deadline(until));
   for (const auto& [peer, since] : missing_) {
     if (is_open(peer)) deadline = deadline.earlier(Deadline(since + kCallTime));
@@ -152,7 +149,6 @@ Deadline EdgeHealer::next_deadline(Deadline deadline) const {
 void EdgeHealer::start_leaving() {
   is_leaving_ = true;
   plan_at_ = system_.now();
-  callers_.stop_accepting();
 }
 
 bool EdgeHealer::is_complete(const View& view) const {

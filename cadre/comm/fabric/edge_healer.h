@@ -71,8 +71,8 @@ class EdgeHealer {
   Findings advance(const View& view, bool is_ready);
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
-  // This process leaves: takes no connection any more, and opens those that are missing at once,
-  // for as long as View::may_dial.
+  // This process leaves: from now on connections that are missing are opened at once, and only as
+  // long as View::may_dial. Those of others are taken, who may leave, too.
   void start_leaving();
   // No connection is missing but to ranks that do not listen any more. REQUIRES: start_leaving().
   bool is_complete(const View& view) const;

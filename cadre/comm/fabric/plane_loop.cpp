@@ -1,6 +1,7 @@
 #include "cadre/comm/fabric/plane_loop.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "cadre/comm/defaults.h"
@@ -145,10 +146,23 @@ bool PlaneLoop::has_news_of_failure() const {
   return failure_heard_at_ && site_.system.now() - *failure_heard_at_ < kFailureNewsTime;
 }
 
+// Of those that are present only one hears this process's leave, which may be cut off from the
+// others or stopped: they would find nobody at this address and take it for lost.
+bool PlaneLoop::has_few_peers(const std::vector<bool>& is_present) const {
+  std::set<int> peers;
+  for (const auto& link : links_) {
+    if (is_present[static_cast<size_t>(link->peer())]) peers.insert(link->peer());
+  }
+  const auto num_others = static_cast<size_t>(std::ranges::count(is_present, true)) - 1;
+  return peers.size() < std::min(kMinLeavePeers, num_others);
+}
+
 EdgeHealer::View PlaneLoop::healer_view() const {
-  return {.is_present = site_.state.presence(),
-          .has_link = [this](int rank) { return has_link(rank); },
-          .may_dial = !site_.state.is_lost(self_) && (!receipts_by_ || has_news_of_failure())};
+  EdgeHealer::View view{.is_present = site_.state.presence(),
+                        .has_link = [this](int rank) { return has_link(rank); },
+                        .may_dial = !site_.state.is_lost(self_)};
+  if (receipts_by_) view.may_dial &= has_news_of_failure() || has_few_peers(view.is_present);
+  return view;
 }
 
 // All peers have confirmed that this process leaves, or the time for it is over; and what was to be

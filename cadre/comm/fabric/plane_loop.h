@@ -26,6 +26,8 @@ class PlaneLoop {
   // How long the last words of a process that has ended may be on their way.
   static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
   static constexpr Duration kFlushTime = std::chrono::seconds(1);
+  // Of those that are present, so many hear of a leave from the rank itself.
+  static constexpr size_t kMinLeavePeers = 2;
   // How long a failure is news, of which not all may have heard.
   static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
@@ -57,6 +59,7 @@ class PlaneLoop {
   void start_leaving(Deadline receipts_by);
   bool has_left();
   bool has_news_of_failure() const;
+  bool has_few_peers(const std::vector<bool>& is_present) const;
   EdgeHealer::View healer_view() const;
   Deadline next_look(TimePoint now) const;
 
