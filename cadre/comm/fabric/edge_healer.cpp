@@ -27,12 +27,13 @@ EdgeHealer::EdgeHealer(os::System& system, Setup setup)
       plan_at_(system.now()) {}
 
 void EdgeHealer::note_loss() {
+  if (is_leaving_) return;
   const TimePoint at = system_.now() + kLossPause;
   plan_at_ = std::min(plan_at_.value_or(at), at);
 }
 
 void EdgeHealer::note_leave() {
-  if (!plan_at_) plan_at_ = system_.now() + kLeavePause;
+  if (!plan_at_ && !is_leaving_) plan_at_ = system_.now() + kLeavePause;
 }
 
 void EdgeHealer::suspect(int rank) {
@@ -43,13 +44,11 @@ EdgeHealer::Findings EdgeHealer::advance(const View& view, bool is_ready) {
   Findings findings;
   if (has_stopped_) return findings;
   const TimePoint now = system_.now();
-  if (is_leaving_ && !view.may_dial) {
-    plan_at_.reset();
-    dialer_.stop();
-  } else {
-    if (is_leaving_ || (plan_at_ && now >= *plan_at_)) plan_edges(view);
-    dial_missing(view);
-  }
+  const bool is_due = plan_at_ && now >= *plan_at_;
+  const bool is_always_due = is_leaving_ && !plan_at_ && view.may_dial;
+  if (is_due || is_always_due) plan_edges(view);
+  if (is_leaving_ && !view.may_dial) dialer_.stop();
+  if (!is_leaving_ || !plan_at_) dial_missing(view);
   const Deadline never(now + Duration::max());
   if (is_ready || callers_.next_deadline(never).has_passed(now)) take_calls(findings);
   take_dials(findings);
@@ -148,7 +147,7 @@ Deadline EdgeHealer::next_deadline(Deadline deadline) const {
 
 void EdgeHealer::start_leaving() {
   is_leaving_ = true;
-  plan_at_ = system_.now();
+  plan_at_ = system_.now() + kLeavingPause;
 }
 
 bool EdgeHealer::is_complete(const View& view) const {
