@@ -101,6 +101,17 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
 
 }  // namespace
 
+Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy& by) {
+  if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
+    return {notice.code, by.culprit, notice.cause, {}, by.reporter};
+  }
+  // The message of a rank that was told of it, too, says which failure was the first.
+  std::string cause = notice.cause;
+  if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
+  if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
+  return {ErrorCode::kAborted, by.culprit, cause, {}, by.reporter};
+}
+
 bool is_message(const Fingerprint& fingerprint) {
   const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
   return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kWaitSignal;
@@ -155,7 +166,9 @@ std::string left_cause(const Roster& roster, int peer, uint64_t left_after) {
 
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view) {
   if (culprit < 0) return "no rank is known to be late";
-  const std::string silent = view.is_silent() ? ", which does not answer" : "";
+  const std::string silent = view.is_cut_off    ? ", whose host takes no connection"
+                             : view.is_silent() ? ", which does not answer"
+                                                : "";
   const std::string elsewhere = view.elsewhere.empty() ? "" : ", now in " + view.elsewhere;
   return format("waiting for {}{}: {}{}", roster.describe(culprit), silent, describe_peer(view),
                 elsewhere);
@@ -258,6 +271,22 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (is_late) return suspect(rank);
   }
   return {waiting_for, false};
+}
+
+Duration lag_of_chain(std::span<const PeerView> views, Rank self, int waiting_for, Duration limit) {
+  const auto age = [&](int rank) {
+    return Duration(views[static_cast<size_t>(rank)].activity.age_ns);
+  };
+  Duration lag{0};
+  int at = waiting_for;
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (at < 0 || at >= static_cast<int>(views.size()) || at == self) break;
+    const Activity& activity = views[static_cast<size_t>(at)].activity;
+    if (!is_waiting(activity)) break;
+    lag = std::max(lag, age(self.value) - age(at));
+    at = activity.waiting_for;
+  }
+  return std::min(lag, limit);
 }
 
 std::string compose_sentence(const Roster& roster, const Failure& failure,

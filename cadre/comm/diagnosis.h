@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/deadline.h"
@@ -44,6 +45,7 @@ struct PeerView {
   bool answers = false;                // it replied to the last question
   bool has_aborted = false;            // it said why it gave up, and may have closed since
   std::optional<uint64_t> left_after;  // it left in good order after this many collectives
+  bool is_cut_off = false;             // no connection to its host can be opened from this rank
   // What it runs in another group meanwhile, as it said when it was asked; else empty.
   std::string elsewhere = {};
 
@@ -65,6 +67,17 @@ struct Failure {
   // only come before it.
   bool is_logged = true;
 };
+
+// What begins the sentence of a rank that points to the failure of another one.
+inline constexpr std::string_view kFirstFailure = "first failure: ";
+
+struct ToldBy {
+  int culprit = -1;  // as in Failure
+  int reporter = -1;
+};
+// What a failure that another rank told means on this one. The loss of a rank and a disagreement
+// concern all ranks alike; all else is the sender's failure, to which this rank points.
+Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy& by);
 
 // Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
 // apart from collectives.
@@ -126,6 +139,11 @@ struct Suspect {
 // `views` is by rank.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
+
+// By how much the ranks that `self` waits for, one behind the other, entered their operations later
+// than `self` did, which reach their deadlines later by as much; at most `limit`. `views` is by
+// rank.
+Duration lag_of_chain(std::span<const PeerView> views, Rank self, int waiting_for, Duration limit);
 
 // What happened where, and why, without a remedy: what other ranks quote.
 std::string compose_sentence(const Roster& roster, const Failure& failure,

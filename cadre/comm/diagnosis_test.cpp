@@ -316,12 +316,40 @@ TEST(Diagnosis, ALostStreamIsBlamedOnTheRanksAtItsEnds) {
   EXPECT_EQ(find_culprit(std::vector{PeerView(), passed, passed, in(8, -1)}, 0, 9, -1).rank, 3);
 }
 
+TEST(Diagnosis, TheLagOfAChainIsThatOfTheRankThatCameLast) {
+  const auto waits = [](int waiting_for, Duration age) {
+    PeerView one = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1, waiting_for));
+    one.activity.age_ns = age.count();
+    return one;
+  };
+  using std::chrono::milliseconds;
+  using std::chrono::seconds;
+  const std::vector views = {waits(1, milliseconds(900)), waits(2, milliseconds(950)),
+                             waits(0, milliseconds(200)), waits(1, milliseconds(50))};
+  EXPECT_EQ(lag_of_chain(views, 0, 1, seconds(2)), milliseconds(700));
+  EXPECT_EQ(lag_of_chain(views, 0, 1, milliseconds(300)), milliseconds(300));
+  EXPECT_EQ(lag_of_chain(views, 2, 0, seconds(2)), Duration(0));
+  EXPECT_EQ(lag_of_chain(views, 0, -1, seconds(2)), Duration(0));
+  // Rank 3 is not awaited; ranks 1 and 2 wait for each other.
+  EXPECT_EQ(lag_of_chain(std::vector{views[0], views[1], waits(1, seconds(0)), views[3]}, 0, 1,
+                         seconds(2)),
+            milliseconds(900));
+}
+
 TEST(Diagnosis, ARankThatRunsAnotherGroupsOperationIsSaidToDoSo) {
   PeerView peer = view(activity(ActivityState::kDone, OpKind::kBarrier, 7, 5));
   peer.elsewhere = "all_reduce #2 of group \"tp\"";
   EXPECT_EQ(timeout_cause(roster(), 2, peer),
             "waiting for rank 2 (node1, pid 4713): last seen after barrier #7, 5.0 s ago, now in "
             "all_reduce #2 of group \"tp\"");
+}
+
+TEST(Diagnosis, ARankThatCannotBeReachedIsSaidToBeSo) {
+  PeerView peer = view(activity(ActivityState::kRunning, OpKind::kBarrier, 7, 5));
+  peer.is_cut_off = true;
+  EXPECT_EQ(timeout_cause(roster(), 2, peer),
+            "waiting for rank 2 (node1, pid 4713), whose host takes no connection: last seen in "
+            "barrier #7, reduce, 5.0 s ago");
 }
 
 TEST(Diagnosis, WhoHasEndedIsNotBlamedForItsSilence) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -14,8 +15,6 @@ namespace {
 
 using wire::Activity;
 using wire::ActivityState;
-
-constexpr std::string_view kFirstFailure = "first failure: ";
 
 }  // namespace
 
@@ -160,12 +159,21 @@ void Monitor::fail_after(const std::function<Finding()>& investigate) {
 void Monitor::fail_by_timeout(const Overdue& overdue) {
   fail_after([&] {
     const auto views = ask_peers(system_.deadline_in(kAskTime));
-    const Suspect culprit = find_culprit(views, roster().self, overdue.number, overdue.waiting_for);
-    const PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
+    const int awaited = overdue.waiting_for;
+    Suspect culprit = find_culprit(views, roster().self, overdue.number, awaited);
+    const bool is_cut_off =
+        !culprit.is_certain && awaited >= 0 && setup_.plane != nullptr &&
+        setup_.plane->is_cut_off(setup_.roster.members[static_cast<size_t>(awaited)],
+                                 system_.deadline_in(kAskTime));
+    if (is_cut_off) culprit = {awaited, true};
+    PeerView view = culprit.rank < 0 ? PeerView() : views[static_cast<size_t>(culprit.rank)];
+    view.is_cut_off = is_cut_off;
     std::string cause = timeout_cause(roster(), culprit.rank, view);
     if (!overdue.where.empty()) cause = format("{}: {}", overdue.where, cause);
     return Finding{{ErrorCode::kTimeout, culprit.rank, std::move(cause), overdue.activity},
-                   culprit.is_certain ? Duration(0) : kDoubtTime};
+                   culprit.is_certain
+                       ? Duration(0)
+                       : kDoubtTime + lag_of_chain(views, roster().self, awaited, kMaxLag)};
   });
 }
 
@@ -238,9 +246,9 @@ void Monitor::await_failure(int peer, Deadline deadline) {
       deadline);
 }
 
-// Whoever claimed the failure publishes it within kAskTime and kDoubtTime.
+// Whoever claimed the failure asks, tries to connect, and waits for a rank that knows.
 Error Monitor::published_failure() {
-  await_failure(-1, system_.deadline_in(kAskTime + 2 * kDoubtTime));
+  await_failure(-1, system_.deadline_in(2 * kAskTime + 2 * kDoubtTime + kMaxLag));
   if (has_failed()) return error();
   fail({ErrorCode::kInternal, -1, "an operation was interrupted without a reason", {}});
   await_failure(-1, system_.deadline_in(kAskTime));
@@ -308,10 +316,10 @@ std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
     has_asked_ = true;
     for (Peer& peer : peers_) peer.answers = false;
     for (const StatusAnswer& answer : answers) {
-      const int rank = group_rank(answer.rank);
-      if (rank < 0) continue;
-      Peer& peer = peers_[static_cast<size_t>(rank)];
-      peer.answers = true;
+      Peer& peer = peers_[static_cast<size_t>(group_rank(answer.rank))];
+      peer.answers = !answer.has_left;
+      peer.has_aborted |= answer.has_left && !peer.left_after;
+      if (answer.has_left) continue;
       peer.reported = answer.activity;
       peer.reported_at = now;
       peer.elsewhere = answer.activity.elsewhere;
@@ -339,16 +347,22 @@ void Monitor::say_goodbye(uint64_t number) {
 
 // Of two ranks that called different things at least the one that leaves later finds out.
 void Monitor::tell_disagreement() {
-  std::optional<Error> error;
+  std::unique_lock lock(mutex_);
+  const auto mismatch = ends_.take_mismatch();
+  const uint64_t num_explained = num_earlier_failures_ + (has_failed() ? 1 : 0);
+  if (!mismatch || setup_.late_errors->num_failures() > num_explained) return;
+  lock.unlock();
+  const Error error = end_mismatch_error(roster(), *mismatch, setup_.record_path);
+  log().write(LogLevel::kError, "comm", error.message());
+  setup_.late_errors->add(error);
+}
+
+void Monitor::detach_if_over() {
   {
     const std::lock_guard lock(mutex_);
-    const auto mismatch = ends_.take_mismatch();
-    const uint64_t num_explained = num_earlier_failures_ + (has_failed() ? 1 : 0);
-    if (!mismatch || setup_.late_errors->num_failures() > num_explained) return;
-    error = end_mismatch_error(roster(), *mismatch, setup_.record_path);
+    if (!is_stopped_ || ends_.is_open()) return;
   }
-  log().write(LogLevel::kError, "comm", error->message());
-  setup_.late_errors->add(*error);
+  setup_.plane->detach(setup_.key);
 }
 
 bool Monitor::await(const std::function<bool()>& is_met, Deadline deadline) {
@@ -378,7 +392,6 @@ void Monitor::on_rank_lost(const LossReport& loss) {
   const TimePoint now = system_.now();
   PeerView view;
   bool is_loss = false;
-  bool is_over = false;
   {
     std::lock_guard lock(mutex_);
     Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -387,10 +400,9 @@ void Monitor::on_rank_lost(const LossReport& loss) {
     if (peer.left_after) peer.ended_by = loss.sign;
     if (!peer.left_after) ends_.note_failed();
     view = view_of(static_cast<size_t>(rank), now);
-    is_over = is_stopped_ && !ends_.is_open();
     wake_observers();
   }
-  if (is_over) setup_.plane->detach(setup_.key);
+  detach_if_over();
   if (!is_loss) return;
   const int reporter = group_rank(loss.reporter);
   fail({ErrorCode::kPeerLost,
@@ -428,16 +440,14 @@ void Monitor::on_rank_left_group(const wire::GroupLeave& leave) {
   const uint64_t num_collectives = leave.num_collectives;
   const int peer = group_rank(leave.rank);
   if (peer < 0 || peer == roster().self.value) return;
-  bool is_over = false;
   {
     std::lock_guard lock(mutex_);
     peers_[static_cast<size_t>(peer)].left_after = num_collectives;
     ends_.note_left({peer, num_collectives, leave.last});
-    is_over = is_stopped_ && !ends_.is_open();
     wake_observers();
   }
   tell_disagreement();
-  if (is_over) setup_.plane->detach(setup_.key);
+  detach_if_over();
   note_left(leave.rank);
   // attach() may deliver an earlier leave while the plane's thread delivers another one.
   uint64_t first = first_left_.load(std::memory_order_relaxed);
@@ -456,34 +466,22 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   const int reporter = std::max(group_rank(notice.reporter), -1);
   const bool names_a_peer = culprit >= 0 && culprit != roster().self.value;
   const bool is_loss = notice.code == ErrorCode::kPeerLost && names_a_peer;
-  bool is_over = false;
   bool is_leaving = false;
   {
     std::lock_guard lock(mutex_);
     peers_[static_cast<size_t>(origin)].has_aborted = true;
     ends_.note_failed();
-    is_over = is_stopped_ && !ends_.is_open();
     is_leaving = is_leaving_;
     wake_observers();
     if (!is_leaving && is_loss && failure_phase_ == FailurePhase::kNone) {
       peers_[static_cast<size_t>(culprit)].is_gone = true;
     }
   }
-  if (is_over) setup_.plane->detach(setup_.key);
+  detach_if_over();
   // What fails without a rank that is leaving does not concern it: it would report to the others,
   // who may not know yet that it leaves, a failure of its own.
   if (is_leaving) return;
-  // The loss of a rank and a disagreement concern all ranks alike; all else is the sender's
-  // failure, to which this rank points.
-  if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
-    fail({notice.code, culprit, notice.cause, {}, reporter});
-  } else {
-    // The message of a rank that was told of it, too, says which failure was the first.
-    std::string cause = notice.cause;
-    if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
-    if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
-    fail({ErrorCode::kAborted, culprit, cause, {}, reporter});
-  }
+  fail(failure_told(notice, is_loss, {culprit, reporter}));
 }
 
 std::optional<wire::Activity> Monitor::own_activity() {

@@ -55,10 +55,14 @@ struct MonitorSetup {
 
 class Monitor final : public GroupEvents, public std::enable_shared_from_this<Monitor> {
  public:
-  // How long a rank that timed out waits for its peers' answers before it names one of them.
+  // How long a rank that timed out waits for its peers' answers before it names one of them, and,
+  // if they do not tell, for the connection that shows whether the awaited rank can be reached.
   static constexpr Duration kAskTime = std::chrono::milliseconds(600);
-  // How long a rank that can only guess waits for one that knows: longer than that one asks.
+  // How long a rank that can only guess waits for one that knows: longer than that one asks
+  // or tries to connect.
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
+  // How much later such a rank may have entered its operation, and reach its deadline.
+  static constexpr Duration kMaxLag = std::chrono::seconds(2);
   // How long a broken stream may be older than the news of what broke it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
 
@@ -107,7 +111,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     int waiting_for = -1;
     std::string where = {};  // "tag 5"; empty for a collective
   };
-  // Asks the others what they are doing, and names the rank that is late.
+  // Asks the others what they are doing, and names the rank that is late. Where their answers,
+  // which may come by way of other hosts, do not tell, it tries to reach the awaited rank itself.
   void fail_by_timeout(const Overdue& overdue);
   // Until the group has failed, or `peer` (-1 for none) is known to have left; an operation that
   // found a broken stream learns here what it means.
@@ -146,7 +151,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   enum class FailurePhase { kNone, kClaimed, kPublished };
 
   struct Peer {
-    bool has_aborted = false;
+    bool has_aborted = false;  // it said so, or left the job without a leave of this group
     bool is_gone = false;
     bool answers = false;  // the last question
     std::optional<uint64_t> left_after;
@@ -171,6 +176,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
   void settle_blame(TimePoint now);                    // under the lock
   void tell_disagreement();
+  // All members have left or failed since this rank did, so no event matters any more.
+  void detach_if_over();
   bool await(const std::function<bool()>& is_met, Deadline deadline);
   void wake_observers();
   LogSink& log() const { return setup_.log != nullptr ? *setup_.log : null_log_sink(); }

@@ -163,5 +163,44 @@ TEST(Silence, OfARankThatTheAwaitedOneWaitsForAtTheStoreIsNamed) {
   }
 }
 
+// Each rank waits for the next one in a circle, because what rank 2 sent to rank 1 was lost.
+// Control messages go by way of rank 0, so all ranks answer, and only rank 1 can find out that it
+// cannot reach the rank that it waits for.
+TEST(Silence, OfTheRanksInACircleOfWaitsTheOneThatCannotReachTheNextIsBelieved) {
+  constexpr Duration kTimeout = seconds(10);
+  constexpr int kNumRanks = 3;
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    sim::Simulator simulator(seed, {.ranks_per_host = {1, 1, 1},
+                                    .faults = {Fault::partition(1, 2, When::at_time(kFaultAt))}});
+    const auto store = std::make_shared<HashStore>(simulator.system(0));
+    const auto result = simulator.run([&](os::System& system, int rank) {
+      CommunicatorOptions options{.timeout = kTimeout};
+      options.listen_host = format("10.0.0.{}", rank + 1);
+      const Membership membership{rank, kNumRanks, 1, store, "token"};
+      const auto group =
+          Communicator::connect(system, membership, options, system.deadline_in(seconds(20)));
+      const Rank next = (rank + 1) % kNumRanks;
+      const Rank previous = (rank + kNumRanks - 1) % kNumRanks;
+      std::vector<std::byte> byte(1);
+      const auto send = [&] { group->send(byte, DType::kUint8, previous, 0); };
+      const auto receive = [&] { group->recv(byte, DType::kUint8, next, 0); };
+      send();
+      receive();
+      system.make_waiter()->park(Deadline(TimePoint{} + 2 * kFaultAt));
+      try {
+        if (rank == 2) send();
+        receive();
+        if (rank != 2) send();
+        require(false, "nothing came from rank 2");
+      } catch (const Error& error) {
+        require(error.details().reporter == Rank(1), error.message());
+        require(error.details().culprit == Rank(2), error.message());
+      }
+      group->close(system.deadline_in(seconds(5)));
+    });
+    expect_all_ended(result, seed);
+  }
+}
+
 }  // namespace
 }  // namespace cadre

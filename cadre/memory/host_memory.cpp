@@ -38,7 +38,8 @@ void keep_reason(std::string& kept, std::string_view reason) {
 
 }  // namespace
 
-// All zero is a piece that nobody holds.
+// All zero is a piece that nobody holds. No piece has number 0: in its header is_revoked says that
+// a peer no longer counts what this slot holds.
 struct HostMemory::Header {
   std::atomic<uint64_t> is_revoked;
   std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;  // bits by slot
@@ -334,13 +335,25 @@ void HostMemory::release_hold(int slot, uint32_t piece) {
       .fetch_and(~(uint64_t{1} << bit % 64), std::memory_order_release);
 }
 
+// The mark is set before any page changes, as in revoke(). Without memory for it the holds go on
+// counting.
 void HostMemory::forget_holder(int slot) {
+  const auto* const begin = segment_->bytes().data();
+  Header& mark = header(slot, 0);
+  const auto at = static_cast<size_t>(reinterpret_cast<const std::byte*>(&mark) - begin);
+  if (!os::reserve_pages(*segment_, at, kPageBytes).ok()) return;
+  mark.is_revoked.store(1, std::memory_order_seq_cst);
   {
     const std::lock_guard lock(mutex_);
     const auto bit = static_cast<size_t>(slot);
     dead_[bit / 64] |= uint64_t{1} << bit % 64;
   }
   reclaim();
+}
+
+// The page of the header is committed with this rank's first piece.
+bool HostMemory::has_lost_holds() const {
+  return is_revoked(slot_, 0);
 }
 
 }  // namespace cadre

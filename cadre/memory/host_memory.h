@@ -130,8 +130,12 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   // This rank uses the piece of a peer no more.
   void release_hold(int slot, uint32_t piece);
-  // The rank is dead: what it holds no longer counts.
+  // The rank is lost: what it holds no longer counts. It may be alive, with only its connections
+  // cut, so its memory is marked first, where its own has_lost_holds() sees it.
   void forget_holder(int slot);
+  // A peer takes this rank for lost, so any memory of peers may have changed under its reads. Look
+  // after reading memory of peers, before calling the result good.
+  bool has_lost_holds() const;
 
  private:
   friend class Piece;

@@ -120,7 +120,11 @@ TEST_F(HostMemoryTest, ADeadRankHoldsNothing) {
   piece = Piece();
   theirs_->release_hold(0, 1);
   EXPECT_EQ(mine_->allocate({.num_bytes = kPage}).value_or_throw().place().offset, kPage);
+  const auto third = attach(2);
+  EXPECT_FALSE(third->has_lost_holds());
   mine_->forget_holder(2);
+  EXPECT_TRUE(third->has_lost_holds());
+  EXPECT_FALSE(theirs_->has_lost_holds());
   EXPECT_EQ(mine_->allocate({.num_bytes = kPage}).value_or_throw().place().offset, 0u);
 }
 

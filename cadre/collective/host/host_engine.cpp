@@ -411,7 +411,11 @@ Status HostEngine::commit_staging() {
   return {};
 }
 
+// A rank that its peers take for lost may have read, for a payload or for another rank's entry,
+// what they use for something else by now.
 Status HostEngine::finish(Status status) {
+  const Status holds = host::check_holds(peers_, *setup_.memory);
+  if (!holds.ok()) status = holds;
   if (status.ok()) {
     peers_.settle();
     is_inside_ = false;

@@ -106,5 +106,20 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Its connections were cut, but it is alive and goes on reading memory that may be used again.
+TEST(HostEngineLostRankTest, GetsNoResultFromMemoryThatItsPeersMayHaveUsedAgain) {
+  TestMemory memory(2);
+  memory.of(0).forget_holder(1);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    std::vector<std::byte> in(4000);
+    std::vector<std::byte> out(8000);
+    const Status status = rank.all_gather(in, out);
+    if (context.rank == 0) return status.value_or_throw();
+    require_code(status, ErrorCode::kAborted);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 }  // namespace
 }  // namespace cadre

@@ -43,8 +43,17 @@ Announcement announcement_of(const Peers& peers, Rank rank) {
   return announcement;
 }
 
+Status check_holds(const Peers& peers, const HostMemory& memory) {
+  if (!memory.has_lost_holds()) return {};
+  return Error(ErrorCode::kAborted,
+               format("host engine: the peers of rank {} take it for lost and use their memory "
+                      "again; look at the first failure",
+                      peers.rank()));
+}
+
 Status SharedBuffers::check(const Peers& peers, const OpContext& op) const {
   CADRE_RETURN_IF_ERROR(peers.check_left(op));
+  CADRE_RETURN_IF_ERROR(check_holds(peers, memory));
   for (const Source& source : sources) {
     if (source.revocation->load(std::memory_order_seq_cst) == 0) continue;
     return Error(ErrorCode::kAborted,

@@ -31,6 +31,9 @@ static_assert(sizeof(Announcement) <= kInlineBytes);
 
 Announcement announcement_of(const Peers& peers, Rank rank);
 
+// kAborted when this rank is taken for lost: what it has read of peers may be something else.
+Status check_holds(const Peers& peers, const HostMemory& memory);
+
 // Which buffers peers read or write in place.
 enum class Sharing {
   kInputs,

@@ -179,8 +179,7 @@ Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInter
   CADRE_RETURN_IF_ERROR(transport_.wait(interests_, op.deadline));
   for (const ChannelInterest& watched : std::span(interests_).subspan(interests.size())) {
     Link& peer = link(watched.peer);
-    // Best effort: a channel that has ended is found by whoever needs it.
-    if (watched.want_send) static_cast<void>(peer.advance_send());
+    if (watched.want_send) peer.advance_announcement();
     if (watched.want_recv) CADRE_RETURN_IF_ERROR(peer.peek(header_));
     // A peer of which this operation expects nothing may well have begun a later one.
     if (!peer.is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));

@@ -115,9 +115,13 @@ void Link::announce(OperationHeader operation) {
   operation.kind = OperationHeader::Kind::kAnnouncement;
   std::ranges::copy(operation.encode(), outbox_.data());
   unsent_ = {ConstBytes(outbox_.data(), OperationHeader::kBytes), {}};
-  // What does not leave now goes ahead of the next message; a channel that has ended is found by
-  // whoever needs it.
-  static_cast<void>(advance_send());
+  // What does not leave now goes ahead of the next message.
+  advance_announcement();
+}
+
+// A channel that has ended is found by whoever needs it.
+void Link::advance_announcement() {
+  if (!advance_send().ok()) unsent_ = {};
 }
 
 void Link::refuse(const OperationHeader& operation) {

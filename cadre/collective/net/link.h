@@ -75,6 +75,9 @@ class Link {
   // Tells the peer, once, that this rank waits in `operation`, unless it has been sent something of
   // it: so that two ranks which wait for each other in different operations find out. Best effort.
   void announce(OperationHeader operation);
+  // Goes on with an announcement that has not left yet. A channel that has ended takes none, and
+  // whoever waits for it to take one would not wait at all: the announcement is dropped.
+  void advance_announcement();
   // Tells the peer that this rank gives up `operation`, if it can be told in between messages.
   void refuse(const OperationHeader& operation);
   // The same where no message was ever sent.

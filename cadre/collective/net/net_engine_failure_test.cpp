@@ -152,6 +152,36 @@ TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
 }
 
+// Takes nothing until its peer ends it.
+class EndingChannel final : public Channel {
+ public:
+  Result<size_t> try_send(ConstBytes) override {
+    if (has_ended) return Error(ErrorCode::kPeerLost, "the channel has ended");
+    return size_t{0};
+  }
+  Result<size_t> try_recv(Bytes buffer) override { return try_send(buffer); }
+
+  bool has_ended = false;
+};
+
+// As long as it is to be sent, the engine waits for a channel that is ready at once, for good, and
+// connections that other peers need get only the 5 ms before it looks at the watched peers.
+TEST(NetEngineLinkTest, AnAnnouncementThatAnEndedChannelDoesNotTakeIsDropped) {
+  const OperationHeader barrier{.number = 1};
+  const CallHistory history;
+  EndingChannel channel;
+  Link link(channel, history);
+  link.begin_operation();
+  link.announce(barrier);
+  EXPECT_FALSE(link.is_send_done());
+  channel.has_ended = true;
+  link.advance_announcement();
+  EXPECT_TRUE(link.is_send_done());
+  link.begin_operation();
+  link.announce(barrier);
+  EXPECT_TRUE(link.is_send_done());
+}
+
 TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
   const TransportGroup group(*system_, GetParam(), 2);
   const std::string failures = group.run([&](Transport& transport) {

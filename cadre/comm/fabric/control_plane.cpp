@@ -67,6 +67,17 @@ bool ControlPlane::has_left(int rank) const {
   return state_->has_left(rank);
 }
 
+bool ControlPlane::is_cut_off(int peer, Deadline deadline) {
+  const int self = terms_.rank;
+  if (layout_->host_of(peer) == layout_->host_of(self)) return false;
+  const Route route{{layout_->card(self), self},
+                    {layout_->card(peer), peer},
+                    store_host_,
+                    wire::LinkPurpose::kData};
+  const auto socket = open_socket(system_, route, deadline);
+  return !socket.ok() && socket.error().code() == ErrorCode::kTimeout;
+}
+
 Result<std::unique_ptr<os::Socket>> ControlPlane::dial_data(int peer, Deadline deadline) {
   return dial(system_, *layout_, {terms_, store_host_}, peer, wire::LinkPurpose::kData, deadline);
 }

@@ -37,6 +37,7 @@ class PlaneState;
 struct StatusAnswer {
   int rank = -1;
   wire::Activity activity;
+  bool has_left = false;  // the fabric, in good order; then it has no activity
 };
 
 class ControlPlane {
@@ -81,13 +82,16 @@ class ControlPlane {
   void tell_failure(GroupFailure failure);
 
   // Asks the members what they do in the group; returns when all have answered that are neither
-  // lost nor left, or at the deadline. By rank; a member that is silent is missing.
+  // lost nor left, or at the deadline. By rank; a member that is silent or lost is missing.
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
 
   std::vector<int> lost_ranks() const;  // ascending, without this rank
   std::optional<LossReport> loss_of(int rank) const;
   bool has_left(int rank) const;  // the fabric, in good order
 
+  // Whether a rank of another host cannot be reached: it takes no connection before the deadline.
+  // Its process is not asked, since the system accepts for it; a refusal is an answer. Any thread.
+  bool is_cut_off(int peer, Deadline deadline);
   // Opens and proves a data connection to a peer; any thread.
   Result<std::unique_ptr<os::Socket>> dial_data(int peer, Deadline deadline);
 

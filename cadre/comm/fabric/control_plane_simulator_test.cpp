@@ -224,6 +224,24 @@ TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
   });
 }
 
+// It has failed in its groups or left them, and is not silent.
+TEST(ControlPlaneSimulator, ARankThatHasLeftIsAmongTheAnswers) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    expect_run(seed, {1, 1, 1}, {}, [&](SimMember& member) {
+      sleep_until(member.system, kFaultsFrom);
+      if (member.rank == 1) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(member.rank == 0 ? 100 : 1000));
+      if (member.rank == 2) return;
+      const auto answers =
+          member.plane.ask(kSimGroup, all_ranks(3), member.system.deadline_in(seconds(1)));
+      require(answers.size() == 3, "all are known about");
+      for (const StatusAnswer& answer : answers) {
+        require(answer.has_left == (answer.rank == 1), format("rank {}", answer.rank));
+      }
+    });
+  }
+}
+
 TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     const std::vector<Fault> faults = {
@@ -235,6 +253,40 @@ TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline)
       member.plane.close(member.system.deadline_in(seconds(1)));
       const Duration took = member.system.now() - before;
       require(took >= seconds(1) && took < milliseconds(1500), "rank 1 is stopped");
+    });
+  }
+}
+
+// Ranks 0 and 3, 1 and 4 connect the two hosts. When they have left, nobody passes on to rank 2
+// what rank 5 tells; the rank that leaves last knows of nobody who could do it later.
+TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBeforeItLeaves) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    expect_run(seed, {3, 3}, {}, [&](SimMember& member) {
+      sleep_until(member.system, kFaultsFrom);
+      if (member.rank != 2 && member.rank != 5) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(50));
+      if (member.rank == 5) {
+        return member.plane.tell_failure({kSimGroup, 5, {ErrorCode::kTimeout, 3, 5, "late", ""}});
+      }
+      sleep_until(member.system, kFaultsFrom + milliseconds(300));
+      require(member.group->failures().size() == 1, "rank 2 has not heard of the failure");
+    });
+  }
+}
+
+// Ranks 0 and 3 of 6 are no neighbours. When ranks 2, 4 and 5 have left, rank 0 has a connection to
+// rank 1 alone, which cannot pass on to rank 3 that rank 0 leaves.
+TEST(ControlPlaneSimulator, ALeaveIsToldToMoreThanOneRankSoThatAPartitionDoesNotHideIt) {
+  for (const uint64_t seed : testing::test_seeds(5)) {
+    const std::vector<Fault> faults = {Fault::partition(1, 3, When::at_time(kFaultsFrom))};
+    expect_run(seed, {1, 1, 1, 1, 1, 1}, faults, [&](SimMember& member) {
+      sleep_until(member.system, kFaultsFrom);
+      if (member.rank > 3 || member.rank == 2) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(50));
+      if (member.rank == 0) return;
+      sleep_until(member.system, kFaultsFrom + milliseconds(2800));
+      require(member.plane.has_left(0), "rank 0 has left");
+      require(!member.plane.loss_of(0), "rank 0 is not lost");
     });
   }
 }

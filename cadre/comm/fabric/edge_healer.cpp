@@ -27,12 +27,13 @@ EdgeHealer::EdgeHealer(os::System& system, Setup setup)
       plan_at_(system.now()) {}
 
 void EdgeHealer::note_loss() {
+  if (is_leaving_) return;
   const TimePoint at = system_.now() + kLossPause;
   plan_at_ = std::min(plan_at_.value_or(at), at);
 }
 
 void EdgeHealer::note_leave() {
-  if (!plan_at_) plan_at_ = system_.now() + kLeavePause;
+  if (!plan_at_ && !is_leaving_) plan_at_ = system_.now() + kLeavePause;
 }
 
 void EdgeHealer::suspect(int rank) {
@@ -43,8 +44,11 @@ EdgeHealer::Findings EdgeHealer::advance(const View& view, bool is_ready) {
   Findings findings;
   if (has_stopped_) return findings;
   const TimePoint now = system_.now();
-  if (plan_at_ && now >= *plan_at_) plan_edges(view);
-  dial_missing(view);
+  const bool is_due = plan_at_ && now >= *plan_at_;
+  const bool is_always_due = is_leaving_ && !plan_at_ && view.may_dial;
+  if (is_due || is_always_due) plan_edges(view);
+  if (is_leaving_ && !view.may_dial) dialer_.stop();
+  if (!is_leaving_ || !plan_at_) dial_missing(view);
   const Deadline never(now + Duration::max());
   if (is_ready || callers_.next_deadline(never).has_passed(now)) take_calls(findings);
   take_dials(findings);
@@ -72,7 +76,7 @@ void EdgeHealer::dial_missing(const View& view) {
       continue;
     }
     const TimePoint since = missing_.try_emplace(peer, now).first->second;
-    const bool is_due = peer < self_ || now - since >= kCallTime;
+    const bool is_due = is_leaving_ || peer < self_ || now - since >= kCallTime;
     if (!is_due || !is_open(peer)) continue;
     ++setup_.meter.dials;
     dialer_.dial(peer);
@@ -117,7 +121,7 @@ void EdgeHealer::judge_suspects(const View& view, Findings& findings) {
   std::erase_if(suspects_, [&](const auto& suspect) {
     const auto& [rank, until] = suspect;
     const bool is_cleared = !view.is_present[static_cast<size_t>(rank)] || view.has_link(rank);
-    if (!is_cleared && now < until) return false;
+    if (!is_cleared && (now < until || is_leaving_)) return false;
     if (!is_cleared) findings.verdicts.push_back({rank, SignOfLoss::kUnreachable, false});
     return true;
   });
@@ -133,11 +137,24 @@ Deadline EdgeHealer::next_deadline(Deadline deadline) const {
   if (has_stopped_) return deadline;
   deadline = dialer_.next_deadline(callers_.next_deadline(deadline));
   if (plan_at_) deadline = deadline.earlier(Deadline(*plan_at_));
+  if (is_leaving_) return deadline;
   for (const auto& [rank, until] : suspects_) deadline = deadline.earlier(Deadline(until));
   for (const auto& [peer, since] : missing_) {
     if (is_open(peer)) deadline = deadline.earlier(Deadline(since + kCallTime));
   }
   return deadline;
+}
+
+void EdgeHealer::start_leaving() {
+  is_leaving_ = true;
+  plan_at_ = system_.now() + kLeavingPause;
+}
+
+bool EdgeHealer::is_complete(const View& view) const {
+  return !plan_at_ && std::ranges::all_of(wanted_, [&](int peer) {
+    return view.has_link(peer) || !view.is_present[static_cast<size_t>(peer)] ||
+           suspects_.contains(peer);
+  });
 }
 
 void EdgeHealer::stop() {

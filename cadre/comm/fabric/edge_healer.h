@@ -31,6 +31,9 @@ class EdgeHealer {
   static constexpr Duration kLossPause = std::chrono::milliseconds(50);
   // Ranks of a job that ends leave together. The graph bears the gap of one meanwhile.
   static constexpr Duration kLeavePause = std::chrono::seconds(1);
+  // How long a rank that leaves waits for the news that those left, too, which it would have to
+  // connect to.
+  static constexpr Duration kLeavingPause = std::chrono::milliseconds(50);
 
   struct Setup {
     DialPlan plan;
@@ -71,6 +74,11 @@ class EdgeHealer {
   Findings advance(const View& view, bool is_ready);
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
+  // This process leaves: connections that are missing after kLeavingPause are opened, as long as
+  // View::may_dial. Those of others are taken, who may leave, too.
+  void start_leaving();
+  // No connection is missing but to ranks that do not listen any more. REQUIRES: start_leaving().
+  bool is_complete(const View& view) const;
   // Takes and opens no connection any more.
   void stop();
 
@@ -92,6 +100,7 @@ class EdgeHealer {
   std::vector<int> wanted_;            // the neighbours
   std::map<int, TimePoint> missing_;   // those without a connection, and since when
   std::map<int, TimePoint> suspects_;  // and until when they may turn out to have left
+  bool is_leaving_ = false;
   bool has_stopped_ = false;
 };
 

@@ -25,7 +25,9 @@ bool EventLog::add(const Event& event, int from, TimePoint now) {
 bool EventLog::add_loss(const LossReport& loss, int from) {
   if (!exists(loss.rank) || !exists(loss.reporter)) return false;
   RankState& state = ranks_[static_cast<size_t>(loss.rank)];
-  if (state.loss || state.has_left) return false;
+  // A connection that ends after a leave is no loss. But a rank may have been killed while it told
+  // others of its leave: they report its loss, and groups fail there of which this rank hears.
+  if (state.loss || (state.has_left && from == kOwn)) return false;
   state.loss = loss;
   state.loss_from = from;
   return true;

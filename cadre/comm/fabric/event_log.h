@@ -29,7 +29,7 @@ class EventLog {
   EventLog(int num_ranks, int self);
 
   // True when it is news. `from` is the rank that told it, or kOwn. Questions and answers, ranks
-  // that do not exist and losses of ranks that left are no news.
+  // that do not exist and this rank's own reports that a rank which left is lost are no news.
   bool add(const wire::Event& event, int from, TimePoint now);
 
   bool is_lost(int rank) const { return ranks_[static_cast<size_t>(rank)].loss.has_value(); }

@@ -42,6 +42,16 @@ TEST(EventLog, ARankThatLeftIsNotLost) {
   EXPECT_FALSE(log.is_lost(1));
 }
 
+// It was killed while it told the others that it leaves.
+TEST(EventLog, ALossThatAnotherRankReportsIsNewsAlsoAfterTheLeave) {
+  EventLog log(3, 0);
+  EXPECT_TRUE(log.add(FabricLeave{1}, 1, kStart));
+  EXPECT_TRUE(log.add(loss_of(1, 2), 2, kStart));
+  EXPECT_FALSE(log.add(loss_of(1, 2), 2, kStart));
+  EXPECT_TRUE(log.has_left(1));
+  EXPECT_EQ(log.of_group(7, kStart), (std::vector<Event>{loss_of(1, 2)}));
+}
+
 TEST(EventLog, RanksThatDoNotExistAreNoNews) {
   EventLog log(2, 0);
   for (const int rank : {-1, 2, 1'000'000}) {

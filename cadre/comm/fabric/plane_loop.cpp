@@ -1,6 +1,7 @@
 #include "cadre/comm/fabric/plane_loop.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "cadre/comm/defaults.h"
@@ -135,8 +136,33 @@ void PlaneLoop::obey_orders() {
 void PlaneLoop::start_leaving(Deadline receipts_by) {
   receipts_by_ = receipts_by;
   learn(wire::FabricLeave{self_}, nullptr);
-  for (const auto& link : links_) link->flush();  // before the healer waits for its threads
-  healer_.stop();
+  healer_.start_leaving();
+}
+
+// Peers that pass news on may have left before, and those behind them connect anew only after a
+// pause. So a process that knows of a failure connects to its new neighbours before it leaves: when
+// it and all others that know have left, nobody could say why.
+bool PlaneLoop::has_news_of_failure() const {
+  return failure_heard_at_ && site_.system.now() - *failure_heard_at_ < kFailureNewsTime;
+}
+
+// Of those that are present only one hears this process's leave, which may be cut off from the
+// others or stopped: they would find nobody at this address and take it for lost.
+bool PlaneLoop::has_few_peers(const std::vector<bool>& is_present) const {
+  std::set<int> peers;
+  for (const auto& link : links_) {
+    if (is_present[static_cast<size_t>(link->peer())]) peers.insert(link->peer());
+  }
+  const auto num_others = static_cast<size_t>(std::ranges::count(is_present, true)) - 1;
+  return peers.size() < std::min(kMinLeavePeers, num_others);
+}
+
+EdgeHealer::View PlaneLoop::healer_view() const {
+  EdgeHealer::View view{.is_present = site_.state.presence(),
+                        .has_link = [this](int rank) { return has_link(rank); },
+                        .may_dial = !site_.state.is_lost(self_)};
+  if (receipts_by_) view.may_dial &= has_news_of_failure() || has_few_peers(view.is_present);
+  return view;
 }
 
 // All peers have confirmed that this process leaves, or the time for it is over; and what was to be
@@ -149,7 +175,10 @@ bool PlaneLoop::has_left() {
       return holds(*link) || site_.state.is_lost(link->peer());
     });
   };
-  const bool is_confirmed = all_of_living([](const ControlLink& link) { return link.has_receipt; });
+  const EdgeHealer::View view = healer_view();
+  const bool is_confirmed =
+      all_of_living([](const ControlLink& link) { return link.has_receipt; }) &&
+      (!view.may_dial || healer_.is_complete(view));
   if (!is_confirmed && !receipts_by_->has_passed(now)) return false;
   if (!flush_by_) flush_by_ = now + kFlushTime;
   return all_of_living([](const ControlLink& link) { return link.is_flushed(); }) ||
@@ -212,6 +241,9 @@ void PlaneLoop::learn(const Event& event, const ControlLink* by) {
   ++site_.meter.events;
   spread(event, scope_of(by), by == nullptr ? kNoLink : by->id());
   if (std::holds_alternative<wire::FabricLeave>(event)) healer_.note_leave();
+  const bool is_failure = std::holds_alternative<wire::GroupFailure>(event) ||
+                          std::holds_alternative<LossReport>(event);
+  if (is_failure) failure_heard_at_ = site_.system.now();
   const auto* loss = std::get_if<wire::LossReport>(&event);
   if (loss == nullptr) return;
   healer_.note_loss();
@@ -283,10 +315,7 @@ void PlaneLoop::report_loss(int rank, SignOfLoss sign) {
 }
 
 void PlaneLoop::heal(bool is_ready) {
-  const EdgeHealer::View view{.is_present = site_.state.presence(),
-                              .has_link = [this](int rank) { return has_link(rank); },
-                              .may_dial = !site_.state.is_lost(self_)};
-  EdgeHealer::Findings findings = healer_.advance(view, is_ready);
+  EdgeHealer::Findings findings = healer_.advance(healer_view(), is_ready);
   for (Dialer::Outcome& connection : findings.connections) {
     add_link(connection.peer, std::move(connection.socket), true);
   }

@@ -26,6 +26,10 @@ class PlaneLoop {
   // How long the last words of a process that has ended may be on their way.
   static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
   static constexpr Duration kFlushTime = std::chrono::seconds(1);
+  // Of those that are present, so many hear of a leave from the rank itself.
+  static constexpr size_t kMinLeavePeers = 2;
+  // How long a failure is news, of which not all may have heard.
+  static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
   struct Site {
     os::System& system;
@@ -54,6 +58,9 @@ class PlaneLoop {
   void obey_orders();
   void start_leaving(Deadline receipts_by);
   bool has_left();
+  bool has_news_of_failure() const;
+  bool has_few_peers(const std::vector<bool>& is_present) const;
+  EdgeHealer::View healer_view() const;
   Deadline next_look(TimePoint now) const;
 
   void look(std::vector<os::PollItem>& items);
@@ -86,7 +93,8 @@ class PlaneLoop {
   StatusRoutes routes_;
   TimePoint heartbeat_at_;  // the last
   TimePoint silence_judged_at_;
-  std::optional<Deadline> receipts_by_;  // this process leaves
+  std::optional<TimePoint> failure_heard_at_;  // the last: of a group, or a loss
+  std::optional<Deadline> receipts_by_;        // this process leaves
   std::optional<TimePoint> flush_by_;
 };
 

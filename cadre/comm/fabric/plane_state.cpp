@@ -77,8 +77,14 @@ std::vector<StatusAnswer> PlaneState::ask(GroupKey group, std::span<const int> m
   await_answers(number, members, deadline);
   std::vector<StatusAnswer> answers;
   std::lock_guard lock(mutex_);
-  for (const auto& [rank, activity] : questions_[number].answers) {
-    if (std::ranges::find(members, rank) != members.end()) answers.push_back({rank, activity});
+  const auto& given = questions_[number].answers;
+  for (const int rank : members) {
+    const auto answer = given.find(rank);
+    if (answer != given.end()) {
+      answers.push_back({rank, answer->second});
+    } else if (log_.has_left(rank)) {
+      answers.push_back({.rank = rank, .activity = {}, .has_left = true});
+    }
   }
   questions_.erase(number);
   return answers;

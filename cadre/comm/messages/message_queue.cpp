@@ -304,7 +304,7 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
                                     .where = format("tag {}", pending.tag)});
   } else if (error.code() == ErrorCode::kPeerLost) {
     explain_loss(pending, activity, error);
-  } else {
+  } else if (error.code() != ErrorCode::kAborted) {
     parts_.monitor.fail({error.code(), pending.peer.value,
                          format("tag {}: {}", pending.tag, error.message()), activity});
   }

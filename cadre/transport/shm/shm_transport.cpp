@@ -176,7 +176,15 @@ Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {
   return finish(reader_->try_read(buffer));
 }
 
+// A rank that its peers take for lost may have read what they use for something else by now.
 Result<size_t> ShmTransport::ShmChannel::finish(Result<size_t> moved) const {
+  const bool has_looked = !moved.ok() || *moved > 0;
+  if (has_looked && owner_.setup_.memory->has_lost_holds()) {
+    return Error(ErrorCode::kAborted,
+                 format("rank {}, channel to rank {}: the peers take this rank for lost and use "
+                        "their memory again; look at the first failure",
+                        owner_.setup_.rank, peer_));
+  }
   if (!moved.ok()) {
     return moved.error().with_context(
         format("rank {}, channel to rank {}", owner_.setup_.rank, peer_));

@@ -53,6 +53,8 @@ class TwoTransports {
     std::array<std::byte, 16> bytes;
     return channel(rank).try_recv(bytes);
   }
+  // The rank takes the other one for lost.
+  void forget_peer_of(size_t rank) { memories_[rank]->forget_holder(static_cast<int>(1 - rank)); }
   // Bytes from the beginning of the slice that pieces take.
   size_t first_free(size_t rank) {
     return memories_[rank]->allocate({.num_bytes = 1}).value_or_throw().place().offset;
@@ -101,6 +103,16 @@ TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   two.stop(1);
   EXPECT_EQ(two.first_free(0), 0u);
   EXPECT_EQ(two.first_free(1), 0u);
+}
+
+// Its connections were cut, but it is alive and goes on reading rings that may be used again.
+TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
+  TwoTransports two;
+  two.start(0);
+  two.start(1);
+  ASSERT_EQ(*two.send_a_byte(0), 1u);
+  two.forget_peer_of(0);
+  EXPECT_EQ(two.receive(1).error().code(), ErrorCode::kAborted);
 }
 
 // Nobody would give it back.
