@@ -113,8 +113,8 @@ TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
 }
 
 TEST_P(StoreGroups, AGroupOverNoStoreOrWithoutAnIdIsRefused) {
-  run(1, [this](RankContext& context, Communicator& world) {
-    const std::vector<Rank> list = {0};
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
     const auto failure = [&](const StoreGroupOptions& options) {
       return testing::failure_of(
           [&] { new_group_over_store(world, list, options, soon(context)); });
