@@ -112,7 +112,7 @@ ScaleReport make_report(const Shape& shape) {
   add_loss("a host dies", 4, no_data);
   report.add({"leave",
               {no_store,
-               {Cost::kControlConnections, 0, "0"},
+               {Cost::kControlConnections, 4 * ranks, "4 P: two ends of two that each may open"},
                {Cost::kControlMessages, 2 * host_exponent * ends, "2 C log2(H)"},
                {Cost::kControlBytes, ranks * 32 * ranks, "32 P P: each hears of each"},
                no_data}});

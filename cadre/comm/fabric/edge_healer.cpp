@@ -78,6 +78,7 @@ void EdgeHealer::dial_missing(const View& view) {
     const TimePoint since = missing_.try_emplace(peer, now).first->second;
     const bool is_due = is_leaving_ || peer < self_ || now - since >= kCallTime;
     if (!is_due || !is_open(peer)) continue;
+    if (is_leaving_ && num_leaving_dials_++ >= kMaxLeavingDials) return;
     ++setup_.meter.dials;
     dialer_.dial(peer);
   }
@@ -152,8 +153,9 @@ void EdgeHealer::start_leaving() {
 
 bool EdgeHealer::is_complete(const View& view) const {
   return !plan_at_ && std::ranges::all_of(wanted_, [&](int peer) {
+    const bool is_given_up = num_leaving_dials_ > kMaxLeavingDials && !dialer_.is_dialing(peer);
     return view.has_link(peer) || !view.is_present[static_cast<size_t>(peer)] ||
-           suspects_.contains(peer);
+           suspects_.contains(peer) || is_given_up;
   });
 }
 

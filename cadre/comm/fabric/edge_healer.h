@@ -35,6 +35,10 @@ class EdgeHealer {
   // connect to.
   static constexpr Duration kLeavingPause = std::chrono::milliseconds(50);
 
+  // Ranks that leave together change the neighbours of all others many times: the number of
+  // connections that one of them opens is bounded.
+  static constexpr int kMaxLeavingDials = 2;
+
   struct Setup {
     DialPlan plan;
     std::vector<std::unique_ptr<os::Listener>> listeners;
@@ -75,9 +79,10 @@ class EdgeHealer {
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
   // This process leaves: connections that are missing after kLeavingPause are opened, as long as
-  // View::may_dial. Those of others are taken, who may leave, too.
+  // View::may_dial, kMaxLeavingDials at most. Those of other ranks are accepted.
   void start_leaving();
-  // No connection is missing but to ranks that do not listen any more. REQUIRES: start_leaving().
+  // No connection is missing but to ranks that do not listen any more, or all are opened that may
+  // be. REQUIRES: start_leaving().
   bool is_complete(const View& view) const;
   // Takes and opens no connection any more.
   void stop();
@@ -101,6 +106,7 @@ class EdgeHealer {
   std::map<int, TimePoint> missing_;   // those without a connection, and since when
   std::map<int, TimePoint> suspects_;  // and until when they may turn out to have left
   bool is_leaving_ = false;
+  int num_leaving_dials_ = 0;
   bool has_stopped_ = false;
 };
 
