@@ -15,4 +15,5 @@
 #include "cadre/mesh/placement.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/wrap/autocast.h"
 #include "cadre/wrap/gradient_norm.h"

@@ -69,13 +69,12 @@ void report(const std::exception& error) {
 
 void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
                       os::PendingSignal& stop, os::System& system) {
-  const auto replicas = make_replica_group(world);
   train::Config config;
-  train::on_all_ranks(*replicas,
+  train::on_all_ranks(*make_replica_group(world),
                       [&] { config = train::load_config(command.config_path, command.overrides); });
   at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
   train::Trainer trainer(
-      config, {.replicas = replicas,
+      config, {.world = world,
                .system = system,
                .time_in_communication = [&] { return world.communicator().time_in_operations(); },
                .stop_is_requested = [&] { return stop.has_arrived(); },

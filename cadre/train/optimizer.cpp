@@ -21,7 +21,7 @@ at::Tensor decayed(const at::Tensor& gradient, const at::Tensor& parameter, doub
 // Both Adam, whose decay goes through the moments, and AdamW, whose decay does not.
 class Adam final : public Optimizer {
  public:
-  Adam(NamedTensors parameters, const OptimizerConfig& config)
+  Adam(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
@@ -43,7 +43,7 @@ class Adam final : public Optimizer {
                     .weight_decay = hyper.weight_decay,
                     .epsilon = config_.epsilon,
                     .decoupled_decay = config_.kind == "adamw"},
-                   TailRounding::kByKernel);
+                   TailRounding::kAsWholeVectors);
   }
 
   OptimizerConfig config_;
@@ -51,7 +51,7 @@ class Adam final : public Optimizer {
 
 class Adagrad final : public Optimizer {
  public:
-  Adagrad(NamedTensors parameters, const OptimizerConfig& config)
+  Adagrad(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
@@ -62,7 +62,7 @@ class Adagrad final : public Optimizer {
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
     for (at::Tensor& step : batch.state["step"]) step.add_(1);  // the kernel expects it done
     run_fused({batch.parameters, batch.gradients, {batch.state["sum"]}, batch.state["step"]},
-              TailRounding::kByKernel, [&](const FusedBatch& lists) {
+              TailRounding::kAsWholeVectors, [&](const FusedBatch& lists) {
                 at::_fused_adagrad_(lists.parameters, lists.gradients, lists.states[0], lists.steps,
                                     hyper.learning_rate, config_.rate_decay, hyper.weight_decay,
                                     config_.epsilon, /*maximize=*/false);
@@ -75,7 +75,7 @@ class Adagrad final : public Optimizer {
 // What libtorch has no fused kernel for: one parameter after the other.
 class RmsProp final : public Optimizer {
  public:
-  RmsProp(NamedTensors parameters, const OptimizerConfig& config)
+  RmsProp(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
@@ -109,7 +109,7 @@ class RmsProp final : public Optimizer {
 // which libtorch's C++ side does not have.
 class Adadelta final : public Optimizer {
  public:
-  Adadelta(NamedTensors parameters, const OptimizerConfig& config)
+  Adadelta(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
@@ -137,7 +137,7 @@ class Adadelta final : public Optimizer {
 
 class Sgd final : public Optimizer {
  public:
-  Sgd(NamedTensors parameters, const OptimizerConfig& config)
+  Sgd(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
@@ -155,7 +155,7 @@ class Sgd final : public Optimizer {
                    .weight_decay = hyper.weight_decay,
                    .nesterov = config_.nesterov,
                    .is_first_step = is_first},
-                  TailRounding::kByKernel);
+                  TailRounding::kAsWholeVectors);
   }
 
   std::span<const at::ScalarType> dtypes() const override { return kSgdDtypes; }
@@ -165,7 +165,14 @@ class Sgd final : public Optimizer {
 
 }  // namespace
 
-Optimizer::Optimizer(NamedTensors parameters, double weight_decay)
+std::vector<TrainedTensor> trained_tensors(const NamedTensors& parameters) {
+  std::vector<TrainedTensor> trained;
+  for (const auto& [name, tensor] : parameters)
+    trained.push_back({name, tensor, tensor.dim() >= 2});
+  return trained;
+}
+
+Optimizer::Optimizer(std::vector<TrainedTensor> parameters, double weight_decay)
     : parameters_(std::move(parameters)), weight_decay_(weight_decay), state_(parameters_.size()) {}
 
 void Optimizer::step(double learning_rate) {
@@ -173,12 +180,12 @@ void Optimizer::step(double learning_rate) {
   // By (decayed, first step): what one kernel call has in common.
   std::array<std::array<Batch, 2>, 2> batches;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& parameter = parameters_[i].second;
+    const at::Tensor& parameter = parameters_[i].tensor;
     if (!parameter.grad().defined()) continue;
     at::Tensor gradient = checked_gradient(i);
     const bool is_first = state_[i].empty();
     if (is_first) make_state(i);
-    Batch& batch = batches[parameter.dim() >= 2 ? 1 : 0][is_first ? 1 : 0];
+    Batch& batch = batches[parameters_[i].is_decayed ? 1 : 0][is_first ? 1 : 0];
     batch.parameters.push_back(parameter);
     batch.gradients.push_back(std::move(gradient));
     for (const auto& [name, tensor] : state_[i]) batch.state[name].push_back(tensor);
@@ -193,11 +200,11 @@ void Optimizer::step(double learning_rate) {
 }
 
 void Optimizer::zero_grad() {
-  for (const auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+  for (const TrainedTensor& trained : parameters_) trained.tensor.mutable_grad().reset();
 }
 
 at::Tensor Optimizer::checked_gradient(size_t index) const {
-  const auto& [name, parameter] = parameters_[index];
+  const auto& [name, parameter, is_decayed] = parameters_[index];
   const ParameterPlace place = {"optimizer", index, name};
   check_parameter(parameter, place, dtypes());
   check_gradient(parameter, parameter.grad(), place);
@@ -205,7 +212,7 @@ at::Tensor Optimizer::checked_gradient(size_t index) const {
 }
 
 void Optimizer::make_state(size_t index) {
-  for (auto& [key, tensor] : initial_state(parameters_[index].second)) {
+  for (auto& [key, tensor] : initial_state(parameters_[index].tensor)) {
     state_[index].emplace(key, tensor);
   }
 }
@@ -214,7 +221,7 @@ NamedTensors Optimizer::state() const {
   NamedTensors named;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     for (const auto& [key, tensor] : state_[i]) {
-      named.emplace_back(cadre::format("{}.{}", parameters_[i].first, key), tensor);
+      named.emplace_back(cadre::format("{}.{}", parameters_[i].name, key), tensor);
     }
   }
   return named;
@@ -223,7 +230,7 @@ NamedTensors Optimizer::state() const {
 void Optimizer::load_state(const NamedTensors& state) {
   std::map<std::string, at::Tensor> by_name(state.begin(), state.end());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [name, parameter] = parameters_[i];
+    const auto& [name, parameter, is_decayed] = parameters_[i];
     std::map<std::string, at::Tensor> loaded;
     for (auto& [key, tensor] : initial_state(parameter)) {
       const auto found = by_name.find(cadre::format("{}.{}", name, key));
@@ -250,7 +257,8 @@ void Optimizer::load_state(const NamedTensors& state) {
   }
 }
 
-std::unique_ptr<Optimizer> make_optimizer(NamedTensors parameters, const OptimizerConfig& config) {
+std::unique_ptr<Optimizer> make_optimizer(std::vector<TrainedTensor> parameters,
+                                          const OptimizerConfig& config) {
   if (config.kind == "sgd") return std::make_unique<Sgd>(std::move(parameters), config);
   if (config.kind == "adagrad") return std::make_unique<Adagrad>(std::move(parameters), config);
   if (config.kind == "rmsprop") return std::make_unique<RmsProp>(std::move(parameters), config);

@@ -25,10 +25,20 @@
 
 namespace cadre::train {
 
+// A parameter, or this rank's part of one.
+struct TrainedTensor {
+  std::string name;
+  at::Tensor tensor;
+  // Weight decay applies: the whole parameter has two or more dimensions, so it is neither a bias
+  // nor of a norm.
+  bool is_decayed = false;
+};
+
+std::vector<TrainedTensor> trained_tensors(const NamedTensors& parameters);
+
 class Optimizer {
  public:
-  // Weight decay counts for parameters of two and more dimensions only: not for norms and biases.
-  explicit Optimizer(NamedTensors parameters, double weight_decay);
+  Optimizer(std::vector<TrainedTensor> parameters, double weight_decay);
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -41,8 +51,6 @@ class Optimizer {
   NamedTensors state() const;
   // REQUIRES: as state() gave it. Throws kCorruption for a name or shape that does not fit.
   void load_state(const NamedTensors& state);
-
-  const NamedTensors& parameters() const { return parameters_; }
 
  protected:
   // Parameters that share a kernel call, and their state tensors by name.
@@ -67,11 +75,12 @@ class Optimizer {
   at::Tensor checked_gradient(size_t index) const;
   void make_state(size_t index);
 
-  NamedTensors parameters_;
+  std::vector<TrainedTensor> parameters_;
   double weight_decay_;
   std::vector<std::map<std::string, at::Tensor>> state_;  // by parameter; empty before its first
 };
 
-std::unique_ptr<Optimizer> make_optimizer(NamedTensors parameters, const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_optimizer(std::vector<TrainedTensor> parameters,
+                                          const OptimizerConfig& config);
 
 }  // namespace cadre::train

@@ -76,7 +76,7 @@ TEST(Optimizer, AdamWIsTorchs) {
   const NamedTensors own = make_parameters();
   const NamedTensors truth = clones(own);
   const OptimizerConfig config;
-  const auto optimizer = make_optimizer(own, config);
+  const auto optimizer = make_optimizer(trained_tensors(own), config);
   const double rate = 0.01;
   torch::optim::AdamW oracle(groups_of(
       truth,
@@ -99,7 +99,7 @@ TEST_P(SgdTest, SgdIsTorchs) {
   config.kind = "sgd";
   config.momentum = GetParam().momentum;
   config.nesterov = GetParam().nesterov;
-  const auto optimizer = make_optimizer(own, config);
+  const auto optimizer = make_optimizer(trained_tensors(own), config);
   const double rate = 0.05;
   const auto options =
       torch::optim::SGDOptions(rate).momentum(config.momentum).nesterov(config.nesterov);
@@ -115,7 +115,7 @@ template <typename Oracle, typename Options>
 void expect_torchs(const OptimizerConfig& config, const Options& options) {
   const NamedTensors own = make_parameters();
   const NamedTensors truth = clones(own);
-  const auto optimizer = make_optimizer(own, config);
+  const auto optimizer = make_optimizer(trained_tensors(own), config);
   Oracle oracle(groups_of(truth, options, config.weight_decay));
   expect_equal_steps(own, *optimizer, truth, oracle, config.learning_rate);
 }
@@ -155,7 +155,7 @@ TEST(Optimizer, AdadeltaIsTheFormula) {
   config.weight_decay = 0.05;
   const NamedTensors own = make_parameters();
   const NamedTensors truth = clones(own);
-  const auto optimizer = make_optimizer(own, config);
+  const auto optimizer = make_optimizer(trained_tensors(own), config);
   std::map<std::string, std::pair<at::Tensor, at::Tensor>> state;
   std::map<std::string, at::Tensor> expected;
   for (const auto& [name, tensor] : truth) {
@@ -188,7 +188,7 @@ TEST(Optimizer, StateGoesOnWhereItStopped) {
     OptimizerConfig config = default_optimizer(kind);
     config.momentum = 0.9;
     const NamedTensors straight = make_parameters();
-    const auto whole = make_optimizer(straight, config);
+    const auto whole = make_optimizer(trained_tensors(straight), config);
     for (int step = 0; step < 3; ++step) {
       set_gradients(straight, straight, step);
       whole->step(0.01);
@@ -196,7 +196,7 @@ TEST(Optimizer, StateGoesOnWhereItStopped) {
     const NamedTensors copied = clones(straight);
     NamedTensors state;
     for (const auto& [name, tensor] : whole->state()) state.emplace_back(name, tensor.clone());
-    const auto resumed = make_optimizer(copied, config);
+    const auto resumed = make_optimizer(trained_tensors(copied), config);
     resumed->load_state(state);
     for (int step = 3; step < 8; ++step) {
       set_gradients(straight, copied, step);
@@ -212,7 +212,7 @@ TEST(Optimizer, StateGoesOnWhereItStopped) {
 TEST(Optimizer, RefusesStateThatDoesNotFit) {
   const auto message = [](const NamedTensors& state) {
     try {
-      make_optimizer(make_parameters(), {})->load_state(state);
+      make_optimizer(trained_tensors(make_parameters()), {})->load_state(state);
     } catch (const Error& error) {
       return error.message();
     }
@@ -225,7 +225,7 @@ TEST(Optimizer, RefusesStateThatDoesNotFit) {
 
 TEST(Optimizer, SeesWhatTheKernelsWouldGetWrong) {
   const at::Tensor weight = torch::ones({2}, torch::kFloat64).requires_grad_(true);
-  const auto optimizer = make_optimizer({{"w", weight}}, {});
+  const auto optimizer = make_optimizer({{"w", weight, true}}, {});
   // A graph that needs the old value must notice that it is gone.
   const at::Tensor squared = (weight * weight).sum();
   weight.mutable_grad() = torch::ones({2}, torch::kFloat64);

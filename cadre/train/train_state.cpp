@@ -11,7 +11,6 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/module_file.h"
-#include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/os/io/durable_file.h"
 #include "cadre/os/io/file.h"
@@ -26,8 +25,7 @@ constexpr int kFormat = 3;
 constexpr int kOldestFormat = 1;
 constexpr size_t kMaxStateBytes = size_t{64} << 20;
 // state.json is checked against its digest, too, as a whole.
-constexpr std::array<std::string_view, 3> kFiles = {"model.safetensors", "optimizer.safetensors",
-                                                    "state.json"};
+constexpr std::array<std::string_view, 3> kFiles = {kModelFile, kOptimizerFile, "state.json"};
 
 at::Tensor from_hex(const std::string& text) {
   const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size() / 2)}, at::kByte);
@@ -98,10 +96,11 @@ TrainState from_json(const Json& json) {
 }  // namespace
 
 Status write_train_state(const std::string& folder, const TrainState& state,
-                         const torch::nn::Module& model, const Optimizer& optimizer) {
+                         const torch::nn::Module& model, const NamedTensors& optimizer_state) {
+  const auto path_of = [&](std::string_view file) { return cadre::format("{}/{}", folder, file); };
   CADRE_RETURN_IF_ERROR(
-      write_safetensors(folder + "/model.safetensors", named_state(model), {{"format", "pt"}}));
-  CADRE_RETURN_IF_ERROR(write_safetensors(folder + "/optimizer.safetensors", optimizer.state()));
+      write_safetensors(path_of(kModelFile), named_state(model), {{"format", "pt"}}));
+  CADRE_RETURN_IF_ERROR(write_safetensors(path_of(kOptimizerFile), optimizer_state));
   const std::string text = to_json(state).dump(2) + "\n";
   const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
   CADRE_RETURN_IF_ERROR(os::write_file(folder + "/state.json", pieces));
@@ -128,11 +127,6 @@ TrainState read_train_state(const std::string& folder) {
   }
   if (!is_complete) throw Error(ErrorCode::kCorruption, digests_path + " is missing");
   return state;
-}
-
-void read_tensors(const std::string& folder, torch::nn::Module& model, Optimizer& optimizer) {
-  load(model, folder + "/model.safetensors");
-  optimizer.load_state(SafetensorsFile::open(folder + "/optimizer.safetensors").read_all());
 }
 
 }  // namespace cadre::train

@@ -11,12 +11,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/checkpoint/safetensors.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/train/config/config.h"
-#include "cadre/train/optimizer.h"
 #include "cadre/train/tasks/task.h"
 
 namespace torch::nn {
@@ -40,15 +41,16 @@ struct TrainState {
   std::string config;  // as TOML
 };
 
-// Fills an empty folder: model.safetensors, optimizer.safetensors, state.json, and B2SUMS with the
-// digests of these three.
-Status write_train_state(const std::string& folder, const TrainState& state,
-                         const torch::nn::Module& model, const Optimizer& optimizer);
+inline constexpr std::string_view kModelFile = "model.safetensors";
+inline constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 
-// Checks all files of the snapshot first: after it, read_tensors() reads what was written. Of
+// Fills an empty folder: model.safetensors, optimizer.safetensors, state.json, and B2SUMS with the
+// digests of these three. optimizer_state: of whole parameters, as Optimizer::state().
+Status write_train_state(const std::string& folder, const TrainState& state,
+                         const torch::nn::Module& model, const NamedTensors& optimizer_state);
+
+// Checks all files of the snapshot first, so that the other two can be read without damage. Of
 // formats 1 and 2 only the step is checked, against the name of the folder.
 TrainState read_train_state(const std::string& folder);
-// Fills model and optimizer in place.
-void read_tensors(const std::string& folder, torch::nn::Module& model, Optimizer& optimizer);
 
 }  // namespace cadre::train

@@ -17,29 +17,19 @@
 #include "cadre/train/resume_check.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/text_source.h"
-#include "cadre/wrap/gradient_norm.h"
 
 namespace cadre::train {
 namespace {
 
 constexpr Duration kTextSourceTimeout = std::chrono::seconds(30);
 
-NamedTensors named_parameters(const torch::nn::Module& module) {
-  NamedTensors parameters;
-  for (const auto& item : module.named_parameters()) {
-    parameters.emplace_back(item.key(), item.value());
-  }
-  return parameters;
-}
-
 double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-DistributedDataParallelOptions replication_options(const std::string& bucket_layout) {
-  DistributedDataParallelOptions options = {.weighting = GradientWeighting::kSamples};
-  if (!bucket_layout.empty()) options.layout = BucketLayout::parse(bucket_layout).value_or_throw();
-  return options;
+std::optional<BucketLayout> parse_layout(const std::string& bucket_layout) {
+  if (bucket_layout.empty()) return std::nullopt;
+  return BucketLayout::parse(bucket_layout).value_or_throw();
 }
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
@@ -101,20 +91,30 @@ std::string remedy_for(const std::string& snapshot) {
   return "no other snapshot is whole: start anew with run.resume=none";
 }
 
+// REQUIRES: in a handler of `error`, which reading the snapshot has thrown.
+[[noreturn]] void throw_with_remedy(const Error& error, const std::string& snapshot) {
+  // Otherwise it is whole, but does not fit what is asked for.
+  const bool is_damaged =
+      error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
+  if (!is_damaged) throw error;
+  throw Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
+}
+
 }  // namespace
 
 Trainer::Trainer(const Config& config, Surroundings surroundings)
     : config_(config),
       surroundings_(std::move(surroundings)),
+      replicas_(make_replica_group(surroundings_.world)),
       run_path_(config.run.folder + "/" + config.run.name),
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
-  ReplicaGroup& replicas = *surroundings_.replicas;
   Start start;
-  on_all_ranks(replicas, [&] { start = prepare(); });
-  replicated_ = std::make_unique<DistributedDataParallel<Model>>(model_, surroundings_.replicas,
-                                                                 start.replication);
-  on_all_ranks(replicas, [&] {
+  on_all_ranks(*replicas_, [&] { start = prepare(); });
+  strategy_ = make_strategy(config_.parallel, model_, surroundings_.world, start.layout);
+  on_all_ranks(*replicas_, [&] {
+    optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
+    if (start.snapshot) restore_optimizer(*start.snapshot);
     if (is_first_rank()) open_run_folder(start.snapshot);
   });
   for (const std::string& remark : start.remarks) say(remark);
@@ -129,14 +129,13 @@ Trainer::Start Trainer::prepare() {
   resolve_epochs();
   model_ = task_->make_model();
   if (!config_.model.weights.empty()) load(*model_, config_.model.weights);
-  optimizer_ = make_optimizer(named_parameters(*model_), config_.optimizer);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (snapshot) return resume_from(*snapshot);
-  return {.replication = replication_options("")};
+  return {};
 }
 
 void Trainer::make_loader() {
-  const ReplicaGroup& replicas = *surroundings_.replicas;
+  const ReplicaGroup& replicas = *replicas_;
   if (config_.run.batch_size < replicas.world_size()) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("run.batch_size is {}, of all {} processes together: each needs a "
@@ -207,11 +206,7 @@ Trainer::Start Trainer::resume_from(const std::string& snapshot) {
   try {
     return restore(snapshot);
   } catch (const Error& error) {
-    // Otherwise it is whole, but does not fit what is asked for.
-    const bool is_damaged =
-        error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
-    if (!is_damaged) throw;
-    throw Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
+    throw_with_remedy(error, snapshot);
   }
 }
 
@@ -235,16 +230,26 @@ Trainer::Start Trainer::restore(const std::string& snapshot) {
                       "files cannot be found",
                       snapshot, state.format));
   }
-  read_tensors(snapshot, *model_, *optimizer_);
+  load(*model_, cadre::format("{}/{}", snapshot, kModelFile));
   loader_->seek(state.loader);
   first_step_ = step_ = snapshot_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
-  const auto rank = static_cast<size_t>(surroundings_.replicas->rank().value);
+  const auto rank = static_cast<size_t>(replicas_->rank().value);
   // With another number of ranks there is no generator to restore for some; they keep their own.
   if (rank < state.generators.size()) restore_generator(state.generators[rank], snapshot);
   return {.snapshot = snapshot,
-          .replication = replication_options(state.bucket_layout),
+          .layout = parse_layout(state.bucket_layout),
           .remarks = std::move(remarks)};
+}
+
+void Trainer::restore_optimizer(const std::string& snapshot) {
+  try {
+    const SafetensorsFile file =
+        SafetensorsFile::open(cadre::format("{}/{}", snapshot, kOptimizerFile));
+    optimizer_->load_state(strategy_->part_of_state(file.read_all()));
+  } catch (const Error& error) {
+    throw_with_remedy(error, snapshot);
+  }
 }
 
 TrainResult Trainer::run() {
@@ -274,7 +279,9 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   const Duration communicated = surroundings_.time_in_communication();
   const double loss = forward_and_backward(batch);
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
-  const double gradient_norm = clip_gradients();
+  const double limit = config_.optimizer.clip_norm;  // 0: none
+  const double gradient_norm =
+      strategy_->clip_gradients(limit > 0 ? limit : std::numeric_limits<double>::infinity());
   if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {
     throw CommonError(
         Error(ErrorCode::kInvalidArgument,
@@ -286,18 +293,10 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   optimizer_->step(
       learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule));
   optimizer_->zero_grad();
+  strategy_->after_update();
   ++step_;
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
-}
-
-// Returns the norm before. After the all-reduce all ranks have the same gradients, so the same
-// norm.
-double Trainer::clip_gradients() {
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : optimizer_->parameters()) parameters.push_back(parameter);
-  const double limit = config_.optimizer.clip_norm;  // 0: none
-  return clip_grad_norm_(parameters, limit > 0 ? limit : std::numeric_limits<double>::infinity());
 }
 
 // Leaves the gradients of the mean over the samples of all ranks; returns this rank's mean loss.
@@ -311,10 +310,8 @@ double Trainer::forward_and_backward(const Batch& batch) {
     const bool is_last = part + 1 == num_parts;
     // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
     if (begin == end && !is_last) continue;
-    std::optional<NoSync> no_sync;
-    if (!is_last) no_sync.emplace(replicated_->no_sync());
-    replicated_->set_num_samples(end - begin);
-    at::Tensor loss = task_->loss(replicated_->forward(batch.data.slice(0, begin, end)),
+    strategy_->set_accumulating(!is_last);
+    at::Tensor loss = task_->loss(strategy_->forward(batch.data.slice(0, begin, end), end - begin),
                                   batch.target.slice(0, begin, end));
     if (end - begin < num_samples) {
       loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
@@ -329,7 +326,7 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   const auto count = static_cast<double>(num_samples);
   const at::Tensor sums = torch::tensor(
       {mean_loss * count, count, surroundings_.stop_is_requested() ? 1.0 : 0.0}, torch::kFloat64);
-  surroundings_.replicas->all_reduce(sums, ReduceOp::kSum);
+  replicas_->all_reduce(sums, ReduceOp::kSum);
   const auto* values = sums.const_data_ptr<double>();
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
@@ -356,7 +353,8 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 }
 
 void Trainer::evaluate() {
-  result_.held_out = train::evaluate(*model_, *task_, *surroundings_.replicas);
+  strategy_->with_whole_model(
+      [&] { result_.held_out = train::evaluate(*model_, *task_, *replicas_); });
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   const double loss = result_.held_out.loss;
   if (!config_.run.keep_best || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
@@ -374,17 +372,19 @@ void Trainer::evaluate() {
 bool Trainer::save_snapshot() {
   if (snapshot_step_ == step_) return true;
   const TrainState state = this->state();
+  const NamedTensors optimizer_state = strategy_->whole_state(optimizer_->state());
   Status status;
-  if (is_first_rank()) {
+  strategy_->with_whole_model([&] {
+    if (!is_first_rank()) return;
     status = snapshots_.save(step_, [&](const std::string& folder) {
-      return write_train_state(folder, state, *model_, *optimizer_);
+      return write_train_state(folder, state, *model_, optimizer_state);
     });
-  }
+  });
   if (!status.ok()) {
     say(cadre::format("warning: {}; earlier snapshots are untouched", status.error().message()));
   }
   const at::Tensor is_saved = torch::tensor({status.ok() ? 1.0 : 0.0}, torch::kFloat64);
-  surroundings_.replicas->all_reduce(is_saved, ReduceOp::kMin);
+  replicas_->all_reduce(is_saved, ReduceOp::kMin);
   if (is_saved.item<double>() == 0) return false;
   snapshot_step_ = step_;
   return true;
@@ -397,15 +397,15 @@ TrainState Trainer::state() {
                       .best_held_out_loss = best_held_out_loss_,
                       .generators = generators_of_all_ranks(),
                       .config = config_text(config_)};
-  if (const auto layout = replicated_->learned_layout()) state.bucket_layout = layout->to_string();
+  if (const auto layout = strategy_->learned_layout()) state.bucket_layout = layout->to_string();
   return state;
 }
 
 std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   const at::Tensor own = at::detail::getDefaultCPUGenerator().get_state();
-  const int world_size = surroundings_.replicas->world_size();
+  const int world_size = replicas_->world_size();
   const at::Tensor all = torch::empty({world_size * own.numel()}, torch::kByte);
-  surroundings_.replicas->all_gather(all, own);
+  replicas_->all_gather(all, own);
   return all.view({world_size, own.numel()}).unbind();
 }
 
@@ -418,7 +418,10 @@ void Trainer::finish() {
   }
   evaluate();
   const bool is_saved = save_snapshot();
-  const std::string sample = is_first_rank() ? task_->sample(*model_) : "";
+  std::string sample;
+  strategy_->with_whole_model([&] {
+    if (is_first_rank()) sample = task_->sample(*model_);
+  });
   if (!sample.empty()) {
     say("a sample:");
     say(sample);

@@ -1,7 +1,7 @@
 // Trains a model on text or images with any number of replicas, from a configuration.
 //
 // The life of a step: each rank takes its share of the batch; forward and backward, in as many
-// parts as run.accumulate says (gradients are reduced in the last by DistributedDataParallel); one
+// parts as run.accumulate says (gradients are reduced in the last by the strategy's wrapper); one
 // small sum carries loss, sample count and "stop was asked for" between the ranks; clip, update,
 // report. So all ranks see the same loss and stop after the same step, with no message beyond those
 // two. Threads: one. Blocking: run() until the last step; every collective has the group's
@@ -23,12 +23,12 @@
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/os/system.h"
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/evaluation.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/progress.h"
 #include "cadre/train/run_folder.h"
+#include "cadre/train/strategy.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/train/train_state.h"
 #include "cadre/wrap/replica_group.h"
@@ -39,7 +39,7 @@ class Model;
 
 // What a trainer needs of the world; main makes it for a process, tests for a thread.
 struct Surroundings {
-  std::shared_ptr<ReplicaGroup> replicas;
+  ProcessGroup world;
   os::System& system;
   std::function<Duration()> time_in_communication;  // so far
   std::function<bool()> stop_is_requested;          // of this rank; all ranks stop when one is
@@ -71,7 +71,7 @@ class Trainer {
   // What the ranks begin with.
   struct Start {
     std::optional<std::string> snapshot = {};
-    DistributedDataParallelOptions replication = {};
+    std::optional<BucketLayout> layout = {};
     std::vector<std::string> remarks = {};  // to say about the snapshot
   };
 
@@ -81,10 +81,10 @@ class Trainer {
   void resolve_epochs();
   Start resume_from(const std::string& snapshot);
   Start restore(const std::string& snapshot);
+  void restore_optimizer(const std::string& snapshot);
   void open_run_folder(const std::optional<std::string>& snapshot);
   void introduce();
   StepSums step(const Batch& batch);
-  double clip_gradients();
   double forward_and_backward(const Batch& batch);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
@@ -96,16 +96,17 @@ class Trainer {
   void finish();
   [[noreturn]] void refuse_unsaved_end() const;
   void say(const std::string& line);
-  bool is_first_rank() const { return surroundings_.replicas->rank() == 0; }
+  bool is_first_rank() const { return surroundings_.world.rank() == 0; }
 
   Config config_;
   Surroundings surroundings_;
+  std::shared_ptr<ReplicaGroup> replicas_;
   std::string run_path_;
   SnapshotFolder snapshots_;
   std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only
   std::unique_ptr<Task> task_;
   std::shared_ptr<Model> model_;
-  std::unique_ptr<DistributedDataParallel<Model>> replicated_;
+  std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<Progress> progress_;  // of rank 0 only

@@ -53,7 +53,7 @@ class TrainerTest : public ::testing::Test {
           int64_t steps = 0;
           Trainer trainer(
               config,
-              {.replicas = make_replica_group(group),
+              {.world = group,
                .system = *system,
                .time_in_communication = [&] { return group.communicator().time_in_operations(); },
                .stop_is_requested =

@@ -75,6 +75,10 @@ struct RunConfig {
 // OptimizerConfig says for adamw, and a momentum of 0.9 for sgd.
 OptimizerConfig default_optimizer(const std::string& kind);
 
+struct ParallelConfig {
+  std::string strategy = "ddp";
+};
+
 struct SampleConfig {
   int64_t tokens = 400;
   std::string prompt = "\n";
@@ -88,6 +92,7 @@ struct Config {
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   RunConfig run;
+  ParallelConfig parallel;
   SampleConfig sample;
 };
 

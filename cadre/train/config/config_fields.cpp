@@ -153,6 +153,13 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
                     &run.resume});
 }
 
+void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {
+  fields.push_back({.name = "parallel.strategy",
+                    .meaning = "what each process holds of the model: ddp: a replica",
+                    .value = &parallel.strategy,
+                    .choices = {"ddp"}});
+}
+
 void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
   fields.push_back(
       {"sample.tokens", "length of the text written at the end; 0: none", &sample.tokens, 0, 1e6});
@@ -177,6 +184,7 @@ std::vector<ConfigField> config_fields(Config& config) {
   add_optimizer_fields(fields, config.optimizer);
   add_schedule_fields(fields, config.schedule);
   add_run_fields(fields, config.run);
+  add_parallel_fields(fields, config.parallel);
   add_sample_fields(fields, config.sample);
   return fields;
 }

@@ -1,0 +1,59 @@
+// How the ranks hold the model that they train, behind one interface: the whole model on each of
+// them, or a part.
+//
+// Threads: one. Blocking: the constructor and every method are collective unless they say that they
+// are local. Lifetime: shares the model; keeps the group alive. Errors: cadre::Error of the
+// wrapper.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cadre/buckets/bucket_layout.h"
+#include "cadre/checkpoint/safetensors.h"
+#include "cadre/group/process_group.h"
+#include "cadre/train/config/config.h"
+#include "cadre/train/optimizer.h"
+
+namespace cadre::train {
+
+class Model;
+
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+
+  // data: this rank's rows of a batch, (B, ...), B may be 0. num_samples: by which the gradients of
+  // this forward are weighted. Every rank runs as many forwards as the others.
+  virtual at::Tensor forward(const at::Tensor& data, int64_t num_samples) = 0;
+  // While it is on, backward() adds to the gradients of this rank only. Local.
+  virtual void set_accumulating(bool on) = 0;
+  // What the optimizer of this rank updates, the same names in the same order on all ranks. Local.
+  virtual std::vector<TrainedTensor> trained() const = 0;
+  // Scales the gradients so that their joint norm is at most `max_norm`; returns the norm before,
+  // the same on all ranks.
+  virtual double clip_gradients(double max_norm) = 0;
+  // The optimizer has updated this rank's tensors.
+  virtual void after_update() {}
+  // Calls `use` while the module's parameters are whole on this rank.
+  virtual void with_whole_model(const std::function<void()>& use) { use(); }
+  // Optimizer state, "<parameter>.<state>", of whole parameters on rank 0, and this rank's part of
+  // such state. The latter is local.
+  virtual NamedTensors whole_state(NamedTensors parts) { return parts; }
+  virtual NamedTensors part_of_state(NamedTensors whole) const { return whole; }
+  // See DistributedDataParallel::learned_layout(). Local.
+  virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
+};
+
+// layout: of the snapshot that the run goes on from.
+std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
+                                        const std::shared_ptr<Model>& model,
+                                        const ProcessGroup& world,
+                                        std::optional<BucketLayout> layout);
+
+}  // namespace cadre::train
