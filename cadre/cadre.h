@@ -16,6 +16,8 @@
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/grad_scaler.h"
+#include "cadre/shard/nonfinite_gradients.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/autocast.h"
 #include "cadre/wrap/gradient_norm.h"
