@@ -17,4 +17,5 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
+#include "cadre/shard/sharded_norm.h"
 #include "cadre/wrap/gradient_norm.h"
