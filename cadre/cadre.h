@@ -20,4 +20,5 @@
 #include "cadre/shard/nonfinite_gradients.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/autocast.h"
+#include "cadre/shard/sharded_norm.h"
 #include "cadre/wrap/gradient_norm.h"
