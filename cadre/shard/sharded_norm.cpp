@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/shard/nonfinite_gradients.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
@@ -68,21 +68,14 @@ double measure(const at::Tensor& gradient, double p) {
                                              : with(values.const_data_ptr<float>());
 }
 
-// The ranks with different elements of a parameter: a group for each axis.
-std::vector<const ProcessGroup*> groups_of(const ParameterShard& shard) {
-  std::vector<const ProcessGroup*> groups;
-  for (size_t i = 0; i < shard.placements.size(); ++i) {
-    const MeshAxis& axis = shard.mesh.axes()[i];
-    if (shard.placements[i].partial() != nullptr) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  format("the norm of gradients: \"{}\" lies as {} on {}, so no rank has its "
-                         "gradient; redistribute() it before",
-                         shard.name, to_string(shard.placements), shard.mesh.to_string()));
-    }
-    const bool is_divided = shard.placements[i].shard() != nullptr || shard.flat_axis == axis.name;
-    if (is_divided && axis.size > 1) groups.push_back(&shard.mesh.group(axis.name));
-  }
-  return groups;
+void check_is_reduced(const ParameterShard& shard) {
+  const bool is_partial = std::ranges::any_of(
+      shard.placements, [](const Placement& placement) { return placement.partial() != nullptr; });
+  if (!is_partial) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("the norm of gradients: \"{}\" lies as {} on {}, so no rank has its "
+                     "gradient; redistribute() it before",
+                     shard.name, to_string(shard.placements), shard.mesh.to_string()));
 }
 
 // The norm as one sum for each set of axes along which parameters are divided.
@@ -95,7 +88,7 @@ class JointNorm {
   double value() {
     double total = 0;
     for (Part& part : parts_) {
-      for (const ProcessGroup* group : part.groups) reduce(*group, part.value);
+      for (const ProcessGroup& group : part.groups) reduce(group, part.value);
       total = combined(total, part.value);
     }
     return std::isinf(p_) ? total : std::pow(total, 1 / p_);
@@ -106,7 +99,10 @@ class JointNorm {
   // The same sentence on all ranks.
   [[noreturn]] void refuse(double norm) const {
     std::string cause = "every element is finite, so the sum of their powers exceeds float64";
-    if (const auto place = first_nonfinite()) cause = *place;
+    if (const auto found = find_nonfinite_gradient(shards_)) {
+      cause = format("the first gradient with an element that is not finite is that of \"{}\"{}",
+                     found->parameter, found->rank ? format(", on rank {}", *found->rank) : "");
+    }
     throw Error(ErrorCode::kInvalidArgument,
                 format("clip_grad_norm_: the {}-norm of the gradients of {} parameters is {}; {}. "
                        "No gradient was scaled. Lower the learning rate or the scale of the loss, "
@@ -116,14 +112,13 @@ class JointNorm {
 
  private:
   struct Part {
-    std::vector<const ProcessGroup*> groups;
+    std::vector<ProcessGroup> groups;
     double value;
   };
 
-  static bool are_same(const std::vector<const ProcessGroup*>& a,
-                       const std::vector<const ProcessGroup*>& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto* x, const auto* y) {
-      return &x->communicator() == &y->communicator();
+  static bool are_same(const std::vector<ProcessGroup>& a, const std::vector<ProcessGroup>& b) {
+    return std::ranges::equal(a, b, [](const ProcessGroup& x, const ProcessGroup& y) {
+      return &x.communicator() == &y.communicator();
     });
   }
 
@@ -134,7 +129,8 @@ class JointNorm {
   }
 
   void add(const ParameterShard& shard) {
-    const std::vector<const ProcessGroup*> groups = groups_of(shard);
+    check_is_reduced(shard);
+    const std::vector<ProcessGroup> groups = dividing_groups({&shard, 1});
     auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& candidate) {
       return are_same(candidate.groups, groups);
     });
@@ -164,39 +160,6 @@ class JointNorm {
     group.all_reduce(largest, {.op = ReduceOp::kMax});
     const double* const values = largest.const_data_ptr<double>();
     value = values[1] != 0 ? std::numeric_limits<double>::quiet_NaN() : values[0];
-  }
-
-  std::optional<std::string> first_nonfinite() const {
-    constexpr int64_t kMaxRanks = int64_t{1} << 24;
-    const int64_t none = static_cast<int64_t>(shards_.size()) * kMaxRanks;
-    int64_t first = none;
-    for (size_t i = 0; i < shards_.size() && first == none; ++i) {
-      const at::Tensor& gradient = shards_[i].values.grad();
-      if (!gradient.defined() || at::isfinite(gradient).all().item<bool>()) continue;
-      first = static_cast<int64_t>(i) * kMaxRanks + global_rank();
-    }
-    const at::Tensor found = at::full({1}, first, at::kLong);
-    std::vector<const Communicator*> asked;
-    for (const Part& part : parts_) {
-      for (const ProcessGroup* group : part.groups) {
-        if (std::find(asked.begin(), asked.end(), &group->communicator()) != asked.end()) continue;
-        asked.push_back(&group->communicator());
-        group->all_reduce(found, {.op = ReduceOp::kMin});
-      }
-    }
-    first = found.item<int64_t>();
-    if (first == none) return std::nullopt;
-    return format(
-        "the first gradient with an element that is not finite is that of \"{}\", on "
-        "rank {}",
-        shards_[static_cast<size_t>(first / kMaxRanks)].name, first % kMaxRanks);
-  }
-
-  int64_t global_rank() const {
-    for (const Part& part : parts_) {
-      for (const ProcessGroup* group : part.groups) return group->global_rank(group->rank());
-    }
-    return 0;
   }
 
   std::span<const ParameterShard> shards_;
