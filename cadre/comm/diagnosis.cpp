@@ -12,14 +12,10 @@ namespace {
 using wire::Activity;
 using wire::ActivityState;
 
-// In an operation at this moment, or stuck in it.
-bool is_inside(const Activity& activity) {
-  return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
-}
-
 // In collective `number` at this moment, or stuck in it.
 bool is_in(const Activity& activity, uint64_t number) {
-  return is_inside(activity) && !is_message(activity.fingerprint) && activity.number == number;
+  return is_in_operation(activity) && !is_message(activity.fingerprint) &&
+         activity.number == number;
 }
 
 // Past collective `number`.
@@ -31,13 +27,13 @@ bool has_passed(const Activity& activity, uint64_t number) {
 
 // For another rank, as far as it says.
 bool is_waiting(const Activity& activity) {
-  return is_inside(activity) && activity.waiting_for >= 0;
+  return is_in_operation(activity) && activity.waiting_for >= 0;
 }
 
 // Answers, and is in no operation of this group or, as far as it says, of another one, where it
 // might wait for a rank that `view` does not show.
 bool is_idle(const PeerView& view) {
-  return view.answers && !is_inside(view.activity) && view.elsewhere.empty();
+  return view.answers && !is_in_operation(view.activity) && view.elsewhere.empty();
 }
 
 std::string_view remedy_of(const Failure& failure) {
@@ -115,6 +111,10 @@ Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy
 bool is_message(const Fingerprint& fingerprint) {
   const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
   return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kWaitSignal;
+}
+
+bool is_in_operation(const Activity& activity) {
+  return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
 }
 
 std::string Roster::describe(int rank) const {

@@ -82,6 +82,8 @@ Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy
 // Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
 // apart from collectives.
 bool is_message(const Fingerprint& fingerprint);
+// Whether the rank runs an operation, or is stuck in one that has failed.
+bool is_in_operation(const wire::Activity& activity);
 // "all_reduce #1042"
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint);
 // "60 s", "1.5 s", "250 ms"

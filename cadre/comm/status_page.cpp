@@ -163,9 +163,7 @@ std::string StatusCells::running_besides(GroupKey group, TimePoint now) const {
   for (const auto& [cell, name] : table_->names) {
     if (cell->group.load(std::memory_order_relaxed) == group) continue;
     const wire::Activity activity = cell->read(now);
-    const bool is_inside = activity.state == wire::ActivityState::kRunning ||
-                           activity.state == wire::ActivityState::kFailed;  // or stuck in it
-    if (!is_inside) continue;
+    if (!is_in_operation(activity)) continue;
     return format("{} of group \"{}\"", describe_operation(activity.number, activity.fingerprint),
                   name);
   }

@@ -89,6 +89,11 @@ bool records_gradients(const at::Tensor& input) {
   return at::GradMode::is_enabled() && at::isFloatingType(input.scalar_type());
 }
 
+// Whether autograd records an operation on this rank's input.
+bool is_differentiated(const at::Tensor& input) {
+  return records_gradients(input) && input.requires_grad();
+}
+
 // Makes `output` the result of a node behind `input`.
 void attach(at::Tensor& output, const at::Tensor& input, std::string operation, Backward backward,
             const at::Tensor& saved = {}) {
@@ -300,7 +305,7 @@ at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
 at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group) {
   constexpr std::string_view kName = "copy_to_group";
   check_input(group, kName, input);
-  if (!records_gradients(input) || !input.requires_grad()) return input;
+  if (!is_differentiated(input)) return input;
   at::Tensor output;
   {
     const at::NoGradGuard no_grad;
@@ -323,7 +328,7 @@ at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
   check_input(group, kName, input);
   at::Tensor output = copy_of_values(input);
   group.all_reduce(output, {.deadline = options.deadline});
-  if (!records_gradients(input) || !input.requires_grad()) return output;
+  if (!is_differentiated(input)) return output;
   attach(output, input, std::string(kName), [group](const at::Tensor& gradient, const at::Tensor&) {
     return copy_to_group(gradient, group);
   });
@@ -336,7 +341,7 @@ at::Tensor scatter_to_group(const at::Tensor& input, const ProcessGroup& group,
   check_input(group, kName, input);
   const int64_t size = part_size(group, kName, input, options.dim);
   at::Tensor output = copy_of_values(input.detach().narrow(options.dim, group.rank() * size, size));
-  if (!records_gradients(input) || !input.requires_grad()) return output;
+  if (!is_differentiated(input)) return output;
   attach(output, input, std::string(kName),
          [group, dim = options.dim](const at::Tensor& gradient, const at::Tensor&) {
            return gather_from_group(gradient, group, {.dim = dim});
@@ -355,7 +360,7 @@ at::Tensor gather_from_group(const at::Tensor& input, const ProcessGroup& group,
   group.all_gather(output, first, {.deadline = options.deadline});
   // A copy, because the result of a node must not be a view: see copy_to_group.
   if (dim != 0) output = copy_of_values(output.movedim(0, dim));
-  if (!records_gradients(input) || !input.requires_grad()) return output;
+  if (!is_differentiated(input)) return output;
   attach(output, input, std::string(kName),
          [group, dim](const at::Tensor& gradient, const at::Tensor&) {
            return scatter_to_group(gradient, group, {.dim = dim});

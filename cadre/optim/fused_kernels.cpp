@@ -21,16 +21,10 @@ namespace {
 // No vector of a CPU is longer, and the kernels cut tensors for threads at multiples of it.
 constexpr int64_t kVectorBytes = 64;
 
-std::string to_text(at::IntArrayRef sizes) {
-  std::string text;
-  for (const int64_t size : sizes) text += cadre::format(text.empty() ? "{}" : ", {}", size);
-  return "[" + text + "]";
-}
-
-// "dense Float [2, 3] on cpu".
+// "dense Float (2, 3) on cpu".
 std::string describe(const at::Tensor& tensor) {
   return cadre::format("{} {} {} on {}", tensor.layout() == at::kStrided ? "dense" : "sparse",
-                       c10::toString(tensor.scalar_type()), to_text(tensor.sizes()),
+                       c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
                        tensor.device().str());
 }
 
@@ -146,7 +140,7 @@ void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
            cadre::format("{} has strides {} for sizes {}, a view with gaps or overlaps or a "
                          "negated one; expected memory of its own. Make the parameter of a "
                          "contiguous tensor",
-                         to_text(place), to_text(parameter.strides()), to_text(parameter.sizes())));
+                         to_text(place), list_of(parameter.strides()), list_of(parameter.sizes())));
   }
 }
 

@@ -1,12 +1,9 @@
 // Groups that their members make alone, over a store, and what is left of those that are not made;
 // on threads, over shared memory and over TCP.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <atomic>
 #include <functional>
-#include <initializer_list>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -19,12 +16,6 @@
 
 namespace cadre {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using ::testing::HasSubstr;
-using testing::RankContext;
-using testing::require;
 
 class StoreGroups : public GroupsTest {};
 

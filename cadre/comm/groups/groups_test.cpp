@@ -1,10 +1,10 @@
 // Several groups of one process at work at once, and what they share; on threads that share one
 // native System, over shared memory and over TCP.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <functional>
+#include <initializer_list>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -16,12 +16,6 @@
 
 namespace cadre {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using ::testing::HasSubstr;
-using testing::RankContext;
-using testing::require;
 
 class Groups : public GroupsTest {};
 
