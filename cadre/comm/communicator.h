@@ -227,15 +227,15 @@ class CADRE_EXPORT Communicator {
   // Ends every wait on this rank and tells the others: they throw kAborted with `reason`. Never
   // blocks; may be called from any thread and from a signal-handling thread.
   void abort(const std::string& reason);
-  // Runs what is pending until the deadline, tells the members that this rank leaves, joins the
-  // group's threads; with the last group of the process, closes its connections. Idempotent. The
-  // destructor only aborts locally and never communicates with a deadline beyond 1 s.
-  // Throws kInvalidArgument, when all that is done, if ranks are known to have left this group, or
-  // one that was closed before, after different collectives: a small broadcast, reduce, gather or
-  // scatter may end well on a rank although another one called something else. Of two such ranks of
-  // one host at least the one that closes later learns of it. Two ranks of different hosts that end
-  // their last groups at the same moment may miss it, as may ranks that clean up after a failure. A
-  // destructor only logs it.
+  // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
+  // joins the group's threads; with the last group of the process, closes its connections.
+  // Idempotent. The destructor only aborts locally and communicates for 1 s at most.
+  // After that it throws kInvalidArgument if ranks are known to have left this group, or one that
+  // was closed before, after different collectives: a small broadcast, reduce, gather or scatter
+  // may succeed on a rank although another rank called something else. Of two such ranks of one
+  // host at least the one that closes later throws. Two ranks of different hosts that close their
+  // last groups at the same moment may both miss the mismatch, as may ranks that clean up after a
+  // failure. A destructor only logs it.
   void close(Deadline deadline);
 
   // The last operations of this rank; to_json() makes it readable.

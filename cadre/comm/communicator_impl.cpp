@@ -254,15 +254,15 @@ void Communicator::Impl::build_net_engine() {
   transport = stream(kCollectivePurpose);
   message_transport = stream(kMessagePurpose);
   engine = std::make_unique<NetEngine>(system, *transport);
-  // Of those that left before the streams were there.
+  // Repeated for members that left before the streams were opened.
   const std::vector<PeerView> views = monitor->peers();
   for (size_t i = 0; i < views.size(); ++i) {
     if (views[i].left_after) monitor->note_left(members.ranks[i]);
   }
 }
 
-// A destructor must not wait for other ranks: what is still pending is aborted. An exception that
-// unwinds says itself what happened on this rank.
+// A destructor must not wait for other ranks, so pending operations are aborted. If an exception
+// unwinds the stack, it reports the cause, and this failure is not logged.
 Communicator::Impl::~Impl() {
   if (!is_closed_ && has_pending()) {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
@@ -279,7 +279,7 @@ Communicator::Impl::~Impl() {
     release(system.deadline_in(kGoodbyeTime));
     return;
   }
-  static_cast<void>(close(system.deadline_in(kGoodbyeTime)));  // logged
+  static_cast<void>(close(system.deadline_in(kGoodbyeTime)));
   // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
   stop_threads();
   release(system.deadline_in(kGoodbyeTime));

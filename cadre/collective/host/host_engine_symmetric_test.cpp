@@ -59,6 +59,26 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
   }
 }
 
+// Rank 0 has reported rank 1 as lost and may reuse its memory, while rank 1 is still alive.
+TEST(SymmetricLostRankTest, DoesNotWriteToMemoryThatItsPeersMayReuse) {
+  constexpr size_t kNumBytes = 1 << 16;
+  constexpr std::byte kUntouched{0x77};
+  TestMemory memory(2, {.slice_bytes = kBytesPerRank});
+  memory.of(0).forget_holder(1);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    const Bytes in = memory.slice(context.rank).first(kNumBytes);
+    const Bytes out = memory.slice(context.rank).subspan(kNumBytes, kNumBytes);
+    std::ranges::fill(out, kUntouched);
+    const Status status = rank.all_reduce(in, out, kFloatSum);
+    if (context.rank == 0) return;  // it may have ended before rank 1
+    require(!status.ok() && status.error().code() == ErrorCode::kAborted, "rank 1 is lost");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  // Rank 1 would have reduced the second half.
+  EXPECT_EQ(memory.slice(0)[2 * kNumBytes - 1], kUntouched);
+}
+
 TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
   const int num_ranks = GetParam();
   const auto ranks = static_cast<size_t>(num_ranks);

@@ -58,7 +58,7 @@ inline Bytes bytes_of(std::vector<int64_t>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Where in its slice of the host memory this rank would cut its next piece.
+// The offset in this rank's slice of the host memory at which it would cut its next piece.
 inline size_t next_offset(const Communicator& world) {
   HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
   return memory.allocate({.num_bytes = 1}).value_or_throw().place().offset;
