@@ -22,14 +22,17 @@ auto LocatedReplicas::run(Operation operation) const {
   }
 }
 
+template <typename Start>
+std::function<void()> LocatedReplicas::run_async(Start start) const {
+  return run([&]() -> std::function<void()> { return [this, wait = start()] { run(wait); }; });
+}
+
 at::Tensor LocatedReplicas::empty_flat(int64_t numel, at::ScalarType dtype) {
   return run([&] { return group_->empty_flat(numel, dtype); });
 }
 
 std::function<void()> LocatedReplicas::all_reduce_async(const at::Tensor& tensor, ReduceOp op) {
-  return run([&]() -> std::function<void()> {
-    return [this, wait = group_->all_reduce_async(tensor, op)] { run(wait); };
-  });
+  return run_async([&] { return group_->all_reduce_async(tensor, op); });
 }
 
 void LocatedReplicas::all_reduce(const at::Tensor& tensor, ReduceOp op) {
@@ -42,6 +45,16 @@ void LocatedReplicas::broadcast(const at::Tensor& tensor, Rank root) {
 
 void LocatedReplicas::all_gather(const at::Tensor& output, const at::Tensor& input) {
   run([&] { group_->all_gather(output, input); });
+}
+
+std::function<void()> LocatedReplicas::all_gather_async(const at::Tensor& output,
+                                                        const at::Tensor& input) {
+  return run_async([&] { return group_->all_gather_async(output, input); });
+}
+
+std::function<void()> LocatedReplicas::reduce_scatter_async(const at::Tensor& output,
+                                                            const at::Tensor& input, ReduceOp op) {
+  return run_async([&] { return group_->reduce_scatter_async(output, input, op); });
 }
 
 }  // namespace cadre

@@ -46,11 +46,18 @@ class LocatedReplicas final : public ReplicaGroup {
   void all_reduce(const at::Tensor& tensor, ReduceOp op) override;
   void broadcast(const at::Tensor& tensor, Rank root) override;
   void all_gather(const at::Tensor& output, const at::Tensor& input) override;
+  std::function<void()> all_gather_async(const at::Tensor& output,
+                                         const at::Tensor& input) override;
+  std::function<void()> reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                             ReduceOp op) override;
   LogSink& log_sink() override { return group_->log_sink(); }
 
  private:
   template <typename Operation>
   auto run(Operation operation) const;
+  // `start` issues an operation and returns what waits for it.
+  template <typename Start>
+  std::function<void()> run_async(Start start) const;
 
   std::shared_ptr<ReplicaGroup> group_;
   Owner owner_;

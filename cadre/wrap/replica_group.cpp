@@ -26,6 +26,14 @@ class ProcessGroupReplicas final : public ReplicaGroup {
   void all_gather(const at::Tensor& output, const at::Tensor& input) override {
     group_.all_gather(output, input);
   }
+  std::function<void()> all_gather_async(const at::Tensor& output,
+                                         const at::Tensor& input) override {
+    return [work = group_.all_gather_async(output, input)] { work.wait(); };
+  }
+  std::function<void()> reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                             ReduceOp op) override {
+    return [work = group_.reduce_scatter_async(output, input, {.op = op})] { work.wait(); };
+  }
   LogSink& log_sink() override {
     const auto& log = group_.communicator().options().log;
     return log ? *log : null_log_sink();

@@ -1,8 +1,9 @@
 // The collectives that the wrappers of a model need, cut out of ProcessGroup so that a test can
 // replace the other ranks by a formula, or inject a fault.
 //
-// Threads: one thread at a time. Blocking: all but all_reduce_async, until the group's deadline.
-// Lifetime: an implementation keeps its tensors alive until they are reduced.
+// Threads: one thread at a time. Blocking: all but the _async calls and the accessors, until the
+// group's deadline. Lifetime: an implementation keeps the memory of its tensors until an operation
+// is done.
 // Errors: cadre::Error, as ProcessGroup.
 #pragma once
 
@@ -35,8 +36,17 @@ class CADRE_EXPORT ReplicaGroup {
   // In place; on the calling thread, where that saves waking another one.
   virtual void all_reduce(const at::Tensor& tensor, ReduceOp op) = 0;
   virtual void broadcast(const at::Tensor& tensor, Rank root) = 0;
-  // output: (world_size * n) for input (n), both contiguous.
+  // output: (world_size * n) for input (n), both contiguous. The input may be this rank's part of
+  // the output, elements [rank * n, (rank + 1) * n), and may not share memory with it otherwise.
   virtual void all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
+  // The same, waited for as all_reduce_async.
+  virtual std::function<void()> all_gather_async(const at::Tensor& output,
+                                                 const at::Tensor& input) = 0;
+  // output: (n) for input (world_size * n), both contiguous. The output may be this rank's part of
+  // the input, and may not share memory with it otherwise; the input is not changed elsewhere.
+  // Waited for as all_reduce_async.
+  virtual std::function<void()> reduce_scatter_async(const at::Tensor& output,
+                                                     const at::Tensor& input, ReduceOp op) = 0;
   // Where the wrapper says what its user should know. It lives as long as this.
   virtual LogSink& log_sink() { return null_log_sink(); }
 };

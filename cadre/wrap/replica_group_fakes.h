@@ -47,25 +47,37 @@ class PeersFormula {
 
 // A call of the wrapper, which on_call may look at and change before it passes it on.
 struct GroupCall {
-  enum class Kind : uint8_t { kEmptyFlat, kAllReduce, kAllReduceAsync, kBroadcast, kAllGather };
+  enum class Kind : uint8_t {
+    kEmptyFlat,
+    kAllReduce,
+    kAllReduceAsync,
+    kBroadcast,
+    kAllGather,
+    kAllGatherAsync,
+    kReduceScatterAsync,
+  };
 
   bool is_all_reduce() const { return kind == Kind::kAllReduce || kind == Kind::kAllReduceAsync; }
+  bool is_all_gather() const { return kind == Kind::kAllGather || kind == Kind::kAllGatherAsync; }
   // Of gradients, and not of what the ranks agree on in integers.
-  bool is_reduction_of_values() const { return is_all_reduce() && tensor.is_floating_point(); }
+  bool is_reduction_of_values() const {
+    return (is_all_reduce() || kind == Kind::kReduceScatterAsync) && tensor.is_floating_point();
+  }
 
   Kind kind;
-  int64_t number;                   // of this group's calls, from 1
-  at::Tensor tensor = {};           // reduced or sent; not of kEmptyFlat
-  at::Tensor output = {};           // of kAllGather; of kEmptyFlat, when it was passed on
+  int64_t number;          // of this group's calls, from 1
+  at::Tensor tensor = {};  // reduced or sent; not of kEmptyFlat
+  // Of a gather or kReduceScatterAsync; of kEmptyFlat, when it was passed on.
+  at::Tensor output = {};
   ReduceOp op = ReduceOp::kSum;     // of a reduction
   Rank root = 0;                    // of kBroadcast
   std::function<void()> pass_on{};  // to the real group or the formula, as the call is by then
-  // Of kAllReduceAsync: what the wrapper waits with. pass_on() sets it; a formula reduces in it, so
-  // a wrapper that reads before it waits sees values that are not reduced.
+  // Of an asynchronous call: what the wrapper waits with. pass_on() sets it; a formula computes the
+  // result in it, so a wrapper that reads before it waits sees what was there before.
   std::function<void()> wait = [] {};
 };
 
-// Passes an asynchronous reduction on in its wait only, as a slow group does.
+// Passes an asynchronous call on in its wait only, as a slow group does.
 inline void delay(GroupCall& call) {
   call.wait = [&call] {
     call.pass_on();
@@ -105,13 +117,7 @@ class FakeReplicas final : public ReplicaGroup {
     log.push_back("all_reduce " + std::to_string(tensor.numel()));
     call->tensor = tensor;
     call->op = op;
-    call->pass_on = [this, call = call.get()] { call->wait = start(*call); };
-    on_call(*call);
-    return [this, call] {
-      ++num_waited;
-      const auto wait = call->wait;  // a copy, because a delayed call sets another one
-      wait();
-    };
+    return start(call);
   }
   void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
     GroupCall call = begin(GroupCall::Kind::kAllReduce);
@@ -147,23 +153,80 @@ class FakeReplicas final : public ReplicaGroup {
       if (real_) {
         real_->all_gather(call.output, call.tensor);
       } else {
-        call.output.copy_(call.tensor.repeat({world_size()}));
+        repeat(call);
       }
     };
     on_call(call);
   }
+  std::function<void()> all_gather_async(const at::Tensor& output,
+                                         const at::Tensor& input) override {
+    const auto call = std::make_shared<GroupCall>(begin(GroupCall::Kind::kAllGatherAsync));
+    log.push_back("all_gather " + std::to_string(input.numel()));
+    call->tensor = input;
+    call->output = output;
+    return start(call);
+  }
+  std::function<void()> reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                             ReduceOp op) override {
+    const auto call = std::make_shared<GroupCall>(begin(GroupCall::Kind::kReduceScatterAsync));
+    log.push_back("reduce_scatter " + std::to_string(output.numel()));
+    call->tensor = input;
+    call->output = output;
+    call->op = op;
+    return start(call);
+  }
   LogSink& log_sink() override { return real_ ? real_->log_sink() : lines; }
 
-  std::vector<std::string> log;  // of collectives, "all_reduce 12" with the number of elements
-  int num_allocated = 0;         // flat buffers
-  int num_waited = 0;            // reductions that have ended, blocking ones included
-  LogLines lines;                // what a wrapper over a formula has logged
+  // Of collectives, "all_reduce 12" with the number of elements of this rank: a gather's input, the
+  // output of a reduce_scatter.
+  std::vector<std::string> log;
+  int num_allocated = 0;  // flat buffers
+  int num_waited = 0;     // reductions and asynchronous calls that have ended
+  LogLines lines;         // what a wrapper over a formula has logged
 
  private:
   GroupCall begin(GroupCall::Kind kind) { return {.kind = kind, .number = ++num_calls_}; }
-  std::function<void()> start(const GroupCall& call) {
-    if (real_) return real_->all_reduce_async(call.tensor, call.op);
-    return [this, tensor = call.tensor, op = call.op] { reduce(tensor, op); };
+  std::function<void()> start(const std::shared_ptr<GroupCall>& call) {
+    call->pass_on = [this, call = call.get()] {
+      call->wait = real_ ? start_real(*call) : [this, call = *call] { compute(call); };
+    };
+    on_call(*call);
+    return [this, call] {
+      ++num_waited;
+      const auto wait = call->wait;  // a copy, because a delayed call sets another one
+      wait();
+    };
+  }
+  std::function<void()> start_real(const GroupCall& call) {
+    switch (call.kind) {
+      case GroupCall::Kind::kAllGatherAsync:
+        return real_->all_gather_async(call.output, call.tensor);
+      case GroupCall::Kind::kReduceScatterAsync:
+        return real_->reduce_scatter_async(call.output, call.tensor, call.op);
+      default:
+        return real_->all_reduce_async(call.tensor, call.op);
+    }
+  }
+  // What an asynchronous call would bring to rank 0.
+  void compute(const GroupCall& call) const {
+    const at::NoGradGuard no_grad;
+    switch (call.kind) {
+      case GroupCall::Kind::kAllGatherAsync:
+        return repeat(call);
+      case GroupCall::Kind::kReduceScatterAsync: {
+        const at::Tensor part = call.tensor.narrow(0, 0, call.output.numel()).clone();
+        formula_->reduce(part, call.op);
+        call.output.copy_(part);
+        return;
+      }
+      default:
+        formula_->reduce(call.tensor, call.op);
+    }
+  }
+  // Of a gather from ranks that all have what rank 0 has.
+  void repeat(const GroupCall& call) const {
+    const at::NoGradGuard no_grad;
+    call.output.copy_(call.tensor.repeat({world_size()}));
   }
   void reduce(const at::Tensor& tensor, ReduceOp op) const {
     const at::NoGradGuard no_grad;

@@ -12,6 +12,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/group/process_group_test_ranks.h"
+#include "cadre/wrap/located_replicas.h"
 
 namespace cadre {
 namespace {
@@ -64,6 +65,25 @@ TEST(FakeReplicas, AFormulaReducesInTheWait) {
   expect_all(tensor, 1);
   wait();
   expect_all(tensor, 10);
+}
+
+// Rank 0 has 1, 2, 3, 4 for itself and twice, three and four times that from the others.
+TEST(FakeReplicas, AFormulaGathersAndScattersInTheWait) {
+  const auto fake = make_fake();
+  const Tensor gathered = torch::zeros({8});
+  const auto wait_gathered = fake->all_gather_async(gathered, torch::arange(1.0, 3.0));
+  expect_all(gathered, 0);
+  wait_gathered();
+  EXPECT_TRUE(torch::equal(gathered, torch::tensor({1.0, 2.0}).repeat({4})));
+  const Tensor input = torch::arange(8.0);
+  const Tensor output = torch::zeros({2});
+  const auto wait_scattered = fake->reduce_scatter_async(output, input, ReduceOp::kSum);
+  expect_all(output, 0);
+  wait_scattered();
+  EXPECT_TRUE(torch::equal(output, torch::tensor({0.0, 10.0})));
+  EXPECT_TRUE(torch::equal(input, torch::arange(8.0)));
+  EXPECT_THAT(fake->log, ::testing::ElementsAre("all_gather 2", "reduce_scatter 2"));
+  EXPECT_EQ(fake->num_waited, 2);
 }
 
 TEST(FakeReplicas, AnyCallIsDroppedOrChanged) {
@@ -127,6 +147,57 @@ TEST(FakeReplicas, OverARealGroupCallsArriveAndMayBeLate) {
     wait();
     require(fake.num_operations() == before + 1, "issued by the wait");
     require(torch::equal(tensor, torch::full({3}, 3.0)), "the sum of both ranks");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// What the real group, the located one and the fake one do is the same: each rank has rank + 1 and
+// 10 (rank + 1), both where the parts lie apart and where this rank's is a part of the whole.
+TEST(FakeReplicas, GathersAndScattersOfARealGroup) {
+  for (const int world_size : {1, 2, 3}) {
+    const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
+      const auto fake = std::make_shared<FakeReplicas>(group);
+      LocatedReplicas located(fake, {.wrapper = "Wrapper", .module = "Net"});
+      const double mine = group.rank() + 1;
+      Tensor expected = torch::empty({world_size * 2});
+      for (int rank = 0; rank < world_size; ++rank) {
+        expected[2 * rank] = rank + 1;
+        expected[2 * rank + 1] = 10 * (rank + 1);
+      }
+      const Tensor part = torch::tensor({mine, 10 * mine});
+      for (const bool in_place : {false, true}) {
+        const Tensor whole = torch::zeros({world_size * 2});
+        const Tensor own = whole.narrow(0, 2 * group.rank(), 2);
+        own.copy_(part);
+        located.all_gather_async(whole, in_place ? own : part)();
+        require(torch::equal(whole, expected), "gathered");
+        located.reduce_scatter_async(in_place ? own : part, whole, ReduceOp::kSum)();
+        require(torch::equal(in_place ? own : part, torch::tensor({mine, 10 * mine}) * world_size),
+                "reduced");
+        part.copy_(torch::tensor({mine, 10 * mine}));
+      }
+      const std::string sizes = testing::failure_of(
+          [&] { located.all_gather_async(torch::zeros({2 * world_size + 1}), part); });
+      require(sizes.find("expected world size") != std::string::npos, sizes);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// A mismatch says in whose step the ranks were, also in the wait of an asynchronous call.
+TEST(FakeReplicas, AMismatchOfAnAsynchronousCallIsLocated) {
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    LocatedReplicas located(make_replica_group(group), {.wrapper = "Wrapper", .module = "Net"});
+    located.enter({"its step {}", 7});
+    const std::string failure = testing::failure_of([&] {
+      if (group.rank() == 0) located.all_gather_async(torch::zeros({4}), torch::zeros({2}))();
+      if (group.rank() == 1) {
+        located.reduce_scatter_async(torch::zeros({2}), torch::zeros({4}), ReduceOp::kSum)();
+      }
+    });
+    require(failure.find("Wrapper of Net, rank " + std::to_string(group.rank()) +
+                         ", in its step 7") != std::string::npos,
+            failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
