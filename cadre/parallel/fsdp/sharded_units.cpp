@@ -1,0 +1,79 @@
+#include "cadre/parallel/fsdp/sharded_units.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+namespace cadre {
+
+ShardedUnits::ShardedUnits(std::unique_ptr<UnitSchedule> schedule,
+                           const std::vector<at::Tensor>& trained,
+                           std::vector<ShardPrecision> precisions)
+    : schedule_(std::move(schedule)), precisions_(std::move(precisions)) {
+  if (trained.empty()) return;
+  hooks_ = std::make_unique<AccumulationHooks>(trained, [this](size_t parameter) {
+    enter_backward();
+    schedule_->gradient_arrived(parameter);
+  });
+}
+
+ShardedUnits::Call ShardedUnits::before_forward(size_t unit, std::span<const at::Tensor> inputs) {
+  if (unit == 0) {
+    schedule_->begin_forward(at::GradMode::is_enabled());
+  } else {
+    schedule_->before_forward(unit);
+  }
+  auto call = std::make_shared<UnitSchedule::Call>(UnitSchedule::Call{.unit = unit});
+  // The root is released at the end of the backward in any case.
+  if (unit != 0 && at::GradMode::is_enabled()) watch_inputs(call, inputs);
+  return call;
+}
+
+void ShardedUnits::after_forward(const Call& call, std::span<const at::Tensor> outputs) {
+  if (at::GradMode::is_enabled()) watch_outputs(call, outputs);
+  if (call->unit == 0) {
+    schedule_->end_forward();
+  } else {
+    schedule_->after_forward(call->unit);
+  }
+}
+
+void ShardedUnits::watch_inputs(const Call& call, std::span<const at::Tensor> inputs) {
+  for (const at::Tensor& input : inputs) {
+    const auto node = at_start_of_backward(input, [units = weak_from_this(), call] {
+      if (const auto alive = units.lock()) alive->schedule_->passed_input(*call);
+    });
+    if (node) call->inputs.push_back(*node);
+  }
+}
+
+void ShardedUnits::watch_outputs(const Call& call, std::span<const at::Tensor> outputs) {
+  for (const at::Tensor& output : outputs) {
+    const auto made_by = std::make_shared<GraphNode>();
+    const auto node = at_start_of_backward(output, [units = weak_from_this(), call, made_by] {
+      const auto alive = units.lock();
+      if (!alive) return;
+      alive->enter_backward();
+      alive->schedule_->reached_output(call, *made_by);
+    });
+    if (node) *made_by = *node;
+  }
+}
+
+void ShardedUnits::enter_backward() {
+  if (schedule_->is_in_backward()) return;
+  schedule_->begin_backward();
+  at_end_of_backward(
+      [units = weak_from_this(), creates_graph = current_backward_creates_graph()] {
+        const auto alive = units.lock();
+        if (!alive) return;
+        const bool is_reduced = alive->reduces_ && alive->schedule_->has_accumulated();
+        alive->schedule_->end_backward({.is_reduced = is_reduced, .creates_graph = creates_graph});
+        if (is_reduced && alive->on_reduced_) alive->on_reduced_();
+      },
+      [units = weak_from_this()] {
+        if (const auto alive = units.lock()) alive->schedule_->abandon();
+      });
+}
+
+}  // namespace cadre
