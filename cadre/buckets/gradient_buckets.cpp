@@ -30,7 +30,7 @@ at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, in
 }  // namespace
 
 GradientBuckets::GradientBuckets(std::span<const at::Tensor> parameters, BucketLayout layout,
-                                 ReplicaGroup& group)
+                                 int64_t trailer_numel, ReplicaGroup& group)
     : layout_(std::move(layout)), views_(parameters.size()), bucket_of_(parameters.size()) {
   const at::NoGradGuard no_grad;
   for (size_t b = 0; b < layout_.buckets.size(); ++b) {
@@ -39,14 +39,14 @@ GradientBuckets::GradientBuckets(std::span<const at::Tensor> parameters, BucketL
     int64_t numel = 0;
     for (const int64_t index : bucket.parameters) numel += parameters[index].numel();
     const at::Tensor flat =
-        group.empty_flat(numel + (is_last ? kTrailerNumel : 0), to_scalar_type(bucket.dtype));
+        group.empty_flat(numel + (is_last ? trailer_numel : 0), to_scalar_type(bucket.dtype));
     int64_t offset = 0;
     for (const int64_t index : bucket.parameters) {
       views_[index] = gradient_like(parameters[index], flat, offset);
       bucket_of_[index] = b;
       offset += parameters[index].numel();
     }
-    if (is_last) trailer_ = flat.narrow(0, numel, kTrailerNumel);
+    if (is_last) trailer_ = flat.narrow(0, numel, trailer_numel);
     flats_.push_back(flat);
   }
 }

@@ -3,9 +3,8 @@
 // Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory).
 // Lifetime: a view keeps its bucket's memory alive, also after the GradientBuckets is gone.
 // Errors: kInvalidArgument for a parameter whose dtype no group moves.
-// The last bucket has kTrailerNumel elements more, the trailer: it carries a word between the ranks
-// without a message of its own (see parallel/ddp/agreement/trailer.h). Source: c10d's
-// gradient_as_bucket_view.
+// The last bucket may have more elements, the trailer, in which the ranks exchange a word without a
+// message of its own. Source: c10d's gradient_as_bucket_view.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,19 +21,18 @@ namespace cadre {
 
 class CADRE_EXPORT GradientBuckets {
  public:
-  static constexpr int64_t kTrailerNumel = 87;
-
   // REQUIRES: check_layout_fits(layout, sizes_of(parameters)).
-  GradientBuckets(std::span<const at::Tensor> parameters, BucketLayout layout, ReplicaGroup& group);
+  GradientBuckets(std::span<const at::Tensor> parameters, BucketLayout layout,
+                  int64_t trailer_numel, ReplicaGroup& group);
 
   const BucketLayout& layout() const { return layout_; }
   size_t num_buckets() const { return flats_.size(); }
-  // (n) or, for the last bucket, (n + kTrailerNumel): what is reduced.
+  // (n) or, for the last bucket, (n + trailer_numel): what is reduced.
   const at::Tensor& flat(size_t bucket) const { return flats_[bucket]; }
   // The gradient of a parameter: its sizes and, where those are dense, its strides.
   const at::Tensor& view(size_t parameter) const { return views_[parameter]; }
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
-  // (kTrailerNumel), the last elements of the last bucket.
+  // (trailer_numel), the last elements of the last bucket.
   const at::Tensor& trailer() const { return trailer_; }
 
  private:

@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "cadre/group/process_group.h"
-#include "cadre/parallel/ddp/data_parallel_core.h"
 #include "cadre/parallel/ddp/options.h"
+#include "cadre/reduction/data_parallel_core.h"
 #include "cadre/wrap/output_tensors.h"
 #include "cadre/wrap/replica_group.h"
 
@@ -78,7 +78,9 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<ReplicaGroup> group,
                           const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)),
-        core_(std::make_shared<DataParallelCore>(module_, std::move(group), options)) {}
+        core_(std::make_shared<DataParallelCore>(
+            module_, std::move(group),
+            WrapperName{.name = "DistributedDataParallel", .component = "ddp"}, options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
   template <ModuleHolder Holder, typename Group>

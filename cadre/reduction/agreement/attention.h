@@ -8,12 +8,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cadre/base/types.h"
-#include "cadre/parallel/ddp/agreement/trailer.h"
+#include "cadre/reduction/agreement/trailer.h"
+#include "cadre/reduction/agreement/wrapper.h"
 
 namespace cadre {
 
@@ -23,7 +25,8 @@ std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value);
 
 class Attention {
  public:
-  Attention(size_t num_parameters, Rank rank, int world_size);
+  // `here`: the wrapper on this rank.
+  Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size);
 
   // (2 * num_parameters + 5 * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
@@ -38,7 +41,6 @@ class Attention {
     values()[2 * num_parameters_ + 3 * world_size_ + own()] = position.places;
   }
   void set_wrapper(uint32_t number) {
-    own_wrapper_ = number & ~kGotOtherBuffers;
     values()[2 * num_parameters_ + 4 * world_size_ + own()] = static_cast<int32_t>(number);
   }
 
@@ -59,27 +61,23 @@ class Attention {
   // Of one wrapper.
   bool ranks_are_in_one_step() const;
 
-  struct Here {
-    int64_t step;  // of a rank that left nothing behind
-    std::string_view module;
-  };
-  void check_ranks_are_in_one_step(const Here& here) const;
+  // `step`: the number of the step of a rank that left nothing behind.
+  void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 
  private:
-  [[noreturn]] void refuse_other_wrapper(Rank rank, std::string_view module) const;
+  [[noreturn]] void refuse_other_wrapper(Rank rank) const;
   [[noreturn]] void refuse_other_step(Rank rank, int64_t step) const;
   [[noreturn]] void refuse_other_part(Rank rank) const;
   [[noreturn]] void refuse_other_places(Rank rank) const;
   [[noreturn]] void refuse_unlike_backward(std::string_view what, std::string_view rule) const;
   static size_t index(Rank rank) { return static_cast<size_t>(rank.value); }
-  size_t own() const { return index(rank_); }
+  size_t own() const { return index(here_->rank); }
   int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }
   const int32_t* values() const { return counts_.const_data_ptr<int32_t>(); }
 
   size_t num_parameters_;
-  Rank rank_;
-  uint32_t own_wrapper_ = 0;
+  std::shared_ptr<const Wrapper> here_;
   size_t world_size_;
   at::Tensor counts_;
 };

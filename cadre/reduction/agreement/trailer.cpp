@@ -1,9 +1,7 @@
-#include "cadre/parallel/ddp/agreement/trailer.h"
+#include "cadre/reduction/agreement/trailer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-
-#include "cadre/buckets/gradient_buckets.h"
 
 namespace cadre {
 
@@ -15,7 +13,7 @@ constexpr int kBitsOfPlaces = 8;
 constexpr int kBitsOfPosition = kBitsOfOlder + kBitsOfPlaces;
 constexpr int kBitsOfWrapper = 32;
 constexpr int kNumPairs = kBitsOfPosition + kBitsOfWrapper;
-static_assert(GradientBuckets::kTrailerNumel == 2 * kNumPairs + 1);
+static_assert(kTrailerNumel == 2 * kNumPairs + 1);
 
 }  // namespace
 
@@ -28,7 +26,7 @@ void write_trailer(const at::Tensor& trailer, const TrailerWord& word) {
   const int32_t place = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
   const uint64_t bits =
       static_cast<uint64_t>(word.wrapper) << kBitsOfPosition | static_cast<uint64_t>(place);
-  const at::Tensor values = at::zeros({GradientBuckets::kTrailerNumel}, at::kDouble);
+  const at::Tensor values = at::zeros({kTrailerNumel}, at::kDouble);
   double* element = values.mutable_data_ptr<double>();
   for (int pair = 0; pair < kNumPairs; ++pair) element[2 * pair + (bits >> pair & 1)] = 1;
   if (word.has_news || !has_room) element[2 * kNumPairs] = 1;

@@ -34,11 +34,11 @@
 
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/buckets/gradient_buckets.h"
-#include "cadre/parallel/ddp/agreement/attention.h"
-#include "cadre/parallel/ddp/agreement/forward_ledger.h"
-#include "cadre/parallel/ddp/agreement/local_gradients.h"
-#include "cadre/parallel/ddp/agreement/trailer.h"
-#include "cadre/parallel/ddp/options.h"
+#include "cadre/reduction/agreement/attention.h"
+#include "cadre/reduction/agreement/forward_ledger.h"
+#include "cadre/reduction/agreement/local_gradients.h"
+#include "cadre/reduction/agreement/trailer.h"
+#include "cadre/reduction/options.h"
 #include "cadre/wrap/autograd_hooks.h"
 #include "cadre/wrap/replica_group.h"
 #include "cadre/wrap/sample_weight.h"
@@ -47,14 +47,9 @@ namespace cadre {
 
 class Reducer {
  public:
-  struct Wrapper {
-    uint32_t number;  // the same on all ranks, another one for each wrapper of the group
-    std::string module;
-  };
   // parameters[i] has the name names[i]; distinct leaves that require grad, the same on all ranks.
   Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
-          std::shared_ptr<ReplicaGroup> group, Wrapper wrapper,
-          const DistributedDataParallelOptions& options);
+          std::shared_ptr<ReplicaGroup> group, Wrapper wrapper, const DataParallelOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -66,7 +61,7 @@ class Reducer {
   void watch(std::span<const at::Tensor> outputs);
   // A forward on this rank got the buffers of another wrapper: the next pass is an error on all
   // ranks.
-  void set_got_other_buffers() { wrapper_.number |= kGotOtherBuffers; }
+  void set_got_other_buffers() { got_other_buffers_ = true; }
   // While it is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
   // Reduces what stands in the gradients, outside of a backward.
@@ -115,6 +110,8 @@ class Reducer {
   void check_ranks_are_in_one_step(const Attention& attention);
   void forgive_left_behind(int64_t newest_forward);
   void log_left_behind_once(int32_t count);
+  // As the ranks compare it.
+  uint32_t wrapper_number() const;
   TrailerWord trailer_word(bool has_news) const;
   void check_frozen_on_all_or_none(const Attention& attention);
   void log_unused_once(const Attention& attention);
@@ -127,7 +124,9 @@ class Reducer {
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> names_;
   std::shared_ptr<ReplicaGroup> group_;
-  Wrapper wrapper_;
+  // Shared with the hooks of outputs, which may outlive this and then name it in an error.
+  std::shared_ptr<const Wrapper> wrapper_;
+  bool got_other_buffers_ = false;
   BucketCaps caps_;
   GradientWeighting weighting_;
   std::unique_ptr<GradientBuckets> buckets_;

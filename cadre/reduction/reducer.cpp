@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/reducer.h"
+#include "cadre/reduction/reducer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -14,8 +14,8 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/base/log.h"
-#include "cadre/parallel/ddp/agreement/refusals.h"
-#include "cadre/parallel/ddp/agreement/trailer.h"
+#include "cadre/reduction/agreement/refusals.h"
+#include "cadre/reduction/agreement/trailer.h"
 
 namespace cadre {
 
@@ -34,11 +34,11 @@ std::vector<int64_t> reverse_order(size_t num_parameters) {
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
                  std::shared_ptr<ReplicaGroup> group, Wrapper wrapper,
-                 const DistributedDataParallelOptions& options)
+                 const DataParallelOptions& options)
     : parameters_(std::move(parameters)),
       names_(std::move(names)),
       group_(std::move(group)),
-      wrapper_(std::move(wrapper)),
+      wrapper_(std::make_shared<const Wrapper>(std::move(wrapper))),
       caps_(options.bucket_caps),
       weighting_(options.weighting),
       layout_is_learned_(options.layout.has_value()),
@@ -49,7 +49,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
   buckets_ = std::make_unique<GradientBuckets>(
       parameters_,
       options.layout.value_or(plan_bucket_layout(sizes, reverse_order(sizes.size()), caps_)),
-      *group_);
+      kTrailerNumel, *group_);
   hooks_ = std::make_shared<AccumulationHooks>(
       parameters_, [this](size_t parameter) { on_gradient(parameter); });
 }
@@ -79,17 +79,16 @@ void Reducer::watch(std::span<const at::Tensor> outputs) {
   const auto forward = std::exchange(forward_, nullptr);
   ledger_.set_returned(forward->number);
   for (const at::Tensor& output : outputs) {
-    const auto node = at_start_of_backward(
-        output,
-        [self = std::weak_ptr<Reducer*>(self_), hooks = hooks_, forward, rank = group_->rank()] {
-          const auto reducer = self.lock();
-          if (!hooks->current_backward_reaches_a_parameter()) {
-            if (reducer && current_backward_creates_graph()) (*reducer)->on_derivative(forward);
-            return;
-          }
-          if (!reducer) refuse_lost_wrapper(rank);
-          (*reducer)->on_output(forward);
-        });
+    const auto node = at_start_of_backward(output, [self = std::weak_ptr<Reducer*>(self_),
+                                                    hooks = hooks_, forward, wrapper = wrapper_] {
+      const auto reducer = self.lock();
+      if (!hooks->current_backward_reaches_a_parameter()) {
+        if (reducer && current_backward_creates_graph()) (*reducer)->on_derivative(forward);
+        return;
+      }
+      if (!reducer) refuse_lost_wrapper(*wrapper);
+      (*reducer)->on_output(forward);
+    });
     if (node) forward->outputs.push_back(*node);
   }
 }
@@ -107,9 +106,9 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
     local_.accumulate(forward.get(), std::nullopt);
     return;
   }
-  if (forward->is_reduced) refuse_second_backward(group_->rank());
+  if (forward->is_reduced) refuse_second_backward(*wrapper_);
   if (!pass_.is_active) begin_backward(forward.get(), std::nullopt);
-  if (current_backward_creates_graph()) refuse_create_graph(group_->rank());
+  if (current_backward_creates_graph()) refuse_create_graph(*wrapper_);
   if (std::ranges::find(pass_.passed, forward) == pass_.passed.end()) join_late(forward);
 }
 
@@ -120,7 +119,7 @@ void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
     if (late.passed) pass_.passed.push_back(late.passed);
     if (weighting_ == GradientWeighting::kEqual) continue;
     if (pass_.weight.needed_of_others != late.num_samples) {
-      refuse_unlike_shares(group_->rank(), pass_.samples, late.num_samples);
+      refuse_unlike_shares(*wrapper_, pass_.samples, late.num_samples);
     }
   }
 }
@@ -134,8 +133,8 @@ void Reducer::on_gradient(size_t parameter) {
     return;
   }
   if (!pass_.is_active) begin_backward(nullptr, parameter);
-  if (current_backward_creates_graph()) refuse_create_graph(group_->rank());
-  if (pass_.fired[parameter]) refuse_repeated_gradient(group_->rank(), names_[parameter]);
+  if (current_backward_creates_graph()) refuse_create_graph(*wrapper_);
+  if (pass_.fired[parameter]) refuse_repeated_gradient(*wrapper_, names_[parameter]);
   pass_.fired[parameter] = true;
   pass_.arrivals.push_back(static_cast<int64_t>(parameter));
   place_gradient(parameter);
@@ -148,19 +147,19 @@ void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_
   local_.forget_if_cleared(just_touched);
   std::vector<CarriedForward> carried = ledger_.take(reached, {.is_accumulated = false});
   if (carried.empty() && num_unreduced_forwards_ == 0) {
-    refuse_direct_call(group_->rank(), names_[just_touched.value_or(0)]);
+    refuse_direct_call(*wrapper_, names_[just_touched.value_or(0)]);
   }
   begin_pass(std::move(carried));
   pass_.is_backward = true;
   at_end_of_backward([this] { finish_pass(); }, [this] { abandon_pass(); });
   // Here, where no gradient is touched yet. The pass has begun, so that the other ranks hear of it.
-  if (current_backward_creates_graph()) refuse_create_graph(group_->rank());
+  if (current_backward_creates_graph()) refuse_create_graph(*wrapper_);
   if (std::ranges::any_of(pass_.passed, &Forward::is_reduced,
                           [](const auto& passed) -> const Forward& { return *passed; })) {
-    refuse_second_backward(group_->rank());
+    refuse_second_backward(*wrapper_);
   }
   if (pass_.weight.unlike) {
-    refuse_unlike_shares(group_->rank(), pass_.samples, pass_.samples[*pass_.weight.unlike]);
+    refuse_unlike_shares(*wrapper_, pass_.samples, pass_.samples[*pass_.weight.unlike]);
   }
 }
 
@@ -180,7 +179,7 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   if (weighting_ == GradientWeighting::kSamples) {
     const auto weight = agree_on_weight(
         *group_, {.num_accumulated = num_accumulated, .of_forwards = pass_.samples});
-    if (!weight) refuse_no_samples(group_->rank());
+    if (!weight) refuse_no_samples(*wrapper_);
     pass_.weight = *weight;
   } else {
     pass_.weight = equal_weight(*group_);
@@ -204,10 +203,10 @@ void Reducer::place_gradient(size_t parameter) {
   }
   if (gradient.layout() != at::kStrided || gradient.scalar_type() != view.scalar_type()) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: the gradient of \"{}\" is {}, {}; only "
+                format("{}: the gradient of \"{}\" is {}, {}; only "
                        "dense gradients of the parameter's dtype are reduced. For an Embedding, "
                        "set sparse(false)",
-                       group_->rank(), names_[parameter],
+                       wrapper_->place(), names_[parameter],
                        gradient.layout() == at::kStrided ? "dense" : "sparse",
                        c10::toString(gradient.scalar_type())));
   }
@@ -316,21 +315,25 @@ void Reducer::wait_for_buckets() {
   }
 }
 
+uint32_t Reducer::wrapper_number() const {
+  return wrapper_->number | (got_other_buffers_ ? kGotOtherBuffers : 0);
+}
+
 TrailerWord Reducer::trailer_word(bool has_news) const {
-  return {.wrapper = wrapper_.number,
+  return {.wrapper = wrapper_number(),
           .position = ledger_.position(pass_.newest_forward),
           .has_news = has_news};
 }
 
 Attention Reducer::attention(bool gave_up) const {
-  Attention attention(parameters_.size(), group_->rank(), group_->world_size());
+  Attention attention(parameters_.size(), wrapper_, group_->world_size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (contributes(i)) attention.set_used(i);
     if (is_frozen(i)) attention.set_frozen(i);
   }
   if (gave_up) attention.set_gave_up();
   attention.set_position(ledger_.position(pass_.newest_forward));
-  attention.set_wrapper(wrapper_.number);
+  attention.set_wrapper(wrapper_number());
   return attention;
 }
 
@@ -356,7 +359,7 @@ void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& 
 // others until now.
 void Reducer::settle_last_pass() {
   for (const auto& wait : std::exchange(leftover_waits_, {})) wait();
-  if (apart_) apart_->check_ranks_are_in_one_step({.step = num_steps_, .module = wrapper_.module});
+  if (apart_) apart_->check_ranks_are_in_one_step(num_steps_);
   if (!abandoned_) return;
   check_ranks_are_in_one_step(*std::exchange(abandoned_, std::nullopt));
   forgive_left_behind(newest_abandoned_forward_);
@@ -365,7 +368,7 @@ void Reducer::settle_last_pass() {
 // Once they are apart, equal numbers of a later pass would prove nothing: it stays an error.
 void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
   if (!attention.ranks_are_in_one_step()) apart_ = attention;
-  attention.check_ranks_are_in_one_step({.step = num_steps_, .module = wrapper_.module});
+  attention.check_ranks_are_in_one_step(num_steps_);
 }
 
 void Reducer::forgive_left_behind(int64_t newest_forward) {
@@ -379,12 +382,12 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
 void Reducer::log_left_behind_once(int32_t count) {
   if (std::exchange(left_behind_are_logged_, true) || group_->rank() != 0) return;
   group_->log_sink().write(
-      LogLevel::kWarning, "ddp",
+      LogLevel::kWarning, wrapper_->component,
       format("forwards were left behind without backward on all ranks count={} step={} "
              "module=\"{}\" effect=\"if the ranks left out different steps, each later step "
              "averages different batches; run a forward that is not trained under "
              "torch::NoGradGuard, and leave out the same steps on all ranks\"",
-             count, num_steps_, wrapper_.module));
+             count, num_steps_, wrapper_->module));
 }
 
 // The ranks where it is trained would step, the others not. All ranks see the same counts, so all
@@ -395,10 +398,9 @@ void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
     const at::Tensor flags = gather_flags({static_cast<uint8_t>(is_frozen(i) ? 1 : 0)});
     throw Error(
         ErrorCode::kInvalidArgument,
-        format("DistributedDataParallel, rank {}: \"{}\" is frozen on {} but trained on "
-               "{}, so the models would drift apart. Set requires_grad alike on all ranks, "
-               "zero the gradients and go on",
-               group_->rank(), names_[i], ranks_text(flags, 0, 1), ranks_text(flags, 0, 0)));
+        format("{}: \"{}\" is frozen on {} but trained on {}, so the models would drift apart. Set "
+               "requires_grad alike on all ranks, zero the gradients and go on",
+               wrapper_->place(), names_[i], ranks_text(flags, 0, 1), ranks_text(flags, 0, 0)));
   }
 }
 
@@ -422,7 +424,7 @@ void Reducer::log_unused_once(const Attention& attention) {
     names += format("{}{} ({})", k == 0 ? "" : "; ", names_[unused[k]], ranks_text(flags, k, 0));
   }
   group_->log_sink().write(
-      LogLevel::kWarning, "ddp",
+      LogLevel::kWarning, wrapper_->component,
       format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter keeps "
              "its gradient where no rank used it; where some did, the others count as zero\"",
              unused.size(), names, flags.size(1) > num_named ? "; ..." : ""));
@@ -478,7 +480,8 @@ void Reducer::learn_layout() {
       sizes_of(parameters_),
       std::span<const int64_t>(agreed.const_data_ptr<int64_t>(), order.size()), caps_);
   if (layout != buckets_->layout()) {
-    move_gradients_to(std::make_unique<GradientBuckets>(parameters_, layout, *group_));
+    move_gradients_to(
+        std::make_unique<GradientBuckets>(parameters_, layout, kTrailerNumel, *group_));
   }
   layout_is_learned_ = true;
 }

@@ -30,13 +30,15 @@ struct StepPosition {
 // sends them, never has it, so the ranks differ.
 inline constexpr uint32_t kGotOtherBuffers = uint32_t{1} << 31;
 
+inline constexpr int64_t kTrailerNumel = 87;
+
 struct TrailerWord {
   uint32_t wrapper = 0;  // number of the wrapper in its group; may have kGotOtherBuffers
   StepPosition position = {};
   bool has_news = false;
 };
 
-// trailer: (GradientBuckets::kTrailerNumel), any floating-point dtype.
+// trailer: (kTrailerNumel), any floating-point dtype.
 void write_trailer(const at::Tensor& trailer, const TrailerWord& word);
 
 // After the reduction: some rank has news, or the wrappers or the positions differ. The same on all

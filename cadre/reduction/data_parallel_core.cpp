@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/data_parallel_core.h"
+#include "cadre/reduction/data_parallel_core.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -10,9 +10,8 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/buckets/gradient_buckets.h"
-#include "cadre/parallel/ddp/agreement/trailer.h"
-#include "cadre/parallel/ddp/reducer.h"
+#include "cadre/reduction/agreement/trailer.h"
+#include "cadre/reduction/reducer.h"
 #include "cadre/wrap/autograd_hooks.h"
 #include "cadre/wrap/located_replicas.h"
 #include "cadre/wrap/parameter_watch.h"
@@ -34,26 +33,26 @@ constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0x
 }  // namespace
 
 DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
-                                   std::shared_ptr<ReplicaGroup> group,
-                                   const DistributedDataParallelOptions& options)
-    : options_(options) {
+                                   std::shared_ptr<ReplicaGroup> group, const WrapperName& name,
+                                   const DataParallelOptions& options)
+    : wrapper_{.name = name.name, .component = name.component, .module = "", .rank = 0},
+      options_(options) {
   if (!module || !group) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel: the {} is null; make it first, for example with "
-                       "{}",
+                format("{}: the {} is null; make it first, for example with {}", name.name,
                        module ? "group" : "module",
                        module ? "cadre::init_process_group()" : "std::make_shared<Net>()"));
   }
   group_ = std::make_shared<LocatedReplicas>(
-      std::move(group),
-      LocatedReplicas::Owner{.wrapper = "DistributedDataParallel", .module = module->name()});
+      std::move(group), LocatedReplicas::Owner{.wrapper = wrapper_.name, .module = module->name()});
+  wrapper_.module = module->name();
+  wrapper_.rank = group_->rank();
   if (group_->world_size() == 1) return;
   const std::vector<NamedTensor> parameters = distinct_parameters(*module);
   check_not_wrapped(parameters);
   const std::vector<NamedTensor> buffers = distinct_buffers(*module);
-  const uint64_t number =
-      check_replicas_match("DistributedDataParallel", {parameters, buffers}, *group_);
-  number_ = static_cast<uint32_t>(number % kGotOtherBuffers);
+  const uint64_t number = check_replicas_match(wrapper_.name, {parameters, buffers}, *group_);
+  wrapper_.number = static_cast<uint32_t>(number % kGotOtherBuffers);
   broadcast_tensors(parameters, /*root=*/0, *group_);
   broadcast_tensors(buffers, /*root=*/0, *group_);
   if (!buffers.empty()) {
@@ -68,15 +67,13 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
     names.push_back(parameter.name);
   }
   if (trained.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: none of the module's {} parameters "
-                       "requires grad; use the module as it is",
-                       group_->rank(), parameters.size()));
+    throw Error(ErrorCode::kInvalidArgument, format("{}: none of the module's {} parameters "
+                                                    "requires grad; use the module as it is",
+                                                    wrapper_.place(), parameters.size()));
   }
   watch_ = std::make_unique<ParameterWatch>(module);
-  reducer_ = std::make_unique<Reducer>(
-      std::move(trained), std::move(names), group_,
-      Reducer::Wrapper{.number = number_, .module = group_->module_name()}, options_);
+  reducer_ =
+      std::make_unique<Reducer>(std::move(trained), std::move(names), group_, wrapper_, options_);
   group_->enter({kInBackward, num_forwards_});
 }
 
@@ -98,9 +95,9 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
 void DataParallelCore::broadcast_buffers() {
   if (sent_buffers_.empty()) return;
   int64_t& sent_number = sent_buffers_[0].tensor.mutable_data_ptr<int64_t>()[0];
-  sent_number = number_;
+  sent_number = wrapper_.number;
   broadcast_tensors(sent_buffers_, /*root=*/0, *group_);
-  if (sent_number != number_) reducer_->set_got_other_buffers();
+  if (sent_number != wrapper_.number) reducer_->set_got_other_buffers();
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
@@ -113,12 +110,12 @@ int64_t DataParallelCore::last_num_samples() const {
   if (options_.weighting == GradientWeighting::kEqual) return 1;
   if (last_num_samples_) return *last_num_samples_;
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: forward() is given no tensor that the "
+              format("{}: forward() is given no tensor that the "
                      "wrapper knows, so it cannot count the samples by which ranks are weighted. "
                      "Call set_num_samples(n) before it, or define std::vector<torch::Tensor> "
                      "held_tensors(const YourStruct&) beside the struct that holds them, or set "
                      "weighting = GradientWeighting::kEqual on all ranks",
-                     group_->rank()));
+                     wrapper_.place()));
 }
 
 // Both wrappers would move the gradient, each into its own bucket.
@@ -126,10 +123,10 @@ void DataParallelCore::check_not_wrapped(std::span<const NamedTensor> parameters
   for (const NamedTensor& parameter : parameters) {
     if (!AccumulationHooks::has_hook(parameter.tensor)) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: \"{}\" is wrapped already, and its "
+                format("{}: \"{}\" is wrapped already, and its "
                        "gradient can be reduced by one wrapper only. Use the first wrapper, or "
                        "destroy it before the module is wrapped again",
-                       group_->rank(), parameter.name));
+                       wrapper_.place(), parameter.name));
   }
 }
 
@@ -138,18 +135,18 @@ void DataParallelCore::check_unchanged() const {
   if (!change) change = reducer_->lost_parameter();
   if (!change) return;
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: since the module was wrapped, {}, so "
+              format("{}: since the module was wrapped, {}, so "
                      "gradients would not be reduced rightly. Wrap the module again after the "
                      "change, on all ranks, and give its parameters to a new optimizer",
-                     group_->rank(), *change));
+                     wrapper_.place(), *change));
 }
 
 void DataParallelCore::set_num_samples(int64_t count) {
   if (options_.weighting != GradientWeighting::kSamples || count < 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel, rank {}: set_num_samples({}) needs a count >= 0 "
+                format("{}: set_num_samples({}) needs a count >= 0 "
                        "and the option weighting = GradientWeighting::kSamples on all ranks",
-                       group_->rank(), count));
+                       wrapper_.place(), count));
   }
   num_samples_ = count;
 }
@@ -171,9 +168,9 @@ void DataParallelCore::reduce_gradients() {
 double DataParallelCore::mean_over_ranks(double value) {
   if (group_->world_size() == 1) return value;
   const auto weight = static_cast<double>(last_num_samples());
-  const at::Tensor sums = at::empty({2 + GradientBuckets::kTrailerNumel}, at::kDouble);
-  const at::Tensor trailer = sums.narrow(0, 2, GradientBuckets::kTrailerNumel);
-  write_trailer(trailer, {.wrapper = number_, .position = kPlaceOfMean});
+  const at::Tensor sums = at::empty({2 + kTrailerNumel}, at::kDouble);
+  const at::Tensor trailer = sums.narrow(0, 2, kTrailerNumel);
+  write_trailer(trailer, {.wrapper = wrapper_.number, .position = kPlaceOfMean});
   double* values = sums.mutable_data_ptr<double>();
   values[0] = weight == 0 ? 0 : weight * value;  // the mean over no samples may be NaN
   values[1] = weight;
@@ -182,11 +179,11 @@ double DataParallelCore::mean_over_ranks(double value) {
   group_->enter({kInBackward, num_forwards_});
   if (trailer_needs_attention(trailer)) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("DistributedDataParallel of {}, rank {}: the ranks are in "
+                format("{}: the ranks are in "
                        "mean_over_ranks() of different wrappers (this rank in that of the one made "
                        "at #{}), or some in backward(). All ranks call it at the same place, for "
                        "the same wrapper",
-                       group_->module_name(), group_->rank(), number_));
+                       wrapper_.place_with_module(), wrapper_.number));
   }
   return values[0] / values[1];
 }

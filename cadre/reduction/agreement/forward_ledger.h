@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "cadre/parallel/ddp/agreement/trailer.h"
+#include "cadre/reduction/agreement/trailer.h"
 #include "cadre/wrap/autograd_hooks.h"
 
 namespace cadre {

@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/agreement/local_gradients.h"
+#include "cadre/reduction/agreement/local_gradients.h"
 
 #include <ATen/ops/count_nonzero.h>
 

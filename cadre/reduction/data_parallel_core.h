@@ -1,4 +1,5 @@
-// Everything of DistributedDataParallel that does not depend on the module's type.
+// What the wrappers that reduce gradients over replicas have in common and what does not depend on
+// the module's type: DistributedDataParallel and FullyShardedDataParallel.
 //
 // Threads: forward, backward and every method from one thread.
 // Blocking: the constructor and, with buffers to broadcast, before_forward() are collective.
@@ -12,11 +13,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/parallel/ddp/options.h"
+#include "cadre/reduction/agreement/wrapper.h"
+#include "cadre/reduction/options.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/replica_group.h"
 
@@ -30,14 +33,19 @@ class LocatedReplicas;
 class ParameterWatch;
 class Reducer;
 
+struct WrapperName {
+  std::string name;       // with which its errors begin: "DistributedDataParallel"
+  std::string component;  // of its log lines: "ddp"
+};
+
 class CADRE_EXPORT DataParallelCore {
  public:
   // Checks that the replicas match, then copies rank 0's parameters and buffers to all. Parameters
   // registered under two names count once. Throws kInvalidArgument for a null module or group, and
   // for a parameter that another wrapper reduces.
   DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
-                   std::shared_ptr<ReplicaGroup> group,
-                   const DistributedDataParallelOptions& options);
+                   std::shared_ptr<ReplicaGroup> group, const WrapperName& name,
+                   const DataParallelOptions& options);
   ~DataParallelCore();
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
@@ -62,11 +70,11 @@ class CADRE_EXPORT DataParallelCore {
   void check_not_wrapped(std::span<const NamedTensor> parameters) const;
 
   std::shared_ptr<LocatedReplicas> group_;
-  DistributedDataParallelOptions options_;
+  Wrapper wrapper_;
+  DataParallelOptions options_;
   // In a world of one there are none of these.
   // What rank 0 sends with a forward: the wrapper's number, then the buffers; or nothing.
   std::vector<NamedTensor> sent_buffers_;
-  uint32_t number_ = 0;  // of the wrapper, see check_replicas_match()
   std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<Reducer> reducer_;
   int64_t num_forwards_ = 0;                     // synchronized ones, with grad

@@ -1,6 +1,8 @@
-#include "cadre/parallel/ddp/agreement/attention.h"
+#include "cadre/reduction/agreement/attention.h"
 
 #include <ATen/ops/zeros.h>
+
+#include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
@@ -18,9 +20,9 @@ std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value) {
   return (num_found == 1 ? "rank " : "ranks ") + text;
 }
 
-Attention::Attention(size_t num_parameters, Rank rank, int world_size)
+Attention::Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size)
     : num_parameters_(num_parameters),
-      rank_(rank),
+      here_(std::move(here)),
       world_size_(static_cast<size_t>(world_size)),
       counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 5 * world_size_)}, at::kInt)) {}
 
@@ -31,18 +33,18 @@ bool Attention::ranks_are_in_one_step() const {
   return true;
 }
 
-void Attention::check_ranks_are_in_one_step(const Here& here) const {
+void Attention::check_ranks_are_in_one_step(int64_t step) const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
-    if (wrapper(rank) != wrapper(0)) refuse_other_wrapper(rank, here.module);
+    if (wrapper(rank) != wrapper(0)) refuse_other_wrapper(rank);
   }
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
-    if (position(rank).num_older != position(0).num_older) refuse_other_step(rank, here.step);
+    if (position(rank).num_older != position(0).num_older) refuse_other_step(rank, step);
     if (position(rank).num_newer != position(0).num_newer) refuse_other_part(rank);
     if (position(rank).places != position(0).places) refuse_other_places(rank);
   }
 }
 
-void Attention::refuse_other_wrapper(Rank rank, std::string_view module) const {
+void Attention::refuse_other_wrapper(Rank rank) const {
   const auto made_at = [this](Rank of) {
     const bool got_other = (wrapper(of) & kGotOtherBuffers) != 0;
     return format("#{}{}", wrapper(of) & ~kGotOtherBuffers,
@@ -50,14 +52,15 @@ void Attention::refuse_other_wrapper(Rank rank, std::string_view module) const {
   };
   throw Error(
       ErrorCode::kInvalidArgument,
-      format("DistributedDataParallel of {}, rank {}: the ranks are in the backward() of different "
+      format("{}: the ranks are in the backward() of different "
              "wrappers, or in forwards of different wrappers before it, so it would average the "
              "gradients of different models: rank 0 is in that of the wrapper made at {} and rank "
              "{} in that of the one made at {} (the number of the group's operations before its "
              "construction; that of {} on this rank is #{}). A step that one rank leaves out must "
              "be left out on all ranks or on none, and all ranks use their wrappers in one order. "
              "To go on, bring all ranks to one step and wrap the modules again",
-             module, rank_, made_at(0), rank, made_at(rank), module, own_wrapper_));
+             here_->place_with_module(), made_at(0), rank, made_at(rank), here_->module,
+             here_->number));
 }
 
 void Attention::refuse_other_step(Rank rank, int64_t step) const {
@@ -95,20 +98,19 @@ void Attention::refuse_other_places(Rank rank) const {
 }
 
 void Attention::refuse_unlike_backward(std::string_view what, std::string_view rule) const {
-  throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: {}. {}. To go on, bring all ranks to one "
-                     "step and wrap the module again",
-                     rank_, what, rule));
+  throw Error(ErrorCode::kInvalidArgument, format("{}: {}. {}. To go on, bring all ranks to one "
+                                                  "step and wrap the module again",
+                                                  here_->place(), what, rule));
 }
 
 void Attention::check_no_rank_gave_up() const {
   for (int rank = 0; rank < static_cast<int>(world_size_); ++rank) {
     if (!gave_up(rank)) continue;
     throw Error(ErrorCode::kAborted,
-                format("DistributedDataParallel, rank {}: rank {} left this backward by an "
+                format("{}: rank {} left this backward by an "
                        "exception, so its gradients are missing; look at its error. The group is "
                        "well: zero the gradients and go on with the next step on all ranks",
-                       rank_, rank));
+                       here_->place(), rank));
   }
 }
 

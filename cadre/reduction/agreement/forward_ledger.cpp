@@ -1,4 +1,4 @@
-#include "cadre/parallel/ddp/agreement/forward_ledger.h"
+#include "cadre/reduction/agreement/forward_ledger.h"
 
 #include <algorithm>
 #include <limits>

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "cadre/parallel/ddp/agreement/forward_ledger.h"
+#include "cadre/reduction/agreement/forward_ledger.h"
 
 namespace cadre {
 

@@ -1,12 +1,10 @@
 // The words that ranks put into the trailer, and what each reads from their sum or mean.
-#include "cadre/parallel/ddp/agreement/trailer.h"
+#include "cadre/reduction/agreement/trailer.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <vector>
-
-#include "cadre/buckets/gradient_buckets.h"
 
 namespace cadre {
 namespace {
@@ -16,7 +14,7 @@ constexpr int kManyRanks = 1000;
 // Of rank 0 with one word and all others with another.
 bool trailer_tells(at::ScalarType dtype, double factor, const TrailerWord& of_0,
                    const TrailerWord& of_others) {
-  const at::Tensor sum = torch::zeros({GradientBuckets::kTrailerNumel}, dtype);
+  const at::Tensor sum = torch::zeros({kTrailerNumel}, dtype);
   const at::Tensor own = torch::empty_like(sum);
   for (int rank = 0; rank < kManyRanks; ++rank) {
     write_trailer(own, rank == 0 ? of_0 : of_others);

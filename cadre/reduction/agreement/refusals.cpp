@@ -1,66 +1,66 @@
-#include "cadre/parallel/ddp/agreement/refusals.h"
+#include "cadre/reduction/agreement/refusals.h"
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
 namespace cadre {
 
-void refuse_lost_wrapper(Rank rank) {
+void refuse_lost_wrapper(const Wrapper& wrapper) {
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: backward() through a forward whose wrapper "
+              format("{}: backward() through a forward whose wrapper "
                      "is gone, so the gradients would be those of this rank alone. Keep the "
-                     "DistributedDataParallel until backward() has returned",
-                     rank));
+                     "{} until backward() has returned",
+                     wrapper.place(), wrapper.name));
 }
 
-void refuse_second_backward(Rank rank) {
+void refuse_second_backward(const Wrapper& wrapper) {
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: a second backward() through one forward; "
+              format("{}: a second backward() through one forward; "
                      "the gradients of the first were reduced already. Add the losses and call "
                      "backward() once, or hold no_sync() during all but the last",
-                     rank));
+                     wrapper.place()));
 }
 
-void refuse_create_graph(Rank rank) {
+void refuse_create_graph(const Wrapper& wrapper) {
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: backward(create_graph=true), but a reduced "
+              format("{}: backward(create_graph=true), but a reduced "
                      "gradient has no graph. Take higher derivatives with torch::autograd::grad() "
                      "and call a plain backward() on the loss",
-                     rank));
+                     wrapper.place()));
 }
 
-void refuse_no_samples(Rank rank) {
-  throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: no rank has a sample in this step, so "
-                     "there is no mean; end the loop on all ranks",
-                     rank));
+void refuse_no_samples(const Wrapper& wrapper) {
+  throw Error(ErrorCode::kInvalidArgument, format("{}: no rank has a sample in this step, so "
+                                                  "there is no mean; end the loop on all ranks",
+                                                  wrapper.place()));
 }
 
-void refuse_direct_call(Rank rank, const std::string& parameter) {
+void refuse_direct_call(const Wrapper& wrapper, const std::string& parameter) {
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: a gradient of \"{}\" came without a "
+              format("{}: a gradient of \"{}\" came without a "
                      "forward through the wrapper since the last reduction. Call model(...), not "
                      "model.module()(...); for a second backward through one forward, add the "
                      "losses or hold no_sync() during the first",
-                     rank, parameter));
+                     wrapper.place(), parameter));
 }
 
-void refuse_repeated_gradient(Rank rank, const std::string& parameter) {
+void refuse_repeated_gradient(const Wrapper& wrapper, const std::string& parameter) {
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: the gradient of \"{}\" came twice in one "
+              format("{}: the gradient of \"{}\" came twice in one "
                      "backward (a nested backward reaches it again) and may be reduced already. "
                      "Hold no_sync() during this backward and call reduce_gradients() after it",
-                     rank, parameter));
+                     wrapper.place(), parameter));
 }
 
-void refuse_unlike_shares(Rank rank, std::span<const int64_t> of_forwards, int64_t num_samples) {
+void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_forwards,
+                          int64_t num_samples) {
   throw Error(ErrorCode::kInvalidArgument,
-              format("DistributedDataParallel, rank {}: one backward() through forwards of {} and "
+              format("{}: one backward() through forwards of {} and "
                      "{} samples, of which this rank has different shares, so one weight cannot "
                      "serve both. Give each a backward() of its own, or every rank the same share "
                      "of each and of what it accumulated; or hold no_sync() during this backward "
                      "and call reduce_gradients() after it, which adds up the samples of all",
-                     rank, of_forwards.empty() ? 0 : of_forwards[0], num_samples));
+                     wrapper.place(), of_forwards.empty() ? 0 : of_forwards[0], num_samples));
 }
 
 }  // namespace cadre

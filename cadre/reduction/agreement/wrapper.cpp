@@ -1,0 +1,15 @@
+#include "cadre/reduction/agreement/wrapper.h"
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+std::string Wrapper::place() const {
+  return format("{}, rank {}", name, rank);
+}
+
+std::string Wrapper::place_with_module() const {
+  return format("{} of {}, rank {}", name, module, rank);
+}
+
+}  // namespace cadre

@@ -1,0 +1,26 @@
+// Which wrapper of a model an error or a log line comes from, and on which rank.
+//
+// Threads: plain values. Blocking: never. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cadre/base/types.h"
+
+namespace cadre {
+
+struct Wrapper {
+  std::string name;       // "DistributedDataParallel"
+  std::string component;  // of its log lines: "ddp"
+  std::string module;     // "Net"
+  Rank rank;
+  uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
+
+  // "DistributedDataParallel, rank 2": how its errors begin.
+  std::string place() const;
+  // "DistributedDataParallel of Net, rank 2": of errors about several wrappers.
+  std::string place_with_module() const;
+};
+
+}  // namespace cadre
