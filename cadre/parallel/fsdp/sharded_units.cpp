@@ -63,17 +63,27 @@ void ShardedUnits::watch_outputs(const Call& call, std::span<const at::Tensor> o
 void ShardedUnits::enter_backward() {
   if (schedule_->is_in_backward()) return;
   schedule_->begin_backward();
+  events_.backward_begins();
+  const bool creates_graph = current_backward_creates_graph();
+  const auto on_failure = [units = weak_from_this()] {
+    if (const auto alive = units.lock()) alive->schedule_->abandon();
+  };
+  // Behind what the reducer has queued for the same moment, which still reads the full gradients.
   at_end_of_backward(
-      [units = weak_from_this(), creates_graph = current_backward_creates_graph()] {
-        const auto alive = units.lock();
-        if (!alive) return;
-        const bool is_reduced = alive->reduces_ && alive->schedule_->has_accumulated();
-        alive->schedule_->end_backward({.is_reduced = is_reduced, .creates_graph = creates_graph});
-        if (is_reduced && alive->on_reduced_) alive->on_reduced_();
+      [units = weak_from_this(), creates_graph, on_failure] {
+        at_end_of_backward(
+            [units, creates_graph] {
+              if (const auto alive = units.lock()) alive->end_backward(creates_graph);
+            },
+            on_failure);
       },
-      [units = weak_from_this()] {
-        if (const auto alive = units.lock()) alive->schedule_->abandon();
-      });
+      on_failure);
+}
+
+void ShardedUnits::end_backward(bool creates_graph) {
+  const bool is_reduced = reduces_ && schedule_->has_accumulated();
+  schedule_->end_backward({.is_reduced = is_reduced, .creates_graph = creates_graph});
+  if (is_reduced) events_.gradients_are_reduced();
 }
 
 }  // namespace cadre

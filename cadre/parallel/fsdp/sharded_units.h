@@ -32,8 +32,12 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
 
   // While it is off, backwards only accumulate.
   void set_reduces(bool on) { reduces_ = on; }
-  // Runs at the end of a backward that has reduced gradients.
-  void set_on_reduced(std::function<void()> on_reduced) { on_reduced_ = std::move(on_reduced); }
+  // Run when a backward begins, and at the end of one that has reduced gradients.
+  struct Events {
+    std::function<void()> backward_begins = [] {};
+    std::function<void()> gradients_are_reduced = [] {};
+  };
+  void set_events(Events events) { events_ = std::move(events); }
 
   using Call = std::shared_ptr<UnitSchedule::Call>;
   // The root's call begins and ends the forward.
@@ -43,13 +47,14 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
  private:
   // Queues the end of the backward that runs, if this is its first event.
   void enter_backward();
+  void end_backward(bool creates_graph);
   void watch_inputs(const Call& call, std::span<const at::Tensor> inputs);
   void watch_outputs(const Call& call, std::span<const at::Tensor> outputs);
 
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<ShardPrecision> precisions_;
   bool reduces_ = true;
-  std::function<void()> on_reduced_;
+  Events events_;
   std::unique_ptr<AccumulationHooks> hooks_;  // null where nothing is trained
 };
 

@@ -6,10 +6,12 @@
 namespace cadre {
 
 void UnitOrder::begin(Pass pass) {
-  // A backward of which nothing is known takes the units of the forward from the last to the first.
-  if (pass == Pass::kBackward && known_[index(pass)].empty()) {
-    known_[index(pass)] = known_[index(Pass::kForward)];
-    std::ranges::reverse(known_[index(pass)]);
+  // A backward of which nothing is known begins with the root, as the forward, and takes the units
+  // from the last to the first.
+  std::vector<size_t>& backward = known_[index(Pass::kBackward)];
+  if (pass == Pass::kBackward && backward.empty()) {
+    backward = known_[index(Pass::kForward)];
+    if (!backward.empty()) std::reverse(backward.begin() + 1, backward.end());
     is_expected_ = false;
   }
   if (last_) {

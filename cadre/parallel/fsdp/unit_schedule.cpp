@@ -169,17 +169,19 @@ void UnitSchedule::end_backward(const End& end) {
   close_calls();
   keeps_all_ = end.creates_graph;
   if (end.is_reduced) {
-    may_change_ = true;
-  } else if (has_accumulated_) {
-    may_change_ = false;
+    end_reduction();
+    return;
   }
-  if (keeps_all_) return;
-  if (end.is_reduced) {
-    release_all([](Reshard) { return true; });
-    for (const Unit& unit : units_) unit.memory->mark_stale();
-  } else {
+  if (has_accumulated_) may_change_ = false;
+  if (!keeps_all_) {
     release_all([](Reshard reshard) { return reshard != Reshard::kAfterReduction; });
   }
+}
+
+void UnitSchedule::end_reduction() {
+  may_change_ = true;
+  keeps_all_ = false;
+  release_all([](Reshard) { return true; });
 }
 
 // Those whose inputs the backward did not come to.
@@ -220,10 +222,16 @@ void UnitSchedule::use(size_t unit) {
     options_.compare({.pass = order_.pass(), .unit = unit});
     order_.set_agreed();
   }
-  units_[unit].memory->gather();
-  // Behind the one that is needed first, and before this rank waits.
-  prefetch();
-  units_[unit].memory->wait();
+  try {
+    units_[unit].memory->gather();
+    // Behind the one that is needed first, and before this rank waits.
+    prefetch();
+    units_[unit].memory->wait();
+  } catch (const Error& error) {
+    throw error.with_context(
+        format("FullyShardedDataParallel, {}, gathering {}", options_.rank,
+               unit == 0 ? "the root's parameters" : format("unit \"{}\"", units_[unit].name)));
+  }
 }
 
 void UnitSchedule::prefetch() {

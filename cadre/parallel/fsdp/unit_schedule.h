@@ -104,6 +104,8 @@ class UnitSchedule {
     bool creates_graph;  // whose nodes need the parameters
   };
   void end_backward(const End& end);
+  // Gradients were reduced outside of a backward: a step of the optimizer follows.
+  void end_reduction();
 
   // All units are full from here to dismiss(), and no forward or backward is allowed.
   void summon();
