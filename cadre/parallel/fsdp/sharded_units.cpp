@@ -63,6 +63,7 @@ void ShardedUnits::watch_outputs(const Call& call, std::span<const at::Tensor> o
 void ShardedUnits::enter_backward() {
   if (schedule_->is_in_backward()) return;
   schedule_->begin_backward();
+  is_reduced_ = false;
   events_.backward_begins();
   const bool creates_graph = current_backward_creates_graph();
   const auto on_failure = [units = weak_from_this()] {
@@ -81,9 +82,15 @@ void ShardedUnits::enter_backward() {
 }
 
 void ShardedUnits::end_backward(bool creates_graph) {
-  const bool is_reduced = reduces_ && schedule_->has_accumulated();
+  const bool is_reduced = is_reduced_;
   schedule_->end_backward({.is_reduced = is_reduced, .creates_graph = creates_graph});
-  if (is_reduced) events_.gradients_are_reduced();
+  if (is_reduced) end_reduction();
+}
+
+void ShardedUnits::end_reduction() {
+  is_reduced_ = false;
+  schedule_->end_reduction();
+  events_.gradients_are_reduced();
 }
 
 }  // namespace cadre

@@ -30,8 +30,10 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   UnitSchedule& schedule() { return *schedule_; }
   const ShardPrecision& precision(size_t unit) const { return precisions_[unit]; }
 
-  // While it is off, backwards only accumulate.
-  void set_reduces(bool on) { reduces_ = on; }
+  // Gradients are being reduced: in the backward that runs, or outside of one, up to
+  // end_reduction().
+  void set_reduced() { is_reduced_ = true; }
+  void end_reduction();
   // Run when a backward begins, and at the end of one that has reduced gradients.
   struct Events {
     std::function<void()> backward_begins = [] {};
@@ -53,7 +55,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
 
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<ShardPrecision> precisions_;
-  bool reduces_ = true;
+  bool is_reduced_ = false;
   Events events_;
   std::unique_ptr<AccumulationHooks> hooks_;  // null where nothing is trained
 };

@@ -44,7 +44,12 @@ void UnitSchedule::begin_forward(bool with_grad) {
   is_with_grad_ = with_grad;
   phase_ = Phase::kForward;
   order_.begin(with_grad ? UnitOrder::Pass::kForward : UnitOrder::Pass::kForwardWithoutGrad);
-  use(0);
+  try {
+    use(0);
+  } catch (...) {
+    abandon();
+    throw;
+  }
 }
 
 void UnitSchedule::end_forward() {
