@@ -15,6 +15,7 @@
 #include "cadre/mesh/placement.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/grad_scaler.h"
 #include "cadre/shard/nonfinite_gradients.h"
