@@ -3,8 +3,12 @@
 #pragma once
 
 #include "cadre/base/error.h"
+#include "cadre/checkpoint/full_state.h"
 #include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/optimizer_state.h"
+#include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/snapshot_folder.h"
+#include "cadre/checkpoint/snapshot_saver.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/mnist.h"
@@ -15,6 +19,7 @@
 #include "cadre/mesh/placement.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/grad_scaler.h"
 #include "cadre/shard/nonfinite_gradients.h"

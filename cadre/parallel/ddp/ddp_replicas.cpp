@@ -125,9 +125,12 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
       for (const auto& flat : *flat_parameters) flat->wait_unsharded();
     };
   }
-  auto core = std::make_shared<DataParallelCore>(module, std::move(group), std::move(core_options),
-                                                 make_storage);
-  return {.core = std::move(core), .flat_parameters = *flat_parameters, .shards = {}};
+  auto core =
+      std::make_shared<DataParallelCore>(module, group, std::move(core_options), make_storage);
+  return {.core = std::move(core),
+          .group = std::move(group),
+          .flat_parameters = *flat_parameters,
+          .shards = {}};
 }
 
 DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,

@@ -24,6 +24,7 @@ namespace cadre {
 
 struct DdpReplicas {
   std::shared_ptr<DataParallelCore> core;
+  std::shared_ptr<ReplicaGroup> group;
   std::vector<std::shared_ptr<FlatParameters>> flat_parameters;  // one for each bucket, if sharded
   std::vector<ParameterShard> shards;  // by parameter; empty without a mesh
 

@@ -107,5 +107,60 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Four parameters, each a bucket of another size, used in the order that a rank is given.
+struct Branches : nn::Module {
+  Branches() {
+    for (int64_t i = 0; i < 4; ++i) {
+      weights.push_back(
+          register_parameter(std::to_string(i), torch::ones({40 * (i + 1)}, torch::kDouble)));
+    }
+  }
+  Tensor forward(const Tensor& x, const std::vector<size_t>& order) {
+    Tensor sum = torch::zeros({}, torch::kDouble);
+    for (const size_t i : order) sum = sum + (x * weights[i]).sum();
+    return sum;
+  }
+  std::vector<Tensor> weights;
+};
+
+// Gradients become ready in another order on each rank and in each step.
+TEST(DdpSharded, AllRanksReduceInOneOrder) {
+  constexpr int kNumRanks = 3;
+  std::vector<std::vector<std::string>> logs(kNumRanks);
+  const auto result = run_groups(kNumRanks, [&logs](const ProcessGroup& group) {
+    const auto replicas = slow_replicas(group);
+    const auto net = std::make_shared<Branches>();
+    DistributedDataParallel model{
+        net,
+        replicas,
+        {.bucket_caps = {.first_bytes = 8, .bytes = 8}, .gradients = GradientPlacement::kSharded}};
+    require(model.flat_parameters().size() == 4, "a bucket for each parameter");
+    replicas->log.clear();
+    std::vector<size_t> order = {0, 1, 2, 3};
+    for (int step = 0; step < 4; ++step) {
+      std::ranges::rotate(order, order.begin() + (group.rank() + step) % 4);
+      if (group.rank() == 1) std::ranges::reverse(order);
+      std::vector<size_t> used = order;
+      if (step == 2 && group.rank() == 2) used.pop_back();  // left out on one rank
+      model(torch::full({1}, 1.0 + group.rank(), torch::kDouble), used).backward();
+      for (const auto& flat : model.flat_parameters()) {
+        const Tensor& gradient = flat->values(0).grad();
+        const bool is_left_out =
+            step == 2 && flat->parameters()[0].tensor.is_same(net->weights[order.back()]);
+        if (group.rank() == 2 && is_left_out) {
+          require(torch::equal(gradient, torch::ones_like(gradient)),
+                  "without rank 2: (1 + 2) / 3");
+        }
+        if (step != 2) require(torch::equal(gradient, torch::full_like(gradient, 2)), "the mean");
+      }
+      model.zero_grad();
+    }
+    logs[group.rank()] = replicas->log;
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_GT(logs[0].size(), 4 * 5U);
+  for (int rank = 1; rank < kNumRanks; ++rank) EXPECT_EQ(logs[rank], logs[0]) << "rank " << rank;
+}
+
 }  // namespace
 }  // namespace cadre

@@ -84,6 +84,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
   // GradientPlacement::kSharded and a ProcessGroup. An optimizer is given the `values` of all of
   // them, also those without an element here.
   std::vector<ParameterShard> parameter_shards() const { return replicas_.parameter_shards(); }
+  // Of the ranks that have replicas of the module.
+  const std::shared_ptr<ReplicaGroup>& replica_group() const { return replicas_.group; }
   // With GradientPlacement::kSharded, the buffers in which the parameters are, one for each bucket:
   // who changes values calls mark_stale() and unshard_async() on each, on all ranks, and the next
   // forward waits. Otherwise empty.
