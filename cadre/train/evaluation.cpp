@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include "cadre/data/data_loader.h"
-#include "cadre/train/models/model.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/wrap/replica_group.h"
 
@@ -14,10 +13,8 @@ constexpr int64_t kBatchSizePerRank = 16;
 
 }  // namespace
 
-Evaluation evaluate(Model& model, const Task& task, ReplicaGroup& replicas) {
+Evaluation evaluate(const Inference& infer, const Task& task, ReplicaGroup& replicas) {
   const torch::NoGradGuard no_grad;
-  const bool was_training = model.is_training();
-  model.eval();
   const int world_size = replicas.world_size();
   DataLoader loader(task.held_out_data(), {.batch_size = kBatchSizePerRank * world_size,
                                            .rank = replicas.rank(),
@@ -27,9 +24,9 @@ Evaluation evaluate(Model& model, const Task& task, ReplicaGroup& replicas) {
   double num_right = 0;
   double num_samples = 0;
   for (const auto& [data, target] : loader.epoch(0)) {
+    const at::Tensor output = infer(data);  // collective, if the ranks hold parts of the model
     const auto count = static_cast<double>(data.size(0));
     if (count == 0) continue;
-    const at::Tensor output = model.forward(data);
     loss += task.loss(output, target).item<double>() * count;
     num_samples += count;
     if (task.is_classification()) {
@@ -38,7 +35,6 @@ Evaluation evaluate(Model& model, const Task& task, ReplicaGroup& replicas) {
   }
   const at::Tensor sums = torch::tensor({loss, num_right, num_samples}, torch::kFloat64);
   replicas.all_reduce(sums, ReduceOp::kSum);
-  model.train(was_training);
   const auto* values = sums.const_data_ptr<double>();
   Evaluation evaluation{.loss = values[0] / values[2], .bigram_entropy = task.bigram_entropy()};
   if (task.is_classification()) evaluation.accuracy = values[1] / values[2];

@@ -7,13 +7,14 @@
 #include <cstdint>
 #include <optional>
 
+#include "cadre/train/models/model.h"
+
 namespace cadre {
 class ReplicaGroup;
 }
 
 namespace cadre::train {
 
-class Model;
 class Task;
 
 struct Evaluation {
@@ -24,7 +25,7 @@ struct Evaluation {
 };
 
 // Over all held-out data of the task, each rank computing its share of the samples. The same on all
-// ranks. Restores the model's training mode.
-Evaluation evaluate(Model& model, const Task& task, ReplicaGroup& replicas);
+// ranks, and every rank calls `infer` equally often.
+Evaluation evaluate(const Inference& infer, const Task& task, ReplicaGroup& replicas);
 
 }  // namespace cadre::train

@@ -1,15 +1,31 @@
 #include "cadre/train/strategy.h"
 
-#include <limits>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/shard/sharded_norm.h"
 #include "cadre/train/models/model.h"
 #include "cadre/wrap/gradient_norm.h"
 
 namespace cadre::train {
 namespace {
+
+template <typename Wrapper>
+void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
+  if (!on) {
+    guard.reset();
+  } else if (!guard) {
+    guard.emplace(wrapper.no_sync());
+  }
+}
 
 class Replicated final : public Strategy {
  public:
@@ -23,13 +39,9 @@ class Replicated final : public Strategy {
     return model_.forward(data);
   }
 
-  void set_accumulating(bool on) override {
-    if (!on) {
-      no_sync_.reset();
-    } else if (!no_sync_) {
-      no_sync_.emplace(model_.no_sync());
-    }
-  }
+  at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
+
+  void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
 
   std::vector<TrainedTensor> trained() const override {
     NamedTensors parameters;
@@ -50,12 +62,132 @@ class Replicated final : public Strategy {
   std::optional<NoSync> no_sync_;
 };
 
+// "fc.weight.exp_avg" belongs to the shard "fc.weight"; null for none, and for a 0-dim state.
+const ParameterShard* find_shard(const std::vector<ParameterShard>& shards,
+                                 const std::string& state_name, const at::Tensor& state) {
+  const std::string parameter = state_name.substr(0, state_name.rfind('.'));
+  const auto found = std::ranges::find(shards, parameter, &ParameterShard::name);
+  return found == shards.end() || (state.dim() == 0 && !found->sizes.empty()) ? nullptr : &*found;
+}
+
+// What every rank has of a parameter's state, one part behind the other; collective.
+at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
+  at::Tensor whole = at::zeros(shard.sizes, part.options());
+  whole.view(-1).narrow(0, shard.range.begin, shard.range.size()).copy_(part.reshape(-1));
+  // Each element is zero bits on all ranks but its owner, so the union of bits is the owner's.
+  const at::Tensor bits = whole.view(-1).view(at::kByte);
+  for (const ProcessGroup& group : dividing_groups({&shard, 1})) {
+    group.all_reduce(bits, {.op = ReduceOp::kBor});
+  }
+  return whole;
+}
+
+// Of wrappers with parameter_shards().
+NamedTensors whole_state_of(const std::vector<ParameterShard>& shards, NamedTensors parts) {
+  const at::NoGradGuard no_grad;
+  for (auto& [name, tensor] : parts) {
+    if (const auto* shard = find_shard(shards, name, tensor)) tensor = gather_whole(*shard, tensor);
+  }
+  return parts;
+}
+
+NamedTensors part_of_state_of(const std::vector<ParameterShard>& shards, NamedTensors whole) {
+  for (auto& [name, tensor] : whole) {
+    const auto* shard = find_shard(shards, name, tensor);
+    if (shard == nullptr) continue;
+    if (tensor.sizes() != shard->sizes) {
+      throw Error(
+          ErrorCode::kCorruption,
+          cadre::format("optimizer state {} does not have the shape of its parameter", name));
+    }
+    tensor = tensor.reshape(-1).narrow(0, shard->range.begin, shard->range.size());
+  }
+  return whole;
+}
+
+std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards) {
+  std::vector<TrainedTensor> trained;
+  for (const ParameterShard& shard : shards) {
+    trained.push_back({shard.name, shard.values, shard.sizes.size() >= 2});
+  }
+  return trained;
+}
+
+c10::ScalarType dtype_of(const std::string& name) {
+  return name == "bfloat16" ? at::kBFloat16 : at::kFloat;
+}
+
+FullyShardedDataParallelOptions sharding_options(const ParallelConfig& config) {
+  FullyShardedDataParallelOptions options;
+  options.reshard = config.reshard == "after_forward"    ? Reshard::kAfterForward
+                    : config.reshard == "after_backward" ? Reshard::kAfterBackward
+                                                         : Reshard::kAfterReduction;
+  if (config.parameter_dtype != "float32") {
+    options.precision = {.parameters = dtype_of(config.parameter_dtype), .outputs = at::kFloat};
+  }
+  if (config.reduce_dtype != config.parameter_dtype) {
+    options.precision.reduce = dtype_of(config.reduce_dtype);
+  }
+  options.wrap_policy = [](const WrapCandidate&) { return true; };
+  return options;
+}
+
+class FullySharded final : public Strategy {
+ public:
+  template <typename Ranks>
+  FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks,
+               const ParallelConfig& config)
+      : model_(model, ranks, sharding_options(config)) {}
+
+  at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
+    model_.set_num_samples(num_samples);
+    return model_.forward(data);
+  }
+  at::Tensor infer(const at::Tensor& data) override { return model_.forward(data); }
+  bool has_whole_model() const override { return false; }
+  void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
+  std::vector<TrainedTensor> trained() const override {
+    return trained_of(model_.parameter_shards());
+  }
+  double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
+  void with_whole_model(const std::function<void()>& use) override {
+    const FullParameters full = model_.summon_full_params();
+    use();
+  }
+  NamedTensors whole_state(NamedTensors parts) override {
+    return whole_state_of(model_.parameter_shards(), std::move(parts));
+  }
+  NamedTensors part_of_state(NamedTensors whole) const override {
+    return part_of_state_of(model_.parameter_shards(), std::move(whole));
+  }
+
+ private:
+  FullyShardedDataParallel<Model> model_;
+  std::optional<NoSync> no_sync_;
+};
+
+// The axes of hsdp's mesh, or a sentence.
+std::vector<MeshAxis> hybrid_axes(const ParallelConfig& config, int world_size) {
+  if (world_size % config.replicas != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("parallel.replicas is {}, which does not divide the {} processes",
+                              config.replicas, world_size));
+  }
+  const int num_replicas = static_cast<int>(config.replicas);
+  return {{"replicate", num_replicas}, {"shard", world_size / num_replicas}};
+}
+
 }  // namespace
 
-std::unique_ptr<Strategy> make_strategy(const ParallelConfig& /*config*/,
+std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const ProcessGroup& world,
                                         std::optional<BucketLayout> layout) {
+  if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, world, config);
+  if (config.strategy == "hsdp") {
+    const DeviceMesh mesh(world, hybrid_axes(config, world.world_size()));
+    return std::make_unique<FullySharded>(model, mesh, config);
+  }
   return std::make_unique<Replicated>(model, world, std::move(layout));
 }
 

@@ -31,6 +31,10 @@ class Strategy {
   // data: this rank's rows of a batch, (B, ...), B may be 0. num_samples: by which the gradients of
   // this forward are weighted. Every rank runs as many forwards as the others.
   virtual at::Tensor forward(const at::Tensor& data, int64_t num_samples) = 0;
+  // The output without grad, in evaluation mode. Every rank calls it as often as the others, unless
+  // each has the whole model.
+  virtual at::Tensor infer(const at::Tensor& data) = 0;
+  virtual bool has_whole_model() const { return true; }
   // While it is on, backward() adds to the gradients of this rank only. Local.
   virtual void set_accumulating(bool on) = 0;
   // What the optimizer of this rank updates, the same names in the same order on all ranks. Local.
@@ -40,7 +44,8 @@ class Strategy {
   virtual double clip_gradients(double max_norm) = 0;
   // The optimizer has updated this rank's tensors.
   virtual void after_update() {}
-  // Calls `use` while the module's parameters are whole on this rank.
+  // Calls `use` while the module's parameters are whole on this rank, for reading. It runs no
+  // forward.
   virtual void with_whole_model(const std::function<void()>& use) { use(); }
   // Optimizer state, "<parameter>.<state>", of whole parameters on rank 0, and this rank's part of
   // such state. The latter is local.

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cadre/data/text_corpus.h"
-#include "cadre/train/models/model.h"
 
 namespace cadre::train {
 namespace {
@@ -26,9 +25,9 @@ int64_t draw(at::Tensor logits, const SampleConfig& config, at::Generator& gener
 
 }  // namespace
 
-std::string sample_text(Model& model, int64_t context, const SampleConfig& config, uint64_t seed) {
+std::string sample_text(const Inference& infer, int64_t context, const SampleConfig& config,
+                        uint64_t seed) {
   const torch::NoGradGuard no_grad;
-  model.eval();
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::vector<int64_t> tokens = {kEndOfText};  // as at the start of a document
   for (const char byte : config.prompt) tokens.push_back(static_cast<unsigned char>(byte));
@@ -37,7 +36,7 @@ std::string sample_text(Model& model, int64_t context, const SampleConfig& confi
     const auto length = std::min(static_cast<int64_t>(tokens.size()), context);
     const at::Tensor window = torch::tensor(
         at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(length)), torch::kLong);
-    const at::Tensor logits = model.forward(window.unsqueeze(0))[0][length - 1];
+    const at::Tensor logits = infer(window.unsqueeze(0))[0][length - 1];
     const int64_t token = draw(logits, config, generator);
     if (token == kEndOfText) break;
     tokens.push_back(token);

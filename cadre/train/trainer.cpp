@@ -353,8 +353,10 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 }
 
 void Trainer::evaluate() {
-  strategy_->with_whole_model(
-      [&] { result_.held_out = train::evaluate(*model_, *task_, *replicas_); });
+  model_->eval();
+  result_.held_out = train::evaluate(
+      [this](const at::Tensor& data) { return strategy_->infer(data); }, *task_, *replicas_);
+  model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   const double loss = result_.held_out.loss;
   if (!config_.run.keep_best || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
@@ -418,15 +420,22 @@ void Trainer::finish() {
   }
   evaluate();
   const bool is_saved = save_snapshot();
-  std::string sample;
-  strategy_->with_whole_model([&] {
-    if (is_first_rank()) sample = task_->sample(*model_);
-  });
+  const std::string sample = sample_of_model();
   if (!sample.empty()) {
     say("a sample:");
     say(sample);
   }
   if (!is_saved) refuse_unsaved_end();
+}
+
+// All ranks write the same text where each forward needs all of them.
+std::string Trainer::sample_of_model() {
+  if (!is_first_rank() && strategy_->has_whole_model()) return "";
+  model_->eval();
+  const std::string sample =
+      task_->sample([this](const at::Tensor& data) { return strategy_->infer(data); });
+  model_->train();
+  return sample;
 }
 
 void Trainer::refuse_unsaved_end() const {

@@ -94,6 +94,7 @@ class Trainer {
   TrainState state();
   std::vector<at::Tensor> generators_of_all_ranks();
   void finish();
+  std::string sample_of_model();
   [[noreturn]] void refuse_unsaved_end() const;
   void say(const std::string& line);
   bool is_first_rank() const { return surroundings_.world.rank() == 0; }

@@ -155,9 +155,30 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
 
 void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {
   fields.push_back({.name = "parallel.strategy",
-                    .meaning = "what each process holds of the model: ddp: a replica",
+                    .meaning = "what each process holds of the model: ddp: all of it; zero1: a "
+                               "part of the optimizer's state; zero2: and of the gradients; fsdp: "
+                               "and of the parameters; hsdp: fsdp in several groups of processes",
                     .value = &parallel.strategy,
-                    .choices = {"ddp"}});
+                    .choices = {"ddp", "zero1", "zero2", "fsdp", "hsdp"}});
+  fields.push_back({"parallel.replicas",
+                    "of hsdp: groups of processes that hold the whole model each; they divide the "
+                    "number of processes",
+                    &parallel.replicas, 1, 1 << 20});
+  fields.push_back({.name = "parallel.reshard",
+                    .meaning = "of fsdp and hsdp: until when the parameters of a block stay whole: "
+                               "after_forward needs the least memory, after_backward gathers them "
+                               "once less",
+                    .value = &parallel.reshard,
+                    .choices = {"after_forward", "after_backward", "after_reduction"}});
+  fields.push_back({.name = "parallel.parameter_dtype",
+                    .meaning = "of fsdp and hsdp: in which forward and backward compute; the "
+                               "optimizer's parameters are float32",
+                    .value = &parallel.parameter_dtype,
+                    .choices = {"float32", "bfloat16"}});
+  fields.push_back({.name = "parallel.reduce_dtype",
+                    .meaning = "of fsdp and hsdp: in which gradients are added up",
+                    .value = &parallel.reduce_dtype,
+                    .choices = {"float32", "bfloat16"}});
 }
 
 void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {

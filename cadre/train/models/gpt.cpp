@@ -57,7 +57,7 @@ Gpt::Gpt(const ModelConfig& config, int64_t vocabulary, const at::Generator& gen
       final_norm_(make_norm(config.width)) {
   for (int64_t i = 0; i < config.layers; ++i) {
     blocks_.push_back(
-        register_module(cadre::format("h_{}", i), std::make_shared<GptBlock>(config)));
+        register_module(cadre::format("h_{}", i), std::make_shared<ShardUnit<GptBlock>>(config)));
   }
   register_module("ln_f", final_norm_);
   initialize(config.layers, generator);

@@ -48,7 +48,7 @@ class Gpt : public LanguageModel {
   int64_t context_;
   torch::nn::Embedding token_embedding_;
   torch::nn::Embedding position_embedding_;
-  std::vector<std::shared_ptr<GptBlock>> blocks_;
+  std::vector<std::shared_ptr<ShardUnit<GptBlock>>> blocks_;
   torch::nn::LayerNorm final_norm_;
 };
 

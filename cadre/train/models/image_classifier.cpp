@@ -38,7 +38,7 @@ MnistCnn::MnistCnn(const ModelConfig& config)
     : has_dropout_(config.dropout),
       conv1_(register_module("conv1", nn::Conv2d(nn::Conv2dOptions(1, 32, 3)))),
       conv2_(register_module("conv2", nn::Conv2d(nn::Conv2dOptions(32, 64, 3)))),
-      fc1_(register_module("fc1", nn::Linear(kNumFeatures, kNumHidden))),
+      fc1_(register_module("fc1", LinearUnit(kNumFeatures, kNumHidden))),
       fc2_(register_module("fc2", nn::Linear(kNumHidden, kNumClasses))) {}
 
 at::Tensor MnistCnn::forward(const at::Tensor& images) {
@@ -53,14 +53,14 @@ ImageMlp::ImageMlp(const ModelConfig& config) : head_(config.width, kNumClasses)
   for (int64_t i = 0; i < config.layers; ++i) {
     hidden_.push_back(
         register_module(cadre::format("hidden_{}", i),
-                        nn::Linear(i == 0 ? kNumPixels : config.width, config.width)));
+                        LinearUnit(i == 0 ? kNumPixels : config.width, config.width)));
   }
   register_module("head", head_);
 }
 
 at::Tensor ImageMlp::forward(const at::Tensor& images) {
   at::Tensor x = images.flatten(1);
-  for (nn::Linear& layer : hidden_) x = torch::relu(layer(x));
+  for (LinearUnit& layer : hidden_) x = torch::relu(layer(x));
   return torch::log_softmax(head_(x), /*dim=*/1);
 }
 

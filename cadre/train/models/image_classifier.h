@@ -29,7 +29,7 @@ class MnistCnn : public Model {
   bool has_dropout_;
   torch::nn::Conv2d conv1_;
   torch::nn::Conv2d conv2_;
-  torch::nn::Linear fc1_;
+  LinearUnit fc1_;
   torch::nn::Linear fc2_;
 };
 
@@ -41,7 +41,7 @@ class ImageMlp : public Model {
   at::Tensor forward(const at::Tensor& images) override;
 
  private:
-  std::vector<torch::nn::Linear> hidden_;
+  std::vector<LinearUnit> hidden_;
   torch::nn::Linear head_;
 };
 

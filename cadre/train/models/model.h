@@ -4,8 +4,12 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
 
 #include <cstdint>
+#include <functional>
+
+#include "cadre/parallel/fsdp/shard_unit.h"
 
 namespace cadre::train {
 
@@ -14,6 +18,12 @@ class Model : public torch::nn::Module {
   // data: (B, ...); what comes back is (B, ..., classes). B may be 0.
   virtual at::Tensor forward(const at::Tensor& data) = 0;
 };
+
+// What comes out of a trained model for data, (B, ...), without grad and in evaluation mode.
+using Inference = std::function<at::Tensor(const at::Tensor& data)>;
+
+// A layer that a sharding strategy may gather by itself.
+using LinearUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 
 int64_t num_parameters(const torch::nn::Module& model);
 

@@ -21,7 +21,7 @@ class ImageTask : public Task {
   at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override;
   bool is_classification() const override { return true; }
   std::optional<double> bigram_entropy() const override { return std::nullopt; }
-  std::string sample(Model& /*model*/) const override { return ""; }
+  std::string sample(const Inference& /*infer*/) const override { return ""; }
   std::string data_text() const override;
   std::string_view item_name() const override { return "samples"; }
   int64_t items_per_sample() const override { return 1; }

@@ -16,10 +16,9 @@
 #include "cadre/base/deadline.h"
 #include "cadre/data/dataset.h"
 #include "cadre/train/config/config.h"
+#include "cadre/train/models/model.h"
 
 namespace cadre::train {
-
-class Model;
 
 // Two runs that differ in it see different data: a resumed run must see the same.
 struct DataIdentity {
@@ -45,7 +44,7 @@ class Task {
   // The loss that the best model of pairs of tokens has on the held-out text.
   virtual std::optional<double> bigram_entropy() const = 0;
   // What the model makes of itself at the end of a run; empty when that is nothing to read.
-  virtual std::string sample(Model& model) const = 0;
+  virtual std::string sample(const Inference& infer) const = 0;
 
   // For people: "8000 images of mnist", and what speed is counted in: "tokens", "samples".
   virtual std::string data_text() const = 0;

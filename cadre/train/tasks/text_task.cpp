@@ -55,9 +55,9 @@ at::Tensor TextTask::loss(const at::Tensor& output, const at::Tensor& target) co
   return next_token_loss(output, target);
 }
 
-std::string TextTask::sample(Model& model) const {
+std::string TextTask::sample(const Inference& infer) const {
   if (config_.sample.tokens == 0) return "";
-  return sample_text(model, config_.model.context, config_.sample,
+  return sample_text(infer, config_.model.context, config_.sample,
                      static_cast<uint64_t>(config_.run.seed));
 }
 

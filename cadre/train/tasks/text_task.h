@@ -25,7 +25,7 @@ class TextTask : public Task {
   bool is_classification() const override { return false; }
   // Of the very tokens that are evaluated.
   std::optional<double> bigram_entropy() const override { return bigram_entropy_; }
-  std::string sample(Model& model) const override;
+  std::string sample(const Inference& infer) const override;
   std::string data_text() const override;
   std::string_view item_name() const override { return "tokens"; }
   int64_t items_per_sample() const override { return config_.model.context; }
