@@ -15,6 +15,8 @@
 #include "cadre/mesh/placement.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
+#include "cadre/shard/sharded_norm.h"
 #include "cadre/wrap/gradient_norm.h"

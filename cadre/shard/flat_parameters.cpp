@@ -14,6 +14,8 @@
 namespace cadre {
 namespace {
 
+constexpr const char* kSharded = "are sharded: this rank has only a part of them";
+
 [[noreturn]] void refuse(const std::string& what, const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
 }
@@ -147,8 +149,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
     state_ = State::kFull;
     filled_version_ = version_of_shard();
   } else {
-    guard(
-        format("are sharded: this rank has only a part of them. To use them, {}", options_.remedy));
+    guard(kSharded);
   }
 }
 
@@ -274,7 +275,7 @@ void FlatParameters::unshard_async() {
     throw;
   }
   state_ = State::kGathering;
-  guard("are being gathered from the other ranks: call wait_unsharded() before they are used");
+  guard("are being gathered from the other ranks");
 }
 
 void FlatParameters::wait_unsharded() {
@@ -299,9 +300,7 @@ void FlatParameters::wait_unsharded() {
 
 void FlatParameters::drop_gather() {
   state_ = State::kSharded;
-  guard(
-      "are not there, because gathering them from the other ranks failed. Look for that error, and "
-      "make the group and the wrapper again");
+  guard("are not there, because gathering them from the other ranks failed");
   // The operation may still write to the buffer.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
 }
@@ -332,16 +331,14 @@ void FlatParameters::reshard() {
     set_memory(at::Tensor());
     options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
   }
-  guard(format("are sharded: this rank has only a part of them. To use them, {}", options_.remedy));
+  guard(kSharded);
 }
 
 void FlatParameters::mark_stale() {
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kSharded) return;
   is_stale_ = true;
-  guard(
-      "have changed on their owners: call unshard_async() and wait_unsharded() before they are "
-      "used");
+  guard("have changed on their owners");
 }
 
 void FlatParameters::take_from_parameters() {
@@ -368,7 +365,8 @@ void FlatParameters::set_memory(const at::Tensor& buffer) {
 void FlatParameters::guard(const std::string& reason) {
   if (layout_.numel() == 0) return;
   flat_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      format("The values of parameters {} {}.", options_.name, reason));
+      format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
+             options_.remedy));
 }
 
 void FlatParameters::clear_guard() {

@@ -19,6 +19,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -95,12 +96,14 @@ class CADRE_EXPORT FlatParameters {
   // The reverse of a gather, without communication: the shard becomes this rank's part of the
   // parameters, which the program has changed in the same way on all ranks. They must be unsharded.
   void take_from_parameters();
+  // Throws if a parameter has been given other memory, by set_data() for example. Gathers do that,
+  // too.
+  void check_in_place() const;
 
  private:
   enum class State : uint8_t { kSharded, kGathering, kFull };
 
   void check_parameters() const;
-  void check_in_place() const;
   void make_memory();
   void take_over_parameters();
   at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(dtype_); }
@@ -135,6 +138,13 @@ class CADRE_EXPORT FlatParameters {
   uint32_t gathered_version_ = 0;  // of the shard, when that began
   // Of the shard with which the parameters were filled last.
   std::optional<uint32_t> filled_version_;
+};
+
+// A wrapper that may keep its parameters in such buffers; an empty list says that their gradients
+// are whole on every rank.
+template <typename Model>
+concept HasFlatParameters = HasParameterShards<Model> && requires(Model& model) {
+  { model.flat_parameters() } -> std::convertible_to<std::vector<std::shared_ptr<FlatParameters>>>;
 };
 
 }  // namespace cadre
