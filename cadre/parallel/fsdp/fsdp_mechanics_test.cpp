@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/wrap/activation_checkpoint.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/wrap_test_support.h"
 
@@ -470,6 +471,42 @@ TEST(FsdpDerivatives, OfOutputsByInputs) {
     (y.pow(2).mean() + slope.pow(2).sum(1).mean()).backward();
   };
   expect_trains_as_plain([] { return std::make_shared<Tower>(2); }, every_unit(), penalty, {2});
+}
+
+// A unit of Tower with what stands around it there.
+struct HalfImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
+};
+
+struct Recomputed : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
+  Recomputed() {
+    for (int i = 0; i < 4; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
+    }
+    head = register_module("head", nn::Linear(kWidth, 1));
+    to(kDouble);
+    set_values(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (auto& unit : units) h = unit->forward(h);
+    return head(h);
+  }
+  std::vector<Unit> units;
+  nn::Linear head{nullptr};
+};
+
+TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
+  const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
+    expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
+    EXPECT_EQ(model.peak_full_bytes(),
+              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace
