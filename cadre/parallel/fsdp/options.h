@@ -1,0 +1,73 @@
+// What may be chosen about FullyShardedDataParallel and about each of its units.
+//
+// Threads: plain values. Equal on all ranks.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/wrap/sample_weight.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+// Until when a unit keeps its full parameters after a forward with grad. Source: FSDP2's
+// reshard_after_forward.
+enum class Reshard : uint8_t {
+  // Until the forward has returned; backward gathers them again (ZeRO-3).
+  kAfterForward,
+  // Until backward has passed the unit.
+  kAfterBackward,
+  // Until a backward that reduces gradients: under no_sync() they are gathered once for all
+  // backwards (ZeRO-2).
+  kAfterReduction,
+};
+
+// Parameters are kept by their owners in the dtype that they had before.
+struct ShardPrecision {
+  std::optional<c10::ScalarType> parameters = {};  // of the gathered parameters, and so of compute
+  std::optional<c10::ScalarType> reduce = {};      // of gradients while they are reduced
+  // Of what forward() returns: of the wrapper's precision, that of the root alone.
+  std::optional<c10::ScalarType> outputs = {};
+  // Floating-point arguments of forward() take the dtype of the parameters, where that is set.
+  bool cast_inputs = true;
+};
+
+struct FullyShardOptions {
+  std::optional<Reshard> reshard = {};  // otherwise that of the wrapper
+  std::optional<ShardPrecision> precision = {};
+};
+
+// A ShardUnit that fully_shard() was not called for.
+struct WrapCandidate {
+  std::string name;  // "blocks.3"
+  const torch::nn::Module& module;
+  int64_t numel;  // of its parameters, without those of units below it
+};
+// Whether it becomes a unit. Asked children first.
+using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
+
+struct FullyShardedDataParallelOptions {
+  Reshard reshard = Reshard::kAfterForward;        // of the units
+  Reshard reshard_root = Reshard::kAfterBackward;  // of the parameters outside of units
+  // Units whose gather is under way while another one computes: 0 or 1.
+  int num_prefetched = 1;
+  ShardPrecision precision = {};
+  WrapPolicy wrap_policy = {};  // see wrap_policy.h
+  // Names of parameters, or of modules with all that is below them, that stay as they are: whole on
+  // every rank, neither sharded nor reduced.
+  std::vector<std::string> ignored = {};
+  GradientWeighting weighting = GradientWeighting::kSamples;
+  // Rank 0's buffers everywhere before each synchronized forward in training mode.
+  bool broadcast_buffers = true;
+};
+
+}  // namespace cadre

@@ -1,0 +1,198 @@
+// A module whose parameters FullyShardedDataParallel may gather before each use of it and release
+// afterwards.
+//
+//   struct BlockImpl : torch::nn::Module { Tensor forward(const Tensor& x); ... };
+//   using Block = torch::nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>;
+//   ...
+//   for (auto& block : gpt->blocks) cadre::fully_shard(block);   // or a wrap policy, wrap_policy.h
+//   cadre::FullyShardedDataParallel model{gpt, world};
+//
+// A ShardUnit<M> is an M with the same constructors, names of parameters and signature of
+// forward(), so it goes where an M goes: into torch::nn::Sequential, AnyModule and holders. As long
+// as it is not a unit of a wrapper it only calls M::forward(). A copy made by clone() is no unit.
+// Default arguments of M::forward() are not seen through ShardUnit<M>: pass them.
+//
+// Threads: as the module. Blocking: forward() of a unit gathers, until the group's deadline.
+// Lifetime: a unit does not keep its wrapper. Errors: cadre::Error, kInvalidArgument for a unit
+// that is called outside of its wrapper's forward() or after the wrapper has gone; see
+// docs/guide/fsdp.md. Source: torch.distributed.fsdp.fully_shard.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/wrap/forward_signature.h"
+#include "cadre/wrap/map_tensors.h"
+#include "cadre/wrap/output_tensors.h"
+
+namespace cadre {
+
+class ShardedUnits;
+
+// What a wrapper finds in the units of a model, whatever their type.
+class CADRE_EXPORT ShardUnitBase {
+ public:
+  ShardUnitBase() = default;
+  ShardUnitBase(const ShardUnitBase&) noexcept : ShardUnitBase() {}
+  ShardUnitBase& operator=(const ShardUnitBase&) noexcept { return *this; }
+  virtual ~ShardUnitBase() = default;
+
+  // For fully_shard() and the wrapper.
+  struct Binding {
+    bool is_declared = false;  // by fully_shard()
+    FullyShardOptions options = {};
+    bool is_sharded = false;
+    std::weak_ptr<ShardedUnits> units = {};
+    size_t index = 0;
+  };
+  Binding& binding() { return binding_; }
+  const Binding& binding() const { return binding_; }
+
+ private:
+  Binding binding_;
+};
+
+// The tensor in the dtype, if there is one and the tensor is floating-point.
+CADRE_EXPORT at::Tensor cast_floating(const at::Tensor& tensor,
+                                      std::optional<c10::ScalarType> dtype);
+
+// One call of a unit's forward(). Destroyed before returned(): the forward has failed.
+class CADRE_EXPORT UnitCall {
+ public:
+  // Does nothing for a unit that is not sharded. `inputs`: the tensors that forward() is given.
+  UnitCall(const ShardUnitBase& unit, std::span<const at::Tensor> inputs);
+  ~UnitCall();
+  UnitCall(const UnitCall&) = delete;
+  UnitCall& operator=(const UnitCall&) = delete;
+
+  void returned(std::span<const at::Tensor> outputs);
+
+  bool casts_inputs() const { return input_dtype_.has_value(); }
+  bool casts_outputs() const { return output_dtype_.has_value(); }
+  at::Tensor cast_input(const at::Tensor& tensor) const {
+    return cast_floating(tensor, input_dtype_);
+  }
+  at::Tensor cast_output(const at::Tensor& tensor) const {
+    return cast_floating(tensor, output_dtype_);
+  }
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;  // null: nothing to do
+  std::optional<c10::ScalarType> input_dtype_;
+  std::optional<c10::ScalarType> output_dtype_;
+};
+
+template <typename M, typename Forward = ForwardPointer<M>>
+class ShardUnit : public M, public ShardUnitBase {
+  static_assert(!std::is_same_v<Forward, NoSingleForward>,
+                "cadre::ShardUnit<M>: M must have exactly one public forward(), which is not a "
+                "template (torch::nn::Sequential has a template): put the module into one of your "
+                "own whose forward() has one signature, and make that the unit");
+};
+
+// The body of ShardUnit<M>::forward(). `Args` are the parameter types of M::forward().
+template <typename Output, typename... Args, typename Call>
+Output call_unit(const ShardUnitBase& unit, Call&& forward,
+                 std::remove_reference_t<Args>&... args) {
+  static_assert(tensors_are_known<Output>(),
+                "cadre::ShardUnit<M>: the unit must see the tensors that M::forward() returns. "
+                "Return a tensor, or a tuple, pair, vector, map or optional of tensors; for a "
+                "struct of your own, define std::vector<torch::Tensor> held_tensors(const "
+                "YourStruct&) beside it");
+  if (!unit.binding().is_sharded && !unit.binding().is_declared) {
+    return forward(static_cast<Args&&>(args)...);
+  }
+  std::vector<at::Tensor> inputs;
+  (append_tensors(args, inputs), ...);
+  UnitCall call(unit, inputs);
+  const auto cast_input = [&call](const at::Tensor& tensor) { return call.cast_input(tensor); };
+  const auto run = [&]() -> Output {
+    if (!call.casts_inputs()) return forward(static_cast<Args&&>(args)...);
+    return forward(with_tensors<Args>(args, cast_input)...);
+  };
+  if constexpr (std::is_void_v<Output>) {
+    run();
+    call.returned({});
+  } else if constexpr (std::is_reference_v<Output>) {
+    Output output = run();
+    call.returned(tensors_of(output));
+    return output;
+  } else {
+    Output output = run();
+    if (call.casts_outputs()) {
+      replace_tensors(output,
+                      [&call](const at::Tensor& tensor) { return call.cast_output(tensor); });
+    }
+    call.returned(tensors_of(output));
+    return output;
+  }
+}
+
+template <typename M, typename C, typename Output, typename... Args>
+class ShardUnit<M, Output (C::*)(Args...)> : public M, public ShardUnitBase {
+ public:
+  using M::M;
+  Output forward(Args... args) {
+    return call_unit<Output, Args...>(
+        *this,
+        [this](auto&&... given) -> Output {
+          return M::forward(std::forward<decltype(given)>(given)...);
+        },
+        args...);
+  }
+};
+
+template <typename M, typename C, typename Output, typename... Args>
+class ShardUnit<M, Output (C::*)(Args...) const> : public M, public ShardUnitBase {
+ public:
+  using M::M;
+  Output forward(Args... args) const {
+    return call_unit<Output, Args...>(
+        *this,
+        [this](auto&&... given) -> Output {
+          return M::forward(std::forward<decltype(given)>(given)...);
+        },
+        args...);
+  }
+};
+
+// A forward() that does not throw could not report a failed gather.
+template <typename M, typename C, typename Output, typename... Args>
+class ShardUnit<M, Output (C::*)(Args...) noexcept> : public M, public ShardUnitBase {
+  static_assert(!std::is_same_v<M, M>,
+                "cadre::ShardUnit<M>: M::forward() is noexcept, but a gather of its parameters can "
+                "fail; remove noexcept");
+};
+
+// Declares a unit with options of its own. Before the wrapper is made, on all ranks; units inside
+// of units in any order. Throws kInvalidArgument for a unit that was declared before, that is a
+// unit of a wrapper already, or that has no parameters.
+CADRE_EXPORT void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
+
+template <typename Module>
+void fully_shard(const std::shared_ptr<Module>& module, const FullyShardOptions& options = {}) {
+  fully_shard(static_cast<torch::nn::Module&>(*module), options);
+}
+
+// A module holder, as Block above.
+template <typename Holder>
+  requires requires { typename Holder::ContainedType; }
+void fully_shard(const Holder& holder, const FullyShardOptions& options = {}) {
+  static_assert(std::is_base_of_v<ShardUnitBase, typename Holder::ContainedType>,
+                "cadre::fully_shard(module): the module's type must be a unit: declare the holder "
+                "as torch::nn::ModuleHolder<cadre::ShardUnit<YourImpl>>");
+  fully_shard(holder.ptr(), options);
+}
+
+}  // namespace cadre

@@ -1,0 +1,63 @@
+// The units of one wrapped model and autograd: turns calls of units, passes of backwards over them
+// and gradients into the events of a UnitSchedule.
+//
+// Threads: as UnitSchedule. Blocking: as UnitSchedule. Lifetime: graphs and units hold weak
+// references. Errors: as UnitSchedule, out of forward() and backward().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/unit_schedule.h"
+#include "cadre/wrap/autograd_hooks.h"
+
+namespace cadre {
+
+class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
+ public:
+  // trained: by the numbers that UnitSchedule::Unit::parameters has; distinct leaves. precisions:
+  // by unit.
+  ShardedUnits(std::unique_ptr<UnitSchedule> schedule, const std::vector<at::Tensor>& trained,
+               std::vector<ShardPrecision> precisions);
+
+  UnitSchedule& schedule() { return *schedule_; }
+  const ShardPrecision& precision(size_t unit) const { return precisions_[unit]; }
+
+  // Gradients are being reduced: in the backward that runs, or outside of one, up to
+  // end_reduction().
+  void set_reduced() { is_reduced_ = true; }
+  void end_reduction();
+  // Run when a backward begins, and at the end of one that has reduced gradients.
+  struct Events {
+    std::function<void()> backward_begins = [] {};
+    std::function<void()> gradients_are_reduced = [] {};
+  };
+  void set_events(Events events) { events_ = std::move(events); }
+
+  using Call = std::shared_ptr<UnitSchedule::Call>;
+  // The root's call begins and ends the forward.
+  Call before_forward(size_t unit, std::span<const at::Tensor> inputs);
+  void after_forward(const Call& call, std::span<const at::Tensor> outputs);
+
+ private:
+  // Queues the end of the backward that runs, if this is its first event.
+  void enter_backward();
+  void end_backward(bool creates_graph);
+  void watch_inputs(const Call& call, std::span<const at::Tensor> inputs);
+  void watch_outputs(const Call& call, std::span<const at::Tensor> outputs);
+
+  std::unique_ptr<UnitSchedule> schedule_;
+  std::vector<ShardPrecision> precisions_;
+  bool is_reduced_ = false;
+  Events events_;
+  std::unique_ptr<AccumulationHooks> hooks_;  // null where nothing is trained
+};
+
+}  // namespace cadre

@@ -1,0 +1,158 @@
+#include "cadre/parallel/fsdp/unit_assignment.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+namespace {
+
+using torch::nn::Module;
+
+[[noreturn]] void refuse_units(const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, format("FullyShardedDataParallel: {}", what));
+}
+
+std::string joined(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+class Assigner {
+ public:
+  Assigner(const Module& root, const FullyShardedDataParallelOptions& options)
+      : root_(root), options_(options) {}
+
+  UnitAssignment run() {
+    choose(root_, "");
+    assignment_.units.push_back({.name = ""});
+    find_owners(root_, "", 0);
+    find_ignored();
+    for (const NamedTensor& parameter : distinct_parameters(root_)) {
+      const void* key = parameter.tensor.unsafeGetTensorImpl();
+      if (ignored_.contains(key)) {
+        assignment_.ignored.push_back(parameter);
+      } else {
+        assignment_.units[owner_.at(key)].parameters.push_back(parameter);
+      }
+    }
+    return std::move(assignment_);
+  }
+
+ private:
+  using Keys = std::set<const void*>;
+
+  // Fills chosen_ below and at the module, children first. Returns the parameters that no unit
+  // below it holds.
+  Keys choose(const Module& module, const std::string& name) {
+    Keys held;
+    for (const auto& child : module.named_children()) {
+      held.merge(choose(*child.value(), joined(name, child.key())));
+    }
+    for (const at::Tensor& parameter : module.parameters(/*recurse=*/false)) {
+      held.insert(parameter.unsafeGetTensorImpl());
+      numel_[parameter.unsafeGetTensorImpl()] = parameter.numel();
+    }
+    const auto* unit = dynamic_cast<const ShardUnitBase*>(&module);
+    if (unit == nullptr || !is_chosen(*unit, module, name, held)) return held;
+    chosen_.insert(&module);
+    return {};
+  }
+
+  bool is_chosen(const ShardUnitBase& unit, const Module& module, const std::string& name,
+                 const Keys& held) const {
+    if (unit.binding().is_sharded) {
+      refuse_units(
+          format("{} is a unit of another FullyShardedDataParallel; a model is wrapped once, and "
+                 "stays wrapped",
+                 name.empty() ? "the model" : format("\"{}\"", name)));
+    }
+    if (&module == &root_) {
+      if (!unit.binding().is_declared) return false;
+      refuse_units(
+          "fully_shard() was called for the model itself. The parameters outside of its units "
+          "are a unit by themselves: leave the call out, and give its options to the wrapper");
+    }
+    if (unit.binding().is_declared) return true;
+    if (!options_.wrap_policy || held.empty()) return false;
+    int64_t numel = 0;
+    for (const void* key : held) numel += numel_.at(key);
+    return options_.wrap_policy({.name = name, .module = module, .numel = numel});
+  }
+
+  void find_owners(const Module& module, const std::string& name, size_t unit) {
+    if (chosen_.contains(&module)) unit = unit_of(module, name, unit);
+    for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+      const void* key = parameter.value().unsafeGetTensorImpl();
+      const auto [found, is_new] = owner_.try_emplace(key, unit);
+      if (!is_new) found->second = around_both(found->second, unit);
+      names_.emplace(joined(name, parameter.key()), key);
+    }
+    for (const auto& child : module.named_children()) {
+      find_owners(*child.value(), joined(name, child.key()), unit);
+    }
+  }
+
+  // A module that is registered in two places is one unit.
+  size_t unit_of(const Module& module, const std::string& name, size_t parent) {
+    const auto [found, is_new] = index_.try_emplace(&module, assignment_.units.size());
+    if (is_new) {
+      auto* unit = dynamic_cast<ShardUnitBase*>(const_cast<Module*>(&module));
+      assignment_.units.push_back({.name = name, .unit = unit, .parent = parent});
+    }
+    return found->second;
+  }
+
+  // A parent has a smaller index than its children.
+  size_t around_both(size_t a, size_t b) const {
+    while (a != b) {
+      size_t& inner = a > b ? a : b;
+      inner = assignment_.units[inner].parent;
+    }
+    return a;
+  }
+
+  void find_ignored() {
+    for (const std::string& ignored : options_.ignored) {
+      bool is_found = false;
+      for (const auto& [name, key] : names_) {
+        if (name != ignored && !name.starts_with(ignored + ".")) continue;
+        ignored_.insert(key);
+        is_found = true;
+      }
+      if (!is_found) {
+        refuse_units(
+            format("options.ignored names \"{}\", but the model has no such parameter and no "
+                   "such module with parameters",
+                   ignored));
+      }
+    }
+  }
+
+  const Module& root_;
+  const FullyShardedDataParallelOptions& options_;
+  UnitAssignment assignment_;
+  std::set<const Module*> chosen_;
+  std::unordered_map<const Module*, size_t> index_;
+  std::unordered_map<const void*, size_t> owner_;
+  std::unordered_map<const void*, int64_t> numel_;
+  std::map<std::string, const void*> names_;
+  Keys ignored_;
+};
+
+}  // namespace
+
+UnitAssignment assign_units(const std::shared_ptr<Module>& root,
+                            const FullyShardedDataParallelOptions& options) {
+  return Assigner(*root, options).run();
+}
+
+}  // namespace cadre

@@ -1,0 +1,38 @@
+// Which modules of a model are units, and which unit holds each parameter.
+//
+// Threads: as the module. Blocking: never. Lifetime: shares the tensors; the units point to modules
+// that the root owns. Errors: kInvalidArgument for a unit of another wrapper, for the root itself
+// as a unit, and for an ignored name that the model does not have. A parameter belongs to the
+// innermost unit around the module that registered it; one that several modules registered (a tied
+// weight) to the innermost unit around all of them, which is at last the root: there it is full
+// while each of them computes.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+
+struct AssignedUnit {
+  std::string name;               // of the module; of the root ""
+  ShardUnitBase* unit = nullptr;  // null for the root
+  size_t parent = 0;              // the unit around it
+  // In the order of named_parameters(), by their first names there.
+  std::vector<NamedTensor> parameters = {};
+};
+
+struct UnitAssignment {
+  std::vector<AssignedUnit> units;  // the root first, then in the order of named_modules()
+  std::vector<NamedTensor> ignored;
+};
+
+UnitAssignment assign_units(const std::shared_ptr<torch::nn::Module>& root,
+                            const FullyShardedDataParallelOptions& options);
+
+}  // namespace cadre

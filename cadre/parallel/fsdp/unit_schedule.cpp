@@ -1,0 +1,253 @@
+#include "cadre/parallel/fsdp/unit_schedule.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+
+UnitSchedule::UnitSchedule(std::vector<Unit> units, Options options)
+    : units_(std::move(units)), states_(units_.size()), options_(std::move(options)) {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    for (const size_t parameter : units_[unit].parameters) {
+      unit_of_parameter_.resize(std::max(unit_of_parameter_.size(), parameter + 1));
+      unit_of_parameter_[parameter] = unit;
+    }
+  }
+}
+
+UnitSchedule::~UnitSchedule() = default;
+
+void UnitSchedule::refuse(const std::string& what, const std::string& remedy) const {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("FullyShardedDataParallel, {}: {}. {}", options_.rank, what, remedy));
+}
+
+void UnitSchedule::begin_forward(bool with_grad) {
+  if (phase_ == Phase::kSummoned) {
+    refuse("forward() was called while summon_full_params() holds the full parameters",
+           "End the guard's scope first");
+  }
+  if (phase_ == Phase::kForward) {
+    refuse("forward() was called inside of itself", "Call the modules inside of it instead");
+  }
+  if (phase_ == Phase::kBackward) {
+    refuse("forward() was called inside backward()",
+           "To recompute activations, wrap modules inside of the model and not the whole model");
+  }
+  if (may_change_) {
+    for (const Unit& unit : units_) unit.memory->mark_stale();
+  }
+  is_with_grad_ = with_grad;
+  phase_ = Phase::kForward;
+  order_.begin(with_grad ? UnitOrder::Pass::kForward : UnitOrder::Pass::kForwardWithoutGrad);
+  try {
+    use(0);
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+void UnitSchedule::end_forward() {
+  order_.end();
+  phase_ = Phase::kIdle;
+  if (keeps_all_) return;
+  if (!is_with_grad_ && may_change_) {
+    // The next use would gather again in any case.
+    release_all([](Reshard) { return true; });
+  } else {
+    release_all([](Reshard reshard) { return reshard == Reshard::kAfterForward; });
+  }
+}
+
+void UnitSchedule::before_forward(size_t unit) {
+  if (phase_ == Phase::kIdle || phase_ == Phase::kSummoned) {
+    refuse(format("unit \"{}\" was called outside of the wrapper's forward()", units_[unit].name),
+           "Call the FullyShardedDataParallel, whose forward() calls its units; for a call of one "
+           "module alone, hold summon_full_params() and use a copy of its parameters");
+  }
+  use(unit);
+}
+
+void UnitSchedule::after_forward(size_t unit) {
+  // Computed again: its backward follows at once.
+  if (phase_ == Phase::kBackward || keeps_all_) return;
+  const bool is_kept =
+      units_[unit].reshard != Reshard::kAfterForward && (is_with_grad_ || !may_change_);
+  if (!is_kept) units_[unit].memory->release();
+}
+
+void UnitSchedule::fail_forward(size_t unit) noexcept {
+  order_.doubt();
+  if (phase_ == Phase::kForward) release_after_failure(unit);
+}
+
+void UnitSchedule::abandon() noexcept {
+  phase_ = Phase::kIdle;
+  keeps_all_ = false;
+  close_calls();
+  order_.abandon();
+  for (size_t unit = 0; unit < units_.size(); ++unit) release_after_failure(unit);
+}
+
+void UnitSchedule::release_after_failure(size_t unit) noexcept {
+  try {
+    units_[unit].memory->release();
+  } catch (const std::exception&) {
+    // Of a gather that has failed: the group refuses the next one with the same error.
+  }
+}
+
+void UnitSchedule::begin_backward() {
+  if (phase_ == Phase::kBackward) return;
+  if (phase_ == Phase::kForward) {
+    refuse("backward() was called inside forward()", "Return the outputs first");
+  }
+  if (phase_ == Phase::kSummoned) {
+    refuse("backward() was called while summon_full_params() holds the full parameters",
+           "End the guard's scope first");
+  }
+  phase_ = Phase::kBackward;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    states_[unit] = {.num_missing = units_[unit].parameters.size()};
+  }
+  has_accumulated_ = false;
+  order_.begin(UnitOrder::Pass::kBackward);
+}
+
+void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const GraphNode& node) {
+  begin_backward();
+  // A unit that was called with this output: its hook of the same node runs after this one, and
+  // what it holds has to go before more is gathered.
+  const auto is_node = [&node](const GraphNode& input) {
+    return input.address == node.address && input.sequence == node.sequence;
+  };
+  for (const std::weak_ptr<Call>& open : std::vector(open_calls_)) {
+    const auto later = open.lock();
+    if (later && later != call && std::ranges::any_of(later->inputs, is_node)) passed_input(*later);
+  }
+  State& state = states_[call->unit];
+  state.was_reached = true;
+  if (!call->inputs.empty() && !std::exchange(call->is_open, true)) {
+    ++state.num_open;
+    state.had_inputs = true;
+    open_calls_.push_back(call);
+  }
+  use(call->unit);
+}
+
+void UnitSchedule::passed_input(Call& call) {
+  if (phase_ != Phase::kBackward || !std::exchange(call.is_open, false)) return;
+  std::erase_if(open_calls_, [&call](const std::weak_ptr<Call>& open) {
+    const auto held = open.lock();
+    return !held || held.get() == &call;
+  });
+  --states_[call.unit].num_open;
+  release_if_done(call.unit);
+}
+
+void UnitSchedule::gradient_arrived(size_t parameter) {
+  begin_backward();
+  has_accumulated_ = true;
+  const size_t unit = unit_of_parameter_[parameter];
+  if (states_[unit].num_missing > 0) --states_[unit].num_missing;
+  release_if_done(unit);
+}
+
+void UnitSchedule::release_if_done(size_t unit) {
+  const State& state = states_[unit];
+  if (unit == 0 || keeps_all_ || !state.was_reached) return;
+  if (state.num_missing > 0 || state.num_open > 0) return;
+  if (units_[unit].has_frozen && !state.had_inputs) return;
+  // Under no_sync() it would be gathered again for the next forward.
+  if (units_[unit].reshard == Reshard::kAfterReduction) return;
+  units_[unit].memory->release();
+}
+
+void UnitSchedule::end_backward(const End& end) {
+  order_.end();
+  phase_ = Phase::kIdle;
+  close_calls();
+  keeps_all_ = end.creates_graph;
+  if (end.is_reduced) {
+    end_reduction();
+    return;
+  }
+  if (has_accumulated_) may_change_ = false;
+  if (!keeps_all_) {
+    release_all([](Reshard reshard) { return reshard != Reshard::kAfterReduction; });
+  }
+}
+
+void UnitSchedule::end_reduction() {
+  may_change_ = true;
+  keeps_all_ = false;
+  release_all([](Reshard) { return true; });
+}
+
+// Those whose inputs the backward did not come to.
+void UnitSchedule::close_calls() {
+  for (const std::weak_ptr<Call>& open : std::exchange(open_calls_, {})) {
+    if (const auto call = open.lock()) call->is_open = false;
+  }
+}
+
+void UnitSchedule::summon() {
+  if (phase_ != Phase::kIdle) {
+    refuse(format("summon_full_params() was called {}",
+                  phase_ == Phase::kForward    ? "inside forward()"
+                  : phase_ == Phase::kBackward ? "inside backward()"
+                                               : "while another guard holds the full parameters"),
+           "Call it between the steps, on all ranks");
+  }
+  options_.compare({.pass = UnitOrder::Pass::kForwardWithoutGrad, .unit = units_.size()});
+  phase_ = Phase::kSummoned;
+  try {
+    for (const Unit& unit : units_) {
+      unit.memory->mark_stale();
+      unit.memory->gather();
+    }
+    for (const Unit& unit : units_) unit.memory->wait_full();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+void UnitSchedule::dismiss() {
+  abandon();
+}
+
+void UnitSchedule::use(size_t unit) {
+  if (!order_.visit(unit)) {
+    options_.compare({.pass = order_.pass(), .unit = unit});
+    order_.set_agreed();
+  }
+  try {
+    units_[unit].memory->gather();
+    // Behind the one that is needed first, and before this rank waits.
+    prefetch();
+    units_[unit].memory->wait_full();
+  } catch (const Error& error) {
+    throw error.with_context(
+        format("FullyShardedDataParallel, {}, gathering {}", options_.rank,
+               unit == 0 ? "the root's parameters" : format("unit \"{}\"", units_[unit].name)));
+  }
+}
+
+void UnitSchedule::prefetch() {
+  if (options_.num_prefetched == 0) return;
+  if (const auto next = order_.next()) units_[*next].memory->gather();
+}
+
+void UnitSchedule::release_all(bool (*is_released)(Reshard)) {
+  for (const Unit& unit : units_) {
+    if (is_released(unit.reshard)) unit.memory->release();
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,151 @@
+// When the parameters of each unit are gathered and released: the state machine behind every use of
+// a sharded model.
+//
+// Threads: forward, backward and every method from one thread. Blocking: the methods that gather,
+// until the group's deadline. Lifetime: owns the units' memory.
+// Errors: cadre::Error: those of the gathers, and kInvalidArgument for a use out of place.
+//
+//   sharded --gather--> on its way --wait--> full --release--> sharded
+//
+// Unit 0 is the root: the parameters that no other unit holds. In a forward a unit is gathered
+// before its first use, the next one in the observed order is prefetched, and it is released
+// afterwards as its Reshard says. In a backward the outputs of a unit gather it again, in the order
+// of the last backward, or, in the first one, in the reverse order of the forward. It is released
+// when the gradients of all its trained parameters have arrived and the backward has passed the
+// inputs of every call whose outputs it has passed: a node between inputs and outputs may need a
+// frozen parameter. What cannot be known to be over is released at the end of the backward.
+// A backward that reduces gradients is followed by a step of the optimizer, so what is full after
+// it no longer counts: every later use gathers again, until a backward that only accumulates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/unit_order.h"
+#include "cadre/wrap/autograd_hooks.h"
+
+namespace cadre {
+
+// The full parameters of one unit.
+class UnitMemory {
+ public:
+  virtual ~UnitMemory() = default;
+  // Gathered, or on its way.
+  virtual bool is_full() const = 0;
+  // Starts to gather from the owners; collective.
+  virtual void gather() = 0;
+  // The parameters may be read afterwards.
+  virtual void wait_full() = 0;
+  // Ends a gather that is on its way, and frees the memory.
+  virtual void release() = 0;
+  // The owners change their shards: what was gathered before no longer counts.
+  virtual void mark_stale() = 0;
+};
+
+class UnitSchedule {
+ public:
+  struct Unit {
+    std::string name;  // of the module; of the root ""
+    std::unique_ptr<UnitMemory> memory;
+    Reshard reshard = Reshard::kAfterForward;
+    std::vector<size_t> parameters = {};  // trained ones, as gradient_arrived() numbers them
+    bool has_frozen = false;
+  };
+  // What every rank is about to use; equal on all ranks.
+  struct Use {
+    UnitOrder::Pass pass;
+    size_t unit;
+  };
+  struct Options {
+    int num_prefetched = 1;
+    // Compares the use with those of the other ranks, and throws on all ranks if they differ.
+    std::function<void(const Use& use)> compare = [](const Use&) {};
+    std::string rank = "rank 0";  // for messages
+  };
+  // units[0] is the root.
+  UnitSchedule(std::vector<Unit> units, Options options);
+  ~UnitSchedule();
+  UnitSchedule(const UnitSchedule&) = delete;
+  UnitSchedule& operator=(const UnitSchedule&) = delete;
+
+  // Of the root module.
+  void begin_forward(bool with_grad);
+  void end_forward();
+  // Of a unit, inside the root's forward, or inside a backward that computes the forward again.
+  void before_forward(size_t unit);
+  void after_forward(size_t unit);
+  // It ended by an exception, which the root's forward may catch.
+  void fail_forward(size_t unit) noexcept;
+  // The root's forward or a backward ended by an exception.
+  void abandon() noexcept;
+
+  // The first event begins the pass; the caller sees to it that end_backward() or abandon()
+  // follows.
+  void begin_backward();
+  // A backward is about to pass an output of a call, before the nodes that made it.
+  struct Call {
+    size_t unit;
+    // Nodes that made the call's inputs, as far as these have gradients.
+    std::vector<GraphNode> inputs = {};
+    bool is_open = false;  // between outputs and inputs
+  };
+  void reached_output(const std::shared_ptr<Call>& call, const GraphNode& node);
+  // It has computed the gradient of an input of the call. By then it has run all nodes of the call:
+  // they are younger than the node that made the input, and autograd runs the youngest first.
+  void passed_input(Call& call);
+  void gradient_arrived(size_t parameter);
+  struct End {
+    bool is_reduced;     // gradients were: a step of the optimizer follows
+    bool creates_graph;  // whose nodes need the parameters
+  };
+  void end_backward(const End& end);
+  // Gradients were reduced outside of a backward: a step of the optimizer follows.
+  void end_reduction();
+
+  // All units are full from here to dismiss(), and no forward or backward is allowed.
+  void summon();
+  void dismiss();
+
+  bool is_in_backward() const { return phase_ == Phase::kBackward; }
+  // A gradient has arrived in the backward that runs.
+  bool has_accumulated() const { return has_accumulated_; }
+  size_t num_units() const { return units_.size(); }
+  const std::string& name(size_t unit) const { return units_[unit].name; }
+
+ private:
+  enum class Phase : uint8_t { kIdle, kForward, kBackward, kSummoned };
+  struct State {
+    size_t num_missing = 0;    // gradients of trained parameters in this backward
+    int num_open = 0;          // calls between outputs and inputs
+    bool had_inputs = false;   // with gradients, in this backward
+    bool was_reached = false;  // an output was, in this backward
+  };
+
+  void use(size_t unit);
+  void prefetch();
+  void release_if_done(size_t unit);
+  void close_calls();
+  void release_all(bool (*is_released)(Reshard));
+  void release_after_failure(size_t unit) noexcept;
+  [[noreturn]] void refuse(const std::string& what, const std::string& remedy) const;
+
+  std::vector<Unit> units_;
+  std::vector<State> states_;
+  std::vector<size_t> unit_of_parameter_;
+  Options options_;
+  UnitOrder order_;
+  Phase phase_ = Phase::kIdle;
+  bool is_with_grad_ = false;
+  // Since the last backward that reduced: shards may change at any time.
+  bool may_change_ = false;
+  bool has_accumulated_ = false;
+  bool keeps_all_ = false;  // for the graph of a derivative
+  std::vector<std::weak_ptr<Call>> open_calls_;
+};
+
+}  // namespace cadre
