@@ -15,5 +15,7 @@
 #include "cadre/mesh/placement.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/autocast.h"
 #include "cadre/wrap/gradient_norm.h"

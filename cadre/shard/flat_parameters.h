@@ -1,0 +1,140 @@
+// Parameters of one dtype whose values lie in one flat buffer. Every rank of a group owns one shard
+// of it; the buffer itself is there (unsharded) or not (sharded). Wrappers and pipeline stages
+// drive it.
+//
+// Threads: one at a time. Blocking: the constructor (a collective: it allocates memory that the
+// ranks share), wait_unsharded(), and reshard() while a gather runs, each until the group's
+// deadline. Every rank makes the same calls in the same order.
+// Lifetime: shares the parameters and the group. When it is gone, the parameters keep what they
+// have: their values, or that they are sharded.
+// Errors: cadre::Error. What a failed gather has brought is not used: the parameters are sharded
+// then, or, with keep_full, unusable until a gather succeeds. libtorch throws the sentence of
+// Options::remedy where a parameter's values are touched while they are not there.
+//
+// A parameter keeps its identity, sizes, requires_grad, hooks and, unless the shards have changed
+// since the last gather, its version counter, so that a backward may go through a buffer that was
+// freed and filled again; after a change autograd refuses that, as after any change in place.
+// Source: torch.distributed.fsdp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/shard/flat_buffer_pool.h"
+#include "cadre/shard/flat_layout.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+
+struct FlatParametersOptions {
+  // Of the full parameters; default: that of the shard, which keeps the original one.
+  std::optional<at::ScalarType> compute_dtype = {};
+  int64_t alignment = 16;  // elements, see FlatLayout
+  // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
+  // it, unless the compute dtype is another one. reshard() is not allowed.
+  bool keep_full = false;
+  // What messages call the parameters: "unit \"blocks.3\" of FullyShardedDataParallel".
+  std::string name = {};
+  // How messages go on where sharded parameters are touched.
+  std::string remedy = "call unshard_async() and wait_unsharded() before";
+  // Of the buffers of several FlatParameters; default: one of its own.
+  std::shared_ptr<FlatBufferPool> pool = {};
+};
+
+class CADRE_EXPORT FlatParameters {
+ public:
+  using Options = FlatParametersOptions;
+
+  // Takes over the parameters: distinct leaves of one dtype that a group moves, dense, on the CPU,
+  // which share no memory with each other; any shape. They become contiguous, with the compute
+  // dtype; another one replaces their gradient accumulators, so hooks come later, and refuses a
+  // parameter that has a gradient. The shard is cut out of this rank's values: broadcast them
+  // before where ranks may differ. Afterwards they are sharded, or unsharded with keep_full.
+  // group: the ranks along the shard axis.
+  FlatParameters(std::vector<NamedTensor> parameters, std::shared_ptr<ReplicaGroup> group,
+                 Options options = {});
+  ~FlatParameters();
+  FlatParameters(const FlatParameters&) = delete;
+  FlatParameters& operator=(const FlatParameters&) = delete;
+
+  const FlatLayout& layout() const { return layout_; }
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+  const std::string& name() const { return options_.name; }
+  ReplicaGroup& group() const { return *group_; }
+  // (shard_numel), the values that this rank owns, in the original dtype of the parameters.
+  // Changed only while no gather runs.
+  const at::Tensor& shard() const { return shard_; }
+  // The part of a parameter that is in the shard, (range(parameter, rank).size()): a leaf that
+  // shares the shard's memory and requires grad if the parameter does.
+  const at::Tensor& values(size_t parameter) const { return values_[parameter]; }
+  // What the records of snapshots and norms say of these parameters. mesh: the group is the one of
+  // its axis `flat_axis`; along the other axes all ranks hold the same.
+  std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
+                                               const std::string& flat_axis) const;
+
+  // Whether the parameters may be read and are those of the shards.
+  bool is_unsharded() const { return state_ == State::kFull && !is_stale_; }
+  // Starts to fill the buffer from the shards of all ranks, unless it is full and current or on its
+  // way. Touching a parameter throws until wait_unsharded().
+  void unshard_async();
+  void wait_unsharded();
+  // Frees the buffer. Waits first for a gather that runs.
+  void reshard();
+  // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
+  void mark_stale();
+  // The reverse of a gather, without communication: the shard becomes this rank's part of the
+  // parameters, which the program has changed in the same way on all ranks. They must be unsharded.
+  void take_from_parameters();
+
+ private:
+  enum class State : uint8_t { kSharded, kGathering, kFull };
+
+  void check_parameters() const;
+  void check_in_place() const;
+  void make_memory();
+  void take_over_parameters();
+  at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(dtype_); }
+  // Whether the shard is a part of the buffer, and whether the buffer is never freed.
+  bool shares_memory() const;
+  bool keeps_buffer() const { return options_.keep_full || shares_memory(); }
+  at::Tensor own_part_of_buffer() const;
+  const at::Tensor& gather_input();
+  void finish_gather();
+  void drop_gather();
+  // Of the storage that the parameters share.
+  void set_memory(const at::Tensor& buffer);
+  void guard(const std::string& reason);
+  void clear_guard();
+  uint32_t version_of_shard() const;
+
+  std::vector<NamedTensor> parameters_;
+  std::shared_ptr<ReplicaGroup> group_;
+  Options options_;
+  at::ScalarType dtype_;  // of the shard
+  FlatLayout layout_;
+  State state_ = State::kSharded;
+  bool is_stale_ = false;
+  // (numel) of the compute dtype: the tensor of which the parameters are views. Its memory is that
+  // of buffer_, or nothing.
+  at::Tensor flat_;
+  at::Tensor buffer_;  // undefined while sharded
+  at::Tensor shard_;
+  at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
+  std::vector<at::Tensor> values_;
+  std::function<void()> wait_;     // of the gather that runs
+  uint32_t gathered_version_ = 0;  // of the shard, when that began
+  // Of the shard with which the parameters were filled last.
+  std::optional<uint32_t> filled_version_;
+};
+
+}  // namespace cadre

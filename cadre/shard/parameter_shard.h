@@ -1,0 +1,52 @@
+// What a rank owns of one parameter of a wrapped model. Norms, optimizers and snapshots read these
+// records and nothing else of a wrapper.
+//
+// Threads: plain values. Blocking: never. Lifetime: shares the tensors and the mesh.
+// Errors: kInvalidArgument for a range that is not in its box.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/mesh/placement.h"
+#include "cadre/shard/flat_layout.h"
+
+namespace cadre {
+
+struct ParameterShard {
+  std::string name;            // as in the plain module
+  std::vector<int64_t> sizes;  // of the whole parameter
+  DeviceMesh mesh;
+  // By axis of the mesh; Replicate() on the flat axis.
+  std::vector<Placement> placements;
+  // The ranks of this axis hold consecutive ranges of the elements of the local box, row-major. Not
+  // given: each holds the whole local box.
+  std::optional<std::string> flat_axis;
+  FlatRange range;  // this rank's, of the local box's elements
+  at::Tensor
+      values;  // (range.size()), a leaf that an optimizer updates; its grad is the reduced one
+  at::Tensor parameter;  // the plain module's, of the full shape: for rules by name or dimension
+};
+
+// The part of the whole tensor that the placements give this rank; `range` counts its elements.
+CADRE_EXPORT Box local_box_of(const ParameterShard& shard);
+// The boxes of the whole tensor that the range covers, in row-major order, at most 2 * dims - 1
+// (one for a tensor of 0 dims); their elements, one box after the other, are `values`.
+CADRE_EXPORT std::vector<Box> boxes_of(const ParameterShard& shard);
+CADRE_EXPORT std::vector<Box> boxes_of_range(const Box& box, const FlatRange& range);
+
+// A wrapper of which every rank owns a part of the parameters, or all of them. The list has the
+// same parameters in the same order on all ranks.
+template <typename Model>
+concept HasParameterShards = requires(Model& model) {
+  { model.parameter_shards() } -> std::convertible_to<std::vector<ParameterShard>>;
+};
+
+}  // namespace cadre
