@@ -4,12 +4,15 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -186,7 +189,11 @@ at::Tensor extremum_backward(const at::Tensor& gradient, const at::Tensor& holds
                              const ProcessGroup& group) {
   const at::Tensor part = holds.to(gradient.scalar_type());
   const at::Tensor sums = all_reduce(at::stack({gradient, part}), group);
-  return sums.select(0, 0) * part / sums.select(0, 1);
+  const at::Tensor num_holders = sums.select(0, 1);
+  // Not a product with `part`, which would be NaN where the sum is infinite. A NaN has no holder.
+  const at::Tensor elsewhere =
+      at::zeros_like(part).masked_fill(num_holders.eq(0), std::numeric_limits<double>::quiet_NaN());
+  return at::where(holds, sums.select(0, 0) / num_holders, elsewhere);
 }
 
 }  // namespace

@@ -131,5 +131,21 @@ TEST(LazyTensors, AreRefusedByTheCollectivesOfTheGroup) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// In float16 the sum of two large gradients is infinite, too.
+TEST(LazyTensors, AnInfiniteGradientOfAnExtremumIsZeroElsewhere) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+      const Tensor input = torch::tensor({1.0 + group.rank(), 5.0}).requires_grad_(true);
+      const Tensor gradient = torch::tensor({infinity, infinity}).to(input.scalar_type());
+      functional::all_reduce(input, group, {.op = op}).backward(gradient);
+      const bool holds = (op == ReduceOp::kMax) == (group.rank() == 1);
+      require(input.grad()[0].item<double>() == (holds ? infinity : 0), "the extremum");
+      require(input.grad()[1].item<double>() == infinity, "both hold it");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 }  // namespace
 }  // namespace cadre
