@@ -6,7 +6,8 @@
 // Lifetime: the graph keeps the mesh. Errors: cadre::Error of the operations; kInvalidArgument
 // where a derivative is asked for that does not exist.
 // `local`: what this rank holds of a tensor of `sizes` under `from`, any strides, a dtype of
-// base/types.h. Source: DTensor's redistribute; docs/decisions/0012.
+// base/types.h; negated views and zero tensors without memory are taken, too.
+// Source: DTensor's redistribute; docs/decisions/0012.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,8 +30,9 @@ struct Redistribution {
   std::vector<Placement> to;
 };
 
-// What this rank holds under `to`: new memory, contiguous, outside autograd. Moves nothing of a
-// tensor without elements, but every rank calls it, also one that holds none of the elements.
+// What this rank holds under `to`: new memory, contiguous, not a view, outside autograd. Moves
+// nothing of a tensor without elements, but every rank calls it, also one that holds none of the
+// elements.
 at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& local);
 
 // The same through autograd. requires_grad: RedistributeOptions::requires_grad.
