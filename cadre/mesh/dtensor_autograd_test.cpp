@@ -152,5 +152,30 @@ TEST(DTensorAutograd, ALocalTensorMayBeLazy) {
   }));
 }
 
+// The mean along an axis that stays as it is has no part in the derivative: float16 would overflow
+// in between, and a division by 3 after a multiplication is not exact.
+TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
+  expect_ok(run_groups(6, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"a", 3}, {"b", 2}});
+    const auto check = [&](const Tensor& local, const Placements& from, const Placements& to,
+                           const Tensor& gradient, const Tensor& expected) {
+      local.requires_grad_(true);
+      DTensor::from_local(local, mesh, from, {100, 2}).redistribute(to).local().backward(gradient);
+      require(torch::equal(local.grad(), expected), to_string(std::span(from)));
+    };
+    const Placement mean = Partial(ReduceOp::kAvg);
+    const Tensor large = torch::full({100, 2}, 40000.0, torch::kHalf);
+    const Tensor own = large.narrow(0, 0, 50);
+    check(torch::ones({50, 2}, torch::kHalf), {mean, Shard(0)}, {mean, Replicate()}, large, own);
+    // From one mean to another: 3 operands before and 2 after.
+    check(torch::ones({100, 2}, torch::kHalf), {mean, Replicate()}, {Replicate(), mean}, large,
+          (large.to(torch::kDouble) * 2 / 3).to(torch::kHalf));
+    torch::manual_seed(1);
+    const Tensor odd = torch::randn({100, 2});
+    check(torch::ones({50, 2}), {mean, Shard(0)}, {mean, Replicate()}, odd,
+          odd.narrow(0, 50 * mesh.coordinate("b"), 50));
+  }));
+}
+
 }  // namespace
 }  // namespace cadre
