@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/reduction_table.h"
 #include "cadre/group/dtype.h"
+#include "cadre/group/tensor_checks.h"
 #include "cadre/mesh/redistribute.h"
 
 namespace cadre {
@@ -24,6 +25,12 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
     refuse_dtensor(mesh, call,
                    format("the tensor {} is not a dense one on the CPU; pass to_dense() or cpu()",
+                          list_of(tensor.sizes())));
+  }
+  if (carries_tangent(tensor)) {
+    refuse_dtensor(mesh, call,
+                   format("the tensor {} carries a tangent of forward-mode differentiation, which "
+                          "a redistribution would lose; use backward()",
                           list_of(tensor.sizes())));
   }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
@@ -106,8 +113,10 @@ Box DTensor::box() const {
 
 DTensor DTensor::redistribute(const std::vector<Placement>& placements,
                               const RedistributeOptions& options) const {
-  std::vector<Placement> checked = check_placements(mesh_, "redistribute", placements,
-                                                    sizes_.size(), *to_dtype(local_.scalar_type()));
+  // Checked again, because an operation in place may have given local() a tangent.
+  const DType dtype = check_operand(mesh_, "redistribute", local_);
+  std::vector<Placement> checked =
+      check_placements(mesh_, "redistribute", placements, sizes_.size(), dtype);
   at::Tensor local = redistribute_through_autograd({mesh_, sizes_, placements_, checked}, local_,
                                                    options.requires_grad);
   return DTensor(std::move(local), mesh_, std::move(checked), sizes_);

@@ -177,5 +177,30 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
   }));
 }
 
+// The tangent would be lost.
+TEST(DTensorAutograd, ForwardModeIsRefused) {
+  const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
+  const testing::RanksResult result = run_groups(2, [&](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"x", 2}});
+    const auto refused = [](const std::function<void()>& call) {
+      const std::string failure = failure_of(call);
+      require(failure.find("kInvalidArgument: DTensor::") == 0, failure);
+      require(
+          failure.find("carries a tangent of forward-mode differentiation") != std::string::npos,
+          failure);
+    };
+    const Tensor dual =
+        at::_make_dual(torch::ones({4}), torch::ones({4}), static_cast<int64_t>(level));
+    refused([&] { (void)DTensor::from_local(dual, mesh, {Partial()}, {4}); });
+    refused([&] { (void)DTensor::distribute(dual, mesh, {Shard(0)}); });
+    const Tensor changed = torch::ones({4});
+    const DTensor tensor = DTensor::from_local(changed, mesh, {Partial()}, {4});
+    changed.mul_(dual);
+    refused([&] { (void)tensor.full_tensor(); });
+  });
+  torch::autograd::ForwardADLevel::release_idx(level);
+  expect_ok(result);
+}
+
 }  // namespace
 }  // namespace cadre
