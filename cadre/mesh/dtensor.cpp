@@ -42,16 +42,23 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
   return *dtype;
 }
 
+// The result of `body`; its error is thrown with the name of the call and the mesh.
+template <typename Body>
+auto in_call(const DeviceMesh& mesh, std::string_view call, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    refuse_dtensor(mesh, call, error.message());
+  }
+}
+
 // For this mesh, these sizes and this dtype.
 std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view call,
                                         std::span<const Placement> placements, size_t num_dims,
                                         DType dtype) {
-  std::vector<Placement> checked;
-  try {
-    checked = normalized(placements, mesh.shape().size(), static_cast<int64_t>(num_dims));
-  } catch (const Error& error) {
-    refuse_dtensor(mesh, call, error.message());
-  }
+  std::vector<Placement> checked = in_call(mesh, call, [&] {
+    return normalized(placements, mesh.shape().size(), static_cast<int64_t>(num_dims));
+  });
   for (const Placement& placement : checked) {
     if (placement.partial() == nullptr) continue;
     const Status status = check_reduction(dtype, placement.partial()->op);
@@ -88,13 +95,11 @@ DTensor DTensor::distribute(const at::Tensor& full, const DeviceMesh& mesh,
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements, std::vector<int64_t> sizes) {
   const DType dtype = check_operand(mesh, "from_local", local);
-  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
-    refuse_dtensor(mesh, "from_local",
-                   format("{} are not the sizes of a tensor; pass sizes from 0", list_of(sizes)));
-  }
   std::vector<Placement> checked =
       check_placements(mesh, "from_local", placements, sizes.size(), dtype);
-  const Box box = local_box(sizes, mesh.shape(), mesh.coordinates(), checked);
+  const Box box = in_call(mesh, "from_local", [&] {
+    return local_box(sizes, mesh.shape(), mesh.coordinates(), checked);
+  });
   if (!std::ranges::equal(local.sizes(), box.sizes)) {
     refuse_dtensor(
         mesh, "from_local",
