@@ -89,7 +89,8 @@ std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
   identity.id = id;
   auto made = FlightRecorder::create(path, identity);
   if (!made.ok()) {
-    // A job is worth more than its record, which then lies in memory as it does without a folder.
+    // A record that cannot be written is no reason to fail the job: it is then kept in memory, as
+    // without a folder.
     if (options.log) {
       options.log->write(LogLevel::kWarning, "comm",
                          format("flight_record=none reason=\"{}\": cadre trace will not have this "
@@ -192,7 +193,7 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
   queue = std::make_shared<OperationQueue>(system, *runner, home);
 }
 
-// One line that says what was connected, and by what every size travels.
+// Logs one line with the connected group and the transport and algorithm of each size.
 void Communicator::Impl::log_start() const {
   const wire::RankCard& own = own_card();
   const Capabilities can = engine == nullptr ? Capabilities{} : engine->capabilities();

@@ -93,7 +93,7 @@ class Communicator::Impl {
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const HomeProcess> home;
 
-  // Parts stand above those that use them.
+  // Declared before the parts that use them.
   std::unique_ptr<FlightRecorder> recorder;
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
   std::unique_ptr<Transport> transport;  // of the net engine

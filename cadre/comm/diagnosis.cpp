@@ -105,7 +105,7 @@ Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy
   // prefix.
   std::string cause = notice.cause;
   if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
-  if (cause.ends_with('.')) cause.pop_back();  // the cause goes on as part of a sentence
+  if (cause.ends_with('.')) cause.pop_back();  // the cause becomes part of a sentence
   return {ErrorCode::kAborted, by.culprit, cause, {}, by.reporter};
 }
 

@@ -42,7 +42,7 @@ TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   EXPECT_EQ(end->cause, "reset");
 }
 
-// The waits of the group end, although nobody could find out why it failed.
+// The waits of the group end although the investigation failed.
 TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
   monitor_.fail_after([]() -> Monitor::Finding { throw std::bad_alloc(); });
   ASSERT_TRUE(monitor_.has_failed());

@@ -9,10 +9,10 @@
 // of a peer that lies outside its slice; find() in a piece that was revoked: kAborted.
 // Format: docs/formats/shared-memory.md.
 //
-// The segment is sparse: a page takes memory when its rank has committed it. A rank allocates
-// without the others. Each piece has a header in the segment with a bit for each peer that uses it:
-// the owner sets them, each peer clears its own. Pages of a destroyed piece are used again only
-// when no peer that lives holds it, so a slow peer never sees memory change under its hands.
+// The segment is sparse: a page takes memory once its rank has committed it. A rank allocates
+// without communication. Each piece has a header in the segment with a bit for each peer that uses
+// it: the owner sets the bits, each peer clears its own. Pages of a destroyed piece are reused only
+// when no live peer holds it, so memory does not change while a slow peer accesses it.
 #pragma once
 
 #include <array>
@@ -111,7 +111,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   Result<Piece> allocate(const PieceOptions& options);
 
-  // Where this rank's buffer lies, for its peers; no place if it does not lie wholly in one piece.
+  // The place of this rank's buffer, for its peers; no place if the buffer is not entirely in one
+  // piece.
   Result<Place> find(ConstBytes buffer) const;
   // The memory of a peer; nullptr if it is not all in the peer's slice.
   std::byte* resolve(const SlotPlace& at, size_t num_bytes) const;

@@ -61,7 +61,7 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
           world, axes,
           format("the size of axis \"{}\" is {}, expected at least 1", axis.name, axis.size));
     }
-    // Not beyond the world, so that it does not overflow.
+    // Clamped above any world size, so that it does not overflow.
     product = std::min<int64_t>(product * axis.size, int64_t{1} << 31);
   }
   if (product != world.world_size()) {
@@ -96,8 +96,8 @@ std::vector<std::string> gathered_texts(Communicator& communicator, const std::s
   return texts;
 }
 
-// A number that the mesh alone has, equal on all ranks: that of the collective in which the ranks
-// compare their axes.
+// A number that is unique to the mesh and equal on all ranks: the number of the collective in which
+// the ranks compare their axes.
 uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   const std::string text = text_of(axes);
   Fnv1a digest;

@@ -19,14 +19,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// In a form in which a node of the graph can hold it.
+// A Redistribution that a node of the graph can hold.
 struct HeldMove : torch::CustomClassHolder {
   explicit HeldMove(Redistribution held) : move(std::move(held)) {}
   const Redistribution move;
 };
 
-// What a rank holds of the gradient of a tensor with these placements: each operand of a sum gets
-// the gradient of the sum.
+// The placements of the gradient of a tensor with these placements: each operand of a sum gets the
+// gradient of the sum.
 std::vector<Placement> of_gradient(std::span<const Placement> placements) {
   std::vector<Placement> result;
   for (const Placement& placement : placements) {
@@ -54,8 +54,8 @@ at::Tensor scaled_for_means(const at::Tensor& gradient, const Redistribution& mo
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
-  // `anchor` requires grad, so that the node exists on every rank, also where `local` does not
-  // require grad: backward is a collective.
+  // `anchor` requires grad, so that the node exists on every rank, even if `local` does not require
+  // grad: the backward is a collective.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& local,
                             const at::Tensor& anchor, const c10::intrusive_ptr<HeldMove>& held) {
     static_cast<void>(anchor);
@@ -66,7 +66,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto capsule = context->saved_data["move"].toCapsule();
     const Redistribution& move = static_cast<const HeldMove*>(capsule.get())->move;
-    // Differentiable itself; grad mode is off unless a graph is to be made of this backward.
+    // Differentiable itself; grad mode is off unless create_graph is set.
     const at::Tensor gradient = redistribute_through_autograd(
         {move.mesh, move.sizes, of_gradient(move.to), of_gradient(move.from)}, gradients[0],
         std::nullopt);
@@ -74,7 +74,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   }
 };
 
-// One message along each axis along which the backward may have to move something.
+// One all_reduce along each axis along which the backward may have to communicate.
 bool requires_grad_on_any_rank(const Redistribution& move, bool is_required_here) {
   const DeviceMesh& mesh = move.mesh;
   const Layout from(mesh.shape(), move.from, move.sizes.size());

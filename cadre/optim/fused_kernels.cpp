@@ -19,7 +19,7 @@
 namespace cadre {
 namespace {
 
-// No vector of a CPU is longer, and the kernels cut tensors for threads at multiples of it.
+// The longest vector of a CPU; the kernels divide tensors among threads at multiples of it.
 constexpr int64_t kVectorBytes = 64;
 
 // "dense Float (2, 3) on cpu".
@@ -39,8 +39,8 @@ at::Tensor flat(std::byte* data, int64_t numel, at::ScalarType dtype) {
   return at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype));
 }
 
-// A batch in which every tensor ends with a whole vector: what remains of it is copied into a row
-// of scratch memory, padded with zeros, which becomes an entry of its own.
+// A batch in which every tensor ends with a whole vector: its remaining elements are copied to a
+// row of scratch memory, padded with zeros, which is an entry of its own.
 class PaddedBatch {
  public:
   explicit PaddedBatch(const FusedBatch& batch) {
@@ -63,7 +63,7 @@ class PaddedBatch {
 
   const FusedBatch& batch() const { return padded_; }
 
-  // Copies the tails back to where they belong.
+  // Copies the tails back to their tensors.
   void write_back() const {
     for (const Tail& tail : tails_) std::memcpy(tail.home, tail.row, tail.num_bytes);
   }
@@ -79,7 +79,7 @@ class PaddedBatch {
     return static_cast<int64_t>(tensor.nbytes()) % kVectorBytes;
   }
 
-  // Returns the number of entries that it became.
+  // Returns the number of entries that the tensor was divided into.
   size_t add(const at::Tensor& tensor, std::vector<at::Tensor>& list) {
     const int64_t num_tail_bytes = tail_bytes(tensor);
     if (num_tail_bytes == 0) {

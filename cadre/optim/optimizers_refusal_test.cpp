@@ -1,4 +1,5 @@
-// What the fused kernels would compute wrongly is refused with a sentence, before anything changes.
+// Inputs that the fused kernels would compute incorrectly are refused with an error, before
+// anything changes.
 #include <ATen/ops/_efficientzerotensor.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
@@ -13,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A good parameter with a gradient, which no refused step may change, and then `bad`.
+// A valid parameter with a gradient, which a refused step must not change, followed by `bad`.
 template <typename Made = AdamW, typename Options = torch::optim::AdamWOptions>
 std::string refusal_of(const at::Tensor& bad, const Options& options = Options(kRate)) {
   const at::Tensor good = torch::ones({4}).requires_grad_(true);
@@ -103,7 +104,7 @@ TEST(FusedRefusal, AParameterWithoutMemory) {
               HasSubstr("parameter 2 is a zero without memory"));
 }
 
-// The kernel of torch 2.13 would leave such a parameter as it is.
+// The kernel of torch 2.13 would leave such a parameter unchanged.
 TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const auto weight = torch::ones({64}, dtype).requires_grad_(true);
@@ -113,7 +114,7 @@ TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   }
 }
 
-// Without the check of dtypes: the day when it is right, kSgdDtypes may have them.
+// Calls the kernel without the check of dtypes: once it is correct, kSgdDtypes may include them.
 TEST(FusedRefusal, TheSgdKernelStillIgnoresHalfPrecision) {
   const torch::NoGradGuard no_grad;
   const at::Tensor weight = torch::ones({64}, at::kBFloat16);
@@ -179,7 +180,7 @@ TEST(FusedRefusal, NotALazyZero) {
   EXPECT_TRUE(weight.equal(truth));
 }
 
-// These are computed rightly, from a copy in the parameter's order.
+// These are computed correctly, from a copy in the parameter's order.
 TEST(FusedRefusal, NotAGradientWithOtherStrides) {
   for (const at::Tensor& gradient :
        {torch::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}).reshape({2, 3}),

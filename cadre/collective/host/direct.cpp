@@ -28,7 +28,7 @@ Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& sh
 }  // namespace
 
 // Each rank folds its share of all inputs and stores it in all outputs. In place too: a block's
-// inputs are read before any output is written, and nobody else reads or writes this share. Plain
+// inputs are read before any output is written, and no other rank reads or writes this share. Plain
 // stores: streaming ones took 2.5 to 6 times as long from 64 KiB to 64 MiB.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind) {

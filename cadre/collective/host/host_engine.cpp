@@ -20,7 +20,8 @@ namespace {
 // peer that is stopped or not scheduled takes longer.
 constexpr Duration kPartingTime = std::chrono::milliseconds(20);
 
-// Up to here one meeting and a read of everybody's input beat two meetings and a read of shares.
+// Up to this size one synchronization and a read of all inputs cost less than two synchronizations
+// and a read of shares.
 size_t flat_limit(int world_size) {
   return std::min(host::kFlatBytes, 2 * host::kFlatBytes / static_cast<size_t>(world_size));
 }
@@ -365,7 +366,7 @@ const std::byte* HostEngine::payload_of(Rank rank, size_t num_bytes) const {
                                          : peers_.arena().flat(rank, peers_.round());
 }
 
-// Folds what lies `offset` bytes into everybody's payload of buffers.in.size() bytes.
+// Reduces the bytes at `offset` of the payloads of all ranks, of buffers.in.size() bytes each.
 void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKind kind) {
   for (int rank = 0; rank < peers_.world_size(); ++rank) {
     const std::byte* payload =

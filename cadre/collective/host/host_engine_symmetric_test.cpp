@@ -147,7 +147,7 @@ TEST(SymmetricProcessTest, ProcessesReadEachOthersBuffers) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// What the root alone has in symmetric memory, its peers read there.
+// Only the root has symmetric memory: its peers read it in place.
 TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   constexpr int kNumRanks = 3;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -169,8 +169,8 @@ TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// A group of ranks 0 and 2 beside the group of all three, over the same memory: what was cut for
-// one is used in place by the other, and its end takes nothing from the first.
+// A group of ranks 0 and 2 next to the group of all three, over the same memory: each uses memory
+// of the other in place, and its end releases nothing of the first.
 TEST(SymmetricGroupsTest, MemoryIsSymmetricInEveryGroupOfTheHost) {
   constexpr int kNumRanks = 3;
   constexpr size_t kBufferBytes = 1 << 20;
@@ -225,7 +225,7 @@ void require_aborted(const Status& status, std::string_view part) {
   require(status.error().message().find(part) != std::string::npos, status.error().message());
 }
 
-// What a failure in another group did to memory of this one.
+// The effect of a failure in another group on memory of this one.
 TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -245,8 +245,8 @@ TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 takes its memory back after it has announced it: its peer sees that at the latest before
-// it calls its result good.
+// Rank 1 revokes its memory after it has announced it: its peer detects that before its result
+// counts as valid.
 TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});

@@ -46,8 +46,8 @@ Announcement announcement_of(const Peers& peers, Rank rank) {
 Status check_holds(const Peers& peers, const HostMemory& memory) {
   if (!memory.has_lost_holds()) return {};
   return Error(ErrorCode::kAborted,
-               format("host engine: the peers of rank {} take it for lost and use their memory "
-                      "again; look at the first failure",
+               format("host engine: peers have reported rank {} as lost and may have reused the "
+                      "memory that it accesses; look at the first failure",
                       peers.rank()));
 }
 

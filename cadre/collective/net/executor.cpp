@@ -207,8 +207,8 @@ Status Executor::check(const OpContext& op, Rank peer) {
     // later one.
     refuse(*theirs);
     return Error(ErrorCode::kAborted,
-                 format("{}: rank {} gave it up, for another rank called something else; look at "
-                        "the first failure",
+                 format("{}: rank {} refused it, because another rank called a different "
+                        "operation; look at the first failure",
                         which, peer));
   }
   if (is_running) {

@@ -105,7 +105,7 @@ TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   const TransportGroup group(*system_, GetParam(), 3);
   EngineRank engine(*system_, group.of(1));
   std::array<std::byte, 8> data{};
-  engine.broadcast(data, 1).value_or_throw();  // the root waits for nobody
+  engine.broadcast(data, 1).value_or_throw();  // the root waits for no rank
   const OpDescriptor first{.kind = OpKind::kBroadcast, .root = 1, .count = data.size()};
   Link::refuse(
       group.of(0).channel(1),
@@ -195,8 +195,9 @@ TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
   EXPECT_EQ(failures, "");
 }
 
-// The root of a broadcast expects nothing from anybody, and rank 2 waits for rank 1 only. Who finds
-// it first tells the others, so who is named depends on time; but nobody waits for the deadline.
+// The root of a broadcast receives from no rank, and rank 2 waits for rank 1 only. The first rank
+// that finds the mismatch sends refusals, so the named ranks depend on timing; but no rank waits
+// until its deadline.
 TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
   const TransportGroup group(*system_, GetParam(), 3);
   const std::string failures = group.run([&](Transport& transport) {
@@ -210,7 +211,8 @@ TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
     }
     const auto status = engine.broadcast(data, 0);
     require(!status.ok(), "it succeeded");
-    if (status.error().code() == ErrorCode::kAborted) return;  // told by the other bystander
+    if (status.error().code() == ErrorCode::kAborted)
+      return;  // refused by the other rank of the broadcast
     require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
   });
   EXPECT_EQ(failures, "");

@@ -6,11 +6,13 @@
 #include <utility>
 #include <variant>
 
+#include "cadre/testing/silent_socket.h"
+
 namespace cadre {
 namespace {
 
 // Takes all bytes and keeps them.
-class RecordingSocket final : public os::Socket {
+class RecordingSocket final : public testing::SilentSocket {
  public:
   explicit RecordingSocket(wire::ControlSplitter& sent) : sent_(sent) {}
 
@@ -18,15 +20,6 @@ class RecordingSocket final : public os::Socket {
     sent_.append(data);
     return data.size();
   }
-  Result<size_t> try_recv(Bytes) override { return size_t{0}; }
-  Result<bool> try_send_segment(const os::SharedMemory&) override { return false; }
-  Result<std::unique_ptr<os::SharedMemory>> try_recv_segment() override {
-    return std::unique_ptr<os::SharedMemory>();
-  }
-  void shutdown() override {}
-  os::Address local_address() const override { return {}; }
-  os::Address peer_address() const override { return {}; }
-  Status check_peer_user() const override { return {}; }
 
  private:
   wire::ControlSplitter& sent_;

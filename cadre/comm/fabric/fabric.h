@@ -92,8 +92,8 @@ class Fabric {
                                                    const std::function<Status()>& check,
                                                    Deadline deadline);
 
-  // A group begins and ends to use it. With the last group the fabric tells its neighbours that
-  // this process leaves, until the deadline at most, and closes all connections.
+  // A group starts and stops using the fabric. With the last group the fabric publishes that this
+  // process leaves, waits for receipts until the deadline, and closes all connections.
   void join_group();
   void leave_group(Deadline deadline);
 

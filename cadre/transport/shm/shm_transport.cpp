@@ -181,8 +181,8 @@ Result<size_t> ShmTransport::ShmChannel::finish(Result<size_t> moved) const {
   const bool has_looked = !moved.ok() || *moved > 0;
   if (has_looked && owner_.setup_.memory->has_lost_holds()) {
     return Error(ErrorCode::kAborted,
-                 format("rank {}, channel to rank {}: the peers take this rank for lost and use "
-                        "their memory again; look at the first failure",
+                 format("rank {}, channel to rank {}: peers have reported this rank as lost and "
+                        "may have reused the memory that it reads; look at the first failure",
                         owner_.setup_.rank, peer_));
   }
   if (!moved.ok()) {
