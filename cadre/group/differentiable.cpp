@@ -4,12 +4,15 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -104,14 +107,18 @@ void attach(at::Tensor& output, const at::Tensor& input, std::string operation, 
   torch::autograd::create_gradient_edge(output, std::move(node));
 }
 
-void check_input(const ProcessGroup& group, std::string_view operation, const at::Tensor& input) {
-  check_tensor(group.communicator(), operation, kInput, input);
+// The input, which may be the gradient that another function hands over, in a form that can be
+// sent.
+at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
+                         const at::Tensor& input) {
+  const at::Tensor checked = input.defined() ? with_values_in_memory(input) : input;
+  check_tensor(group.communicator(), operation, kInput, checked);
   // Otherwise its tangent would be dropped silently.
-  if (!input._fw_grad(/*level=*/0).defined()) return;
+  if (!carries_tangent(checked)) return checked;
   refuse_tensor(group.communicator(), operation,
                 format("the input {} carries a tangent of forward-mode differentiation, which the "
                        "differentiable collectives do not have; use backward()",
-                       shape_of(input)));
+                       shape_of(checked)));
 }
 
 // Thrown on all ranks, whether or not this rank's input requires grad.
@@ -184,15 +191,19 @@ at::Tensor extremum_backward(const at::Tensor& gradient, const at::Tensor& holds
                              const ProcessGroup& group) {
   const at::Tensor part = holds.to(gradient.scalar_type());
   const at::Tensor sums = all_reduce(at::stack({gradient, part}), group);
-  return sums.select(0, 0) * part / sums.select(0, 1);
+  const at::Tensor num_holders = sums.select(0, 1);
+  // Not a product with `part`, which would be NaN where the sum is infinite. A NaN has no holder.
+  const at::Tensor elsewhere =
+      at::zeros_like(part).masked_fill(num_holders.eq(0), std::numeric_limits<double>::quiet_NaN());
+  return at::where(holds, sums.select(0, 0) / num_holders, elsewhere);
 }
 
 }  // namespace
 
-at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
                       const AllReduceOptions& options) {
   constexpr std::string_view kName = "all_reduce";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   const bool records = records_gradients(input);
   if (records && options.op == ReduceOp::kProduct) {
     refuse_backward(group, kName, options.op,
@@ -226,10 +237,10 @@ at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor all_gather(const at::Tensor& tensor, const ProcessGroup& group,
                       const AllGatherOptions& options) {
   constexpr std::string_view kName = "all_gather";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   const int64_t rows = input.dim() == 0 ? 1 : input.size(0);
   at::Tensor output = empty_rows(input, rows * group.world_size());
   group.all_gather(output, contiguous_values(input), options);
@@ -241,10 +252,10 @@ at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor reduce_scatter(const at::Tensor& tensor, const ProcessGroup& group,
                           const ReduceScatterOptions& options) {
   constexpr std::string_view kName = "reduce_scatter";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   const bool records = records_gradients(input);
   const bool is_sum = options.op == ReduceOp::kSum || options.op == ReduceOp::kAvg ||
                       options.op == ReduceOp::kPremulSum;
@@ -266,10 +277,10 @@ at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor all_to_all_single(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor all_to_all_single(const at::Tensor& tensor, const ProcessGroup& group,
                              const AllToAllOptions& options) {
   constexpr std::string_view kName = "all_to_all_single";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   int64_t num_rows = input.dim() == 0 ? 0 : input.size(0);
   // Negative ones are refused by the group.
   if (!options.output_split_sizes.empty()) num_rows = 0;
@@ -289,10 +300,10 @@ at::Tensor all_to_all_single(const at::Tensor& input, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor broadcast(const at::Tensor& tensor, const ProcessGroup& group,
                      const BroadcastOptions& options) {
   constexpr std::string_view kName = "broadcast";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   at::Tensor output = group.rank() == options.root ? copy_of_values(input)
                                                    : at::empty(input.sizes(), input.options());
   group.broadcast(output, options);
@@ -304,9 +315,9 @@ at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group) {
+at::Tensor copy_to_group(const at::Tensor& tensor, const ProcessGroup& group) {
   constexpr std::string_view kName = "copy_to_group";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   if (!is_differentiated(input)) return input;
   at::Tensor output;
   {
@@ -324,10 +335,10 @@ at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group) {
   return output;
 }
 
-at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor reduce_from_group(const at::Tensor& tensor, const ProcessGroup& group,
                              const ReduceFromGroupOptions& options) {
   constexpr std::string_view kName = "reduce_from_group";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   at::Tensor output = copy_of_values(input);
   group.all_reduce(output, {.deadline = options.deadline});
   if (!is_differentiated(input)) return output;
@@ -337,10 +348,10 @@ at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor scatter_to_group(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor scatter_to_group(const at::Tensor& tensor, const ProcessGroup& group,
                             const DimensionOptions& options) {
   constexpr std::string_view kName = "scatter_to_group";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   const int64_t size = part_size(group, kName, input, options.dim);
   at::Tensor output = copy_of_values(input.detach().narrow(options.dim, group.rank() * size, size));
   if (!is_differentiated(input)) return output;
@@ -351,10 +362,10 @@ at::Tensor scatter_to_group(const at::Tensor& input, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor gather_from_group(const at::Tensor& input, const ProcessGroup& group,
+at::Tensor gather_from_group(const at::Tensor& tensor, const ProcessGroup& group,
                              const DimensionOptions& options) {
   constexpr std::string_view kName = "gather_from_group";
-  check_input(group, kName, input);
+  const at::Tensor input = checked_input(group, kName, tensor);
   check_dimension(group, kName, input, options.dim);
   const int64_t dim = options.dim < 0 ? options.dim + input.dim() : options.dim;
   const at::Tensor first = input.detach().movedim(dim, 0).contiguous();

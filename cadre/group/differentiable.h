@@ -7,8 +7,9 @@
 // group. Errors: cadre::Error; kInvalidArgument for a tensor that the operation does not support,
 // or, while gradients are recorded, for an operation without a backward. backward() throws an error
 // whose message begins with "backward of" and the operation. Tensors: as ProcessGroup takes them,
-// contiguous or not; the result is contiguous and shares no memory with the input, with the
-// exception of copy_to_group. Integers and bool: no gradient. Ranks are group ranks.
+// contiguous or not, and also negated views and zero tensors without memory, which are copied; the
+// result is contiguous and shares no memory with the input, with the exception of copy_to_group.
+// Integers and bool: no gradient. Ranks are group ranks.
 // Source: torch.distributed.nn.functional; Megatron-LM, https://arxiv.org/abs/1909.08053.
 // docs/guide/differentiable-collectives.md has the table of backwards and the differences.
 #pragma once

@@ -13,6 +13,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/held_memory.h"
+#include "cadre/group/mapped_parts.h"
 #include "cadre/group/tensor_checks.h"
 
 namespace cadre {
@@ -295,6 +296,10 @@ at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) con
   return at::from_blob(
       data, {numel}, [buffer = std::move(buffer)](void*) mutable { buffer.reset(); },
       at::TensorOptions().dtype(type));
+}
+
+std::optional<MappedParts> ProcessGroup::map_parts(int64_t numel, at::ScalarType dtype) const {
+  return MappedParts::allocate(*this, numel, dtype);
 }
 
 void ProcessGroup::abort(const std::string& reason) const {

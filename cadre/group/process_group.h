@@ -71,6 +71,8 @@ struct SendOptions {
   std::optional<Deadline> deadline = {};
 };
 
+class MappedParts;
+
 class CADRE_EXPORT ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<Communicator> communicator);
@@ -136,6 +138,9 @@ class CADRE_EXPORT ProcessGroup {
   // (numel) of `dtype` in memory that the ranks of a host share; collective, same arguments on all
   // ranks. Zeroed. The tensor keeps the memory alive, also after the group is closed.
   at::Tensor empty_symmetric(int64_t numel, at::ScalarType dtype) const;
+  // Memory of which every rank owns `numel` elements and reads those of all: mapped_parts.h.
+  // Collective. Nothing, on all ranks alike, where the ranks share no memory.
+  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
 
   // Create subgroups; every rank of this group calls them in the order of its operations. A rank
   // that is in no subgroup gets nullopt. See comm/groups/split.h.

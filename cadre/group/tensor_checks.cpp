@@ -137,6 +137,11 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                   format("{} {} is a negated view; {}", role, shape_of(tensor),
                          instead_of(role, "resolve_neg()")));
   }
+  if (tensor._is_zerotensor()) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is a zero without memory; {}", role, shape_of(tensor),
+                         instead_of(role, "clone()")));
+  }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
   if (!dtype) {
     refuse_tensor(communicator, operation,
@@ -207,6 +212,14 @@ Exchange check_exchange(const Communicator& communicator, std::string_view opera
   exchange.output_counts =
       split_counts(communicator, operation, kOutput, output, options.output_split_sizes);
   return exchange;
+}
+
+at::Tensor with_values_in_memory(const at::Tensor& tensor) {
+  return tensor.is_neg() || tensor._is_zerotensor() ? tensor.clone() : tensor;
+}
+
+bool carries_tangent(const at::Tensor& tensor) {
+  return tensor._fw_grad(/*level=*/0).defined();
 }
 
 void check_elements_apart(const Communicator& communicator, std::string_view name,

@@ -40,6 +40,13 @@ void check_elements_apart(const Communicator& communicator, std::string_view ope
 void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
                      ReduceOp op);
 
+// The tensor itself, or a copy if it is lazy, so that its memory does not hold its values: autograd
+// produces negated views (the derivatives of complex operators) and zero tensors without memory.
+// Differentiable.
+at::Tensor with_values_in_memory(const at::Tensor& tensor);
+// Whether it has a tangent of forward-mode differentiation.
+bool carries_tangent(const at::Tensor& tensor);
+
 // Of the pair of an all_gather or reduce_scatter: the large one, which is the output or the input,
 // has world_size times the elements of the other.
 DType check_pair(const Communicator& communicator, std::string_view operation,

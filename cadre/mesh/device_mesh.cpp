@@ -1,9 +1,8 @@
 #include "cadre/mesh/device_mesh.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -14,10 +13,26 @@
 namespace cadre {
 namespace {
 
+// Quoted if it has characters with a meaning in the text of a list of axes.
+std::string text_of(const std::string& name) {
+  const auto is_plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("_-+./").find(c) != std::string_view::npos;
+  };
+  if (std::ranges::all_of(name, is_plain)) return name;
+  std::string text = "\"";
+  for (const char c : name) {
+    if (c == '"' || c == '\\') text += '\\';
+    text += c;
+  }
+  return text + "\"";
+}
+
+// Different lists of axes have different texts.
 std::string text_of(const std::vector<MeshAxis>& axes) {
   std::string text;
   for (const MeshAxis& axis : axes) {
-    text += format("{}{}: {}", text.empty() ? "" : ", ", axis.name, axis.size);
+    text += format("{}{}: {}", text.empty() ? "" : ", ", text_of(axis.name), axis.size);
   }
   return "{" + text + "}";
 }
@@ -57,44 +72,58 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   }
 }
 
-// The arguments of one rank in the construction of a mesh, as exchanged.
+// What each rank sends when a mesh is constructed, of the text of its axes.
 struct MeshCall {
-  uint64_t digest = 0;           // of the axes
-  std::array<char, 120> text{};  // truncated, padded with zeros
+  uint64_t digest = 0;
+  uint64_t length = 0;
 
-  std::string shown() const {
-    return std::string(text.data(), std::find(text.begin(), text.end(), '\0'));
-  }
+  bool operator==(const MeshCall&) const = default;
 };
+
+// The text of each rank. A collective: `calls` is the same on all ranks.
+std::vector<std::string> gathered_texts(Communicator& communicator, const std::string& own,
+                                        const std::vector<MeshCall>& calls) {
+  const uint64_t longest = std::ranges::max(calls, {}, &MeshCall::length).length;
+  std::string padded = own;
+  padded.resize(longest);
+  std::string all(longest * calls.size(), '\0');
+  communicator.all_gather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)),
+                          DType::kUint8);
+  std::vector<std::string> texts;
+  for (const MeshCall& call : calls) {
+    texts.push_back(all.substr(texts.size() * longest, call.length));
+  }
+  return texts;
+}
 
 // A number that is unique to the mesh and equal on all ranks: the number of the collective in which
 // the ranks compare their axes.
 uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   const std::string text = text_of(axes);
-  MeshCall own;
-  std::copy_n(text.begin(), std::min(text.size(), own.text.size()), own.text.begin());
   Fnv1a digest;
   digest.add(text);
-  own.digest = digest.value();
+  const MeshCall own{digest.value(), text.size()};
   Communicator& communicator = world.communicator();
   std::vector<MeshCall> calls(static_cast<size_t>(world.world_size()));
   const uint64_t number = communicator.num_collectives() + 1;
   communicator.all_gather(std::as_bytes(std::span(&own, 1)),
                           std::as_writable_bytes(std::span(calls)), DType::kUint8);
-  for (size_t rank = 1; rank < calls.size(); ++rank) {
-    if (calls[rank].digest == calls[0].digest) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                format("DeviceMesh on group \"{}\": rank 0 makes {}, rank {} makes {}: let all "
-                       "ranks make the same meshes in the same order",
-                       world.name(), calls[0].shown(), rank, calls[rank].shown()));
-  }
-  return number;
+  const auto differs = [&](const MeshCall& call) { return call != calls.front(); };
+  const auto other = std::ranges::find_if(calls, differs);
+  if (other == calls.end()) return number;
+  const std::vector<std::string> texts = gathered_texts(communicator, text, calls);
+  const auto rank = static_cast<size_t>(other - calls.begin());
+  throw Error(ErrorCode::kInvalidArgument,
+              format("DeviceMesh on group \"{}\": rank 0 makes {}, rank {} makes {}: let all ranks "
+                     "make the same meshes in the same order",
+                     world.name(), texts.front(), rank, texts[rank]));
 }
 
 std::shared_ptr<MeshGroups> groups_for(const ProcessGroup& world,
                                        const std::vector<MeshAxis>& axes) {
-  check_axes(world, axes);
+  // The axes are compared first: then all ranks check the same axes and refuse them alike.
   const uint64_t number = number_of_mesh(world, axes);
+  check_axes(world, axes);
   return std::make_shared<MeshGroups>(world, format("{}/{}", world.communicator().id(), number));
 }
 

@@ -252,6 +252,33 @@ TEST(DeviceMesh, RanksThatMakeOtherMeshesAllSaySo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// All ranks throw the same error without waiting for the deadline.
+TEST(DeviceMesh, AxesThatAreWrongOnOneRankAreRefusedOnAll) {
+  const auto result = run_groups(2, [](const ProcessGroup& world) {
+    const auto expect = [&](const std::vector<MeshAxis>& first, const std::vector<MeshAxis>& second,
+                            const std::string& sentence) {
+      const auto& axes = world.rank() == 0 ? first : second;
+      const std::string failure = failure_of([&] { const DeviceMesh mesh(world, axes); });
+      require(failure == "kInvalidArgument: DeviceMesh on group \"world\": " + sentence +
+                             ": let all ranks make the same meshes in the same order",
+              failure);
+      require(sum_over(world, 1) == 2, "the world goes on");
+    };
+    expect({{"x", 2}}, {{"x", 3}}, "rank 0 makes {x: 2}, rank 1 makes {x: 3}");
+    expect({}, {{"x", 2}}, "rank 0 makes {}, rank 1 makes {x: 2}");
+    // Longer than any message of fixed size, and unlike at the end.
+    const std::string name(1000, 'x');
+    expect({{name + "a", 2}}, {{name + "b", 2}},
+           "rank 0 makes {" + name + "a: 2}, rank 1 makes {" + name + "b: 2}");
+    // Names that look like axes.
+    expect({{"a: 1, b", 2}}, {{"a", 1}, {"b", 2}},
+           "rank 0 makes {\"a: 1, b\": 2}, rank 1 makes {a: 1, b: 2}");
+    expect({{"a\": 1, \"b", 2}}, {{"a:", 1}, {"b:", 2}},
+           "rank 0 makes {\"a\\\": 1, \\\"b\": 2}, rank 1 makes {\"a:\": 1, \"b:\": 2}");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // A second try would find the keys of the first in the store and throw another error.
 TEST(DeviceMesh, AGroupThatCouldNotBeMadeIsNotTriedAgain) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {

@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/reduction_table.h"
 #include "cadre/group/dtype.h"
+#include "cadre/group/tensor_checks.h"
 #include "cadre/mesh/redistribute.h"
 
 namespace cadre {
@@ -26,6 +27,12 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
                    format("the tensor {} is not a dense one on the CPU; pass to_dense() or cpu()",
                           list_of(tensor.sizes())));
   }
+  if (carries_tangent(tensor)) {
+    refuse_dtensor(mesh, call,
+                   format("the tensor {} carries a tangent of forward-mode differentiation, which "
+                          "a redistribution would lose; use backward()",
+                          list_of(tensor.sizes())));
+  }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
   if (!dtype) {
     refuse_dtensor(mesh, call,
@@ -35,16 +42,23 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
   return *dtype;
 }
 
+// The result of `body`; its error is thrown with the name of the call and the mesh.
+template <typename Body>
+auto in_call(const DeviceMesh& mesh, std::string_view call, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    refuse_dtensor(mesh, call, error.message());
+  }
+}
+
 // For this mesh, these sizes and this dtype.
 std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view call,
                                         std::span<const Placement> placements, size_t num_dims,
                                         DType dtype) {
-  std::vector<Placement> checked;
-  try {
-    checked = normalized(placements, mesh.shape().size(), static_cast<int64_t>(num_dims));
-  } catch (const Error& error) {
-    refuse_dtensor(mesh, call, error.message());
-  }
+  std::vector<Placement> checked = in_call(mesh, call, [&] {
+    return normalized(placements, mesh.shape().size(), static_cast<int64_t>(num_dims));
+  });
   for (const Placement& placement : checked) {
     if (placement.partial() == nullptr) continue;
     const Status status = check_reduction(dtype, placement.partial()->op);
@@ -81,13 +95,11 @@ DTensor DTensor::distribute(const at::Tensor& full, const DeviceMesh& mesh,
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements, std::vector<int64_t> sizes) {
   const DType dtype = check_operand(mesh, "from_local", local);
-  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
-    refuse_dtensor(mesh, "from_local",
-                   format("{} are not the sizes of a tensor; pass sizes from 0", list_of(sizes)));
-  }
   std::vector<Placement> checked =
       check_placements(mesh, "from_local", placements, sizes.size(), dtype);
-  const Box box = local_box(sizes, mesh.shape(), mesh.coordinates(), checked);
+  const Box box = in_call(mesh, "from_local", [&] {
+    return local_box(sizes, mesh.shape(), mesh.coordinates(), checked);
+  });
   if (!std::ranges::equal(local.sizes(), box.sizes)) {
     refuse_dtensor(
         mesh, "from_local",
@@ -106,8 +118,10 @@ Box DTensor::box() const {
 
 DTensor DTensor::redistribute(const std::vector<Placement>& placements,
                               const RedistributeOptions& options) const {
-  std::vector<Placement> checked = check_placements(mesh_, "redistribute", placements,
-                                                    sizes_.size(), *to_dtype(local_.scalar_type()));
+  // Checked again, because an operation in place may have given local() a tangent.
+  const DType dtype = check_operand(mesh_, "redistribute", local_);
+  std::vector<Placement> checked =
+      check_placements(mesh_, "redistribute", placements, sizes_.size(), dtype);
   at::Tensor local = redistribute_through_autograd({mesh_, sizes_, placements_, checked}, local_,
                                                    options.requires_grad);
   return DTensor(std::move(local), mesh_, std::move(checked), sizes_);

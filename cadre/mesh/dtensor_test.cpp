@@ -267,6 +267,8 @@ TEST(DTensor, WrongUsesGiveSentences) {
     expect(distribute(full, {Shard(2), Replicate()}),
            "Shard(2) is for a tensor of more than 2 dimensions; use a dim from -2 to 1");
     expect(distribute(full, {Shard(-3), Replicate()}), "Shard(-3) is for a tensor of more than 2");
+    expect(distribute(torch::tensor(1.0), {Shard(-1), Replicate()}),
+           "Shard(-1) is for a tensor that has dimensions, but this one has none; use Replicate()");
     expect(distribute(full, {Partial(ReduceOp::kPremulSum), Replicate()}), "use Partial(sum)");
     expect(distribute(full, {Partial(), Partial(ReduceOp::kMax)}),
            "the result of sum and max on two axes depends on which is reduced first");
@@ -302,6 +304,16 @@ TEST(DTensor, WrongUsesGiveSentences) {
     const torch::NoGradGuard no_grad;
     require(torch::equal(greatest.full_tensor(), full), "without grad it is reduced");
   }));
+}
+
+TEST(LocalBox, RefusesSizesThatNoTensorHas) {
+  const std::vector<int> shape = {2, 2};
+  const std::vector<int> coordinates = {1, 0};
+  const Placements placements = {Shard(0), Shard(1)};
+  EXPECT_THAT(failure_of([&] {
+                (void)local_box(std::vector<int64_t>{-5, 4}, shape, coordinates, placements);
+              }),
+              ::testing::HasSubstr("(-5, 4) are not the sizes of a tensor; pass sizes from 0"));
 }
 
 TEST(LocalBox, RefusesCoordinatesThatTheMeshHasNot) {

@@ -1,5 +1,6 @@
 #include "cadre/mesh/placement.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -47,6 +48,12 @@ std::vector<Placement> normalized(std::span<const Placement> placements, size_t 
   std::optional<ReduceOp> first;
   for (const Placement& placement : placements) {
     if (const Shard* shard = placement.shard()) {
+      if (num_dims == 0) {
+        refuse_placements(
+            format("{}: {} is for a tensor that has dimensions, but this one has none; use "
+                   "Replicate()",
+                   to_string(placements), to_string(placement)));
+      }
       if (shard->dim < -num_dims || shard->dim >= num_dims) {
         refuse_placements(
             format("{}: {} is for a tensor of more than {} dimensions; use a dim "
@@ -82,6 +89,10 @@ int64_t Box::numel() const {
 
 Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
               std::span<const int> coordinates, std::span<const Placement> placements) {
+  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
+    refuse_placements(
+        format("{} are not the sizes of a tensor; pass sizes from 0", list_of(sizes)));
+  }
   const auto num_dims = static_cast<int64_t>(sizes.size());
   const std::vector<Placement> checked = normalized(placements, mesh_shape.size(), num_dims);
   if (coordinates.size() != mesh_shape.size()) {

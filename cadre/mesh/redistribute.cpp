@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "cadre/group/tensor_checks.h"
 #include "cadre/mesh/layout.h"
 
 namespace cadre {
@@ -297,11 +298,16 @@ void Passage::leave_operands() {
 
 at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& local) {
   const at::NoGradGuard no_grad;
-  const at::Tensor before = local.detach();
+  const at::Tensor before = with_values_in_memory(local.detach());
   const at::Tensor after = Passage(move, before).run();
   const bool holds_more = after.storage().nbytes() != after.nbytes();
-  if (after.is_contiguous() && !holds_more && !after.is_alias_of(before)) return after;
-  return after.clone(at::MemoryFormat::Contiguous);
+  if (!after.is_contiguous() || holds_more || after.is_alias_of(local)) {
+    return after.clone(at::MemoryFormat::Contiguous);
+  }
+  // `after` may be a view, depending on the chunk of this rank, and autograd refuses to change some
+  // views in place: the result is another tensor over the same storage.
+  return at::empty({0}, after.options())
+      .set_(after.storage(), after.storage_offset(), after.sizes(), after.strides());
 }
 
 }  // namespace cadre

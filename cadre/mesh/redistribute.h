@@ -6,7 +6,8 @@
 // Lifetime: the graph keeps the mesh. Errors: cadre::Error of the operations; kInvalidArgument for
 // a derivative that does not exist.
 // `local`: this rank's part of a tensor of `sizes` under `from`, any strides, a dtype of
-// base/types.h. Source: DTensor's redistribute; docs/decisions/0012.
+// base/types.h; negated views and zero tensors without memory are taken, too.
+// Source: DTensor's redistribute; docs/decisions/0012.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,8 +30,8 @@ struct Redistribution {
   std::vector<Placement> to;
 };
 
-// This rank's part under `to`: new memory, contiguous, outside autograd. A tensor without elements
-// needs no communication, but every rank calls it, also one whose part is empty.
+// This rank's part under `to`: new memory, contiguous, not a view, outside autograd. A tensor
+// without elements needs no communication, but every rank calls it, also one whose part is empty.
 at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& local);
 
 // The same through autograd. requires_grad: RedistributeOptions::requires_grad.

@@ -35,14 +35,22 @@ std::vector<Placement> of_gradient(std::span<const Placement> placements) {
   return result;
 }
 
-// The number of operands of means: each operand gets the gradient of the mean divided by it.
-int64_t num_averaged(const DeviceMesh& mesh, std::span<const Placement> placements) {
-  int64_t number = 1;
-  for (size_t axis = 0; axis < placements.size(); ++axis) {
-    const Partial* partial = placements[axis].partial();
-    if (partial != nullptr && partial->op == ReduceOp::kAvg) number *= mesh.shape()[axis];
+// Each operand of a mean gets the gradient of the mean, divided by the number of operands. Axes
+// that are Partial(avg) before and after cancel: multiplying and dividing by their size would
+// overflow or round.
+at::Tensor scaled_for_means(const at::Tensor& gradient, const Redistribution& move) {
+  const auto is_mean = [](const Placement& placement) {
+    return placement.partial() != nullptr && placement.partial()->op == ReduceOp::kAvg;
+  };
+  int64_t before = 1;
+  int64_t after = 1;
+  for (size_t axis = 0; axis < move.from.size(); ++axis) {
+    if (is_mean(move.from[axis]) == is_mean(move.to[axis])) continue;
+    (is_mean(move.from[axis]) ? before : after) *= move.mesh.shape()[axis];
   }
-  return number;
+  if (before == after) return gradient;
+  if (after % before == 0) return gradient.mul(after / before);
+  return gradient.div(static_cast<double>(before) / static_cast<double>(after));
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
@@ -58,16 +66,11 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto capsule = context->saved_data["move"].toCapsule();
     const Redistribution& move = static_cast<const HeldMove*>(capsule.get())->move;
-    const int64_t before = num_averaged(move.mesh, move.from);
-    const int64_t after = num_averaged(move.mesh, move.to);
-    at::Tensor gradient = gradients[0];
-    if (after > 1) gradient = gradient.mul(after);
     // Differentiable itself; grad mode is off unless create_graph is set.
-    gradient = redistribute_through_autograd(
-        {move.mesh, move.sizes, of_gradient(move.to), of_gradient(move.from)}, gradient,
+    const at::Tensor gradient = redistribute_through_autograd(
+        {move.mesh, move.sizes, of_gradient(move.to), of_gradient(move.from)}, gradients[0],
         std::nullopt);
-    if (before > 1) gradient = gradient.div(before);
-    return {gradient, at::Tensor(), at::Tensor()};
+    return {scaled_for_means(gradient, move), at::Tensor(), at::Tensor()};
   }
 };
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -26,15 +27,6 @@ std::string describe(const at::Tensor& tensor) {
   return cadre::format("{} {} {} on {}", tensor.layout() == at::kStrided ? "dense" : "sparse",
                        c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
                        tensor.device().str());
-}
-
-std::string to_text(const ParameterPlace& place) {
-  return place.name.empty() ? cadre::format("parameter {}", place.index)
-                            : cadre::format("parameter {} ({})", place.index, place.name);
-}
-
-[[noreturn]] void refuse(const ParameterPlace& place, const std::string& sentence) {
-  throw Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", place.optimizer, sentence));
 }
 
 bool fits(const at::Tensor& parameter, const at::Tensor& tensor) {
@@ -117,60 +109,85 @@ class PaddedBatch {
 
 }  // namespace
 
+std::string to_text(const ParameterPlace& place) {
+  return place.name.empty() ? cadre::format("parameter {}", place.index)
+                            : cadre::format("parameter {} ({})", place.index, place.name);
+}
+
+void refuse_parameter(const ParameterPlace& place, const std::string& sentence) {
+  throw Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", place.optimizer, sentence));
+}
+
 void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
                      std::span<const at::ScalarType> dtypes) {
   if (parameter.layout() != at::kStrided || !parameter.is_cpu()) {
-    refuse(place, cadre::format("{} is {}; expected a dense tensor on cpu. Use the optimizer of "
-                                "torch::optim for it",
-                                to_text(place), describe(parameter)));
+    refuse_parameter(place,
+                     cadre::format("{} is {}; expected a dense tensor on cpu. Use the optimizer of "
+                                   "torch::optim for it",
+                                   to_text(place), describe(parameter)));
   }
   if (std::find(dtypes.begin(), dtypes.end(), parameter.scalar_type()) == dtypes.end()) {
     std::string known;
     for (const at::ScalarType dtype : dtypes) {
       known += cadre::format(known.empty() ? "{}" : ", {}", c10::toString(dtype));
     }
-    refuse(place,
-           cadre::format("{} is {}, which the fused kernel does not compute; it computes {}. "
-                         "Use the optimizer of torch::optim for it, or keep the parameter in "
-                         "Float",
-                         to_text(place), describe(parameter), known));
+    refuse_parameter(
+        place, cadre::format("{} is {}, which the fused kernel does not compute; it computes {}. "
+                             "Use the optimizer of torch::optim for it, or keep the parameter in "
+                             "Float",
+                             to_text(place), describe(parameter), known));
+  }
+  if (parameter._is_zerotensor()) {
+    refuse_parameter(
+        place, cadre::format("{} is a zero without memory; expected memory of its own. Make the "
+                             "parameter of its clone()",
+                             to_text(place)));
+  }
+  if (parameter.is_inference() && !c10::InferenceMode::is_enabled()) {
+    refuse_parameter(place,
+                     cadre::format("{} was made in inference mode, outside of which it cannot be "
+                                   "changed. Make the parameter of its clone()",
+                                   to_text(place)));
   }
   if (!parameter.is_non_overlapping_and_dense() || parameter.is_neg()) {
-    refuse(place,
-           cadre::format("{} has strides {} for sizes {}, a view with gaps or overlaps or a "
-                         "negated one; expected memory of its own. Make the parameter of a "
-                         "contiguous tensor",
-                         to_text(place), list_of(parameter.strides()), list_of(parameter.sizes())));
+    refuse_parameter(
+        place,
+        cadre::format("{} has strides {} for sizes {}, a view with gaps or overlaps or a "
+                      "negated one; expected memory of its own. Make the parameter of a "
+                      "contiguous tensor",
+                      to_text(place), list_of(parameter.strides()), list_of(parameter.sizes())));
   }
 }
 
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient,
                     const ParameterPlace& place) {
   if (fits(parameter, gradient)) return;
-  refuse(place,
-         cadre::format("the gradient of {} is {}; expected {}, as the parameter. Convert the "
-                       "gradient before the step",
-                       to_text(place), describe(gradient), describe(parameter)));
+  refuse_parameter(
+      place, cadre::format("the gradient of {} is {}; expected {}, as the parameter. Convert the "
+                           "gradient before the step",
+                           to_text(place), describe(gradient), describe(parameter)));
 }
 
 void check_state(const at::Tensor& parameter, const at::Tensor& state, std::string_view state_name,
                  const ParameterPlace& place) {
   if (!state.defined()) {
-    refuse(place,
-           cadre::format("the state of {} has no {}, which its options need. Set the options "
-                         "before the first step, or load a state that was saved with them",
-                         to_text(place), state_name));
+    refuse_parameter(
+        place, cadre::format("the state of {} has no {}, which its options need. Set the options "
+                             "before the first step, or load a state that was saved with them",
+                             to_text(place), state_name));
   }
   if (fits(parameter, state)) return;
-  refuse(place, cadre::format("the state {} of {} is {}; expected {}, as the parameter. Load the "
-                              "state of this model, or clear the optimizer's state",
-                              state_name, to_text(place), describe(state), describe(parameter)));
+  refuse_parameter(
+      place, cadre::format("the state {} of {} is {}; expected {}, as the parameter. Load the "
+                           "state of this model, or clear the optimizer's state",
+                           state_name, to_text(place), describe(state), describe(parameter)));
 }
 
 at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& tensor) {
   const bool same = tensor.strides() == parameter.strides() ||
                     (tensor.is_contiguous() && parameter.is_contiguous());
-  return same && !tensor.is_neg() ? tensor : at::empty_like(parameter).copy_(tensor);
+  const bool is_in_memory = !tensor.is_neg() && !tensor._is_zerotensor();
+  return same && is_in_memory ? tensor : at::empty_like(parameter).copy_(tensor);
 }
 
 void run_fused(const FusedBatch& batch, TailRounding rounding,
@@ -183,7 +200,8 @@ void run_fused(const FusedBatch& batch, TailRounding rounding,
     padded.write_back();
   }
   for (const at::Tensor& parameter : batch.parameters) {
-    parameter.unsafeGetTensorImpl()->bump_version();
+    // A tensor made in inference mode has no version counter.
+    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
   }
 }
 

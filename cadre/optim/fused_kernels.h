@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,10 +29,15 @@ struct ParameterPlace {
   std::string_view name;
 };
 
+// "parameter 3 (fc.weight)".
+std::string to_text(const ParameterPlace& place);
+[[noreturn]] void refuse_parameter(const ParameterPlace& place, const std::string& sentence);
+
 inline constexpr at::ScalarType kAdamDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
 inline constexpr at::ScalarType kSgdDtypes[] = {at::kDouble, at::kFloat};
 
-// Throws unless `parameter` is a strided CPU tensor of one of `dtypes`, without gaps and overlaps.
+// Throws unless `parameter` is a strided CPU tensor of one of `dtypes`, without gaps and overlaps,
+// with memory, and not made in inference mode, unless that mode is on.
 CADRE_EXPORT void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
                                   std::span<const at::ScalarType> dtypes);
 // Throws unless `gradient` has the parameter's layout, dtype, device and sizes.
@@ -41,7 +47,7 @@ CADRE_EXPORT void check_gradient(const at::Tensor& parameter, const at::Tensor& 
 CADRE_EXPORT void check_state(const at::Tensor& parameter, const at::Tensor& state,
                               std::string_view state_name, const ParameterPlace& place);
 // A checked gradient or state in the memory order of `parameter`: the tensor itself, or a copy if
-// its order differs.
+// its order differs or if it is a negated view or a zero tensor without memory.
 CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& tensor);
 
 // The arguments of one kernel call. Entry i of every list belongs to the same parameter.
@@ -63,7 +69,7 @@ enum class TailRounding {
 };
 
 // Calls `kernel` once on the batch and bumps the version counters of the parameters.
-// REQUIRES: checked tensors in the parameters' order of memory; a parameter occurs once in a batch.
+// REQUIRES: checked tensors in the parameters' order of memory; no two parameters share memory.
 CADRE_EXPORT void run_fused(const FusedBatch& batch, TailRounding rounding,
                             const std::function<void(const FusedBatch&)>& kernel);
 

@@ -1,14 +1,20 @@
 #include "cadre/optim/optimizers.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cstddef>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -91,6 +97,33 @@ struct SgdRule {
   }
 };
 
+// Divides parameters into rounds: no two of one round share memory, and those that share memory are
+// in successive rounds, in the order in which they were added.
+class Rounds {
+ public:
+  // Returns the number of its round.
+  size_t add(const at::Tensor& parameter) {
+    const auto* const begin = static_cast<const std::byte*>(parameter.const_data_ptr());
+    const auto* const end = begin + parameter.nbytes();
+    size_t round = ends_.size();
+    while (round > 0 && is_free(ends_[round - 1], begin, end)) --round;
+    if (round == ends_.size()) ends_.emplace_back();
+    if (begin != end) ends_[round].emplace(begin, end);
+    return round;
+  }
+
+ private:
+  // The memory of the parameters of a round: from begin to end.
+  using Ends = std::map<const std::byte*, const std::byte*, std::less<>>;
+
+  static bool is_free(const Ends& ends, const std::byte* begin, const std::byte* end) {
+    const auto next = ends.lower_bound(end);  // the first that begins behind it
+    return begin == end || next == ends.begin() || std::prev(next)->second <= begin;
+  }
+
+  std::vector<Ends> ends_;
+};
+
 // One step of the optimizer: first all checks, then the kernels, so that an error changes nothing.
 template <typename Rule>
 class FusedStep {
@@ -130,10 +163,37 @@ class FusedStep {
     check_parameter(parameter, place, Rule::kDtypes);
     check_gradient(parameter, parameter.grad(), place);
     State* const state = find_state(parameter);
-    if (state == nullptr) return;
+    if (state == nullptr) {
+      check_state_to_be_made(parameter, options, place);
+      return;
+    }
     for (const NamedState& named : Rule::states(*state, options)) {
       check_state(parameter, *named.tensor, named.name, place);
     }
+  }
+
+  // A parameter without state may be in several groups: the first group whose options need a state
+  // makes it.
+  void check_state_to_be_made(const at::Tensor& parameter, const Options& options,
+                              const ParameterPlace& place) {
+    void* const key = parameter.unsafeGetTensorImpl();
+    if (optimizer_.state().find(key) != optimizer_.state().end()) {
+      refuse_parameter(
+          place, cadre::format("the state of {} is empty, as torch::load leaves it for one of two "
+                               "parameters that were one when the file was saved. Load a file of "
+                               "this model, or erase the entry from the optimizer's state",
+                               to_text(place)));
+    }
+    State made;
+    const std::vector<NamedState> needed = Rule::states(made, options);
+    if (needed.empty()) return;
+    const Options& maker = *makers_.emplace(key, &options).first->second;
+    const size_t num_made = Rule::states(made, maker).size();
+    if (needed.size() <= num_made) return;
+    refuse_parameter(
+        place, cadre::format("{} is in an earlier group, too, whose options make a state without "
+                             "{}, which those of this group need. Give the groups the same options",
+                             to_text(place), needed[num_made].name));
   }
 
   State* find_state(const at::Tensor& parameter) {
@@ -145,16 +205,16 @@ class FusedStep {
   void update(const OptimizerParamGroup& group) {
     const Options& options = static_cast<const Options&>(group.options());
     // The parameters of one kernel call. A parameter that is listed several times takes as many
-    // steps in sequence, as in torch::optim.
-    std::map<std::pair<size_t, bool>, FusedBatch> batches;  // by (occurrence, first step)
-    std::unordered_map<const void*, size_t> occurrences;
+    // steps in sequence, as in torch::optim, and so do parameters that share memory.
+    std::map<std::pair<size_t, bool>, FusedBatch> batches;  // by (round, first step)
+    Rounds rounds;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
-      const size_t occurrence = occurrences[parameter.unsafeGetTensorImpl()]++;
+      const size_t round = rounds.add(parameter);
       State* state = find_state(parameter);
       const bool is_first = state == nullptr;
       if (is_first) state = make_state(parameter, options);
-      add(parameter, state, options, batches[{occurrence, is_first}]);
+      add(parameter, state, options, batches[{round, is_first}]);
     }
     for (const auto& [key, batch] : batches) Rule::run(batch, options, key.second);
   }
@@ -199,6 +259,8 @@ class FusedStep {
   torch::optim::Optimizer& optimizer_;
   const ParameterNames& names_;
   std::map<int64_t, at::Tensor> step_tensors_;
+  // For parameters without state: the options of the group that makes it.
+  std::unordered_map<const void*, const Options*> makers_;
 };
 
 template <typename Rule>
@@ -213,6 +275,40 @@ at::Tensor take_step(torch::optim::Optimizer& optimizer, const ParameterNames& n
   FusedStep<Rule>(optimizer, names).run();
   return loss;
 }
+
+// While this object exists, each parameter is in the groups of the optimizer once; its other
+// occurrences are replaced by empty tensors. load() of torch::optim moves the loaded state once for
+// each occurrence of a parameter, and the second move would leave the parameter an empty state.
+class ListedOnce {
+ public:
+  explicit ListedOnce(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
+    std::unordered_set<const void*> seen;
+    for (OptimizerParamGroup& group : optimizer_.param_groups()) {
+      for (at::Tensor& parameter : group.params()) {
+        if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+        replaced_.push_back({&parameter, parameter});
+        parameter = at::empty({0});
+      }
+    }
+  }
+  ~ListedOnce() {
+    for (const Replaced& replaced : replaced_) {
+      optimizer_.state().erase(replaced.place->unsafeGetTensorImpl());
+      *replaced.place = replaced.parameter;
+    }
+  }
+  ListedOnce(const ListedOnce&) = delete;
+  ListedOnce& operator=(const ListedOnce&) = delete;
+
+ private:
+  struct Replaced {
+    at::Tensor* place;
+    at::Tensor parameter;
+  };
+
+  torch::optim::Optimizer& optimizer_;
+  std::vector<Replaced> replaced_;
+};
 
 ParameterNames names_of(const NamedParameters& named_parameters) {
   ParameterNames names;
@@ -232,6 +328,11 @@ at::Tensor AdamW::step(LossClosure closure) {
   return take_step<AdamWRule>(*this, names_, closure);
 }
 
+void AdamW::load(torch::serialize::InputArchive& archive) {
+  const ListedOnce listed_once(*this);
+  torch::optim::AdamW::load(archive);
+}
+
 Adam::Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options)
     : torch::optim::Adam(named_parameters.values(), std::move(options)),
       names_(names_of(named_parameters)) {}
@@ -240,12 +341,22 @@ at::Tensor Adam::step(LossClosure closure) {
   return take_step<PlainAdamRule>(*this, names_, closure);
 }
 
+void Adam::load(torch::serialize::InputArchive& archive) {
+  const ListedOnce listed_once(*this);
+  torch::optim::Adam::load(archive);
+}
+
 SGD::SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options)
     : torch::optim::SGD(named_parameters.values(), std::move(options)),
       names_(names_of(named_parameters)) {}
 
 at::Tensor SGD::step(LossClosure closure) {
   return take_step<SgdRule>(*this, names_, closure);
+}
+
+void SGD::load(torch::serialize::InputArchive& archive) {
+  const ListedOnce listed_once(*this);
+  torch::optim::SGD::load(archive);
 }
 
 }  // namespace cadre

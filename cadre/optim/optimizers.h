@@ -8,7 +8,9 @@
 // depend neither on the tensor, nor on the slice of a flat buffer, nor on the number of threads
 // that it is updated with. Parameters: CPU, any shape and dense strides, at any offset of a shared
 // storage; float64, float32, and for AdamW and Adam bfloat16 and float16. State has the parameter's
-// dtype, as in torch::optim.
+// dtype, as in torch::optim. A parameter that is listed several times, and parameters that share
+// memory, step in sequence. load() keeps the state of a parameter that is listed several
+// times, which torch::optim loses.
 // Errors: kInvalidArgument, before anything is changed, for inputs for which a kernel would be
 // incorrect: see fused_kernels.h; also for a group with the options of another optimizer. The
 // message has the parameter's index, counted through all groups from 0, and its name if the
@@ -43,6 +45,7 @@ class CADRE_EXPORT AdamW : public torch::optim::AdamW {
   explicit AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options = {});
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void load(torch::serialize::InputArchive& archive) override;
 
  private:
   ParameterNames names_;
@@ -54,6 +57,7 @@ class CADRE_EXPORT Adam : public torch::optim::Adam {
   explicit Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options = {});
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void load(torch::serialize::InputArchive& archive) override;
 
  private:
   ParameterNames names_;
@@ -65,6 +69,7 @@ class CADRE_EXPORT SGD : public torch::optim::SGD {
   explicit SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options);
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void load(torch::serialize::InputArchive& archive) override;
 
  private:
   ParameterNames names_;

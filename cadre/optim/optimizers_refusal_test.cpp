@@ -1,10 +1,11 @@
 // Inputs that the fused kernels would compute incorrectly are refused with an error, before
 // anything changes.
+#include <ATen/ops/_efficientzerotensor.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "cadre/base/error.h"
 #include "cadre/optim/fused_kernels.h"
 #include "cadre/optim/optimizers_test.h"
 
@@ -12,17 +13,6 @@ namespace cadre::optim_test {
 namespace {
 
 using ::testing::HasSubstr;
-
-// The error of a step; empty when there is none.
-std::string refusal(Optimizer& optimizer) {
-  try {
-    optimizer.step();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.message();
-  }
-  return {};
-}
 
 // A valid parameter with a gradient, which a refused step must not change, followed by `bad`.
 template <typename Made = AdamW, typename Options = torch::optim::AdamWOptions>
@@ -88,6 +78,32 @@ TEST(FusedRefusal, AParameterThatNoKernelComputes) {
               HasSubstr("parameter 2 is sparse Float (4) on cpu; expected a dense tensor"));
 }
 
+// They have no version counter that a step could bump.
+TEST(FusedRefusal, AParameterMadeInInferenceMode) {
+  const auto make = [] {
+    const c10::InferenceMode inference;
+    return torch::ones({4});
+  };
+  const at::Tensor weight = make();
+  const std::string sentence =
+      "parameter 2 was made in inference mode, outside of which it cannot be changed";
+  EXPECT_THAT(refusal_of(with_gradient(weight, torch::ones({4}))), HasSubstr(sentence));
+  EXPECT_THAT(
+      refusal_of<SGD>(with_gradient(weight, torch::ones({4})), torch::optim::SGDOptions(kRate)),
+      HasSubstr(sentence));
+  EXPECT_TRUE(weight.equal(torch::ones({4})));
+  const c10::InferenceMode inference;
+  SGD optimizer(Tensors{with_gradient(make(), torch::ones({4}))}, torch::optim::SGDOptions(0.5));
+  EXPECT_EQ(refusal(optimizer), "") << "in inference mode it can";
+  EXPECT_TRUE(optimizer.param_groups()[0].params()[0].equal(torch::full({4}, 0.5)));
+}
+
+TEST(FusedRefusal, AParameterWithoutMemory) {
+  const at::Tensor zero = at::_efficientzerotensor({4}, torch::TensorOptions(at::kFloat));
+  EXPECT_THAT(refusal_of(with_gradient(zero.requires_grad_(true), torch::ones({4}))),
+              HasSubstr("parameter 2 is a zero without memory"));
+}
+
 // The kernel of torch 2.13 would leave such a parameter unchanged.
 TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
@@ -146,6 +162,22 @@ TEST(FusedRefusal, HasTheNameOfANamedParameter) {
   for (Optimizer* optimizer : std::vector<Optimizer*>{&adamw, &adam, &sgd}) {
     EXPECT_THAT(refusal(*optimizer), HasSubstr("the gradient of parameter 3 (1.bias) is sparse"));
   }
+}
+
+// A zero without memory, of which the derivatives of some operators consist.
+TEST(FusedRefusal, NotALazyZero) {
+  const at::Tensor weight = torch::full({20}, 2.0).requires_grad_(true);
+  const at::Tensor truth = weight.detach().clone().requires_grad_(true);
+  SGD own(Tensors{weight}, torch::optim::SGDOptions(0.5).momentum(0.9));
+  torch::optim::SGD oracle({truth}, torch::optim::SGDOptions(0.5).momentum(0.9));
+  for (const double gradient : {0.0, 1.0, 0.0}) {
+    truth.mutable_grad() = torch::full({20}, gradient);
+    weight.mutable_grad() = truth.grad().clone();
+    if (gradient == 0) weight.mutable_grad() = at::_efficientzerotensor({20}, weight.options());
+    EXPECT_EQ(refusal(own), "");
+    oracle.step();
+  }
+  EXPECT_TRUE(weight.equal(truth));
 }
 
 // These are computed correctly, from a copy in the parameter's order.

@@ -2,6 +2,7 @@
 // several copies of them, and the rules with their options.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/optim/optimizers.h"
 
 namespace cadre::optim_test {
@@ -133,6 +135,17 @@ inline double bound(const at::Tensor& parameter, int num_steps) {
       parameter.scalar_type() == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);
   const double scale = parameter.numel() == 0 ? 0 : parameter.abs().max().item<double>();
   return 4 * epsilon * num_steps * std::max(scale, 1.0);
+}
+
+// The error of a step; empty when there is none.
+inline std::string refusal(Optimizer& optimizer) {
+  try {
+    optimizer.step();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.message();
+  }
+  return {};
 }
 
 }  // namespace cadre::optim_test

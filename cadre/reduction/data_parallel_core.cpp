@@ -57,7 +57,10 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
 
 void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& module,
                              const MakeGradientStorage& make_storage) {
-  const std::vector<NamedTensor> parameters = distinct_parameters(*module);
+  std::vector<NamedTensor> parameters = distinct_parameters(*module);
+  std::erase_if(parameters, [this](const NamedTensor& parameter) {
+    return std::ranges::find(options_.ignored, parameter.name) != options_.ignored.end();
+  });
   check_not_wrapped(parameters);
   const std::vector<NamedTensor> buffers = distinct_buffers(*module);
   const uint64_t number = check_replicas_match(wrapper_.name, {parameters, buffers}, *group_);

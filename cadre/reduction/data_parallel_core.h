@@ -43,6 +43,8 @@ struct DataParallelOptions {
   bool broadcast_buffers = true;
   // Rank 0's parameters everywhere at construction; otherwise the caller has made them equal.
   bool broadcast_parameters = true;
+  // Names of parameters that stay as they are: neither broadcast nor reduced.
+  std::vector<std::string> ignored = {};
   // Gradients are left as they are in a world of one, without any hook.
   bool is_idle_alone = true;
   // At the start of each forward, also of one without grad and in a world of one. May be empty.

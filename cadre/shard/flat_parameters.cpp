@@ -5,6 +5,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -105,6 +106,35 @@ at::Tensor without_memory(int64_t numel, at::ScalarType dtype) {
   return tensor;
 }
 
+constexpr const char* kOwnStepOnly =
+    "mapped shards are written by Cadre's own step only, when no rank reads them: use "
+    "cadre::ShardedOptimizer or hold a cadre::ShardUpdate; or choose ShardForm::kGathered, whose "
+    "shards any optimizer may write";
+
+// What libtorch calls where memory is about to be written. Because it throws, it stays.
+void refuse_write(c10::StorageImpl*) {
+  throw Error(ErrorCode::kInvalidArgument, kOwnStepOnly);
+}
+
+// Reading is allowed, but before libtorch 2.13, which cannot tell it from writing.
+template <typename Storage>
+void guard_against_writes(Storage& storage) {
+  if constexpr (requires { storage.has_materializer(); }) {
+    if (!storage.has_materializer()) storage.set_materializer(&refuse_write);
+  } else {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kOwnStepOnly));
+  }
+}
+
+template <typename Storage>
+void clear_write_guard(Storage& storage) {
+  if constexpr (requires { storage.has_materializer(); }) {
+    storage.clear_materializer();
+  } else {
+    storage.clear_data_ptr_access_error_msg_();
+  }
+}
+
 std::string default_name(const std::vector<NamedTensor>& parameters) {
   if (parameters.size() == 1) return format("\"{}\"", parameters[0].name);
   return format("\"{}\" and {} more", parameters[0].name, parameters.size() - 1);
@@ -133,9 +163,11 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
   }
   if (options_.name.empty()) options_.name = default_name(parameters_);
   if (!options_.pool) options_.pool = std::make_shared<FlatBufferPool>();
+  if (!options_.fence) options_.fence = std::make_shared<ShardFence>();
   if (parameters_[0].tensor.defined()) dtype_ = parameters_[0].tensor.scalar_type();
   check_parameters();
   const at::NoGradGuard no_grad;
+  if (options_.form == ShardForm::kMapped) map_memory();
   make_memory();
   take_over_parameters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -151,9 +183,13 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
   } else {
     guard(kSharded);
   }
+  if (is_mapped()) end_writes();
+  options_.fence->add(*this);
 }
 
-FlatParameters::~FlatParameters() = default;
+FlatParameters::~FlatParameters() {
+  options_.fence->remove(*this);
+}
 
 void FlatParameters::check_parameters() const {
   const std::string what = format("sharding {}, rank {}", options_.name, group_->rank());
@@ -177,27 +213,45 @@ void FlatParameters::check_parameters() const {
     }
   }
   check_apart(what, parameters_);
+  if (options_.form == ShardForm::kMapped && options_.keep_full) {
+    refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
+  }
 }
 
 bool FlatParameters::shares_memory() const {
-  return compute_dtype() == dtype_ && (options_.keep_full || group_->world_size() == 1);
+  if (is_mapped() || compute_dtype() != dtype_) return false;
+  return options_.keep_full || group_->world_size() == 1;
 }
 
 at::Tensor FlatParameters::own_part_of_buffer() const {
   return buffer_.narrow(0, group_->rank().value * layout_.shard_numel(), layout_.shard_numel());
 }
 
+void FlatParameters::map_memory() {
+  if (!options_.fence->prepare(group_)) return;
+  const int64_t page_numel =
+      MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(compute_dtype()));
+  FlatLayout layout(numels_of(parameters_), group_->world_size(),
+                    std::lcm(options_.alignment, page_numel));
+  if (layout.numel() == 0) return;
+  parts_ = group_->map_parts(layout.shard_numel(), compute_dtype());
+  if (parts_) layout_ = std::move(layout);
+}
+
 void FlatParameters::make_memory() {
   flat_ = without_memory(layout_.numel(), compute_dtype());
   if (keeps_buffer()) {
-    buffer_ = group_->empty_flat(layout_.numel(), compute_dtype());
+    buffer_ = is_mapped() ? parts_->whole() : group_->empty_flat(layout_.numel(), compute_dtype());
     set_memory(buffer_);
   }
+  const bool is_own_part = is_mapped() && compute_dtype() == dtype_;
   // With a version counter of its own, which a gather does not move.
-  shard_ = shares_memory() ? own_part_of_buffer().variable_data()
-                           : group_->empty_flat(layout_.shard_numel(), dtype_);
+  shard_ = is_own_part       ? parts_->own()
+           : shares_memory() ? own_part_of_buffer().variable_data()
+                             : group_->empty_flat(layout_.shard_numel(), dtype_);
   if (compute_dtype() != dtype_) {
-    sent_ = group_->empty_flat(layout_.shard_numel(), compute_dtype());
+    sent_ =
+        is_mapped() ? parts_->own() : group_->empty_flat(layout_.shard_numel(), compute_dtype());
   }
 }
 
@@ -207,7 +261,7 @@ void FlatParameters::take_over_parameters() {
     const at::Tensor& parameter = parameters_[i].tensor;
     const int64_t numel = layout_.numel(i);
     const at::Tensor values = parameter.detach().contiguous().view(-1);
-    if (keeps_buffer()) buffer_.narrow(0, layout_.offset(i), numel).copy_(values);
+    if (keeps_buffer() && !is_mapped()) buffer_.narrow(0, layout_.offset(i), numel).copy_(values);
     if (!shares_memory()) {
       const FlatRange range = layout_.range(i, rank);
       shard_.narrow(0, layout_.offset_in_shard(i, rank), range.size())
@@ -250,6 +304,7 @@ void FlatParameters::check_in_place() const {
 }
 
 uint32_t FlatParameters::version_of_shard() const {
+  if (is_mapped()) return static_cast<uint32_t>(options_.fence->num_updates());
   uint32_t version = shard_._version();
   for (const at::Tensor& values : values_) version += values._version();
   return version;
@@ -266,6 +321,16 @@ void FlatParameters::unshard_async() {
   if (state_ == State::kGathering || is_unsharded()) return;
   check_in_place();
   gathered_version_ = version_of_shard();
+  if (is_mapped()) {
+    wait_ = [this] { options_.fence->wait_for_owners(); };
+  } else {
+    start_gather();
+  }
+  state_ = State::kGathering;
+  guard("are being gathered from the other ranks");
+}
+
+void FlatParameters::start_gather() {
   const at::Tensor& input = gather_input();
   if (!buffer_.defined()) buffer_ = options_.pool->take(layout_.numel(), compute_dtype());
   try {
@@ -274,8 +339,6 @@ void FlatParameters::unshard_async() {
     drop_gather();
     throw;
   }
-  state_ = State::kGathering;
-  guard("are being gathered from the other ranks");
 }
 
 void FlatParameters::wait_unsharded() {
@@ -317,6 +380,37 @@ void FlatParameters::finish_gather() {
     }
   }
   filled_version_ = gathered_version_;
+  unsharded_version_ = version_of_parameters();
+}
+
+uint32_t FlatParameters::version_of_parameters() const {
+  uint32_t version = 0;
+  for (const NamedTensor& parameter : parameters_) version += parameter.tensor._version();
+  return version;
+}
+
+void FlatParameters::check_unwritten() const {
+  if (!is_mapped() || version_of_parameters() == unsharded_version_) return;
+  throw Error(ErrorCode::kCorruption,
+              format("{}, rank {}: the program has written to parameters while they were mapped. "
+                     "All ranks read and write the same memory, so the values are not those that "
+                     "one rank would get. Write to the shards, FlatParameters::values(), inside a "
+                     "ShardUpdate, or choose ShardForm::kGathered; go on from the last snapshot",
+                     options_.name, group_->rank()));
+}
+
+void FlatParameters::guard_writes() {
+  if (is_mapped()) guard_against_writes(*shard_.storage().unsafeGetStorageImpl());
+}
+
+void FlatParameters::allow_writes() {
+  if (is_mapped()) clear_write_guard(*shard_.storage().unsafeGetStorageImpl());
+}
+
+void FlatParameters::end_writes() {
+  if (!is_mapped()) return;
+  if (sent_.defined()) sent_.copy_(shard_);
+  guard_writes();
 }
 
 void FlatParameters::reshard() {
@@ -325,6 +419,7 @@ void FlatParameters::reshard() {
   }
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kSharded) return;
+  const bool was_unsharded = is_unsharded();
   state_ = State::kSharded;
   is_stale_ = false;
   if (!keeps_buffer()) {
@@ -332,13 +427,16 @@ void FlatParameters::reshard() {
     options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
   }
   guard(kSharded);
+  if (was_unsharded) check_unwritten();
 }
 
 void FlatParameters::mark_stale() {
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kSharded) return;
+  const bool was_unsharded = is_unsharded();
   is_stale_ = true;
   guard("have changed on their owners");
+  if (was_unsharded) check_unwritten();
 }
 
 void FlatParameters::take_from_parameters() {
@@ -346,6 +444,11 @@ void FlatParameters::take_from_parameters() {
     refuse(format("{}, rank {}", options_.name, group_->rank()),
            "take_from_parameters() needs the whole parameters; call unshard_async() and "
            "wait_unsharded() before");
+  }
+  if (is_mapped()) {
+    refuse(format("{}, rank {}", options_.name, group_->rank()),
+           "take_from_parameters() is not for mapped parameters, which all ranks write at once; "
+           "write to values() inside a ShardUpdate");
   }
   const at::NoGradGuard no_grad;
   if (shares_memory()) {

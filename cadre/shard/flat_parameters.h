@@ -28,16 +28,30 @@
 #include <vector>
 
 #include "cadre/base/export.h"
+#include "cadre/group/mapped_parts.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/shard/flat_buffer_pool.h"
 #include "cadre/shard/flat_layout.h"
 #include "cadre/shard/parameter_shard.h"
+#include "cadre/shard/shard_fence.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
+// How the ranks come to the shards of the others.
+enum class ShardForm : uint8_t {
+  // Each rank copies them into a buffer of its own.
+  kGathered,
+  // Where all ranks share memory each reads them where their owners keep them: the buffer is one
+  // mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are
+  // whole pages. They are written in updates only, see shard_fence.h; else a write throws. Across
+  // hosts the same as kGathered.
+  kMapped,
+};
+
 struct FlatParametersOptions {
+  ShardForm form = ShardForm::kGathered;
   // Of the full parameters; default: that of the shard, which keeps the original one.
   std::optional<at::ScalarType> compute_dtype = {};
   int64_t alignment = 16;  // elements, see FlatLayout
@@ -50,6 +64,8 @@ struct FlatParametersOptions {
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Of the buffers of several FlatParameters; default: one of its own.
   std::shared_ptr<FlatBufferPool> pool = {};
+  // Of all FlatParameters whose shards are written by the same updates; default: one of its own.
+  std::shared_ptr<ShardFence> fence = {};
 };
 
 class CADRE_EXPORT FlatParameters {
@@ -72,6 +88,9 @@ class CADRE_EXPORT FlatParameters {
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::string& name() const { return options_.name; }
   ReplicaGroup& group() const { return *group_; }
+  // Whether the ranks read the shards in place; equal on all ranks.
+  bool is_mapped() const { return parts_.has_value(); }
+  const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
   // (shard_numel), the values that this rank owns, in the original dtype of the parameters.
   // Changed only while no gather runs.
   const at::Tensor& shard() const { return shard_; }
@@ -89,18 +108,20 @@ class CADRE_EXPORT FlatParameters {
   // way. Touching a parameter throws until wait_unsharded().
   void unshard_async();
   void wait_unsharded();
-  // Frees the buffer. Waits first for a gather that runs.
+  // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
   void reshard();
   // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
   void mark_stale();
   // The reverse of a gather, without communication: the shard becomes this rank's part of the
-  // parameters, which the program has changed in the same way on all ranks. They must be unsharded.
+  // parameters, which the program has changed in the same way on all ranks. They must be unsharded,
+  // and not mapped.
   void take_from_parameters();
   // Throws if a parameter has been given other memory, by set_data() for example. Gathers do that,
   // too.
   void check_in_place() const;
 
  private:
+  friend class ShardFence;
   enum class State : uint8_t { kSharded, kGathering, kFull };
 
   void check_parameters() const;
@@ -109,9 +130,12 @@ class CADRE_EXPORT FlatParameters {
   at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(dtype_); }
   // Whether the shard is a part of the buffer, and whether the buffer is never freed.
   bool shares_memory() const;
-  bool keeps_buffer() const { return options_.keep_full || shares_memory(); }
+  bool keeps_buffer() const { return options_.keep_full || shares_memory() || is_mapped(); }
+  // Makes the mapping, if all ranks can.
+  void map_memory();
   at::Tensor own_part_of_buffer() const;
   const at::Tensor& gather_input();
+  void start_gather();
   void finish_gather();
   void drop_gather();
   // Of the storage that the parameters share.
@@ -119,6 +143,13 @@ class CADRE_EXPORT FlatParameters {
   void guard(const std::string& reason);
   void clear_guard();
   uint32_t version_of_shard() const;
+  // Refuses what the program has written to mapped parameters since they were unsharded.
+  void check_unwritten() const;
+  uint32_t version_of_parameters() const;
+  // For the fence: of mapped shards, when an update begins, and when it ends.
+  void allow_writes();
+  void end_writes();
+  void guard_writes();
 
   std::vector<NamedTensor> parameters_;
   std::shared_ptr<ReplicaGroup> group_;
@@ -133,11 +164,13 @@ class CADRE_EXPORT FlatParameters {
   at::Tensor buffer_;  // undefined while sharded
   at::Tensor shard_;
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
+  std::optional<MappedParts> parts_;
   std::vector<at::Tensor> values_;
   std::function<void()> wait_;     // of the gather that runs
   uint32_t gathered_version_ = 0;  // of the shard, when that began
   // Of the shard with which the parameters were filled last.
   std::optional<uint32_t> filled_version_;
+  uint32_t unsharded_version_ = 0;  // of mapped parameters
 };
 
 // A wrapper that may keep its parameters in such buffers; an empty list says that their gradients

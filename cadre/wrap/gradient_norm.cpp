@@ -1,10 +1,12 @@
 #include "cadre/wrap/gradient_norm.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
+#include <c10/core/InferenceMode.h>
 
 #include <cmath>
 #include <string>
@@ -21,6 +23,31 @@ namespace {
 
 // PyTorch's guard against a division by a norm of zero.
 constexpr double kNormEpsilon = 1e-6;
+
+// Refuses, before any gradient is scaled, one that mul_() would refuse.
+void check_can_be_scaled(const at::Tensor& gradient, size_t index, size_t num_parameters) {
+  std::string problem;
+  if (gradient.is_inference() && !c10::InferenceMode::is_enabled()) {
+    problem = format(
+        "the gradient of parameter {} of {}, of sizes {}, was made in inference mode, "
+        "outside of which it cannot be changed",
+        index, num_parameters, list_of(gradient.sizes()));
+  } else if (at::has_internal_overlap(gradient) == at::MemOverlap::Yes) {
+    problem = format(
+        "elements of the gradient of parameter {} of {}, of sizes {}, share memory, "
+        "as after expand(), so they cannot be scaled one by one",
+        index, num_parameters, list_of(gradient.sizes()));
+  }
+  if (problem.empty()) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("clip_grad_norm_: {}; assign its clone() to the parameter's mutable_grad()", problem));
+}
+
+// The foreach functions do not take views with a pending conjugation or negation.
+bool is_lazy(const at::Tensor& tensor) {
+  return tensor.is_conj() || tensor.is_neg();
+}
 
 std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -40,8 +67,12 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
                          "dense; make it dense, for example by an embedding with sparse(false)",
                          i, parameters.size(), list_of(parameters[i].sizes())));
     }
+    check_can_be_scaled(gradient, i, parameters.size());
     // Nothing has the norm 0, but libtorch knows no largest value of nothing.
-    if (gradient.numel() > 0) gradients.push_back(gradient);
+    if (gradient.numel() == 0) continue;
+    // A zero tensor without memory cannot be scaled, and a norm of NaN makes NaN of zeros.
+    if (gradient._is_zerotensor()) parameters[i].mutable_grad() = gradient.clone();
+    gradients.push_back(gradient);
   }
   return gradients;
 }
@@ -50,7 +81,8 @@ double joint_norm(const std::vector<at::Tensor>& gradients, double norm_type) {
   std::vector<at::Tensor> narrow;
   std::vector<at::Tensor> wide;
   for (const at::Tensor& gradient : gradients) {
-    (gradient.element_size() < 4 ? narrow : wide).push_back(gradient);
+    (gradient.element_size() < 4 ? narrow : wide)
+        .push_back(is_lazy(gradient) ? gradient.clone() : gradient);
   }
   std::vector<at::Tensor> norms;
   const auto add = [&norms](const std::vector<at::Tensor>& of_each) {
@@ -96,7 +128,16 @@ void check_clip_options(double max_norm, const ClipGradNormOptions& options) {
 
 void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, double max_norm) {
   if (gradients.empty() || std::isinf(max_norm) || norm <= max_norm) return;
-  at::_foreach_mul_(gradients, max_norm / (norm + kNormEpsilon));
+  const double factor = max_norm / (norm + kNormEpsilon);
+  std::vector<at::Tensor> in_memory;
+  for (const at::Tensor& gradient : gradients) {
+    if (is_lazy(gradient)) {
+      gradient.mul_(factor);
+    } else {
+      in_memory.push_back(gradient);
+    }
+  }
+  if (!in_memory.empty()) at::_foreach_mul_(in_memory, factor);
 }
 
 double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,

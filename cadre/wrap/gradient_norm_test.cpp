@@ -1,6 +1,9 @@
 // clip_grad_norm_() against a sum over all elements in float64, and against libtorch's.
 #include "cadre/wrap/gradient_norm.h"
 
+#include <ATen/ops/_efficientzerotensor.h>
+#include <ATen/ops/_neg_view.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -198,6 +201,56 @@ TEST(ClipGradNorm, WhatIsNotFiniteIsRefusedIfAskedForAndNothingIsScaled) {
   EXPECT_THAT(refusal(large, 1, {.error_if_nonfinite = true}),
               HasSubstr("every element is finite, so the sum of their powers exceeds the dtype"));
   EXPECT_EQ(refusal(make_parameters(), 1, {.error_if_nonfinite = true}), "no error");
+}
+
+// As autograd leaves them: conjugated or negated when they are read, or zero without memory.
+TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
+  torch::manual_seed(1);
+  const Tensor complex = torch::randn({7}, torch::kComplexDouble);
+  const Tensor real = torch::randn({4}, torch::kDouble);
+  for (const double p : {1.0, 2.0, kInfinity}) {
+    const Tensors parameters = {with_gradient(torch::zeros({7}, torch::kComplexDouble)),
+                                with_gradient(torch::zeros({4}, torch::kDouble)),
+                                with_gradient(torch::zeros({3}, torch::kDouble)),
+                                with_gradient(real.clone())};
+    parameters[0].mutable_grad() = complex.clone().conj();
+    parameters[1].mutable_grad() = at::_neg_view(real.clone());
+    parameters[2].mutable_grad() = at::_efficientzerotensor({3}, real.options());
+    const double expected = norm_by_formula({complex.abs(), real, real}, p);
+    EXPECT_NEAR(clip_grad_norm_(parameters, 0.1, {.norm_type = p}), expected, 1e-12 * expected);
+    const double factor = 0.1 / (expected + 1e-6);
+    const auto is_scaled = [&](size_t i, const Tensor& truth) {
+      return torch::allclose(parameters[i].grad().resolve_conj().resolve_neg(), truth * factor,
+                             1e-12, 0);
+    };
+    EXPECT_TRUE(is_scaled(0, complex.conj().resolve_conj()));
+    EXPECT_TRUE(is_scaled(1, -real));
+    EXPECT_EQ(parameters[2].grad().norm().item<double>(), 0);
+    EXPECT_TRUE(is_scaled(3, real));
+  }
+  const Tensor leaf = torch::randn({4}, torch::kComplexFloat).requires_grad_(true);
+  torch::real((leaf * leaf).conj().sum()).backward();
+  EXPECT_GT(clip_grad_norm_(Tensors{leaf}, 0.1, {.error_if_nonfinite = true}), 0.1);
+}
+
+// It could be scaled as a whole only, and the ones before it would be scaled already.
+TEST(ClipGradNorm, GradientsThatCannotBeScaledAreRefusedFirst) {
+  const Tensor good = with_gradient(torch::full({3}, 5.0));
+  const Tensor expanded = with_gradient(torch::zeros({4}));
+  expanded.mutable_grad() = torch::full({1}, 5.0).expand({4});
+  EXPECT_EQ(refusal({good, expanded}, 0.1),
+            "clip_grad_norm_: elements of the gradient of parameter 1 of 2, of sizes (4), share "
+            "memory, as after expand(), so they cannot be scaled one by one; assign its clone() to "
+            "the parameter's mutable_grad()");
+  const Tensor inference = with_gradient(torch::zeros({4}));
+  {
+    const c10::InferenceMode mode;
+    inference.mutable_grad() = torch::ones({4});
+  }
+  EXPECT_THAT(refusal({good, inference}, 0.1),
+              HasSubstr("the gradient of parameter 1 of 2, of sizes (4), was made in inference "
+                        "mode"));
+  EXPECT_TRUE(torch::equal(good.grad(), torch::full({3}, 5.0))) << "nothing is scaled";
 }
 
 TEST(ClipGradNorm, BadInputIsRefused) {

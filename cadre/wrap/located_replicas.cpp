@@ -31,6 +31,10 @@ at::Tensor LocatedReplicas::empty_flat(int64_t numel, at::ScalarType dtype) {
   return run([&] { return group_->empty_flat(numel, dtype); });
 }
 
+std::optional<MappedParts> LocatedReplicas::map_parts(int64_t numel, at::ScalarType dtype) {
+  return run([&] { return group_->map_parts(numel, dtype); });
+}
+
 std::function<void()> LocatedReplicas::all_reduce_async(const at::Tensor& tensor, ReduceOp op) {
   return run_async([&] { return group_->all_reduce_async(tensor, op); });
 }

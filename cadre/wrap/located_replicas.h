@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,7 @@ class LocatedReplicas final : public ReplicaGroup {
   uint64_t num_operations() const override { return group_->num_operations(); }
   const std::string& module_name() const { return owner_.module; }
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override;
+  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) override;
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override;
   void all_reduce(const at::Tensor& tensor, ReduceOp op) override;
   void broadcast(const at::Tensor& tensor, Rank root) override;

@@ -14,6 +14,9 @@ class ProcessGroupReplicas final : public ReplicaGroup {
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) override {
     return group_.empty_symmetric(numel, dtype);
   }
+  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) override {
+    return group_.map_parts(numel, dtype);
+  }
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
     return [work = group_.all_reduce_async(tensor, {.op = op})] { work.wait(); };
   }

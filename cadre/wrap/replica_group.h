@@ -12,10 +12,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
 #include "cadre/base/types.h"
+#include "cadre/group/mapped_parts.h"
 #include "cadre/group/process_group.h"
 
 namespace cadre {
@@ -30,6 +32,9 @@ class CADRE_EXPORT ReplicaGroup {
   virtual uint64_t num_operations() const { return 0; }
   // (numel), zeroed, in memory that is cheap to reduce. Collective: same arguments on all ranks.
   virtual at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) = 0;
+  // Memory of which every rank owns `numel` elements and reads those of all. Collective. Nothing,
+  // on all ranks alike, where the ranks share no memory.
+  virtual std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) = 0;
   // In place on a contiguous tensor. The returned function waits for the result and throws its
   // error; the operation runs whether or not it is called.
   virtual std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) = 0;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,7 @@ class PeersFormula {
 struct GroupCall {
   enum class Kind : uint8_t {
     kEmptyFlat,
+    kMapParts,
     kAllReduce,
     kAllReduceAsync,
     kBroadcast,
@@ -66,7 +68,7 @@ struct GroupCall {
 
   Kind kind;
   int64_t number;          // of this group's calls, from 1
-  at::Tensor tensor = {};  // reduced or sent; not of kEmptyFlat
+  at::Tensor tensor = {};  // reduced or sent; not of kEmptyFlat or kMapParts
   // Of a gather or kReduceScatterAsync; of kEmptyFlat, when it was passed on.
   at::Tensor output = {};
   ReduceOp op = ReduceOp::kSum;     // of a reduction
@@ -111,6 +113,16 @@ class FakeReplicas final : public ReplicaGroup {
     };
     on_call(call);
     return call.output;
+  }
+  // Peers that are a formula share no memory.
+  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) override {
+    GroupCall call = begin(GroupCall::Kind::kMapParts);
+    std::optional<MappedParts> parts;
+    call.pass_on = [this, &parts, numel, dtype] {
+      if (real_) parts = real_->map_parts(numel, dtype);
+    };
+    on_call(call);
+    return parts;
   }
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) override {
     const auto call = std::make_shared<GroupCall>(begin(GroupCall::Kind::kAllReduceAsync));

@@ -35,7 +35,8 @@ enum class Reshard : uint8_t {
 struct ShardPrecision {
   std::optional<c10::ScalarType> parameters = {};  // of the gathered parameters, and so of compute
   std::optional<c10::ScalarType> reduce = {};      // of gradients while they are reduced
-  std::optional<c10::ScalarType> outputs = {};     // of what forward() returns
+  // Of what forward() returns: of the wrapper's precision, that of the root alone.
+  std::optional<c10::ScalarType> outputs = {};
   // Floating-point arguments of forward() take the dtype of the parameters, where that is set.
   bool cast_inputs = true;
 };

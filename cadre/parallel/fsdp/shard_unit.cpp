@@ -48,20 +48,8 @@ void UnitCall::returned(std::span<const at::Tensor> outputs) {
   state_->has_returned = true;
 }
 
-namespace {
-
-at::Tensor cast_to(const at::Tensor& tensor, std::optional<c10::ScalarType> dtype) {
+at::Tensor cast_floating(const at::Tensor& tensor, std::optional<c10::ScalarType> dtype) {
   return dtype && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
-}
-
-}  // namespace
-
-at::Tensor UnitCall::cast_input(const at::Tensor& tensor) const {
-  return cast_to(tensor, input_dtype_);
-}
-
-at::Tensor UnitCall::cast_output(const at::Tensor& tensor) const {
-  return cast_to(tensor, output_dtype_);
 }
 
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {

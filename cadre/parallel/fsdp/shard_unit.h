@@ -31,6 +31,7 @@
 
 #include "cadre/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
+#include "cadre/wrap/forward_signature.h"
 #include "cadre/wrap/map_tensors.h"
 #include "cadre/wrap/output_tensors.h"
 
@@ -61,6 +62,10 @@ class CADRE_EXPORT ShardUnitBase {
   Binding binding_;
 };
 
+// The tensor in the dtype, if there is one and the tensor is floating-point.
+CADRE_EXPORT at::Tensor cast_floating(const at::Tensor& tensor,
+                                      std::optional<c10::ScalarType> dtype);
+
 // One call of a unit's forward(). Destroyed before returned(): the forward has failed.
 class CADRE_EXPORT UnitCall {
  public:
@@ -74,8 +79,12 @@ class CADRE_EXPORT UnitCall {
 
   bool casts_inputs() const { return input_dtype_.has_value(); }
   bool casts_outputs() const { return output_dtype_.has_value(); }
-  at::Tensor cast_input(const at::Tensor& tensor) const;
-  at::Tensor cast_output(const at::Tensor& tensor) const;
+  at::Tensor cast_input(const at::Tensor& tensor) const {
+    return cast_floating(tensor, input_dtype_);
+  }
+  at::Tensor cast_output(const at::Tensor& tensor) const {
+    return cast_floating(tensor, output_dtype_);
+  }
 
  private:
   struct State;
@@ -84,18 +93,7 @@ class CADRE_EXPORT UnitCall {
   std::optional<c10::ScalarType> output_dtype_;
 };
 
-struct NoSingleForward {};
-
-template <typename M>
-constexpr auto pointer_to_forward() {
-  if constexpr (requires { &M::forward; }) {
-    return &M::forward;
-  } else {
-    return NoSingleForward{};
-  }
-}
-
-template <typename M, typename Forward = decltype(pointer_to_forward<M>())>
+template <typename M, typename Forward = ForwardPointer<M>>
 class ShardUnit : public M, public ShardUnitBase {
   static_assert(!std::is_same_v<Forward, NoSingleForward>,
                 "cadre::ShardUnit<M>: M must have exactly one public forward(), which is not a "

@@ -18,7 +18,7 @@ namespace {
 
 using torch::nn::Module;
 
-[[noreturn]] void refuse(const std::string& what) {
+[[noreturn]] void refuse_units(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, format("FullyShardedDataParallel: {}", what));
 }
 
@@ -70,14 +70,14 @@ class Assigner {
   bool is_chosen(const ShardUnitBase& unit, const Module& module, const std::string& name,
                  const Keys& held) const {
     if (unit.binding().is_sharded) {
-      refuse(
+      refuse_units(
           format("{} is a unit of another FullyShardedDataParallel; a model is wrapped once, and "
                  "stays wrapped",
                  name.empty() ? "the model" : format("\"{}\"", name)));
     }
     if (&module == &root_) {
       if (!unit.binding().is_declared) return false;
-      refuse(
+      refuse_units(
           "fully_shard() was called for the model itself. The parameters outside of its units "
           "are a unit by themselves: leave the call out, and give its options to the wrapper");
     }
@@ -129,7 +129,7 @@ class Assigner {
         is_found = true;
       }
       if (!is_found) {
-        refuse(
+        refuse_units(
             format("options.ignored names \"{}\", but the model has no such parameter and no "
                    "such module with parameters",
                    ignored));

@@ -211,7 +211,7 @@ void UnitSchedule::summon() {
       unit.memory->mark_stale();
       unit.memory->gather();
     }
-    for (const Unit& unit : units_) unit.memory->wait();
+    for (const Unit& unit : units_) unit.memory->wait_full();
   } catch (...) {
     abandon();
     throw;
@@ -231,7 +231,7 @@ void UnitSchedule::use(size_t unit) {
     units_[unit].memory->gather();
     // Behind the one that is needed first, and before this rank waits.
     prefetch();
-    units_[unit].memory->wait();
+    units_[unit].memory->wait_full();
   } catch (const Error& error) {
     throw error.with_context(
         format("FullyShardedDataParallel, {}, gathering {}", options_.rank,

@@ -40,7 +40,7 @@ class UnitMemory {
   // Starts to gather from the owners; collective.
   virtual void gather() = 0;
   // The parameters may be read afterwards.
-  virtual void wait() = 0;
+  virtual void wait_full() = 0;
   // Ends a gather that is on its way, and frees the memory.
   virtual void release() = 0;
   // The owners change their shards: what was gathered before no longer counts.

@@ -40,7 +40,7 @@ class NotedMemory final : public UnitMemory {
     is_stale_ = false;
     notes_.peak = std::max(notes_.peak, notes_.full.size());
   }
-  void wait() override {
+  void wait_full() override {
     if (fail) throw std::runtime_error("gather failed");
   }
   void release() override {

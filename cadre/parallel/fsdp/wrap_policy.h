@@ -1,10 +1,7 @@
 // Which ShardUnits of a model become units without a call of fully_shard() for each.
 //
 // Threads: pure functions. Blocking: never. Errors: none.
-// Any function of a WrapCandidate is a policy, too:
-//   options.wrap_policy = [](const cadre::WrapCandidate& candidate) {
-//     return candidate.name.starts_with("blocks.");
-//   };
+// Any function of a WrapCandidate is a policy, too.
 // Only a ShardUnit can be a unit: nothing runs before the forward() of another module. Source:
 // torch.distributed.fsdp.wrap.
 #pragma once

@@ -1,0 +1,91 @@
+#include "cadre/group/mapped_parts.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
+
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/dtype.h"
+#include "cadre/group/tensor_checks.h"
+
+namespace cadre {
+namespace {
+
+// A tensor that keeps the buffer.
+at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
+                     at::ScalarType dtype) {
+  const auto numel = static_cast<int64_t>(bytes.size() / c10::elementSize(dtype));
+  return at::from_blob(
+      bytes.data(), {numel}, [kept = buffer](void*) mutable { kept.reset(); },
+      at::TensorOptions().dtype(dtype));
+}
+
+// All parts, or nothing where this rank cannot map them.
+Bytes try_map(SymmetricBuffer& buffer, int world_size) {
+  if (world_size == 1) return buffer.local();
+  if (!buffer.shares_memory()) return {};
+  try {
+    return buffer.contiguous();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnavailable) throw;
+    return {};  // addresses or mappings are short
+  }
+}
+
+}  // namespace
+
+std::optional<MappedParts> MappedParts::allocate(const ProcessGroup& group, int64_t numel,
+                                                 at::ScalarType type) {
+  const std::optional<DType> dtype = to_dtype(type);
+  const int64_t part_bytes =
+      numel < 1 || !dtype ? 0 : numel * static_cast<int64_t>(size_of(*dtype));
+  if (part_bytes == 0 || part_bytes % kPageBytes != 0) {
+    refuse_tensor(group.communicator(), "map_parts",
+                  format("{} elements of {} cannot be a part; pass one of {}, and a count above 0 "
+                         "that fills whole pages of {} bytes",
+                         numel, c10::toString(type), dtype_names(), kPageBytes));
+  }
+  MappedParts parts(group,
+                    group.communicator().allocate_symmetric(static_cast<size_t>(part_bytes)));
+  const Bytes whole = try_map(*parts.buffer_, group.world_size());
+  const bool is_mapped = whole.size() == static_cast<size_t>(part_bytes * group.world_size());
+  // One rank that cannot map decides for all.
+  const at::Tensor all_mapped = at::tensor({is_mapped ? 1 : 0}, at::kInt);
+  group.all_reduce(all_mapped, {.op = ReduceOp::kMin});
+  if (all_mapped.const_data_ptr<int>()[0] == 0) return std::nullopt;
+  parts.whole_ = tensor_on(parts.buffer_, whole, type);
+  parts.own_ = tensor_on(parts.buffer_, parts.buffer_->local(), type);
+  return parts;
+}
+
+Deadline MappedParts::deadline() const {
+  const Communicator& communicator = group_.communicator();
+  return communicator.system().deadline_in(communicator.options().timeout);
+}
+
+void MappedParts::signal_peers(uint32_t slot) const {
+  for (int rank = 0; rank < group_.world_size(); ++rank) {
+    if (rank != group_.rank()) buffer_->signal(rank, slot);
+  }
+}
+
+void MappedParts::wait_for_peers(uint32_t slot) const {
+  const Deadline until = deadline();
+  for (int rank = 0; rank < group_.world_size(); ++rank) {
+    if (rank != group_.rank()) buffer_->wait_signal(rank, slot, until);
+  }
+}
+
+// A wait for a signal that has come: it throws if the group has failed, and else returns at once.
+void MappedParts::check_group(uint32_t slot) const {
+  buffer_->signal(group_.rank(), slot);
+  buffer_->wait_signal(group_.rank(), slot, deadline());
+}
+
+std::vector<Rank> MappedParts::lost_ranks() const {
+  return group_.communicator().lost_ranks();
+}
+
+}  // namespace cadre

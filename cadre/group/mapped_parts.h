@@ -1,0 +1,64 @@
+// Memory of which every rank of a group owns an equal part, with all parts mapped side by side: a
+// rank reads what another has written without a copy.
+//
+// Threads: one at a time. Blocking: allocate(), a collective, and wait_for_peers(), until the
+// group's deadline. Lifetime: shares the group; the tensors keep their memory, also after the group
+// and this are gone. Errors: those of the group.
+// When a part may be read and when its owner may write is agreed by operations or by signals. Only
+// the owner writes. Source: symmetric memory of NVSHMEM and torch.distributed._symmetric_memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/comm/communicator.h"
+#include "cadre/group/process_group.h"
+
+namespace cadre {
+
+class CADRE_EXPORT MappedParts {
+ public:
+  // A part is a multiple of it long.
+  static constexpr int64_t kPageBytes = 4096;
+
+  // numel: of each part, at least 1; equal on all ranks, as dtype. Zeroed. Nothing, on all ranks
+  // alike, where the ranks share no memory or one of them cannot map it. In a world of one the
+  // memory is private.
+  static std::optional<MappedParts> allocate(const ProcessGroup& group, int64_t numel,
+                                             at::ScalarType dtype);
+
+  // (world_size * numel), the parts in rank order.
+  const at::Tensor& whole() const { return whole_; }
+  // (numel), the part of this rank; it has a storage of its own.
+  const at::Tensor& own() const { return own_; }
+
+  // Signals all other ranks. slot: below SymmetricBuffer::kNumSignals. Never blocks.
+  void signal_peers(uint32_t slot) const;
+  // Takes one signal of each other rank; what these wrote before it is seen. A timeout names the
+  // rank that is missing.
+  void wait_for_peers(uint32_t slot) const;
+  // Throws the failure of the group, if it has failed. slot: one that is not used otherwise.
+  void check_group(uint32_t slot) const;
+  // Of the group: killed, or left.
+  std::vector<Rank> lost_ranks() const;
+
+ private:
+  MappedParts(const ProcessGroup& group, std::shared_ptr<SymmetricBuffer> buffer)
+      : group_(group), buffer_(std::move(buffer)) {}
+  Deadline deadline() const;
+
+  ProcessGroup group_;
+  std::shared_ptr<SymmetricBuffer> buffer_;  // shared with the tensors
+  at::Tensor whole_;
+  at::Tensor own_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,513 @@
+// What FullyShardedDataParallel does with special parameters, accumulation, precision, meshes and
+// memory: training equals that of the plain module in one process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Options = FullyShardedDataParallelOptions;
+
+constexpr int64_t kWidth = 5;  // uneven on any number of ranks
+constexpr int64_t kRows = 12;
+constexpr int kSteps = 3;
+
+struct Tower : nn::Module {
+  explicit Tower(int num_units = 4) {
+    for (int i = 0; i < num_units; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), LinearUnit(kWidth, kWidth)));
+    }
+    head = register_module("head", nn::Linear(kWidth, 1));
+    to(kDouble);
+    set_values(*this);
+  }
+  virtual Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (auto& unit : units) h = h + torch::tanh(unit->forward(h));
+    return head(h);
+  }
+  std::vector<LinearUnit> units;
+  nn::Linear head{nullptr};
+};
+
+Tensor data_of(int step) {
+  return torch::sin(torch::arange(kRows * kWidth, kDouble) + 7 * step).view({kRows, kWidth});
+}
+
+Tensor rows_of(const ProcessGroup& group, int step) {
+  const Share share = share_of(kRows, group.rank(), group.world_size());
+  return data_of(step).narrow(0, share.begin, share.size());
+}
+
+Options every_unit() {
+  return {.wrap_policy = wrap_by_size(1)};
+}
+
+// (model, step, rows): one step up to the gradients; `model` is the module or its wrapper.
+struct PlainSteps {
+  template <typename Model>
+  void operator()(Model& model, const Tensor& rows) const {
+    model.forward(rows).pow(2).mean().backward();
+  }
+};
+
+// Each once, as in the wrapper.
+template <typename M>
+std::vector<Tensor> parameters_of(const M& module) {
+  std::vector<Tensor> parameters;
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    parameters.push_back(parameter.tensor);
+  }
+  return parameters;
+}
+
+template <typename M, typename Step>
+Snapshot train_plain(const std::shared_ptr<M>& module, Step step) {
+  torch::optim::SGD sgd(parameters_of(*module), 0.1);
+  for (int i = 0; i < kSteps; ++i) {
+    sgd.zero_grad();
+    step(*module, data_of(i));
+    sgd.step();
+  }
+  return copies_of(parameters_of(*module));
+}
+
+template <typename M, typename Step>
+Snapshot train_wrapped(FullyShardedDataParallel<M>& model, const ProcessGroup& group, Step step) {
+  torch::optim::SGD sgd(model.parameters(), 0.1);
+  for (int i = 0; i < kSteps; ++i) {
+    sgd.zero_grad();
+    step(model, rows_of(group, i));
+    sgd.step();
+  }
+  return assembled_parameters(model, group);
+}
+
+void expect_equal(const Snapshot& actual, const Snapshot& expected, double tolerance = 1e-12) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(actual[i], expected[i], tolerance, tolerance))
+        << "parameter " << i << "\n"
+        << actual[i] << "\n"
+        << expected[i];
+  }
+}
+
+template <typename Make, typename Step = PlainSteps>
+void expect_trains_as_plain(Make make, const Options& options, Step step = {},
+                            const std::vector<int>& world_sizes = {1, 2, 3}) {
+  const Snapshot expected = train_plain(make(), step);
+  for (const int world_size : world_sizes) {
+    SCOPED_TRACE(std::to_string(world_size) + " ranks");
+    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+      const auto module = make();
+      FullyShardedDataParallel model{module, group, options};
+      const Snapshot trained = train_wrapped(model, group, step);
+      expect_equal(trained, expected);
+      EXPECT_EQ(model.full_bytes(), 0);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+int64_t bytes_of_unit(int64_t numel, int world_size) {
+  const int64_t shard = (numel + world_size - 1) / world_size;
+  return (shard + 15) / 16 * 16 * world_size * static_cast<int64_t>(sizeof(double));
+}
+
+TEST(FsdpMemory, IsThatOfTheRootAndTwoUnits) {
+  const auto result = run_groups(3, [&](const ProcessGroup& group) {
+    const int64_t unit = bytes_of_unit(kWidth * kWidth + kWidth, 3);
+    const int64_t root = bytes_of_unit(kWidth + 1, 3);
+    const auto peak_of = [&](Options options) {
+      options.wrap_policy = wrap_by_size(1);
+      FullyShardedDataParallel model{std::make_shared<Tower>(6), group, options};
+      EXPECT_EQ(model.full_bytes(), 0) << "after construction";
+      train_wrapped(model, group, PlainSteps{});
+      EXPECT_EQ(model.full_bytes(), 0) << "after the step";
+      return model.peak_full_bytes();
+    };
+    EXPECT_EQ(peak_of({}), root + 2 * unit);
+    EXPECT_EQ(peak_of({.num_prefetched = 0}), root + unit);
+    EXPECT_EQ(peak_of({.reshard_root = Reshard::kAfterForward}), root + 2 * unit);
+    EXPECT_EQ(peak_of({.reshard = Reshard::kAfterBackward}), root + 6 * unit);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Tower>(6), group, every_unit()};
+    const torch::NoGradGuard no_grad;
+    for (int i = 0; i < 3; ++i) model(rows_of(group, i));
+    EXPECT_EQ(model.peak_full_bytes(),
+              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpParameters, KeepTheirNamesAndAreRecorded) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Tower>(1);
+    fully_shard(module->units[0]);
+    const FullyShardedDataParallel model{module, group};
+    EXPECT_THAT(module->named_parameters().keys(),
+                ElementsAre("unit0.weight", "unit0.bias", "head.weight", "head.bias"));
+    EXPECT_EQ(module->units[0]->weight.sizes(), (std::vector<int64_t>{kWidth, kWidth}));
+    std::vector<std::string> names;
+    for (const ParameterShard& shard : model.parameter_shards()) names.push_back(shard.name);
+    EXPECT_EQ(names, module->named_parameters().keys());
+    EXPECT_EQ(model.parameters().size(), 4);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Computes with the weight of another module.
+struct BorrowerImpl : nn::Module {
+  explicit BorrowerImpl(const Tensor& lent) { weight = register_parameter("weight", lent); }
+  Tensor forward(const Tensor& x) { return torch::matmul(x, weight.t()); }
+  Tensor weight;
+};
+
+struct Special : Tower {
+  Special() : Tower(4) {
+    units[1]->weight.requires_grad_(false);
+    for (auto& parameter : units[2]->parameters()) parameter.requires_grad_(false);
+    unused = register_module("unused", LinearUnit(2, 3));
+    unused->to(kDouble);
+    set_values(*unused);
+    borrower =
+        register_module("borrower", nn::ModuleHolder<ShardUnit<BorrowerImpl>>(units[0]->weight));
+  }
+  Tensor forward(const Tensor& x) override { return Tower::forward(borrower(x)); }
+  LinearUnit unused{nullptr};
+  nn::ModuleHolder<ShardUnit<BorrowerImpl>> borrower{nullptr};
+};
+
+TEST(FsdpParameters, MayBeFrozenUnusedOrTied) {
+  for (const Reshard reshard :
+       {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    Options options = every_unit();
+    options.reshard = reshard;
+    expect_trains_as_plain([] { return std::make_shared<Special>(); }, options);
+  }
+}
+
+TEST(FsdpParameters, OfTwoDtypesAreShardedApart) {
+  struct Mixed : Tower {
+    Mixed() : Tower(2) { scale = register_parameter("scale", torch::ones({3}, torch::kFloat)); }
+    Tensor forward(const Tensor& x) override { return Tower::forward(x * scale.sum().to(kDouble)); }
+    Tensor scale;
+  };
+  const Snapshot expected = train_plain(std::make_shared<Mixed>(), PlainSteps{});
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Mixed>(), group, every_unit()};
+    expect_equal(train_wrapped(model, group, PlainSteps{}), expected, 1e-6);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpParameters, ThatAreIgnoredStayAsTheyAre) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Tower>(2);
+    Options options = every_unit();
+    options.ignored = {"unit1", "head.bias"};
+    FullyShardedDataParallel model{module, group, options};
+    EXPECT_EQ(model.parameters().size(), 3);
+    model(rows_of(group, 0)).pow(2).mean().backward();
+    EXPECT_TRUE(module->units[1]->weight.sum().defined());
+    const auto plain = std::make_shared<Tower>(2);
+    plain->forward(rows_of(group, 0)).pow(2).mean().backward();
+    EXPECT_TRUE(torch::allclose(module->head->bias.grad(), plain->head->bias.grad()))
+        << "this rank's, not reduced";
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Both halves of the rows, in the gradients of one step.
+template <bool kReduceEvery>
+struct Accumulation {
+  template <typename Model>
+  void operator()(Model& model, const Tensor& rows) const {
+    const auto half = [&](int64_t begin) {
+      (model.forward(rows.slice(0, begin, std::nullopt, 2)).pow(2).mean() / 2).backward();
+    };
+    if constexpr (!kReduceEvery && requires { model.no_sync(); }) {
+      const auto guard = model.no_sync();
+      half(0);
+    } else {
+      half(0);
+    }
+    half(1);
+  }
+};
+
+TEST(FsdpAccumulation, WithAndWithoutReduction) {
+  for (const Reshard reshard :
+       {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    Options options = every_unit();
+    options.reshard = reshard;
+    options.reshard_root = reshard;
+    options.weighting = GradientWeighting::kEqual;
+    const auto make = [] { return std::make_shared<Tower>(3); };
+    expect_trains_as_plain(make, options, Accumulation<false>{});
+    expect_trains_as_plain(make, options, Accumulation<true>{});
+  }
+}
+
+TEST(FsdpAccumulation, GathersOnceForAllBackwardsUntilTheReduction) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto num_gathers = [&](Reshard reshard) {
+      ShardGroups groups = ShardGroups::of(group);
+      const auto counted = std::make_shared<FakeReplicas>(group);
+      int count = 0;
+      counted->on_call = [&count](GroupCall& call) {
+        if (call.kind == GroupCall::Kind::kAllGatherAsync) ++count;
+        call.pass_on();
+      };
+      groups.all = counted;
+      Options options = every_unit();
+      options.reshard = options.reshard_root = reshard;
+      options.weighting = GradientWeighting::kEqual;
+      FullyShardedDataParallel model{std::make_shared<Tower>(3), groups, options};
+      train_wrapped(model, group, Accumulation<false>{});
+      return count / kSteps;
+    };
+    EXPECT_EQ(num_gathers(Reshard::kAfterReduction), 4);
+    EXPECT_EQ(num_gathers(Reshard::kAfterBackward), 2 * 4);
+    EXPECT_EQ(num_gathers(Reshard::kAfterForward), 4 * 4);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpAccumulation, TwoForwardsBeforeTwoBackwards) {
+  const auto step = [](auto& model, const Tensor& rows) {
+    const Tensor first = model.forward(rows).pow(2).mean();
+    const Tensor second = model.forward(rows.flip(1)).mean();
+    second.backward();
+    first.backward();
+  };
+  Options options = every_unit();
+  options.weighting = GradientWeighting::kEqual;
+  expect_trains_as_plain([] { return std::make_shared<Tower>(3); }, options, step, {2});
+  const auto together = [](auto& model, const Tensor& rows) {
+    const Tensor first = model.forward(rows).pow(2).mean();
+    (model.forward(rows.flip(1)).mean() + first).backward();
+  };
+  expect_trains_as_plain([] { return std::make_shared<Tower>(3); }, options, together, {2});
+}
+
+// An evaluation between backward and step sees the old values, and one after it the new ones.
+TEST(FsdpStale, EveryUseAfterAStepGathersAgain) {
+  for (const Reshard reshard :
+       {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      Options options = every_unit();
+      options.reshard = options.reshard_root = reshard;
+      FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
+      const auto plain = std::make_shared<Tower>(2);
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      torch::optim::SGD plain_sgd(plain->parameters(), 0.1);
+      const auto expect_same_outputs = [&] {
+        const torch::NoGradGuard no_grad;
+        EXPECT_TRUE(torch::allclose(model(data_of(9)), plain->forward(data_of(9)), 1e-12, 1e-12));
+      };
+      for (int i = 0; i < 3; ++i) {
+        expect_same_outputs();
+        sgd.zero_grad();
+        plain_sgd.zero_grad();
+        model(rows_of(group, i)).pow(2).mean().backward();
+        plain->forward(data_of(i)).pow(2).mean().backward();
+        expect_same_outputs();
+        sgd.step();
+        plain_sgd.step();
+        expect_same_outputs();
+        expect_same_outputs();
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+TEST(FsdpSummon, ShowsAndTakesThePlainParameters) {
+  const auto result = run_groups(3, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Tower>(2);
+    FullyShardedDataParallel model{module, group, every_unit()};
+    const auto plain = std::make_shared<Tower>(2);
+    const auto expect_same = [&] {
+      const auto parameters = module->named_parameters();
+      for (const auto& item : plain->named_parameters()) {
+        EXPECT_TRUE(torch::equal(parameters[item.key()], item.value())) << item.key();
+      }
+    };
+    const auto double_all = [](const nn::Module& changed) {
+      const torch::NoGradGuard no_grad;
+      for (const Tensor& parameter : changed.parameters()) parameter.mul_(2);
+    };
+    {
+      auto full = model.summon_full_params();
+      expect_same();
+      double_all(*module);
+      full.write_back();
+    }
+    double_all(*plain);
+    EXPECT_EQ(model.full_bytes(), 0);
+    {
+      const auto full = model.summon_full_params();
+      expect_same();
+      double_all(*module);  // and is lost
+    }
+    {
+      const auto full = model.summon_full_params();
+      expect_same();
+    }
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(torch::equal(model(data_of(0)), plain->forward(data_of(0))));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpPrecision, ComputesInTheDtypeOfThePrecision) {
+  struct Watched : Tower {
+    Watched() : Tower(2) { to(torch::kFloat); }
+    Tensor forward(const Tensor& x) override {
+      EXPECT_EQ(x.scalar_type(), torch::kBFloat16);
+      EXPECT_EQ(units[0]->weight.scalar_type(), torch::kBFloat16);
+      const Tensor output = Tower::forward(x);
+      EXPECT_EQ(output.scalar_type(), torch::kBFloat16);
+      return output;
+    }
+  };
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Watched>();
+    Options options = every_unit();
+    options.precision = {
+        .parameters = torch::kBFloat16, .reduce = torch::kFloat, .outputs = torch::kFloat};
+    FullyShardedDataParallel model{module, group, options};
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    const Snapshot before = assembled_parameters(model, group);
+    const Tensor output = model(rows_of(group, 0).to(torch::kFloat));
+    EXPECT_EQ(output.scalar_type(), torch::kFloat);
+    output.pow(2).mean().backward();
+    for (const ParameterShard& shard : model.parameter_shards()) {
+      EXPECT_EQ(shard.values.scalar_type(), torch::kFloat) << shard.name;
+      EXPECT_EQ(shard.values.grad().scalar_type(), torch::kFloat) << shard.name;
+    }
+    {
+      auto full = model.summon_full_params();
+      const torch::NoGradGuard no_grad;
+      module->head->bias.fill_(3);
+      full.write_back();
+    }
+    const Snapshot after = assembled_parameters(model, group);
+    for (size_t i = 0; i + 1 < before.size(); ++i) {
+      EXPECT_TRUE(torch::equal(after[i], before[i])) << "what was not changed is not rounded";
+    }
+    EXPECT_EQ(after.back().item<float>(), 3);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpHybrid, ShardsAlongOneAxisAndReplicatesAlongTheOther) {
+  const Snapshot expected = train_plain(std::make_shared<Tower>(3), PlainSteps{});
+  for (const auto& [replicate, shard] : std::vector<std::pair<int, int>>{{2, 2}, {3, 1}, {1, 3}}) {
+    const auto result = run_groups(replicate * shard, [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, {{"replicate", replicate}, {"shard", shard}});
+      FullyShardedDataParallel model{std::make_shared<Tower>(3), mesh, every_unit()};
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      for (int i = 0; i < kSteps; ++i) {
+        sgd.zero_grad();
+        model(rows_of(group, i)).pow(2).mean().backward();
+        sgd.step();
+      }
+      Snapshot parameters;
+      for (const ParameterShard& owned : model.parameter_shards()) {
+        parameters.push_back(assembled(owned, owned.values, mesh.group("shard")));
+      }
+      expect_equal(parameters, expected);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+TEST(FsdpSamples, RanksMayHaveNoRows) {
+  const Snapshot expected = train_plain(std::make_shared<Tower>(2), PlainSteps{});
+  const auto result = run_groups(3, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Tower>(2), group, every_unit()};
+    torch::optim::SGD sgd(model.parameters(), 0.1);
+    const std::vector<int64_t> bounds = {0, 2, 2, kRows};
+    for (int i = 0; i < kSteps; ++i) {
+      sgd.zero_grad();
+      const int64_t begin = bounds[group.rank()];
+      const Tensor rows = data_of(i).narrow(0, begin, bounds[group.rank() + 1] - begin);
+      model(rows).pow(2).mean().backward();
+      sgd.step();
+    }
+    expect_equal(assembled_parameters(model, group), expected);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpDerivatives, OfOutputsByInputs) {
+  const auto penalty = [](auto& model, const Tensor& rows) {
+    const Tensor x = rows.detach().clone().requires_grad_(true);
+    const Tensor y = model.forward(x);
+    const Tensor slope = torch::autograd::grad({y.sum()}, {x}, {}, std::nullopt,
+                                               /*create_graph=*/true)[0];
+    (y.pow(2).mean() + slope.pow(2).sum(1).mean()).backward();
+  };
+  expect_trains_as_plain([] { return std::make_shared<Tower>(2); }, every_unit(), penalty, {2});
+}
+
+// A unit of Tower with what stands around it there.
+struct HalfImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
+};
+
+struct Recomputed : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
+  Recomputed() {
+    for (int i = 0; i < 4; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
+    }
+    head = register_module("head", nn::Linear(kWidth, 1));
+    to(kDouble);
+    set_values(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (auto& unit : units) h = unit->forward(h);
+    return head(h);
+  }
+  std::vector<Unit> units;
+  nn::Linear head{nullptr};
+};
+
+TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
+  const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
+    expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
+    EXPECT_EQ(model.peak_full_bytes(),
+              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

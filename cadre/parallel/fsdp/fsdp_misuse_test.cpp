@@ -1,0 +1,345 @@
+// What FullyShardedDataParallel refuses, in which words, and that training goes on afterwards.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kChainWidth = 4;
+constexpr int kRanks = 2;
+
+// Units of one size, called in any order, and hooks for what a user's forward may do.
+struct Chain : nn::Module {
+  Chain() {
+    for (int i = 0; i < 3; ++i) {
+      units.push_back(
+          register_module("unit" + std::to_string(i), LinearUnit(kChainWidth, kChainWidth)));
+    }
+    head = register_module("head", nn::Linear(kChainWidth, 1));
+    to(torch::kDouble);
+    set_values(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (const size_t i : order) {
+      h = torch::tanh(units[i]->forward(h));
+      if (between) between(i);
+    }
+    return head(h);
+  }
+  std::vector<LinearUnit> units;
+  nn::Linear head{nullptr};
+  std::vector<size_t> order = {0, 1, 2};
+  std::function<void(size_t unit)> between;
+};
+
+Tensor rows_of(int rank) {
+  return torch::linspace(-1, 1, 3 * kChainWidth, kDouble).view({3, kChainWidth}) * (1 + rank);
+}
+
+FullyShardedDataParallelOptions units_of_chain() {
+  return {.wrap_policy = wrap_by_size(1)};
+}
+
+struct TrainedRank {
+  explicit TrainedRank(const ProcessGroup& of)
+      : group(of), model(module, group, units_of_chain()), sgd(model.parameters(), 0.1) {}
+
+  void step() {
+    sgd.zero_grad();
+    model(rows_of(group.rank())).pow(2).mean().backward();
+    sgd.step();
+  }
+
+  const ProcessGroup& group;
+  std::shared_ptr<Chain> module = std::make_shared<Chain>();
+  FullyShardedDataParallel<Chain> model;
+  torch::optim::SGD sgd;
+};
+
+// What two steps in one process make of the weights.
+Snapshot after_plain_steps(int num_steps) {
+  Chain chain;
+  torch::optim::SGD sgd(chain.parameters(), 0.1);
+  for (int step = 0; step < num_steps; ++step) {
+    sgd.zero_grad();
+    torch::stack({chain.forward(rows_of(0)), chain.forward(rows_of(1))}).pow(2).mean().backward();
+    sgd.step();
+  }
+  return copies_of(chain.parameters());
+}
+
+void expect_parameters(const TrainedRank& rank, const Snapshot& expected) {
+  const Snapshot parameters = assembled_parameters(rank.model, rank.group);
+  ASSERT_EQ(parameters.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(parameters[i], expected[i], 1e-12, 1e-14)) << i;
+  }
+}
+
+// Two ranks. `body` gets a trained rank.
+void on_ranks(const std::function<void(TrainedRank&)>& body) {
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    TrainedRank rank(group);
+    rank.step();
+    body(rank);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+template <typename Function>
+std::string message_of(Function function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(FsdpMisuse, AParameterIsTouchedWhileItIsSharded) {
+  on_ranks([](TrainedRank& rank) {
+    const std::string message =
+        message_of([&] { rank.module->units[1]->weight.sum().item<double>(); });
+    EXPECT_THAT(message, HasSubstr("of unit \"unit1\" of FullyShardedDataParallel are sharded"));
+    EXPECT_THAT(message, HasSubstr("hold summon_full_params()"));
+    EXPECT_THAT(message_of([&] { rank.module->head->bias.sum(); }),
+                HasSubstr("of the root unit of FullyShardedDataParallel are sharded"));
+    rank.step();
+    expect_parameters(rank, after_plain_steps(2));
+  });
+}
+
+TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    auto module = std::make_shared<Chain>();
+    torch::optim::SGD before(module->parameters(), 0.1);
+    FullyShardedDataParallel model{module, group, units_of_chain()};
+    torch::optim::AdamW after(module->parameters(), 0.1);
+    torch::optim::SGD right(model.parameters(), 0.1);
+    for (int step = 0; step < 2; ++step) {
+      right.zero_grad();
+      model(rows_of(group.rank())).pow(2).mean().backward();
+      for (torch::optim::Optimizer* wrong :
+           std::initializer_list<torch::optim::Optimizer*>{&before, &after}) {
+        EXPECT_THAT(message_of([&] { wrong->step(); }),
+                    AnyOf(HasSubstr("Make the optimizer from the wrapper (model.parameters())"),
+                          HasSubstr("an optimizer is made from the wrapper")));
+      }
+      EXPECT_THAT(message_of([&] { module->parameters()[0].grad().norm(); }),
+                  HasSubstr("read gradients from parameter_shards()"));
+      before.zero_grad();
+      right.step();
+    }
+    const Snapshot expected = after_plain_steps(2);
+    const Snapshot parameters = assembled_parameters(model, group);
+    EXPECT_TRUE(torch::allclose(parameters[0], expected[0], 1e-12, 1e-14));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMisuse, AUnitIsCalledOutsideOfTheForward) {
+  on_ranks([](TrainedRank& rank) {
+    EXPECT_THAT(
+        error_of([&] { rank.module->units[2]->forward(rows_of(0)); }, ErrorCode::kInvalidArgument),
+        HasSubstr("unit \"unit2\" was called outside of the wrapper's forward()"));
+    EXPECT_THAT(message_of([&] { rank.module->forward(rows_of(0)); }),
+                HasSubstr("unit \"unit0\" was called outside of the wrapper's forward()"))
+        << "the module instead of the wrapper";
+    rank.step();
+    expect_parameters(rank, after_plain_steps(2));
+  });
+}
+
+TEST(FsdpMisuse, AModelIsShardedTwice) {
+  on_ranks([](TrainedRank& rank) {
+    EXPECT_THAT(error_of([&] { fully_shard(rank.module->units[0]); }, ErrorCode::kInvalidArgument),
+                HasSubstr("is a unit of a FullyShardedDataParallel already"));
+    EXPECT_THAT(error_of(
+                    [&] {
+                      FullyShardedDataParallel{rank.module, rank.group, units_of_chain()};
+                    },
+                    ErrorCode::kInvalidArgument),
+                HasSubstr("\"unit0\" is a unit of another FullyShardedDataParallel"));
+    rank.step();
+    expect_parameters(rank, after_plain_steps(2));
+  });
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    const auto plain = std::make_shared<Chain>();  // without units
+    const FullyShardedDataParallel model{plain, group};
+    EXPECT_THAT(
+        error_of([&] { FullyShardedDataParallel(plain, group); }, ErrorCode::kInvalidArgument),
+        HasSubstr("is wrapped already"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMisuse, TheModuleIsChangedAfterwards) {
+  on_ranks([](TrainedRank& rank) {
+    EXPECT_THAT(message_of([&] { rank.module->to(torch::kFloat); }), HasSubstr("are sharded"));
+  });
+  on_ranks([](TrainedRank& rank) {
+    rank.module->register_parameter("late", torch::ones({2}, kDouble));
+    EXPECT_THAT(error_of([&] { rank.step(); }, ErrorCode::kInvalidArgument),
+                HasSubstr("\"late\" was added"));
+  });
+}
+
+TEST(FsdpMisuse, TheWrapperIsGone) {
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Chain>();
+    { const FullyShardedDataParallel model{module, group, units_of_chain()}; }
+    EXPECT_THAT(error_of([&] { module->forward(rows_of(0)); }, ErrorCode::kInvalidArgument),
+                HasSubstr("whose FullyShardedDataParallel is gone"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMisuse, FullParametersInsideAForward) {
+  on_ranks([](TrainedRank& rank) {
+    rank.module->between = [&](size_t) { auto full = rank.model.summon_full_params(); };
+    EXPECT_THAT(error_of([&] { rank.step(); }, ErrorCode::kInvalidArgument),
+                HasSubstr("summon_full_params() was called inside forward()"));
+    rank.module->between = nullptr;
+    {
+      const auto full = rank.model.summon_full_params();
+      EXPECT_THAT(error_of([&] { rank.step(); }, ErrorCode::kInvalidArgument),
+                  HasSubstr("forward() was called while summon_full_params()"));
+      EXPECT_TRUE(rank.module->head->weight.sum().defined()) << "still full";
+    }
+    rank.step();
+    expect_parameters(rank, after_plain_steps(2));
+  });
+}
+
+TEST(FsdpMisuse, TwoBackwardsThroughOneForward) {
+  on_ranks([](TrainedRank& rank) {
+    rank.sgd.zero_grad();
+    const Tensor loss = rank.model(rows_of(rank.group.rank())).pow(2).mean();
+    loss.backward({}, /*retain_graph=*/true);
+    EXPECT_THAT(error_of([&] { loss.backward(); }, ErrorCode::kInvalidArgument),
+                HasSubstr("backward"));
+    rank.sgd.step();
+    rank.step();
+    expect_parameters(rank, after_plain_steps(3));
+  });
+}
+
+TEST(FsdpMisuse, AForwardThrowsOnAllRanks) {
+  on_ranks([](TrainedRank& rank) {
+    rank.step();  // prefetched from here on
+    rank.module->between = [](size_t unit) {
+      if (unit == 1) throw std::runtime_error("user");
+    };
+    EXPECT_EQ(message_of([&] { rank.step(); }), "user");
+    EXPECT_EQ(rank.model.full_bytes(), 0);
+    rank.module->between = nullptr;
+    rank.step();
+    rank.step();
+    expect_parameters(rank, after_plain_steps(4));
+  });
+}
+
+TEST(FsdpMisuse, AForwardThrowsOnOneRank) {
+  on_ranks([](TrainedRank& rank) {
+    rank.step();
+    if (rank.group.rank() == 1) {
+      rank.module->between = [](size_t) { throw std::runtime_error("user"); };
+      EXPECT_EQ(message_of([&] { rank.step(); }), "user");
+      rank.module->between = nullptr;
+    }
+    EXPECT_THAT(message_of([&] { rank.step(); }), HasSubstr("FullyShardedDataParallel"));
+  });
+}
+
+TEST(FsdpMisuse, RanksUseOtherUnitsInTheFirstStep) {
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    TrainedRank rank(group);
+    if (group.rank() == 1) rank.module->order = {0, 2, 1};
+    EXPECT_THAT(error_of([&] { rank.step(); }, ErrorCode::kInvalidArgument),
+                HasSubstr("the ranks use different units: rank 0 \"unit1\" in forward(), rank 1 "
+                          "\"unit2\" in forward()"));
+    rank.module->order = {0, 1, 2};
+    rank.step();
+    expect_parameters(rank, after_plain_steps(1));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMisuse, RanksUseOtherUnitsInALaterStep) {
+  on_ranks([](TrainedRank& rank) {
+    rank.step();
+    if (rank.group.rank() == 1) rank.module->order = {0, 2, 1};
+    EXPECT_THAT(message_of([&] { rank.step(); }),
+                ::testing::AllOf(HasSubstr("FullyShardedDataParallel"), HasSubstr("rank")));
+  });
+}
+
+TEST(FsdpMisuse, RanksHaveOtherUnits) {
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Chain>();
+    fully_shard(module->units[group.rank()]);
+    EXPECT_THAT(
+        error_of([&] { FullyShardedDataParallel(module, group); }, ErrorCode::kInvalidArgument),
+        HasSubstr("rank 1 has other units or options than rank 0"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMisuse, AllRanksMayChangeTheOrder) {
+  on_ranks([](TrainedRank& rank) {
+    for (const std::vector<size_t>& order :
+         std::vector<std::vector<size_t>>{{2, 1, 0}, {0, 1, 2}, {1, 1, 0}, {0, 1, 2}}) {
+      rank.module->order = order;
+      rank.step();
+    }
+    Chain chain;
+    torch::optim::SGD sgd(chain.parameters(), 0.1);
+    for (const std::vector<size_t>& order :
+         std::vector<std::vector<size_t>>{{0, 1, 2}, {2, 1, 0}, {0, 1, 2}, {1, 1, 0}, {0, 1, 2}}) {
+      chain.order = order;
+      sgd.zero_grad();
+      torch::stack({chain.forward(rows_of(0)), chain.forward(rows_of(1))}).pow(2).mean().backward();
+      sgd.step();
+    }
+    expect_parameters(rank, copies_of(chain.parameters()));
+  });
+}
+
+TEST(FsdpMisuse, WhatTheConstructorRefuses) {
+  const auto result = run_groups(1, [&](const ProcessGroup& group) {
+    const auto refusal = [&](const auto& module, const auto& ranks,
+                             const FullyShardedDataParallelOptions& options = {}) {
+      return error_of([&] { FullyShardedDataParallel(module, ranks, options); },
+                      ErrorCode::kInvalidArgument);
+    };
+    EXPECT_THAT(refusal(std::shared_ptr<Chain>(), group), HasSubstr("the module is null"));
+    EXPECT_THAT(refusal(std::make_shared<Chain>(), group, {.num_prefetched = 2}),
+                HasSubstr("options.num_prefetched is 2"));
+    EXPECT_THAT(
+        refusal(std::make_shared<Chain>(), DeviceMesh(group, {{"a", 1}, {"b", 1}, {"c", 1}})),
+        HasSubstr("has 3 axes"));
+    const auto chain = std::make_shared<Chain>();
+    fully_shard(chain->units[0], {.precision = ShardPrecision{.reduce = torch::kFloat}});
+    EXPECT_THAT(refusal(chain, group), HasSubstr("another precision.reduce than the wrapper"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,102 @@
+// Everything of FullyShardedDataParallel that does not depend on the module's type.
+//
+// Threads: forward, backward and every method from one thread. Blocking: the constructor, forward,
+// backward and summon() are collective, until the group's deadline. Lifetime: keeps the module and
+// the groups alive. Errors: cadre::Error, kInvalidArgument.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/sharded_units.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+class DataParallelCore;
+class FlatBufferPool;
+class FlatParameters;
+
+// The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
+// along the axis before it, if there is one, ranks hold the same (HSDP).
+struct CADRE_EXPORT ShardGroups {
+  // One axis "shard" of all ranks.
+  static ShardGroups of(const ProcessGroup& world);
+  // One axis, or two: replicate, then shard.
+  static ShardGroups of(const DeviceMesh& mesh);
+  static ShardGroups of(const ShardGroups& groups) { return groups; }
+
+  DeviceMesh mesh;
+  std::string shard_axis;
+  std::shared_ptr<ReplicaGroup> all;
+  std::shared_ptr<ReplicaGroup> shard;      // null: all
+  std::shared_ptr<ReplicaGroup> replicate;  // null with one axis
+};
+
+class CADRE_EXPORT FullyShardedCore {
+ public:
+  // Checks that the ranks hold the same model, copies rank 0's values to all, and shards.
+  FullyShardedCore(const std::shared_ptr<torch::nn::Module>& module, ShardGroups groups,
+                   FullyShardedDataParallelOptions options);
+  ~FullyShardedCore();
+  FullyShardedCore(const FullyShardedCore&) = delete;
+  FullyShardedCore& operator=(const FullyShardedCore&) = delete;
+
+  // `num_rows`: see DataParallelCore::before_forward().
+  ShardedUnits::Call before_forward(std::optional<int64_t> num_rows);
+  void after_forward(const ShardedUnits::Call& call, std::span<const at::Tensor> outputs);
+  // It ended by an exception.
+  void fail_forward() noexcept;
+  // Of the root; of the arguments and the results of forward().
+  at::Tensor cast_input(const at::Tensor& tensor) const;
+  at::Tensor cast_output(const at::Tensor& tensor) const;
+  bool casts_inputs() const;
+  bool casts_outputs() const;
+
+  const std::shared_ptr<DataParallelCore>& data_parallel() const { return core_; }
+  void reduce_gradients();
+  std::vector<ParameterShard> parameter_shards() const;
+
+  void summon();
+  void write_back();
+  void dismiss() noexcept;
+
+  // Of full parameters, in this rank's memory.
+  int64_t full_bytes() const;
+  int64_t peak_full_bytes() const;
+
+ private:
+  struct Gathered;  // the flat parameters of one unit, as UnitMemory
+  struct Construction;
+
+  void refuse_optimizers_of_full_parameters();
+  void clear_refused_gradients();
+
+  std::shared_ptr<torch::nn::Module> module_;
+  ShardGroups groups_;
+  FullyShardedDataParallelOptions options_;
+  std::shared_ptr<FlatBufferPool> pool_;
+  std::vector<std::shared_ptr<FlatParameters>> flats_;
+  std::vector<at::Tensor> trained_;
+  std::shared_ptr<DataParallelCore> core_;
+  std::shared_ptr<ShardedUnits> units_;
+  // By trained parameter: what stands in its gradient after the reduction. See
+  // refuse_optimizers_of_full_parameters().
+  std::vector<at::Tensor> refused_gradients_;
+};
+
+}  // namespace cadre

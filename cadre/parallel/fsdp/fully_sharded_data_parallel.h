@@ -1,0 +1,184 @@
+// Trains a model that no rank holds whole: each rank owns a shard of every unit's parameters, of
+// their gradients and of the optimizer's state, and gathers the parameters of a unit while it
+// computes with them.
+//
+//   cadre::fully_shard(gpt->block);                     // and the others; Block: see shard_unit.h
+//   cadre::FullyShardedDataParallel model{gpt, world};  // or a DeviceMesh
+//   torch::optim::AdamW optimizer{model.parameters(), 3e-4};  // the shards
+//   ...
+//   optimizer.zero_grad();
+//   loss_of(model(rows)).backward();  // gradients are reduced to their owners
+//   optimizer.step();                 // each rank its shards
+//
+// Parameters outside of units are a unit, too, the root's. Names of parameters are those of the
+// plain module. docs/guide/fsdp.md describes units, modes, memory and what is refused.
+//
+// Threads: forward, backward and every method from one thread; several wrappers in one process may
+// each have a thread. Blocking: the constructor, forward, backward and summon_full_params() are
+// collective, each until the group's deadline. Lifetime: shares the module, whose parameters stay
+// sharded when the wrapper is gone; keeps the group alive.
+// Errors: cadre::Error; touching a parameter while it is sharded throws c10::Error with a sentence.
+// Source: torch.distributed.fsdp; ZeRO, arXiv:1910.02054.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/group/process_group.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/fsdp/fully_sharded_core.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/reduction/data_parallel_module.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/map_tensors.h"
+#include "cadre/wrap/output_tensors.h"
+
+namespace cadre {
+
+// While it lives, the module's parameters are whole on every rank, as in the plain module; no
+// forward and no backward is allowed. Made and destroyed on all ranks.
+class [[nodiscard]] FullParameters {
+ public:
+  explicit FullParameters(std::shared_ptr<FullyShardedCore> core) : core_(std::move(core)) {
+    core_->summon();
+  }
+  ~FullParameters() {
+    if (core_) core_->dismiss();
+  }
+  FullParameters(FullParameters&&) noexcept = default;
+  FullParameters& operator=(FullParameters&&) = delete;
+
+  // What the program has written to the parameters, in the same way on all ranks, goes to the
+  // shards; without this call it is lost. No communication.
+  void write_back() { core_->write_back(); }
+
+ private:
+  std::shared_ptr<FullyShardedCore> core_;
+};
+
+// M: a torch::nn::Module with a forward() of any arguments, see DataParallelModule.
+template <typename M>
+class FullyShardedDataParallel : public DataParallelModule<M> {
+ public:
+  using Options = FullyShardedDataParallelOptions;
+
+  // ranks: a ProcessGroup; or a DeviceMesh of one axis, or of two: ranks along the first hold the
+  // same, ranks along the second own shards.
+  template <typename Ranks>
+  FullyShardedDataParallel(const std::shared_ptr<M>& module, const Ranks& ranks,
+                           const Options& options = {})
+      : FullyShardedDataParallel(
+            module, std::make_shared<FullyShardedCore>(module, ShardGroups::of(ranks), options)) {}
+
+  // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential.
+  template <ModuleHolder Holder, typename Ranks>
+    requires std::is_same_v<typename Holder::ContainedType, M>
+  FullyShardedDataParallel(const Holder& module, const Ranks& ranks, const Options& options = {})
+      : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), ranks, options) {}
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    M& module = *this->module();
+    using Output = decltype(module.forward(std::forward<Args>(args)...));
+    static_assert(tensors_are_known<Output>(),
+                  "cadre::FullyShardedDataParallel: the wrapper must see the tensors that "
+                  "forward() returns. Return a tensor, or a tuple, pair, vector, map or optional "
+                  "of tensors; for a struct of your own, define std::vector<torch::Tensor> "
+                  "held_tensors(const YourStruct&) beside it");
+    Pass pass(*sharded_, num_rows_of(args...));
+    const auto cast = [this](const at::Tensor& tensor) { return sharded_->cast_input(tensor); };
+    const auto run = [&]() -> Output {
+      if constexpr (requires { module.forward(with_tensors<Copied<Args>>(args, cast)...); }) {
+        if (sharded_->casts_inputs()) {
+          return module.forward(with_tensors<Copied<Args>>(args, cast)...);
+        }
+      }
+      return module.forward(std::forward<Args>(args)...);
+    };
+    if constexpr (std::is_void_v<Output>) {
+      run();
+      pass.returned({});
+    } else {
+      auto output = run();
+      if (sharded_->casts_outputs()) {
+        replace_tensors(output,
+                        [this](const at::Tensor& tensor) { return sharded_->cast_output(tensor); });
+      }
+      pass.returned(tensors_of(output));
+      return output;
+    }
+  }
+
+  // What this rank owns: for optimizers. One tensor for each parameter of the module, in the order
+  // of named_parameters(), without those of options.ignored; some have no element here.
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> values;
+    for (const ParameterShard& shard : parameter_shards()) values.push_back(shard.values);
+    return values;
+  }
+  std::vector<ParameterShard> parameter_shards() const { return sharded_->parameter_shards(); }
+
+  // Collective.
+  FullParameters summon_full_params() { return FullParameters(sharded_); }
+
+  // See DataParallelModule.
+  void reduce_gradients() { sharded_->reduce_gradients(); }
+
+  // Bytes of gathered parameters that this rank holds, now and at most so far.
+  int64_t full_bytes() const { return sharded_->full_bytes(); }
+  int64_t peak_full_bytes() const { return sharded_->peak_full_bytes(); }
+
+ private:
+  template <typename Arg>
+  using Copied = const std::remove_cvref_t<Arg>&;
+
+  // One forward of the root. Destroyed before returned(): it has failed.
+  class Pass {
+   public:
+    Pass(FullyShardedCore& core, std::optional<int64_t> num_rows)
+        : core_(core), call_(core.before_forward(num_rows)) {}
+    ~Pass() {
+      if (call_) core_.fail_forward();
+    }
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+    void returned(std::span<const at::Tensor> outputs) {
+      core_.after_forward(call_, outputs);
+      call_ = nullptr;
+    }
+
+   private:
+    FullyShardedCore& core_;
+    ShardedUnits::Call call_;
+  };
+
+  FullyShardedDataParallel(const std::shared_ptr<M>& module, std::shared_ptr<FullyShardedCore> core)
+      : DataParallelModule<M>(module, core->data_parallel()), sharded_(std::move(core)) {}
+
+  std::shared_ptr<FullyShardedCore> sharded_;
+};
+
+template <ModuleHolder Holder, typename Ranks>
+FullyShardedDataParallel(const Holder&, const Ranks&)
+    -> FullyShardedDataParallel<typename Holder::ContainedType>;
+template <ModuleHolder Holder, typename Ranks>
+FullyShardedDataParallel(const Holder&, const Ranks&, const FullyShardedDataParallelOptions&)
+    -> FullyShardedDataParallel<typename Holder::ContainedType>;
+template <typename M, typename Ranks>
+FullyShardedDataParallel(const std::shared_ptr<M>&, const Ranks&) -> FullyShardedDataParallel<M>;
+template <typename M, typename Ranks>
+FullyShardedDataParallel(const std::shared_ptr<M>&, const Ranks&,
+                         const FullyShardedDataParallelOptions&) -> FullyShardedDataParallel<M>;
+
+}  // namespace cadre

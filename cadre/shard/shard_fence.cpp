@@ -1,0 +1,215 @@
+#include "cadre/shard/shard_fence.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/shard/flat_parameters.h"
+
+namespace cadre {
+namespace {
+
+constexpr uint32_t kWritten = 0;  // signals that an owner has ended an update
+constexpr uint32_t kOwn = 1;      // of a rank to itself
+constexpr int64_t kWordsOfPage = MappedParts::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
+
+}  // namespace
+
+bool ShardFence::prepare(const std::shared_ptr<ReplicaGroup>& group) {
+  if (is_writing_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: parameters cannot be sharded during an update; do it before", where()));
+  }
+  if (group_ && (group_->world_size() != group->world_size() || group_->rank() != group->rank())) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("ShardFence: one update cannot write parameters of two groups, rank {} of "
+                       "{} and rank {} of {}; use a fence for each group",
+                       group_->rank(), group_->world_size(), group->rank(), group->world_size()));
+  }
+  if (group_) return true;
+  versions_ = group->map_parts(kWordsOfPage, at::kLong);
+  if (versions_) group_ = group;
+  return versions_.has_value();
+}
+
+void ShardFence::add(FlatParameters& unit) {
+  // The owners have written the first values.
+  if (unit.is_mapped()) meet(std::nullopt);
+  units_.push_back(&unit);
+}
+
+void ShardFence::remove(const FlatParameters& unit) {
+  std::erase(units_, &unit);
+}
+
+std::string ShardFence::where() const {
+  return group_ ? format("updating mapped shards, rank {}", group_->rank()) : "updating shards";
+}
+
+std::string ShardFence::names() const {
+  if (units_.empty()) return "parameters that are gone";
+  if (units_.size() == 1) return format("parameters {}", units_[0]->name());
+  return format("parameters {} and those of {} more units", units_[0]->name(), units_.size() - 1);
+}
+
+uint64_t ShardFence::version_of(Rank rank) const {
+  auto* const words = static_cast<uint64_t*>(versions_->whole().mutable_data_ptr());
+  return std::atomic_ref(words[rank.value * kWordsOfPage]).load(std::memory_order_acquire);
+}
+
+void ShardFence::publish_version(uint64_t version) {
+  auto* const words = static_cast<uint64_t*>(versions_->own().mutable_data_ptr());
+  std::atomic_ref(words[0]).store(version, std::memory_order_release);
+}
+
+// Waits until all ranks are here, and throws on all of them if one has a problem.
+void ShardFence::meet(const std::optional<Error>& problem) {
+  const at::Tensor first =
+      at::tensor({problem ? static_cast<int64_t>(group_->rank().value) : -1}, at::kLong);
+  try {
+    group_->all_reduce(first, ReduceOp::kMax);
+  } catch (const Error& error) {
+    throw with_half_written(error);
+  }
+  if (problem) throw *problem;
+  const int64_t rank = first.const_data_ptr<int64_t>()[0];
+  if (rank < 0) return;
+  throw Error(ErrorCode::kAborted,
+              format("{}: rank {} cannot take part; look at its error", where(), rank))
+      .with_culprit(static_cast<int>(rank));
+}
+
+// From here on this rank reads no shard of other ranks.
+void ShardFence::withdraw() {
+  for (FlatParameters* const unit : units_) unit->mark_stale();
+}
+
+void ShardFence::begin_update() {
+  if (failure_) throw *failure_;
+  if (is_writing_) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("{}: an update was begun inside of another one; end that one first", where()));
+  }
+  if (!versions_) {
+    withdraw();
+    is_writing_ = true;
+    return;
+  }
+  // Two updates in a row: signals of the first one are not those of the second. What it throws, all
+  // ranks throw.
+  if (is_awaiting_) wait_for_owners();
+  std::optional<Error> problem;
+  try {
+    withdraw();
+  } catch (const Error& error) {
+    problem = error;
+  }
+  meet(problem);
+  publish_version(2 * num_updates_ + 1);
+  is_writing_ = true;
+  for (FlatParameters* const unit : units_) unit->allow_writes();
+}
+
+void ShardFence::end_update() {
+  if (!is_writing_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: end_update() without begin_update()", where()));
+  }
+  if (versions_) {
+    const at::NoGradGuard no_grad;
+    for (FlatParameters* const unit : units_) unit->end_writes();
+  }
+  is_writing_ = false;
+  ++num_updates_;
+  if (!versions_) return;
+  publish_version(2 * num_updates_);
+  is_awaiting_ = true;
+  versions_->signal_peers(kWritten);
+}
+
+void ShardFence::abandon_update(const std::string& reason) noexcept {
+  if (!is_writing_) return;
+  is_writing_ = false;
+  if (!versions_) return;
+  failure_ = Error(ErrorCode::kCorruption,
+                   format("{}: the step ended by an exception while it wrote {}, which may be half "
+                          "written: {}. Go on from the last snapshot",
+                          where(), names(), reason));
+  try {
+    for (FlatParameters* const unit : units_) unit->guard_writes();
+    versions_->signal_peers(kWritten);  // with an odd version
+  } catch (const std::exception&) {
+    // The group has failed, which the others learn by themselves.
+  }
+}
+
+void ShardFence::wait_for_owners() {
+  if (failure_) throw *failure_;
+  if (is_writing_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: {} are used during an update; end it before", where(), names()));
+  }
+  try {
+    if (is_awaiting_) {
+      versions_->wait_for_peers(kWritten);
+    } else {
+      // As a gather would: after a failure of the group nothing is promised.
+      versions_->check_group(kOwn);
+    }
+  } catch (const Error& error) {
+    throw with_half_written(error);
+  }
+  is_awaiting_ = false;
+  check_versions();
+}
+
+void ShardFence::check_versions() {
+  for (int rank = 0; rank < group_->world_size(); ++rank) {
+    const uint64_t version = version_of(rank);
+    if (version == 2 * num_updates_) continue;
+    failure_ = Error(ErrorCode::kCorruption,
+                     format("{}: the step of rank {} ended by an exception while it wrote its "
+                            "shards of {}, which may be half written (version {}, expected {}). "
+                            "Look at its error, and go on from the last snapshot",
+                            where(), rank, names(), version, 2 * num_updates_))
+                   .with_culprit(rank);
+    throw *failure_;
+  }
+}
+
+// An owner that is lost with an odd version will not complete its shards.
+Error ShardFence::with_half_written(const Error& error) {
+  std::vector<Rank> lost = versions_->lost_ranks();
+  if (error.code() == ErrorCode::kPeerLost && error.details().culprit) {
+    lost.push_back(*error.details().culprit);
+  }
+  for (const Rank rank : lost) {
+    const uint64_t version = version_of(rank);
+    if (version % 2 == 0) continue;
+    failure_ = Error(ErrorCode::kCorruption,
+                     format("{}: rank {} was lost while it wrote its shards of {}, which may be "
+                            "half written (version {}). Go on from the last snapshot. {}",
+                            where(), rank, names(), version, error.message()))
+                   .with_details(error.details())
+                   .with_culprit(rank);
+    return *failure_;
+  }
+  return error;
+}
+
+ShardUpdate::~ShardUpdate() {
+  if (fence_) fence_->abandon_update("an exception, or ShardUpdate::finish() was not called");
+}
+
+void ShardUpdate::finish() {
+  fence_->end_update();
+  fence_.reset();
+}
+
+}  // namespace cadre

@@ -1,0 +1,101 @@
+// Separates the phases in which ranks read each other's mapped shards from those in which owners
+// write them; part of every FlatParameters of ShardForm::kMapped.
+//
+// Threads: as FlatParameters. Blocking: begin_update(), and a use of parameters after an update,
+// until the group's deadline. Lifetime: does not own the FlatParameters, which may go in any order.
+// Errors: those of the group, and kInvalidArgument for an update inside of an update. kCorruption:
+// a rank was lost, or its step threw, while it wrote its shards, so that they may be half written.
+// From then on the parameters stay guarded; go on from the last snapshot.
+// Source: the fence and the access epochs of MPI's one-sided communication, and sequence locks.
+//
+//   all ranks read --begin_update()--> owners write --end_update()--> all ranks read
+//
+// A rank calls begin_update() when its last pass over the units has ended, whichever pass that was;
+// the call guards its parameters and waits until all ranks have come. The reductions of a backward
+// are no such proof, because a forward without grad may follow. From then on the rank's version is
+// odd, until end_update(), which signals the others and does not wait for them; the next use of
+// parameters does. So an update costs one synchronisation before the writes and one after them, for
+// all units together.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/group/mapped_parts.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+
+class FlatParameters;
+
+class CADRE_EXPORT ShardFence {
+ public:
+  ShardFence() = default;
+  ShardFence(const ShardFence&) = delete;
+  ShardFence& operator=(const ShardFence&) = delete;
+
+  // Of all FlatParameters that were made with this fence; every rank makes the same calls. Between
+  // the two this rank may write its shards, and no parameter may be used. ShardUpdate makes them.
+  // Gathered parameters become stale, without communication.
+  void begin_update();
+  void end_update();
+  // Instead of end_update(), when the step has thrown: shards that others map are lost.
+  void abandon_update(const std::string& reason) noexcept;
+  bool is_in_update() const { return is_writing_; }
+  // That have ended.
+  uint64_t num_updates() const { return num_updates_; }
+
+ private:
+  friend class FlatParameters;
+
+  void add(FlatParameters& unit);
+  void remove(const FlatParameters& unit);
+  // Collective, before a unit is mapped. Whether units can be.
+  bool prepare(const std::shared_ptr<ReplicaGroup>& group);
+  // Until the owners have ended the last update.
+  void wait_for_owners();
+
+  void meet(const std::optional<Error>& problem);
+  void withdraw();
+  void check_versions();
+  Error with_half_written(const Error& error);
+  uint64_t version_of(Rank rank) const;
+  void publish_version(uint64_t version);
+  std::string where() const;
+  std::string names() const;
+
+  std::vector<FlatParameters*> units_;
+  std::shared_ptr<ReplicaGroup> group_;  // null without mapped units
+  // A page for each rank, which begins with its version.
+  std::optional<MappedParts> versions_;
+  uint64_t num_updates_ = 0;
+  bool is_writing_ = false;
+  bool is_awaiting_ = false;  // the signals of the last update
+  std::optional<Error> failure_;
+};
+
+// An update in a scope. An exception that leaves the scope abandons it.
+class CADRE_EXPORT ShardUpdate {
+ public:
+  explicit ShardUpdate(std::shared_ptr<ShardFence> fence) : fence_(std::move(fence)) {
+    fence_->begin_update();
+  }
+  ~ShardUpdate();
+  ShardUpdate(const ShardUpdate&) = delete;
+  ShardUpdate& operator=(const ShardUpdate&) = delete;
+
+  // At the end of the scope; without it the update is abandoned.
+  void finish();
+
+ private:
+  std::shared_ptr<ShardFence> fence_;  // null when it has ended
+};
+
+}  // namespace cadre

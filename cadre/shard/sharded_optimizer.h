@@ -1,0 +1,57 @@
+// An optimizer whose step() is an update of shards: the only step that mapped shards allow.
+//
+//   ShardedOptimizer<cadre::AdamW> optimizer(fence, leaves, torch::optim::AdamWOptions(3e-4));
+//
+// Threads: as O. Blocking: step(), until the other ranks step, too. Lifetime: shares the fence.
+// Errors: those of O and of ShardFence; a step that throws leaves mapped shards unusable on all
+// ranks, because some elements may be those of before and some those of after it.
+// The parameters of O are the leaves FlatParameters::values(), of any units of one fence, and
+// others of the program. O is elementwise: what it does to an element depends on no other one.
+// Source: torch.optim over sharded parameters, as FSDP2 uses it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "cadre/shard/shard_fence.h"
+
+namespace cadre {
+
+template <typename O>
+class ShardedOptimizer : public O {
+  static_assert(std::is_base_of_v<torch::optim::Optimizer, O>,
+                "cadre::ShardedOptimizer<O>: O must be an optimizer of torch::optim or of Cadre");
+  static_assert(!std::is_base_of_v<torch::optim::LBFGS, O>,
+                "cadre::ShardedOptimizer<O>: LBFGS uses sums over all elements of all parameters, "
+                "and each rank has only its shard; use an optimizer that is elementwise");
+
+ public:
+  // arguments: those of O's constructor.
+  template <typename... Arguments>
+  explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
+      : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {}
+
+  // The closure runs before the update, because it uses the parameters.
+  at::Tensor step(typename O::LossClosure closure = nullptr) override {
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode with_grad(true);
+      loss = closure();
+    }
+    ShardUpdate update(fence_);
+    O::step();
+    update.finish();
+    return loss;
+  }
+
+ private:
+  std::shared_ptr<ShardFence> fence_;  // shared with the FlatParameters
+};
+
+}  // namespace cadre

@@ -1,0 +1,140 @@
+#include "cadre/wrap/activation_checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+
+#include "cadre/base/error.h"
+
+namespace cadre {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor random_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(const at::Tensor& state) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+// What a forward depends on beside its arguments.
+struct Surroundings {
+  at::Tensor random = random_state();
+  bool is_autocast = at::autocast::is_autocast_enabled(at::kCPU);
+  at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
+
+  void restore() const {
+    set_random_state(random);
+    at::autocast::set_autocast_enabled(at::kCPU, is_autocast);
+    at::autocast::set_autocast_dtype(at::kCPU, autocast_dtype);
+  }
+};
+
+// The surroundings of a first forward, for a second one.
+class Restored {
+ public:
+  explicit Restored(const Surroundings& surroundings) { surroundings.restore(); }
+  ~Restored() { before_.restore(); }
+  Restored(const Restored&) = delete;
+  Restored& operator=(const Restored&) = delete;
+
+ private:
+  Surroundings before_;
+};
+
+struct Checkpointed {
+  TensorFunction function;
+  Surroundings surroundings;
+  std::vector<bool> requires_grad;  // by input
+};
+
+// The only thing that the context can hold without knowing its type.
+struct Holder : torch::CustomClassHolder {
+  explicit Holder(Checkpointed held) : checkpointed(std::move(held)) {}
+  Checkpointed checkpointed;
+};
+
+struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
+  // `leaf`: has no element and requires grad, so that backward comes here even if no input does.
+  static variable_list forward(AutogradContext* context, const at::Tensor& /*leaf*/,
+                               at::TensorList inputs, const c10::intrusive_ptr<Holder>& holder) {
+    variable_list given(inputs.begin(), inputs.end());
+    for (const at::Tensor& input : given) {
+      holder->checkpointed.requires_grad.push_back(input.requires_grad());
+    }
+    context->save_for_backward(given);
+    context->saved_data["holder"] = c10::IValue::make_capsule(holder);
+    variable_list outputs = holder->checkpointed.function(given);
+    variable_list without_grad;
+    for (at::Tensor& output : outputs) {
+      // An input that comes out as it is would become an alias that autograd does not know of.
+      for (const at::Tensor& input : given) {
+        if (output.is_same(input)) output = output.view_as(output);
+      }
+      if (!output.is_floating_point() && !output.is_complex()) without_grad.push_back(output);
+    }
+    context->mark_non_differentiable(without_grad);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (at::GradMode::is_enabled()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "cadre::ActivationCheckpoint: backward with create_graph=true does not go through "
+          "a checkpointed module; use the plain module where second derivatives are needed");
+    }
+    const auto capsule = context->saved_data["holder"].toCapsule();
+    const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
+    variable_list inputs = context->get_saved_variables();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      inputs[i] = inputs[i].detach();
+      inputs[i].requires_grad_(checkpointed.requires_grad[i]);
+    }
+    variable_list outputs;
+    {
+      const Restored surroundings(checkpointed.surroundings);
+      const at::AutoGradMode with_grad(true);
+      outputs = checkpointed.function(inputs);
+    }
+    variable_list roots;
+    variable_list roots_gradients;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!outputs[i].requires_grad() || !gradients[i].defined()) continue;
+      roots.push_back(outputs[i]);
+      roots_gradients.push_back(gradients[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, roots_gradients);
+    variable_list result(inputs.size() + 2);  // of the leaf and of the holder: none
+    for (size_t i = 0; i < inputs.size(); ++i) result[i + 1] = inputs[i].grad();
+    return result;
+  }
+};
+
+}  // namespace
+
+std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at::Tensor>& inputs) {
+  const at::Tensor leaf = at::zeros({0}).requires_grad_(true);
+  return CheckpointFunction::apply(
+      leaf, at::TensorList(inputs),
+      c10::make_intrusive<Holder>(Checkpointed{std::move(function), Surroundings{}, {}}));
+}
+
+bool checkpointing_is_useful() {
+  return at::GradMode::is_enabled();
+}
+
+}  // namespace cadre

@@ -1,0 +1,122 @@
+// Activation checkpointing: a module whose forward() keeps its arguments only; backward computes
+// the forward again to get what it needs.
+//
+//   using Block = torch::nn::ModuleHolder<cadre::ActivationCheckpoint<BlockImpl>>;
+//
+// An ActivationCheckpoint<M> is an M with the same constructors, names of parameters and signature
+// of forward(). Of a unit of FullyShardedDataParallel write
+// ShardUnit<ActivationCheckpoint<BlockImpl>>. Without grad it only calls M::forward().
+//
+// The second forward draws the same random numbers, from the default CPU generator, and sees the
+// same autocast state. It is a backward inside of the backward: a parameter that two checkpointed
+// modules share gets its gradient in two steps, which DistributedDataParallel refuses.
+// autograd::grad() does not go through it (it would compute no gradients of parameters).
+//
+// Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
+// refers to the module, which must live until backward. Errors: those of M::forward(), also out of
+// backward(); c10::Error where an argument was changed in place in between. Source: T. Chen et al.,
+// arXiv:1604.06174; torch.utils.checkpoint with use_reentrant=True.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/wrap/forward_signature.h"
+#include "cadre/wrap/map_tensors.h"
+#include "cadre/wrap/output_tensors.h"
+
+namespace cadre {
+
+using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+// function(inputs), now without grad, and again in backward. All inputs and outputs are defined.
+CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
+                                                const std::vector<at::Tensor>& inputs);
+// Whether there is anything to save: grad is on.
+CADRE_EXPORT bool checkpointing_is_useful();
+
+template <typename M, typename Forward = ForwardPointer<M>>
+class ActivationCheckpoint : public M {
+  static_assert(!std::is_same_v<Forward, NoSingleForward>,
+                "cadre::ActivationCheckpoint<M>: M must have exactly one public forward(), which "
+                "is not a template (torch::nn::Sequential has a template): put the module into one "
+                "of your own whose forward() has one signature");
+};
+
+// The body of ActivationCheckpoint<M>::forward().
+template <typename Output, typename... Args, typename Call>
+Output call_checkpointed(const Call& forward, std::remove_reference_t<Args>&... args) {
+  static_assert(
+      (std::is_copy_constructible_v<std::remove_cvref_t<Args>> && ...) &&
+          ((kHoldsReplaceableTensors<Args> || kHoldsNoTensor<std::remove_cvref_t<Args>>)&&...),
+      "cadre::ActivationCheckpoint<M>: the arguments of M::forward() are kept until "
+      "backward, so they must be copyable, and tensors among them tensors, or in tuples, "
+      "pairs, arrays, vectors, maps and optionals");
+  static_assert(
+      kHoldsReplaceableTensors<Output> && std::is_same_v<Output, std::remove_cvref_t<Output>>,
+      "cadre::ActivationCheckpoint<M>: M::forward() must return a tensor, or a tuple, "
+      "pair, array, vector, map or optional of tensors, by value");
+  static_assert(
+      ((!std::is_lvalue_reference_v<Args> || std::is_const_v<std::remove_reference_t<Args>>)&&...),
+      "cadre::ActivationCheckpoint<M>: M::forward() takes an argument by mutable "
+      "reference, which a second forward would change a second time");
+  if (!checkpointing_is_useful()) return forward(static_cast<Args&&>(args)...);
+  // What came out of the last forward, with other tensors in backward.
+  const auto output = std::make_shared<std::optional<Output>>();
+  const auto kept = std::make_shared<std::tuple<std::remove_cvref_t<Args>...>>(args...);
+  std::vector<at::Tensor> inputs;
+  std::apply([&](const auto&... parts) { (append_tensors(parts, inputs), ...); }, *kept);
+  const auto without_tensor = [](const at::Tensor& tensor) { return tensor.new_empty({0}); };
+  const auto results = checkpoint(
+      [forward, output, kept](const std::vector<at::Tensor>& given) {
+        auto again = *kept;
+        replace_tensors(again,
+                        [&, i = size_t{0}](const at::Tensor&) mutable { return given[i++]; });
+        output->emplace(std::apply(
+            [&](auto&... parts) { return forward(static_cast<Args&&>(parts)...); }, again));
+        return tensors_of(**output);
+      },
+      inputs);
+  // The graph keeps the inputs by itself, in a way that notices changes.
+  replace_tensors(*kept, without_tensor);
+  Output result = std::move(**output);
+  output->reset();
+  replace_tensors(result, [&, i = size_t{0}](const at::Tensor&) mutable { return results[i++]; });
+  return result;
+}
+
+template <typename M, typename C, typename Output, typename... Args>
+class ActivationCheckpoint<M, Output (C::*)(Args...)> : public M {
+ public:
+  using M::M;
+  Output forward(Args... args) {
+    return call_checkpointed<Output, Args...>(
+        [this](auto&&... given) -> Output {
+          return M::forward(std::forward<decltype(given)>(given)...);
+        },
+        args...);
+  }
+};
+
+template <typename M, typename C, typename Output, typename... Args>
+class ActivationCheckpoint<M, Output (C::*)(Args...) const> : public M {
+ public:
+  using M::M;
+  Output forward(Args... args) const {
+    return call_checkpointed<Output, Args...>(
+        [this](auto&&... given) -> Output {
+          return M::forward(std::forward<decltype(given)>(given)...);
+        },
+        args...);
+  }
+};
+
+}  // namespace cadre

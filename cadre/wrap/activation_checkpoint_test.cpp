@@ -1,0 +1,119 @@
+// A checkpointed module computes the gradients of the plain one, and keeps its arguments only.
+#include "cadre/wrap/activation_checkpoint.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::HasSubstr;
+namespace nn = torch::nn;
+
+struct DropImpl : nn::Module {
+  DropImpl() {
+    torch::manual_seed(2);
+    linear = register_module("linear", nn::Linear(3, 3));
+    to(kDouble);
+  }
+  Tensor forward(const Tensor& x) {
+    ++num_forwards;
+    return torch::dropout(torch::tanh(linear(x)), 0.5, is_training());
+  }
+  nn::Linear linear{nullptr};
+  int num_forwards = 0;
+};
+
+struct ManyImpl : nn::Module {
+  ManyImpl() { scale = register_parameter("scale", torch::full({1}, 3.0, kDouble)); }
+  std::tuple<Tensor, std::optional<Tensor>, Tensor> forward(const std::vector<Tensor>& parts,
+                                                            std::optional<Tensor> nothing,
+                                                            int64_t times) const {
+    return {parts[0] * scale * times, nothing, parts[1] + 1};
+  }
+  Tensor scale;
+};
+
+// Gradients of the input and of the parameters.
+template <typename M>
+std::vector<Tensor> gradients_of(M& module, bool input_requires_grad) {
+  const Tensor x = input().clone().requires_grad_(input_requires_grad);
+  torch::manual_seed(11);
+  const Tensor y = module.forward(x);
+  torch::rand({5});  // moves the generator between forward and backward
+  module.forward(y).pow(2).sum().backward();
+  std::vector<Tensor> gradients = {torch::rand({2})};  // where the generator is afterwards
+  if (input_requires_grad) gradients.push_back(x.grad());
+  for (const Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+TEST(ActivationCheckpoint, ComputesTheGradientsOfThePlainModule) {
+  for (const bool input_requires_grad : {true, false}) {
+    DropImpl plain;
+    ActivationCheckpoint<DropImpl> checkpointed;
+    const auto expected = gradients_of(plain, input_requires_grad);
+    const auto gradients = gradients_of(checkpointed, input_requires_grad);
+    ASSERT_EQ(gradients.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(torch::equal(gradients[i], expected[i])) << i;
+    }
+    EXPECT_EQ(checkpointed.num_forwards, 2 * plain.num_forwards);
+  }
+}
+
+TEST(ActivationCheckpoint, TakesAndReturnsTensorsInOtherTypes) {
+  const ManyImpl plain;
+  const ActivationCheckpoint<ManyImpl> checkpointed;
+  const auto run = [](const auto& module) {
+    const Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
+    const auto [product, nothing, integers] =
+        module.forward({x, torch::ones({2}, torch::kLong)}, std::nullopt, 4);
+    EXPECT_FALSE(nothing);
+    EXPECT_FALSE(integers.requires_grad());
+    EXPECT_EQ(integers.sum().template item<int64_t>(), 4);
+    product.sum().backward();
+    EXPECT_EQ(x.grad()[0].template item<double>(), 12);
+    EXPECT_EQ(module.scale.grad().template item<double>(), 8);
+  };
+  run(plain);
+  run(checkpointed);
+}
+
+TEST(ActivationCheckpoint, IsAModuleLikeThePlainOne) {
+  nn::Sequential sequential(ActivationCheckpoint<DropImpl>{}, nn::Linear(3, 3));
+  EXPECT_EQ(sequential->named_parameters().keys()[0], "0.linear.weight");
+  ActivationCheckpoint<DropImpl> module;
+  {
+    const torch::NoGradGuard no_grad;
+    module.forward(input());
+  }
+  EXPECT_EQ(module.num_forwards, 1);
+}
+
+TEST(ActivationCheckpoint, NoticesAnArgumentThatWasChanged) {
+  ActivationCheckpoint<DropImpl> module;
+  const Tensor x = input().clone();
+  const Tensor y = module.forward(x).sum();
+  x.add_(1);
+  EXPECT_THROW(y.backward(), c10::Error);
+}
+
+TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
+  ActivationCheckpoint<DropImpl> module;
+  const Tensor x = input().clone().requires_grad_(true);
+  const Tensor y = module.forward(x).sum();
+  EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, std::nullopt, true); },
+                       ErrorCode::kInvalidArgument),
+              HasSubstr("create_graph=true does not go through"));
+}
+
+}  // namespace
+}  // namespace cadre

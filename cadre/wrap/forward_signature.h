@@ -1,0 +1,28 @@
+// The signature of a module's forward(), for classes that derive from the module and put something
+// around it: Derived<M> has a forward() with the parameters of M::forward(), so that it goes where
+// an M goes, into torch::nn::Sequential, AnyModule and holders.
+//
+// Threads: types. Blocking: never. Errors: at compile time.
+#pragma once
+
+#include <type_traits>
+
+namespace cadre {
+
+struct NoSingleForward {};
+
+template <typename M>
+constexpr auto pointer_to_forward() {
+  if constexpr (requires { &M::forward; }) {
+    return &M::forward;
+  } else {
+    return NoSingleForward{};
+  }
+}
+
+// Of M::forward(): a pointer to a member function; NoSingleForward if it is overloaded, a template
+// or not public.
+template <typename M>
+using ForwardPointer = decltype(pointer_to_forward<M>());
+
+}  // namespace cadre
