@@ -1,0 +1,109 @@
+// Runs under each strategy against the same run of one process.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/train/trainer_test.h"
+
+namespace cadre::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+class TrainerStrategyTest : public TrainerTest {
+ protected:
+  Config config_of(const std::string& strategy, const std::string& name) const {
+    Config config = this->config(name);
+    config.parallel.strategy = strategy;
+    config.run.accumulate = 2;
+    return config;
+  }
+
+  void expect_losses_of_one_process(const Config& config, int world_size) {
+    SCOPED_TRACE(config.run.name);
+    const Run run = this->run(config, world_size);
+    ASSERT_EQ(run.failures, "");
+    expect_near(losses(config.run.name), losses("alone"));
+    EXPECT_NEAR(run.result.held_out.loss, held_out_alone_, 1e-5);
+    EXPECT_THAT(run.screen, HasSubstr("a sample:\n"));
+  }
+
+  void train_alone() {
+    const Run run = this->run(config_of("ddp", "alone"));
+    ASSERT_EQ(run.failures, "");
+    held_out_alone_ = run.result.held_out.loss;
+  }
+
+  double held_out_alone_ = 0;
+};
+
+TEST_F(TrainerStrategyTest, FsdpTrainsAsOneProcess) {
+  train_alone();
+  for (const int world_size : {1, 2, 3}) {
+    for (const std::string reshard : {"after_forward", "after_backward", "after_reduction"}) {
+      Config config = config_of("fsdp", "fsdp_" + reshard + std::to_string(world_size));
+      config.parallel.reshard = reshard;
+      expect_losses_of_one_process(config, world_size);
+    }
+  }
+}
+
+TEST_F(TrainerStrategyTest, HsdpTrainsAsOneProcess) {
+  train_alone();
+  expect_losses_of_one_process(config_of("hsdp", "hsdp"), 4);
+}
+
+TEST_F(TrainerStrategyTest, HsdpRefusesReplicasThatDoNotDivideTheProcesses) {
+  EXPECT_THAT(run(config_of("hsdp", "hsdp"), 3).failures,
+              HasSubstr("parallel.replicas is 2, which does not divide the 3 processes"));
+}
+
+TEST_F(TrainerStrategyTest, Bfloat16ParametersLearnAsFloat32OnesDoWithinTheirRounding) {
+  train_alone();
+  Config config = config_of("fsdp", "bfloat16");
+  config.parallel.parameter_dtype = "bfloat16";
+  ASSERT_EQ(run(config, 2).failures, "");
+  const std::vector<double> expected = losses("alone");
+  const std::vector<double> actual = losses("bfloat16");
+  ASSERT_EQ(actual.size(), expected.size());
+  double largest = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    largest = std::max(largest, std::abs(actual[i] - expected[i]) / expected[i]);
+  }
+  EXPECT_GT(largest, 1e-6);  // it did compute in bfloat16
+  EXPECT_LT(largest, 1e-2);
+}
+
+// A snapshot holds whole tensors, so a run goes on under any strategy and number of ranks.
+TEST_F(TrainerStrategyTest, ARunGoesOnUnderAnotherStrategy) {
+  train_alone();
+  const std::vector<std::pair<std::string, int>> ways = {{"ddp", 1}, {"fsdp", 2}, {"fsdp", 3}};
+  for (const auto& [before, ranks_before] : ways) {
+    for (const auto& [after, ranks_after] : ways) {
+      const std::string name =
+          before + std::to_string(ranks_before) + "_" + after + std::to_string(ranks_after);
+      SCOPED_TRACE(name);
+      ASSERT_TRUE(run(config_of(before, name), ranks_before, /*stop_after=*/5).result.was_stopped);
+      Config config = config_of(after, name);
+      config.run.resume = "auto";
+      ASSERT_EQ(run(config, ranks_after).failures, "");
+      expect_near(losses(name), losses("alone"));
+    }
+  }
+}
+
+TEST_F(TrainerStrategyTest, AResumedFsdpRunHasTheBitsOfAnUninterruptedOne) {
+  ASSERT_EQ(run(config_of("fsdp", "whole"), 2).failures, "");
+  ASSERT_TRUE(run(config_of("fsdp", "parts"), 2, /*stop_after=*/7).result.was_stopped);
+  Config config = config_of("fsdp", "parts");
+  config.run.resume = "auto";
+  ASSERT_EQ(run(config, 2).failures, "");
+  expect_same_bits("whole", "parts", 12);
+}
+
+}  // namespace
+}  // namespace cadre::train
