@@ -52,6 +52,7 @@ class LocatedReplicas final : public ReplicaGroup {
                                          const at::Tensor& input) override;
   std::function<void()> reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                              ReduceOp op) override;
+  const ProcessGroup* process_group() const override { return group_->process_group(); }
   LogSink& log_sink() override { return group_->log_sink(); }
 
  private:

@@ -37,6 +37,7 @@ class ProcessGroupReplicas final : public ReplicaGroup {
                                              ReduceOp op) override {
     return [work = group_.reduce_scatter_async(output, input, {.op = op})] { work.wait(); };
   }
+  const ProcessGroup* process_group() const override { return &group_; }
   LogSink& log_sink() override {
     const auto& log = group_.communicator().options().log;
     return log ? *log : null_log_sink();

@@ -52,6 +52,8 @@ class CADRE_EXPORT ReplicaGroup {
   // Waited for as all_reduce_async.
   virtual std::function<void()> reduce_scatter_async(const at::Tensor& output,
                                                      const at::Tensor& input, ReduceOp op) = 0;
+  // The group behind it; null where there is none, as in a test.
+  virtual const ProcessGroup* process_group() const { return nullptr; }
   // Where the wrapper says what its user should know. It lives as long as this.
   virtual LogSink& log_sink() { return null_log_sink(); }
 };

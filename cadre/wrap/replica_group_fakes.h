@@ -187,6 +187,9 @@ class FakeReplicas final : public ReplicaGroup {
     call->op = op;
     return start(call);
   }
+  const ProcessGroup* process_group() const override {
+    return real_ ? real_->process_group() : nullptr;
+  }
   LogSink& log_sink() override { return real_ ? real_->log_sink() : lines; }
 
   // Of collectives, "all_reduce 12" with the number of elements of this rank: a gather's input, the

@@ -65,6 +65,9 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named,
                parameter.name));
   }
   broadcast_tensors(named_, /*root=*/0, *group_);
+  if (const ProcessGroup* ranks = group_->process_group()) {
+    mesh_.emplace(*ranks, std::vector<MeshAxis>{{"shard", ranks->world_size()}});
+  }
 }
 
 ZeroCore::ZeroCore(std::string optimizer,

@@ -63,7 +63,6 @@ class CADRE_EXPORT ZeroCore {
   // The tensor whose grad() the user sees: that of the parameter, or of its shard.
   at::Tensor outer_of(const at::Tensor& parameter) const;
   const std::vector<ParameterShard>& shards() const { return shards_; }
-  void set_mesh(const DeviceMesh& mesh) { mesh_ = mesh; }
   std::vector<ParameterShard> parameter_shards() const;
 
   // One step: begin_step(), then for each bucket lend_gradients(), the local step, and gather();
@@ -98,7 +97,7 @@ class CADRE_EXPORT ZeroCore {
   std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter
   std::vector<at::Tensor> frozen_;                      // adopted without a leaf
   std::vector<ParameterShard> shards_;                  // of stage 2
-  std::optional<DeviceMesh> mesh_;
+  std::optional<DeviceMesh> mesh_;                      // of stage 1, over a ProcessGroup
   // In a step: by bucket and parameter.
   std::vector<std::vector<at::Tensor>> gradients_;
   std::optional<size_t> lent_;

@@ -43,7 +43,6 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/process_group.h"
-#include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/wrap/replica_group.h"
@@ -66,11 +65,6 @@ concept HasReplicas = requires(Model& model) {
 
 template <typename O>
 class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
-  static_assert(!std::is_base_of_v<torch::optim::LBFGS, O>,
-                "cadre::ZeroRedundancyOptimizer: LBFGS computes its step from all parameters at "
-                "once, so ranks cannot divide it. Use an optimizer that works element by element, "
-                "for example cadre::AdamW");
-
  public:
   using Named = torch::OrderedDict<std::string, at::Tensor>;  // as module.named_parameters()
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
@@ -204,14 +198,13 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         distinct.push_back({item.key(), item.value()});
       }
     }
+    std::shared_ptr<ReplicaGroup> replicas;
     if constexpr (std::same_as<Group, ProcessGroup>) {
-      auto core = std::make_unique<ZeroCore>(name(), std::move(distinct), make_replica_group(group),
-                                             options);
-      core->set_mesh(DeviceMesh(group, {{"shard", group.world_size()}}));
-      return core;
+      replicas = make_replica_group(group);
     } else {
-      return std::make_unique<ZeroCore>(name(), std::move(distinct), group, options);
+      replicas = group;
     }
+    return std::make_unique<ZeroCore>(name(), std::move(distinct), std::move(replicas), options);
   }
 
   template <typename Model>
@@ -383,6 +376,21 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   std::unique_ptr<ZeroCore> core_;
   bool waits_in_step_;
   std::unique_ptr<O> local_;
+};
+
+template <typename O>
+inline constexpr bool kIsDivisible = false;
+
+template <std::derived_from<torch::optim::LBFGS> O>
+class ZeroRedundancyOptimizer<O> {
+  static_assert(kIsDivisible<O>,
+                "cadre::ZeroRedundancyOptimizer: LBFGS computes its step from all parameters at "
+                "once, so ranks cannot divide it. Use an optimizer that works element by element, "
+                "for example cadre::AdamW");
+
+ public:
+  template <typename... Args>
+  explicit ZeroRedundancyOptimizer(Args&&...) {}
 };
 
 }  // namespace cadre

@@ -341,6 +341,37 @@ TEST(ZeroRedundancyOptimizer, SaysWhatEachRankSteps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// A wrapper of whole gradients, which gives its module and its group.
+struct ReplicatedModel {
+  const std::shared_ptr<Net>& module() const { return net; }
+  const std::shared_ptr<ReplicaGroup>& replica_group() const { return group; }
+  std::shared_ptr<Net> net;
+  std::shared_ptr<ReplicaGroup> group;
+};
+
+TEST(ZeroRedundancyOptimizer, StepsAWrapperOfWholeGradients) {
+  const auto result = run_groups(3, [](const ProcessGroup& group) {
+    Net plain_net;
+    ReplicatedModel model{std::make_shared<Net>(), make_replica_group(group)};
+    AdamW plain(groups_of(plain_net), options());
+    ZeroRedundancyOptimizer<AdamW> zero(model, groups_of(*model.net), options(), kManyBuckets);
+    require(zero.stage() == ZeroStage::kReplicatedGradients, "stage 1");
+    for (int step = 0; step < 3; ++step) {
+      train_step(plain_net, group, plain, step);
+      train_step(*model.net, group, zero, step);
+    }
+    require_same(*model.net, plain_net, "three steps");
+    require(zero.parameter_shards()[0].mesh.to_string() == "{shard: 3}", "a mesh");
+    const ZeroRedundancyOptimizer<AdamW> over_formula(
+        Net().named_parameters(), std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1)),
+        options());
+    require(failure_of([&] { (void)over_formula.parameter_shards(); }).find("names a mesh") !=
+                std::string::npos,
+            "no mesh");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // Without DistributedDataParallel each rank has gradients of its own.
 TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {

@@ -1,0 +1,16 @@
+// Does not compile: each line that is marked gives the one sentence that says what to use.
+// compile_errors_test.py looks for it.
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/lbfgs.h>
+
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+
+void divide(const cadre::ProcessGroup& world) {
+  torch::nn::Linear net(1, 1);
+  const auto parameters = net->named_parameters();
+  cadre::ZeroRedundancyOptimizer<torch::optim::LBFGS> a{parameters, world, 0.1};  // refused
+
+  cadre::ZeroRedundancyOptimizer<cadre::SGD> b{parameters, world, torch::optim::SGDOptions(0.1)};
+  b.step();
+}

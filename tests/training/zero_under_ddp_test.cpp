@@ -1,0 +1,71 @@
+// A divided optimizer around DistributedDataParallel, whose gradients are views of its buckets, has
+// the bits of the undivided one.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/wrap/wrap_test_models.h"
+
+namespace cadre {
+namespace {
+
+// Eight steps on this rank's rows, whose number differs from rank to rank; every third step adds up
+// two backwards.
+std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, bool is_divided) {
+  const auto model = testing::make_model({"gpt", "adamw", 1, torch::kFloat}, /*seed=*/3);
+  {
+    // Other values on each rank, though all draw from one generator.
+    const torch::NoGradGuard no_grad;
+    double first = group.rank();
+    for (torch::Tensor& parameter : model->parameters()) {
+      const torch::Tensor numbers = torch::arange(parameter.numel()) * 0.37 + first++;
+      parameter.copy_(0.3 * torch::sin(numbers).view(parameter.sizes()));
+    }
+  }
+  DistributedDataParallel ddp{model, group};
+  const auto options = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (is_divided) {
+    optimizer = std::make_unique<ZeroRedundancyOptimizer<AdamW>>(
+        model->named_parameters(), group, options, ZeroOptions{.bucket_cap_bytes = 1000});
+  } else {
+    optimizer = std::make_unique<AdamW>(model->parameters(), options);
+  }
+  for (int step = 0; step < 8; ++step) {
+    const int64_t rows = 1 + (group.rank() + step) % 3;
+    const torch::Tensor batch =
+        torch::arange(rows * testing::kContext).view({rows, testing::kContext}) + step;
+    const torch::Tensor x = batch.remainder(testing::kVocabulary);
+    optimizer->zero_grad(/*set_to_none=*/step % 2 == 0);
+    if (step % 3 == 2) {
+      const auto guard = ddp.no_sync();
+      model->loss(ddp(x), x).backward();
+    }
+    model->loss(ddp(x), x).backward();
+    optimizer->step();
+  }
+  return model;
+}
+
+TEST(ZeroUnderDdp, HasTheBitsOfTheUndividedOptimizer) {
+  for (const int world_size : {1, 2, 3, 4}) {
+    const auto result = testing::run_groups(world_size, [](const ProcessGroup& group) {
+      const auto plain = train_under_ddp(group, /*is_divided=*/false);
+      const auto divided = train_under_ddp(group, /*is_divided=*/true);
+      for (const auto& item : plain->named_parameters()) {
+        testing::require(torch::equal(divided->named_parameters()[item.key()], item.value()),
+                         item.key());
+      }
+    });
+    EXPECT_TRUE(result.ok()) << world_size << " ranks: " << result.failures();
+  }
+}
+
+}  // namespace
+}  // namespace cadre
