@@ -130,8 +130,12 @@ TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
 }
 
 TEST_F(ShardedFailureTest, AManifestThatContradictsTheFilesIsFound) {
-  rewrite_manifest(R"("dtype":"F64")", R"("dtype":"I64")");
-  EXPECT_THAT(load_error({}, {.with_digests = false}), HasSubstr("one"));
+  // Of 13 elements the two ranks have 7 and 6.
+  rewrite_manifest(R"("offsets":[0],"sizes":[7])", R"("offsets":[0],"sizes":[6])");
+  rewrite_manifest(R"("offsets":[7],"sizes":[6])", R"("offsets":[6],"sizes":[7])");
+  EXPECT_THAT(load_error(), ::testing::AllOf(HasSubstr("kCorruption: rank 0"),
+                                             HasSubstr("'norm' is BF16 (7); the manifest says BF16 "
+                                                       "(6)")));
 }
 
 TEST_F(ShardedFailureTest, AManifestOfAnotherVersionIsRefused) {
