@@ -1,5 +1,5 @@
-// A divided optimizer around DistributedDataParallel, whose gradients are views of its buckets, has
-// the bits of the undivided one.
+// A divided optimizer around DistributedDataParallel, whose gradients are views of its buckets or
+// lie with their owners, has the bits of the undivided one.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -15,9 +15,11 @@
 namespace cadre {
 namespace {
 
+enum class Way { kUndivided, kStage1, kStage2 };
+
 // Eight steps on this rank's rows, whose number differs from rank to rank; every third step adds up
 // two backwards.
-std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, bool is_divided) {
+std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way way) {
   const auto model = testing::make_model({"gpt", "adamw", 1, torch::kFloat}, /*seed=*/3);
   {
     // Other values on each rank, though all draw from one generator.
@@ -28,10 +30,16 @@ std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, bool 
       parameter.copy_(0.3 * torch::sin(numbers).view(parameter.sizes()));
     }
   }
-  DistributedDataParallel ddp{model, group};
+  DistributedDataParallel ddp{model,
+                              group,
+                              {.gradients = way == Way::kStage2 ? GradientPlacement::kSharded
+                                                                : GradientPlacement::kReplicated}};
   const auto options = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
   std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (is_divided) {
+  if (way == Way::kStage2) {
+    optimizer = std::make_unique<ZeroRedundancyOptimizer<AdamW>>(ddp, options,
+                                                                 ZeroOptions{.wait_in_step = true});
+  } else if (way == Way::kStage1) {
     optimizer = std::make_unique<ZeroRedundancyOptimizer<AdamW>>(
         model->named_parameters(), group, options, ZeroOptions{.bucket_cap_bytes = 1000});
   } else {
@@ -56,11 +64,13 @@ std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, bool 
 TEST(ZeroUnderDdp, HasTheBitsOfTheUndividedOptimizer) {
   for (const int world_size : {1, 2, 3, 4}) {
     const auto result = testing::run_groups(world_size, [](const ProcessGroup& group) {
-      const auto plain = train_under_ddp(group, /*is_divided=*/false);
-      const auto divided = train_under_ddp(group, /*is_divided=*/true);
-      for (const auto& item : plain->named_parameters()) {
-        testing::require(torch::equal(divided->named_parameters()[item.key()], item.value()),
-                         item.key());
+      const auto plain = train_under_ddp(group, Way::kUndivided);
+      for (const Way way : {Way::kStage1, Way::kStage2}) {
+        const auto divided = train_under_ddp(group, way);
+        for (const auto& item : plain->named_parameters()) {
+          testing::require(torch::equal(divided->named_parameters()[item.key()], item.value()),
+                           item.key() + (way == Way::kStage1 ? " in stage 1" : " in stage 2"));
+        }
       }
     });
     EXPECT_TRUE(result.ok()) << world_size << " ranks: " << result.failures();
