@@ -27,12 +27,12 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   }
 }
 
-class Replicated final : public Strategy {
+// ddp, and the base of zero2.
+class Replicated : public Strategy {
  public:
   Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& world,
-             std::optional<BucketLayout> layout)
-      : model_(model, world,
-               {.weighting = GradientWeighting::kSamples, .layout = std::move(layout)}) {}
+             const DistributedDataParallelOptions& options)
+      : model_(model, world, options) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
     model_.set_num_samples(num_samples);
@@ -57,8 +57,10 @@ class Replicated final : public Strategy {
 
   std::optional<BucketLayout> learned_layout() const override { return model_.learned_layout(); }
 
- private:
+ protected:
   DistributedDataParallel<Model> model_;
+
+ private:
   std::optional<NoSync> no_sync_;
 };
 
@@ -112,6 +114,30 @@ std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards)
   }
   return trained;
 }
+
+class ShardedGradientsOnly final : public Replicated {
+ public:
+  using Replicated::Replicated;
+
+  std::vector<TrainedTensor> trained() const override {
+    return trained_of(model_.parameter_shards());
+  }
+  double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
+  // The parameters are whole again before anything reads them.
+  void after_update() override {
+    for (const auto& flat : model_.flat_parameters()) {
+      flat->mark_stale();
+      flat->unshard_async();
+    }
+    for (const auto& flat : model_.flat_parameters()) flat->wait_unsharded();
+  }
+  NamedTensors whole_state(NamedTensors parts) override {
+    return whole_state_of(model_.parameter_shards(), std::move(parts));
+  }
+  NamedTensors part_of_state(NamedTensors whole) const override {
+    return part_of_state_of(model_.parameter_shards(), std::move(whole));
+  }
+};
 
 c10::ScalarType dtype_of(const std::string& name) {
   return name == "bfloat16" ? at::kBFloat16 : at::kFloat;
@@ -188,7 +214,12 @@ std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
     const DeviceMesh mesh(world, hybrid_axes(config, world.world_size()));
     return std::make_unique<FullySharded>(model, mesh, config);
   }
-  return std::make_unique<Replicated>(model, world, std::move(layout));
+  DistributedDataParallelOptions options = {.layout = std::move(layout)};
+  if (config.strategy == "zero2") {
+    options.gradients = GradientPlacement::kSharded;
+    return std::make_unique<ShardedGradientsOnly>(model, world, options);
+  }
+  return std::make_unique<Replicated>(model, world, options);
 }
 
 }  // namespace cadre::train

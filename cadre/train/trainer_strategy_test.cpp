@@ -52,6 +52,14 @@ TEST_F(TrainerStrategyTest, FsdpTrainsAsOneProcess) {
   }
 }
 
+TEST_F(TrainerStrategyTest, Zero2TrainsAsOneProcess) {
+  train_alone();
+  for (const int world_size : {1, 2, 3}) {
+    expect_losses_of_one_process(config_of("zero2", "zero2" + std::to_string(world_size)),
+                                 world_size);
+  }
+}
+
 TEST_F(TrainerStrategyTest, HsdpTrainsAsOneProcess) {
   train_alone();
   expect_losses_of_one_process(config_of("hsdp", "hsdp"), 4);
@@ -81,7 +89,7 @@ TEST_F(TrainerStrategyTest, Bfloat16ParametersLearnAsFloat32OnesDoWithinTheirRou
 // A snapshot holds whole tensors, so a run goes on under any strategy and number of ranks.
 TEST_F(TrainerStrategyTest, ARunGoesOnUnderAnotherStrategy) {
   train_alone();
-  const std::vector<std::pair<std::string, int>> ways = {{"ddp", 1}, {"fsdp", 2}, {"fsdp", 3}};
+  const std::vector<std::pair<std::string, int>> ways = {{"ddp", 1}, {"fsdp", 2}, {"zero2", 3}};
   for (const auto& [before, ranks_before] : ways) {
     for (const auto& [after, ranks_after] : ways) {
       const std::string name =

@@ -58,7 +58,7 @@ OPTIMIZERS = {
 CASES = [f"{model}-{kind}" for model in ("gpt", "cnn") for kind in OPTIMIZERS]
 CASES += ["mlp_text-adamw", "mlp_images-adamw"]
 # Strategy of the trainer: what is like it in PyTorch. A case's name ends with it; without, it is ddp.
-STRATEGIES = {"zero1": "zero", "zero2": "zero", "fsdp": "fsdp", "fsdp_bf16": "fsdp"}
+STRATEGIES = {"zero2": "zero", "fsdp": "fsdp", "fsdp_bf16": "fsdp"}
 CASES += [f"gpt-adamw-{strategy}" for strategy in STRATEGIES]
 CASES += [f"cnn-adamw-{strategy}" for strategy in ("zero2", "fsdp")]
 

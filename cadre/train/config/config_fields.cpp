@@ -155,11 +155,11 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
 
 void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {
   fields.push_back({.name = "parallel.strategy",
-                    .meaning = "what each process holds of the model: ddp: all of it; zero1: a "
-                               "part of the optimizer's state; zero2: and of the gradients; fsdp: "
-                               "and of the parameters; hsdp: fsdp in several groups of processes",
+                    .meaning = "what each process holds of the model: ddp: all of it; zero2: a "
+                               "part of the gradients and of the optimizer's state; fsdp: and of "
+                               "the parameters; hsdp: fsdp in several groups of processes",
                     .value = &parallel.strategy,
-                    .choices = {"ddp", "zero1", "zero2", "fsdp", "hsdp"}});
+                    .choices = {"ddp", "zero2", "fsdp", "hsdp"}});
   fields.push_back({"parallel.replicas",
                     "of hsdp: groups of processes that hold the whole model each; they divide the "
                     "number of processes",
