@@ -122,6 +122,25 @@ class Examples(unittest.TestCase):
             with self.subTest(size=size):
                 self.assertEqual(run("tensor_parallel_mlp", ranks=size), expected_losses())
 
+    def test_fsdp_gpt(self):
+        """The same losses on any number of ranks, and an even share of the parameters on each."""
+        alone = run("fsdp_gpt")
+        first, last, total = re.fullmatch(
+            r"rank 0: loss (\S+) to (\S+), owns (\d+) of \d+ elements, .*", alone[0]).groups()
+        self.assertLess(float(last), 0.8 * float(first))
+        for size in (2, 3):
+            with self.subTest(size=size):
+                owned = 0
+                for line in run("fsdp_gpt", ranks=size):
+                    found = re.fullmatch(r"rank \d: loss (\S+) to (\S+), owns (\d+) of (\d+) elements, "
+                                         r"gathers at most (\d+) bytes", line)
+                    self.assertAlmostEqual(float(found[1]), float(first), delta=1e-4)
+                    self.assertAlmostEqual(float(found[2]), float(last), delta=1e-3)
+                    self.assertEqual(found[4], total)
+                    self.assertLess(int(found[5]), 4 * int(total))  # float32
+                    owned += int(found[3])
+                self.assertEqual(owned, int(total))
+
     def test_device_mesh(self):
         x = [[2 * i, 2 * i + 1] for i in range(6)]
         weight = [[0, 1, 2], [3, 4, 5]]

@@ -1,5 +1,5 @@
-// What FullyShardedDataParallel does with special parameters, accumulation, precision, meshes and
-// memory: training equals that of the plain module in one process.
+// What FullyShardedDataParallel does with special parameters, accumulation, precision and
+// meshes: training equals that of the plain module in one process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -9,10 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/wrap/activation_checkpoint.h"
-#include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/parallel/fsdp/fsdp_test_tower.h"
 
 namespace cadre {
 namespace {
@@ -21,144 +18,6 @@ using namespace testing;  // NOLINT: the helpers of these tests
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Options = FullyShardedDataParallelOptions;
-
-constexpr int64_t kWidth = 5;  // uneven on any number of ranks
-constexpr int64_t kRows = 12;
-constexpr int kSteps = 3;
-
-struct Tower : nn::Module {
-  explicit Tower(int num_units = 4) {
-    for (int i = 0; i < num_units; ++i) {
-      units.push_back(register_module("unit" + std::to_string(i), LinearUnit(kWidth, kWidth)));
-    }
-    head = register_module("head", nn::Linear(kWidth, 1));
-    to(kDouble);
-    set_values(*this);
-  }
-  virtual Tensor forward(const Tensor& x) {
-    Tensor h = x;
-    for (auto& unit : units) h = h + torch::tanh(unit->forward(h));
-    return head(h);
-  }
-  std::vector<LinearUnit> units;
-  nn::Linear head{nullptr};
-};
-
-Tensor data_of(int step) {
-  return torch::sin(torch::arange(kRows * kWidth, kDouble) + 7 * step).view({kRows, kWidth});
-}
-
-Tensor rows_of(const ProcessGroup& group, int step) {
-  const Share share = share_of(kRows, group.rank(), group.world_size());
-  return data_of(step).narrow(0, share.begin, share.size());
-}
-
-Options every_unit() {
-  return {.wrap_policy = wrap_by_size(1)};
-}
-
-// (model, step, rows): one step up to the gradients; `model` is the module or its wrapper.
-struct PlainSteps {
-  template <typename Model>
-  void operator()(Model& model, const Tensor& rows) const {
-    model.forward(rows).pow(2).mean().backward();
-  }
-};
-
-// Each once, as in the wrapper.
-template <typename M>
-std::vector<Tensor> parameters_of(const M& module) {
-  std::vector<Tensor> parameters;
-  for (const NamedTensor& parameter : distinct_parameters(module)) {
-    parameters.push_back(parameter.tensor);
-  }
-  return parameters;
-}
-
-template <typename M, typename Step>
-Snapshot train_plain(const std::shared_ptr<M>& module, Step step) {
-  torch::optim::SGD sgd(parameters_of(*module), 0.1);
-  for (int i = 0; i < kSteps; ++i) {
-    sgd.zero_grad();
-    step(*module, data_of(i));
-    sgd.step();
-  }
-  return copies_of(parameters_of(*module));
-}
-
-template <typename M, typename Step>
-Snapshot train_wrapped(FullyShardedDataParallel<M>& model, const ProcessGroup& group, Step step) {
-  torch::optim::SGD sgd(model.parameters(), 0.1);
-  for (int i = 0; i < kSteps; ++i) {
-    sgd.zero_grad();
-    step(model, rows_of(group, i));
-    sgd.step();
-  }
-  return assembled_parameters(model, group);
-}
-
-void expect_equal(const Snapshot& actual, const Snapshot& expected, double tolerance = 1e-12) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(actual[i], expected[i], tolerance, tolerance))
-        << "parameter " << i << "\n"
-        << actual[i] << "\n"
-        << expected[i];
-  }
-}
-
-template <typename Make, typename Step = PlainSteps>
-void expect_trains_as_plain(Make make, const Options& options, Step step = {},
-                            const std::vector<int>& world_sizes = {1, 2, 3}) {
-  const Snapshot expected = train_plain(make(), step);
-  for (const int world_size : world_sizes) {
-    SCOPED_TRACE(std::to_string(world_size) + " ranks");
-    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
-      const auto module = make();
-      FullyShardedDataParallel model{module, group, options};
-      const Snapshot trained = train_wrapped(model, group, step);
-      expect_equal(trained, expected);
-      EXPECT_EQ(model.full_bytes(), 0);
-    });
-    EXPECT_TRUE(result.ok()) << result.failures();
-  }
-}
-
-int64_t bytes_of_unit(int64_t numel, int world_size) {
-  const int64_t shard = (numel + world_size - 1) / world_size;
-  return (shard + 15) / 16 * 16 * world_size * static_cast<int64_t>(sizeof(double));
-}
-
-TEST(FsdpMemory, IsThatOfTheRootAndTwoUnits) {
-  const auto result = run_groups(3, [&](const ProcessGroup& group) {
-    const int64_t unit = bytes_of_unit(kWidth * kWidth + kWidth, 3);
-    const int64_t root = bytes_of_unit(kWidth + 1, 3);
-    const auto peak_of = [&](Options options) {
-      options.wrap_policy = wrap_by_size(1);
-      FullyShardedDataParallel model{std::make_shared<Tower>(6), group, options};
-      EXPECT_EQ(model.full_bytes(), 0) << "after construction";
-      train_wrapped(model, group, PlainSteps{});
-      EXPECT_EQ(model.full_bytes(), 0) << "after the step";
-      return model.peak_full_bytes();
-    };
-    EXPECT_EQ(peak_of({}), root + 2 * unit);
-    EXPECT_EQ(peak_of({.num_prefetched = 0}), root + unit);
-    EXPECT_EQ(peak_of({.reshard_root = Reshard::kAfterForward}), root + 2 * unit);
-    EXPECT_EQ(peak_of({.reshard = Reshard::kAfterBackward}), root + 6 * unit);
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
-  const auto result = run_groups(2, [&](const ProcessGroup& group) {
-    FullyShardedDataParallel model{std::make_shared<Tower>(6), group, every_unit()};
-    const torch::NoGradGuard no_grad;
-    for (int i = 0; i < 3; ++i) model(rows_of(group, i));
-    EXPECT_EQ(model.peak_full_bytes(),
-              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
 
 TEST(FsdpParameters, KeepTheirNamesAndAreRecorded) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -285,7 +144,7 @@ TEST(FsdpAccumulation, GathersOnceForAllBackwardsUntilTheReduction) {
       options.weighting = GradientWeighting::kEqual;
       FullyShardedDataParallel model{std::make_shared<Tower>(3), groups, options};
       train_wrapped(model, group, Accumulation<false>{});
-      return count / kSteps;
+      return count / kTowerSteps;
     };
     EXPECT_EQ(num_gathers(Reshard::kAfterReduction), 4);
     EXPECT_EQ(num_gathers(Reshard::kAfterBackward), 2 * 4);
@@ -429,7 +288,7 @@ TEST(FsdpHybrid, ShardsAlongOneAxisAndReplicatesAlongTheOther) {
       const DeviceMesh mesh(group, {{"replicate", replicate}, {"shard", shard}});
       FullyShardedDataParallel model{std::make_shared<Tower>(3), mesh, every_unit()};
       torch::optim::SGD sgd(model.parameters(), 0.1);
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kTowerSteps; ++i) {
         sgd.zero_grad();
         model(rows_of(group, i)).pow(2).mean().backward();
         sgd.step();
@@ -450,7 +309,7 @@ TEST(FsdpSamples, RanksMayHaveNoRows) {
     FullyShardedDataParallel model{std::make_shared<Tower>(2), group, every_unit()};
     torch::optim::SGD sgd(model.parameters(), 0.1);
     const std::vector<int64_t> bounds = {0, 2, 2, kRows};
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kTowerSteps; ++i) {
       sgd.zero_grad();
       const int64_t begin = bounds[group.rank()];
       const Tensor rows = data_of(i).narrow(0, begin, bounds[group.rank() + 1] - begin);
@@ -471,42 +330,6 @@ TEST(FsdpDerivatives, OfOutputsByInputs) {
     (y.pow(2).mean() + slope.pow(2).sum(1).mean()).backward();
   };
   expect_trains_as_plain([] { return std::make_shared<Tower>(2); }, every_unit(), penalty, {2});
-}
-
-// A unit of Tower with what stands around it there.
-struct HalfImpl : nn::LinearImpl {
-  using nn::LinearImpl::LinearImpl;
-  Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
-};
-
-struct Recomputed : nn::Module {
-  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
-  Recomputed() {
-    for (int i = 0; i < 4; ++i) {
-      units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
-    }
-    head = register_module("head", nn::Linear(kWidth, 1));
-    to(kDouble);
-    set_values(*this);
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = x;
-    for (auto& unit : units) h = unit->forward(h);
-    return head(h);
-  }
-  std::vector<Unit> units;
-  nn::Linear head{nullptr};
-};
-
-TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
-  const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
-  const auto result = run_groups(2, [&](const ProcessGroup& group) {
-    FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
-    expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
-    EXPECT_EQ(model.peak_full_bytes(),
-              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

@@ -1,0 +1,92 @@
+// How many bytes of gathered parameters a rank holds, exactly, also where it computes activations
+// again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/fsdp_test_tower.h"
+#include "cadre/wrap/activation_checkpoint.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+
+int64_t bytes_of_unit(int64_t numel, int world_size) {
+  const int64_t shard = (numel + world_size - 1) / world_size;
+  return (shard + 15) / 16 * 16 * world_size * static_cast<int64_t>(sizeof(double));
+}
+
+TEST(FsdpMemory, IsThatOfTheRootAndTwoUnits) {
+  const auto result = run_groups(3, [&](const ProcessGroup& group) {
+    const int64_t unit = bytes_of_unit(kWidth * kWidth + kWidth, 3);
+    const int64_t root = bytes_of_unit(kWidth + 1, 3);
+    const auto peak_of = [&](FullyShardedDataParallelOptions options) {
+      options.wrap_policy = wrap_by_size(1);
+      FullyShardedDataParallel model{std::make_shared<Tower>(6), group, options};
+      EXPECT_EQ(model.full_bytes(), 0) << "after construction";
+      train_wrapped(model, group, PlainSteps{});
+      EXPECT_EQ(model.full_bytes(), 0) << "after the step";
+      return model.peak_full_bytes();
+    };
+    EXPECT_EQ(peak_of({}), root + 2 * unit);
+    EXPECT_EQ(peak_of({.num_prefetched = 0}), root + unit);
+    EXPECT_EQ(peak_of({.reshard_root = Reshard::kAfterForward}), root + 2 * unit);
+    EXPECT_EQ(peak_of({.reshard = Reshard::kAfterBackward}), root + 6 * unit);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Tower>(6), group, every_unit()};
+    const torch::NoGradGuard no_grad;
+    for (int i = 0; i < 3; ++i) model(rows_of(group, i));
+    EXPECT_EQ(model.peak_full_bytes(),
+              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A unit of Tower with what stands around it there.
+struct HalfImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
+};
+
+struct Recomputed : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
+  Recomputed() {
+    for (int i = 0; i < 4; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
+    }
+    head = register_module("head", nn::Linear(kWidth, 1));
+    to(kDouble);
+    set_values(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (auto& unit : units) h = unit->forward(h);
+    return head(h);
+  }
+  std::vector<Unit> units;
+  nn::Linear head{nullptr};
+};
+
+TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
+  const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
+    expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
+    EXPECT_EQ(model.peak_full_bytes(),
+              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,126 @@
+// A model of equal units that tests train beside its sharded self.
+//
+// Threads: expect_trains_as_plain() makes one for each rank. Blocking: until all ranks have ended.
+// Errors: what differs fails the test.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre::testing {
+
+inline constexpr int64_t kWidth = 5;  // uneven on any number of ranks
+inline constexpr int64_t kRows = 12;
+inline constexpr int kTowerSteps = 3;
+
+struct Tower : nn::Module {
+  explicit Tower(int num_units = 4) {
+    for (int i = 0; i < num_units; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), LinearUnit(kWidth, kWidth)));
+    }
+    head = register_module("head", nn::Linear(kWidth, 1));
+    to(kDouble);
+    set_values(*this);
+  }
+  virtual Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (auto& unit : units) h = h + torch::tanh(unit->forward(h));
+    return head(h);
+  }
+  std::vector<LinearUnit> units;
+  nn::Linear head{nullptr};
+};
+
+inline Tensor data_of(int step) {
+  return torch::sin(torch::arange(kRows * kWidth, kDouble) + 7 * step).view({kRows, kWidth});
+}
+
+inline Tensor rows_of(const ProcessGroup& group, int step) {
+  const Share share = share_of(kRows, group.rank(), group.world_size());
+  return data_of(step).narrow(0, share.begin, share.size());
+}
+
+inline FullyShardedDataParallelOptions every_unit() {
+  return {.wrap_policy = wrap_by_size(1)};
+}
+
+// (model, step, rows): one step up to the gradients; `model` is the module or its wrapper.
+struct PlainSteps {
+  template <typename Model>
+  void operator()(Model& model, const Tensor& rows) const {
+    model.forward(rows).pow(2).mean().backward();
+  }
+};
+
+// Each once, as in the wrapper.
+template <typename M>
+std::vector<Tensor> parameters_of(const M& module) {
+  std::vector<Tensor> parameters;
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    parameters.push_back(parameter.tensor);
+  }
+  return parameters;
+}
+
+template <typename M, typename Step>
+Snapshot train_plain(const std::shared_ptr<M>& module, Step step) {
+  torch::optim::SGD sgd(parameters_of(*module), 0.1);
+  for (int i = 0; i < kTowerSteps; ++i) {
+    sgd.zero_grad();
+    step(*module, data_of(i));
+    sgd.step();
+  }
+  return copies_of(parameters_of(*module));
+}
+
+template <typename M, typename Step>
+Snapshot train_wrapped(FullyShardedDataParallel<M>& model, const ProcessGroup& group, Step step) {
+  torch::optim::SGD sgd(model.parameters(), 0.1);
+  for (int i = 0; i < kTowerSteps; ++i) {
+    sgd.zero_grad();
+    step(model, rows_of(group, i));
+    sgd.step();
+  }
+  return assembled_parameters(model, group);
+}
+
+inline void expect_equal(const Snapshot& actual, const Snapshot& expected,
+                         double tolerance = 1e-12) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(actual[i], expected[i], tolerance, tolerance))
+        << "parameter " << i << "\n"
+        << actual[i] << "\n"
+        << expected[i];
+  }
+}
+
+template <typename Make, typename Step = PlainSteps>
+void expect_trains_as_plain(Make make, const FullyShardedDataParallelOptions& options,
+                            Step step = {}, const std::vector<int>& world_sizes = {1, 2, 3}) {
+  const Snapshot expected = train_plain(make(), step);
+  for (const int world_size : world_sizes) {
+    SCOPED_TRACE(std::to_string(world_size) + " ranks");
+    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+      const auto module = make();
+      FullyShardedDataParallel model{module, group, options};
+      const Snapshot trained = train_wrapped(model, group, step);
+      expect_equal(trained, expected);
+      EXPECT_EQ(model.full_bytes(), 0);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+}  // namespace cadre::testing
