@@ -43,6 +43,9 @@ struct ErrorDetails {
   std::optional<Rank> reporter = {};              // the rank that found the first failure
   std::string operation = {};                     // that failed on this rank: "all_reduce"
   std::optional<uint64_t> operation_number = {};  // counted from 1
+  // A limit of this process or machine is exhausted, for example RLIMIT_NOFILE; no peer is at
+  // fault.
+  bool is_own_limit = false;
 };
 
 // An error: a code for programs and a sentence for people. The sentence says what happened, where

@@ -20,4 +20,13 @@ std::string format_values(std::string_view pattern, std::span<const FormatValue>
   }
 }
 
+std::string list_of(std::span<const int64_t> values) {
+  std::string text;
+  for (const int64_t value : values) {
+    if (!text.empty()) text += ", ";
+    text += std::to_string(value);
+  }
+  return "(" + text + ")";
+}
+
 }  // namespace cadre

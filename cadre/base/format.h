@@ -54,4 +54,7 @@ std::string format(std::string_view pattern, const Args&... args) {
   return format_values(pattern, std::span<const FormatValue>(values.begin(), values.size()));
 }
 
+// "(4, 3)": a list of sizes or strides, as messages show it.
+CADRE_EXPORT std::string list_of(std::span<const int64_t> values);
+
 }  // namespace cadre

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <vector>
 
 #include "cadre/base/error.h"
 
@@ -21,6 +22,12 @@ TEST(Format, KnowsTheVocabulary) {
   EXPECT_EQ(format("rank {} {} {} {}", Rank(3), DType::kBfloat16, ReduceOp::kPremulSum,
                    OpKind::kAllToAllV),
             "rank 3 bfloat16 premul_sum all_to_all_v");
+}
+
+TEST(Format, AListOfSizesIsWrittenInParentheses) {
+  EXPECT_EQ(list_of({}), "()");
+  EXPECT_EQ(list_of(std::vector<int64_t>{-4}), "(-4)");
+  EXPECT_EQ(list_of(std::vector<int64_t>{4, 3, 0}), "(4, 3, 0)");
 }
 
 TEST(Format, APatternThatIsWrongIsADefectOfTheLibrary) {

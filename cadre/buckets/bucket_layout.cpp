@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -73,6 +74,12 @@ Result<BucketLayout> BucketLayout::parse(std::string_view text) {
     if (more_follows && text.empty()) return malformed(";", "followed by a bucket");
   }
   return layout;
+}
+
+std::vector<int64_t> reverse_order(size_t num_parameters) {
+  std::vector<int64_t> order(num_parameters);
+  std::iota(order.rbegin(), order.rend(), 0);
+  return order;
 }
 
 BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,

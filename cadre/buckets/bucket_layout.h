@@ -6,6 +6,7 @@
 // Source: c10d's compute_bucket_assignment_by_size (first bucket 1 MiB, then 25 MiB).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -44,6 +45,9 @@ struct BucketCaps {
   int64_t first_bytes = int64_t{1} << 20;  // small, so that communication starts early
   int64_t bytes = int64_t{25} << 20;
 };
+
+// Reverse order of registration: a first guess at the order in which gradients become ready.
+CADRE_EXPORT std::vector<int64_t> reverse_order(size_t num_parameters);
 
 // Fills buckets in `order` (a permutation of the parameters, first ready first); a bucket is full
 // when it has reached its cap and holds one dtype. Buckets stand in the order in which they become

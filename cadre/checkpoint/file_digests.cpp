@@ -25,16 +25,6 @@ std::string path_in(const std::string& folder, std::string_view name) {
   return cadre::format("{}/{}", folder, name);
 }
 
-Result<std::string> digest_of(const std::string& path) {
-  std::error_code failure;
-  if (!std::filesystem::exists(path, failure)) {
-    return Error(ErrorCode::kCorruption, cadre::format("{} is missing", path));
-  }
-  const auto file = os::ReadOnlyFile::open(path);
-  if (!file.ok()) return file.error();
-  return wire::blake2b_hex(file->bytes());
-}
-
 using Digests = std::map<std::string, std::string, std::less<>>;  // by name
 
 // nullopt for a text that is not, byte for byte, what write_digests() writes.
@@ -63,12 +53,30 @@ Error corruption(const std::string& path, const std::string& what) {
 
 }  // namespace
 
+Result<std::string> digest_of(const std::string& path) {
+  std::error_code failure;
+  if (!std::filesystem::exists(path, failure)) {
+    return Error(ErrorCode::kCorruption, cadre::format("{} is missing", path));
+  }
+  const auto file = os::ReadOnlyFile::open(path);
+  if (!file.ok()) return file.error();
+  return wire::blake2b_hex(file->bytes());
+}
+
 Status write_digests(const std::string& folder, std::span<const std::string_view> names) {
-  std::string text;
+  std::vector<FileDigest> digests;
   for (const std::string_view name : names) {
-    const auto digest = digest_of(path_in(folder, name));
+    auto digest = digest_of(path_in(folder, name));
     if (!digest.ok()) return digest.error();
-    text += cadre::format("{}{}{}\n", *digest, kSeparator, name);
+    digests.push_back({.name = std::string(name), .digest = std::move(digest).value()});
+  }
+  return write_digest_list(folder, digests);
+}
+
+Status write_digest_list(const std::string& folder, std::span<const FileDigest> digests) {
+  std::string text;
+  for (const auto& [name, digest] : digests) {
+    text += cadre::format("{}{}{}\n", digest, kSeparator, name);
   }
   const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
   return os::write_file(path_in(folder, kDigestsName), pieces);

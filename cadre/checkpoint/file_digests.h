@@ -16,6 +16,16 @@ namespace cadre {
 
 inline constexpr std::string_view kDigestsName = "B2SUMS";
 
+struct FileDigest {
+  std::string name;
+  std::string digest;  // in hexadecimal
+};
+
+// Of the file's bytes; kCorruption if there is no such file.
+Result<std::string> digest_of(const std::string& path);
+// Writes and syncs B2SUMS with digests that were computed before, by several ranks for example.
+Status write_digest_list(const std::string& folder, std::span<const FileDigest> digests);
+
 // Writes and syncs the digests of these files of the folder.
 CADRE_EXPORT Status write_digests(const std::string& folder,
                                   std::span<const std::string_view> names);

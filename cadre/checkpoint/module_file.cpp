@@ -5,6 +5,9 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/os/io/durable_file.h"
@@ -30,9 +33,16 @@ void load(torch::nn::Module& module, const std::string& path) {
   NamedTensors read = SafetensorsFile::open(path).read_all();
   std::map<std::string, at::Tensor> by_name(read.begin(), read.end());
   const NamedTensors state = named_state(module);
+  // A tied tensor may be in the file under one of its names alone.
+  std::set<const void*> in_file;
+  for (const auto& [name, tensor] : state) {
+    if (by_name.contains(name)) in_file.insert(tensor.unsafeGetTensorImpl());
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   for (const auto& [name, tensor] : state) {
     const auto found = by_name.find(name);
     if (found == by_name.end()) {
+      if (in_file.contains(tensor.unsafeGetTensorImpl())) continue;
       throw Error(ErrorCode::kInvalidArgument,
                   cadre::format("{} has no tensor '{}', which the model needs", path, name));
     }
@@ -44,15 +54,16 @@ void load(torch::nn::Module& module, const std::string& path) {
                         c10::toString(found->second.scalar_type()), c10::str(found->second.sizes()),
                         c10::toString(tensor.scalar_type()), c10::str(tensor.sizes())));
     }
+    copies.emplace_back(tensor, found->second);
   }
-  if (by_name.size() != state.size()) {
+  if (by_name.size() != copies.size()) {
     for (const auto& [name, tensor] : state) by_name.erase(name);
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("{} has a tensor '{}', which the model does not", path,
                               by_name.begin()->first));
   }
   const at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : state) tensor.copy_(by_name.at(name));
+  for (const auto& [to, from] : copies) to.copy_(from);
 }
 
 }  // namespace cadre

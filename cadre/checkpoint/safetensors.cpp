@@ -46,8 +46,7 @@ Status check_writable(const NamedTensors& tensors) {
                    cadre::format("safetensors: two tensors are named '{}'", name));
     }
     const bool is_plain = tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu();
-    if (!is_plain || std::ranges::find(kDTypeNames, tensor.scalar_type(), &DTypeName::type) ==
-                         kDTypeNames.end()) {
+    if (!is_plain || !safetensors_dtype(tensor.scalar_type())) {
       return Error(ErrorCode::kInvalidArgument,
                    cadre::format("safetensors: '{}' is {}; expected a dense CPU tensor of a dtype "
                                  "that the format has",
@@ -66,40 +65,43 @@ bool is_zip_archive(ConstBytes bytes) {
 
 }  // namespace
 
+std::optional<std::string_view> safetensors_dtype(at::ScalarType type) {
+  const auto found = std::ranges::find(kDTypeNames, type, &DTypeName::type);
+  if (found == kDTypeNames.end()) return std::nullopt;
+  return found->name;
+}
+
+std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype) {
+  const auto found = std::ranges::find(kDTypeNames, safetensors_dtype, &DTypeName::name);
+  if (found == kDTypeNames.end()) return std::nullopt;
+  return found->type;
+}
+
 Status write_safetensors(const std::string& path, const NamedTensors& tensors,
                          const std::map<std::string, std::string>& metadata) {
   CADRE_RETURN_IF_ERROR(check_writable(tensors));
-  // The format's own order: largest elements first, so that every tensor is aligned, then names.
-  NamedTensors sorted = tensors;
-  std::ranges::sort(sorted, [](const auto& a, const auto& b) {
-    const auto key = [](const auto& item) {
-      return std::make_pair(-static_cast<int64_t>(item.second.element_size()), item.first);
-    };
-    return key(a) < key(b);
-  });
-
-  SafetensorsHeader header;
-  header.metadata = metadata;
-  std::vector<at::Tensor> contiguous;  // keeps the bytes alive until they are written
-  uint64_t offset = 0;
-  for (const auto& [name, tensor] : sorted) {
-    contiguous.push_back(tensor.contiguous());
-    const auto dtype = std::ranges::find(kDTypeNames, tensor.scalar_type(), &DTypeName::type);
-    header.tensors.push_back({.name = name,
-                              .dtype = std::string(dtype->name),
-                              .shape = tensor.sizes().vec(),
-                              .begin = offset,
-                              .end = offset + contiguous.back().nbytes()});
-    offset = header.tensors.back().end;
+  std::map<std::string_view, at::Tensor>
+      contiguous;  // keeps the bytes alive until they are written
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    contiguous.emplace(name, tensor.contiguous());
+    entries.push_back({.name = name,
+                       .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
+                       .shape = tensor.sizes().vec()});
   }
+  const SafetensorsHeader header = lay_out_safetensors(std::move(entries), metadata);
   const std::string encoded = encode_safetensors_header(header);
   std::vector<ConstBytes> pieces = {std::as_bytes(std::span(encoded))};
-  for (const at::Tensor& tensor : contiguous) pieces.push_back(bytes_of(tensor));
+  for (const SafetensorsEntry& entry : header.tensors) {
+    pieces.push_back(bytes_of(contiguous.at(entry.name)));
+  }
   return os::write_file(path, pieces);
 }
 
 SafetensorsFile::SafetensorsFile(std::string path, os::ReadOnlyFile file, SafetensorsHeader header)
-    : path_(std::move(path)), file_(std::move(file)), header_(std::move(header)) {}
+    : path_(std::move(path)), file_(std::move(file)), header_(std::move(header)) {
+  for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
+}
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   os::ReadOnlyFile file = os::ReadOnlyFile::open(path).value_or_throw();
@@ -124,11 +126,20 @@ std::vector<std::string> SafetensorsFile::names() const {
 }
 
 at::Tensor SafetensorsFile::read(const std::string& name) const {
-  const auto entry = std::ranges::find(header_.tensors, name, &SafetensorsEntry::name);
-  if (entry == header_.tensors.end()) {
+  const SafetensorsEntry* entry = find(name);
+  if (entry == nullptr) {
     throw Error(ErrorCode::kInvalidArgument, cadre::format("{} has no tensor '{}'", path_, name));
   }
   return read(*entry);
+}
+
+const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
+}
+
+ConstBytes SafetensorsFile::bytes(const SafetensorsEntry& entry) const {
+  return file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
 }
 
 NamedTensors SafetensorsFile::read_all() const {
@@ -140,15 +151,14 @@ NamedTensors SafetensorsFile::read_all() const {
 }
 
 at::Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
-  const auto dtype = std::ranges::find(kDTypeNames, entry.dtype, &DTypeName::name);
-  if (dtype == kDTypeNames.end()) {
+  const auto dtype = scalar_type_of(entry.dtype);
+  if (!dtype) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("{}: tensor '{}' has dtype {}, which this library cannot hold", path_,
                               entry.name, entry.dtype));
   }
-  const at::Tensor tensor = at::empty(entry.shape, dtype->type);
-  const ConstBytes source =
-      file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
+  const at::Tensor tensor = at::empty(entry.shape, *dtype);
+  const ConstBytes source = bytes(entry);
   // The header's bounds were checked against dtype and shape, so the sizes are equal.
   if (!source.empty()) std::memcpy(tensor.mutable_data_ptr(), source.data(), source.size());
   return tensor;

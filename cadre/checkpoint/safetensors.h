@@ -9,9 +9,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,6 +26,10 @@
 namespace cadre {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// The format's name of a dtype, "F32", and the reverse; nullopt for one that the other side lacks.
+std::optional<std::string_view> safetensors_dtype(at::ScalarType type);
+std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
 
 // Dense CPU tensors of any shape and strides, with distinct names. Written in full and synced, but
 // not atomic: write to a temporary name, or into a folder that is renamed when complete.
@@ -40,6 +47,10 @@ class CADRE_EXPORT SafetensorsFile {
   // A copy.
   at::Tensor read(const std::string& name) const;
   NamedTensors read_all() const;
+  // Null for a name that the file does not have.
+  const SafetensorsEntry* find(const std::string& name) const;
+  // The elements of a tensor of this file, in the mapping of the file: valid as long as this.
+  ConstBytes bytes(const SafetensorsEntry& entry) const;
 
  private:
   SafetensorsFile(std::string path, os::ReadOnlyFile file, SafetensorsHeader header);
@@ -48,6 +59,7 @@ class CADRE_EXPORT SafetensorsFile {
   std::string path_;
   os::ReadOnlyFile file_;
   SafetensorsHeader header_;
+  std::map<std::string, size_t, std::less<>> by_name_;  // index of header_.tensors
 };
 
 }  // namespace cadre

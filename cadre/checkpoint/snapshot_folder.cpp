@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -11,6 +12,7 @@
 #include "cadre/base/format.h"
 #include "cadre/os/io/durable_file.h"
 #include "cadre/os/io/file.h"
+#include "cadre/os/proc/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -39,12 +41,33 @@ Status to_status(const std::error_code& error, const std::string& what) {
   return Error(ErrorCode::kUnavailable, cadre::format("{}: {}", what, error.message()));
 }
 
-Status make_empty_folder(const std::string& path) {
+// Removes what earlier attempts at this snapshot have left: a run that was killed while it wrote,
+// or a rank that may still be writing and finds its folder gone.
+Status remove_all_with_prefix(const std::string& folder, const std::string& prefix) {
   std::error_code error;
-  fs::remove_all(path, error);  // of a run that was killed while it wrote
-  CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("remove {}", path)));
-  fs::create_directories(path, error);
-  return to_status(error, cadre::format("create {}", path));
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(prefix)) continue;
+    std::error_code failure;
+    fs::remove_all(entry->path(), failure);
+    CADRE_RETURN_IF_ERROR(to_status(failure, cadre::format("remove {}", entry->path().string())));
+  }
+  return to_status(error, cadre::format("list {}", folder));
+}
+
+// A new folder of a name that no other attempt has.
+Result<std::unique_ptr<os::TemporaryFolder>> make_attempt_folder(const std::string& run_folder,
+                                                                 const std::string& prefix) {
+  std::error_code error;
+  fs::create_directories(run_folder, error);
+  CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("create {}", run_folder)));
+  CADRE_RETURN_IF_ERROR(remove_all_with_prefix(run_folder, prefix));
+  auto made = os::TemporaryFolder::make(run_folder, prefix + ".");
+  if (!made.ok()) return made.error();
+  // A snapshot is as readable as other folders.
+  fs::permissions((*made)->path(), static_cast<fs::perms>(0755), error);
+  CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("make {} readable", (*made)->path())));
+  return made;
 }
 
 }  // namespace
@@ -57,20 +80,16 @@ std::string SnapshotFolder::path_of(int64_t step) const {
 
 Status SnapshotFolder::save(int64_t step,
                             const std::function<Status(const std::string&)>& write_files) {
-  const std::string temporary = cadre::format("{}/.{}.tmp", run_folder_, name_of(step));
-  Status status = write_and_publish(step, temporary, write_files);
-  if (!status.ok()) {
-    std::error_code ignored;  // the first error is the one to report
-    fs::remove_all(temporary, ignored);
-    return status.error().with_context(cadre::format("snapshot of step {}", step));
-  }
-  return status;
+  const Status status = write_and_publish(step, write_files);
+  if (status.ok()) return status;
+  return status.error().with_context(cadre::format("snapshot of step {}", step));
 }
 
 Status SnapshotFolder::write_and_publish(
-    int64_t step, const std::string& temporary,
-    const std::function<Status(const std::string&)>& write_files) {
-  CADRE_RETURN_IF_ERROR(make_empty_folder(temporary));
+    int64_t step, const std::function<Status(const std::string&)>& write_files) {
+  const auto attempt = make_attempt_folder(run_folder_, cadre::format(".{}.tmp", name_of(step)));
+  if (!attempt.ok()) return attempt.error();
+  const std::string& temporary = (*attempt)->path();
   CADRE_RETURN_IF_ERROR(write_files(temporary));
   const std::string target = path_of(step);
   std::error_code error;

@@ -22,6 +22,8 @@ class CADRE_EXPORT SnapshotFolder {
  public:
   explicit SnapshotFolder(std::string run_folder);
 
+  const std::string& run_folder() const { return run_folder_; }
+
   // Calls `write_files` with an empty folder to fill (with synced files), then publishes it as this
   // step's snapshot, in place of an earlier one of the same step. After an error nothing of it is
   // left, but for the case that only `latest` could not be written: then it is there, whole.
@@ -43,7 +45,7 @@ class CADRE_EXPORT SnapshotFolder {
   std::vector<int64_t> steps() const;
 
  private:
-  Status write_and_publish(int64_t step, const std::string& temporary,
+  Status write_and_publish(int64_t step,
                            const std::function<Status(const std::string&)>& write_files);
 
   std::optional<std::string> folder_named_by(const std::string& pointer) const;

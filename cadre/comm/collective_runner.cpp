@@ -153,11 +153,13 @@ Error CollectiveRunner::explain(const Operation& operation, const OpContext& con
     case ErrorCode::kInternal:
       break;
   }
-  return fail(operation, {error.code(), context.progress.waiting_for(), error.message(), {}});
+  const Rank self = parts_.monitor.roster().self;
+  const int culprit = error.details().is_own_limit ? self.value : context.progress.waiting_for();
+  return fail(operation, {error.code(), culprit, error.message(), {}});
 }
 
-// A rank that reaches its own deadline says so itself, also when a peer's notice arrives meanwhile,
-// if it knows who is at fault.
+// A rank that reaches its own deadline reports its own timeout if it can name the culprit with
+// certainty, even if a peer's failure arrives meanwhile.
 Error CollectiveRunner::explain_timeout(const Operation& operation, const OpContext& context) {
   parts_.monitor.fail_by_timeout({.activity = activity_of(operation, parts_.system.now() - began_),
                                   .number = operation.number,
@@ -173,8 +175,9 @@ Error CollectiveRunner::explain_loss(const Operation& operation, const OpContext
   return fail(operation, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
 }
 
-// Several ranks may find out at once, each with another peer. It asks around, so that all tell of
-// the same two; who cannot tell of rank 0 lets those speak first who can.
+// Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
+// peers and reports the lowest mismatching pair. If that does not include rank 0, it first waits
+// for the report of a rank whose pair does.
 Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpContext& context) {
   Monitor& monitor = parts_.monitor;
   const Roster& roster = monitor.roster();

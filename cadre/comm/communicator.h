@@ -42,8 +42,8 @@ enum class TransportChoice {
 
 struct CommunicatorOptions {
   std::string name = "world";  // in messages; equal on all ranks
-  // Equal on all ranks, unique in the job: what keys, proofs and records tell the group by. Empty:
-  // the name. split() and new_group() derive it, so that groups may share a name.
+  // Equal on all ranks, unique in the job: identifies the group in store keys, handshakes and
+  // records. Empty: the name. split() and new_group() derive it, so that groups may share a name.
   std::string id = {};
   Duration timeout = kDefaultOperationTimeout;
   Duration silence_limit = kDefaultSilenceLimit;  // of a peer on another host
@@ -94,9 +94,9 @@ struct CollectiveOptions {
   // Of ReduceOp::kPremulSum, which is refused without it, and of no other: what this rank's input
   // is multiplied by before the sum. It may differ from rank to rank, as in NCCL.
   std::optional<double> premul_factor = {};
-  // The shape of the tensor whose elements a collective counts (which those are: OpDescriptor), so
-  // that ranks with other shapes of as many elements are told of it. Borrowed for the call. Without
-  // it, one dimension; not of barrier and all_to_all_v.
+  // The shape of the tensor whose elements a collective counts (see OpDescriptor). Ranks with
+  // different shapes of as many elements then throw. Borrowed for the call. Without it, one
+  // dimension; not used by barrier and all_to_all_v.
   std::optional<std::span<const int64_t>> sizes = {};
 };
 
@@ -150,9 +150,9 @@ class CADRE_EXPORT Communicator {
   // Issued so far on this rank; equal on all ranks between operations.
   uint64_t num_collectives() const;
 
-  // Shapes as in collective/backend.h; what an operation means for a dtype, or why it is refused,
-  // stands in collective/reduction_table.h. In place when `in` and `out` are the same memory, or
-  // the shorter one is this rank's slice of the other; buffers that overlap otherwise are refused.
+  // Shapes as in collective/backend.h; which operations a dtype supports, and why others are
+  // refused: collective/reduction_table.h. In place when `in` and `out` are the same memory, or the
+  // shorter one is this rank's slice of the other; buffers that overlap otherwise are refused.
   void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
   void all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
                   const CollectiveOptions& options = {});
@@ -180,14 +180,15 @@ class CADRE_EXPORT Communicator {
   void all_to_all_v(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
                     const CollectiveOptions& options = {});
   // Messages between one pair and with one tag arrive in order; sizes and types must match. A send
-  // of up to 16 KiB may return before it is received, a longer one waits for its receive. Of what
-  // nobody receives a rank holds 4 MiB from each peer. Not to this rank itself.
+  // of up to 16 KiB may return before it is received, a longer one waits for its receive. A rank
+  // buffers at most 4 MiB from each peer that no recv has taken. Sending to this rank itself is
+  // refused.
   void send(ConstBytes data, DType dtype, Rank destination, int tag,
             const CollectiveOptions& options = {});
   void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
-  // From whichever rank sends first with this tag; returns that rank. kPeerLost when all others
-  // have left. c10d's recvAnysource. Receives of one tag, from a rank and from any, take messages
-  // in the order in which they were called.
+  // Receives from any rank, the first that sends with this tag; returns that rank. kPeerLost when
+  // all others have left. c10d's recvAnysource. Receives of one tag, from a rank and from any, take
+  // messages in the order in which they were called.
   Rank recv_from_any(Bytes data, DType dtype, int tag, const CollectiveOptions& options = {});
 
   Work broadcast_async(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
@@ -224,18 +225,18 @@ class CADRE_EXPORT Communicator {
   // Ranks known to be gone (killed or left), for rejoin().
   std::vector<Rank> lost_ranks() const;
 
-  // Ends every wait on this rank and tells the others: they throw kAborted with `reason`. Never
-  // blocks; may be called from any thread and from a signal-handling thread.
+  // Ends every wait on this rank and publishes the failure: the other ranks throw kAborted with
+  // `reason`. Never blocks; may be called from any thread and from a signal-handling thread.
   void abort(const std::string& reason);
-  // Runs what is pending until the deadline, tells the members that this rank leaves, joins the
-  // group's threads; with the last group of the process, closes its connections. Idempotent. The
-  // destructor only aborts locally and never communicates with a deadline beyond 1 s.
-  // Throws kInvalidArgument, when all that is done, if ranks are known to have left this group, or
-  // one that was closed before, after different collectives: a small broadcast, reduce, gather or
-  // scatter may end well on a rank although another one called something else. Of two such ranks of
-  // one host at least the one that closes later learns of it. Two ranks of different hosts that end
-  // their last groups at the same moment may miss it, as may ranks that clean up after a failure. A
-  // destructor only logs it.
+  // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
+  // joins the group's threads; with the last group of the process, closes its connections.
+  // Idempotent. The destructor only aborts locally and communicates for 1 s at most.
+  // After that it throws kInvalidArgument if ranks are known to have left this group, or one that
+  // was closed before, after different collectives: a small broadcast, reduce, gather or scatter
+  // may succeed on a rank although another rank called something else. Of two such ranks of one
+  // host at least the one that closes later throws. Two ranks of different hosts that close their
+  // last groups at the same moment may both miss the mismatch, as may ranks that clean up after a
+  // failure. A destructor only logs it.
   void close(Deadline deadline);
 
   // The last operations of this rank; to_json() makes it readable.

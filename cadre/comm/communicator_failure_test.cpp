@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -9,6 +12,7 @@
 #include "cadre/comm/communicator.h"
 #include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
+#include "cadre/testing/forwarding_system.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/seeds.h"
@@ -420,6 +424,54 @@ TEST(CommunicatorFailure, SurvivorsOfASimulatedLeaverLoseNobodyElse) {
     });
     EXPECT_EQ(result.failure, "") << "seed " << seed;
     for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "") << "seed " << seed;
+  }
+}
+
+// Makes no connection any more once it is exhausted.
+class FewDescriptors final : public testing::ForwardingSystem {
+ public:
+  using ForwardingSystem::ForwardingSystem;
+  Result<std::unique_ptr<os::Socket>> connect(const os::Address& address,
+                                              Deadline deadline) override {
+    if (!is_exhausted) return inner_.connect(address, deadline);
+    return Error(ErrorCode::kUnavailable, "no descriptor").with_details({.is_own_limit = true});
+  }
+  std::atomic<bool> is_exhausted = false;
+};
+
+// Over TCP the first operation opens the data connection. The peer must not be reported as lost.
+TEST(CommunicatorFailure, ARankWithoutADescriptorNamesItself) {
+  const auto system = os::make_native_system();
+  const auto store = std::make_shared<HashStore>(*system);
+  for (const bool is_message : {false, true}) {
+    std::atomic<int> num_exhausted = 0;
+    std::atomic<int> num_named = 0;
+    const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+      FewDescriptors few(context.system);
+      const Deadline soon = context.system.deadline_in(kFailureBudget);
+      const Membership membership{context.rank, 2, is_message ? 1U : 2U, store, "token"};
+      const auto group =
+          Communicator::connect(few, membership, {.transport = TransportChoice::kTcp}, soon);
+      few.is_exhausted = true;
+      ++num_exhausted;
+      while (num_exhausted < 2) context.system.yield();
+      std::array<std::byte, 8> data{};
+      try {
+        if (!is_message) group->barrier({.deadline = soon});
+        if (is_message && group->rank() == 0) group->send(data, DType::kUint8, 1, 0);
+        if (is_message && group->rank() == 1) group->recv(data, DType::kUint8, 0, 0);
+        require(is_message && group->rank() == 0, "it succeeded");
+      } catch (const Error& error) {
+        const bool is_first = error.code() == ErrorCode::kUnavailable;
+        require(is_first || error.code() == ErrorCode::kAborted, error.message());
+        require(!is_first || error.details().culprit == group->rank(), error.message());
+        require(error.message().find("no descriptor") != std::string::npos, error.message());
+        if (is_first) ++num_named;
+      }
+      group->close(soon);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    EXPECT_GE(num_named.load(), 1);
   }
 }
 

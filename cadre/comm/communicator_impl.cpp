@@ -89,7 +89,8 @@ std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
   identity.id = id;
   auto made = FlightRecorder::create(path, identity);
   if (!made.ok()) {
-    // A job is worth more than its record, which then lies in memory as it does without a folder.
+    // A record that cannot be written is no reason to fail the job: it is then kept in memory, as
+    // without a folder.
     if (options.log) {
       options.log->write(LogLevel::kWarning, "comm",
                          format("flight_record=none reason=\"{}\": cadre trace will not have this "
@@ -192,7 +193,7 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
   queue = std::make_shared<OperationQueue>(system, *runner, home);
 }
 
-// One line that says what was connected, and by what every size travels.
+// Logs one line with the connected group and the transport and algorithm of each size.
 void Communicator::Impl::log_start() const {
   const wire::RankCard& own = own_card();
   const Capabilities can = engine == nullptr ? Capabilities{} : engine->capabilities();
@@ -254,15 +255,15 @@ void Communicator::Impl::build_net_engine() {
   transport = stream(kCollectivePurpose);
   message_transport = stream(kMessagePurpose);
   engine = std::make_unique<NetEngine>(system, *transport);
-  // Of those that left before the streams were there.
+  // Repeated for members that left before the streams were opened.
   const std::vector<PeerView> views = monitor->peers();
   for (size_t i = 0; i < views.size(); ++i) {
     if (views[i].left_after) monitor->note_left(members.ranks[i]);
   }
 }
 
-// A destructor must not wait for other ranks: what is still pending is aborted. An exception that
-// unwinds says itself what happened on this rank.
+// A destructor must not wait for other ranks, so pending operations are aborted. If an exception
+// unwinds the stack, it reports the cause, and this failure is not logged.
 Communicator::Impl::~Impl() {
   if (!is_closed_ && has_pending()) {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
@@ -279,7 +280,7 @@ Communicator::Impl::~Impl() {
     release(system.deadline_in(kGoodbyeTime));
     return;
   }
-  static_cast<void>(close(system.deadline_in(kGoodbyeTime)));  // logged
+  static_cast<void>(close(system.deadline_in(kGoodbyeTime)));
   // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
   stop_threads();
   release(system.deadline_in(kGoodbyeTime));

@@ -25,7 +25,7 @@
 
 namespace cadre {
 
-// Which ranks a group has.
+// The ranks of a group.
 struct GroupMembers {
   std::vector<int> ranks;  // of the fabric, by rank of the group
   Rank self;               // this rank's rank in the group
@@ -75,8 +75,8 @@ class Communicator::Impl {
   }
   // Refuses a group that was closed.
   void check_open() const;
-  // Leaves in good order, or aborts when something is pending that may not be waited for. False
-  // when it was closed before.
+  // Leaves in good order, or aborts operations that are still pending at the deadline. False if the
+  // group was closed before.
   bool close(Deadline deadline);
   void abort(const std::string& reason);
 
@@ -93,7 +93,7 @@ class Communicator::Impl {
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const HomeProcess> home;
 
-  // Parts stand above those that use them.
+  // Declared before the parts that use them.
   std::unique_ptr<FlightRecorder> recorder;
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
   std::unique_ptr<Transport> transport;  // of the net engine

@@ -23,4 +23,8 @@ inline constexpr Duration kStatusInterval = std::chrono::milliseconds(250);
 // gets no processor, is silent too and may go on.
 inline constexpr Duration kDefaultSilenceLimit = std::chrono::seconds(120);
 
+// Saving and loading a sharded snapshot: each point at which ranks wait until the slowest of them
+// has written, or has checked, its files.
+inline constexpr Duration kDefaultSnapshotTimeout = std::chrono::seconds(600);
+
 }  // namespace cadre

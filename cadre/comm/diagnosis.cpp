@@ -12,32 +12,28 @@ namespace {
 using wire::Activity;
 using wire::ActivityState;
 
-// In an operation at this moment, or stuck in it.
-bool is_inside(const Activity& activity) {
-  return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
-}
-
-// In collective `number` at this moment, or stuck in it.
+// Whether the rank runs collective `number`, or is stuck in it.
 bool is_in(const Activity& activity, uint64_t number) {
-  return is_inside(activity) && !is_message(activity.fingerprint) && activity.number == number;
+  return is_in_operation(activity) && !is_message(activity.fingerprint) &&
+         activity.number == number;
 }
 
-// Past collective `number`.
+// Whether the rank has completed collective `number`.
 bool has_passed(const Activity& activity, uint64_t number) {
   if (is_message(activity.fingerprint)) return false;
   const bool is_done = activity.number == number && activity.state == ActivityState::kDone;
   return activity.number > number || is_done;
 }
 
-// For another rank, as far as it says.
+// Whether the rank reports that it waits for another one.
 bool is_waiting(const Activity& activity) {
-  return is_inside(activity) && activity.waiting_for >= 0;
+  return is_in_operation(activity) && activity.waiting_for >= 0;
 }
 
-// Answers, and is in no operation of this group or, as far as it says, of another one, where it
-// might wait for a rank that `view` does not show.
+// Whether the rank answers and reports no operation of any group. In an operation of another group
+// it may wait for a rank that `view` does not show.
 bool is_idle(const PeerView& view) {
-  return view.answers && !is_inside(view.activity) && view.elsewhere.empty();
+  return view.answers && !is_in_operation(view.activity) && view.elsewhere.empty();
 }
 
 std::string_view remedy_of(const Failure& failure) {
@@ -105,16 +101,21 @@ Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
     return {notice.code, by.culprit, notice.cause, {}, by.reporter};
   }
-  // The message of a rank that was told of it, too, says which failure was the first.
+  // The cause may come from a rank that only forwards the first failure; then it already has the
+  // prefix.
   std::string cause = notice.cause;
   if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
-  if (cause.ends_with('.')) cause.pop_back();  // a whole message, but inside a sentence
+  if (cause.ends_with('.')) cause.pop_back();  // the cause becomes part of a sentence
   return {ErrorCode::kAborted, by.culprit, cause, {}, by.reporter};
 }
 
 bool is_message(const Fingerprint& fingerprint) {
   const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
   return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kWaitSignal;
+}
+
+bool is_in_operation(const Activity& activity) {
+  return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
 }
 
 std::string Roster::describe(int rank) const {
@@ -208,16 +209,16 @@ std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMism
                 roster.describe(mismatch.receiver), mismatch.expected_bytes / size_of(dtype));
 }
 
-// The chain of waits explains the timeout by itself if it ends at a silent rank, or at an idle one
-// that has not passed the operation in which it is awaited. If it ends otherwise, a silent rank
-// outside the chain is the surest sign: a rank of the chain may wait for it in another group. It
-// comes second, because a rank that gets no processor within the time for answers is silent as
-// well.
+// A chain of waits that ends at a silent rank, or at an idle rank that has not passed the operation
+// in which it is awaited, is a sufficient explanation of the timeout. Otherwise a silent rank
+// outside the chain is the best candidate, since a rank of the chain may wait for it in another
+// group. It is only the second choice, because a rank that was not scheduled within the time for
+// answers is silent as well.
 //
-// A rank that has passed the operation in which another one waits for it has sent its part, which
-// was lost between the two: as is what this rank sent, when a rank waits for it in an earlier
-// operation, or the two wait for each other. In a longer circle of waits any of its streams may be
-// the broken one.
+// If a rank waits for one that has already passed the operation, the data between the two was lost.
+// The data that this rank sent was lost if another rank waits for this one in an earlier operation,
+// or if the two wait for each other. In a longer cycle of waits any of its streams may be the
+// broken one.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for) {
   const int world_size = static_cast<int>(views.size());
@@ -242,7 +243,8 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (first_elsewhere < 0 && is_elsewhere(at)) first_elsewhere = at;
     if (view(at).has_ended()) ended = at;
     const bool is_over = ended >= 0 || (waits_in && has_passed(activity, *waits_in));
-    // A rank whose last operation was a message does not show which collectives it has passed.
+    // A view shows one operation: if that is a message, the collectives that the rank has passed
+    // are unknown.
     const bool hides_collectives =
         waits_in && activity.state == ActivityState::kDone && is_message(activity.fingerprint);
     if (!is_over && !hides_collectives && is_idle(view(at))) return {at, true};
@@ -256,14 +258,14 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
     if (is_peer(rank) && view(rank).is_silent()) return {rank, true};
   }
   const bool is_awaited_behind = waits_in && *waits_in < number.value_or(0);
-  // A message that waits for this rank is not of the collective that this rank waits in: what was
-  // sent between the two may be lost.
+  // A peer that waits for this rank in a send or recv does not take part in this rank's collective:
+  // data between the two may be lost.
   const bool is_awaited_in_message =
       is_peer(previous) && is_message(view(previous).activity.fingerprint);
   const bool is_awaited = is_awaited_behind || is_awaited_in_message;
   if (at == self && (previous == waiting_for || is_awaited)) return {previous, false};
   if (is_peer(at)) return {at, false};
-  if (ended >= 0) return {ended, false};  // what it sent before was lost, or it knows more
+  if (ended >= 0) return {ended, false};  // its data was lost, or it reported the cause
   if (first_elsewhere >= 0) return suspect(first_elsewhere);
   for (int rank = 0; rank < world_size; ++rank) {
     const bool is_late =

@@ -1,5 +1,5 @@
-// The sentences of failures: what happened to which operation, which rank is at fault and what it
-// was last seen doing, and what to do about it.
+// Finds the rank that caused a failure and composes the message: what happened to which operation,
+// which rank is at fault, what that rank was last seen doing, and the remedy.
 //
 // Threads: pure functions over values. Blocking: never. Errors: none.
 // Golden texts: diagnosis_test.cpp and tests/process.
@@ -23,7 +23,7 @@
 
 namespace cadre {
 
-// Who is who in a group.
+// The members of a group: their addresses in the job, and how messages name them.
 struct Roster {
   std::string group;
   Rank self;
@@ -38,20 +38,21 @@ struct Roster {
   std::string describe(int rank) const;
 };
 
-// What is known of a peer just now.
+// What this rank knows of a peer at present.
 struct PeerView {
-  wire::Activity activity;             // as of now
-  bool is_gone = false;                // lost without having left the group
-  bool answers = false;                // it replied to the last question
-  bool has_aborted = false;            // it said why it gave up, and may have closed since
+  wire::Activity activity;  // as of now
+  bool is_gone = false;     // lost without having left the group
+  bool answers = false;     // it replied to the last status question
+  // It published a failure of the group, or left the job without leaving the group first.
+  bool has_aborted = false;
   std::optional<uint64_t> left_after;  // it left in good order after this many collectives
   bool is_cut_off = false;             // no connection to its host can be opened from this rank
-  // What it runs in another group meanwhile, as it said when it was asked; else empty.
+  // What it runs in another group, from its reply to the last status question; empty for nothing.
   std::string elsewhere = {};
 
-  // Well, or with a failure of its own.
+  // It left the group in good order, or after a failure.
   bool has_ended() const { return has_aborted || left_after; }
-  // Nobody tells what it does, and why.
+  // It has not ended, and did not reply to the last status question.
   bool is_silent() const { return !answers && !has_ended(); }
 };
 
@@ -63,32 +64,36 @@ struct Failure {
   // The operation that failed here; nullopt when none was running.
   std::optional<wire::Activity> operation;
   int reporter = -1;  // the rank that found the first failure, or -1 for this one
-  // False where the program learns the cause from elsewhere, so that a line about this one would
-  // only come before it.
+  // False where an exception reports the cause to the program anyway, so a log line about this
+  // failure would only hide it.
   bool is_logged = true;
 };
 
-// What begins the sentence of a rank that points to the failure of another one.
+// Prefix of the cause on a rank that refers to the failure of another rank.
 inline constexpr std::string_view kFirstFailure = "first failure: ";
 
+// Sender of an AbortNotice, in ranks of the group.
 struct ToldBy {
   int culprit = -1;  // as in Failure
   int reporter = -1;
 };
-// What a failure that another rank told means on this one. The loss of a rank and a disagreement
-// concern all ranks alike; all else is the sender's failure, to which this rank points.
+// The failure of this rank after another rank has reported one. The loss of a rank and a mismatch
+// of operations are raised with the same code and cause on all ranks; any other failure is raised
+// as kAborted, with a cause that refers to the failure of the reporting rank.
 Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy& by);
 
 // Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
 // apart from collectives.
 bool is_message(const Fingerprint& fingerprint);
+// Whether the rank runs an operation, or is stuck in one that has failed.
+bool is_in_operation(const wire::Activity& activity);
 // "all_reduce #1042"
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint);
 // "60 s", "1.5 s", "250 ms"
 std::string describe_duration(Duration duration);
 // "last seen in all_gather #1041, reduce, 61 s ago", "last seen after all_gather #1041, 61 s ago"
 std::string describe_last_seen(const wire::Activity& activity);
-// The same for users: "left the group after #1041" where it applies.
+// The same, or "left the group after #1041" for a peer that has left in good order.
 std::string describe_peer(const PeerView& view);
 
 std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
@@ -106,30 +111,32 @@ struct Mismatch {
   Call one;
   Call other;
 };
-// The same for all who look at one moment, whichever of them found out: of the ranks known to be in
-// the operation of found.one, the lowest and the first that differs from it. `views` is by rank.
+// The lowest mismatching pair: of the ranks known to be in the operation of found.one, the lowest
+// one and the lowest one that called something else. Ranks with equal views return the same pair,
+// whichever of them found the mismatch. `found` itself if the views show no such pair. `views` is
+// by rank.
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
 // Reads the same on all ranks.
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
-// Two ranks left the group after different collectives, or different numbers of them; `one` is this
-// rank's last call.
+// For two ranks that left the group after different collectives, or after different numbers of
+// them; `one` is the last call of this rank.
 Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
                          const std::string& record_path);
 // Reads the same on all ranks.
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
                                 DType dtype);
 
-// Who is at fault that an operation does not end.
+// The rank that keeps an operation from completing.
 struct Suspect {
   int rank = -1;
-  // It does not answer, or waits for nobody. Else another rank may know better, who cannot reach
-  // the one that it waits for.
+  // The rank does not answer, or waits for no other rank. If false, another rank may have better
+  // evidence: it may be unable to reach the rank that it waits for.
   bool is_certain = false;
 };
 
-// The rank that is really waited for: from `waiting_for` along who waits for whom, up to a rank
-// that is silent, that waits for nobody, or that has passed collective `number` (nullopt for a
-// message). In this order:
+// The root cause of a wait: follows the chain of waits from `waiting_for` up to a rank that is
+// silent, that waits for no other rank, or that has passed collective `number` (nullopt for a
+// message). Returns the first that exists:
 // 1. the rank at the end of this chain if it is silent, or if it answers, is in no operation of any
 //    group and has not passed the one in which it is awaited;
 // 2. a silent rank outside the chain;
@@ -140,12 +147,13 @@ struct Suspect {
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 
-// By how much the ranks that `self` waits for, one behind the other, entered their operations later
-// than `self` did, which reach their deadlines later by as much; at most `limit`. `views` is by
-// rank.
+// How much later than `self` the latest rank of the chain of waits from `waiting_for` entered its
+// operation, at most `limit`. The deadline of that rank expires later by the same time. `views` is
+// by rank.
 Duration lag_of_chain(std::span<const PeerView> views, Rank self, int waiting_for, Duration limit);
 
-// What happened where, and why, without a remedy: what other ranks quote.
+// What happened, where and why, without a remedy. Other ranks quote this sentence in their
+// messages.
 std::string compose_sentence(const Roster& roster, const Failure& failure,
                              const wire::Activity& last_own);
 // The Error that users see: the sentence, what to do, and the record. `record_path` may be empty.

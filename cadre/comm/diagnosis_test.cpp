@@ -77,7 +77,7 @@ TEST(Diagnosis, AnErrorHasTheCulpritTheReporterAndTheOperationAsFields) {
   EXPECT_FALSE(told.operation_number);
 }
 
-// "Look at the first failure" is for those that are told of it.
+// Only ranks that refer to another rank's failure are advised to look at the first failure.
 TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
   const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
   Failure failure{ErrorCode::kAborted, -1, "abort() was called: no data", own};
@@ -166,7 +166,7 @@ TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
   const auto call = [](int rank, const PeerView& what) {
     return Call{rank, 7, what.activity.fingerprint};
   };
-  // Rank 1 differs from all others; ranks 0, 2 and 3 find out.
+  // Rank 1 differs from all others; ranks 0, 2 and 3 find the mismatch.
   const std::vector views = {sums, meets, sums, sums};
   for (const int finder : {0, 2, 3}) {
     const Mismatch told = first_mismatch(views, {call(finder, sums), call(1, meets)});
@@ -174,7 +174,8 @@ TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
     EXPECT_EQ(told.other.rank, 1);
     EXPECT_EQ(told.other.fingerprint, meets.activity.fingerprint);
   }
-  // Rank 0 is not there yet; the ranks that found out know their calls, whatever they do by now.
+  // Rank 0 has not entered the operation yet. The calls of the two ranks that found the mismatch
+  // are known, whatever they do now.
   const Mismatch told =
       first_mismatch(std::vector{is_late, is_late, sums, meets}, {call(3, meets), call(1, sums)});
   EXPECT_EQ(told.one.rank, 1);
@@ -205,13 +206,14 @@ TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
   EXPECT_TRUE(culprit({PeerView(), inside(2), inside(3), behind}, 1).is_certain);
   EXPECT_EQ(culprit({PeerView(), inside(2), silent, inside(0)}, 1).rank, 2);
   EXPECT_TRUE(culprit({PeerView(), inside(2), silent, inside(0)}, 1).is_certain);
-  // Nobody is named by the engine: the silent one before the late one.
+  // The engine names no rank: a silent rank comes before a late one.
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), silent}, -1).rank, 3);
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), inside(-1)}, -1).rank, 1);
-  // All wait in a circle: whom this rank waits for; another rank may know better.
+  // All wait in a cycle: the rank that this one waits for, uncertainly, since another rank may have
+  // better evidence.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(0)}, 1).rank, 1);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(0)}, 1).is_certain);
-  // A circle without this rank: one of its members.
+  // A cycle without this rank: one of its members.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).rank, 2);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).is_certain);
 }
@@ -221,19 +223,21 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
     return view(activity(ActivityState::kRunning, kind, number, 1, waiting_for));
   };
   const PeerView silent = view(activity(ActivityState::kDone, OpKind::kAllReduce, 8, 1), false);
-  // 0 waits in a collective for 1, who receives from 2, who is in an earlier one and waits for 3.
+  // 0 waits in a collective for 1, which receives from 2, which waits in an earlier collective for
+  // 3.
   const std::vector views = {PeerView(), in(OpKind::kRecv, 4, 2), in(OpKind::kBarrier, 8, 3),
                              silent};
   EXPECT_EQ(find_culprit(views, 0, 9, 1).rank, 3);
   // The same for a message.
   EXPECT_EQ(find_culprit(views, 0, std::nullopt, 1).rank, 3);
-  // Who is in a later collective has sent what this one waits for: it was lost, or comes yet.
+  // A rank in a later collective has sent what this one waits for: the data was lost, or is still
+  // on its way.
   const std::vector passed = {PeerView(), in(OpKind::kBarrier, 10, 2), in(OpKind::kBarrier, 10, 0)};
   EXPECT_EQ(find_culprit(passed, 0, 9, 1).rank, 1);
   EXPECT_FALSE(find_culprit(passed, 0, 9, 1).is_certain);
 }
 
-// A rank that gets no processor for a moment is silent, although nobody waits for it.
+// A rank that is not scheduled for a moment is silent, although no rank waits for it.
 TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChain) {
   const auto inside = [](int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kAllReduce, 9, 1, waiting_for));
@@ -250,6 +254,7 @@ TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChai
   expect_named(1, {PeerView(), behind, silent}, 1);
   expect_named(1, {PeerView(), fresh, silent}, 1);
   expect_named(2, {PeerView(), silent, behind}, 2);
+  expect_named(2, {PeerView(), silent, silent}, 2);
   // At the end of a longer chain, also through a message.
   expect_named(2, {PeerView(), inside(2), behind, silent}, 1);
   const PeerView receives = view(activity(ActivityState::kRunning, OpKind::kRecv, 4, 1, 2));
@@ -283,7 +288,7 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
   expect_named(1, {PeerView(), silent, behind}, 1);
   expect_named(2, {PeerView(), in(9, 2), silent, behind}, 1);
   expect_named(2, {PeerView(), in(8, 2), silent, behind}, 1);
-  // The awaited one may wait for the silent one in another group.
+  // The awaited rank may wait for the silent one in another group.
   PeerView elsewhere = behind;
   elsewhere.elsewhere = "all_reduce #2 of group \"tp\"";
   expect_named(2, {PeerView(), elsewhere, silent}, 1);
@@ -295,12 +300,12 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
   // The awaited rank has passed the operation.
   const PeerView passed = view(activity(ActivityState::kDone, OpKind::kAllReduce, 9, 1));
   expect_named(2, {PeerView(), passed, silent}, 1);
-  // A circle of waits, and an operation that does not say for which rank it waits.
+  // A cycle of waits, and an operation that does not publish for which rank it waits.
   expect_named(3, {PeerView(), in(9, 2), in(9, 1), silent}, 1);
   expect_named(2, {PeerView(), behind, silent}, -1);
 }
 
-// A partition between two hosts: their control messages go round it, so that no rank is silent.
+// A partition between two hosts: control messages are routed around it, so no rank is silent.
 TEST(Diagnosis, ALostStreamIsBlamedOnTheRanksAtItsEnds) {
   const auto in = [](uint64_t number, int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kBarrier, number, 1, waiting_for));
@@ -360,7 +365,7 @@ TEST(Diagnosis, WhoHasEndedIsNotBlamedForItsSilence) {
   const PeerView silent = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1), false);
   const PeerView inside = view(activity(ActivityState::kRunning, OpKind::kBarrier, 9, 1, 3));
   EXPECT_EQ(find_culprit(std::vector{PeerView(), left, gave_up, silent}, 0, 9, 1).rank, 3);
-  // Whom the last one on the way waits for: what it sent was lost, or it knows more.
+  // The rank at the end of the chain has ended: its data was lost, or it reported the cause.
   EXPECT_EQ(find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2).rank, 3);
   EXPECT_FALSE(find_culprit(std::vector{PeerView(), left, inside, gave_up}, 0, 9, 2).is_certain);
   EXPECT_EQ(timeout_cause(roster(), 2, left),

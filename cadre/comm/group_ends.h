@@ -1,10 +1,11 @@
-// Which collective each rank of a group called last before it left, and whether the ranks agree.
+// Compares the last collective that each rank of a group called before it left.
 //
-// A rank that only sends ends a small broadcast, reduce, gather or scatter before any other rank
-// has looked at it. If the ranks called different ones and no operation follows in the group, no
-// frame shows it; so the ranks compare their last calls when they leave.
+// A rank that only sends completes a small broadcast, reduce, gather or scatter before any peer has
+// read what it sent. If another rank called a different collective and no operation of the group
+// follows, the engines cannot detect the mismatch. So the ranks publish their last call when they
+// leave, and compare.
 //
-// Threads: one at a time; the monitor guards it. Blocking: never. Errors: none.
+// Threads: one at a time, under the lock of the monitor. Blocking: never. Errors: none.
 #pragma once
 
 #include <optional>
@@ -18,14 +19,15 @@ class GroupEnds {
  public:
   GroupEnds(int world_size, Rank self);
 
-  // This rank or another one left in good order; `last` is its last call.
+  // A rank, this one or a peer, left in good order; `last` is its last collective.
   void note_left(const Call& last);
-  // The group failed: ranks that have not left by now will not say what they called.
+  // The group failed: ranks that have not left yet will not publish their last collective.
   void note_failed() { has_failed_ = true; }
 
-  // This rank has left, and another one may still say what it called.
+  // Whether this rank has left and a peer may still publish its last collective.
   bool is_open() const;
-  // This rank's last call and a different one of another rank, the first that is known. Once only.
+  // The last collective of this rank and the first known one of a peer that differs. Returned once
+  // only.
   std::optional<Mismatch> take_mismatch();
 
  private:

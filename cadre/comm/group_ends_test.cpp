@@ -21,7 +21,7 @@ TEST(GroupEnds, RanksThatCalledTheSameAgree) {
   EXPECT_FALSE(ends.take_mismatch().has_value());
 }
 
-TEST(GroupEnds, AnotherRootOfTheLowestRankThatHasLeftIsToldOnce) {
+TEST(GroupEnds, AMismatchWithTheLowestRankIsReturnedOnce) {
   GroupEnds ends(4, 1);
   ends.note_left(broadcast_from(2, {3, 3}));
   ends.note_left(broadcast_from(0, {2, 3}));
@@ -50,8 +50,10 @@ TEST(GroupEnds, AreOpenFromTheOwnLeaveUntilAllHaveLeftOrTheGroupFails) {
   EXPECT_FALSE(ends.is_open());
   ends.note_left({0, 0, {}});
   EXPECT_TRUE(ends.is_open());
-  ends.note_left({1, 0, {}});
-  EXPECT_TRUE(ends.is_open());
+  for (int again = 0; again < 2; ++again) {
+    ends.note_left({1, 0, {}});
+    EXPECT_TRUE(ends.is_open());
+  }
   GroupEnds failed = ends;
   failed.note_failed();
   EXPECT_FALSE(failed.is_open());

@@ -11,12 +11,9 @@
 #include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
-namespace {
 
 using wire::Activity;
 using wire::ActivityState;
-
-}  // namespace
 
 Monitor::Monitor(os::System& system, MonitorSetup setup, StatusPage page,
                  std::shared_ptr<GroupCell> cell)
@@ -68,9 +65,9 @@ int Monitor::group_rank(int fabric_rank) const {
              : static_cast<int>(found - setup_.roster.members.begin());
 }
 
-// The goodbye of a peer and the start of a collective may cross: each side first writes its own
-// word, then reads the other's, both in the one order of sequential consistency, so that at least
-// one of them sees the other.
+// The leave of a peer and the start of a collective are concurrent. Each side first stores its own
+// word and then loads the other's, all sequentially consistent, so that at least one of them sees
+// the other's store.
 void Monitor::enter_collective(uint64_t number) {
   running_number_.store(number, std::memory_order_seq_cst);
   if (first_left_.load(std::memory_order_seq_cst) < number) fail_if_left_before(number);
@@ -105,8 +102,9 @@ Error Monitor::error() {
   return error_.value_or(Error(ErrorCode::kInternal, "the group has not failed"));
 }
 
-// News may come while a rank is on its way out of a collective, which then ends well: the next one
-// fails, or none has begun. Messages are numbered apart and are left alone.
+// A failure may arrive while a rank completes a collective, which then succeeds. In that case the
+// failure belongs to the next collective, or to none if none has begun. Messages have numbers of
+// their own and are not considered.
 void Monitor::settle_blame(TimePoint now) {
   if (!is_blame_open_) return;
   const Activity last = own_cell().collective.read(now);
@@ -177,8 +175,8 @@ void Monitor::fail_by_timeout(const Overdue& overdue) {
   });
 }
 
-// Whoever claimed the failure must end the waits of all others, also when there is no memory to say
-// why.
+// The thread that has claimed the failure must end the waits of all other threads, even if no
+// memory is left to compose a message.
 void Monitor::publish(const Failure& failure) {
   try {
     publish_explained(failure);
@@ -204,7 +202,7 @@ void Monitor::publish_explained(const Failure& failure) {
   const bool is_open = !failure.operation && complete.operation && !is_message(own.fingerprint);
   const Error error = compose_error(roster(), complete, own, setup_.record_path);
   const Error told = is_open ? compose_error(roster(), failure, own, setup_.record_path) : error;
-  // Before the waits of this group end: a rank that leaves at once must have told it by then.
+  // Published before the waits of this group end, because the rank may leave at once after that.
   tell_members(failure, compose_sentence(roster(), is_open ? failure : complete, own));
   {
     std::lock_guard lock(mutex_);
@@ -212,8 +210,8 @@ void Monitor::publish_explained(const Failure& failure) {
     is_blame_open_ = is_open;
     error_ = error;
     failure_phase_ = FailurePhase::kPublished;
-    // Before an observer can throw the error and close() asks whether the group has failed: a rank
-    // that says goodbye then would be taken for one that left.
+    // Set before an observer can throw the error and call close(): if close() did not see the
+    // failure, it would publish a leave in good order.
     has_failed_.store(true, std::memory_order_release);
     wake_observers();
   }
@@ -221,7 +219,7 @@ void Monitor::publish_explained(const Failure& failure) {
   if (failure.is_logged) log().write(LogLevel::kError, "comm", told.message());
 }
 
-// Of a failure that another rank found the members hear from that rank.
+// A failure that another rank has found is published by that rank.
 void Monitor::tell_members(const Failure& failure, const std::string& sentence) {
   const int self = roster().self.value;
   const bool is_own = failure.reporter < 0 || failure.reporter == self;
@@ -246,7 +244,8 @@ void Monitor::await_failure(int peer, Deadline deadline) {
       deadline);
 }
 
-// Whoever claimed the failure asks, tries to connect, and waits for a rank that knows.
+// The claiming thread polls the peers, tries to connect, and then waits for a better finding of
+// another rank; the deadline is the sum of these times.
 Error Monitor::published_failure() {
   await_failure(-1, system_.deadline_in(2 * kAskTime + 2 * kDoubtTime + kMaxLag));
   if (has_failed()) return error();
@@ -266,8 +265,8 @@ std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Er
       peer, format("the connection to {} broke: {}", roster().describe(peer), error.message())};
 }
 
-// A rank that was lost after it left concerns only those that did not know yet that it left: they
-// fail, and tell nobody, for the loss is known to all.
+// A member was lost after it left. Only ranks that had not heard of the leave take this as a
+// failure of the group; they do not publish it, because the loss itself is published.
 std::optional<Monitor::EndOfStream> Monitor::loss_after_leaving() const {
   const TimePoint now = system_.now();
   const std::lock_guard lock(mutex_);
@@ -295,7 +294,8 @@ PeerView Monitor::view_of(size_t rank, TimePoint now) const {
   view.left_after = peer.left_after;
   view.answers = has_asked_ && peer.answers;
   if (view.answers) view.elsewhere = peer.elsewhere;
-  // A process with more groups than there are cells shows some of them to nobody, but answers.
+  // A process with more groups than cells publishes some of them in no cell, but answers questions
+  // about them.
   const int slot = setup_.slots[rank];
   const bool is_in_page = slot >= 0 && page_;
   const GroupCell* const cell = is_in_page ? page_->slot(slot).find(setup_.key) : nullptr;
@@ -335,8 +335,9 @@ void Monitor::say_goodbye(uint64_t number) {
   {
     std::lock_guard lock(mutex_);
     is_leaving_ = true;
-    // The failure of a group explains why its ranks leave at different points. A leave that came
-    // while the last collective ended well has failed the group, but no call has thrown that.
+    // In a failed group ranks may leave after different collectives. The exception: a member's
+    // leave fails the group, but if this rank's last collective succeeded, no call has thrown that
+    // failure, so the mismatch must be reported.
     const bool may_compare = !has_failed() || (has_failed_by_leave_ && is_done);
     if (may_compare) ends_.note_left({roster().self.value, number, last.fingerprint});
     if (has_failed()) ends_.note_failed();
@@ -345,7 +346,8 @@ void Monitor::say_goodbye(uint64_t number) {
   tell_disagreement();
 }
 
-// Of two ranks that called different things at least the one that leaves later finds out.
+// Of two ranks with different last collectives, at least the one that leaves later finds the
+// mismatch.
 void Monitor::tell_disagreement() {
   std::unique_lock lock(mutex_);
   const auto mismatch = ends_.take_mismatch();
@@ -419,7 +421,7 @@ void Monitor::report_activity(int peer, const Activity& activity) {
   peers_[static_cast<size_t>(peer)].reported_at = now;
 }
 
-// Another rank takes this one for lost, so a connection of this rank was cut.
+// Another rank has reported this one as lost, so a connection of this rank was cut.
 void Monitor::answer_accusation(const LossReport& loss) {
   {
     std::lock_guard lock(mutex_);
@@ -449,7 +451,7 @@ void Monitor::on_rank_left_group(const wire::GroupLeave& leave) {
   tell_disagreement();
   detach_if_over();
   note_left(leave.rank);
-  // attach() may deliver an earlier leave while the plane's thread delivers another one.
+  // attach() may deliver an earlier leave concurrently with another one from the plane's thread.
   uint64_t first = first_left_.load(std::memory_order_relaxed);
   while (num_collectives < first &&
          !first_left_.compare_exchange_weak(first, num_collectives, std::memory_order_seq_cst)) {
@@ -478,8 +480,8 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
     }
   }
   detach_if_over();
-  // What fails without a rank that is leaving does not concern it: it would report to the others,
-  // who may not know yet that it leaves, a failure of its own.
+  // A rank that leaves ignores failures of the others: it would publish one of its own to members
+  // that have not heard of its leave yet.
   if (is_leaving) return;
   fail(failure_told(notice, is_loss, {culprit, reporter}));
 }

@@ -1,14 +1,14 @@
-// Arbitrates the failures of one group: which failure is the first, what its peers are known to do,
-// and the Error that every later call throws. Connections and processes are watched by the
-// ControlPlane, whose events arrive here.
+// Arbitrates the failures of one group: decides which failure is the first, keeps what is known of
+// the peers, and composes the Error that every later call throws. The ControlPlane watches
+// connections and processes and delivers its events here.
 //
 // Threads: none of its own; all methods from any thread, on_... from the plane's. Blocking:
-// ask_peers, await_failure and what waits for a published failure, until their deadlines. Never
-// calls out under its lock but to unpark. Lifetime: shared with the plane, which may deliver an
-// event until shortly after stop(), and the leaves of other members as long as those take; shares
-// what it uses then. Borrows the System and the plane. Errors: the group's failure, composed once;
-// the first failure wins and is told to all members. Ranks are those of the group, in on_... those
-// of the fabric.
+// ask_peers, await_failure and what waits for a published failure, until their deadlines. Under its
+// lock it makes no call but unpark(). Lifetime: shared with the plane, which may deliver an event
+// until shortly after stop(), and the leaves of other members until all have left; shares ownership
+// of what these deliveries use. Borrows the System and the plane. Errors: the group's failure,
+// composed once; the first failure wins and is published to all members. Ranks are those of the
+// group, in on_... those of the fabric.
 #pragma once
 
 #include <atomic>
@@ -42,12 +42,13 @@ struct MonitorSetup {
   Roster roster;
   GroupKey key = 0;
   ControlPlane* plane = nullptr;  // null for a world of one
-  std::vector<int> slots;         // in the page, by rank of the group; -1 for ranks of other hosts
-  // What this process runs in another group, for peers that ask; may be null.
+  std::vector<int> slots;         // in the page, by rank; -1 for ranks of other hosts
+  // Returns what this process runs in another group, for replies to status questions; may be null.
   std::function<std::string()> running_elsewhere = nullptr;
-  // A rank of the fabric has left the group; may be null. Shares what it uses.
+  // Called when a rank of the fabric has left the group; may be null. Shares ownership of what it
+  // uses.
   std::function<void(int rank)> on_left = nullptr;
-  // Where an error goes that is found after close(). Shared with the fabric.
+  // Receives errors that are found after close(). Shared with the fabric.
   std::shared_ptr<LateErrors> late_errors = std::make_shared<LateErrors>();
   std::string record_path;
   std::shared_ptr<LogSink> log;  // shared with the group; null: dropped
@@ -55,54 +56,56 @@ struct MonitorSetup {
 
 class Monitor final : public GroupEvents, public std::enable_shared_from_this<Monitor> {
  public:
-  // How long a rank that timed out waits for its peers' answers before it names one of them, and,
-  // if they do not tell, for the connection that shows whether the awaited rank can be reached.
+  // How long a rank whose operation timed out polls its peers before it names one of them. If their
+  // answers do not identify the culprit, it then tries for as long to connect to the awaited rank.
   static constexpr Duration kAskTime = std::chrono::milliseconds(600);
-  // How long a rank that can only guess waits for one that knows: longer than that one asks
-  // or tries to connect.
+  // How long a rank with an uncertain suspect waits for another rank to publish a certain one:
+  // longer than kAskTime, so that the other rank has finished to poll or to connect.
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
-  // How much later such a rank may have entered its operation, and reach its deadline.
+  // How much later that other rank may have entered its operation and so reach its deadline.
   static constexpr Duration kMaxLag = std::chrono::seconds(2);
-  // How long a broken stream may be older than the news of what broke it.
+  // How long after the end of a stream the event may arrive that explains it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
 
-  // `cell` is where this rank publishes what it does, in the page of its host.
+  // This rank publishes its activity in `cell`, which is in the status page of its host.
   Monitor(os::System& system, MonitorSetup setup, StatusPage page, std::shared_ptr<GroupCell> cell);
 
-  // Begins to receive events; those that came before are delivered before it returns.
+  // Starts the delivery of events. Earlier events of the group are delivered before it returns.
   void start();
-  // No event arrives any more that began after the return; but after a goodbye the leaves of the
-  // members still do, until all have left. Idempotent.
+  // Stops the delivery of events; one that is under way may still end. After say_goodbye() events
+  // are delivered further until all members have left or failed. Idempotent.
   void stop();
-  // Keeps what the status page says just now and lets go of the page's memory. REQUIRES: stop(); no
-  // operation runs any more.
+  // Copies the present content of the status page and releases the page's memory. REQUIRES: stop();
+  // no operation runs any more.
   void release_page();
 
   const Roster& roster() const { return setup_.roster; }
-  // Where this rank publishes what it does.
+  // The cell in which this rank publishes its activity.
   // REQUIRES: before release_page(), by a thread that runs an operation of the group.
   GroupCell& own_cell() const { return *cell_; }
   // Raised by the group's first failure.
   os::Interrupt& interrupt() { return interrupt_; }
 
-  // This rank enters a collective: fails the group if a peer left before it.
+  // Called when this rank enters a collective. Fails the group if a peer has left before that
+  // collective.
   void enter_collective(uint64_t number);
   void leave_collective();
 
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
-  // REQUIRES: has_failed(). The same each time, but that it does not name a collective which was
-  // running when the news came and has ended well since.
+  // REQUIRES: has_failed(). Returns the same error each time, with one exception: it no longer
+  // names a collective that was running when the failure arrived and has succeeded since.
   Error error();
-  // Fails the group, unless it has failed or somebody is about to say why.
+  // Fails the group, unless it has failed already or another thread investigates its failure.
   void fail(const Failure& failure);
-  // What an investigation has found. What another rank says within `patience` takes its place: it
-  // may know better.
+  // The result of an investigation. A failure that arrives within `patience` from another rank
+  // replaces it, since that rank may have better evidence.
   struct Finding {
     Failure failure;
     Duration patience{0};
   };
-  // The same with time to find out why: the first caller investigates and fails the group with what
-  // it finds; an exception of it is then this rank's failure. For all others does nothing.
+  // As fail(), with an investigation: the first caller investigates and fails the group with the
+  // finding. If `investigate` throws, the exception is the failure and this rank the culprit. For
+  // all later callers it does nothing.
   void fail_after(const std::function<Finding()>& investigate);
   // An operation that reached its deadline.
   struct Overdue {
@@ -111,35 +114,36 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     int waiting_for = -1;
     std::string where = {};  // "tag 5"; empty for a collective
   };
-  // Asks the others what they are doing, and names the rank that is late. Where their answers,
-  // which may come by way of other hosts, do not tell, it tries to reach the awaited rank itself.
+  // Polls all peers and names the rank that is late. The answers may be routed over other hosts; if
+  // they do not identify the culprit, it tries to connect to the awaited rank directly.
   void fail_by_timeout(const Overdue& overdue);
-  // Until the group has failed, or `peer` (-1 for none) is known to have left; an operation that
-  // found a broken stream learns here what it means.
+  // Waits until the group has failed, or `peer` (-1 for none) is known to have left. An operation
+  // whose stream has ended waits here for the event that explains it.
   void await_failure(int peer, Deadline deadline);
-  // The failure that was claimed, once it is published.
+  // Waits until the claimed failure is published, and returns its error.
   Error published_failure();
   struct EndOfStream {
     int culprit = -1;
     std::string cause;
   };
-  // Why the stream to `peer` ended with `error`: the control connections tell whether it was
-  // killed, left or failed first; if they stay silent, only this stream was cut. nullopt when the
-  // group has failed meanwhile.
+  // The reason why the stream to `peer` ended with `error`. The control connections report whether
+  // the peer was killed, left or failed before; without a report only this stream was cut. nullopt
+  // if the group has failed meanwhile.
   std::optional<EndOfStream> why_stream_ended(int peer, const Error& error);
 
-  // What is known of every rank, by rank.
+  // What this rank knows of each member, by rank.
   std::vector<PeerView> peers() const;
-  // The same after asking all; returns when all have answered, or at the deadline.
+  // The same after a status question to all members. Returns when all have answered, or at the
+  // deadline.
   std::vector<PeerView> ask_peers(Deadline deadline);
 
-  // Passes on that a rank of the fabric has left.
+  // Calls MonitorSetup::on_left for a rank of the fabric.
   void note_left(int rank) const {
     if (setup_.on_left) setup_.on_left(rank);
   }
-  // Tells all members that this rank leaves after `number` collectives, unless the group has
-  // failed, and compares the last one, if it ended well, with theirs, now or when they leave. Never
-  // blocks.
+  // Publishes to all members that this rank leaves after `number` collectives, unless the group has
+  // failed. Compares the last collective of this rank with those of the members, now or when they
+  // leave; in a failed group only if it succeeded and the failure was a leave. Never blocks.
   void say_goodbye(uint64_t number);
 
   void on_rank_lost(const LossReport& loss) override;
@@ -151,21 +155,21 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   enum class FailurePhase { kNone, kClaimed, kPublished };
 
   struct Peer {
-    bool has_aborted = false;  // it said so, or left the job without a leave of this group
+    bool has_aborted = false;  // published a failure, or left the job but not this group
     bool is_gone = false;
-    bool answers = false;  // the last question
+    bool answers = false;  // replied to the last question
     std::optional<uint64_t> left_after;
-    std::optional<SignOfLoss> ended_by;  // after it left, which is no failure here
+    std::optional<SignOfLoss> ended_by;  // lost after it left the group: no failure here
     std::optional<wire::Activity> reported;
     TimePoint reported_at;
     std::string elsewhere;
   };
 
-  // The right to be the first failure: true for the first caller only, who must publish.
+  // Claims the group's first failure: true for the first caller only, which must then publish one.
   bool claim_failure();
   void publish(const Failure& failure);
   void publish_explained(const Failure& failure);
-  // By the control plane's thread, too, which may come while release_page() runs.
+  // Also called by the control plane's thread, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
   std::optional<EndOfStream> loss_after_leaving() const;
@@ -176,7 +180,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
   void settle_blame(TimePoint now);                    // under the lock
   void tell_disagreement();
-  // All members have left or failed since this rank did, so no event matters any more.
+  // Detaches from the plane once all members have left or failed after stop(), so that no event
+  // matters any more.
   void detach_if_over();
   bool await(const std::function<bool()>& is_met, Deadline deadline);
   void wake_observers();
@@ -196,13 +201,15 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   GroupEnds ends_;
   // Failures of this process's groups before this one was made.
   const uint64_t num_earlier_failures_;
-  bool has_failed_by_leave_ = false;  // a member left before a collective of this rank
+  bool has_failed_by_leave_ =
+      false;  // the failure is that a member left before a collective of this rank
   FailurePhase failure_phase_ = FailurePhase::kNone;
-  Failure failure_;  // that error_ tells
+  Failure failure_;  // from which error_ was composed
   std::optional<Error> error_;
-  // The failure was put down to a collective that ran when the news came; it may yet end well.
+  // failure_.operation is a collective that was running when the failure arrived; it may still
+  // succeed.
   bool is_blame_open_ = false;
-  std::optional<Failure> told_;  // what came while the failure was claimed
+  std::optional<Failure> told_;  // arrived from another rank during the investigation
   bool has_asked_ = false;
   bool is_leaving_ = false;
   bool is_stopped_ = false;

@@ -1,4 +1,4 @@
-// What the monitor of a group says without any connection.
+// The monitor of a group: which failure it raises, and what it knows of peers.
 #include "cadre/comm/monitor.h"
 
 #include <gmock/gmock.h>
@@ -9,26 +9,29 @@
 #include <new>
 #include <utility>
 
+#include "cadre/comm/fabric/plane_job_test.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
 namespace {
 
+// Of rank 0 in a group of all ranks.
+MonitorSetup setup_of(int world_size, ControlPlane* plane) {
+  const auto num_ranks = static_cast<size_t>(world_size);
+  return {
+      .roster = {"world", 0, std::make_shared<const Layout>(std::vector<wire::RankCard>(num_ranks)),
+                 all_ranks(world_size)},
+      .key = 1,
+      .plane = plane,
+      .slots = std::vector<int>(num_ranks, -1),
+      .record_path = "",
+      .log = nullptr};
+}
+
 class MonitorTest : public ::testing::Test {
  protected:
   const std::unique_ptr<os::System> system_ = os::make_native_system();
-  Monitor monitor_{
-      *system_,
-      MonitorSetup{.roster = {"world",
-                              0,
-                              std::make_shared<const Layout>(std::vector{wire::RankCard{}}),
-                              {0}},
-                   .key = 1,
-                   .plane = nullptr,
-                   .slots = {-1},
-                   .record_path = "",
-                   .log = nullptr},
-      StatusPage(), std::make_shared<GroupCell>()};
+  Monitor monitor_{*system_, setup_of(1, nullptr), StatusPage(), std::make_shared<GroupCell>()};
 };
 
 // An engine that cannot say whose stream ended.
@@ -39,7 +42,7 @@ TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   EXPECT_EQ(end->cause, "reset");
 }
 
-// The waits of the group end, although nobody could find out why it failed.
+// The waits of the group end although the investigation failed.
 TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
   monitor_.fail_after([]() -> Monitor::Finding { throw std::bad_alloc(); });
   ASSERT_TRUE(monitor_.has_failed());
@@ -57,6 +60,29 @@ TEST_F(MonitorTest, TheFirstInvestigationCountsUnlessItDoubtsAndAnotherRankKnows
   EXPECT_EQ(monitor_.error().code(), ErrorCode::kPeerLost);
   monitor_.fail_after([]() -> Monitor::Finding { throw std::bad_alloc(); });
   EXPECT_THAT(monitor_.error().message(), ::testing::HasSubstr("somebody knows"));
+}
+
+// A silent rank would be named at once as the certain culprit of a timeout.
+TEST(MonitorOfAJob, ARankThatLeftTheJobWithoutLeavingTheGroupIsNotSilent) {
+  PlaneJob job = PlaneJob::on_threads({1, 1});
+  const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+    const Deadline soon = context.system.deadline_in(std::chrono::seconds(20));
+    const auto plane = job.open(context.system, context.rank);
+    job.await_connected(context.system, *plane, context.rank);
+    job.meet(context.system, 2, "the start");
+    if (context.rank == 0) {
+      const auto monitor = std::make_shared<Monitor>(context.system, setup_of(2, plane.get()),
+                                                     StatusPage(), std::make_shared<GroupCell>());
+      monitor->start();
+      await(
+          context.system, [&] { return plane->has_left(1); }, soon);
+      const PeerView peer = monitor->ask_peers(soon)[1];
+      testing::require(!peer.is_silent() && peer.has_ended(), "rank 1 is taken for silent");
+      monitor->stop();
+    }
+    plane->close(soon);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ void ActivityCell::begin(uint64_t op_number, const Fingerprint& fingerprint, Tim
 }
 
 void ActivityCell::end(bool well, TimePoint now) {
-  // A failed activity keeps the time of its beginning: that is what its peers ask for.
+  // A failed activity keeps its start time: peers report for how long it has been stuck.
   if (well) since_ns.store(now.ns, std::memory_order_relaxed);
   state.store(
       static_cast<uint32_t>(well ? wire::ActivityState::kDone : wire::ActivityState::kFailed),
@@ -59,7 +59,7 @@ bool ActivityCell::is_running() const {
 wire::Activity ActivityCell::read(TimePoint now) const {
   const uint32_t raw_state = state.load(std::memory_order_acquire);
   wire::Activity activity;
-  // A peer wrote it: out of range reads as "nothing yet".
+  // The value comes from another process: one that is out of range counts as "no operation yet".
   if (raw_state < wire::kNumActivityStates) {
     activity.state = static_cast<wire::ActivityState>(raw_state);
   }
@@ -77,8 +77,8 @@ wire::Activity ActivityCell::read(TimePoint now) const {
   return activity;
 }
 
-// A failed operation precedes one that succeeded, because the group has failed with it. Peers would
-// otherwise take a rank for idle whose message failed after a later collective had succeeded.
+// A failed operation precedes one that succeeded, because it has failed the group. Otherwise a rank
+// whose message failed after a later collective had succeeded would look idle to its peers.
 wire::Activity GroupCell::read(TimePoint now) const {
   const wire::Activity a = collective.read(now);
   const wire::Activity b = message.read(now);
@@ -110,7 +110,7 @@ size_t StatusPage::bytes_for(int num_slots) {
   return static_cast<size_t>(num_slots) * sizeof(StatusSlot);
 }
 
-// All-zero bytes are a valid, idle slot, so every rank may take the view at any time.
+// A slot of zero bytes is a valid, idle one, so a rank may make its view at any time.
 StatusPage::StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots)
     : segment_(std::move(segment)),
       slots_(reinterpret_cast<StatusSlot*>(segment_->bytes().data() + offset)),
@@ -163,9 +163,7 @@ std::string StatusCells::running_besides(GroupKey group, TimePoint now) const {
   for (const auto& [cell, name] : table_->names) {
     if (cell->group.load(std::memory_order_relaxed) == group) continue;
     const wire::Activity activity = cell->read(now);
-    const bool is_inside = activity.state == wire::ActivityState::kRunning ||
-                           activity.state == wire::ActivityState::kFailed;  // or stuck in it
-    if (!is_inside) continue;
+    if (!is_in_operation(activity)) continue;
     return format("{} of group \"{}\"", describe_operation(activity.number, activity.fingerprint),
                   name);
   }

@@ -1,10 +1,11 @@
-// What each rank of a host is doing in each of its groups, as cells of atomics: in memory that the
-// ranks share, so that the last activity of a stopped or killed process can be read exactly; else
-// private.
+// Publishes what each rank of a host does in each of its groups, in cells of atomics. The cells are
+// in shared memory, if there is any, so that peers can read the last activity of a stopped or
+// killed process.
 //
 // Threads: a cell has one writer at a time; any thread of any mapping process reads.
 // Blocking: never. Lifetime: a StatusPage keeps its memory alive.
-// A reader may see the fields of two activities mixed; they are only ever shown to people.
+// A reader may see fields of two activities mixed. That is acceptable, since the values only appear
+// in messages.
 #pragma once
 
 #include <array>
@@ -39,34 +40,35 @@ struct ActivityCell {
 
   void begin(uint64_t op_number, const Fingerprint& fingerprint, TimePoint now);
   void end(bool well, TimePoint now);
-  // Nothing yet.
+  // Back to "no operation yet".
   void clear();
   void copy(const ActivityCell& other);
   bool is_running() const;
   wire::Activity read(TimePoint now) const;
 };
 
-// What a rank does in one group.
+// The cells of a rank for one group.
 struct alignas(64) GroupCell {
   std::atomic<GroupKey> group{0};
   ActivityCell collective;
   ActivityCell message;
 
-  // The one that runs, else one that failed, else one that succeeded; of two alike the later.
+  // The activity that is shown to peers: one that runs before one that failed before one that
+  // succeeded; of two in the same state the later one.
   wire::Activity read(TimePoint now) const;
 };
 
 struct StatusSlot {
   static constexpr size_t kNumCells = 128;
 
-  // Published as 1 when the two places are final: those of this rank in the group of all ranks,
-  // which has no parent to exchange them over.
+  // Set to 1 when `block` and `message_page` are final. They are the places of this rank's pieces
+  // for the group of all ranks, which has no parent group to exchange them over.
   os::WaitWord is_ready;
   Place block;
   Place message_page;
   std::array<GroupCell, kNumCells> cells;
 
-  // Null when the rank has shown nothing of the group here.
+  // Null if the rank has no cell for the group.
   const GroupCell* find(GroupKey group) const;
 };
 
@@ -74,8 +76,8 @@ class StatusPage {
  public:
   static size_t bytes_for(int num_slots);
 
-  // In memory that was zeroed at creation, `offset` bytes into the segment; every rank of the host
-  // makes its own view.
+  // A view of memory `offset` bytes into the segment, which was zeroed at creation. Each rank of
+  // the host makes its own view.
   StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots);
   // Private, for a rank that shares no memory: one slot.
   StatusPage();
@@ -90,30 +92,30 @@ class StatusPage {
   int num_slots_;
 };
 
-// The cells of this process's slot, given to its groups.
+// Allocates the cells of this process's slot to its groups.
 //
-// Threads: any. Blocking: never. A cell that was given back keeps its content until it is given out
-// again, the one that was given back first before the others: peers that look for the cause of a
-// failure still find what this rank did last in a group that it has closed.
+// Threads: any. Blocking: never. A released cell keeps its content until it is reused, and the cell
+// that was released first is reused first. So peers that look for the cause of a failure can still
+// read the last activity of this rank in a group that it has closed.
 class StatusCells {
  public:
   StatusCells(StatusPage page, int own_slot);
 
-  // A cell that is the group's until the result is destroyed. When all are taken, one that peers
-  // cannot see. `name` is for running_besides().
+  // Allocates a cell to the group until the result is destroyed. If all are in use, the result is a
+  // private cell, which peers cannot read. running_besides() returns `name`.
   std::shared_ptr<GroupCell> take(GroupKey group, const std::string& name);
-  // While the result lives, running_besides() says that this process waits in `call`, which belongs
-  // to no group.
+  // While the result lives, running_besides() reports `call`, in which this process waits outside
+  // of its groups.
   std::shared_ptr<const std::string> show_wait(std::string call);
-  // What this process runs in another group, as 'all_reduce #7 of group "tp"', or what it waits in
-  // outside of groups; empty for nothing.
+  // What this process runs in another group, for example 'all_reduce #7 of group "tp"', or the call
+  // of show_wait() in which it waits; empty for nothing.
   std::string running_besides(GroupKey group, TimePoint now) const;
 
  private:
   struct Table {
     std::mutex mutex;
     std::deque<size_t> free;
-    std::map<const GroupCell*, std::string> names;  // of the groups whose cells are in use
+    std::map<const GroupCell*, std::string> names;  // of groups with a cell
     std::vector<std::weak_ptr<const std::string>> waits;
   };
   const StatusPage page_;

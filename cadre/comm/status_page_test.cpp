@@ -1,4 +1,4 @@
-// What the status page shows of a rank that runs both collectives and messages.
+// Which operation the status page shows for a rank that runs both collectives and messages.
 #include "cadre/comm/status_page.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ constexpr TimePoint at(int64_t time_s) {
   return TimePoint{time_s * 1'000'000'000};
 }
 
-// A recv that was issued before a collective and fails after it.
+// The recv is issued before the collective and fails after it.
 TEST(StatusPage, AFailedMessageIsShownBeforeACollectiveThatSucceededSinceItBegan) {
   GroupCell cell;
   cell.message.begin(3, fingerprint_of(OpKind::kRecv), at(1));

@@ -1,5 +1,5 @@
 // Peers' pieces of symmetric memory: read, written and mapped side by side; signals between ranks;
-// and what is said where no memory is shared.
+// and the errors where no memory is shared.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ void run_symmetric(int world_size, TransportChoice transport,
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each rank brings a piece to a buffer in shared memory.
+// Each rank allocates its piece of a buffer in shared memory.
 void run_with_buffer(
     int world_size,
     const std::function<void(RankContext&, Communicator&, SymmetricBuffer&)>& body) {
@@ -122,7 +122,7 @@ TEST(SymmetricBufferTest, SignalsAreCountedByRankAndSlot) {
 TEST(SymmetricBufferTest, AMissingSignalIsAFailureThatNamesTheRank) {
   run_with_buffer(3, [](RankContext& context, Communicator& group, SymmetricBuffer& buffer) {
     if (context.rank == 0) {
-      // The signal of another rank, or in another slot, is not the one.
+      // A signal of another rank, or in another slot, does not end the wait.
       buffer.wait_signal(1, 3, soon(context));
       const auto deadline = context.system.deadline_in(milliseconds(50));
       const std::string failure = failure_of([&] { buffer.wait_signal(2, 3, deadline); });
@@ -157,8 +157,8 @@ TEST(SymmetricBufferTest, AnAbortEndsAWait) {
   });
 }
 
-// After a failed operation a rank takes its memory back: its pages are then its own, so the others
-// would read old bytes there, and a signal would say that they may.
+// After a failed operation a rank revokes its memory: its pages become private, so peers would read
+// stale bytes there, and a signal would permit that.
 TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
   run_with_buffer(3, [](RankContext& context, Communicator& group, SymmetricBuffer& buffer) {
     HostMemory& memory = *CommunicatorParts::impl_of(group).fabric->host_memory();

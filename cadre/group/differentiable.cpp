@@ -34,8 +34,9 @@ using NodePointer = std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad
 // operations, so that backward(create_graph) has a backward, too.
 using Backward = std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& saved)>;
 
-// A node of the graph with one input and one output. Not a torch::autograd::Function: that makes no
-// node where the input does not require grad, and then this rank would be missing in backward.
+// A node of the graph with one input and one output. Not a torch::autograd::Function, which creates
+// no node if the input does not require grad: this rank would then not take part in the backward
+// collective.
 class CollectiveNode final : public torch::autograd::Node {
  public:
   // saved: undefined if the backward needs nothing.
@@ -45,7 +46,8 @@ class CollectiveNode final : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    // Undefined means zero. The other ranks wait for this one all the same.
+    // An undefined gradient is zero. The collective runs anyway, because the other ranks wait for
+    // this one.
     const at::Tensor gradient =
         gradients[0].defined() ? std::move(gradients[0]) : input_metadata(0).zeros_like();
     gradients.clear();
@@ -64,7 +66,7 @@ class CollectiveNode final : public torch::autograd::Node {
   std::string name() const override { return "cadre::functional::" + operation_; }
 
  private:
-  // Throws libtorch's sentence about a second backward when it has been released.
+  // After release_variables() it throws libtorch's error about a second backward.
   at::Tensor saved() {
     const std::lock_guard lock(mutex_);
     return saved_.unpack();
@@ -89,6 +91,11 @@ bool records_gradients(const at::Tensor& input) {
   return at::GradMode::is_enabled() && at::isFloatingType(input.scalar_type());
 }
 
+// Whether autograd records an operation on this rank's input.
+bool is_differentiated(const at::Tensor& input) {
+  return records_gradients(input) && input.requires_grad();
+}
+
 // Makes `output` the result of a node behind `input`.
 void attach(at::Tensor& output, const at::Tensor& input, std::string operation, Backward backward,
             const at::Tensor& saved = {}) {
@@ -99,7 +106,7 @@ void attach(at::Tensor& output, const at::Tensor& input, std::string operation, 
 
 void check_input(const ProcessGroup& group, std::string_view operation, const at::Tensor& input) {
   check_tensor(group.communicator(), operation, kInput, input);
-  // Its tangent would be lost without a word.
+  // Otherwise its tangent would be dropped silently.
   if (!input._fw_grad(/*level=*/0).defined()) return;
   refuse_tensor(group.communicator(), operation,
                 format("the input {} carries a tangent of forward-mode differentiation, which the "
@@ -107,7 +114,7 @@ void check_input(const ProcessGroup& group, std::string_view operation, const at
                        shape_of(input)));
 }
 
-// On all ranks alike, whether or not this rank's input requires grad.
+// Thrown on all ranks, whether or not this rank's input requires grad.
 [[noreturn]] void refuse_backward(const ProcessGroup& group, std::string_view operation,
                                   ReduceOp op, std::string_view remedy) {
   refuse_tensor(group.communicator(), operation,
@@ -150,7 +157,7 @@ int64_t part_size(const ProcessGroup& group, std::string_view operation, const a
                        dim, shape_of(input), group.world_size()));
 }
 
-// Rows for, or from, each rank: of empty splits even ones.
+// Rows sent to, or received from, each rank; empty splits are even ones.
 std::vector<int64_t> splits_of(const at::Tensor& tensor, const ProcessGroup& group,
                                const std::vector<int64_t>& splits) {
   if (!splits.empty()) return splits;
@@ -171,8 +178,8 @@ at::Tensor reduce_to_root(const at::Tensor& input, const ProcessGroup& group, Ra
   return output;
 }
 
-// holds: where this rank's input is the extremum. The gradients and the number of ranks that share
-// one are summed together.
+// holds: a mask of the elements in which this rank's input is the extremum. One all_reduce sums the
+// gradients and the number of ranks that share an extremum.
 at::Tensor extremum_backward(const at::Tensor& gradient, const at::Tensor& holds,
                              const ProcessGroup& group) {
   const at::Tensor part = holds.to(gradient.scalar_type());
@@ -300,14 +307,14 @@ at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
 at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group) {
   constexpr std::string_view kName = "copy_to_group";
   check_input(group, kName, input);
-  if (!records_gradients(input) || !input.requires_grad()) return input;
+  if (!is_differentiated(input)) return input;
   at::Tensor output;
   {
     const at::NoGradGuard no_grad;
     output = input.view_as(input);
   }
-  // After a change of either in place autograd would leave out the backward of this view: it
-  // refuses the change instead.
+  // If either tensor were changed in place, autograd would drop the backward of this view. With
+  // this mark it refuses the change.
   if (auto* view = torch::autograd::impl::get_view_autograd_meta(output)) {
     view->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }
@@ -323,7 +330,7 @@ at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
   check_input(group, kName, input);
   at::Tensor output = copy_of_values(input);
   group.all_reduce(output, {.deadline = options.deadline});
-  if (!records_gradients(input) || !input.requires_grad()) return output;
+  if (!is_differentiated(input)) return output;
   attach(output, input, std::string(kName), [group](const at::Tensor& gradient, const at::Tensor&) {
     return copy_to_group(gradient, group);
   });
@@ -336,7 +343,7 @@ at::Tensor scatter_to_group(const at::Tensor& input, const ProcessGroup& group,
   check_input(group, kName, input);
   const int64_t size = part_size(group, kName, input, options.dim);
   at::Tensor output = copy_of_values(input.detach().narrow(options.dim, group.rank() * size, size));
-  if (!records_gradients(input) || !input.requires_grad()) return output;
+  if (!is_differentiated(input)) return output;
   attach(output, input, std::string(kName),
          [group, dim = options.dim](const at::Tensor& gradient, const at::Tensor&) {
            return gather_from_group(gradient, group, {.dim = dim});
@@ -355,7 +362,7 @@ at::Tensor gather_from_group(const at::Tensor& input, const ProcessGroup& group,
   group.all_gather(output, first, {.deadline = options.deadline});
   // A copy, because the result of a node must not be a view: see copy_to_group.
   if (dim != 0) output = copy_of_values(output.movedim(0, dim));
-  if (!records_gradients(input) || !input.requires_grad()) return output;
+  if (!is_differentiated(input)) return output;
   attach(output, input, std::string(kName),
          [group, dim](const at::Tensor& gradient, const at::Tensor&) {
            return scatter_to_group(gradient, group, {.dim = dim});

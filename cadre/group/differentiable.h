@@ -1,12 +1,12 @@
-// Collectives that autograd goes through: each returns a new tensor, and its backward runs the
-// matching collective on the same group.
+// Differentiable collectives: each returns a new tensor, and its backward runs the adjoint
+// collective on the same group.
 //
-// Threads: as ProcessGroup; the backward runs in the thread that called backward(). Collectives
-// run in backward in the reverse of their order in forward, if one thread of the rank made them.
+// Threads: as ProcessGroup; the backward runs in the thread that called backward(). Collectives run
+// in backward in the reverse of their order in forward, if one thread of the rank made them.
 // Blocking: until the collective is done, in forward and in backward. Lifetime: the graph keeps the
-// group. Errors: cadre::Error; kInvalidArgument for a tensor that cannot take part, or, while
-// gradients are recorded, for an operation that has no backward; what fails in backward leaves
-// backward() and begins with "backward of" and the operation. Tensors: as ProcessGroup takes them,
+// group. Errors: cadre::Error; kInvalidArgument for a tensor that the operation does not support,
+// or, while gradients are recorded, for an operation without a backward. backward() throws an error
+// whose message begins with "backward of" and the operation. Tensors: as ProcessGroup takes them,
 // contiguous or not; the result is contiguous and shares no memory with the input, with the
 // exception of copy_to_group. Integers and bool: no gradient. Ranks are group ranks.
 // Source: torch.distributed.nn.functional; Megatron-LM, https://arxiv.org/abs/1909.08053.
@@ -26,8 +26,8 @@ namespace cadre::functional {
 
 // The gradient of the SUM over ranks of each rank's loss. While GradMode is on, the result of a
 // floating-point input requires grad on every rank, whether or not this rank's input does, so that
-// every rank takes part in backward. All ranks must let the result contribute to what they call
-// backward() on. A deadline is that of the forward; backward has the group's timeout.
+// every rank takes part in backward. On all ranks the result must contribute to the tensor on which
+// backward() is called. A deadline is that of the forward; the backward has the group's timeout.
 
 // SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT is refused while gradients are
 // recorded. The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts
@@ -46,14 +46,14 @@ CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGro
 // one side only: the other one is even, and m is n if it is the result's.
 CADRE_EXPORT at::Tensor all_to_all_single(const at::Tensor& input, const ProcessGroup& group,
                                           const AllToAllOptions& options = {});
-// The result is the root's input. Of the others' input only shape and dtype count; its gradient is
-// zero.
+// The result is the root's input. Of the input of other ranks only shape and dtype are used; its
+// gradient is zero.
 CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
                                   const BroadcastOptions& options = {});
 
-// The gradient of ONE loss that all ranks compute alike: tensor parallelism, where a group divides
-// the work of one process. What is called replicated is the same on all ranks, and so is its
-// requires_grad, by which the backward communicates or not.
+// The gradient of ONE loss that all ranks compute: tensor parallelism, where a group divides the
+// work of one process. A replicated tensor is equal on all ranks, as is its requires_grad, which
+// decides whether the backward communicates.
 
 struct ReduceFromGroupOptions {
   std::optional<Deadline> deadline = {};
@@ -64,11 +64,11 @@ struct DimensionOptions {
   std::optional<Deadline> deadline = {};
 };
 
-// Megatron's f, in front of a layer whose weights are divided: the identity; backward: all_reduce
-// with SUM. input: replicated, any shape. While gradients are recorded the result is a view of the
-// input, and changing either in place is refused by autograd; otherwise it is the input itself.
+// Megatron's f, before a layer with divided weights: the identity; backward: all_reduce with SUM.
+// input: replicated, any shape. While gradients are recorded the result is a view of the input, and
+// changing either in place is refused by autograd; otherwise it is the input itself.
 CADRE_EXPORT at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group);
-// Megatron's g, behind such a layer: all_reduce with SUM; backward: the identity. The result is
+// Megatron's g, after such a layer: all_reduce with SUM; backward: the identity. The result is
 // replicated.
 CADRE_EXPORT at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
                                           const ReduceFromGroupOptions& options = {});

@@ -26,7 +26,7 @@ using testing::run_groups;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Multiples of 1/4, which every dtype holds exactly; of few values, so that ranks have equal ones.
+// Multiples of 1/4, which every dtype represents exactly; of few values, so that ranks have ties.
 Tensor values(int rank, at::IntArrayRef shape, int64_t seed = 0) {
   const int64_t count = c10::multiply_integers(shape);
   const Tensor counted = torch::arange(count, torch::kDouble) * 5 + rank * 7 + seed * 3;
@@ -191,7 +191,7 @@ std::vector<Collective> all_collectives() {
   return all;
 }
 
-// A rank's loss: another function of its result on each rank.
+// The loss of a rank: a different function of the result on each rank.
 Tensor loss_of(const Tensor& result, int rank) {
   const Tensor weights = values(rank, result.sizes(), 4).to(result.scalar_type());
   return (weights * result + (rank + 1) * result * result).sum();
@@ -229,7 +229,7 @@ void require_close(const Tensor& actual, const Tensor& expected, double toleranc
   require(is_close, text.str());
 }
 
-// What the truth leaves undefined, because nothing depends on it, is zero here.
+// A gradient that is undefined in the reference, because nothing depends on it, is zero here.
 Tensor or_zeros(const Tensor& gradient, const Tensor& input) {
   return gradient.defined() ? gradient : torch::zeros_like(input);
 }
@@ -299,7 +299,7 @@ TEST_P(Differentiable, GradientsOfGradientsEqualOneProcess) {
   });
 }
 
-// By turns one rank's input does not require grad; its backward takes part all the same.
+// In turn, the input of one rank does not require grad; its backward takes part nevertheless.
 TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
   expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
     const int rank = group.rank();
@@ -346,7 +346,7 @@ TEST_P(Differentiable, AGraphThatIsKeptGoesBackTwice) {
   });
 }
 
-// The result is changed in place: neither the input nor what backward has saved changes.
+// The result is changed in place: neither the input nor tensors saved for backward change.
 TEST_P(Differentiable, AResultMayBeChangedInPlace) {
   expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
     const int rank = group.rank();
@@ -361,7 +361,7 @@ TEST_P(Differentiable, AResultMayBeChangedInPlace) {
   });
 }
 
-// Undefined is zero.
+// An undefined gradient counts as zero.
 struct DropGradient : torch::autograd::Function<DropGradient> {
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -411,8 +411,9 @@ TEST_P(Differentiable, WithoutGradModeAndOfIntegersThereIsNoGraph) {
   });
 }
 
-// Several in a row and side by side: backward runs them in the reverse order on every rank, in
-// whatever order a rank adds up its losses, and also where a rank's inputs need no gradient.
+// Several collectives, sequential and independent: backward runs them in the reverse order on every
+// rank, whatever the order in which a rank adds up its losses, and also where a rank's inputs
+// require no gradient.
 TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -436,7 +437,7 @@ TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
       const Tensor total = functional::all_reduce(x, group);
       const Tensor gathered = functional::all_gather(x, group);
       const Tensor rows = functional::reduce_scatter(total * x, group);
-      // Not needed by this rank's inputs, but by backward's order.
+      // Required by the order of backward, not by this rank's inputs.
       const Tensor constant = functional::all_reduce(torch::ones({2}, torch::kDouble), group);
       const Tensor first = chain(x, total, rows);
       const Tensor second = gathered.pow(3).sum() + 0 * constant.sum();

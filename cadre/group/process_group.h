@@ -2,10 +2,10 @@
 //
 // Threads: as Communicator; it has no thread, socket or lock of its own.
 // Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
-// keeps its tensors alive. Errors: cadre::Error, kInvalidArgument for a tensor that cannot take
-// part, or whose shape or dtype is another on another rank. Tensors: CPU, dense; every dtype of
-// base/types.h; any shape, also 0-dim and empty. What an operation means for a dtype, or that it is
-// refused: docs/guide/reductions.md. Ranks are group ranks. Source: c10d::ProcessGroup, and of the
+// keeps its tensors alive. Errors: cadre::Error, kInvalidArgument for an unsupported tensor, or for
+// shapes or dtypes that differ between ranks. Tensors: CPU, dense; every dtype of base/types.h; any
+// shape, also 0-dim and empty. Which operations a dtype supports, and what they compute:
+// docs/guide/reductions.md. Ranks are group ranks. Source: c10d::ProcessGroup, and of the
 // comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL.
 #pragma once
 
@@ -86,9 +86,8 @@ class CADRE_EXPORT ProcessGroup {
   // In place, on the values, as `.data` in PyTorch: a leaf that requires grad is allowed, and no
   // version counter moves, so autograd does not notice when a tensor that it saved has changed.
   // tensor: any shape. The blocking calls pack a non-contiguous tensor and copy it back; the
-  // asynchronous ones refuse it, because nobody would be there to copy back. What an asynchronous
-  // call works on stays in memory until it is done, also when the tensor is resized or given other
-  // memory meanwhile.
+  // asynchronous ones refuse it, because they could not copy it back. The memory of an asynchronous
+  // call is kept until it is done, even if the tensor is resized or gets other memory meanwhile.
   void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
@@ -120,10 +119,11 @@ class CADRE_EXPORT ProcessGroup {
                const ScatterOptions& options = {}) const;
   Work scatter_async(const at::Tensor& output, const at::Tensor& input,
                      const ScatterOptions& options = {}) const;
-  // Rows of input, (n, ...), go to the ranks in their order, and rows of output, (m, ...), come
-  // from them; how many stands in the splits, which add up to n and m. Without splits n and m are
-  // divided evenly. What one rank sends, in elements, must be what the other expects; else all
-  // ranks say who disagrees. Both contiguous and not overlapping.
+  // Sends rows of input, (n, ...), to the ranks in their order and receives rows of output, (m,
+  // ...), from them. The splits are the numbers of rows and add up to n and m; without splits n and
+  // m are divided evenly. The number of elements that one rank sends must be the number that the
+  // other expects; otherwise all ranks throw an error that names both. Both contiguous and not
+  // overlapping.
   void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                          const AllToAllOptions& options = {}) const;
   Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
@@ -142,11 +142,11 @@ class CADRE_EXPORT ProcessGroup {
   // Collective. Nothing, on all ranks alike, where the ranks share no memory.
   std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
 
-  // Groups of some of these ranks; every rank of this group calls them in the order of the
-  // operations. A rank that is in none gets nullopt. See comm/groups/split.h.
+  // Create subgroups; every rank of this group calls them in the order of its operations. A rank
+  // that is in no subgroup gets nullopt. See comm/groups/split.h.
   std::optional<ProcessGroup> split(const SplitOptions& options) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks) const;
-  // The same made by its members alone; the others call nothing.
+  // A subgroup that only its members create; the other ranks do not call it.
   ProcessGroup new_group_over_store(const std::vector<int>& ranks,
                                     const StoreGroupOptions& options) const;
   // The ranks of this group in the world, by rank of this group; one of them; and the reverse,

@@ -1,5 +1,5 @@
-// What a group promises beside its sums: what its rank and its backend are, that memory in flight
-// stays, and that what a refusal advises keeps the result.
+// Properties of a group besides its results: rank and backend, the lifetime of memory in use, and
+// remedies in messages that keep the result.
 #include <ATen/native/Resize.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ TEST(ProcessGroup, SaysWhatMovesItsBytes) {
               }).ok());
 }
 
-// A rank where it is a number: as a value, against a number, in printf's arguments.
+// A rank used as a number: as a value, in comparisons, in printf's arguments.
 TEST(ProcessGroup, ItsRankIsANumber) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     require(torch::full({2}, group.rank())[0].item<int>() == group.rank(), "full");
@@ -62,7 +62,7 @@ TEST(ProcessGroup, ItsRankIsANumber) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Memory that says when it is freed.
+// Memory that records when it is freed.
 class WatchedAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
@@ -90,7 +90,7 @@ Tensor watched_ones() {
   return torch::empty({0}).set_(storage, 0, {100}, {1}).fill_(1);
 }
 
-// Rank 1 comes to the operation when rank 0 has taken the memory from its tensors.
+// Rank 1 enters the operation after rank 0 has released the memory of its tensors.
 TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   const std::vector<std::pair<const char*, std::function<void(Tensor&)>>> ways = {
       {"emptied", [](Tensor& t) { t.storage().unsafeGetStorageImpl()->set_data_ptr({}); }},
@@ -121,7 +121,7 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   }
 }
 
-// A copy as an input serves; a result in a copy that nobody keeps would be lost.
+// A temporary copy is fine as an input; as an output its result would be lost.
 TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& remedy) {
@@ -150,7 +150,7 @@ TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 calls nothing for it.
+// Rank 1 does not call it.
 TEST(ProcessGroup, IsMadeByItsMembersAlone) {
   const auto result = run_groups(3, [](const ProcessGroup& world) {
     const StoreGroupOptions options{

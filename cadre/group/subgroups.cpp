@@ -7,7 +7,7 @@
 
 namespace cadre {
 
-// The parent's handle lives as long as the child: it owns what the child borrows.
+// The child keeps the parent's handle, which owns what the child borrows.
 std::optional<ProcessGroup> ProcessGroup::child(std::unique_ptr<Communicator> communicator) const {
   if (!communicator) return std::nullopt;
   struct Family {

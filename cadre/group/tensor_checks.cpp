@@ -12,12 +12,7 @@
 namespace cadre {
 
 std::string shape_of(const at::Tensor& tensor) {
-  std::string text = "(";
-  for (const int64_t size : tensor.sizes()) {
-    if (text.size() > 1) text += ", ";
-    text += std::to_string(size);
-  }
-  return text + ")";
+  return list_of(tensor.sizes());
 }
 
 namespace {

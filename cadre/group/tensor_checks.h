@@ -1,9 +1,9 @@
-// The refusals of tensors that cannot take part in an operation.
+// Checks of the tensors of an operation.
 //
 // Threads: any. Blocking: never. Errors: each throws kInvalidArgument that names the operation, the
 // group and this rank, says what was passed and what to pass instead.
-// `role` is kInPlace, kInput or kOutput. A result is never lost by what a message advises: only an
-// input may be replaced by a copy that the call throws away.
+// `role` is kInPlace, kInput or kOutput. A remedy in a message never loses a result: it replaces
+// only an input by a temporary copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,12 +29,12 @@ std::string shape_of(const at::Tensor& tensor);
 [[noreturn]] void refuse_tensor(const Communicator& communicator, std::string_view operation,
                                 const std::string& problem);
 
-// The dtype of a tensor that can take part.
+// Returns the dtype of a supported tensor.
 DType check_tensor(const Communicator& communicator, std::string_view operation,
                    std::string_view role, const at::Tensor& tensor);
 void check_contiguous(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor);
-// An expanded tensor could not hold a result for each of its elements.
+// Refuses an expanded tensor, which cannot hold a result for each of its elements.
 void check_elements_apart(const Communicator& communicator, std::string_view operation,
                           const at::Tensor& tensor);
 void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,

@@ -1,5 +1,5 @@
-// Megatron's conjugate functions on thread ranks against one process, and what the differentiable
-// collectives refuse or report.
+// Megatron's conjugate functions on thread ranks against one process, and the errors of the
+// differentiable collectives.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -180,7 +180,7 @@ TEST_P(TensorParallel, CopyToGroupCommunicatesOnlyForAGradient) {
     const Tensor y = functional::copy_to_group(x, group);
     require(y.is_alias_of(x), "a copy");
     require(group.communicator().num_collectives() == before, "forward");
-    // Each rank brings another part of the gradient.
+    // Each rank contributes a different part of the gradient.
     (y * (group.rank() + 1)).sum().backward();
     const int n = group.world_size();
     require(torch::equal(x.grad(), torch::full({3}, n * (n + 1) / 2.0, torch::kDouble)), "sum");
@@ -188,7 +188,7 @@ TEST_P(TensorParallel, CopyToGroupCommunicatesOnlyForAGradient) {
   });
 }
 
-// In place on the view, or on what it is a view of, would take the backward out of the graph.
+// A change in place of the view or its base would remove the backward from the graph.
 TEST(Functional, CopyToGroupIsNotChangedInPlace) {
   constexpr auto kSentence = "You can fix this by cloning the output of the custom Function";
   const auto result = run_groups(1, [](const ProcessGroup& group) {
@@ -217,7 +217,7 @@ TEST(Functional, TheGraphKeepsTheGroup) {
     }
     y.sum().backward();
     require(torch::equal(x.grad(), torch::full({2}, 2.0, torch::kDouble)), "gradient");
-    // A group that is closed is not opened again.
+    // A closed group is not opened again.
     const auto pair = group.split({.color = 0, .name = "pair"});
     y = functional::all_gather(x, *pair);
     pair->close();
@@ -229,7 +229,8 @@ TEST(Functional, TheGraphKeepsTheGroup) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Megatron's pair takes the loss as one that all ranks compute; the others as a sum of losses.
+// Megatron's pair differentiates one loss that all ranks compute; the other functions differentiate
+// the sum of the ranks' losses.
 TEST(Functional, TheTwoMeaningsDifferByTheWorldSize) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -309,7 +310,7 @@ std::vector<RefusedCall> refused_calls() {
   };
 }
 
-// What is refused is refused on every rank before anything is sent: the group goes on.
+// Every rank refuses before anything is sent, so the group stays usable.
 TEST(Functional, WhatHasNoBackwardIsRefused) {
   const std::vector<RefusedCall> cases = refused_calls();
   const Tensor ones = torch::ones({4, 2}, torch::kDouble);
@@ -344,7 +345,7 @@ TEST(Functional, ATangentIsRefusedInsteadOfLost) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The extremum has saved which ranks hold it; like any operator it goes back once.
+// The extremum saves a mask for backward; like any operator it can be differentiated once.
 TEST(Functional, WhatIsSavedIsFreedByBackward) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -356,7 +357,7 @@ TEST(Functional, WhatIsSavedIsFreedByBackward) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 does not use its result and goes on with something else: both calls are named.
+// Rank 1 does not use its result and calls another operation: the error names both calls.
 TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   std::vector<std::string> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
@@ -372,7 +373,7 @@ TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   EXPECT_THAT(failures[1], AllOf(HasSubstr("barrier #2"), HasSubstr("reduce_scatter")));
 }
 
-// The same without another operation: the deadline names the operation and the rank.
+// The same without another operation: the timeout names the operation and the rank.
 TEST(Functional, ARankThatLeavesOutABackwardIsNamedAtTheDeadline) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);

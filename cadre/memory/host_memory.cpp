@@ -27,7 +27,7 @@ size_t slices_begin(const HostMemoryLayout& layout) {
   return table_begin(layout) + static_cast<size_t>(layout.num_slots) * kTableBytes;
 }
 
-// A text that there is no memory for is left out.
+// Keeps a fixed text if there is no memory for the reason.
 void keep_reason(std::string& kept, std::string_view reason) {
   try {
     kept = reason;
@@ -38,8 +38,8 @@ void keep_reason(std::string& kept, std::string_view reason) {
 
 }  // namespace
 
-// All zero is a piece that nobody holds. No piece has number 0: in its header is_revoked says that
-// a peer no longer counts what this slot holds.
+// Zero bytes describe a piece without holders. No piece has number 0: is_revoked in that header of
+// a slot means that a peer no longer counts the holds of this slot.
 struct HostMemory::Header {
   std::atomic<uint64_t> is_revoked;
   std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;  // bits by slot
@@ -226,8 +226,8 @@ bool HostMemory::is_held(uint32_t piece) const {
   return false;
 }
 
-// Gives back what is destroyed and held by nobody. The addresses and the number of a revoked piece
-// are not used again: a peer that holds nothing may come late to an operation on it.
+// Releases destroyed pieces without holders. The addresses and the number of a revoked piece are
+// not reused, because a peer without a hold may enter an operation on it late.
 void HostMemory::reclaim() {
   std::vector<ByteRange> ready;
   {
@@ -304,9 +304,10 @@ Result<std::unique_ptr<os::SharedMemory>> HostMemory::map_side_by_side(
   return pages->map_ranges(begins, round_to_pages(std::max<size_t>(num_bytes, 1)));
 }
 
-// The mark is set before the pages change, sequentially consistent, as Peers::mark_left() says: a
-// peer that does not see it at its end had written before. What matters needs no memory: it may be
-// for want of it that this rank leaves.
+// The mark is stored before the pages change, sequentially consistent (see Peers::mark_left()): a
+// peer that does not load it at the end of its operation has written before the change. The
+// essential steps allocate nothing, because a lack of memory may be the reason why this rank
+// leaves.
 Status HostMemory::revoke(const Place& place, size_t num_bytes, std::string_view reason) {
   {
     const std::lock_guard lock(mutex_);
@@ -335,8 +336,8 @@ void HostMemory::release_hold(int slot, uint32_t piece) {
       .fetch_and(~(uint64_t{1} << bit % 64), std::memory_order_release);
 }
 
-// The mark is set before any page changes, as in revoke(). Without memory for it the holds go on
-// counting.
+// The mark is stored before any page changes, as in revoke(). If there is no memory for it, the
+// holds keep counting.
 void HostMemory::forget_holder(int slot) {
   const auto* const begin = segment_->bytes().data();
   Header& mark = header(slot, 0);
@@ -351,7 +352,7 @@ void HostMemory::forget_holder(int slot) {
   reclaim();
 }
 
-// The page of the header is committed with this rank's first piece.
+// The page of header 0 is committed with this rank's first piece, so this load is valid.
 bool HostMemory::has_lost_holds() const {
   return is_revoked(slot_, 0);
 }

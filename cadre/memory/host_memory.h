@@ -9,10 +9,10 @@
 // of a peer that lies outside its slice; find() in a piece that was revoked: kAborted.
 // Format: docs/formats/shared-memory.md.
 //
-// The segment is sparse: a page takes memory when its rank has committed it. A rank allocates
-// without the others. Each piece has a header in the segment with a bit for each peer that uses it:
-// the owner sets them, each peer clears its own. Pages of a destroyed piece are used again only
-// when no peer that lives holds it, so a slow peer never sees memory change under its hands.
+// The segment is sparse: a page takes memory once its rank has committed it. A rank allocates
+// without communication. Each piece has a header in the segment with a bit for each peer that uses
+// it: the owner sets the bits, each peer clears its own. Pages of a destroyed piece are reused only
+// when no live peer holds it, so memory does not change while a slow peer accesses it.
 #pragma once
 
 #include <array>
@@ -64,7 +64,7 @@ class Piece {
   Status commit(const ByteRange& range);
   // Of the peers named when it was cut only these will use it.
   void keep_holders(std::span<const int> slots);
-  // No peer was told of this piece, so none will release it.
+  // No peer knows the place of this piece, so none will release it.
   void drop_holders();
 
  private:
@@ -106,12 +106,13 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
   const HostMemoryLayout& layout() const { return layout_; }
   int slot() const { return slot_; }
-  // Whoever made the segment commits it.
+  // Committed by the process that made the segment.
   Bytes front() const { return segment_->bytes().first(layout_.front_bytes); }
 
   Result<Piece> allocate(const PieceOptions& options);
 
-  // Where this rank's buffer lies, for its peers; no place if it does not lie wholly in one piece.
+  // The place of this rank's buffer, for its peers; no place if the buffer is not entirely in one
+  // piece.
   Result<Place> find(ConstBytes buffer) const;
   // The memory of a peer; nullptr if it is not all in the peer's slice.
   std::byte* resolve(const SlotPlace& at, size_t num_bytes) const;
@@ -119,22 +120,23 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   Result<std::unique_ptr<os::SharedMemory>> map_side_by_side(std::span<const SlotPlace> places,
                                                              size_t num_bytes) const;
 
-  // Takes these bytes of this rank out of the reach of its peers, which may still write to them.
-  // Peers see first that the piece is revoked. The piece is never used again: from now on find()
-  // of a buffer in it gives the reason of its first revocation.
+  // Makes these bytes of this rank private, although peers may still write to them. The piece is
+  // marked as revoked before that. It is never reused: from now on find() of a buffer in it returns
+  // the reason of its first revocation.
   Status revoke(const Place& place, size_t num_bytes, std::string_view reason);
   bool is_revoked(int slot, uint32_t piece) const;
-  // What is_revoked() looks at, for those who look often: above 0 from then on. Lives as long as
-  // this memory.
+  // The word that is_revoked() loads, for frequent checks: above 0 once the piece is revoked. Lives
+  // as long as this memory.
   const std::atomic<uint64_t>& revocation_of(int slot, uint32_t piece) const;
 
-  // This rank uses the piece of a peer no more.
+  // Releases this rank's hold on the piece of a peer.
   void release_hold(int slot, uint32_t piece);
-  // The rank is lost: what it holds no longer counts. It may be alive, with only its connections
-  // cut, so its memory is marked first, where its own has_lost_holds() sees it.
+  // The rank is lost, so its holds no longer count. It may still be alive, with only its
+  // connections cut. So a mark is set first, which its own has_lost_holds() reads.
   void forget_holder(int slot);
-  // A peer takes this rank for lost, so any memory of peers may have changed under its reads. Look
-  // after reading memory of peers, before calling the result good.
+  // Whether a peer has reported this rank as lost, so that memory of peers may have been reused
+  // while this rank read it. Call it after reading memory of peers, before a result counts as
+  // valid.
   bool has_lost_holds() const;
 
  private:

@@ -1,5 +1,4 @@
-// Pieces of shared memory: where they lie, when they are used again, and what peers may do with
-// them.
+// Pieces of shared memory: their places, when they are reused, and how peers may access them.
 #include "cadre/memory/host_memory.h"
 
 #include <gtest/gtest.h>
@@ -87,7 +86,7 @@ TEST_F(HostMemoryTest, PlacesOutsideASliceResolveToNothing) {
   EXPECT_EQ(theirs_->resolve({-1, {.piece = 1, .offset = 0}}, 8), nullptr);
 }
 
-// The owner must not use the pages again under the hands of a slow peer.
+// The owner must not reuse the pages while a slow peer accesses them.
 TEST_F(HostMemoryTest, APieceIsUsedAgainWhenTheLastPeerHasReleasedIt) {
   const std::vector<int> both = {1, 2};
   const auto third = attach(2);
@@ -149,7 +148,7 @@ TEST_F(HostMemoryTest, ARevokedPieceIsRefusedWithItsFirstReasonAndNeverUsedAgain
   EXPECT_EQ(next.place(), (Place{.piece = 3, .offset = 3 * kPage}));
 }
 
-// In another process, whose writes come late.
+// In another process, which writes late.
 TEST_F(HostMemoryTest, WhatPeersWriteAfterTheRevocationDoesNotShow) {
   Piece piece = mine_->allocate({.num_bytes = 2 * kPage}).value_or_throw();
   const auto result = testing::run_ranks_as_processes(2, [&](testing::RankContext& context) {

@@ -46,7 +46,7 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
           world, axes,
           format("the size of axis \"{}\" is {}, expected at least 1", axis.name, axis.size));
     }
-    // Not beyond the world, so that it does not overflow.
+    // Clamped above any world size, so that it does not overflow.
     product = std::min<int64_t>(product * axis.size, int64_t{1} << 31);
   }
   if (product != world.world_size()) {
@@ -57,18 +57,18 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   }
 }
 
-// What each rank brings to the construction of a mesh.
+// The arguments of one rank in the construction of a mesh, as exchanged.
 struct MeshCall {
   uint64_t digest = 0;           // of the axes
-  std::array<char, 120> text{};  // as much of them as there is room for, padded with zeros
+  std::array<char, 120> text{};  // truncated, padded with zeros
 
   std::string shown() const {
     return std::string(text.data(), std::find(text.begin(), text.end(), '\0'));
   }
 };
 
-// A number that the mesh alone has, equal on all ranks: that of the collective in which the ranks
-// compare their axes.
+// A number that is unique to the mesh and equal on all ranks: the number of the collective in which
+// the ranks compare their axes.
 uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   const std::string text = text_of(axes);
   MeshCall own;

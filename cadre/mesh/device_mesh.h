@@ -1,15 +1,14 @@
 // The ranks of a group as a grid with named axes, and the groups along its axes.
 //
-// Threads: as ProcessGroup. The constructor is a collective of the world: it numbers the mesh.
-// Blocking: the constructor; the first group() of each axis, for the members of that group alone,
-// until all of them call it; close(). Lifetime: a cheap value over shared state; slices and
-// flattened meshes share the groups of the mesh that they come from. The groups live as long as the
-// last of them, and keep the world. Errors: cadre::Error, kInvalidArgument for axes that do not
-// make a grid of the world or that the mesh has not, and on all ranks alike where ranks give
-// different axes. After a failure of the world: rejoin() it and make a new mesh.
-// Ranks count in row-major order: the last axis is that of neighbouring ranks. In a world of one
-// nothing needs a store or a connection. Source: torch.distributed.device_mesh;
-// docs/decisions/0012.
+// Threads: as ProcessGroup. The constructor is a collective of the world. Blocking: the
+// constructor; the first group() of each axis, until all members of that group have called it;
+// close(). Lifetime: a cheap value over shared state; slices and flattened meshes share the groups
+// of the mesh that they come from. The groups live as long as the last of them, and keep the world.
+// Errors: cadre::Error, kInvalidArgument for axes whose sizes do not multiply to the world's size,
+// for unknown axes and, on all ranks, for axes that differ between ranks. After a failure of the
+// world: rejoin() it and create a new mesh.
+// Ranks are in row-major order: neighbouring ranks differ in the last axis. A world of one needs no
+// store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012.
 #pragma once
 
 #include <memory>
@@ -33,8 +32,8 @@ struct MeshAxis {
 
 class CADRE_EXPORT DeviceMesh {
  public:
-  // The slowest axis first; sizes from 1, their product is the world's size; names are unique and
-  // not empty.
+  // The slowest axis first. Sizes are at least 1 and multiply to the world's size; names are unique
+  // and not empty.
   DeviceMesh(const ProcessGroup& world, std::vector<MeshAxis> axes);
 
   const std::vector<MeshAxis>& axes() const;
@@ -43,13 +42,15 @@ class CADRE_EXPORT DeviceMesh {
   // The number of ranks.
   int size() const;
   int size(std::string_view axis) const;
-  // Where this rank is, by axis; in one axis, which is its rank in group(axis).
+  // The coordinates of this rank, by axis; and the one in an axis, which is its rank in
+  // group(axis).
   const std::vector<int>& coordinates() const;
   int coordinate(std::string_view axis) const;
 
-  // The ranks that differ from this one in this axis only, or in these axes (row-major, in the
-  // order of the mesh). Made at the first use and once; the reference is valid as long as the mesh,
-  // its copies, slices and flattened meshes. Along an axis of size 1 it is a group of one.
+  // The group of the ranks that differ from this one in this axis only, or in these axes only
+  // (row-major, in the order of the mesh). Created once, at the first use; the reference is valid
+  // as long as the mesh, its copies, slices and flattened meshes. Along an axis of size 1 it is a
+  // group of one.
   const ProcessGroup& group(std::string_view axis) const;
   const ProcessGroup& joint_group(const std::vector<std::string>& axes) const;
   // The ranks of group(axis) in the group that was connected first, by coordinate; no
@@ -64,7 +65,7 @@ class CADRE_EXPORT DeviceMesh {
   // No communication.
   DeviceMesh flatten(const std::vector<std::string>& axes, std::string name) const;
 
-  // The groups that have been made by this mesh or by one that shares them. As
+  // Closes all groups created by this mesh and by meshes that share its groups, as
   // ProcessGroup::close().
   void close() const;
 
@@ -72,8 +73,8 @@ class CADRE_EXPORT DeviceMesh {
   std::string to_string() const;
 
  private:
-  // Of an axis: steps through the ranks of the world, the slowest first; several in a flattened
-  // axis.
+  // A stride of an axis through the ranks of the world. A flattened axis has several, the slowest
+  // first.
   struct Step {
     int size;
     int stride;
@@ -83,13 +84,13 @@ class CADRE_EXPORT DeviceMesh {
   DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis> axes,
              std::vector<std::vector<Step>> steps);
   size_t index_of(std::string_view axis) const;
-  // In ascending order. Refuses an axis that is named twice, and an empty list.
+  // In ascending order. Throws if an axis is named twice, or for an empty list.
   std::vector<size_t> indices_of(std::span<const std::string> axes) const;
   // Ranks of the world that differ from this one in these axes, in row-major order.
   std::vector<int> ranks_along(std::span<const size_t> axes) const;
   [[noreturn]] void refuse(const std::string& problem) const;
 
-  std::shared_ptr<MeshGroups> groups_;  // one for all meshes that come from one
+  std::shared_ptr<MeshGroups> groups_;  // shared by all slices and flattened meshes
   std::shared_ptr<const View> view_;    // copies are cheap
 };
 

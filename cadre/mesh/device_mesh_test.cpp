@@ -1,5 +1,5 @@
-// Where ranks are in a mesh, against formulas; when groups are made, and how often; refusals. On
-// threads as ranks.
+// Coordinates of ranks in a mesh, against formulas; when and how often groups are created; errors.
+// On threads as ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -92,7 +92,7 @@ TEST(DeviceMesh, RanksAndCoordinatesFollowTheFormula) {
   }
 }
 
-// A later call, a copy, a slice and another name for the same ranks find the same group.
+// A later call, a copy, a slice and another name for the same ranks return the same group.
 TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
   const auto result = run_groups(8, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
@@ -123,7 +123,7 @@ TEST(DeviceMesh, MeshesOfOneWorldHaveGroupsOfTheirOwn) {
     const DeviceMesh first(world, {{"x", 2}, {"y", 2}});
     const DeviceMesh same(world, {{"x", 2}, {"y", 2}});
     const DeviceMesh other(world, {{"all", 4}});
-    // In an order of its own on each rank where the groups have no rank in common.
+    // In different orders where the groups have no rank in common.
     require(address_of(first.group("y")) != address_of(same.group("y")), "groups of two meshes");
     require(sum_over(same.group("x"), world.rank()) == (world.rank() % 2 == 0 ? 2 : 4), "x");
     require(sum_over(other.group("all"), world.rank()) == 6, "all");
@@ -181,7 +181,8 @@ TEST(DeviceMesh, RanksAreThoseOfTheWorldThatWasConnectedFirst) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Several threads of each rank come at once; each rank makes the group once, and all get it.
+// Several threads of each rank call at once; each rank creates the group once, and all threads get
+// it.
 TEST(DeviceMesh, ThreadsThatAskAtOnceGetOneGroup) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -251,7 +252,7 @@ TEST(DeviceMesh, RanksThatMakeOtherMeshesAllSaySo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A second try would find what the first has left in the store, and say that.
+// A second try would find the keys of the first in the store and throw another error.
 TEST(DeviceMesh, AGroupThatCouldNotBeMadeIsNotTriedAgain) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});

@@ -19,18 +19,12 @@ namespace {
               format("DTensor::{} on mesh {}: {}", call, mesh.to_string(), problem));
 }
 
-std::string shown(std::span<const int64_t> sizes) {
-  std::string text;
-  for (const int64_t size : sizes) text += format("{}{}", text.empty() ? "" : ", ", size);
-  return "(" + text + ")";
-}
-
 DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse_dtensor(mesh, call, "the tensor is undefined; pass one with data");
   if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
     refuse_dtensor(mesh, call,
                    format("the tensor {} is not a dense one on the CPU; pass to_dense() or cpu()",
-                          shown(tensor.sizes())));
+                          list_of(tensor.sizes())));
   }
   const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
   if (!dtype) {
@@ -89,7 +83,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
   const DType dtype = check_operand(mesh, "from_local", local);
   if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) {
     refuse_dtensor(mesh, "from_local",
-                   format("{} are not the sizes of a tensor; pass sizes from 0", shown(sizes)));
+                   format("{} are not the sizes of a tensor; pass sizes from 0", list_of(sizes)));
   }
   std::vector<Placement> checked =
       check_placements(mesh, "from_local", placements, sizes.size(), dtype);
@@ -99,9 +93,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
         mesh, "from_local",
         format("the local tensor is {}, but of a tensor {} with {} the rank at {} holds {}; pass "
                "that part, or the sizes of the whole tensor that it is a part of",
-               shown(local.sizes()), shown(sizes), cadre::to_string(checked),
-               shown(std::vector<int64_t>(mesh.coordinates().begin(), mesh.coordinates().end())),
-               shown(box.sizes)));
+               list_of(local.sizes()), list_of(sizes), cadre::to_string(checked),
+               list_of(std::vector<int64_t>(mesh.coordinates().begin(), mesh.coordinates().end())),
+               list_of(box.sizes)));
   }
   return DTensor(local, mesh, std::move(checked), std::move(sizes));
 }

@@ -1,5 +1,5 @@
-// What a DTensor promises beside the values: what it communicates, what autograd sees of it, and
-// what it refuses. On threads as ranks.
+// Properties of a DTensor besides its values: its communication, its autograd graph, and its
+// errors. On threads as ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -57,7 +57,7 @@ TEST(DTensor, DistributesWithoutCommunication) {
   }));
 }
 
-// By the numbers of the collectives of the groups.
+// Counts collectives by the operation numbers of the groups.
 TEST(DTensor, CommunicatesOnlyWhatItMust) {
   require_ok(run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
@@ -90,7 +90,7 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
       cost({Partial(), Partial()}, {Shard(0), Shard(0)}, {1, 1, 0}, requires_grad);
       cost({Shard(0), Shard(0)}, {Replicate(), Replicate()}, {0, 0, 1}, requires_grad);
     }
-    // Ranks ask each other whether to record a graph only where there can be one.
+    // The ranks exchange whether to record a graph only if there can be one.
     const auto question = [&](const Tensor& full, uint64_t expected, const char* what) {
       const DTensor tensor = DTensor::distribute(full, mesh, {Replicate(), Replicate()});
       const std::vector<uint64_t> before = counts();
@@ -104,8 +104,8 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
   }));
 }
 
-// Of 4 ranks: the collective that moves least, where chunks are unequal. Where there is no element,
-// none.
+// On 4 ranks with unequal chunks: the collective that moves the fewest elements; none for a tensor
+// without elements.
 TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   require_ok(run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 4}});
@@ -138,7 +138,7 @@ TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   }));
 }
 
-// The backward of the rank that wants no gradient takes part in that of the other.
+// The rank that requires no gradient takes part in the backward of the other.
 TEST(DTensor, OneRankMayRequireNoGrad) {
   require_ok(run_groups(3, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 3}});
@@ -174,7 +174,7 @@ TEST(DTensor, TrainsThroughSeveralRedistributions) {
     split.local().requires_grad_(true);
     const Tensor replicated = x.clone().requires_grad_(true);
     const DTensor input = DTensor::from_local(replicated, mesh, {Replicate()}, {1, 3});
-    // Each rank's gradient of x is the term that comes through its columns.
+    // Each rank's gradient of x is the term of its columns.
     const Tensor columns = torch::matmul(input.local(), split.local());
     const DTensor y = DTensor::from_local(columns, mesh, {Shard(1)}, {1, 3});
     const DTensor rows = y.redistribute({Shard(0)});
@@ -209,7 +209,7 @@ TEST(DTensor, HasASecondDerivative) {
       const Tensor slope = torch::autograd::grad({loss}, {t.local()}, {}, /*retain_graph=*/true,
                                                  /*create_graph=*/true)[0];
       require(torch::allclose(slope, mine(3 * w * full.square(), t)), "the first");
-      // Each rank's term of the product; what lies as Shard adds up by itself.
+      // Each rank's term of the product; the terms of shards add up.
       const Tensor second = torch::autograd::grad({(slope * mine(v, t)).sum()}, {t.local()})[0];
       require(torch::allclose(second, mine(6 * w * full * v, t)), "the second");
     }
@@ -290,7 +290,7 @@ TEST(DTensor, WrongUsesGiveSentences) {
         "(-8, 2) are not the sizes of a tensor");
     const DTensor tensor = DTensor::distribute(full, mesh, {Shard(0), Replicate()});
     expect([&] { (void)tensor.redistribute({Replicate()}); }, "give one for each axis");
-    // All ranks refuse it, also where another rank is the one that requires grad.
+    // All ranks throw, even if only another rank requires grad.
     const Tensor local = full.clone().requires_grad_(world.rank() == 0);
     const DTensor greatest =
         DTensor::from_local(local, mesh, {Partial(ReduceOp::kMax), Replicate()}, {4, 2});

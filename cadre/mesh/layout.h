@@ -1,5 +1,5 @@
-// Which axes of a mesh divide each dimension of a tensor, and in which order: placements, and what
-// lies between two lists of placements while a tensor moves from one to the other.
+// Which axes of a mesh divide each dimension of a tensor, and in which order. Represents lists of
+// placements and the intermediate states of a redistribution.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: none.
 #pragma once
@@ -33,21 +33,22 @@ class Layout {
   size_t num_dims() const { return shards_.size(); }
   // The axes that divide the dim, in the order in which they do; none of size 1.
   const std::vector<size_t>& shards(size_t dim) const { return shards_[dim]; }
-  // Of an axis of which the ranks hold operands of a reduction.
+  // The reduction of an axis whose ranks hold its operands.
   const std::optional<ReduceOp>& partial(size_t axis) const { return partials_[axis]; }
   bool is_sharded(size_t axis) const;
   bool is_replicated(size_t axis) const { return !partials_[axis] && !is_sharded(axis); }
 
-  // The axis, replicated or partial before, divides the dim after all that divide it already.
+  // Lets the axis, which was replicated or partial, divide the dim after all axes that divide it
+  // already.
   void add_shard(size_t dim, size_t axis);
   void set_partial(size_t axis, std::optional<ReduceOp> op) { partials_[axis] = op; }
 
-  // The next axis that divides the dim in `target`, if this layout has divided it by those before
-  // it, and by no other.
+  // The next axis that divides the dim in `target`, if this layout divides the dim by exactly the
+  // axes before it.
   std::optional<size_t> next_shard(size_t dim, const Layout& target) const;
   // The axes, in ascending order, along which elements have to move from this layout to the target
-  // if nothing is reduced: of each dim those after the common beginning of the two orders. Ranks
-  // that are equal in all other axes hold the same region of the tensor in both.
+  // if nothing is reduced: for each dim the axes after the common prefix of the two orders. Ranks
+  // that differ in these axes only hold together the same region of the tensor in both layouts.
   std::vector<size_t> involved_axes(const Layout& target) const;
 
   Box box_of(std::span<const int64_t> sizes, std::span<const int> coordinates) const;
@@ -58,7 +59,7 @@ class Layout {
   std::vector<std::optional<ReduceOp>> partials_;  // by axis
 };
 
-// What two boxes of one tensor share; of 0 elements if nothing.
+// The intersection of two boxes of one tensor; a box of 0 elements if they are disjoint.
 Box intersection(const Box& a, const Box& b);
 
 }  // namespace cadre

@@ -24,7 +24,7 @@ const ProcessGroup& MeshGroups::group(const std::vector<int>& ranks, const std::
   }
   if (is_first) fill(*slot, ranks, name);
   if (!is_filled(*slot)) await(*slot, name);
-  // A filled slot does not change any more.
+  // A filled slot is never changed.
   if (slot->failure) throw *slot->failure;
   return *slot->group;
 }
@@ -43,7 +43,7 @@ void MeshGroups::fill(Slot& slot, const std::vector<int>& ranks, const std::stri
 
 void MeshGroups::await(const Slot& slot, const std::string& name) {
   os::System& system = world_.communicator().system();
-  // The thread that makes the group gives up at this deadline at the latest.
+  // The thread that creates the group gives up at this deadline at the latest.
   const Deadline deadline = system.deadline_in(kDefaultConnectTimeout);
   const std::unique_ptr<os::Waiter> waiter = system.make_waiter();
   const WaiterListing listing(mutex_, waiters_, *waiter);
@@ -64,7 +64,7 @@ bool MeshGroups::is_filled(const Slot& slot) {
 ProcessGroup MeshGroups::make(const std::vector<int>& ranks, const std::string& name) const {
   Fnv1a digest;
   for (const int rank : ranks) digest.add(static_cast<uint64_t>(rank));
-  // The members alone know of the group, so its id is made of what they have in common.
+  // Only the members know the group, so its id is derived from what they have in common.
   return world_.new_group_over_store(
       ranks, {.store = world_.communicator().membership().store,
               .id = format("{}.{}.{:x}", id_, ranks.front(), digest.value()),

@@ -1,10 +1,10 @@
-// The groups of a mesh: each is made at its first use, by its members alone, and once.
+// The groups of a mesh: each is created once, at its first use, by its members only.
 //
-// Threads: all methods from any thread; a thread that asks for a group which another one is making
-// waits for it. Blocking: group() until all members have come, or for kDefaultConnectTimeout;
-// close(). Lifetime: groups live as long as this; it keeps the world. Errors: as
-// ProcessGroup::new_group_over_store. A group that could not be made is not tried again: every
-// later call throws the same error.
+// Threads: all methods from any thread; a call for a group that another thread creates waits for
+// it. Blocking: group() until all members have called it, or for kDefaultConnectTimeout; close().
+// Lifetime: groups live as long as this; it keeps the world. Errors: as
+// ProcessGroup::new_group_over_store. After a failure the creation is not retried: every later call
+// throws the same error.
 #pragma once
 
 #include <map>
@@ -20,24 +20,24 @@ namespace cadre {
 
 class MeshGroups {
  public:
-  // `id`: equal on all ranks of the world, and of this object alone.
+  // `id`: equal on all ranks of the world, unique to this object.
   MeshGroups(ProcessGroup world, std::string id);
 
   const ProcessGroup& world() const { return world_; }
   // The group of these ranks of the world, of which this rank is one, in this order. `name` is for
-  // messages; the first one counts. The reference stays valid.
+  // messages; the name of the first call is kept. The reference stays valid.
   const ProcessGroup& group(const std::vector<int>& ranks, const std::string& name);
-  // Of the groups that have been made.
+  // Closes all groups that were created.
   void close();
 
  private:
-  // Empty while the group is being made.
+  // Empty while the group is being created.
   struct Slot {
     std::optional<ProcessGroup> group;
     std::optional<Error> failure;
   };
 
-  // Makes the group of an empty slot.
+  // Creates the group of an empty slot.
   void fill(Slot& slot, const std::vector<int>& ranks, const std::string& name);
   // Waits until another thread has filled the slot.
   void await(const Slot& slot, const std::string& name);

@@ -1,5 +1,5 @@
-// How a tensor lies on the ranks of a mesh: one Placement for each axis, and the box of the whole
-// tensor that a rank holds under a list of placements.
+// The distribution of a tensor over the ranks of a mesh: one Placement for each axis, and the box
+// of the whole tensor that a rank holds under a list of placements.
 //
 // Threads: plain values and pure functions. Blocking: never. Lifetime: values own what they hold.
 // Errors: kInvalidArgument that names the placement, the axis or the sizes.
@@ -25,12 +25,12 @@ struct Shard {
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
-// Every rank of the axis holds the same.
+// Every rank of the axis holds the same elements.
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
 
-// Every rank of the axis holds one operand of a reduction over the axis that is still to be done.
+// Every rank of the axis holds one operand of a pending reduction over the axis.
 struct Partial {
   explicit Partial(ReduceOp reduce_op = ReduceOp::kSum) : op(reduce_op) {}
   ReduceOp op;
@@ -58,10 +58,10 @@ class CADRE_EXPORT Placement {
 CADRE_EXPORT std::string to_string(const Placement& placement);
 CADRE_EXPORT std::string to_string(std::span<const Placement> placements);
 
-// The same list with dims from 0 to num_dims - 1. Refuses a list that has not one placement for
-// each of num_axes axes, a dim that the tensor does not have, Partial(premul_sum), and Partials of
-// different reductions, whose result would depend on which axis is reduced first (sum and avg may
-// meet).
+// The same list with dims from 0 to num_dims - 1. Throws for a list without exactly one placement
+// for each of num_axes axes, a dim that the tensor does not have, Partial(premul_sum), and Partials
+// of different reductions, whose result would depend on the order of the axes (sum and avg may be
+// combined).
 CADRE_EXPORT std::vector<Placement> normalized(std::span<const Placement> placements,
                                                size_t num_axes, int64_t num_dims);
 
@@ -74,9 +74,9 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-// What the rank at these coordinates holds of a tensor of these sizes. Axes that shard one dim
-// divide it in the order of the mesh, slowest first: each divides the chunk of the one before it.
-// The box of an empty chunk lies at the end of what was divided.
+// The part of a tensor of these sizes that the rank at these coordinates holds. Axes that shard one
+// dim divide it in the order of the mesh, slowest first: each divides the chunk of the axis before
+// it. The box of an empty chunk is at the end of the divided range.
 // mesh_shape, coordinates and placements have one entry for each axis.
 CADRE_EXPORT Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
                            std::span<const int> coordinates, std::span<const Placement> placements);

@@ -1,5 +1,5 @@
-// What ranks of a mesh hold of a tensor, by torch's own chunk, sum, mean, amax, amin and prod in
-// one process: the truth that placements and redistributions are compared with.
+// The parts that the ranks of a mesh hold of a tensor, computed with torch's chunk, sum, mean,
+// amax, amin and prod in one process: the reference for placements and redistributions.
 //
 // Threads: plain functions. Blocking: never. Errors: those of torch.
 #pragma once
@@ -90,7 +90,7 @@ inline torch::Tensor fold(const torch::Tensor& operands, ReduceOp op) {
   return result;
 }
 
-// The tensor that the operands are of.
+// The tensor that the operands represent.
 inline torch::Tensor value_of(torch::Tensor operands, const std::vector<Placement>& placements) {
   for (const Placement& placement : placements) {
     const Partial* partial = placement.partial();

@@ -24,7 +24,7 @@ std::vector<int64_t> offsets_within(const Box& part, const Box& whole) {
   return offsets;
 }
 
-// The view of a part of a box, of which `tensor` holds the elements.
+// The view of `part` in `tensor`, which holds the elements of the box `whole`.
 at::Tensor part_of(const at::Tensor& tensor, const Box& whole, const Box& part) {
   const std::vector<int64_t> offsets = offsets_within(part, whole);
   at::Tensor view = tensor;
@@ -42,8 +42,7 @@ at::Tensor padded(const at::Tensor& tensor, int64_t length) {
   return at::cat({tensor, at::zeros(sizes, tensor.options())});
 }
 
-// One tensor on its way from one layout to another. Each step leaves what this rank holds under the
-// layout so far.
+// A redistribution in steps. After each step tensor_ is this rank's part under the layout now_.
 class Passage {
  public:
   Passage(const Redistribution& move, const at::Tensor& local)
@@ -53,8 +52,8 @@ class Passage {
         target_(mesh_.shape(), move.to, sizes_.size()),
         tensor_(local) {}
 
-  // Cuts first, because less is left to be reduced then, and reductions before exchanges, because
-  // a reduction may leave parts.
+  // Slices first, because less remains to be reduced then; reductions before exchanges, because a
+  // reduce_scatter leaves a shard.
   at::Tensor run() {
     cut_replicated();
     reduce_partials();
@@ -66,8 +65,8 @@ class Passage {
  private:
   struct Member {
     std::vector<int> coordinates;
-    Box before;  // what it holds now
-    Box after;   // what it is to hold
+    Box before;  // the box that it holds now
+    Box after;   // the box that it will hold
   };
 
   Box box(const Layout& layout) const { return layout.box_of(sizes_, mesh_.coordinates()); }
@@ -144,13 +143,13 @@ void Passage::all_reduce(size_t axis) {
   group_of(axis).all_reduce(tensor_, {.op = op});
 }
 
-// The members of the group hold operands of one box, so all take the same branch.
+// The members of the group hold operands of the same box, so all take the same branch.
 void Passage::reduce_scatter(size_t axis, size_t dim) {
   const auto d = static_cast<int64_t>(dim);
   const int num_ranks = now_.axis_size(axis);
   const int64_t size = tensor_.size(d);
   const int64_t chunk = full_chunk(size, num_ranks);
-  // An all_reduce moves what two reduce_scatters move.
+  // An all_reduce moves as many elements as two reduce_scatters.
   if (tensor_.numel() == 0 || chunk * num_ranks > 2 * size) {
     all_reduce(axis);
     cut(dim, axis);
@@ -217,7 +216,8 @@ void Passage::all_gather(const std::vector<size_t>& axes, const std::vector<Memb
   const at::Tensor parts = at::empty({count * longest}, tensor_.options());
   group_of(axes).all_gather(parts, padded(tensor_.reshape({-1}), longest));
   const Box whole = box(target_);
-  // Chunks of dimension 0 that are full up to the last follow each other in the result, too.
+  // Along dimension 0 all chunks before the last that is not empty are full, so the gathered chunks
+  // are contiguous in the result, too.
   if (axes.size() == 1 && now_.shards(0).size() > target_.shards(0).size()) {
     tensor_ = parts.narrow(0, 0, whole.numel()).view(whole.sizes);
     return;
@@ -230,8 +230,8 @@ void Passage::all_gather(const std::vector<size_t>& axes, const std::vector<Memb
   }
 }
 
-// Each rank gets the elements that it needs from one of the ranks that hold them: the one whose
-// coordinate is its own in the axes along which they are replicated.
+// Each rank receives each element from exactly one of the ranks that hold it: the one with the same
+// coordinates in the axes along which the tensor is replicated.
 void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Member>& members) {
   const ProcessGroup& group = group_of(axes);
   const auto self = static_cast<size_t>(group.rank());
@@ -279,17 +279,17 @@ void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Memb
   tensor_ = result;
 }
 
-// Every rank holds the value; what they are to hold gives it when it is reduced.
+// Every rank holds the value. Replaces it by operands whose reduction is the value.
 void Passage::leave_operands() {
   for (size_t axis = 0; axis < mesh_.shape().size(); ++axis) {
     const std::optional<ReduceOp>& op = target_.partial(axis);
-    // One that was partial from the beginning is reduced by nobody; one that is so now is new.
+    // An axis that was partial with the same reduction before is left as it is.
     if (!op || now_.partial(axis) == op || mesh_.coordinates()[axis] == 0) continue;
     if (*op == ReduceOp::kSum || *op == ReduceOp::kBxor) {
       tensor_ = at::zeros_like(tensor_, at::MemoryFormat::Contiguous);
     } else if (*op == ReduceOp::kProduct) {
       tensor_ = at::ones_like(tensor_, at::MemoryFormat::Contiguous);
-    }  // the others, of equal operands, give the operand
+    }  // the other reductions of equal operands return the operand
   }
 }
 

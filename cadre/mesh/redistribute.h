@@ -1,11 +1,11 @@
-// The moves of one tensor between two lists of placements on a mesh: which reductions, exchanges
-// and cuts they take, and their derivative.
+// Redistribution of a tensor between two lists of placements on a mesh: chooses the reductions,
+// exchanges and slices, and defines the derivative.
 //
 // Threads: as ProcessGroup: a collective of the groups along the axes concerned, in the order of
 // the operations. Blocking: until the operations are done, each with the deadline of its group.
-// Lifetime: the graph keeps the mesh. Errors: cadre::Error of the operations; kInvalidArgument
-// where a derivative is asked for that does not exist.
-// `local`: what this rank holds of a tensor of `sizes` under `from`, any strides, a dtype of
+// Lifetime: the graph keeps the mesh. Errors: cadre::Error of the operations; kInvalidArgument for
+// a derivative that does not exist.
+// `local`: this rank's part of a tensor of `sizes` under `from`, any strides, a dtype of
 // base/types.h. Source: DTensor's redistribute; docs/decisions/0012.
 #pragma once
 
@@ -29,8 +29,8 @@ struct Redistribution {
   std::vector<Placement> to;
 };
 
-// What this rank holds under `to`: new memory, contiguous, outside autograd. Moves nothing of a
-// tensor without elements, but every rank calls it, also one that holds none of the elements.
+// This rank's part under `to`: new memory, contiguous, outside autograd. A tensor without elements
+// needs no communication, but every rank calls it, also one whose part is empty.
 at::Tensor redistribute_values(const Redistribution& move, const at::Tensor& local);
 
 // The same through autograd. requires_grad: RedistributeOptions::requires_grad.

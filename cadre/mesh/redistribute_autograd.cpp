@@ -19,14 +19,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// In a form in which a node of the graph can hold it.
+// A Redistribution that a node of the graph can hold.
 struct HeldMove : torch::CustomClassHolder {
   explicit HeldMove(Redistribution held) : move(std::move(held)) {}
   const Redistribution move;
 };
 
-// What a rank holds of the gradient of a tensor with these placements: each operand of a sum gets
-// the gradient of the sum.
+// The placements of the gradient of a tensor with these placements: each operand of a sum gets the
+// gradient of the sum.
 std::vector<Placement> of_gradient(std::span<const Placement> placements) {
   std::vector<Placement> result;
   for (const Placement& placement : placements) {
@@ -35,7 +35,7 @@ std::vector<Placement> of_gradient(std::span<const Placement> placements) {
   return result;
 }
 
-// Each operand of a mean gets the gradient of the mean, divided by their number: this.
+// The number of operands of means: each operand gets the gradient of the mean divided by it.
 int64_t num_averaged(const DeviceMesh& mesh, std::span<const Placement> placements) {
   int64_t number = 1;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
@@ -46,8 +46,8 @@ int64_t num_averaged(const DeviceMesh& mesh, std::span<const Placement> placemen
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
-  // `anchor` requires grad, so that the node exists on every rank, also where `local` does not
-  // require grad: backward is a collective.
+  // `anchor` requires grad, so that the node exists on every rank, even if `local` does not require
+  // grad: the backward is a collective.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& local,
                             const at::Tensor& anchor, const c10::intrusive_ptr<HeldMove>& held) {
     static_cast<void>(anchor);
@@ -62,7 +62,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     const int64_t after = num_averaged(move.mesh, move.to);
     at::Tensor gradient = gradients[0];
     if (after > 1) gradient = gradient.mul(after);
-    // Differentiable itself; grad mode is off unless a graph is to be made of this backward.
+    // Differentiable itself; grad mode is off unless create_graph is set.
     gradient = redistribute_through_autograd(
         {move.mesh, move.sizes, of_gradient(move.to), of_gradient(move.from)}, gradient,
         std::nullopt);
@@ -71,7 +71,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   }
 };
 
-// One message along each axis along which the backward may have to move something.
+// One all_reduce along each axis along which the backward may have to communicate.
 bool requires_grad_on_any_rank(const Redistribution& move, bool is_required_here) {
   const DeviceMesh& mesh = move.mesh;
   const Layout from(mesh.shape(), move.from, move.sizes.size());

@@ -54,7 +54,7 @@ std::vector<MeshAxis> axes_of(const std::vector<int>& shape) {
   return axes;
 }
 
-// One redistribution, and what each rank got of it.
+// One redistribution and the result of each rank.
 struct Trial {
   std::vector<int64_t> sizes;
   Placements from;
@@ -110,8 +110,8 @@ bool are_close(const Tensor& a, const Tensor& b) {
   return a.is_floating_point() ? torch::allclose(a, b, 1e-12, 1e-12) : torch::equal(a, b);
 }
 
-// What the ranks hold, as operands: those of one rank for each place of the Partial axes, where
-// the other axes are at the coordinates of `self`.
+// The operands that the ranks hold: one for each coordinate of the Partial axes, where the other
+// axes have the coordinates of `self`.
 Tensor operands_held(const std::vector<int>& shape, const Trial& trial, int self) {
   const std::vector<int> own = coordinates_in(shape, self);
   std::vector<Tensor> held;
@@ -250,8 +250,8 @@ TEST(Redistribute, EveryReductionOfTheDtype) {
   check(torch::kBFloat16, {kSum, kMin, kMax});
 }
 
-// Of three dimensions, large enough for every way to gather: 50 rows on 4 ranks are padded, 5 are
-// sent without padding.
+// Three dimensions, large enough for both ways to gather: 50 rows on 4 ranks are padded, 5 are sent
+// without padding.
 TEST(Redistribute, PaddedAndUnpaddedGathers) {
   torch::manual_seed(5);
   std::vector<Trial> trials;
@@ -266,8 +266,8 @@ TEST(Redistribute, PaddedAndUnpaddedGathers) {
   check_trials({4}, std::move(trials));
 }
 
-// Here the replicas differ, so that what comes from which can be seen: each element comes once, and
-// from the nearest rank.
+// Here the replicas differ, which shows the source of each element: it is sent once, by the rank
+// with the same coordinates in the replicated axes.
 TEST(Redistribute, ElementsComeFromTheReplicaAtTheOwnCoordinate) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, axes_of({2, 2}));

@@ -18,19 +18,13 @@
 namespace cadre {
 namespace {
 
-// No vector of a CPU is longer, and the kernels cut tensors for threads at multiples of it.
+// The longest vector of a CPU; the kernels divide tensors among threads at multiples of it.
 constexpr int64_t kVectorBytes = 64;
 
-std::string to_text(at::IntArrayRef sizes) {
-  std::string text;
-  for (const int64_t size : sizes) text += cadre::format(text.empty() ? "{}" : ", {}", size);
-  return "[" + text + "]";
-}
-
-// "dense Float [2, 3] on cpu".
+// "dense Float (2, 3) on cpu".
 std::string describe(const at::Tensor& tensor) {
   return cadre::format("{} {} {} on {}", tensor.layout() == at::kStrided ? "dense" : "sparse",
-                       c10::toString(tensor.scalar_type()), to_text(tensor.sizes()),
+                       c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
                        tensor.device().str());
 }
 
@@ -53,8 +47,8 @@ at::Tensor flat(std::byte* data, int64_t numel, at::ScalarType dtype) {
   return at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype));
 }
 
-// A batch in which every tensor ends with a whole vector: what remains of it is copied into a row
-// of scratch memory, padded with zeros, which becomes an entry of its own.
+// A batch in which every tensor ends with a whole vector: its remaining elements are copied to a
+// row of scratch memory, padded with zeros, which is an entry of its own.
 class PaddedBatch {
  public:
   explicit PaddedBatch(const FusedBatch& batch) {
@@ -77,7 +71,7 @@ class PaddedBatch {
 
   const FusedBatch& batch() const { return padded_; }
 
-  // Copies the tails back to where they belong.
+  // Copies the tails back to their tensors.
   void write_back() const {
     for (const Tail& tail : tails_) std::memcpy(tail.home, tail.row, tail.num_bytes);
   }
@@ -93,7 +87,7 @@ class PaddedBatch {
     return static_cast<int64_t>(tensor.nbytes()) % kVectorBytes;
   }
 
-  // Returns the number of entries that it became.
+  // Returns the number of entries that the tensor was divided into.
   size_t add(const at::Tensor& tensor, std::vector<at::Tensor>& list) {
     const int64_t num_tail_bytes = tail_bytes(tensor);
     if (num_tail_bytes == 0) {
@@ -146,7 +140,7 @@ void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
            cadre::format("{} has strides {} for sizes {}, a view with gaps or overlaps or a "
                          "negated one; expected memory of its own. Make the parameter of a "
                          "contiguous tensor",
-                         to_text(place), to_text(parameter.strides()), to_text(parameter.sizes())));
+                         to_text(place), list_of(parameter.strides()), list_of(parameter.sizes())));
   }
 }
 

@@ -1,9 +1,9 @@
-// Calls of libtorch's fused CPU kernels, which update a parameter in one pass over its memory,
-// behind checks for everything that they would take silently and compute wrongly.
+// Calls libtorch's fused CPU kernels, which update a parameter in one pass over its memory, after
+// checks for all inputs that they would accept silently and compute incorrectly.
 //
 // Threads: one. Blocking: never. Lifetime: the lists hold references to their tensors.
 // Errors: kInvalidArgument with the parameter's index and name, for a parameter, gradient or state
-// that a kernel would compute wrongly; the checks change nothing.
+// for which a kernel would be incorrect; the checks change nothing.
 // The kernels walk memory, not indices: parameter, gradient and state need one dtype and one order
 // of memory. They do not bump version counters; the functions below do. On bfloat16 and float16 the
 // SGD kernel of torch 2.13 leaves whole vectors of a parameter unchanged, so kSgdDtypes lacks them.
@@ -40,7 +40,8 @@ CADRE_EXPORT void check_gradient(const at::Tensor& parameter, const at::Tensor& 
 // The same for a state tensor, which must be defined.
 CADRE_EXPORT void check_state(const at::Tensor& parameter, const at::Tensor& state,
                               std::string_view state_name, const ParameterPlace& place);
-// A checked gradient or state in the memory order of `parameter`: itself, or else a copy.
+// A checked gradient or state in the memory order of `parameter`: the tensor itself, or a copy if
+// its order differs.
 CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& tensor);
 
 // The arguments of one kernel call. Entry i of every list belongs to the same parameter.
@@ -56,7 +57,8 @@ struct FusedBatch {
 enum class TailRounding {
   kByKernel,  // as at::_fused_adamw_ and its siblings
   // All elements as in whole vectors: the bits of an element do not depend on the slice or tensor
-  // that it is updated in. Each tensor that does not end on 64 bytes costs some microseconds.
+  // that it is updated in. Each tensor whose size is no multiple of 64 bytes costs some
+  // microseconds.
   kAsWholeVectors,
 };
 
@@ -72,7 +74,7 @@ struct FusedAdamOptions {
   double weight_decay = 0;
   double epsilon = 0;
   bool amsgrad = false;
-  bool decoupled_decay = true;  // AdamW's decay, which does not go through the moments
+  bool decoupled_decay = true;  // AdamW's decay, which does not enter the moments
 };
 // States: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
 CADRE_EXPORT void run_fused_adam(const FusedBatch& batch, const FusedAdamOptions& options,

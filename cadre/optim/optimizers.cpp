@@ -26,7 +26,7 @@ struct NamedState {
   at::Tensor* tensor;
 };
 
-// What AdamW and Adam share. A rule says which state its options need, and calls its kernel.
+// Shared by AdamW and Adam. A rule lists the state that its options need, and calls its kernel.
 template <typename RuleOptions, typename RuleState, bool kDecoupledDecay>
 struct AdamRule {
   using Options = RuleOptions;
@@ -40,7 +40,7 @@ struct AdamRule {
     return named;
   }
 
-  // The number of steps that the parameter has taken with this one.
+  // The number of steps of the parameter, including this one.
   static int64_t count_step(State& state) {
     state.step(state.step() + 1);
     return state.step();
@@ -144,8 +144,8 @@ class FusedStep {
 
   void update(const OptimizerParamGroup& group) {
     const Options& options = static_cast<const Options&>(group.options());
-    // What one kernel call has in common. A parameter that is listed several times takes as many
-    // steps, one after the other, as in torch::optim.
+    // The parameters of one kernel call. A parameter that is listed several times takes as many
+    // steps in sequence, as in torch::optim.
     std::map<std::pair<size_t, bool>, FusedBatch> batches;  // by (occurrence, first step)
     std::unordered_map<const void*, size_t> occurrences;
     for (const at::Tensor& parameter : group.params()) {
@@ -187,7 +187,7 @@ class FusedStep {
     }
   }
 
-  // The kernels take the number of steps as a tensor; most parameters have the same.
+  // The kernels take the number of steps as a tensor, which most parameters share.
   const at::Tensor& step_tensor(int64_t step) {
     at::Tensor& tensor = step_tensors_[step];
     if (!tensor.defined()) {

@@ -1,4 +1,5 @@
-// What the fused kernels would compute wrongly is refused with a sentence, before anything changes.
+// Inputs that the fused kernels would compute incorrectly are refused with an error, before
+// anything changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,7 +24,7 @@ std::string refusal(Optimizer& optimizer) {
   return {};
 }
 
-// A good parameter with a gradient, which no refused step may change, and then `bad`.
+// A valid parameter with a gradient, which a refused step must not change, followed by `bad`.
 template <typename Made = AdamW, typename Options = torch::optim::AdamWOptions>
 std::string refusal_of(const at::Tensor& bad, const Options& options = Options(kRate)) {
   const at::Tensor good = torch::ones({4}).requires_grad_(true);
@@ -48,15 +49,15 @@ TEST(FusedRefusal, AGradientThatIsNotLikeItsParameter) {
   weight.set_grad_dtype(at::kFloat);
   EXPECT_EQ(
       refusal_of(with_gradient(weight, torch::ones({2, 3}))),
-      "cadre::AdamW: the gradient of parameter 2 is dense Float [2, 3] on cpu; expected dense "
-      "Double [2, 3] on cpu, as the parameter. Convert the gradient before the step");
+      "cadre::AdamW: the gradient of parameter 2 is dense Float (2, 3) on cpu; expected dense "
+      "Double (2, 3) on cpu, as the parameter. Convert the gradient before the step");
 
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(5, 2).sparse(true));
   table->forward(torch::tensor({1, 3})).sum().backward();
   for (const std::string& text :
        {refusal_of(table->weight), refusal_of<SGD>(table->weight, torch::optim::SGDOptions(kRate)),
         refusal_of<Adam>(table->weight, torch::optim::AdamOptions(kRate))}) {
-    EXPECT_THAT(text, HasSubstr("the gradient of parameter 2 is sparse Float [5, 2] on cpu"));
+    EXPECT_THAT(text, HasSubstr("the gradient of parameter 2 is sparse Float (5, 2) on cpu"));
   }
 }
 
@@ -66,28 +67,28 @@ TEST(FusedRefusal, AGradientOfOtherSizes) {
   weight.mutable_grad() = gradient;
   const at::Tensor less = torch::ones({3});
   gradient.unsafeGetTensorImpl()->set_sizes_contiguous(less.sizes());
-  EXPECT_THAT(refusal_of(weight), HasSubstr("dense Float [3] on cpu; expected dense Float [4]"));
+  EXPECT_THAT(refusal_of(weight), HasSubstr("dense Float (3) on cpu; expected dense Float (4)"));
 }
 
 TEST(FusedRefusal, AParameterThatNoKernelComputes) {
   const auto complex = torch::ones({2}, at::kComplexFloat).requires_grad_(true);
   EXPECT_THAT(refusal_of(with_gradient(complex, torch::ones({2}, at::kComplexFloat))),
-              HasSubstr("parameter 2 is dense ComplexFloat [2] on cpu, which the fused kernel does "
+              HasSubstr("parameter 2 is dense ComplexFloat (2) on cpu, which the fused kernel does "
                         "not compute; it computes Double, Float, BFloat16, Half."));
   const auto gaps = torch::ones({8}).slice(0, 0, 8, 2).detach().requires_grad_(true);
   EXPECT_THAT(refusal_of(with_gradient(gaps, torch::ones({4}))),
-              HasSubstr("parameter 2 has strides [2] for sizes [4], a view with gaps"));
+              HasSubstr("parameter 2 has strides (2) for sizes (4), a view with gaps"));
   const auto repeated = torch::ones({1}).expand({4}).detach().requires_grad_(true);
   EXPECT_THAT(refusal_of(with_gradient(repeated, torch::ones({4}))),
-              HasSubstr("has strides [0] for sizes [4]"));
+              HasSubstr("has strides (0) for sizes (4)"));
   const auto negated = torch::_neg_view(torch::ones({4})).detach().requires_grad_(true);
   EXPECT_THAT(refusal_of(with_gradient(negated, torch::ones({4}))), HasSubstr("a negated one"));
   const auto sparse = torch::ones({4}).to_sparse().detach().requires_grad_(true);
   EXPECT_THAT(refusal_of(with_gradient(sparse, torch::ones({4}).to_sparse())),
-              HasSubstr("parameter 2 is sparse Float [4] on cpu; expected a dense tensor"));
+              HasSubstr("parameter 2 is sparse Float (4) on cpu; expected a dense tensor"));
 }
 
-// The kernel of torch 2.13 would leave such a parameter as it is.
+// The kernel of torch 2.13 would leave such a parameter unchanged.
 TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const auto weight = torch::ones({64}, dtype).requires_grad_(true);
@@ -97,7 +98,7 @@ TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   }
 }
 
-// Without the check of dtypes: the day when it is right, kSgdDtypes may have them.
+// Calls the kernel without the check of dtypes: once it is correct, kSgdDtypes may include them.
 TEST(FusedRefusal, TheSgdKernelStillIgnoresHalfPrecision) {
   const torch::NoGradGuard no_grad;
   const at::Tensor weight = torch::ones({64}, at::kBFloat16);
@@ -119,9 +120,9 @@ TEST(FusedRefusal, AStateThatDoesNotFit) {
       *optimizer.state().at(weight.unsafeGetTensorImpl()));
   state.exp_avg(torch::zeros({4}, at::kDouble));
   EXPECT_THAT(refusal(optimizer),
-              HasSubstr("the state exp_avg of parameter 0 is dense Double [4]"));
+              HasSubstr("the state exp_avg of parameter 0 is dense Double (4)"));
   state.exp_avg(torch::zeros({5}));
-  EXPECT_THAT(refusal(optimizer), HasSubstr("expected dense Float [4] on cpu, as the parameter"));
+  EXPECT_THAT(refusal(optimizer), HasSubstr("expected dense Float (4) on cpu, as the parameter"));
   EXPECT_TRUE(weight.equal(before));
   EXPECT_EQ(state.step(), 1);
 }
@@ -147,7 +148,7 @@ TEST(FusedRefusal, HasTheNameOfANamedParameter) {
   }
 }
 
-// These are computed rightly, from a copy in the parameter's order.
+// These are computed correctly, from a copy in the parameter's order.
 TEST(FusedRefusal, NotAGradientWithOtherStrides) {
   for (const at::Tensor& gradient :
        {torch::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}).reshape({2, 3}),

@@ -55,8 +55,8 @@ TEST_P(FusedTest, IsTorchOptim) {
   }
 }
 
-// Slices of a flat buffer at any offset have the bits of the whole buffer, and what lies between
-// them is not touched.
+// Slices of a flat buffer at any offset get the bits of the whole buffer, and the gaps between them
+// are unchanged.
 TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     torch::manual_seed(5);
@@ -77,7 +77,7 @@ TEST_P(FusedTest, SlicesHaveTheBitsOfTheWhole) {
     }
     const at::Tensor gap = flat.slice(0, 51, 54).clone();
     const auto of_slices = GetParam().ours(slices);
-    // The whole lies in the second group, the first half of the slices in the first.
+    // The whole buffer is in the second group, the first half of the slices in the first.
     for (auto& group : of_slices->param_groups()) group.options().set_lr(kRate);
     const auto of_whole = GetParam().ours({whole});
     const auto oracle = GetParam().torchs({truth});
@@ -227,7 +227,7 @@ Moments formula(const Moments& before, const at::Tensor& gradient, int step, boo
   return {kept - kRate * mean / (1 - std::pow(beta1, step)) / divisor, mean, square};
 }
 
-// `halves` has at most the error of one rounding of `exact`, and what float32 adds to it.
+// `halves` has at most the error of one rounding of `exact` plus that of float32.
 void expect_rounded(const at::Tensor& halves, const at::Tensor& exact, const char* what) {
   const bool is_bfloat16 = halves.scalar_type() == at::kBFloat16;
   const double unit_roundoff = std::ldexp(1, is_bfloat16 ? -8 : -11);

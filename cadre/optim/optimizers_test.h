@@ -1,5 +1,5 @@
-// What the tests of the fused optimizers share: parameters of awkward shapes, the same gradients
-// for several copies of them, and the rules with their options.
+// Shared by the tests of the fused optimizers: parameters of unusual shapes, equal gradients for
+// several copies of them, and the rules with their options.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -125,9 +125,9 @@ inline void set_gradients(const Tensors& a, const Tensors& b, int step) {
   }
 }
 
-// How far two computations of `num_steps` steps of about kRate may lie apart. Each rounds a
-// parameter at most twice in a step (decay, update), by half of epsilon * |p|; the update itself,
-// of some ten rounded operations, is small against that. Twice that sum is allowed.
+// The largest difference allowed between two computations of `num_steps` steps of about kRate. Each
+// rounds a parameter at most twice in a step (decay, update), by half of epsilon * |p|; the update
+// itself, of some ten rounded operations, is small against that. Twice that sum is allowed.
 inline double bound(const at::Tensor& parameter, int num_steps) {
   const double epsilon =
       parameter.scalar_type() == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);

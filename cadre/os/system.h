@@ -85,7 +85,8 @@ class CADRE_EXPORT System {
   // Until at least one item is ready; false when the deadline passed with none ready.
   virtual bool poll(std::span<PollItem> items, Deadline deadline) = 0;
   virtual Result<std::unique_ptr<Listener>> listen(const Address& address) = 0;
-  // Blocks until connected, refused (kUnavailable) or the deadline (kTimeout).
+  // Blocks until connected, refused (kUnavailable) or the deadline (kTimeout). kUnavailable with
+  // ErrorDetails::is_own_limit when this process can make no socket.
   virtual Result<std::unique_ptr<Socket>> connect(const Address& address, Deadline deadline) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual Result<std::unique_ptr<SharedMemory>> create_segment(size_t num_bytes) = 0;

@@ -4,12 +4,15 @@
 #include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/buckets/gradient_storage.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/reducer.h"
 #include "cadre/wrap/autograd_hooks.h"
@@ -33,53 +36,58 @@ constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0x
 }  // namespace
 
 DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
-                                   std::shared_ptr<ReplicaGroup> group, const WrapperName& name,
-                                   const DataParallelOptions& options)
-    : wrapper_{.name = name.name, .component = name.component, .module = "", .rank = 0},
-      options_(options) {
+                                   std::shared_ptr<ReplicaGroup> group, DataParallelOptions options,
+                                   const MakeGradientStorage& make_storage)
+    : options_(std::move(options)) {
   if (!module || !group) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("{}: the {} is null; make it first, for example with {}", name.name,
+                format("{}: the {} is null; make it first, for example with {}", options_.wrapper,
                        module ? "group" : "module",
                        module ? "cadre::init_process_group()" : "std::make_shared<Net>()"));
   }
+  wrapper_ = {.name = options_.wrapper,
+              .component = options_.component,
+              .module = module->name(),
+              .rank = group->rank()};
   group_ = std::make_shared<LocatedReplicas>(
-      std::move(group), LocatedReplicas::Owner{.wrapper = wrapper_.name, .module = module->name()});
-  wrapper_.module = module->name();
-  wrapper_.rank = group_->rank();
-  if (group_->world_size() == 1) return;
+      std::move(group),
+      LocatedReplicas::Owner{.wrapper = wrapper_.name, .module = wrapper_.module});
+  if (group_->world_size() > 1 || !options_.is_idle_alone) start(module, make_storage);
+}
+
+void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& module,
+                             const MakeGradientStorage& make_storage) {
   const std::vector<NamedTensor> parameters = distinct_parameters(*module);
   check_not_wrapped(parameters);
   const std::vector<NamedTensor> buffers = distinct_buffers(*module);
   const uint64_t number = check_replicas_match(wrapper_.name, {parameters, buffers}, *group_);
   wrapper_.number = static_cast<uint32_t>(number % kGotOtherBuffers);
-  broadcast_tensors(parameters, /*root=*/0, *group_);
+  if (options_.broadcast_parameters) broadcast_tensors(parameters, /*root=*/0, *group_);
   broadcast_tensors(buffers, /*root=*/0, *group_);
   if (!buffers.empty()) {
     sent_buffers_.push_back({"", at::empty({1}, at::kLong)});
     sent_buffers_.insert(sent_buffers_.end(), buffers.begin(), buffers.end());
   }
-  std::vector<at::Tensor> trained;
-  std::vector<std::string> names;
-  for (const NamedTensor& parameter : parameters) {
-    if (!parameter.tensor.requires_grad()) continue;
-    trained.push_back(parameter.tensor);
-    names.push_back(parameter.name);
-  }
+  std::vector<NamedTensor> trained;
+  std::ranges::copy_if(parameters, std::back_inserter(trained), [](const NamedTensor& parameter) {
+    return parameter.tensor.requires_grad();
+  });
   if (trained.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, format("{}: none of the module's {} parameters "
-                                                    "requires grad; use the module as it is",
-                                                    wrapper_.place(), parameters.size()));
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: none of the module's {} parameters requires grad; use the module as it "
+                       "is",
+                       wrapper_.place(), parameters.size()));
   }
-  watch_ = std::make_unique<ParameterWatch>(module);
-  reducer_ =
-      std::make_unique<Reducer>(std::move(trained), std::move(names), group_, wrapper_, options_);
+  std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
+  watch_ = std::make_unique<ParameterWatch>(module);  // a storage may give parameters new memory
+  reducer_ = std::make_unique<Reducer>(std::move(storage), group_, wrapper_, options_.weighting);
   group_->enter({kInBackward, num_forwards_});
 }
 
 DataParallelCore::~DataParallelCore() = default;
 
 void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> num_rows) {
+  if (options_.before_forward) options_.before_forward();
   last_num_samples_ = num_samples_ ? num_samples_ : num_rows;
   if (!reducer_ || !at::GradMode::is_enabled()) return;
   reducer_->begin_forward(last_num_samples());
@@ -186,6 +194,10 @@ double DataParallelCore::mean_over_ranks(double value) {
                        wrapper_.place_with_module(), wrapper_.number));
   }
   return values[0] / values[1];
+}
+
+void DataParallelCore::zero_grad(bool set_to_none) {
+  if (reducer_) reducer_->zero_grad(set_to_none);
 }
 
 std::optional<BucketLayout> DataParallelCore::learned_layout() const {

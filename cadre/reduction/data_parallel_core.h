@@ -1,15 +1,16 @@
-// What the wrappers that reduce gradients over replicas have in common and what does not depend on
-// the module's type: DistributedDataParallel and FullyShardedDataParallel.
+// The part of a wrapper that averages gradients over ranks, as far as it does not depend on the
+// module's type: of DistributedDataParallel and of FullyShardedDataParallel.
 //
 // Threads: forward, backward and every method from one thread.
 // Blocking: the constructor and, with buffers to broadcast, before_forward() are collective.
 // Lifetime: keeps the module and the group alive. Errors: cadre::Error.
-// With a world of one it holds no hooks and no buckets, and copies nothing.
+// In a world of one it may hold no hooks and no storage, and then copies nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,9 +20,9 @@
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/reduction/agreement/wrapper.h"
-#include "cadre/reduction/options.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/sample_weight.h"
 
 namespace torch::nn {
 class Module;
@@ -29,14 +30,30 @@ class Module;
 
 namespace cadre {
 
+class GradientStorage;
 class LocatedReplicas;
 class ParameterWatch;
 class Reducer;
 
-struct WrapperName {
-  std::string name;       // with which its errors begin: "DistributedDataParallel"
+struct DataParallelOptions {
+  std::string wrapper;    // the name with which its errors begin: "DistributedDataParallel"
   std::string component;  // of its log lines: "ddp"
+  GradientWeighting weighting = GradientWeighting::kSamples;
+  // Rank 0's buffers everywhere before each synchronized forward in training mode.
+  bool broadcast_buffers = true;
+  // Rank 0's parameters everywhere at construction; otherwise the caller has made them equal.
+  bool broadcast_parameters = true;
+  // Gradients are left as they are in a world of one, without any hook.
+  bool is_idle_alone = true;
+  // At the start of each forward, also of one without grad and in a world of one. May be empty.
+  std::function<void()> before_forward = {};
 };
+
+// Makes the storage of the gradients, after the parameters have been broadcast. `trained`: the
+// parameters that require grad. `group`: of all ranks; it adds to an error where in the step this
+// rank was. Collective.
+using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
+    std::vector<NamedTensor> trained, const std::shared_ptr<ReplicaGroup>& group)>;
 
 class CADRE_EXPORT DataParallelCore {
  public:
@@ -44,8 +61,8 @@ class CADRE_EXPORT DataParallelCore {
   // registered under two names count once. Throws kInvalidArgument for a null module or group, and
   // for a parameter that another wrapper reduces.
   DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
-                   std::shared_ptr<ReplicaGroup> group, const WrapperName& name,
-                   const DataParallelOptions& options);
+                   std::shared_ptr<ReplicaGroup> group, DataParallelOptions options,
+                   const MakeGradientStorage& make_storage);
   ~DataParallelCore();
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
@@ -61,9 +78,14 @@ class CADRE_EXPORT DataParallelCore {
   void leave_no_sync();
   void reduce_gradients();
   double mean_over_ranks(double value);
+  // See GradientStorage::zero_grad().
+  void zero_grad(bool set_to_none);
   std::optional<BucketLayout> learned_layout() const;
+  const Wrapper& wrapper() const { return wrapper_; }
 
  private:
+  void start(const std::shared_ptr<const torch::nn::Module>& module,
+             const MakeGradientStorage& make_storage);
   void broadcast_buffers();
   void check_unchanged() const;
   int64_t last_num_samples() const;
@@ -71,8 +93,8 @@ class CADRE_EXPORT DataParallelCore {
 
   std::shared_ptr<LocatedReplicas> group_;
   Wrapper wrapper_;
-  DataParallelOptions options_;
-  // In a world of one there are none of these.
+  const DataParallelOptions options_;
+  // In an idle world of one there are none of these.
   // What rank 0 sends with a forward: the wrapper's number, then the buffers; or nothing.
   std::vector<NamedTensor> sent_buffers_;
   std::unique_ptr<ParameterWatch> watch_;

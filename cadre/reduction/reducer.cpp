@@ -1,14 +1,9 @@
 #include "cadre/reduction/reducer.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -23,33 +18,24 @@ namespace {
 
 constexpr int kMaxNamesInLog = 20;
 
-// Reverse order of registration: a first guess at the order in which gradients become ready.
-std::vector<int64_t> reverse_order(size_t num_parameters) {
-  std::vector<int64_t> order(num_parameters);
-  std::iota(order.rbegin(), order.rend(), 0);
-  return order;
+std::vector<at::Tensor> tensors_of(std::span<const NamedTensor> parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
+  return tensors;
 }
 
 }  // namespace
 
-Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
-                 std::shared_ptr<ReplicaGroup> group, Wrapper wrapper,
-                 const DataParallelOptions& options)
-    : parameters_(std::move(parameters)),
-      names_(std::move(names)),
+Reducer::Reducer(std::unique_ptr<GradientStorage> storage, std::shared_ptr<ReplicaGroup> group,
+                 Wrapper wrapper, GradientWeighting weighting)
+    : storage_(std::move(storage)),
+      parameters_(tensors_of(storage_->parameters())),
       group_(std::move(group)),
       wrapper_(std::make_shared<const Wrapper>(std::move(wrapper))),
-      caps_(options.bucket_caps),
-      weighting_(options.weighting),
-      layout_is_learned_(options.layout.has_value()),
+      weighting_(weighting),
       local_(parameters_, ledger_),
       self_(std::make_shared<Reducer*>(this)) {
-  const std::vector<ParameterSize> sizes = sizes_of(parameters_);
-  if (options.layout) check_layout_fits(*options.layout, sizes).value_or_throw();
-  buckets_ = std::make_unique<GradientBuckets>(
-      parameters_,
-      options.layout.value_or(plan_bucket_layout(sizes, reverse_order(sizes.size()), caps_)),
-      kTrailerNumel, *group_);
+  for (const NamedTensor& parameter : storage_->parameters()) names_.push_back(parameter.name);
   hooks_ = std::make_shared<AccumulationHooks>(
       parameters_, [this](size_t parameter) { on_gradient(parameter); });
 }
@@ -59,8 +45,8 @@ Reducer::~Reducer() {
 }
 
 std::optional<BucketLayout> Reducer::learned_layout() const {
-  if (!layout_is_learned_) return std::nullopt;
-  return buckets_->layout();
+  if (!storage_->is_learned()) return std::nullopt;
+  return storage_->layout();
 }
 
 std::optional<std::string> Reducer::lost_parameter() const {
@@ -70,6 +56,7 @@ std::optional<std::string> Reducer::lost_parameter() const {
 }
 
 void Reducer::begin_forward(int64_t num_samples) {
+  storage_->forget_cleared(std::nullopt);
   local_.forget_if_cleared(std::nullopt);
   forward_ = ledger_.enter({.num_samples = num_samples, .is_synchronized = sync_});
 }
@@ -103,6 +90,7 @@ void Reducer::on_derivative(const std::shared_ptr<Forward>& forward) {
 
 void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
   if (!sync_) {
+    storage_->forget_cleared(std::nullopt);
     local_.accumulate(forward.get(), std::nullopt);
     return;
   }
@@ -129,7 +117,9 @@ void Reducer::on_gradient(size_t parameter) {
   if (is_frozen(parameter)) return;
   local_.set_touched(parameter);
   if (!sync_) {
+    storage_->forget_cleared(parameter);
     local_.accumulate(nullptr, parameter);
+    storage_->keep_local(parameter);
     return;
   }
   if (!pass_.is_active) begin_backward(nullptr, parameter);
@@ -138,12 +128,13 @@ void Reducer::on_gradient(size_t parameter) {
   pass_.fired[parameter] = true;
   pass_.arrivals.push_back(static_cast<int64_t>(parameter));
   place_gradient(parameter);
-  --pass_.num_missing[buckets_->bucket_of(parameter)];
+  --pass_.num_missing[storage_->bucket_of(parameter)];
   launch_complete_buckets();
 }
 
 void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_touched) {
   settle_last_pass();
+  storage_->forget_cleared(just_touched);
   local_.forget_if_cleared(just_touched);
   std::vector<CarriedForward> carried = ledger_.take(reached, {.is_accumulated = false});
   if (carried.empty() && num_unreduced_forwards_ == 0) {
@@ -184,66 +175,39 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   } else {
     pass_.weight = equal_weight(*group_);
   }
+  // Equal weights are applied to the sum, once, instead of to each gradient before it.
+  const bool is_equal = pass_.weight.is_equal_on_all;
+  storage_->begin_pass({.factor = is_equal ? 1.0 : pass_.weight.weight,
+                        .op = is_equal ? ReduceOp::kAvg : ReduceOp::kSum});
   pass_.fired.assign(parameters_.size(), false);
-  for (const BucketLayout::Bucket& bucket : buckets_->layout().buckets) {
+  pass_.placed.assign(parameters_.size(), false);
+  for (const BucketLayout::Bucket& bucket : storage_->layout().buckets) {
     pass_.num_missing.push_back(static_cast<int64_t>(bucket.parameters.size()));
   }
   pass_.is_active = true;
 }
 
-// After it the bucket holds this rank's (weighted) share, and the gradient, if there is one, lies
-// in the bucket.
 void Reducer::place_gradient(size_t parameter) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor& view = buckets_->view(parameter);
-  at::Tensor& gradient = parameters_[parameter].mutable_grad();
-  if (!gradient.defined()) {
-    view.zero_();
-    return;
-  }
-  if (gradient.layout() != at::kStrided || gradient.scalar_type() != view.scalar_type()) {
+  const at::Tensor& gradient = parameters_[parameter].grad();
+  const at::ScalarType dtype = parameters_[parameter].scalar_type();
+  if (gradient.defined() &&
+      (gradient.layout() != at::kStrided || gradient.scalar_type() != dtype)) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("{}: the gradient of \"{}\" is {}, {}; only "
-                       "dense gradients of the parameter's dtype are reduced. For an Embedding, "
-                       "set sparse(false)",
+                format("{}: the gradient of \"{}\" is {}, {}; only dense gradients of the "
+                       "parameter's dtype are reduced. For an Embedding, set sparse(false)",
                        wrapper_->place(), names_[parameter],
                        gradient.layout() == at::kStrided ? "dense" : "sparse",
                        c10::toString(gradient.scalar_type())));
   }
-  const double factor = pass_.weight.is_equal_on_all ? 1.0 : pass_.weight.weight;
-  if (factor == 0.0) {
-    view.zero_();  // the mean over no samples may be NaN, which zero times it would keep
-  } else if (factor != 1.0) {
-    at::Tensor target = view;
-    // A 0-dim double does not promote the result, and a bfloat16 weight would not sum to one.
-    at::mul_out(target, gradient, at::scalar_tensor(factor, at::kDouble));
-  } else if (!lies_in(gradient, view)) {
-    copy_gradient(view, gradient);
-  }
-  if (!lies_in(gradient, view)) gradient = view;
+  storage_->place(parameter);
+  pass_.placed[parameter] = true;
 }
 
-// Equal weights are applied to the sum, once, instead of to each gradient before it.
-ReduceOp Reducer::reduce_op() const {
-  return pass_.weight.is_equal_on_all ? ReduceOp::kAvg : ReduceOp::kSum;
-}
-
-// The last bucket waits for the end of the backward: until then its trailer is not known.
 void Reducer::launch_complete_buckets() {
-  while (pass_.num_launched + 1 < buckets_->num_buckets() &&
-         pass_.num_missing[pass_.num_launched] == 0) {
-    launch_bucket();
+  while (storage_->num_launched() < storage_->num_early_buckets() &&
+         pass_.num_missing[storage_->num_launched()] == 0) {
+    storage_->launch_next();
   }
-}
-
-void Reducer::launch_bucket() {
-  pass_.waits.push_back(
-      group_->all_reduce_async(buckets_->flat(pass_.num_launched++), reduce_op()));
-}
-
-// By this thread, which has nothing else to do now.
-void Reducer::reduce_last_bucket() {
-  group_->all_reduce(buckets_->flat(pass_.num_launched++), reduce_op());
 }
 
 bool Reducer::is_frozen(size_t parameter) const {
@@ -251,33 +215,28 @@ bool Reducer::is_frozen(size_t parameter) const {
 }
 
 bool Reducer::contributes(size_t parameter) const {
-  return pass_.fired[parameter] || local_.contribute(parameter);
+  return pass_.placed[parameter] || local_.contribute(parameter);
 }
 
 void Reducer::finish_pass() {
   // Whatever is thrown below, the next backward starts afresh; bucket memory that the group still
-  // works on is waited for first.
+  // works on is waited for first (settle_last_pass).
   struct Reset {
     Reducer& reducer;
-    ~Reset() {
-      reducer.pass_.is_active = false;
-      reducer.leftover_waits_ = std::move(reducer.pass_.waits);
-    }
+    ~Reset() { reducer.pass_.is_active = false; }
   } reset{*this};
-  std::vector<at::Tensor> untouched;
   try {
-    untouched = launch_all_but_last();
+    launch_all_but_last();
   } catch (...) {
     abandon_pass();
-    pass_.waits = std::move(leftover_waits_);
     throw;
   }
-  wait_for_buckets();
-  reduce_last_bucket();
-  if (trailer_needs_attention(buckets_->trailer())) {
+  storage_->finish_early();
+  storage_->reduce_last();
+  if (trailer_needs_attention(storage_->trailer())) {
     const Attention news = attention(/*gave_up=*/false);
     group_->all_reduce(news.counts(), ReduceOp::kSum);
-    settle(news, untouched);
+    settle(news);
   } else {
     forgive_left_behind(pass_.newest_forward);
     ledger_.end_pass(pass_.newest_forward);
@@ -286,33 +245,24 @@ void Reducer::finish_pass() {
   for (const auto& forward : pass_.passed) forward->is_reduced = true;
   num_unreduced_forwards_ -= static_cast<int>(pass_.passed.size());
   if (pass_.passed.empty() || num_unreduced_forwards_ < 0) num_unreduced_forwards_ = 0;
-  if (pass_.is_backward && !layout_is_learned_) learn_layout();
+  if (pass_.is_backward && !storage_->is_learned()) learn_layout();
 }
 
-std::vector<at::Tensor> Reducer::launch_all_but_last() {
+// The last bucket waits for the end of the backward: until then its trailer is not known.
+void Reducer::launch_all_but_last() {
   bool has_news = false;
-  std::vector<at::Tensor> untouched(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
     if (is_frozen(i)) has_news = true;
-    if (!contributes(i)) {
+    if (contributes(i)) {
+      place_gradient(i);
+    } else {
       has_news = true;
-      // Averaging equal values may round: keep the bits of a gradient that nobody touches.
-      if (parameters_[i].grad().defined()) untouched[i] = parameters_[i].grad().detach().clone();
+      storage_->place_unused(i);
     }
-    place_gradient(i);
   }
-  write_trailer(buckets_->trailer(), trailer_word(has_news));
-  while (pass_.num_launched + 1 < buckets_->num_buckets()) launch_bucket();
-  return untouched;
-}
-
-void Reducer::wait_for_buckets() {
-  while (!pass_.waits.empty()) {
-    const std::function<void()> wait = std::move(pass_.waits.front());
-    pass_.waits.erase(pass_.waits.begin());
-    wait();
-  }
+  while (storage_->num_launched() < storage_->num_early_buckets()) storage_->launch_next();
+  write_trailer(storage_->trailer(), trailer_word(has_news));
 }
 
 uint32_t Reducer::wrapper_number() const {
@@ -337,28 +287,24 @@ Attention Reducer::attention(bool gave_up) const {
   return attention;
 }
 
-void Reducer::settle(const Attention& attention, const std::vector<at::Tensor>& untouched) {
+void Reducer::settle(const Attention& attention) {
   check_ranks_are_in_one_step(attention);
   forgive_left_behind(pass_.newest_forward);
   ledger_.end_pass(pass_.newest_forward);
   attention.check_no_rank_gave_up();
   check_frozen_on_all_or_none(attention);
   log_unused_once(attention);
-  const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
-    if (attention.num_users(i) > 0) {
-      parameters_[i].mutable_grad() = buckets_->view(i);
-    } else if (untouched[i].defined()) {
-      buckets_->view(i).copy_(untouched[i]);
-    }
+    storage_->settle_unused(i, {.used_by_some = attention.num_users(i) > 0});
   }
 }
 
 // What is left of the last pass, if this rank left it by an exception: it heard nothing of the
 // others until now.
 void Reducer::settle_last_pass() {
-  for (const auto& wait : std::exchange(leftover_waits_, {})) wait();
+  storage_->settle_abandoned();
+  if (const auto wait = std::exchange(wait_for_abandoned_, nullptr)) wait();
   if (apart_) apart_->check_ranks_are_in_one_step(num_steps_);
   if (!abandoned_) return;
   check_ranks_are_in_one_step(*std::exchange(abandoned_, std::nullopt));
@@ -445,22 +391,23 @@ at::Tensor Reducer::gather_flags(const std::vector<uint8_t>& own) {
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
-    if (pass_.num_launched < buckets_->num_buckets()) {
-      write_trailer(buckets_->trailer(), trailer_word(/*has_news=*/true));
+    // Not where it is being reduced already.
+    if (!storage_->is_last_launched()) {
+      write_trailer(storage_->trailer(), trailer_word(/*has_news=*/true));
     }
-    while (pass_.num_launched < buckets_->num_buckets()) launch_bucket();
+    storage_->abandon();
     const Attention news = attention(/*gave_up=*/true);
-    pass_.waits.push_back(group_->all_reduce_async(news.counts(), ReduceOp::kSum));
+    wait_for_abandoned_ = group_->all_reduce_async(news.counts(), ReduceOp::kSum);
     ledger_.end_pass(pass_.newest_forward);  // for the others it has ended, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
   } catch (const std::exception&) {
   }
-  leftover_waits_ = std::move(pass_.waits);
 }
 
 void Reducer::reduce_now() {
   settle_last_pass();
+  storage_->forget_cleared(std::nullopt);
   local_.forget_if_cleared(std::nullopt);
   begin_pass({});
   finish_pass();
@@ -468,7 +415,7 @@ void Reducer::reduce_now() {
 
 void Reducer::learn_layout() {
   std::vector<int64_t> order = pass_.arrivals;
-  for (const BucketLayout::Bucket& bucket : buckets_->layout().buckets) {
+  for (const BucketLayout::Bucket& bucket : storage_->layout().buckets) {
     for (const int64_t parameter : bucket.parameters) {
       if (!pass_.fired[parameter]) order.push_back(parameter);
     }
@@ -476,25 +423,7 @@ void Reducer::learn_layout() {
   const at::Tensor agreed = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
   std::copy(order.begin(), order.end(), agreed.mutable_data_ptr<int64_t>());
   group_->broadcast(agreed, /*root=*/0);
-  const BucketLayout layout = plan_bucket_layout(
-      sizes_of(parameters_),
-      std::span<const int64_t>(agreed.const_data_ptr<int64_t>(), order.size()), caps_);
-  if (layout != buckets_->layout()) {
-    move_gradients_to(
-        std::make_unique<GradientBuckets>(parameters_, layout, kTrailerNumel, *group_));
-  }
-  layout_is_learned_ = true;
-}
-
-void Reducer::move_gradients_to(std::unique_ptr<GradientBuckets> buckets) {
-  const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    at::Tensor& gradient = parameters_[i].mutable_grad();
-    if (!gradient.defined()) continue;
-    buckets->view(i).copy_(gradient);
-    gradient = buckets->view(i);
-  }
-  buckets_ = std::move(buckets);
+  storage_->learn({agreed.const_data_ptr<int64_t>(), order.size()});
 }
 
 }  // namespace cadre

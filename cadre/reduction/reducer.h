@@ -1,25 +1,26 @@
-// Averages gradients over replicas while a backward computes them.
+// Averages gradients over replicas while a backward computes them. It decides when a gradient is
+// reduced and with which weight; the GradientStorage decides where it is kept.
 //
 // Threads: one backward at a time; forward, backward and every method from one thread.
-// Blocking: the end of a backward that synchronizes, until the group's deadline; the constructor,
-// reduce_now() and the end of the first backward are collective beyond the reduction.
-// Lifetime: hooks are removed by the destructor; gradients stay, as views of their buckets.
+// Blocking: the end of a backward that synchronizes, until the group's deadline; reduce_now() and
+// the end of the first backward are collective beyond the reduction.
+// Lifetime: hooks are removed by the destructor; gradients stay.
 // Errors: cadre::Error, thrown out of backward().
 //
 // One pass, from the first event of a backward to its end:
 //   begin    the first hook of an output of the wrapped forward (or of a parameter) queues the end,
 //            and lists the forwards that the pass carries: all whose outputs are in its graph.
-//   ready    each parameter's hook moves the gradient into its bucket, unless it is there already;
-//            a bucket whose gradients are all ready is reduced in the background, and buckets only
-//            in their order, so all ranks issue the same operations.
+//   ready    each parameter's hook gives the gradient to the storage; a bucket whose gradients are
+//            all ready is reduced in the background, and buckets only in their order, so all ranks
+//            issue the same operations.
 //   finish   what the engine runs last: parameters that were not reached are unused on this rank
-//            and contribute zeros; the rest of the buckets follow, always the last; wait for all.
+//            and contribute zeros; the rest of the buckets follow; wait for all; reduce the last.
 // No rank knows whether another had unused or frozen parameters, carries other forwards, or gave up
-// by an exception. Each says so in the trailer behind the last bucket (trailer.h). If some rank has
-// news, or the ranks differ, all reduce one vector of counts (attention.h) and end alike. The
-// first time that a parameter is unused, rank 0 logs which, and on which ranks. The first pass also
-// learns the order in which gradients become ready on rank 0 and lays the buckets out anew. Source:
-// c10d's Reducer; what differs stands in docs/decisions/0003.
+// by an exception. Each writes that into the trailer, which is reduced with the last bucket
+// (trailer.h). If a rank has news, or the ranks differ, all reduce one vector of counts
+// (attention.h) and end alike. The first time that a parameter is unused, rank 0 logs its name and
+// on which ranks it is. After the first pass the storage learns the order in which gradients became
+// ready on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,12 +34,11 @@
 #include <vector>
 
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/buckets/gradient_buckets.h"
+#include "cadre/buckets/gradient_storage.h"
 #include "cadre/reduction/agreement/attention.h"
 #include "cadre/reduction/agreement/forward_ledger.h"
 #include "cadre/reduction/agreement/local_gradients.h"
 #include "cadre/reduction/agreement/trailer.h"
-#include "cadre/reduction/options.h"
 #include "cadre/wrap/autograd_hooks.h"
 #include "cadre/wrap/replica_group.h"
 #include "cadre/wrap/sample_weight.h"
@@ -47,9 +47,10 @@ namespace cadre {
 
 class Reducer {
  public:
-  // parameters[i] has the name names[i]; distinct leaves that require grad, the same on all ranks.
-  Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names,
-          std::shared_ptr<ReplicaGroup> group, Wrapper wrapper, const DataParallelOptions& options);
+  // Reduces the gradients of the storage's parameters, which are the same on all ranks of the
+  // group.
+  Reducer(std::unique_ptr<GradientStorage> storage, std::shared_ptr<ReplicaGroup> group,
+          Wrapper wrapper, GradientWeighting weighting);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -66,6 +67,8 @@ class Reducer {
   void set_sync(bool on) { sync_ = on; }
   // Reduces what stands in the gradients, outside of a backward.
   void reduce_now();
+  // See GradientStorage::zero_grad().
+  void zero_grad(bool set_to_none) { storage_->zero_grad(set_to_none); }
   std::optional<BucketLayout> learned_layout() const;
   // A parameter that autograd no longer tells of, in words.
   std::optional<std::string> lost_parameter() const;
@@ -79,10 +82,9 @@ class Reducer {
     std::vector<int64_t> samples;                  // of the forwards that need one weight
     SampleWeight weight;                           // of this rank
     std::vector<bool> fired;                       // by parameter: its hook ran
+    std::vector<bool> placed;                      // by parameter: the storage has its gradient
     std::vector<int64_t> arrivals;                 // parameters in the order of their hooks
     std::vector<int64_t> num_missing;              // by bucket: gradients that are not ready
-    size_t num_launched = 0;                       // buckets, from the first
-    std::vector<std::function<void()>> waits;
   };
 
   void on_output(const std::shared_ptr<Forward>& forward);
@@ -94,17 +96,12 @@ class Reducer {
   void join_late(const std::shared_ptr<Forward>& forward);
   void place_gradient(size_t parameter);
   void launch_complete_buckets();
-  void launch_bucket();
-  void reduce_last_bucket();
-  ReduceOp reduce_op() const;
   void finish_pass();
-  // Returns copies of the gradients that this rank did not change.
-  std::vector<at::Tensor> launch_all_but_last();
+  void launch_all_but_last();
   bool contributes(size_t parameter) const;
-  void wait_for_buckets();
   bool is_frozen(size_t parameter) const;
   Attention attention(bool gave_up) const;
-  void settle(const Attention& attention, const std::vector<at::Tensor>& untouched);
+  void settle(const Attention& attention);
   void settle_last_pass();
   // Throws where the ranks are not; so does every later pass.
   void check_ranks_are_in_one_step(const Attention& attention);
@@ -119,18 +116,15 @@ class Reducer {
   at::Tensor gather_flags(const std::vector<uint8_t>& own);
   void abandon_pass() noexcept;
   void learn_layout();
-  void move_gradients_to(std::unique_ptr<GradientBuckets> buckets);
 
-  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<GradientStorage> storage_;
+  std::vector<at::Tensor> parameters_;  // the storage's
   std::vector<std::string> names_;
   std::shared_ptr<ReplicaGroup> group_;
   // Shared with the hooks of outputs, which may outlive this and then name it in an error.
   std::shared_ptr<const Wrapper> wrapper_;
   bool got_other_buffers_ = false;
-  BucketCaps caps_;
   GradientWeighting weighting_;
-  std::unique_ptr<GradientBuckets> buckets_;
-  bool layout_is_learned_ = false;
   bool unused_are_logged_ = false;
   bool left_behind_are_logged_ = false;
   bool sync_ = true;
@@ -140,9 +134,9 @@ class Reducer {
   int num_unreduced_forwards_ = 0;
   LocalGradients local_;
   Pass pass_;
-  std::vector<std::function<void()>> leftover_waits_;  // of a pass that was given up
-  // Of a pass that this rank gave up: what it told the others, and their sums after the waits.
+  // Of a pass that this rank gave up: what it sent to the others, and their sums after the wait.
   std::optional<Attention> abandoned_;
+  std::function<void()> wait_for_abandoned_;
   int64_t newest_abandoned_forward_ = 0;
   std::optional<Attention> apart_;  // of the pass in which the ranks were not in one step
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.

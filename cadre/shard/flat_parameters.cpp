@@ -15,6 +15,8 @@
 namespace cadre {
 namespace {
 
+constexpr const char* kSharded = "are sharded: this rank has only a part of them";
+
 [[noreturn]] void refuse(const std::string& what, const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
 }
@@ -179,8 +181,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
     state_ = State::kFull;
     filled_version_ = version_of_shard();
   } else {
-    guard(
-        format("are sharded: this rank has only a part of them. To use them, {}", options_.remedy));
+    guard(kSharded);
   }
   if (is_mapped()) end_writes();
   options_.fence->add(*this);
@@ -326,7 +327,7 @@ void FlatParameters::unshard_async() {
     start_gather();
   }
   state_ = State::kGathering;
-  guard("are being gathered from the other ranks: call wait_unsharded() before they are used");
+  guard("are being gathered from the other ranks");
 }
 
 void FlatParameters::start_gather() {
@@ -362,9 +363,7 @@ void FlatParameters::wait_unsharded() {
 
 void FlatParameters::drop_gather() {
   state_ = State::kSharded;
-  guard(
-      "are not there, because gathering them from the other ranks failed. Look for that error, and "
-      "make the group and the wrapper again");
+  guard("are not there, because gathering them from the other ranks failed");
   // The operation may still write to the buffer.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
 }
@@ -427,7 +426,7 @@ void FlatParameters::reshard() {
     set_memory(at::Tensor());
     options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
   }
-  guard(format("are sharded: this rank has only a part of them. To use them, {}", options_.remedy));
+  guard(kSharded);
   if (was_unsharded) check_unwritten();
 }
 
@@ -436,9 +435,7 @@ void FlatParameters::mark_stale() {
   if (state_ == State::kSharded) return;
   const bool was_unsharded = is_unsharded();
   is_stale_ = true;
-  guard(
-      "have changed on their owners: call unshard_async() and wait_unsharded() before they are "
-      "used");
+  guard("have changed on their owners");
   if (was_unsharded) check_unwritten();
 }
 
@@ -471,7 +468,8 @@ void FlatParameters::set_memory(const at::Tensor& buffer) {
 void FlatParameters::guard(const std::string& reason) {
   if (layout_.numel() == 0) return;
   flat_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      format("The values of parameters {} {}.", options_.name, reason));
+      format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
+             options_.remedy));
 }
 
 void FlatParameters::clear_guard() {

@@ -19,6 +19,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -115,13 +116,15 @@ class CADRE_EXPORT FlatParameters {
   // parameters, which the program has changed in the same way on all ranks. They must be unsharded,
   // and not mapped.
   void take_from_parameters();
+  // Throws if a parameter has been given other memory, by set_data() for example. Gathers do that,
+  // too.
+  void check_in_place() const;
 
  private:
   friend class ShardFence;
   enum class State : uint8_t { kSharded, kGathering, kFull };
 
   void check_parameters() const;
-  void check_in_place() const;
   void make_memory();
   void take_over_parameters();
   at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(dtype_); }
@@ -168,6 +171,13 @@ class CADRE_EXPORT FlatParameters {
   // Of the shard with which the parameters were filled last.
   std::optional<uint32_t> filled_version_;
   uint32_t unsharded_version_ = 0;  // of mapped parameters
+};
+
+// A wrapper that may keep its parameters in such buffers; an empty list says that their gradients
+// are whole on every rank.
+template <typename Model>
+concept HasFlatParameters = HasParameterShards<Model> && requires(Model& model) {
+  { model.flat_parameters() } -> std::convertible_to<std::vector<std::shared_ptr<FlatParameters>>>;
 };
 
 }  // namespace cadre

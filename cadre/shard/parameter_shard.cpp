@@ -76,4 +76,18 @@ std::vector<Box> boxes_of_range(const Box& box, const FlatRange& range) {
   return std::move(cutter.boxes);
 }
 
+std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards) {
+  std::vector<ProcessGroup> groups;
+  if (shards.empty()) return groups;
+  const DeviceMesh& mesh = shards[0].mesh;
+  for (size_t i = 0; i < mesh.axes().size(); ++i) {
+    const MeshAxis& axis = mesh.axes()[i];
+    const bool is_divided = std::ranges::any_of(shards, [&](const ParameterShard& shard) {
+      return shard.placements[i].shard() != nullptr || shard.flat_axis == axis.name;
+    });
+    if (is_divided && axis.size > 1) groups.push_back(mesh.group(axis.name));
+  }
+  return groups;
+}
+
 }  // namespace cadre

@@ -10,6 +10,7 @@
 #include <concepts>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,11 @@ CADRE_EXPORT Box local_box_of(const ParameterShard& shard);
 // (one for a tensor of 0 dims); their elements, one box after the other, are `values`.
 CADRE_EXPORT std::vector<Box> boxes_of(const ParameterShard& shard);
 CADRE_EXPORT std::vector<Box> boxes_of_range(const Box& box, const FlatRange& range);
+
+// The groups along the axes, of more than one rank, that divide the elements of any parameter of
+// the list: a sum over all elements adds up what the ranks of each of them have, one group after
+// the other. All parameters have one mesh.
+CADRE_EXPORT std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards);
 
 // A wrapper of which every rank owns a part of the parameters, or all of them. The list has the
 // same parameters in the same order on all ranks.

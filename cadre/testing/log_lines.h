@@ -1,4 +1,4 @@
-// A log sink that keeps warnings and errors, for tests that look at them.
+// A log sink that records warnings and errors, for tests that check them.
 //
 // Threads: any. Blocking: never. For tests only.
 #pragma once

@@ -245,7 +245,7 @@ TEST(Optimizer, SeesWhatTheKernelsWouldGetWrong) {
     make_optimizer({{"h", half}}, default_optimizer("sgd"))->step(0.1);
     ADD_FAILURE() << "bfloat16 was taken";
   } catch (const Error& error) {
-    EXPECT_THAT(error.message(), ::testing::HasSubstr("parameter 0 (h) is dense BFloat16 [64]"));
+    EXPECT_THAT(error.message(), ::testing::HasSubstr("parameter 0 (h) is dense BFloat16 (64)"));
   }
 }
 

@@ -1,5 +1,5 @@
-// The messages by which ranks know each other: cards in the store, the handshake of every
-// connection, and what travels on control connections afterwards.
+// The messages by which ranks identify each other: cards in the store, the handshake of every
+// connection, and the events on control connections.
 //
 // Threads: plain values; a ControlSplitter has one owner. Blocking: never.
 // Errors: kCorruption for bytes that are not such a message; nothing from outside is trusted.
@@ -36,7 +36,7 @@ inline constexpr uint8_t kHandshakeVersion = 6;
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
 
-// Who a rank is and where it listens; published in the store under a key of the round.
+// The identity and addresses of a rank; published in the store under a key of the round.
 struct RankCard {
   std::string version;  // of the library; all ranks must have the same
   std::string host;
@@ -82,7 +82,7 @@ struct Answer {
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
-// Why a connection was not taken; the connection ends after it.
+// Why a connection was refused; the connection ends after it.
 struct Refusal {
   std::string reason;
 
@@ -141,7 +141,7 @@ struct GroupActivity {
 // A rank of the fabric is lost.
 struct LossReport {
   int32_t rank = -1;
-  int32_t reporter = -1;  // the rank that found out
+  int32_t reporter = -1;  // the rank that detected the loss
   SignOfLoss sign = SignOfLoss::kConnectionEnded;
   std::vector<GroupActivity> last;  // what it did last, as far as the reporter could read
 
@@ -174,7 +174,7 @@ struct GroupFailure {
   friend bool operator==(const GroupFailure&, const GroupFailure&) = default;
 };
 
-// `origin` asks all members of a group what they do.
+// A status question of `origin` to all members of a group.
 struct StatusQuestion {
   int32_t origin = -1;
   uint64_t number = 0;  // counts the questions of the origin
@@ -193,7 +193,7 @@ struct StatusAnswer {
   friend bool operator==(const StatusAnswer&, const StatusAnswer&) = default;
 };
 
-// What is passed on from rank to rank.
+// Events, which ranks forward to each other.
 using Event =
     std::variant<LossReport, FabricLeave, GroupLeave, GroupFailure, StatusQuestion, StatusAnswer>;
 
@@ -203,12 +203,12 @@ struct EventBatch {
   friend bool operator==(const EventBatch&, const EventBatch&) = default;
 };
 
-// The sender is alive and has nothing to say.
+// The sender is alive and has no event to send.
 struct Heartbeat {
   friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };
 
-// The answer to a FabricLeave from the rank that leaves.
+// Acknowledges a FabricLeave to the rank that leaves.
 struct LeaveReceipt {
   friend bool operator==(const LeaveReceipt&, const LeaveReceipt&) = default;
 };

@@ -222,6 +222,25 @@ size_t safetensors_dtype_bytes(std::string_view dtype) {
   return found == kDTypes.end() ? 0 : found->num_bytes;
 }
 
+SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
+                                      std::map<std::string, std::string> metadata) {
+  std::ranges::sort(tensors, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    const size_t a_bytes = safetensors_dtype_bytes(a.dtype);
+    const size_t b_bytes = safetensors_dtype_bytes(b.dtype);
+    return a_bytes != b_bytes ? a_bytes > b_bytes : a.name < b.name;
+  });
+  uint64_t offset = 0;
+  for (SafetensorsEntry& entry : tensors) {
+    entry.begin = offset;
+    offset += bytes_of(entry, safetensors_dtype_bytes(entry.dtype)).value_or(0);
+    entry.end = offset;
+  }
+  SafetensorsHeader header;
+  header.tensors = std::move(tensors);
+  header.metadata = std::move(metadata);
+  return header;
+}
+
 Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t file_bytes) {
   if (prefix.size() < kSafetensorsLengthBytes) {
     return corrupt_header(cadre::format("{} bytes; expected at least 8", prefix.size()));

@@ -44,6 +44,12 @@ inline constexpr size_t kSafetensorsLengthBytes = 8;
 // Bytes of one element; 0 for a dtype that this library does not know.
 CADRE_EXPORT size_t safetensors_dtype_bytes(std::string_view dtype);
 
+// The header of a file with these tensors, whose `begin` and `end` it sets, in the format's own
+// order: by descending size of an element, so that every tensor is aligned, then by name. REQUIRES:
+// dtypes that this library knows.
+CADRE_EXPORT SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
+                                                   std::map<std::string, std::string> metadata);
+
 // Reads the header of a file of `file_bytes` bytes whose first bytes are `prefix` (at least the
 // length word and the header; the whole file will do).
 CADRE_EXPORT Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix,

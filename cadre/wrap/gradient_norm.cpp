@@ -22,21 +22,6 @@ namespace {
 // PyTorch's guard against a division by a norm of zero.
 constexpr double kNormEpsilon = 1e-6;
 
-void check_options(double max_norm, const ClipGradNormOptions& options) {
-  if (!(options.norm_type > 0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("clip_grad_norm_: norm_type is {}; give a number > 0, or infinity for the "
-                       "largest absolute value",
-                       options.norm_type));
-  }
-  if (!(max_norm >= 0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("clip_grad_norm_: max_norm is {}; give a number >= 0, or infinity for no "
-                       "limit",
-                       max_norm));
-  }
-}
-
 std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
   std::unordered_set<const c10::TensorImpl*> seen;
   std::vector<at::Tensor> gradients;
@@ -94,9 +79,29 @@ double joint_norm(const std::vector<at::Tensor>& gradients, double norm_type) {
 
 }  // namespace
 
+void check_clip_options(double max_norm, const ClipGradNormOptions& options) {
+  if (!(options.norm_type > 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("clip_grad_norm_: norm_type is {}; give a number > 0, or infinity for the "
+                       "largest absolute value",
+                       options.norm_type));
+  }
+  if (!(max_norm >= 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("clip_grad_norm_: max_norm is {}; give a number >= 0, or infinity for no "
+                       "limit",
+                       max_norm));
+  }
+}
+
+void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, double max_norm) {
+  if (gradients.empty() || std::isinf(max_norm) || norm <= max_norm) return;
+  at::_foreach_mul_(gradients, max_norm / (norm + kNormEpsilon));
+}
+
 double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                        const ClipGradNormOptions& options) {
-  check_options(max_norm, options);
+  check_clip_options(max_norm, options);
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = gradients_of(parameters);
   if (gradients.empty()) return 0;
@@ -104,9 +109,7 @@ double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
   if (options.error_if_nonfinite && !std::isfinite(norm)) {
     refuse_nonfinite(norm, options.norm_type, gradients);
   }
-  if (!std::isinf(max_norm) && !(norm <= max_norm)) {
-    at::_foreach_mul_(gradients, max_norm / (norm + kNormEpsilon));
-  }
+  limit_gradients(gradients, norm, max_norm);
   return norm;
 }
 

@@ -4,12 +4,14 @@
 // Errors: kInvalidArgument for options and gradients that it cannot take, and, if asked for, for a
 // norm that is not finite. Source: torch.nn.utils.clip_grad_norm_.
 // For gradients that are the same on all ranks, as DistributedDataParallel leaves them: then the
-// norm and what is thrown are the same on all ranks, too.
+// norm and what is thrown are the same on all ranks, too. For gradients of which each rank has a
+// part: shard/sharded_norm.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <vector>
 
 #include "cadre/base/export.h"
 
@@ -34,5 +36,9 @@ struct ClipGradNormOptions {
 // changes no bit (PyTorch also scales one that is less than 1e-6 below it).
 CADRE_EXPORT double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                                     const ClipGradNormOptions& options = {});
+
+// What every clip_grad_norm_() does: refuses numbers that make no norm or limit, and scales.
+void check_clip_options(double max_norm, const ClipGradNormOptions& options);
+void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, double max_norm);
 
 }  // namespace cadre

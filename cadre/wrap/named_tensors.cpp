@@ -28,13 +28,4 @@ std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module) {
   return distinct(module.named_buffers());
 }
 
-std::string list_of(at::IntArrayRef values) {
-  std::string text;
-  for (const int64_t value : values) {
-    if (!text.empty()) text += ", ";
-    text += std::to_string(value);
-  }
-  return "(" + text + ")";
-}
-
 }  // namespace cadre

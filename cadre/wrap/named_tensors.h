@@ -1,4 +1,4 @@
-// The parameters and buffers of a module by name, each tensor once, and how a message writes sizes.
+// The parameters and buffers of a module by name, each tensor once.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the tensors. Errors: none.
 #pragma once
@@ -23,8 +23,5 @@ struct NamedTensor {
 // names (a tied weight) has the first of them.
 std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& module);
 std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module);
-
-// "(4, 3)".
-std::string list_of(at::IntArrayRef values);
 
 }  // namespace cadre

@@ -2,13 +2,14 @@
 """From the same first values, on the same data in the same order: 30 losses of `cadre train` on two
 processes, and the held-out loss behind them, against PyTorch's on one process and on two with
 DistributedDataParallel over gloo: for each of the six optimizers on a gpt and on the MNIST network,
-and for the default one on the two perceptrons, over text and over images.
+and for the default one on the two perceptrons, over text and over images. The sharded strategies are
+compared with ZeroRedundancyOptimizer and fully_shard (FSDP2) over gloo.
 
     parity_test.py CADRE [--only gpt-adam ...] [--one-in N]
 
 CADRE is the command; --one-in 4 runs the quarter of the cases that the number in CADRE_CASES_SEED
 (default 1) picks. Prints the largest relative difference of each case; exits 1 when one is above
-1e-4. Runs on any Python with torch; numpy is not needed.
+1e-4 (with bfloat16 parameters, see BF16_TOLERANCE). Runs on any Python with torch; numpy is not needed.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import sys
 import tempfile
 
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import idx_file
 import reference
@@ -27,6 +30,10 @@ import safetensors_file
 
 NUM_STEPS = 30
 TOLERANCE = 1e-4
+# With bfloat16 parameters each product is rounded to 8 bits, in another place by another kernel. Half
+# a unit in the last place is 2e-3 of a value, and a loss is the mean over 192 tokens or more, whose
+# roundings are independent: 2e-3 / sqrt(192), ten times that for the roundings of a step's depth.
+BF16_TOLERANCE = 1.5e-3
 WORLD_SIZE = 2
 SEED = 11
 TIMEOUT_S = 100
@@ -50,6 +57,10 @@ OPTIMIZERS = {
 }
 CASES = [f"{model}-{kind}" for model in ("gpt", "cnn") for kind in OPTIMIZERS]
 CASES += ["mlp_text-adamw", "mlp_images-adamw"]
+# Strategy of the trainer: what is like it in PyTorch. A case's name ends with it; without, it is ddp.
+STRATEGIES = {"zero1": "zero", "zero2": "zero", "fsdp": "fsdp", "fsdp_bf16": "fsdp"}
+CASES += [f"gpt-adamw-{strategy}" for strategy in STRATEGIES]
+CASES += [f"cnn-adamw-{strategy}" for strategy in ("zero2", "fsdp")]
 
 # What differs between the models: batch size, norm that gradients are clipped to (0: none), and
 # steps and factor of the StepLR (0: constant rate).
@@ -81,10 +92,25 @@ def make_data(folder):
         safetensors_file.write(folder / f"{name}.safetensors", dict(make_model(name).named_parameters()))
 
 
+def split_case(case):
+    """(model, optimizer, strategy)"""
+    return tuple((case + "-ddp").split("-")[:3])
+
+
+def shard_model(model, strategy):
+    """FSDP2 of each block and of what is left."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mp_policy": policy} if strategy.endswith("bf16") else {}
+    for child in model.children():
+        if isinstance(child, reference.Block):
+            fully_shard(child, **options)
+    return fully_shard(model, **options)
+
+
 def train_reference(folder, case, rank, world_size):
     """The losses of all steps, of the whole batch whatever the number of ranks; then the held-out
     loss."""
-    name, kind = case.split("-")
+    name, kind, strategy = split_case(case)
     settings = SETTINGS[name]
     model = make_model(name)
     if name in ON_TEXT:
@@ -96,9 +122,13 @@ def train_reference(folder, case, rank, world_size):
         held_data, held_target = data[cut:], target[cut:]
         data, target = data[:cut], target[:cut]
     replica = model
-    if world_size > 1:
+    if world_size > 1 and STRATEGIES.get(strategy) == "fsdp":
+        replica = shard_model(model, strategy)
+    elif world_size > 1:
         replica = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = reference.make_optimizer(model, OPTIMIZERS[kind][0], OPTIMIZERS[kind][1])
+    is_zero = world_size > 1 and STRATEGIES.get(strategy) == "zero"
+    optimizer = reference.make_optimizer(model, OPTIMIZERS[kind][0], OPTIMIZERS[kind][1],
+                                         ZeroRedundancyOptimizer if is_zero else None)
     schedule = None
     if settings["step_size"]:
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, settings["step_size"], settings["gamma"])
@@ -107,7 +137,7 @@ def train_reference(folder, case, rank, world_size):
     for _ in range(NUM_STEPS):
         indices = next(order)
         optimizer.zero_grad()
-        loss = model.loss(replica(data[indices]), target[indices])
+        loss = model.loss(replica(data[indices]).float(), target[indices])
         loss.backward()
         if settings["clip"]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip"])
@@ -119,7 +149,7 @@ def train_reference(folder, case, rank, world_size):
             torch.distributed.all_reduce(mean)
         losses.append(mean.item())
     with torch.no_grad():
-        return losses + [model.loss(model(held_data), held_target).item()]
+        return losses + [model.loss(model(held_data).float(), held_target).item()]
 
 
 def run_gloo_rank(folder, cases):
@@ -149,11 +179,12 @@ def start_gloo(folder, cases):
 
 
 def train_cadre(command, folder, case):
-    name, kind = case.split("-")
+    name, kind, strategy = split_case(case)
     settings = SETTINGS[name]
     keys = {"run.name": case, "run.folder": folder / "runs", "run.steps": NUM_STEPS,
             "run.batch_size": settings["batch_size"], "run.seed": SEED, "run.evaluate_tokens": NUM_EVALUATED,
             "model.kind": name.partition("_")[0], "model.weights": folder / f"{name}.safetensors",
+            "parallel.strategy": strategy.partition("_")[0],
             "optimizer.kind": kind, "optimizer.clip_norm": settings["clip"],
             "schedule.kind": "step" if settings["step_size"] else "constant",
             "schedule.step_size": settings["step_size"], "schedule.gamma": settings["gamma"],
@@ -165,6 +196,8 @@ def train_cadre(command, folder, case):
         keys |= {"model.dropout": False, "data.kind": "mnist", "data.path": folder / "images",
                  "data.held_out": 0.2}
     keys |= {f"optimizer.{key}": value for key, value in OPTIMIZERS[kind][2].items()}
+    if strategy.endswith("bf16"):
+        keys |= {"parallel.parameter_dtype": "bfloat16", "parallel.reduce_dtype": "float32"}
     config = folder / "empty.toml"
     config.touch()
     words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}"
@@ -201,13 +234,17 @@ def compare(command, cases):
         for case in cases:
             assert len(own[case]) == NUM_STEPS + 1
             to_single, to_gloo = difference(own[case], single[case]), difference(own[case], replicated[case])
-            learned = own[case][-2] < 0.97 * own[case][0]
-            good = learned and max(to_single, to_gloo) <= TOLERANCE
+            strategy = split_case(case)[2]
+            learned = own[case][-2] < (0.8 if strategy in STRATEGIES else 0.97) * own[case][0]
+            if strategy.endswith("bf16"):
+                good = learned and to_gloo <= BF16_TOLERANCE
+            else:
+                good = learned and max(to_single, to_gloo) <= TOLERANCE
             failed += [] if good else [case]
-            print(f"{case:16} loss {own[case][0]:.4f} to {own[case][-2]:.4f}, held out "
+            print(f"{case:20} loss {own[case][0]:.4f} to {own[case][-2]:.4f}, held out "
                   f"{own[case][-1]:.4f}; largest relative difference "
                   f"{to_single:.1e} to one process, {to_gloo:.1e} to gloo{'' if good else '  FAILED'}")
-    print(f"parity: {len(cases) - len(failed)} of {len(cases)} cases within {TOLERANCE:.0e}")
+    print(f"parity: {len(cases) - len(failed)} of {len(cases)} cases within their bounds")
     return 1 if failed else 0
 
 

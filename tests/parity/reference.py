@@ -157,11 +157,13 @@ def batches(num_samples, batch_size, seed, rank=0, world_size=1):
         epoch += 1
 
 
-def make_optimizer(model, kind, options):
-    """Weight decay counts for matrices only."""
+def make_optimizer(model, kind, options, sharded=None):
+    """Weight decay counts for matrices only. sharded: ZeroRedundancyOptimizer."""
     options = dict(options)
     decay = options.pop("weight_decay", 0.0)
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
               {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    if sharded:
+        return sharded(groups, getattr(torch.optim, kind), **options)
     return getattr(torch.optim, kind)(groups, **options)

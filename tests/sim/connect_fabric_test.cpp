@@ -106,12 +106,12 @@ struct FabricJob {
   sim::SimResult sim;
   std::vector<RankOfFabric> ranks;
 
-  // From the first rank that began to the last that was connected.
+  // From the start of the first rank until the last rank is connected.
   TimePoint began() const { return std::ranges::min(ranks, {}, &RankOfFabric::began).began; }
   TimePoint ended() const { return std::ranges::max(ranks, {}, &RankOfFabric::ended).ended; }
 };
 
-// All ranks meet at a store on rank 0, which notices the death of its clients, and connect.
+// All ranks meet at a store on rank 0, which detects lost clients, and connect.
 FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
                          std::vector<sim::Fault> faults, Duration budget) {
   sim::Simulator simulator(seed, {.ranks_per_host = ranks_per_host, .faults = std::move(faults)});
@@ -140,7 +140,7 @@ FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
       const std::string why = failure_of([&] { require_right_peers(system, *fabric, rank); });
       if (!why.empty()) mine.failure = Error(ErrorCode::kInternal, why);
     }
-    // The store stays until all have read there why connecting failed.
+    // The store stays until all ranks have read from it why connecting failed.
     if (rank == 0) system.make_waiter()->park(system.deadline_in(2 * budget));
   });
   return job;
@@ -166,7 +166,8 @@ Duration moment_of(const FabricJob& job, uint64_t seed) {
          Duration(static_cast<int64_t>(Random(seed).below(std::max<uint64_t>(1, span))));
 }
 
-// A fault of one rank, at a random moment while all connect, and how the others must fail.
+// A fault of one rank, at a random moment while all connect, and the failure that the others must
+// raise.
 struct FaultOfOne {
   sim::Fault (*fault)(int rank, sim::When when) = nullptr;
   Duration budget{};
@@ -176,7 +177,7 @@ struct FaultOfOne {
   Duration max_delay{};
 };
 
-// Each rank that has not connected names the one that the fault has struck.
+// Each rank that has not connected names the rank with the fault.
 void expect_named_to_all(const FaultOfOne& expected) {
   int num_told = 0;
   for (const uint64_t seed : fabric_seeds(80)) {
@@ -223,7 +224,7 @@ TEST(FabricInTheSimulator, ARankThatIsStoppedIsNamedToAllAtTheDeadline) {
        .max_delay = kBudget + seconds(4)});
 }
 
-// In virtual time: the second attempt of rank 0 waits for rank 1, and looks at the store meanwhile.
+// In virtual time: the second attempt of rank 0 waits for rank 1 and polls the store meanwhile.
 TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   sim::Simulator simulator(1, {.ranks_per_host = {2}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
@@ -246,7 +247,8 @@ TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// In virtual time: one rank gives up and never comes back, be it the one that lays out or not.
+// In virtual time: one rank gives up and does not retry; it may be the one that computes the
+// layout.
 TEST(FabricInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
   for (const int deserter : {0, 1}) {
     sim::Simulator simulator(1, {.ranks_per_host = {2}});
@@ -314,7 +316,7 @@ TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   for (const int number : num_sockets) total += number;
   // Cliques of hosts, and a tree of hosts.
   EXPECT_EQ(total / 2, num_hosts * kRanksPerHost * (kRanksPerHost - 1) / 2 + num_hosts - 1);
-  // Of 256 ranks none waits for 50 ms, so that none asks for trouble.
+  // With 256 ranks no rank waits for 50 ms, so none queries the store for failures.
   const int64_t least = 6 * num_ranks - 2 + 2 * ((num_ranks + 63) / 64);
   EXPECT_GE(counts->requests, least);
   EXPECT_LE(counts->requests, num_ranks <= 256 ? least : 2 * least);

@@ -1,6 +1,6 @@
-// A large job in the simulator: all ranks meet, sum 8 B and 1 MB and split, one rank dies, then all
-// ranks of a host, and the others leave. Prints what each phase costs beside its bound, and exits
-// with 1 unless every rank knows what it must and no bound is broken.
+// A large job in the simulator: all ranks connect, sum 8 B and 1 MB and split; then one rank is
+// killed, then all ranks of a host, and the others leave. Prints the cost of each phase next to its
+// bound. Exits with 1 if a rank lacks an event that it must have, or a bound is exceeded.
 //
 //     cadre_fabric_scale [hosts] [ranks on each]
 #include <algorithm>
@@ -33,7 +33,7 @@ using std::chrono::seconds;
 
 constexpr Duration kTimeout = seconds(120);  // of an operation, and of a meeting
 constexpr Duration kLook = milliseconds(5);
-// Virtual time that a phase has for what follows it: news that travels, connections that heal.
+// Virtual time after a phase in which events propagate and connections are replaced.
 constexpr Duration kSettle = milliseconds(100);
 constexpr Duration kHeal = seconds(2);
 constexpr size_t kLargeBytes = 1 << 20;
@@ -138,13 +138,13 @@ class Job {
     }
   }
 
-  // The number of complaints.
+  // The number of violations.
   int run();
 
  private:
   void run_rank(os::System& system, int rank);
   void run_phases(Communicator& world, int rank);
-  // Returns when `num` ranks have come here; the last runs `action` before the others go on.
+  // A barrier of `num` ranks; the last one runs `action` before the others continue.
   void meet(os::System& system, int num, const std::function<void()>& action = {});
   void end_phase(size_t phase, const Fabric& fabric, Duration settle);
   void note(size_t phase, const Fabric& fabric);
@@ -184,7 +184,7 @@ void sum(Communicator& group, size_t num_bytes) {
           format("the sum of {} B is {}, not {}", num_bytes, values.front(), expected));
 }
 
-// The group's failure says that one of these ranks of the world is lost.
+// The group's failure names one of these ranks of the world as lost.
 void require_loss(Communicator& group, const std::function<bool(int)>& is_lost) {
   try {
     sum(group, 8);
@@ -301,7 +301,7 @@ void Job::run_phases(Communicator& world, int rank) {
     for (const int lost : shape_.lost_ranks()) simulator_.kill(lost);
   });
   require_loss(*survivors, [&](int culprit) { return shape_.is_of_lost_host(culprit); });
-  // Those without a connection to another host are missed when they are to open one.
+  // A lost rank without a connection to another host is detected when a connection to it is opened.
   await(system, "all losses are known",
         [&] { return fabric->plane()->lost_ranks() == shape_.lost_ranks(); });
   end_phase(kLoseHost, *fabric, kHeal);

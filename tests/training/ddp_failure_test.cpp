@@ -202,8 +202,8 @@ void backward(RankContext& context, Replica& replica, const FailureCase& test,
   if (is_due(Moment::kInTheOptimizer)) disturb(replica.buckets_per_step);
 }
 
-// Until all ranks have come here. Not by the group: what a rank sees of its last operation when
-// another is gone already is not the affair of this test.
+// A barrier of all ranks, without the group: how its last operation ends on a rank when another one
+// has left already is not tested here.
 void meet(RankContext& context, const Membership& membership) {
   const Deadline deadline = context.system.deadline_in(seconds(20));
   std::vector<std::string> keys;
@@ -217,7 +217,7 @@ void meet(RankContext& context, const Membership& membership) {
 Error failure_in_backward(RankContext& context, Replica& replica, const FailureCase& test,
                           const std::string& moment_file, TimePoint& raised) {
   try {
-    // Who only waits for gradients that the victim has given still gets them.
+    // A rank that waits only for gradients that the victim has sent still receives them.
     const bool ends_well = test.moment >= Moment::kInTheOptimizer && test.signal != 0;
     for (int step = 0; step < (ends_well ? 2 : 1); ++step) {
       backward(context, replica, test, moment_file);
@@ -287,8 +287,8 @@ void live_through(RankContext& context, const Membership& membership, const Fail
   require(left.empty(), left);
 }
 
-// What the victim was doing. A bucket that it launched may not have begun, or may be done; so may
-// the exchange of the numbers of samples, which comes before any bucket.
+// The operation of the victim. A bucket that it launched may not have begun, or may be complete;
+// likewise the exchange of the numbers of samples before the first bucket.
 std::vector<std::string> last_seen(const FailureCase& test) {
   const std::string forward = "last seen after broadcast #N, N s ago";
   const std::string reduced = "last seen after all_reduce #N, N s ago";
@@ -302,7 +302,7 @@ std::vector<std::string> last_seen(const FailureCase& test) {
   }
 }
 
-// Every text that a survivor may give, masked. It may learn of a death between two operations.
+// Every message that a survivor may throw, masked. It may learn of a loss between two operations.
 std::vector<std::string> golden_texts(const FailureCase& test, int rank) {
   const std::string self = format("rank {} (HOST, pid N)", rank);
   const std::string rebuild = ". Remedy: rebuild the group.";

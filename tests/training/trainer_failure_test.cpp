@@ -100,8 +100,8 @@ void train_until_it_fails(RankContext& context, const Membership& membership,
   if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
 }
 
-// Every text that a survivor may give, masked: the operation in which it was, or after which, and
-// for a time-out the rank that said it first.
+// Every message that a survivor may throw, masked: the operation during or after which it failed,
+// and for a timeout the rank that reported it first.
 std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);

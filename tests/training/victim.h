@@ -1,5 +1,5 @@
-// What tests of failures in training share: the rank that is killed or stopped by its own hand, and
-// how soon the others must say so.
+// Shared by tests of failures in training: a rank that kills or stops itself, and how soon the
+// others must report that.
 //
 // Threads: one for each rank. Blocking: disturb_self() does not return. For tests only.
 #pragma once
@@ -18,7 +18,7 @@ namespace cadre::testing {
 
 inline constexpr int kVictim = 1;
 inline constexpr Duration kStopTimeout = std::chrono::seconds(2);
-// After the signal, and after the deadline when the victim is only stopped: what is promised.
+// The guaranteed time: after the signal, or after the deadline if the victim is only stopped.
 inline constexpr Duration kLimit = std::chrono::seconds(2);
 
 // What the victim does to itself; the moment just before is kept in a file.
@@ -26,7 +26,7 @@ inline constexpr Duration kLimit = std::chrono::seconds(2);
                                       const std::string& moment_file) {
   std::ofstream(moment_file) << context.system.now().ns;
   ::raise(signal);
-  // A stopped process that somebody continues must not take part again.
+  // A stopped process that is continued must not take part again.
   throw Error(ErrorCode::kInternal, "the victim goes on");
 }
 

@@ -8,14 +8,14 @@
 namespace cadre::host {
 namespace {
 
-// After an error this rank touches no memory of the others any more, which they are told.
+// After an error this rank accesses no memory of its peers any more; reach(1) signals that to them.
 Status begin(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   Status status = shared.check(peers, op);
   if (!status.ok()) peers.reach(1);
   return status;
 }
 
-// Nobody may touch its buffers again before all have read and written what they share.
+// No rank may reuse its buffers before all ranks have read and written what they share.
 Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   peers.reach(1);
   op.progress.set_phase("leave");
@@ -28,7 +28,7 @@ Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& sh
 }  // namespace
 
 // Each rank folds its share of all inputs and stores it in all outputs. In place too: a block's
-// inputs are read before any output is written, and nobody else reads or writes this share. Plain
+// inputs are read before any output is written, and no other rank reads or writes this share. Plain
 // stores: streaming ones took 2.5 to 6 times as long from 64 KiB to 64 MiB.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind) {

@@ -16,11 +16,12 @@ using host::Buffers;
 
 namespace {
 
-// How long a rank that leaves with an error waits for peers that still touch its memory. Only a
-// rank that is stopped, or waits for its turn on a core, takes longer.
+// How long a rank that leaves with an error waits for peers that still access its memory. Only a
+// peer that is stopped or not scheduled takes longer.
 constexpr Duration kPartingTime = std::chrono::milliseconds(20);
 
-// Up to here one meeting and a read of everybody's input beat two meetings and a read of shares.
+// Up to this size one synchronization and a read of all inputs cost less than two synchronizations
+// and a read of shares.
 size_t flat_limit(int world_size) {
   return std::min(host::kFlatBytes, 2 * host::kFlatBytes / static_cast<size_t>(world_size));
 }
@@ -365,7 +366,7 @@ const std::byte* HostEngine::payload_of(Rank rank, size_t num_bytes) const {
                                          : peers_.arena().flat(rank, peers_.round());
 }
 
-// Folds what lies `offset` bytes into everybody's payload of buffers.in.size() bytes.
+// Reduces the bytes at `offset` of the payloads of all ranks, of buffers.in.size() bytes each.
 void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKind kind) {
   for (int rank = 0; rank < peers_.world_size(); ++rank) {
     const std::byte* payload =
@@ -385,15 +386,16 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   is_inside_ = true;
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
   if (entered.ok()) {
-    // Now, not at the end: a rank that came early would sleep through all the work in between.
+    // Called here and not at the end, since a rank that entered early would otherwise sleep during
+    // all the work in between.
     peers_.settle();
     entered = peers_.check_left(op);
   }
   return entered.ok() ? entered : finish(entered);
 }
 
-// Before anything is announced, so that nobody waits inside the operation for a rank that has no
-// memory for it.
+// Called before this rank announces the operation, so that no peer waits inside it for a rank
+// without memory.
 Status HostEngine::commit_flat() {
   if (has_flat_) return {};
   CADRE_RETURN_IF_ERROR(setup_.block.commit(host::Arena::flat_part()));
@@ -411,8 +413,8 @@ Status HostEngine::commit_staging() {
   return {};
 }
 
-// A rank that its peers take for lost may have read, for a payload or for another rank's entry,
-// what they use for something else by now.
+// If peers have reported this rank as lost, they may have reused memory from which this rank has
+// read a payload or the entry of another rank.
 Status HostEngine::finish(Status status) {
   const Status holds = host::check_holds(peers_, *setup_.memory);
   if (!holds.ok()) status = holds;
@@ -427,11 +429,11 @@ Status HostEngine::finish(Status status) {
                format("{}; {}", status.error().message(), withdrawn.error().message()));
 }
 
-// The caller may use its buffers again as soon as it has the error, while a peer that was stopped
-// in the middle of the operation goes on with them. So the peers are told, and those that do not
-// stop in time are left with the old pages of what they write; what they read too late they do not
-// return. Allocates nothing while all goes well: it may be for want of memory that this rank
-// leaves.
+// The caller may reuse its buffers as soon as it has the error, while a peer that was stopped in
+// the middle of the operation may still access them later. So this rank marks itself as having left
+// and waits for its peers. If they are not done in time, it makes the pages of its output private;
+// what slow peers read too late they discard. Allocates nothing on success, because a lack of
+// memory may be the reason why this rank leaves.
 Status HostEngine::withdraw(std::string_view reason) {
   peers_.mark_left();
   const bool is_symmetric = announced_.in || announced_.out;
@@ -444,8 +446,8 @@ Status HostEngine::withdraw(std::string_view reason) {
   return status.error().with_context("peers may still write into this rank's symmetric memory");
 }
 
-// For the handlers of the operations: the exception goes on to the caller, unless the peers keep
-// the memory.
+// Called by the exception handlers of the operations: rethrows the exception, unless the memory
+// could not be taken back from the peers.
 void HostEngine::leave_by_exception(std::string_view what) {
   if (is_inside_) withdraw(what).value_or_throw();
   throw;

@@ -1,4 +1,4 @@
-// What the host engine says when ranks disagree, are missing or are interrupted.
+// Errors of the host engine when ranks call different operations, are missing or are interrupted.
 #include <gtest/gtest.h>
 
 #include "cadre/collective/host/host_engine_test_ranks.h"
@@ -82,7 +82,7 @@ TEST(HostEngineTimeoutTest, NamesARankThatDiedAsAProcess) {
     TestRank rank(context, memory);
     std::vector<std::byte> data(1 << 20);
     rank.all_reduce(data, data, kFloatSum).value_or_throw();
-    if (context.rank == 1) return;  // ends, and with it its part of the next operation
+    if (context.rank == 1) return;  // returns, so it never enters the next operation
     rank.set_patience(std::chrono::milliseconds(50));
     require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kTimeout);
     require(rank.progress().waiting_for() == 1, "the wrong rank");
@@ -96,7 +96,7 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
     if (context.rank == 1) return;
     TestRank rank(context, memory);
     auto raiser = context.system.spawn("raiser", [&] {
-      // Once the wait has a name it is past its spinning.
+      // Once the wait is published, the rank no longer spins.
       while (rank.progress().waiting_for() != 1) context.system.yield();
       rank.interrupt().raise();
     });
@@ -106,7 +106,7 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Its connections were cut, but it is alive and goes on reading memory that may be used again.
+// The connections of rank 1 were cut, but it is alive and reads memory that rank 0 may reuse.
 TEST(HostEngineLostRankTest, GetsNoResultFromMemoryThatItsPeersMayHaveUsedAgain) {
   TestMemory memory(2);
   memory.of(0).forget_holder(1);

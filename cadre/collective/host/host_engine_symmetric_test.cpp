@@ -59,6 +59,26 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
   }
 }
 
+// Rank 0 has reported rank 1 as lost and may reuse its memory, while rank 1 is still alive.
+TEST(SymmetricLostRankTest, DoesNotWriteToMemoryThatItsPeersMayReuse) {
+  constexpr size_t kNumBytes = 1 << 16;
+  constexpr std::byte kUntouched{0x77};
+  TestMemory memory(2, {.slice_bytes = kBytesPerRank});
+  memory.of(0).forget_holder(1);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    const Bytes in = memory.slice(context.rank).first(kNumBytes);
+    const Bytes out = memory.slice(context.rank).subspan(kNumBytes, kNumBytes);
+    std::ranges::fill(out, kUntouched);
+    const Status status = rank.all_reduce(in, out, kFloatSum);
+    if (context.rank == 0) return;  // it may have ended before rank 1
+    require(!status.ok() && status.error().code() == ErrorCode::kAborted, "rank 1 is lost");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  // Rank 1 would have reduced the second half.
+  EXPECT_EQ(memory.slice(0)[2 * kNumBytes - 1], kUntouched);
+}
+
 TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
   const int num_ranks = GetParam();
   const auto ranks = static_cast<size_t>(num_ranks);
@@ -127,7 +147,7 @@ TEST(SymmetricProcessTest, ProcessesReadEachOthersBuffers) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// What the root alone has in symmetric memory, its peers read there.
+// Only the root has symmetric memory: its peers read it in place.
 TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   constexpr int kNumRanks = 3;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -149,8 +169,8 @@ TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// A group of ranks 0 and 2 beside the group of all three, over the same memory: what was cut for
-// one is used in place by the other, and its end takes nothing from the first.
+// A group of ranks 0 and 2 next to the group of all three, over the same memory: each uses memory
+// of the other in place, and its end releases nothing of the first.
 TEST(SymmetricGroupsTest, MemoryIsSymmetricInEveryGroupOfTheHost) {
   constexpr int kNumRanks = 3;
   constexpr size_t kBufferBytes = 1 << 20;
@@ -205,7 +225,7 @@ void require_aborted(const Status& status, std::string_view part) {
   require(status.error().message().find(part) != std::string::npos, status.error().message());
 }
 
-// What a failure in another group did to memory of this one.
+// The effect of a failure in another group on memory of this one.
 TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -225,8 +245,8 @@ TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 takes its memory back after it has announced it: its peer sees that at the latest before
-// it calls its result good.
+// Rank 1 revokes its memory after it has announced it: its peer detects that before its result
+// counts as valid.
 TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});

@@ -7,7 +7,7 @@
 namespace cadre::host {
 namespace {
 
-// Decided from what all ranks announced, so all decide alike.
+// Computed from the announcements of all ranks, so all ranks decide the same.
 bool are_all_announced(const Peers& peers, const Wanted& wanted) {
   const Announcement roots = announcement_of(peers, wanted.root);
   if (wanted.sharing == Sharing::kRootInput) return static_cast<bool>(roots.in);
@@ -20,7 +20,7 @@ bool are_all_announced(const Peers& peers, const Wanted& wanted) {
   return true;
 }
 
-// A place that a peer announced is checked, not believed.
+// The place comes from a peer, so it is validated.
 Result<std::byte*> locate(SharedBuffers& shared, Rank rank, const SlotPlace& at, size_t num_bytes) {
   std::byte* const bytes = shared.memory.resolve(at, num_bytes);
   if (bytes == nullptr) {
@@ -46,8 +46,8 @@ Announcement announcement_of(const Peers& peers, Rank rank) {
 Status check_holds(const Peers& peers, const HostMemory& memory) {
   if (!memory.has_lost_holds()) return {};
   return Error(ErrorCode::kAborted,
-               format("host engine: the peers of rank {} take it for lost and use their memory "
-                      "again; look at the first failure",
+               format("host engine: peers have reported rank {} as lost and may have reused the "
+                      "memory that it accesses; look at the first failure",
                       peers.rank()));
 }
 

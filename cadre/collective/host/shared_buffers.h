@@ -2,8 +2,8 @@
 //
 // Threads: as Peers; call after a successful Peers::enter whose payload was an Announcement.
 // Blocking: never. Lifetime: borrows the memory. Errors: kCorruption for a place that is not in its
-// rank's slice, on all ranks alike; kAborted when a rank has left the operation, or has taken the
-// memory back.
+// rank's slice, on all ranks alike; kAborted when a rank has left the operation or has taken its
+// memory back, or when peers have reported this rank as lost.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace cadre::host {
 
-// What a rank announces with a large operation: where its buffers lie, if they lie in shared
+// The announcement of a rank in a large operation: the places of its buffers, if they are in shared
 // memory.
 struct Announcement {
   Place in;
@@ -31,7 +31,8 @@ static_assert(sizeof(Announcement) <= kInlineBytes);
 
 Announcement announcement_of(const Peers& peers, Rank rank);
 
-// kAborted when this rank is taken for lost: what it has read of peers may be something else.
+// kAborted if peers have reported this rank as lost: they may have reused the memory that it reads
+// and writes.
 Status check_holds(const Peers& peers, const HostMemory& memory);
 
 // Which buffers peers read or write in place.
@@ -58,8 +59,8 @@ struct SharedBuffers {
     const std::atomic<uint64_t>* revocation;
   };
 
-  // Whether all memory is still what its ranks announced. Look before touching memory of a peer,
-  // and once more before calling a result good.
+  // Whether all memory still holds what its ranks announced. Call it before each access to memory
+  // of a peer, and again before a result counts as valid.
   Status check(const Peers& peers, const OpContext& op) const;
 
   const HostMemory& memory;

@@ -12,8 +12,8 @@ namespace {
 
 // What is received to be added goes through so much memory: half of a usual second-level cache.
 constexpr size_t kStagingBytes = 256 << 10;
-// A wait that takes longer looks also at peers of which nothing is expected: another rank may run
-// another operation, which is why this one does not go on.
+// A longer wait also polls peers from which no data is expected: a rank that runs a different
+// operation may be the reason why this one makes no progress.
 constexpr Duration kUnsuspicious = std::chrono::milliseconds(5);
 
 const char* phase_of(const ScheduleRun& run, size_t step) {
@@ -65,12 +65,13 @@ IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
 }
 
 // The ranks at distances 1, 2, 4, ... on both sides. A rank that waits announces its operation to
-// them, and to those it waits for, and looks at what they announce, so two of them that wait in
-// different operations find out.
-// Any two ranks that wait are joined by a path of such pairs, since distance 1 alone joins all; if
-// they run different operations, so do two neighbours on the path. Ranks on it that do not wait yet
-// announce when they do, and the longer distances lead around those that never will. A rank that
-// finds a difference, or is told of one, tells its own.
+// them and to those that it waits for, and reads their announcements, so two of them that wait in
+// different operations detect the mismatch.
+// Any two ranks that wait are connected by a path of such pairs, since distance 1 alone connects
+// all ranks. If they run different operations, so do two neighbours on the path. Ranks on the path
+// that do not wait yet announce their operation when they do; the longer distances bypass ranks
+// that never wait. A rank that finds a mismatch, or receives a refusal, refuses its operation to
+// its own peers.
 std::vector<Rank> watched_by(Rank rank, int world_size) {
   std::vector<Rank> ranks;
   for (int distance = 1; distance < world_size; distance *= 2) {
@@ -144,7 +145,7 @@ Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Ste
     if (moved > 0) continue;
     std::array<ChannelInterest, 2> interests;
     size_t num_interests = 0;
-    // The one that is received from comes first: it is the one to be named.
+    // The receive comes first, because its peer is the one that messages name.
     if (is_receiving && incoming.wants_bytes()) {
       interests[num_interests++] = {.peer = step.recv_from, .want_recv = true};
     }
@@ -169,7 +170,7 @@ Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInter
     link(peer).announce(header_);
     const bool is_awaited =
         std::ranges::find(interests, peer, &ChannelInterest::peer) != interests.end();
-    // An announcement that has not left yet may need a connection first.
+    // An announcement that is not sent yet may need a connection first.
     const ChannelInterest interest{.peer = peer,
                                    .want_send = !is_awaited && !link(peer).is_send_done(),
                                    .want_recv = link(peer).wants_peek(),
@@ -181,13 +182,13 @@ Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInter
     Link& peer = link(watched.peer);
     if (watched.want_send) peer.advance_announcement();
     if (watched.want_recv) CADRE_RETURN_IF_ERROR(peer.peek(header_));
-    // A peer of which this operation expects nothing may well have begun a later one.
+    // A peer from which this operation expects no data may have begun a later one.
     if (!peer.is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));
   }
   return {};
 }
 
-// Compares what the peer announced, if anything, with what this rank runs.
+// Compares the announcement of the peer, if there is one, with this rank's operation.
 Status Executor::check(const OpContext& op, Rank peer) {
   const auto theirs = link(peer).difference(header_);
   if (!theirs) return {};
@@ -195,18 +196,19 @@ Status Executor::check(const OpContext& op, Rank peer) {
   const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
-  // What this rank called under their number, if that is over here.
+  // What this rank called with the peer's number, if that operation has completed here.
   const auto called = history_.find(theirs->number, header_);
   const bool is_running =
       theirs->number == header_.number && theirs->fingerprint == header_.fingerprint;
   const bool is_agreed = is_running || (called && *called == theirs->fingerprint);
   const std::string which = format("net engine: {} #{}", text(theirs->fingerprint), theirs->number);
   if (is_agreed && theirs->kind == OperationHeader::Kind::kRefusal) {
-    // Under its own number: to a rank that is still in that operation, a later one is no news.
+    // With the number of the refused operation: a rank that is still in it ignores a refusal of a
+    // later one.
     refuse(*theirs);
     return Error(ErrorCode::kAborted,
-                 format("{}: rank {} gave it up, for another rank called something else; look at "
-                        "the first failure",
+                 format("{}: rank {} refused it, because another rank called a different "
+                        "operation; look at the first failure",
                         which, peer));
   }
   if (is_running) {
@@ -230,8 +232,8 @@ Status Executor::check(const OpContext& op, Rank peer) {
                       text(theirs->fingerprint), theirs->number));
 }
 
-// All ranks: those that have left the operation do not pass it on. Where nothing was ever sent, no
-// message is under way.
+// Sent to all ranks, because ranks that have left the operation do not forward it. On a channel
+// without a link nothing was sent yet, so no message is in progress.
 void Executor::refuse(const OperationHeader& refused) {
   for (int peer = 0; peer < transport_.world_size(); ++peer) {
     if (peer == transport_.rank()) continue;

@@ -21,7 +21,7 @@ void Link::begin_operation() {
 void Link::start_send(const OperationHeader& operation, ConstBytes payload) {
   num_sent_ = 0;
   has_sent_header_ = true;
-  // What of an announcement has not left yet goes ahead.
+  // The unsent rest of an announcement is sent first.
   const size_t pending = unsent_.head.size();
   if (pending > 0) std::memmove(outbox_.data(), unsent_.head.data(), pending);
   std::ranges::copy(operation.encode(), outbox_.data() + pending);
@@ -92,8 +92,8 @@ Status Link::parse_incoming(const OperationHeader& operation) {
   return {};
 }
 
-// An announcement of what this rank runs, or ran, tells nothing new; one of a later operation is
-// compared when its turn comes.
+// An announcement that agrees with what this rank runs or ran is no contradiction. One of a later
+// operation is compared when this rank runs that operation.
 bool Link::contradicts(const OperationHeader& announced, const OperationHeader& operation) const {
   if (announced.number > operation.number) return false;
   if (announced.number < operation.number) {
@@ -115,11 +115,11 @@ void Link::announce(OperationHeader operation) {
   operation.kind = OperationHeader::Kind::kAnnouncement;
   std::ranges::copy(operation.encode(), outbox_.data());
   unsent_ = {ConstBytes(outbox_.data(), OperationHeader::kBytes), {}};
-  // What does not leave now goes ahead of the next message.
+  // What is not sent now is sent before the next message.
   advance_announcement();
 }
 
-// A channel that has ended is found by whoever needs it.
+// An ended channel is no error here: the next operation that needs it reports the error.
 void Link::advance_announcement() {
   if (!advance_send().ok()) unsent_ = {};
 }
@@ -131,7 +131,7 @@ void Link::refuse(const OperationHeader& operation) {
 void Link::refuse(Channel& channel, OperationHeader operation) {
   operation.kind = OperationHeader::Kind::kRefusal;
   const auto header = operation.encode();
-  // Best effort: the operation fails on this rank whether or not the peer can be told.
+  // Best effort: the operation fails on this rank whether or not the refusal can be sent.
   static_cast<void>(channel.try_send(header));
 }
 

@@ -1,5 +1,5 @@
-// One peer's channel with operations framed on it: a header before each message, so that a refusal
-// or an announcement between two messages is never taken for payload.
+// The channel to one peer with framed operations: a header precedes each message, so a refusal or
+// an announcement between two messages cannot be mistaken for payload.
 //
 // Threads: one at a time. Blocking: never. Lifetime: the channel outlives it; a payload is borrowed
 // until is_send_done().
@@ -56,31 +56,32 @@ class Link {
   bool has_header() const { return is_open_; }
   // All payload of the message has been received: the next byte belongs to another header.
   void end_message() { is_open_ = false; }
-  // Receives a header, and nothing behind it, although this operation may not expect any from this
-  // peer: so a peer that runs another operation, or refuses this one, is noticed. An ended channel
-  // is no error here, for nothing more is needed from it.
+  // Receives a header and nothing behind it, although this operation may not expect any from this
+  // peer. So this rank detects a peer that runs another operation or refuses this one. An ended
+  // channel is no error here, since nothing more is needed from it.
   Status peek(const OperationHeader& operation);
   bool wants_peek() const { return !is_open_ && !incoming_ && !has_ended_; }
-  // What the peer sent that cannot belong to `operation`: an announcement that contradicts what was
-  // called here, else the header that is next.
+  // The header from the peer that does not match `operation`: an announcement that contradicts a
+  // call of this rank, else the next header.
   std::optional<OperationHeader> difference(const OperationHeader& operation) const;
 
-  // Whether the peer is in a later operation, or refuses one: this one it has left in good order.
+  // Whether the peer runs or refuses a later operation, so that it has completed this one.
   bool is_ahead_of(const OperationHeader& operation) const {
     return incoming_ && incoming_->number > operation.number && !has_contradiction(operation);
   }
 
   // A new operation begins: its header is expected from now on.
   void begin_operation();
-  // Tells the peer, once, that this rank waits in `operation`, unless it has been sent something of
-  // it: so that two ranks which wait for each other in different operations find out. Best effort.
+  // Announces to the peer, once, that this rank waits in `operation`, unless data of it was sent to
+  // the peer already. So two ranks that wait for each other in different operations detect the
+  // mismatch. Best effort.
   void announce(OperationHeader operation);
-  // Goes on with an announcement that has not left yet. A channel that has ended takes none, and
-  // whoever waits for it to take one would not wait at all: the announcement is dropped.
+  // Sends the rest of an announcement. On an ended channel the announcement is dropped: the channel
+  // would stay ready for sending, so a wait for it would return at once again and again.
   void advance_announcement();
-  // Tells the peer that this rank gives up `operation`, if it can be told in between messages.
+  // Sends the peer a refusal of `operation`, unless a message to it is incomplete.
   void refuse(const OperationHeader& operation);
-  // The same where no message was ever sent.
+  // The same for a channel without a link, on which no message was sent yet.
   static void refuse(Channel& channel, OperationHeader operation);
 
  private:

@@ -1,4 +1,4 @@
-// How operations of the net engine fail: other calls elsewhere, silence, an end, an interrupt.
+// Failures of the net engine: mismatching calls, silent peers, ended channels, interrupts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,9 +55,9 @@ TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
   EXPECT_EQ(failures, "");
 }
 
-// Gathers `size` bytes to rank 0, but on rank 3 to itself, and meets. Ranks 0 and 3 do not watch
-// each other, and most others have left the operation: these find out when they wait in their next
-// one.
+// Gathers `size` bytes to rank 0, but on rank 3 to rank 3, and runs a barrier. Ranks 0 and 3 do not
+// watch each other, and most others have completed the gather: they find the mismatch when they
+// wait in the barrier.
 Status gather_to_two_roots(EngineRank& engine, Rank rank, size_t size, int world_size) {
   CADRE_RETURN_IF_ERROR(engine.barrier());
   const std::vector<std::byte> part(size);
@@ -81,8 +81,8 @@ TEST_P(NetEngineFailureTest, TwoRootsThatAreFarApartAreFoundByTheOthers) {
 }
 
 // A message that was sent in part hides the refusal from its receiver. In a Communicator the
-// control plane tells it; here whoever fails interrupts the others, and somebody must find the
-// mismatch.
+// control plane reports the failure; here a rank that fails interrupts the others, and at least one
+// rank must find the mismatch.
 TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
   constexpr int kRanks = 8;
   const TransportGroup group(*system_, GetParam(), kRanks);
@@ -99,13 +99,13 @@ TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
   EXPECT_GE(num_found.load(), 1);
 }
 
-// Rank 1 is told in its second operation that the first was given up, and tells rank 2 just that:
-// rank 2 may still be in the first one, which a refusal of the second would not end.
+// In its second operation rank 1 receives a refusal of the first one, and forwards that to rank 2:
+// rank 2 may still be in the first operation, which a refusal of the second would not end.
 TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   const TransportGroup group(*system_, GetParam(), 3);
   EngineRank engine(*system_, group.of(1));
   std::array<std::byte, 8> data{};
-  engine.broadcast(data, 1).value_or_throw();  // the root waits for nobody
+  engine.broadcast(data, 1).value_or_throw();  // the root waits for no rank
   const OpDescriptor first{.kind = OpKind::kBroadcast, .root = 1, .count = data.size()};
   Link::refuse(
       group.of(0).channel(1),
@@ -152,7 +152,7 @@ TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
 }
 
-// Takes nothing until its peer ends it.
+// A channel that accepts no bytes, until it has ended.
 class EndingChannel final : public Channel {
  public:
   Result<size_t> try_send(ConstBytes) override {
@@ -164,8 +164,9 @@ class EndingChannel final : public Channel {
   bool has_ended = false;
 };
 
-// As long as it is to be sent, the engine waits for a channel that is ready at once, for good, and
-// connections that other peers need get only the 5 ms before it looks at the watched peers.
+// An ended channel always counts as ready for sending. As long as the announcement is unsent, each
+// wait for the watched peers returns at once, so connections to other peers only make progress in
+// the 5 ms before that.
 TEST(NetEngineLinkTest, AnAnnouncementThatAnEndedChannelDoesNotTakeIsDropped) {
   const OperationHeader barrier{.number = 1};
   const CallHistory history;
@@ -194,8 +195,9 @@ TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
   EXPECT_EQ(failures, "");
 }
 
-// The root of a broadcast expects nothing from anybody, and rank 2 waits for rank 1 only. Who finds
-// it first tells the others, so who is named depends on time; but nobody waits for the deadline.
+// The root of a broadcast receives from no rank, and rank 2 waits for rank 1 only. The first rank
+// that finds the mismatch sends refusals, so the named ranks depend on timing; but no rank waits
+// until its deadline.
 TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
   const TransportGroup group(*system_, GetParam(), 3);
   const std::string failures = group.run([&](Transport& transport) {
@@ -209,7 +211,8 @@ TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
     }
     const auto status = engine.broadcast(data, 0);
     require(!status.ok(), "it succeeded");
-    if (status.error().code() == ErrorCode::kAborted) return;  // told by the other bystander
+    if (status.error().code() == ErrorCode::kAborted)
+      return;  // refused by the other rank of the broadcast
     require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
   });
   EXPECT_EQ(failures, "");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cadre/sim/simulator.h"
+#include "cadre/testing/silent_socket.h"
 
 namespace cadre {
 namespace {
@@ -19,22 +20,10 @@ using std::chrono::seconds;
 const LinkTerms kTermsOfRank0{0, 1, "world", "1.2.3", "token"};
 const LinkTerms kTermsOfRank1{1, 1, "world", "1.2.3", "token"};
 
-// Says nothing.
-class SilentSocket final : public os::Socket {
+class CountedSocket final : public testing::SilentSocket {
  public:
-  explicit SilentSocket(int& num_open) : num_open_(num_open) { ++num_open_; }
-  ~SilentSocket() override { --num_open_; }
-
-  Result<size_t> try_send(ConstBytes data) override { return data.size(); }
-  Result<size_t> try_recv(Bytes) override { return size_t{0}; }
-  Result<bool> try_send_segment(const os::SharedMemory&) override { return false; }
-  Result<std::unique_ptr<os::SharedMemory>> try_recv_segment() override {
-    return std::unique_ptr<os::SharedMemory>();
-  }
-  void shutdown() override {}
-  os::Address local_address() const override { return {}; }
-  os::Address peer_address() const override { return {}; }
-  Status check_peer_user() const override { return {}; }
+  explicit CountedSocket(int& num_open) : num_open_(num_open) { ++num_open_; }
+  ~CountedSocket() override { --num_open_; }
 
  private:
   int& num_open_;
@@ -46,7 +35,7 @@ class CrowdedListener final : public os::Listener {
   Result<std::unique_ptr<os::Socket>> try_accept() override {
     ++num_attempts;
     if (is_exhausted) return Error(ErrorCode::kUnavailable, "accept: Too many open files");
-    return std::unique_ptr<os::Socket>(std::make_unique<SilentSocket>(num_open));
+    return std::unique_ptr<os::Socket>(std::make_unique<CountedSocket>(num_open));
   }
   os::Address address() const override { return {}; }
 

@@ -55,6 +55,12 @@ Result<os::Address> tcp_address_of(const Route& route) {
 }
 
 Error unreachable(const Route& route, const os::Address& address, const Error& error) {
+  if (error.details().is_own_limit) {
+    return Error(error.code(), format("{} cannot connect to {}: {}",
+                                      describe_rank(route.from.card, route.from.rank),
+                                      describe_rank(route.to.card, route.to.rank), error.message()))
+        .with_details({.culprit = Rank(route.from.rank), .is_own_limit = true});
+  }
   const bool is_gone = error.code() == ErrorCode::kUnavailable;
   const bool is_hidden =
       is_loopback_host(address.host) && route.to.card.host != route.from.card.host;

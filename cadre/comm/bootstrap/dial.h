@@ -4,7 +4,8 @@
 // kConnectPeerTimeout at most. Lifetime: borrows its arguments for the call.
 // Errors: kPeerLost when nobody listens there or no route leads there, kTimeout when no answer came
 // in time: both name both ends, the interface and the errno, and have the peer as culprit;
-// kUnavailable or kInvalidArgument when one end refused the other.
+// kUnavailable with ErrorDetails::is_own_limit and this rank as culprit when this process can make
+// no socket; kUnavailable or kInvalidArgument when one end refused the other.
 // Between ranks of one host control connections are unix sockets, which carry descriptors; where
 // that fails, and for all else, they are TCP.
 #pragma once

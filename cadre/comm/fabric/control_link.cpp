@@ -8,7 +8,7 @@
 namespace cadre {
 namespace {
 
-// From here on, only what must arrive is added for a peer that takes nothing.
+// Above this size of the outbox, status questions and answers are dropped.
 constexpr size_t kFullOutboxBytes = 64 << 10;
 
 uint64_t count_frames(ConstBytes stream) {
@@ -30,7 +30,7 @@ bool is_of_status(const wire::Event& event) {
 ControlLink::ControlLink(Setup setup, ControlMeter& meter)
     : setup_(std::move(setup)), meter_(meter) {
   ++meter_.connections;
-  // At once, so that the other end knows soon that this one is in use.
+  // Sent at once, so that the other end soon knows that this connection is in use.
   if (setup_.is_healed) beat();
 }
 
@@ -47,10 +47,10 @@ void ControlLink::beat() {
   ++meter_.frames_sent;
   ++meter_.heartbeats_sent;
   flush();
-  has_sent_ = false;  // it is no reason to leave out the next one
+  has_sent_ = false;  // a heartbeat does not replace the next one
 }
 
-// A stream that does not take bytes any more tells why when it is read.
+// An error of the stream is not reported here: the next receive() finds it.
 void ControlLink::flush() {
   if (!pending_.empty()) {
     const std::vector<std::byte> frames = wire::encode_events(pending_);

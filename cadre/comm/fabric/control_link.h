@@ -1,7 +1,7 @@
-// One control connection of a process: frames out, messages in, and what they count up to.
+// One control connection of a process: sends events as frames, receives messages, and counts both.
 //
 // Threads: the control plane's; ControlMeter is read from any. Blocking: never.
-// Lifetime: owns its socket. Errors: receive() says that the stream has ended; why does not matter.
+// Lifetime: owns its socket. Errors: receive() reports the end of the stream, for whatever reason.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@
 
 namespace cadre {
 
-// What a control plane has done so far. Of frames and bytes, the handshakes are not counted.
+// Totals of a control plane. Frames and bytes of handshakes are not counted.
 struct ControlCounters {
-  uint64_t connections = 0;  // that were open at some time
+  uint64_t connections = 0;  // opened so far
   uint64_t dials = 0;
   uint64_t frames_sent = 0;
   uint64_t bytes_sent = 0;
@@ -26,10 +26,10 @@ struct ControlCounters {
   uint64_t sends = 0;            // calls of try_send
   uint64_t frames_received = 0;
   uint64_t bytes_received = 0;
-  uint64_t events = 0;  // that were news here
+  uint64_t events = 0;  // new ones
 };
 
-// The same, while they change.
+// The same counters, updated concurrently.
 struct ControlMeter {
   std::atomic<uint64_t> connections{0};
   std::atomic<uint64_t> dials{0};
@@ -61,15 +61,17 @@ class ControlLink {
   uint64_t id() const { return setup_.id; }
   int peer() const { return setup_.peer; }
   bool crosses_hosts() const { return setup_.crosses_hosts; }
-  // The peer may have closed its listeners already when it was opened: its end says nothing yet.
+  // Nothing was received yet over a healed connection. The peer may have stopped listening before
+  // it was opened, so its end is no evidence of a loss.
   bool is_unheard() const { return setup_.is_healed && !has_heard_; }
 
-  // With the next flush(), all in one batch. A peer that does not take its bytes gets no questions
-  // and answers, which are worth nothing later.
+  // Queues the event for the next flush(), which sends all in one batch. Status questions and
+  // answers are dropped if the peer does not read, because they would arrive too late.
   void post(const wire::Event& event);
-  // The same, after all events: who has this process's receipt has heard what it had to say.
+  // Queues a receipt, which flush() sends after all queued events: a peer that has the receipt has
+  // received the events before it.
   void post_receipt() { owes_receipt_ = true; }
-  // Sends a heartbeat, unless something has been sent since the last call, or waits to be sent.
+  // Sends a heartbeat, unless something was sent since the last call or is queued.
   void beat();
   void flush();
   bool is_flushed() const { return pending_.empty() && !owes_receipt_ && outbox_.empty(); }

@@ -20,7 +20,7 @@ ControlPlane::ControlPlane(os::System& system, Setup setup)
       loop_(std::make_unique<PlaneLoop>(
           PlaneLoop::Site{system, {*layout_, terms_, store_host_}, *state_, *wake_up_, meter_},
           std::move(setup))) {
-  // A world of one has nobody to watch.
+  // A world of one has no peers to watch.
   if (layout_->num_ranks() > 1) {
     thread_ = system_.spawn("cadre-monitor", [this] { loop_->run(); });
   }

@@ -1,9 +1,9 @@
-// The control plane of a process: which ranks of the job are lost or left, what became of groups,
-// and what their members do.
+// The control plane of a process: distributes which ranks of the job are lost or have left and
+// which groups have failed, and answers what the members of a group do.
 //
 // A process has control connections to the ranks of its host and to some of other hosts
-// (topology.h). What is told over them is state, which each process passes on once. A connection
-// that is missing, because a rank is lost or was never there, is opened anew.
+// (topology.h). Events sent over them describe state, and each process forwards each event once. A
+// connection that is missing, because a rank is lost or was never connected, is opened again.
 //
 // Threads: one of its own ("cadre-monitor"), joined by close(), and short-lived ones that open
 // connections; all methods from any thread, but close() from one.
@@ -37,7 +37,7 @@ class PlaneState;
 struct StatusAnswer {
   int rank = -1;
   wire::Activity activity;
-  bool has_left = false;  // the fabric, in good order; then it has no activity
+  bool has_left = false;  // the rank left the fabric in good order, so it has no activity
 };
 
 class ControlPlane {
@@ -46,19 +46,20 @@ class ControlPlane {
     std::shared_ptr<const Layout> layout;  // shared with the fabric and its groups
     int rank = 0;
     LinkTerms terms;
-    // By rank, already proved; null where there is none yet. May be empty.
+    // By rank, after the handshake; null where there is no connection yet. May be empty.
     std::vector<std::unique_ptr<os::Socket>> control;
     std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
     std::unique_ptr<os::Listener> unix_listener;  // may be null
     // By rank; null where a process is not watched. May be empty.
     std::vector<std::unique_ptr<os::Pollable>> processes;
-    // At which this rank reaches the store: which of several addresses of a card to take.
+    // The address at which this rank reaches the store; selects among several addresses of a card.
     std::string store_host;
     Duration silence_limit{};
     std::shared_ptr<LogSink> log;  // shared with the groups; null: dropped
-    // What a rank of this host did last, read from the status page; empty where it cannot be read.
+    // Reads the last activities of a rank of this host from the status page; empty if they cannot
+    // be read.
     std::function<std::vector<GroupActivity>(int rank)> last_activities;
-    // A data connection that a peer opened and that has proved itself. Called by the plane's
+    // Receives a data connection that a peer opened, after the handshake. Called by the plane's
     // thread without a lock.
     std::function<void(int peer, std::unique_ptr<os::Socket>)> on_data_connection;
   };
@@ -69,34 +70,37 @@ class ControlPlane {
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
 
-  // From now on the group's events come; what has come before (losses, leavings, its failure) is
+  // Starts the delivery of the group's events. Earlier ones (losses, leaves, its failure) are
   // delivered before attach() returns.
   void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
-  // A call that is under way may still end; the plane keeps the object that long.
+  // A delivery that is under way may still end; the plane keeps the object until then.
   void detach(GroupKey group);
   bool is_attached(GroupKey group) const;
-  // This rank left the group in good order after `num_collectives`, of which `last` was the last.
+  // Publishes that this rank left the group in good order after `num_collectives`, of which `last`
+  // was the last.
   void tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last);
-  // This rank found the group's first failure. Of several that are told, the one that a process
-  // hears first is the one that it passes on.
+  // Publishes the group's failure that this rank found. Of several failures of one group, each
+  // process forwards only the first that it receives.
   void tell_failure(GroupFailure failure);
 
-  // Asks the members what they do in the group; returns when all have answered that are neither
-  // lost nor left, or at the deadline. By rank; a member that is silent or lost is missing.
+  // Asks the members what they do in the group. Returns when all have answered that are neither
+  // lost nor left, or at the deadline. In the order of `members`, without those that are silent or
+  // lost.
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
 
   std::vector<int> lost_ranks() const;  // ascending, without this rank
   std::optional<LossReport> loss_of(int rank) const;
   bool has_left(int rank) const;  // the fabric, in good order
 
-  // Whether a rank of another host cannot be reached: it takes no connection before the deadline.
-  // Its process is not asked, since the system accepts for it; a refusal is an answer. Any thread.
+  // Whether no TCP connection to a rank of another host can be opened before the deadline. The
+  // kernel of that host accepts the connection, so a stopped process counts as reachable, as does a
+  // host that refuses the connection. Any thread.
   bool is_cut_off(int peer, Deadline deadline);
-  // Opens and proves a data connection to a peer; any thread.
+  // Opens a data connection to a peer and performs the handshake; any thread.
   Result<std::unique_ptr<os::Socket>> dial_data(int peer, Deadline deadline);
 
-  // Tells the peers that this process leaves in good order, waits for their receipts at most until
-  // the deadline, sends what is pending (1 s at most), joins the thread and closes everything.
+  // Publishes that this process leaves in good order, waits for the peers' receipts until the
+  // deadline, sends pending bytes (1 s at most), joins the thread and closes all connections.
   // Idempotent.
   void close(Deadline deadline);
 

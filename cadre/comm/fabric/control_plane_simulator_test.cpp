@@ -23,7 +23,7 @@ using testing::require;
 
 constexpr GroupKey kSimGroup = 7;
 constexpr Duration kFaultsFrom = seconds(2);  // all ranks are connected long before
-constexpr Duration kLookAt = seconds(16);     // when all news must have arrived
+constexpr Duration kLookAt = seconds(16);     // when all events must have arrived
 constexpr Duration kSilenceLimit = seconds(3);
 
 const std::vector<std::vector<int>> kLayouts = {{2, 2}, {1, 1, 1}, {3, 1, 2}, {4, 4, 4, 4}};
@@ -131,7 +131,7 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
   });
 }
 
-// Also while ranks die, and whoever of them is stopped.
+// Also while one rank is killed or stopped.
 TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     const auto [victim, teller] = pick_pair(random, seed, size_of(shape));
@@ -159,7 +159,7 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   });
 }
 
-// How many scheduling points a rank came to before a time.
+// The number of scheduling points of a rank before a time.
 int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   const std::string name = format(" rank{}/", rank);
   return std::ranges::count_if(result.trace, [&](const std::string& line) {
@@ -167,7 +167,8 @@ int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   });
 }
 
-// Of a rank that dies while it tells: what one of the others has heard, all hear.
+// A rank is killed while it publishes an event: if one of the others has received it, all receive
+// it.
 TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
   int num_runs = 0;
   int num_heard = 0;
@@ -185,7 +186,7 @@ TEST(ControlPlaneSimulator, WhatARankToldSomeBeforeItDiedAllAreTold) {
       return result;
     };
     const int64_t first_point = points_before(run_with({}), 1, kFaultsFrom);
-    // The trace has lines that are no points: of the births and ends of threads.
+    // Lines of the trace about the start and end of threads are no scheduling points.
     for (int64_t point = first_point - 20; point < first_point + 10; ++point) {
       run_with({Fault::kill(1, When::at_point(1, point))});
       const auto [least, most] = std::ranges::minmax(heard);
@@ -224,7 +225,7 @@ TEST(ControlPlaneSimulator, AStoppedRankKeepsNoOtherFromAnswering) {
   });
 }
 
-// It has failed in its groups or left them, and is not silent.
+// The rank has failed in its groups or left them, so it must not count as silent.
 TEST(ControlPlaneSimulator, ARankThatHasLeftIsAmongTheAnswers) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     expect_run(seed, {1, 1, 1}, {}, [&](SimMember& member) {
@@ -257,8 +258,8 @@ TEST(ControlPlaneSimulator, ALeaveWaitsForTheReceiptsOfItsPeersUntilItsDeadline)
   }
 }
 
-// Ranks 0 and 3, 1 and 4 connect the two hosts. When they have left, nobody passes on to rank 2
-// what rank 5 tells; the rank that leaves last knows of nobody who could do it later.
+// Ranks 0 and 3, 1 and 4 connect the two hosts. When they have left, no rank forwards the failure
+// of rank 5 to rank 2, so rank 5 must connect to rank 2 before it leaves.
 TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBeforeItLeaves) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     expect_run(seed, {3, 3}, {}, [&](SimMember& member) {
@@ -274,8 +275,8 @@ TEST(ControlPlaneSimulator, ARankThatToldOfAFailureReachesThoseWhosePeersLeftBef
   }
 }
 
-// Ranks 0 and 3 of 6 are no neighbours. When ranks 2, 4 and 5 have left, rank 0 has a connection to
-// rank 1 alone, which cannot pass on to rank 3 that rank 0 leaves.
+// Ranks 0 and 3 of 6 are no neighbours. When ranks 2, 4 and 5 have left, rank 0 is connected to
+// rank 1 only, which cannot forward the leave of rank 0 to rank 3.
 TEST(ControlPlaneSimulator, ALeaveIsToldToMoreThanOneRankSoThatAPartitionDoesNotHideIt) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     const std::vector<Fault> faults = {Fault::partition(1, 3, When::at_time(kFaultsFrom))};
@@ -304,7 +305,7 @@ TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
   });
 }
 
-// Whether they notice by silence or by a dial that nobody answers.
+// They notice by silence or by a dial without an answer.
 TEST(ControlPlaneSimulator, AHostThatCannotBeReachedIsLostToTheOthers) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     std::vector<Fault> faults;
@@ -334,8 +335,8 @@ TEST(ControlPlaneSimulator, ARankThatIsStoppedForLessThanTheLimitIsNotLost) {
   });
 }
 
-// Rank 0 is connected to 1, 2, 4, 6 and 7, all of which die: it must find 3 and 5, of which it
-// never had a connection.
+// Rank 0 is connected to 1, 2, 4, 6 and 7, which are all killed: it must connect to 3 and 5, to
+// which it never had a connection.
 TEST(ControlPlaneSimulator, RanksThatLostAllTheirNeighboursFindEachOther) {
   for (const uint64_t seed : testing::test_seeds(20)) {
     const std::vector<int> shape(8, 1);
@@ -372,7 +373,7 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
   }
 }
 
-// While they are connecting, too.
+// Also while the ranks connect.
 TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
   int num_in_time = 0;
   int num_runs = 0;
@@ -385,7 +386,7 @@ TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
                                    const std::vector<int> lost = {victim};
                                    member.expect_lost(lost, "at the look");
                                  });
-    // A rank without connections to other hosts comes to few points.
+    // A rank without connections to other hosts has few scheduling points.
     const bool was_in_time =
         result.strikes.size() == 1 && result.strikes[0].at < TimePoint{} + (kLookAt - seconds(5));
     num_in_time += was_in_time ? 1 : 0;

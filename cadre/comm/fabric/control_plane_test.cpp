@@ -90,7 +90,7 @@ TEST(ControlPlane, AQuestionIsAnsweredByAllMembersThatAreAttached) {
         require(answers[i].activity.number == 1000 + i, "what that rank does");
       }
       member.job.meet(member.system, member.job.num_ranks(), "asked");
-      // A group that nobody has attached.
+      // A group that is not attached anywhere.
       require(member.plane.ask(kGroup + 1, all, member.in(milliseconds(200))).empty(), "no answer");
       member.job.meet(member.system, member.job.num_ranks(), "asked again");
     });
@@ -164,7 +164,7 @@ TEST(ControlPlane, AnOpenDataConnectionIsHandedOver) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A plane alone has no thread and nobody to wait for.
+// The plane of a world of one has no thread and waits for no peer.
 TEST(ControlPlane, OfOneRank) {
   run_members({1}, [](Member& member) {
     member.plane.tell_left(kGroup, 1, {});

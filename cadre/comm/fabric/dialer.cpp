@@ -13,8 +13,8 @@ namespace {
 // A system that is opening a connection cannot be told to stop, so it is asked for a slice of time
 // after the other.
 constexpr Duration kDialSlice = std::chrono::seconds(1);
-// Before a thread that could not be started is tried again.
-constexpr Duration kSpawnPause = std::chrono::seconds(1);
+// Before the next try when this process has no thread or descriptor left.
+constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
 
 // Ranks of one host meet at unix addresses, all others over TCP.
 Result<os::Address> address_of(const DialPlan& plan, int peer) {
@@ -90,12 +90,16 @@ void Dialer::begin(Call& call) {
   try {
     call.thread = system_.spawn("cadre-dial", open);
   } catch (const Error& error) {
-    // The limit for threads is this process's affair: the peer is not lost for it.
-    log_.write(LogLevel::kWarning, "comm",
-               format("cannot dial rank={} now, trying again: {}", call.peer, error.message()));
-    call.attempt.reset();
-    call.not_before = system_.now() + kSpawnPause;
+    retry_later(call, error);
   }
+}
+
+// A limit of this process is no sign that the peer is lost.
+void Dialer::retry_later(Call& call, const Error& error) {
+  log_.write(LogLevel::kWarning, "comm",
+             format("cannot dial rank={} now, trying again: {}", call.peer, error.message()));
+  call.attempt.reset();
+  call.not_before = system_.now() + kOwnLimitPause;
 }
 
 std::vector<Dialer::Outcome> Dialer::advance() {
@@ -142,6 +146,10 @@ std::optional<Dialer::Outcome> Dialer::take_connection(Call& call) {
   if (call.thread != nullptr) call.thread->join();
   call.thread.reset();
   call.attempt.reset();
+  if (!result->ok() && result->error().details().is_own_limit) {
+    retry_later(call, result->error());
+    return std::nullopt;
+  }
   if (!result->ok()) {
     const bool has_no_answer = result->error().code() == ErrorCode::kTimeout;
     return Outcome{call.peer, has_no_answer ? Ending::kUnanswered : Ending::kRefused, nullptr};

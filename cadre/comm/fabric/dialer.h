@@ -1,9 +1,9 @@
-// Opens control connections to other ranks without making the control plane wait.
+// Opens control connections to other ranks without blocking the control plane.
 //
 // Threads: one owner, and a thread of its own ("cadre-dial") for each connection that the system is
 // opening, joined when that is over. Blocking: stop() for a second at most.
-// Lifetime: borrows the System, the Layout, the terms, the event and the log. Errors: how a dial
-// ended.
+// Lifetime: borrows the System, the Layout, the terms, the event and the log. Errors: none; each
+// dial has an Outcome. A dial for which this process has no thread or descriptor is retried.
 #pragma once
 
 #include <atomic>
@@ -22,11 +22,11 @@
 
 namespace cadre {
 
-// Where ranks are, and what a connection between two of them is proved with.
+// The addresses of ranks and the terms of the handshake between two of them.
 struct DialPlan {
   const Layout& layout;
   const LinkTerms& terms;
-  // Of several addresses in a card, the one at which the store is reached is taken.
+  // Selects, among several addresses of a card, the one at which this rank reaches the store.
   std::string store_host;
 };
 
@@ -34,9 +34,9 @@ class Dialer {
  public:
   enum class Ending {
     kConnected,
-    kRefused,     // nobody listens there any more
+    kRefused,     // the peer no longer listens
     kUnanswered,  // the host does not answer
-    kSilent,      // connected, but the rank has said nothing for the limit of silence
+    kSilent,      // connected, but nothing was received for the limit of silence
   };
   struct Outcome {
     int peer = -1;
@@ -52,13 +52,13 @@ class Dialer {
   // REQUIRES: !is_dialing(peer).
   void dial(int peer);
   bool is_dialing(int peer) const;
-  // Gives a dial up, unless it is so far that the other end may take it for a connection.
+  // Cancels a dial, unless the peer may already count it as a connection.
   void drop(int peer);
-  // As far as all dials can go just now; those that have ended.
+  // Advances all dials without blocking. Returns those that have ended.
   std::vector<Outcome> advance();
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
-  // Gives all up and joins their threads.
+  // Cancels all dials and joins their threads.
   void stop();
 
  private:
@@ -80,6 +80,7 @@ class Dialer {
   };
 
   void begin(Call& call);
+  void retry_later(Call& call, const Error& error);
   std::optional<Outcome> step(Call& call, Duration since_last);
   std::optional<Outcome> take_connection(Call& call);
   std::optional<Outcome> step_handshake(Call& call, Duration since_last);

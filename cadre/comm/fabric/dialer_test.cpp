@@ -1,8 +1,9 @@
-// Dials of control connections that are given up, or that cannot begin, before they are answered.
+// Dials of control connections that are cancelled, or that this process cannot begin.
 #include "cadre/comm/fabric/dialer.h"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/bootstrap/callers.h"
+#include "cadre/comm/bootstrap/dial.h"
 #include "cadre/comm/bootstrap/listening.h"
 #include "cadre/testing/forwarding_system.h"
 
@@ -28,6 +30,18 @@ class FewThreads final : public testing::ForwardingSystem {
     return inner_.spawn(std::move(name), std::move(body));
   }
   int num_refused = 0;
+};
+
+class FewDescriptors final : public testing::ForwardingSystem {
+ public:
+  using ForwardingSystem::ForwardingSystem;
+  Result<std::unique_ptr<os::Socket>> connect(const os::Address& address,
+                                              Deadline deadline) override {
+    if (num_refused++ >= num_to_refuse) return inner_.connect(address, deadline);
+    return Error(ErrorCode::kUnavailable, "no descriptor").with_details({.is_own_limit = true});
+  }
+  std::atomic<int> num_refused = 0;
+  int num_to_refuse = 1;
 };
 
 // Rank 0 dials rank 1 of the same host; both are in the hands of the test.
@@ -59,6 +73,14 @@ class DialerTest : public ::testing::Test {
     }
     return outcomes;
   }
+  // A dial through this system.
+  void expect_connected(os::System& system) {
+    Dialer dialer(system, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
+    dialer.dial(1);
+    const auto outcomes = finish(dialer);
+    ASSERT_EQ(outcomes.size(), 1U);
+    EXPECT_EQ(outcomes[0].ending, Dialer::Ending::kConnected);
+  }
 
   const std::unique_ptr<os::System> system_ = os::make_native_system();
   std::vector<Listening> listening_;
@@ -69,7 +91,7 @@ class DialerTest : public ::testing::Test {
   size_t num_accepted_ = 0;
 };
 
-// Rank 1 may accept at any moment; if the connection ended then, it would take rank 0 for lost.
+// Rank 1 may accept at any moment; if the connection ended then, it would report rank 0 as lost.
 TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
   Dialer dialer(*system_, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
   dialer.dial(1);
@@ -95,12 +117,25 @@ TEST_F(DialerTest, ADialThatIsDroppedBeforeItsHandshakeIsNotHeardOf) {
 
 TEST_F(DialerTest, AThreadThatCannotBeStartedIsTriedAgain) {
   FewThreads few(*system_);
-  Dialer dialer(few, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
-  dialer.dial(1);
-  const auto outcomes = finish(dialer);
-  ASSERT_EQ(outcomes.size(), 1U);
-  EXPECT_EQ(outcomes[0].ending, Dialer::Ending::kConnected);
+  expect_connected(few);
   EXPECT_EQ(few.num_refused, 2);
+}
+
+// The peer would be reported as lost.
+TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
+  FewDescriptors few(*system_);
+  expect_connected(few);
+  EXPECT_EQ(few.num_refused, 2);
+}
+
+TEST_F(DialerTest, ALackOfDescriptorsIsTheFailureOfTheDialingRank) {
+  FewDescriptors few(*system_);
+  few.num_to_refuse = 2;  // the unix address and the TCP address
+  const auto socket = dial(few, layout_, {terms_[0], ""}, 1, wire::LinkPurpose::kControl, soon());
+  ASSERT_FALSE(socket.ok());
+  EXPECT_EQ(socket.error().code(), ErrorCode::kUnavailable) << socket.error().message();
+  EXPECT_EQ(socket.error().details().culprit, Rank(0));
+  EXPECT_TRUE(socket.error().details().is_own_limit);
 }
 
 }  // namespace

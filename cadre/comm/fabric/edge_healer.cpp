@@ -88,7 +88,7 @@ void EdgeHealer::take_calls(Findings& findings) {
   for (Handshake& handshake : callers_.advance()) {
     const int peer = handshake.hello().from;
     const wire::LinkPurpose purpose = handshake.hello().purpose;
-    // One that is for nothing here is the caller's error.
+    // A call with a rank outside the job is an error of the caller; the connection is closed.
     if (peer < 0 || peer >= setup_.plan.layout.num_ranks() || peer == self_) continue;
     if (purpose == wire::LinkPurpose::kControl) {
       findings.connections.push_back({peer, Dialer::Ending::kConnected, handshake.take()});

@@ -1,10 +1,10 @@
-// Sees to it that this process has the connections which the topology asks for: opens those that
-// are missing, takes those that others open, and finds out which ranks cannot be reached.
+// Maintains the control connections that the topology requires: opens those that are missing,
+// accepts those that peers open, and reports ranks that cannot be reached.
 //
 // Threads: the control plane's. Blocking: stop(), for a second at most. Lifetime: borrows the
 // System, the plan, the event and the log; owns the listeners. Errors: none; verdicts.
-// Of a missing connection the end with the higher rank dials at once, the other one after 1 s. Both
-// may come to be; they are kept.
+// If a connection is missing, the end with the higher rank dials at once, the other one after 1 s.
+// If both succeed, both connections are kept.
 #pragma once
 
 #include <functional>
@@ -23,20 +23,21 @@ namespace cadre {
 
 class EdgeHealer {
  public:
-  // How long the other end of a missing connection has for its call.
+  // How long the end with the lower rank waits for a call of the other end.
   static constexpr Duration kCallTime = std::chrono::seconds(1);
-  // How long the news may take that a rank left, which does not listen any more.
+  // How long the event may take to arrive that a rank which no longer listens has left.
   static constexpr Duration kLeaveNewsTime = std::chrono::seconds(1);
-  // Several losses mostly come together.
+  // Pause after a loss, since several losses often occur together.
   static constexpr Duration kLossPause = std::chrono::milliseconds(50);
-  // Ranks of a job that ends leave together. The graph bears the gap of one meanwhile.
+  // Pause after a leave, since the ranks of a job that ends leave together. The topology stays
+  // connected without one rank meanwhile.
   static constexpr Duration kLeavePause = std::chrono::seconds(1);
-  // How long a rank that leaves waits for the news that those left, too, which it would have to
-  // connect to.
+  // How long a rank that leaves waits, before it connects to new neighbours, for events that those
+  // have left, too.
   static constexpr Duration kLeavingPause = std::chrono::milliseconds(50);
 
-  // Ranks that leave together change the neighbours of all others many times: the number of
-  // connections that one of them opens is bounded.
+  // Bounds the number of connections that a leaving rank opens, because ranks that leave together
+  // change the neighbours of all others many times.
   static constexpr int kMaxLeavingDials = 2;
 
   struct Setup {
@@ -48,17 +49,18 @@ class EdgeHealer {
     ControlMeter& meter;
     std::function<void(int peer, std::unique_ptr<os::Socket>)> on_data_connection;
   };
-  // What was found out about a rank that is neither lost nor left as far as is known here.
+  // A finding about a rank that is neither lost nor left as far as this process knows.
   struct Verdict {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;
-    bool is_of_host = false;  // and of all ranks of its host that have no connection to this one
+    bool is_of_host =
+        false;  // also holds for all ranks of its host without a connection to this one
   };
   struct Findings {
     std::vector<Dialer::Outcome> connections;  // all are kConnected
     std::vector<Verdict> verdicts;
   };
-  // What the healer has to know of the plane.
+  // The state of the plane that the healer depends on.
   struct View {
     std::vector<bool> is_present;            // by rank: neither lost nor left
     std::function<bool(int rank)> has_link;  // to that rank
@@ -70,27 +72,27 @@ class EdgeHealer {
   // The set of ranks that are present has changed.
   void note_loss();
   void note_leave();
-  // A connection to this rank ended before anything came over it: it is lost unless it turns out
-  // soon that it left.
+  // A connection to this rank ended before anything was received over it. The rank is reported as
+  // unreachable unless its leave arrives, or a connection is made, within kLeaveNewsTime.
   void suspect(int rank);
 
-  // `is_ready`: one of the interests is.
+  // `is_ready`: whether one of the interests is ready.
   Findings advance(const View& view, bool is_ready);
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
-  // This process leaves: connections that are missing after kLeavingPause are opened, as long as
-  // View::may_dial, kMaxLeavingDials at most. Those of other ranks are accepted.
+  // This process leaves. Connections that are missing after kLeavingPause are opened while
+  // View::may_dial, kMaxLeavingDials at most. Connections of other ranks are still accepted.
   void start_leaving();
-  // No connection is missing but to ranks that do not listen any more, or all are opened that may
-  // be. REQUIRES: start_leaving().
+  // Whether no further connection has to be opened: all neighbours are connected, gone or no longer
+  // listening, or kMaxLeavingDials is exhausted. REQUIRES: start_leaving().
   bool is_complete(const View& view) const;
-  // Takes and opens no connection any more.
+  // Stops to accept and to open connections.
   void stop();
 
  private:
   void plan_edges(const View& view);
   void dial_missing(const View& view);
-  // Nothing else decides at present what becomes of it.
+  // The peer is neither suspected nor dialed at present.
   bool is_open(int peer) const { return !suspects_.contains(peer) && !dialer_.is_dialing(peer); }
   void take_calls(Findings& findings);
   void take_dials(Findings& findings);
@@ -101,10 +103,10 @@ class EdgeHealer {
   const int self_;
   Callers callers_;
   Dialer dialer_;
-  std::optional<TimePoint> plan_at_;   // of the next look at the topology
+  std::optional<TimePoint> plan_at_;   // when wanted_ is computed again
   std::vector<int> wanted_;            // the neighbours
-  std::map<int, TimePoint> missing_;   // those without a connection, and since when
-  std::map<int, TimePoint> suspects_;  // and until when they may turn out to have left
+  std::map<int, TimePoint> missing_;   // neighbours without a connection, and since when
+  std::map<int, TimePoint> suspects_;  // by rank: when it is reported as unreachable
   bool is_leaving_ = false;
   int num_leaving_dials_ = 0;
   bool has_stopped_ = false;

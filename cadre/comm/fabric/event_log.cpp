@@ -25,8 +25,9 @@ bool EventLog::add(const Event& event, int from, TimePoint now) {
 bool EventLog::add_loss(const LossReport& loss, int from) {
   if (!exists(loss.rank) || !exists(loss.reporter)) return false;
   RankState& state = ranks_[static_cast<size_t>(loss.rank)];
-  // A connection that ends after a leave is no loss. But a rank may have been killed while it told
-  // others of its leave: they report its loss, and groups fail there of which this rank hears.
+  // A connection that ends after a leave is no loss. But a rank may be killed before its leave has
+  // reached all peers: those report its loss and fail their groups, so this rank records the loss,
+  // too.
   if (state.loss || (state.has_left && from == kOwn)) return false;
   state.loss = loss;
   state.loss_from = from;
@@ -106,7 +107,7 @@ std::vector<Event> EventLog::told_by(int from, TimePoint now) {
   return events;
 }
 
-// On the path of every new group, so nothing of other groups is copied.
+// Called for every new group, so events of other groups are not copied.
 std::vector<Event> EventLog::of_group(GroupKey group, TimePoint now) {
   prune(now);
   std::vector<Event> events = events_of_ranks();

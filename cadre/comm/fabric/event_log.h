@@ -1,10 +1,10 @@
-// What a process knows of its job: which ranks are lost or left, and what became of groups lately.
-// Tells news from what is known already.
+// The events that a process has received: which ranks are lost or have left the job, and recent
+// leaves and failures of groups. Distinguishes new events from duplicates.
 //
 // Threads: one at a time; the control plane guards it. Blocking: never. Errors: none.
-// Losses and leavings of ranks are kept as long as the log. News of groups is kept for 60 s and
-// 65,536 entries at most; its identity is remembered for 60 s at least, and for 131,072
-// entries, so that it is not taken for news when it comes back.
+// Losses and leaves of ranks are kept as long as the log. Events of groups are kept for 60 s,
+// 65,536 of them at most. Their identity is remembered for at least 60 s and for 131,072 entries,
+// so that a duplicate on a slower path does not count as new.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,9 @@ class EventLog {
 
   EventLog(int num_ranks, int self);
 
-  // True when it is news. `from` is the rank that told it, or kOwn. Questions and answers, ranks
-  // that do not exist and this rank's own reports that a rank which left is lost are no news.
+  // True if the event is new. `from` is the rank that sent it, or kOwn. Not recorded are questions
+  // and answers, events of ranks that do not exist, and a loss of a rank that has left if this rank
+  // reports it.
   bool add(const wire::Event& event, int from, TimePoint now);
 
   bool is_lost(int rank) const { return ranks_[static_cast<size_t>(rank)].loss.has_value(); }
@@ -42,11 +43,11 @@ class EventLog {
   // Ascending, without this rank.
   std::vector<int> lost_ranks() const;
 
-  // Everything, for a connection that begins.
+  // All events, for a new connection.
   std::vector<wire::Event> all(TimePoint now);
-  // What came from one rank.
+  // The events that one rank sent.
   std::vector<wire::Event> told_by(int rank, TimePoint now);
-  // What concerns a group: losses, its leavings, its failure.
+  // The events of a group: losses of any rank, its leaves, its failure.
   std::vector<wire::Event> of_group(GroupKey group, TimePoint now);
 
  private:

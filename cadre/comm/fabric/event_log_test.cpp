@@ -1,4 +1,4 @@
-// What is news, and how long it is kept.
+// Which events count as new, and how long they are kept.
 #include "cadre/comm/fabric/event_log.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ TEST(EventLog, ARankThatLeftIsNotLost) {
   EXPECT_FALSE(log.is_lost(1));
 }
 
-// It was killed while it told the others that it leaves.
+// The rank was killed before its leave had reached all peers.
 TEST(EventLog, ALossThatAnotherRankReportsIsNewsAlsoAfterTheLeave) {
   EventLog log(3, 0);
   EXPECT_TRUE(log.add(FabricLeave{1}, 1, kStart));
@@ -73,7 +73,7 @@ TEST(EventLog, ThisRankIsPresentAlsoWhenItIsTakenForLost) {
   EXPECT_TRUE(log.is_lost(0));
 }
 
-TEST(EventLog, NewsOfGroupsAgesAndIsKnownAllTheSame) {
+TEST(EventLog, EventsOfGroupsExpireButStayKnown) {
   EventLog log(2, 0);
   log.add(GroupLeave{7, 1, 3}, 1, kStart);
   log.add(FabricLeave{1}, 1, kStart);
@@ -89,14 +89,14 @@ TEST(EventLog, HoldsABoundedNumberOfEntries) {
   }
   EXPECT_EQ(log.all(kStart).size(), EventLog::kMaxEntries);
   EXPECT_FALSE(log.add(GroupLeave{EventLog::kMaxEntries + 1, 1, 0}, 1, kStart));
-  // However many come at once, none that comes back on a slower way is news.
+  // A duplicate that arrives on a slower path is not new, however many events arrive at once.
   EXPECT_FALSE(log.add(GroupLeave{1, 1, 0}, 1, kStart));
   const TimePoint later = kStart + EventLog::kMaxAge;
   EXPECT_TRUE(log.add(GroupLeave{3 * EventLog::kMaxEntries + 1, 1, 0}, 1, later));
   EXPECT_TRUE(log.add(GroupLeave{1, 1, 0}, 1, later)) << "forgotten";
 }
 
-TEST(EventLog, TellsWhatOneRankToldAndWhatConcernsAGroup) {
+TEST(EventLog, ReturnsTheEventsOfOneRankAndOfOneGroup) {
   EventLog log(5, 0);
   log.add(loss_of(4, 2), 2, kStart);
   log.add(FabricLeave{3}, 1, kStart);

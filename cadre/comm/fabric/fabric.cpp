@@ -146,7 +146,8 @@ void Fabric::leave_group(Deadline deadline) {
   }
 }
 
-// What the groups have sent leaves before the plane says goodbye: its peers may wait for it.
+// Drains what the groups have sent before the plane publishes its leave, because peers may wait for
+// it.
 void Fabric::close(Deadline deadline) {
   if (std::exchange(is_closed_, true)) return;
   if (links_ != nullptr) links_->drain(deadline);

@@ -1,6 +1,5 @@
-// What a process has once for each job and round, whatever number of groups it has: the layout of
-// the ranks, the control plane, the memory shared on its host, the status page and the data
-// connections.
+// The resources that all groups of a process share in one job and round: the layout of the ranks,
+// the control plane, the memory shared on its host, the status page and the data connections.
 //
 // Threads: all methods from any thread; one thread of its own, the control plane's. Blocking:
 // connect() and close(), until their deadlines. Lifetime: shared by the groups of the process; the
@@ -69,7 +68,7 @@ class Fabric {
   // Null for a world of one.
   TcpLinks* links() const { return links_.get(); }
   const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
-  // What became known of groups after they were closed.
+  // Errors of groups that were found after their close().
   const std::shared_ptr<LateErrors>& late_errors() const { return late_errors_; }
   // Null where this rank shares no memory.
   const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
@@ -93,8 +92,8 @@ class Fabric {
                                                    const std::function<Status()>& check,
                                                    Deadline deadline);
 
-  // A group begins and ends to use it. With the last group the fabric tells its neighbours that
-  // this process leaves, until the deadline at most, and closes all connections.
+  // A group starts and stops using the fabric. With the last group the fabric publishes that this
+  // process leaves, waits for receipts until the deadline, and closes all connections.
   void join_group();
   void leave_group(Deadline deadline);
 
@@ -121,7 +120,7 @@ class Fabric {
   std::shared_ptr<TcpLinks> links_;  // shared with what the plane calls
   std::unique_ptr<ControlPlane> plane_;
   std::atomic<int> num_groups_{0};
-  bool is_closed_ = false;  // of whoever left last, then of the destructor
+  bool is_closed_ = false;  // set by the group that closes last, or by the destructor
 };
 
 }  // namespace cadre

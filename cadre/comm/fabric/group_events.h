@@ -1,10 +1,10 @@
-// What the control plane of a process tells its groups, and what they tell it.
+// The events that the control plane of a process delivers to its groups.
 //
-// Threads: GroupEvents is called by the plane's thread, and by the thread that calls
-// ControlPlane::attach() while it does; never under a lock. Blocking: implementations return soon;
-// the news of all groups waits for them. Lifetime: shared, so that a call under way outlives
-// detach(). Errors: none.
-// All ranks here are those of the fabric, which are the job's, not those of a group.
+// Threads: GroupEvents is called by the plane's thread and, during ControlPlane::attach(), by the
+// thread that calls it; never under a lock. Blocking: implementations return soon, because they
+// delay the events of all groups. Lifetime: shared, so that detach() may run during a call. Errors:
+// none.
+// Ranks are those of the fabric, which are the ranks of the job, not those of a group.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +14,25 @@
 
 namespace cadre {
 
-// Names a group in control messages; unique in the job and round, never used again.
+// Identifies a group in control messages; unique in the job and round, never reused.
 using GroupKey = uint64_t;
 
 using SignOfLoss = wire::SignOfLoss;
 using GroupActivity = wire::GroupActivity;
-// The first report that arrives here is the one that counts.
+// Of several reports about one rank, the first that arrives counts.
 using LossReport = wire::LossReport;
-// The first failure of a group, told by the member that found it.
+// The first failure of a group, published by the member that found it.
 using GroupFailure = wire::GroupFailure;
 
 class GroupEvents {
  public:
   virtual ~GroupEvents() = default;
-  // Also with loss.rank == this rank, when another one takes this one for lost.
+  // Also called with loss.rank == this rank, if a peer has reported this rank as lost.
   virtual void on_rank_lost(const LossReport& loss) = 0;
   virtual void on_rank_left_group(const wire::GroupLeave& leave) = 0;
-  // Of failures of other ranks only.
+  // Only for failures that other ranks have published.
   virtual void on_group_failed(const GroupFailure& failure) = 0;
-  // The answer to a status question; nullopt for none.
+  // The reply to a status question; nullopt for no reply.
   virtual std::optional<wire::Activity> own_activity() = 0;
 };
 

@@ -1,4 +1,5 @@
-// Errors of groups that this process has closed already, until a close() throws them.
+// Queue of errors of groups that this process has already closed. A later close() takes and throws
+// them.
 //
 // Threads: any. Blocking: never. Lifetime: shared by the fabric and its groups.
 #pragma once
@@ -18,7 +19,7 @@ class LateErrors {
     const std::lock_guard lock(mutex_);
     errors_.push_back(error);
   }
-  // The oldest that was not taken yet.
+  // The oldest error that was not taken yet.
   std::optional<Error> take() {
     const std::lock_guard lock(mutex_);
     if (errors_.empty()) return std::nullopt;
@@ -27,8 +28,8 @@ class LateErrors {
     return error;
   }
 
-  // A group of this process failed. Ranks that clean up after a failure leave their other groups at
-  // different points, which is no error of the program.
+  // A group of this process failed. After a failure ranks may leave their other groups at different
+  // points, so a mismatch there is no error of the program.
   void note_failure() {
     const std::lock_guard lock(mutex_);
     ++num_failures_;

@@ -1,5 +1,6 @@
-// A job of control planes for tests: ranks that find each other, and groups that note what they
-// are told. Runs on threads, where hosts exist in the cards only, and in the simulator.
+// A job of control planes for tests: ranks that connect to each other, and groups that record the
+// events delivered to them. Runs on threads, where hosts exist in the cards only, and in the
+// simulator.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +72,7 @@ class RecordedGroup final : public GroupEvents {
   std::vector<GroupFailure> failures_;
 };
 
-// Looks every millisecond; false at the deadline.
+// Polls every millisecond; false at the deadline.
 inline bool await(os::System& system, const std::function<bool()>& is_met, Deadline deadline) {
   while (!is_met()) {
     if (deadline.has_passed(system.now())) return false;
@@ -93,7 +94,7 @@ class PlaneJob {
     std::function<std::vector<GroupActivity>(int)> last_activities = {};
     std::function<void(int, std::unique_ptr<os::Socket>)> on_data_connection = {};
     std::vector<std::unique_ptr<os::Pollable>> processes = {};
-    Duration patience = std::chrono::seconds(30);  // for all ranks to come
+    Duration patience = std::chrono::seconds(30);  // until all ranks listen
   };
 
   // Where a rank listens: loopback on threads, its host's address in the simulator.
@@ -151,7 +152,7 @@ class PlaneJob {
                                           plane.counters().connections, wanted));
   }
 
-  // Counts the ranks that come here; returns when `num` have.
+  // A barrier: returns when `num` ranks have called it with this name.
   void meet(os::System& system, int num, std::string_view where) {
     {
       std::lock_guard lock(mutex_);

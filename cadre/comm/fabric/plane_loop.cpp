@@ -62,8 +62,8 @@ void PlaneLoop::run() {
   site_.state.end();
 }
 
-// In the order of the interests. All connections are read before the ends of some are judged: what
-// one of them says may explain the end of another.
+// Processes `items` in the order in which run() has listed them. All connections are read before
+// ended ones are judged: an event from one connection may explain the end of another.
 void PlaneLoop::look(std::vector<os::PollItem>& items) {
   const TimePoint now = site_.system.now();
   auto item = items.begin();
@@ -139,15 +139,16 @@ void PlaneLoop::start_leaving(Deadline receipts_by) {
   healer_.start_leaving();
 }
 
-// Peers that pass news on may have left before, and those behind them connect anew only after a
-// pause. So a process that knows of a failure connects to its new neighbours before it leaves: when
-// it and all others that know have left, nobody could say why.
+// The peers that would forward an event may have left before, and the ranks behind them replace
+// those connections only after a pause. So a process that knows of a recent failure connects to its
+// new neighbours before it leaves. Otherwise all ranks that know the cause might leave before the
+// remaining ones have received it.
 bool PlaneLoop::has_news_of_failure() const {
   return failure_heard_at_ && site_.system.now() - *failure_heard_at_ < kFailureNewsTime;
 }
 
-// Of those that are present only one hears this process's leave, which may be cut off from the
-// others or stopped: they would find nobody at this address and take it for lost.
+// A leave that is published to a single peer may not reach the others: the peer may be stopped, or
+// partitioned from them. They would then fail to connect to this process and report it as lost.
 bool PlaneLoop::has_few_peers(const std::vector<bool>& is_present) const {
   std::set<int> peers;
   for (const auto& link : links_) {
@@ -165,8 +166,8 @@ EdgeHealer::View PlaneLoop::healer_view() const {
   return view;
 }
 
-// All peers have confirmed that this process leaves, or the time for it is over; and what was to be
-// sent is sent, or the time for that is over. Ranks that are lost are not waited for.
+// True when all peers have acknowledged the leave of this process and all pending bytes are sent,
+// or the deadlines of these steps have passed. Lost ranks are not waited for.
 bool PlaneLoop::has_left() {
   if (!receipts_by_) return false;
   const TimePoint now = site_.system.now();
@@ -209,7 +210,7 @@ void PlaneLoop::handle_event(ControlLink& link, const Event& event) {
   if (leave != nullptr && leave->rank == link.peer()) link.post_receipt();
 }
 
-// The rank that asked has told its own host itself, as with any event.
+// The asking rank has forwarded the question within its own host itself, as it does with any event.
 void PlaneLoop::handle_question(ControlLink& link, const wire::StatusQuestion& question) {
   const bool is_foreign =
       question.origin >= 0 && question.origin < layout_.num_ranks() && question.origin != self_;
@@ -229,7 +230,8 @@ void PlaneLoop::handle_answer(const wire::StatusAnswer& answer) {
   if (link != nullptr) link->post(answer);
 }
 
-// A rank of this host tells all of the host. One that was lost meanwhile may have told only some.
+// A rank sends its events to all ranks of its host, so they need not be forwarded within the host.
+// A rank that was lost meanwhile may have reached only some of them.
 PlaneLoop::Scope PlaneLoop::scope_of(const ControlLink* by) const {
   if (by == nullptr || by->crosses_hosts()) return Scope::kEverywhere;
   return site_.state.is_lost(by->peer()) ? Scope::kEverywhere : Scope::kOtherHosts;
@@ -277,8 +279,8 @@ void PlaneLoop::judge_ends() {
   }
 }
 
-// A connection that is still open after its process has ended, and after the last bytes have come,
-// is held by a child which that process forked.
+// If a connection is still open this long after its process has ended, a forked child of the
+// process holds it. No more bytes are expected from it.
 void PlaneLoop::bury_ended(TimePoint now) {
   for (auto process = ended_processes_.begin(); process != ended_processes_.end();) {
     if (now - process->second < kLastWordsTime) {
@@ -292,8 +294,8 @@ void PlaneLoop::bury_ended(TimePoint now) {
   }
 }
 
-// Counts only while this thread looks: after a stop of this process, or of all, the peers have as
-// long to speak as before it. Ranks of this host send no heartbeats.
+// Counts at most two heartbeat intervals per call, so that the time during which this process was
+// stopped does not count as silence of its peers. Ranks of this host send no heartbeats.
 void PlaneLoop::judge_silence(TimePoint now) {
   const Duration since = std::min<Duration>(now - silence_judged_at_, 2 * kStatusInterval);
   silence_judged_at_ = now;

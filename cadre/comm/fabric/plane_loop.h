@@ -1,10 +1,8 @@
-// The thread of a control plane: reads all connections, judges what their ends and their silence
-// mean, and passes on what is new.
-//
-// Threads: run() is the body of one thread, to which all else here belongs; the constructor and the
-// destructor run while it does not. Blocking: run(), until the plane has left.
-// Lifetime: borrows the System, the state, the event, the meter, the layout and the terms.
-// Errors: none; what goes wrong with a connection ends it.
+// The thread of a control plane: reads all connections, decides whether an ended or silent one
+// means a lost rank, and forwards new events.  Threads: run() is the body of one thread, to which
+// all else here belongs; the constructor and the destructor run while it does not. Blocking: run(),
+// until the plane has left. Lifetime: borrows the System, the state, the event, the meter, the
+// layout and the terms. Errors: none; an error of a connection closes it.
 #pragma once
 
 #include <map>
@@ -23,12 +21,12 @@ namespace cadre {
 
 class PlaneLoop {
  public:
-  // How long the last words of a process that has ended may be on their way.
+  // How long the last bytes of a process that has ended may take to arrive.
   static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
   static constexpr Duration kFlushTime = std::chrono::seconds(1);
-  // Of those that are present, so many hear of a leave from the rank itself.
+  // A rank that leaves publishes that over direct connections to at least this many present peers.
   static constexpr size_t kMinLeavePeers = 2;
-  // How long a failure is news, of which not all may have heard.
+  // How long a failure counts as recent, so that some ranks may not have received it yet.
   static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
   struct Site {
@@ -43,7 +41,7 @@ class PlaneLoop {
   void run();
 
  private:
-  // Which connections an event is passed on by.
+  // The connections over which an event is forwarded.
   enum class Scope { kEverywhere, kOwnHost, kOtherHosts };
   struct End {
     uint64_t link = 0;
@@ -69,7 +67,8 @@ class PlaneLoop {
   void handle_event(ControlLink& link, const wire::Event& event);
   void handle_question(ControlLink& link, const wire::StatusQuestion& question);
   void handle_answer(const wire::StatusAnswer& answer);
-  // `by`: the connection by which it came, null for this process's own.
+  // Records and forwards an event. `by`: the connection over which it arrived, null for one of this
+  // process.
   void learn(const wire::Event& event, const ControlLink* by);
   void spread(const wire::Event& event, Scope scope, uint64_t except_link);
   Scope scope_of(const ControlLink* by) const;
@@ -88,13 +87,13 @@ class PlaneLoop {
   EdgeHealer healer_;
   std::vector<std::unique_ptr<ControlLink>> links_;  // unique, so that they keep their place
   uint64_t num_links_ = 0;
-  std::vector<End> ends_;  // found in this turn
+  std::vector<End> ends_;  // found in this iteration
   std::map<int, TimePoint> ended_processes_;
   StatusRoutes routes_;
   TimePoint heartbeat_at_;  // the last
   TimePoint silence_judged_at_;
-  std::optional<TimePoint> failure_heard_at_;  // the last: of a group, or a loss
-  std::optional<Deadline> receipts_by_;        // this process leaves
+  std::optional<TimePoint> failure_heard_at_;  // the last failure of a group, or loss
+  std::optional<Deadline> receipts_by_;        // set when this process leaves
   std::optional<TimePoint> flush_by_;
 };
 

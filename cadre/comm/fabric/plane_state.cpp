@@ -15,8 +15,8 @@ PlaneState::PlaneState(os::System& system, Identity identity, os::Event& wake_up
       wake_up_(wake_up),
       log_(identity.num_ranks, identity.rank) {}
 
-// What comes after the registration is delivered by the plane's thread, what came before it by this
-// one: each event once.
+// Events that arrive after the registration are delivered by the plane's thread, earlier ones by
+// this thread: each event once.
 void PlaneState::attach(GroupKey group, std::shared_ptr<GroupEvents> events) {
   const TimePoint now = system_.now();
   std::vector<Event> earlier;
@@ -190,8 +190,8 @@ void PlaneState::queue_deliveries(const Event& event) {
   if (group != groups_.end()) deliveries_.push_back({group->second, event});
 }
 
-// A report that this rank itself is lost comes last: what this rank found at its own end of the
-// connection that was cut says more.
+// A report that this rank itself is lost is delivered last, because what this rank found at its own
+// end of the cut connection is more specific.
 void PlaneState::deliver() {
   std::vector<Delivery> deliveries;
   {

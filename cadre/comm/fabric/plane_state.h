@@ -1,9 +1,9 @@
-// What the threads of a process share with the thread of its control plane: what is known, who is
-// told, what is asked.
+// State that the threads of a process share with the thread of its control plane: the known events,
+// the attached groups, the open status questions.
 //
 // Threads: any, except for the methods of the plane's thread. Blocking: ask(), until its deadline.
 // Lifetime: borrows the System and the event. Errors: none.
-// Groups are called without a lock: by deliver() and, for what has come before, by attach().
+// Events are delivered to groups without a lock: by deliver() and, for earlier events, by attach().
 #pragma once
 
 #include <map>
@@ -32,26 +32,26 @@ class PlaneState {
 
   void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
   void detach(GroupKey group);
-  // The plane's thread is to tell it to the others.
+  // Lets the plane's thread publish the event.
   void post(wire::Event event);
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
   std::vector<int> lost_ranks() const;
   std::optional<LossReport> loss_of(int rank) const;
   bool has_left(int rank) const;
-  // The plane's thread is to leave and to end, with receipts until the deadline.
+  // Lets the plane's thread leave, wait for receipts until the deadline, and end.
   void leave(Deadline deadline);
 
-  // From here on: of the plane's thread.
+  // From here on: only called by the plane's thread.
   struct Orders {
     std::vector<wire::Event> events;  // in the order in which they were posted
     std::optional<Deadline> leave_by;
   };
   Orders take_orders();
-  // True when the event is news; its groups are called by the next deliver().
+  // True if the event is new; the next deliver() delivers it to its groups.
   bool learn(const wire::Event& event, int from);
   void take_answer(const wire::StatusAnswer& answer);
   void deliver();
-  // No question is answered any more.
+  // Ends all open questions and every later one.
   void end();
   // Null when it is not attached.
   std::shared_ptr<GroupEvents> group(GroupKey key) const;

@@ -1,10 +1,10 @@
-// Several groups of one process at work at once, and what they share; on threads that share one
-// native System, over shared memory and over TCP.
-#include <gmock/gmock.h>
+// Concurrent operations of several groups of one process, and the resources that they share; on
+// threads with one native System, over shared memory and over TCP.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <functional>
+#include <initializer_list>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -16,12 +16,6 @@
 
 namespace cadre {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-using ::testing::HasSubstr;
-using testing::RankContext;
-using testing::require;
 
 class Groups : public GroupsTest {};
 
@@ -47,8 +41,8 @@ TEST_P(Groups, RanksAreTranslatedToAndFromTheWorld) {
   });
 }
 
-// Each rank issues its two operations in the order of its own, and some wait for the later one
-// first.
+// The ranks issue the operations of different groups in different orders, and some wait for the
+// later one first.
 TEST_P(Groups, AsynchronousOperationsOfSeveralGroupsEndInWhateverOrderTheyAreIssued) {
   constexpr size_t kGroups = 4;
   run(3, [](RankContext& context, Communicator& world) {
@@ -81,7 +75,8 @@ TEST_P(Groups, AsynchronousOperationsOfSeveralGroupsEndInWhateverOrderTheyAreIss
   });
 }
 
-// Two ranks wait for each other, each in another group: both deadlines name what the other is in.
+// Two ranks wait for each other, each in another group: the error of each names the operation that
+// the other one runs.
 TEST_P(Groups, BlockingCallsInOppositeOrdersAreNamedAtTheDeadline) {
   run(
       2,
@@ -91,7 +86,7 @@ TEST_P(Groups, BlockingCallsInOppositeOrdersAreNamedAtTheDeadline) {
         Communicator& mine = world.rank() == 0 ? *red : *blue;
         const std::string other = world.rank() == 0 ? "blue" : "red";
         const std::string failure = testing::failure_of([&] { mine.barrier(); });
-        // The other rank's deadline is about the same, and it is to explain itself, too.
+        // The other rank reaches its deadline at about the same time, and polls this one.
         context.system.make_waiter()->park(context.system.deadline_in(seconds(1)));
         require(failure.find("waiting for rank") != std::string::npos ||
                     failure.find("first failure") != std::string::npos,
@@ -207,7 +202,7 @@ TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
   });
 }
 
-// What a rank has cut for a group that all ranks refuse is held by nobody, so it is used again.
+// The memory that a rank has cut for a group that all ranks refuse has no holders, so it is reused.
 TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [](RankContext& context, Communicator& world) {
     const size_t before = next_offset(world);
@@ -227,7 +222,7 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   });
 }
 
-// All ranks say so, at once, and the world goes on.
+// All ranks throw at once, and the world stays usable.
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {
     HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
@@ -254,7 +249,7 @@ TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   });
 }
 
-// It is plain memory for the groups of the next round.
+// In the groups of the next round the buffer is private memory.
 TEST_P(SymmetricGroups, ABufferOfAnEarlierRoundIsReducedLikePrivateMemory) {
   constexpr size_t kCount = 1 << 16;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {

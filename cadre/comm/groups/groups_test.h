@@ -20,29 +20,31 @@
 
 namespace cadre {
 
-inline constexpr Duration kGroupsBudget = std::chrono::seconds(20);
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::RankContext;
+using testing::require;
+
+inline constexpr Duration kGroupsBudget = seconds(20);
 
 class GroupsTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  using Body = std::function<void(testing::RankContext&, Communicator&)>;
+  using Body = std::function<void(RankContext&, Communicator&)>;
 
   void run(int world_size, const Body& body, Duration timeout = kGroupsBudget) {
-    const auto result =
-        testing::run_ranks_as_threads(world_size, [&](testing::RankContext& context) {
-          CommunicatorOptions options;
-          options.transport = GetParam();
-          options.timeout = timeout;
-          const auto world = Communicator::connect(
-              context.system, {context.rank, context.world_size, 1, store_, "token"}, options,
-              soon(context));
-          body(context, *world);
-          world->close(soon(context));
-        });
+    const auto result = testing::run_ranks_as_threads(world_size, [&](RankContext& context) {
+      CommunicatorOptions options;
+      options.transport = GetParam();
+      options.timeout = timeout;
+      const auto world = Communicator::connect(
+          context.system, {context.rank, context.world_size, 1, store_, "token"}, options,
+          soon(context));
+      body(context, *world);
+      world->close(soon(context));
+    });
     EXPECT_TRUE(result.ok()) << result.failures();
   }
-  static Deadline soon(testing::RankContext& context) {
-    return context.system.deadline_in(kGroupsBudget);
-  }
+  static Deadline soon(RankContext& context) { return context.system.deadline_in(kGroupsBudget); }
 
   const std::unique_ptr<os::System> system_ = os::make_native_system();
   const std::shared_ptr<HashStore> store_ = std::make_shared<HashStore>(*system_);
@@ -56,7 +58,7 @@ inline Bytes bytes_of(std::vector<int64_t>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Where in its slice of the host memory this rank would cut its next piece.
+// The offset in this rank's slice of the host memory at which it would cut its next piece.
 inline size_t next_offset(const Communicator& world) {
   HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
   return memory.allocate({.num_bytes = 1}).value_or_throw().place().offset;

@@ -79,15 +79,15 @@ uint64_t digest(std::string_view text) {
   return hash.value();
 }
 
-// What one rank brings to a split.
+// The arguments of one rank in a split, as exchanged.
 struct SplitCall {
   int64_t has_color = 0;
   int64_t color = 0;
   int64_t key = 0;
   uint64_t name_digest = 0;
-  std::array<char, 32> name{};  // as much of it as there is room for, padded with zeros
-  int64_t is_short = 0;         // it has no memory for its pieces
-  GroupPlaces places;           // of the pieces that it has cut
+  std::array<char, 32> name{};  // truncated, padded with zeros
+  int64_t is_short = 0;         // whether the rank has no memory for its pieces
+  GroupPlaces places;           // of the pieces that the rank has cut
 
   bool is_of(int64_t wanted) const { return has_color == 1 && color == wanted; }
   std::string quoted_name() const {
@@ -96,15 +96,15 @@ struct SplitCall {
   }
 };
 
-// What one rank brings to new_group.
+// The arguments of one rank in new_group, as exchanged.
 struct NewGroupCall {
   uint64_t digest = 0;  // of the list of ranks
-  uint64_t stamp = 0;   // tells the calls of one rank apart in a store
+  uint64_t stamp = 0;   // random, so that two calls of one rank differ in a store
   int64_t is_short = 0;
   GroupPlaces places;
 };
 
-// Cuts this rank's pieces and says in its call how that went.
+// Cuts this rank's pieces and records the places, or that memory is short, in its call.
 template <typename Call>
 Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candidates,
                 NewGroup& group, Call& call) {
@@ -114,7 +114,8 @@ Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candid
   return status;
 }
 
-// Every rank of the parent sees who is short of memory, so all refuse, and the parent goes on.
+// Every rank of the parent sees which ranks are short of memory. So all of them refuse, and the
+// parent stays usable.
 template <typename Call>
 void check_memory(const Status& own, std::span<const Call> calls, std::span<const int> callers) {
   if (!own.ok()) throw own.error();
@@ -128,9 +129,9 @@ void check_memory(const Status& own, std::span<const Call> calls, std::span<cons
   }
 }
 
-// Whoever gives up in the middle tells the members of the new group, of which some may have all
-// they need to make it: it fails for them, also if they make it only later. `group` is the one that
-// the members exchange over, or know each other from.
+// Publishes a failure of the new group when this rank gives up creating it. Members that have
+// already created the group, or create it later from what was exchanged, fail with it. `group` is
+// the parent, or the group that contains all members.
 void tell_giving_up(const Communicator::Impl& group, const std::string& id, const Error& error) {
   if (group.fabric->plane() == nullptr) return;
   const int self = group.fabric->rank().value;
@@ -144,13 +145,13 @@ void tell_giving_up(const Communicator::Impl& group, const std::string& id, cons
                          cause, cause}});
 }
 
-// Whether this process has a group of this id, or had one which some member has not left yet.
+// Whether this process has a group of this id, or had one that some member has not left yet.
 bool is_in_group(const Communicator::Impl& impl, const std::string& id) {
   const ControlPlane* const plane = impl.fabric->plane();
   return plane != nullptr && plane->is_attached(key_of(id));
 }
 
-// What members exchange through a store where there is no parent that all of them call.
+// The exchange through a store, for members without a parent group that all its ranks call.
 class StoreExchange {
  public:
   // `ranks` are the members, of which `any` is one.
@@ -169,8 +170,8 @@ class StoreExchange {
     count_key_ = prefix + "/num_read";
   }
 
-  // Whether the id is fresh on this rank. If not, no member can read `own`. What a failed try has
-  // left must not be taken for a call of this one.
+  // Publishes `own`. False if this rank's key exists already, for example from a failed try; then
+  // `own` is not written, so no member can read it.
   bool put(const NewGroupCall& own, Deadline deadline) const {
     const auto self = std::ranges::find(ranks_, any_.rank()) - ranks_.begin();
     const std::string text(wire::as_text(std::as_bytes(std::span(&own, 1))));
@@ -178,7 +179,7 @@ class StoreExchange {
                .value_or_throw() == text;
   }
 
-  // What all members have brought. REQUIRES: put() has succeeded.
+  // The calls of all members, in their order. REQUIRES: put() has succeeded.
   std::vector<NewGroupCall> gather(const NewGroupCall& own, Deadline deadline) const {
     await_all(own, deadline);
     std::vector<NewGroupCall> calls;
@@ -206,7 +207,8 @@ class StoreExchange {
                   list(ranks_), id_, ranks_[i]));
   }
 
-  // Looks now and then at those that have come, and for a member that died instead of coming.
+  // Waits for all keys. Periodically checks the keys that exist, and whether a missing member is
+  // lost or has left.
   void await_all(const NewGroupCall& own, Deadline deadline) const {
     std::optional<Rank> gone;
     while (true) {
@@ -215,7 +217,8 @@ class StoreExchange {
       if (status.ok()) return;
       if (status.error().code() != ErrorCode::kTimeout) throw status.error();
       const std::vector<Rank> missing = read_present(own);
-      // One that wrote its key and ended then has come: the keys were looked at once more.
+      // A member may have written its key before it ended, so the keys were read once more after
+      // the end was known.
       if (gone && std::ranges::find(missing, *gone) != missing.end()) {
         throw Error(ErrorCode::kPeerLost,
                     format("new_group_over_store: {} is gone", describe(*gone)))
@@ -226,7 +229,7 @@ class StoreExchange {
     }
   }
 
-  // Those that have not come yet. Refuses what one that has come has brought.
+  // The members without a key. Throws if a key that exists does not fit this rank's call.
   std::vector<Rank> read_present(const NewGroupCall& own) const {
     const Deadline soon = group_.system.deadline_in(kLookForLosses);
     std::vector<Rank> missing;
@@ -261,7 +264,7 @@ class StoreExchange {
         .with_culprit(missing.front());
   }
 
-  // Best effort: the group is made by now, and keys that stay do no harm.
+  // Best effort: the group exists by now, and remaining keys do no harm.
   void erase_after_last_reader(Deadline deadline) const {
     const auto num_read = store_.add(count_key_, 1, deadline);
     if (!num_read.ok() || *num_read < static_cast<int64_t>(keys_.size())) return;
@@ -280,8 +283,8 @@ class StoreExchange {
   std::string count_key_;
 };
 
-// What every rank of the parent brings, gathered in rank order, for the new group `id`, which
-// others may have made when this rank fails.
+// Gathers the calls of all ranks of the parent in rank order. If that fails here, other ranks may
+// have created the new group `id` already, so the failure is published.
 template <typename T>
 std::vector<T> gather(Communicator& parent, const T& mine, const std::optional<std::string>& id,
                       Deadline deadline) try {
@@ -305,7 +308,7 @@ SplitCall call_of(const SplitOptions& options) {
   return call;
 }
 
-// Every rank of the parent sees all calls, so all of them refuse with one sentence.
+// Every rank of the parent sees all calls, so all of them throw the same error.
 void check_names(const Communicator& parent, std::span<const SplitCall> calls) {
   for (size_t i = 0; i < calls.size(); ++i) {
     for (size_t first = 0; calls[i].has_color == 1 && first < i; ++first) {
@@ -406,17 +409,13 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                  .members = values_of(ranks),
                  .pieces = {},
                  .places = {}};
+  if (is_alone) return make_group(impl, std::move(group));
   NewGroupCall own{.digest = digest(ranks)};
   impl.system.random_bytes(std::as_writable_bytes(std::span(&own.stamp, 1)));
   const Status cut = cut_into(impl, group.members, group, own);
-  if (is_alone) {
-    if (!cut.ok()) throw cut.error();
-    group.places = {own.places};
-    return make_group(impl, std::move(group));
-  }
   const auto wait =
       impl.fabric->status_cells().show_wait(format("new_group_over_store of \"{}\"", options.id));
-  bool has_pieces_free = false;  // no member uses this rank's
+  bool has_pieces_free = false;  // no member uses this rank's pieces
   try {
     const StoreExchange exchange(any, options, ranks);
     has_pieces_free = !exchange.put(own, deadline);
@@ -426,15 +425,15 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                          options.id));
     }
     const auto calls = exchange.gather(own, deadline);
-    has_pieces_free = true;  // every member that reads the same keys refuses, too
+    has_pieces_free = true;  // every member that reads the same keys refuses as well
     check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
     for (const NewGroupCall& call : calls) group.places.push_back(call.places);
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    // As every member that lists this rank refuses lists that differ.
+    // Lists that differ are refused by every member that lists this rank, so none uses its pieces.
     has_pieces_free = has_pieces_free || error.code() == ErrorCode::kInvalidArgument;
     if (has_pieces_free && group.pieces) group.pieces->discard();
-    // The members of a group that has this id already may be at work.
+    // If a group of this id exists, its members may be using it, so it must not fail.
     if (!is_in_group(impl, options.id)) tell_giving_up(impl, options.id, error);
     throw;
   }

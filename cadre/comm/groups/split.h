@@ -1,14 +1,14 @@
 // Groups of some of a group's ranks.
 //
 // Threads: like an operation of the parent: all its ranks call it in the same order.
-// Blocking: until the deadline: one all_gather of the parent, which is all that a new group costs:
-// it has no thread and no connection of its own. Lifetime: a new group shares its parent's fabric;
-// it is independent of the parent otherwise, which may be closed first. Errors: cadre::Error;
-// kUnavailable when the host's memory is short. After a failure a subgroup is not rebuilt by
-// itself: rejoin() the world and split again, or rejoin() the subgroup's membership, which leaves
-// the other groups alone. Ranks of the new group are 0 .. size - 1; its id is the parent's, a
-// slash, the number of the parent's operation and the colour. Its name is made likewise, unless one
-// is given. Source: MPI_Comm_split, MPI_Comm_create_group; c10d's new_group.
+// Blocking: until the deadline. A new group costs one all_gather of the parent; it has no thread
+// and no connection of its own. Lifetime: a new group shares its parent's fabric; it is independent
+// of the parent otherwise, which may be closed first. Errors: cadre::Error; kUnavailable when the
+// host's memory is short. After a failure a subgroup is not rebuilt automatically: rejoin() the
+// world and split again, or rejoin() the subgroup's membership, which does not affect the other
+// groups. Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of
+// the parent's operation and the colour. Its name is made likewise, unless one is given. Source:
+// MPI_Comm_split, MPI_Comm_create_group; c10d's new_group.
 #pragma once
 
 #include <memory>
@@ -33,8 +33,8 @@ struct SplitOptions {
   std::string name;
 };
 
-// Null on a rank without a colour. Where ranks of one colour give different names, all ranks of the
-// parent throw the same kInvalidArgument, and the parent goes on.
+// Null on a rank without a colour. If ranks of one colour give different names, all ranks of the
+// parent throw the same kInvalidArgument, and the parent stays usable.
 CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
                                                  Deadline deadline);
 
@@ -45,15 +45,17 @@ CADRE_EXPORT std::unique_ptr<Communicator> new_group(Communicator& parent,
                                                      Deadline deadline);
 
 struct StoreGroupOptions {
-  // Of the members alone, or with keys of their own (PrefixStore). A group of one needs none.
+  // Used by the members only, or with a prefix for their keys (PrefixStore). Null is allowed for a
+  // group of one.
   std::shared_ptr<Store> store;
-  std::string id;         // equal on the members, unique in the job; a new try needs a new one
+  std::string id;         // equal on the members, unique in the job; a retry needs a new one
   std::string name = {};  // in messages; empty: the id
 };
 
-// The same made by its members alone: they exchange over the store what the others exchange over
-// the parent. `any` is a group in which all of them are; it takes no part. A member that does not
-// come is named at the deadline. c10d's new_group with use_local_synchronization.
+// A group that only its members create: they exchange over the store what new_group() exchanges
+// over the parent. `any` is a group that contains all members; it runs no operation. At the
+// deadline the error names a member that has not called it. Source: c10d's new_group with
+// use_local_synchronization.
 CADRE_EXPORT std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                                                                 std::span<const Rank> ranks,
                                                                 const StoreGroupOptions& options,

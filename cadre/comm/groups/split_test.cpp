@@ -204,8 +204,8 @@ TEST_P(Split, ListsThatDifferOrMakeNoSenseAreRefused) {
   });
 }
 
-// Of five ranks one is in no group, and one of colour 1 gives another name than the other; all are
-// told alike, in time, and the world goes on.
+// Of five ranks one is in no group, and the two of colour 1 give different names. All ranks throw
+// the same error before the deadline, and the world stays usable.
 TEST_P(Split, NamesThatDifferInOneColourAreRefusedOnAllRanks) {
   const std::string long_name = "a name that is longer than what travels of it";
   run_world(5, GetParam(), [&](RankContext& context, Communicator& world) {

@@ -121,9 +121,9 @@ bool MessageQueue::try_take_role() {
   return true;
 }
 
-// If anything is left somebody must take the role; not every waiting caller may. After a close()
-// nobody needs to: the holder ends it. Also what has ended keeps this queue, as long as the
-// protocol remembers it.
+// If messages are pending, another thread must take the role; not every waiting caller may. After a
+// close() that is not needed: the holder ends the messages. A message that has ended keeps this
+// queue alive as well, as long as the protocol refers to it.
 void MessageQueue::release_role() {
   std::unique_lock lock(mutex_);
   if (is_stopping_) {

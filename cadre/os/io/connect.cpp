@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cadre/base/format.h"
+#include "cadre/os/host/descriptor_limit.h"
 #include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/interfaces.h"
@@ -22,6 +23,23 @@ constexpr Duration kFullBacklogPause = std::chrono::milliseconds(1);
 
 Fd open_stream(int family) {
   return Fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+// Why this process could not make a socket.
+Error no_socket(const Address& address, int error_number) {
+  std::string what = cadre::format("connect to {}", address.to_string());
+  const bool is_own_limit = error_number == EMFILE || error_number == ENFILE ||
+                            error_number == ENOBUFS || error_number == ENOMEM;
+  if (error_number == EMFILE) {
+    what += cadre::format(
+        ": the limit of this process is {} open descriptors (RLIMIT_NOFILE), raise it with ulimit "
+        "-n or keep fewer files and connections open",
+        descriptor_limit().soft);
+  } else if (error_number == ENFILE) {
+    what += ": the machine has no descriptor left, raise fs.file-max";
+  }
+  return errno_error(ErrorCode::kUnavailable, what, error_number)
+      .with_details({.is_own_limit = is_own_limit});
 }
 
 // Waits until the connection is made or has failed; its errno, 0 for success, none at the deadline.
@@ -115,7 +133,7 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
                            describe_route_to(target));
     };
     Fd fd = open_stream(target.family());
-    if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, what(), errno);
+    if (!fd.is_open()) return no_socket(address, errno);
     // One address of a name that does not answer must not use up the time of the others.
     const TimePoint now = monotonic_now();
     const auto num_left = static_cast<int64_t>(targets->size() - i);

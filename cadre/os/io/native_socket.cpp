@@ -65,8 +65,8 @@ void keep_alive(int fd, Duration limit) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, std::min(kNumQuestions, limit_s - idle_s));
 }
 
-// Copying so few costs less than what the kernel does for several parts: 4 KiB of payload, and room
-// for the headers in front of it.
+// Up to this size one copy costs less than the kernel's work for several parts: 4 KiB of payload
+// and the headers in front of it.
 constexpr size_t kFewBytes = 4096 + 64;
 
 // Parts that are not empty, as the kernel takes them.
@@ -302,7 +302,7 @@ Result<std::unique_ptr<Socket>> NativeListener::try_accept_at(int number) {
   if (accepted.is_open()) {
     return std::unique_ptr<Socket>(std::make_unique<NativeSocket>(std::move(accepted), segments_));
   }
-  // A connection that was reset while it waited is the client's affair, not the listener's.
+  // A connection that was reset while it waited is no error of the listener.
   if (would_block(errno) || errno == ECONNABORTED) return std::unique_ptr<Socket>();
   return errno_error(ErrorCode::kUnavailable, cadre::format("accept on {}", address_.to_string()),
                      errno);

@@ -133,6 +133,26 @@ TEST_F(NativeSocketTest, PartsArriveOneAfterTheOther) {
   }
 }
 
+TEST_F(NativeSocketTest, AConnectWithoutADescriptorNamesTheLimitOfThisProcess) {
+  auto listener = system_->listen({Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
+  const Address address = listener->address();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{.rlim_cur = 3, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto refused = system_->connect(address, soon());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  EXPECT_TRUE(refused.error().details().is_own_limit);
+  EXPECT_NE(refused.error().message().find("3 open descriptors (RLIMIT_NOFILE)"), std::string::npos)
+      << refused.error().message();
+  listener.reset();
+  const auto ended = system_->connect(address, soon());
+  ASSERT_FALSE(ended.ok());
+  EXPECT_FALSE(ended.error().details().is_own_limit) << ended.error().message();
+}
+
 TEST_F(NativeSocketTest, OfTooManyPartsTheFirstAreSent) {
   const Pair pair = connect({Address::Kind::kTcp, "127.0.0.1", 0});
   const std::vector<std::byte> small(10);

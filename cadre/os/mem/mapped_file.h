@@ -9,11 +9,12 @@
 #include <string>
 
 #include "cadre/base/error.h"
+#include "cadre/base/export.h"
 #include "cadre/base/types.h"
 
 namespace cadre::os {
 
-class MappedFile {
+class CADRE_EXPORT MappedFile {
  public:
   // Creates or replaces the file, zeroed, with its blocks reserved: a full disk is an error here
   // and not a SIGBUS later. The folder must exist.

@@ -9,10 +9,11 @@
 #include <string>
 
 #include "cadre/base/error.h"
+#include "cadre/base/export.h"
 
 namespace cadre::os {
 
-class TemporaryFolder {
+class CADRE_EXPORT TemporaryFolder {
  public:
   // In `parent`, readable by this user only; named `prefix` and six random letters.
   static Result<std::unique_ptr<TemporaryFolder>> make(const std::string& parent,

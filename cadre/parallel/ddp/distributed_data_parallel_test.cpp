@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/buckets/gradient_buckets.h"
+#include "cadre/buckets/gradient_storage.h"
 #include "cadre/parallel/ddp/ddp_test_support.h"
 
 namespace cadre {
@@ -37,8 +37,9 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   EXPECT_EQ(*parsed, layout);
 
   // Imported: used from the first step, and never learned again.
-  BucketLayout odd = plan_bucket_layout(
-      sizes_of(net_->parameters()), std::vector<int64_t>{2, 0, 5, 1, 4, 3}, options_.bucket_caps);
+  BucketLayout odd =
+      plan_bucket_layout(sizes_of(distinct_parameters(*net_)),
+                         std::vector<int64_t>{2, 0, 5, 1, 4, 3}, options_.bucket_caps);
   options_.layout = odd;
   net_ = std::make_shared<Net>();
   auto resumed = wrap();

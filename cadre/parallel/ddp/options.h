@@ -3,10 +3,30 @@
 // Threads: plain values. Equal on all ranks.
 #pragma once
 
-#include "cadre/reduction/options.h"
+#include <cstdint>
+#include <optional>
+
+#include "cadre/buckets/bucket_layout.h"
+#include "cadre/wrap/sample_weight.h"
 
 namespace cadre {
 
-using DistributedDataParallelOptions = DataParallelOptions;
+enum class GradientPlacement : uint8_t {
+  kReplicated,  // every rank has every gradient, in parameter.grad()
+  // A gradient is reduced to the ranks that own a part of the parameter, and found there in
+  // parameter_shards(); parameter.grad() is undefined after backward(). ZeRO, stage 2.
+  kSharded,
+};
+
+struct DistributedDataParallelOptions {
+  GradientWeighting weighting = GradientWeighting::kSamples;
+  // Rank 0's buffers everywhere before each synchronized forward in training mode.
+  bool broadcast_buffers = true;
+  BucketCaps bucket_caps;
+  // Of an earlier run (learned_layout()), so that a resumed run has the same bits; without it the
+  // layout is learned in the first step.
+  std::optional<BucketLayout> layout;
+  GradientPlacement gradients = GradientPlacement::kReplicated;
+};
 
 }  // namespace cadre

@@ -125,7 +125,7 @@ Result<size_t> ShmTransport::ShmChannel::try_send(ConstBytes data) {
   return finish(writer_->try_write(data));
 }
 
-// The peer has the ring as soon as its place is there, or has refused it for ever by leaving.
+// The peer has mapped the ring once its place is published, or never will if it has left.
 Status ShmTransport::ShmChannel::make_ring() {
   const int holder = owner_.setup_.slots[static_cast<size_t>(peer_.value)];
   const size_t capacity = owner_.ring_capacity();
@@ -176,13 +176,13 @@ Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {
   return finish(reader_->try_read(buffer));
 }
 
-// A rank that its peers take for lost may have read what they use for something else by now.
+// If peers have reported this rank as lost, they may have reused the memory that it has read.
 Result<size_t> ShmTransport::ShmChannel::finish(Result<size_t> moved) const {
   const bool has_looked = !moved.ok() || *moved > 0;
   if (has_looked && owner_.setup_.memory->has_lost_holds()) {
     return Error(ErrorCode::kAborted,
-                 format("rank {}, channel to rank {}: the peers take this rank for lost and use "
-                        "their memory again; look at the first failure",
+                 format("rank {}, channel to rank {}: peers have reported this rank as lost and "
+                        "may have reused the memory that it reads; look at the first failure",
                         owner_.setup_.rank, peer_));
   }
   if (!moved.ok()) {

@@ -53,7 +53,7 @@ class TwoTransports {
     std::array<std::byte, 16> bytes;
     return channel(rank).try_recv(bytes);
   }
-  // The rank takes the other one for lost.
+  // The rank treats the other one as lost.
   void forget_peer_of(size_t rank) { memories_[rank]->forget_holder(static_cast<int>(1 - rank)); }
   // Bytes from the beginning of the slice that pieces take.
   size_t first_free(size_t rank) {
@@ -105,7 +105,7 @@ TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
   EXPECT_EQ(two.first_free(1), 0u);
 }
 
-// Its connections were cut, but it is alive and goes on reading rings that may be used again.
+// The connections of rank 1 were cut, but it is alive and reads rings that rank 0 may reuse.
 TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
   TwoTransports two;
   two.start(0);
@@ -115,7 +115,7 @@ TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
   EXPECT_EQ(two.receive(1).error().code(), ErrorCode::kAborted);
 }
 
-// Nobody would give it back.
+// No rank would release it.
 TEST(ShmTransportRingTest, ARankThatHasLeftGetsNoRing) {
   TwoTransports two;
   two.start(0);

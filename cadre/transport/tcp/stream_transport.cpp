@@ -163,6 +163,9 @@ Status StreamTransport::dial(const ChannelInterest& interest, Duration patience,
   } else if (code == ErrorCode::kTimeout || code == ErrorCode::kAborted) {
     link.end_dial(nullptr, system.now());
     if (code == ErrorCode::kAborted) return socket.error();
+  } else if (socket.error().details().is_own_limit) {
+    link.end_dial(nullptr, system.now());
+    if (!interest.is_optional) return socket.error();
   } else {
     // The next try of a stream reports it, as of a connection that has ended.
     link.fail(Error(ErrorCode::kPeerLost, socket.error().message()), system.now());

@@ -275,6 +275,20 @@ class LeftPeerTest : public TcpLinksTest {
   const std::unique_ptr<Transport> transport_ = links_->open(id_, {0, 1}, 0, interrupt_);
 };
 
+// The peer is not lost, and the stream can be used when a descriptor is free again.
+TEST_F(LeftPeerTest, ADialWithoutADescriptorIsNotTheEndOfTheStream) {
+  const auto links = std::make_shared<TcpLinks>(
+      *system_, TcpLinksOptions{.rank = 1, .num_ranks = 2}, [](int, Deadline) {
+        return Error(ErrorCode::kUnavailable, "no descriptor").with_details({.is_own_limit = true});
+      });
+  const auto transport = links->open(id_, {0, 1}, 1, interrupt_);
+  const ChannelInterest interest{.peer = 0, .want_recv = true};  // the higher rank dials
+  for (int again = 0; again < 2; ++again) {
+    const Deadline deadline = system_->deadline_in(std::chrono::seconds(20));
+    EXPECT_EQ(code_of(transport->wait(std::span(&interest, 1), deadline)), "kUnavailable");
+  }
+}
+
 TEST_F(LeftPeerTest, AStreamThatIsFirstUsedAfterItsPeerHasLeftEndsAtOnce) {
   links_->note_left(id_, 1);
   EXPECT_EQ(code_of(wait_and_receive(*transport_, std::chrono::seconds(20))), "kPeerLost");

@@ -1,0 +1,76 @@
+#include "cadre/buckets/gradient_storage.h"
+
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <cstring>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/dtype.h"
+
+namespace cadre {
+
+namespace {
+
+constexpr size_t kMaxPlainCopyBytes = 64 * 1024;
+
+// Of a small tensor, most of copy_'s time is its dispatch.
+void copy_gradient(const at::Tensor& target, const at::Tensor& gradient) {
+  if (gradient.is_cpu() && gradient.nbytes() <= kMaxPlainCopyBytes &&
+      gradient.scalar_type() == target.scalar_type() && gradient.strides() == target.strides() &&
+      gradient.is_non_overlapping_and_dense() && !gradient.is_neg()) {
+    std::memcpy(target.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
+  } else {
+    target.copy_(gradient);
+  }
+}
+
+}  // namespace
+
+void GradientStorage::begin_pass(const Combination& combination) {
+  combination_ = combination;
+  num_launched_ = 0;
+  on_begin_pass();
+}
+
+void GradientStorage::set_layout(BucketLayout layout) {
+  layout_ = std::move(layout);
+  for (size_t b = 0; b < layout_.buckets.size(); ++b) {
+    for (const int64_t parameter : layout_.buckets[b].parameters) bucket_of_[parameter] = b;
+  }
+}
+
+void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double factor) {
+  if (factor == 0.0) {
+    target.zero_();  // the mean over no samples may be NaN, which zero times it would keep
+  } else if (factor == 1.0) {
+    copy_gradient(target, gradient);
+  } else if (gradient.scalar_type() == target.scalar_type()) {
+    at::Tensor out = target;
+    // A 0-dim double does not promote the result, and a bfloat16 weight would not sum to one.
+    at::mul_out(out, gradient, at::scalar_tensor(factor, at::kDouble));
+  } else {
+    target.copy_(gradient);  // first, so that the product is rounded in the target's dtype
+    target.mul_(factor);
+  }
+}
+
+std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters) {
+  std::vector<ParameterSize> sizes;
+  for (const NamedTensor& named : parameters) {
+    const at::Tensor& parameter = named.tensor;
+    const std::optional<DType> dtype = to_dtype(parameter.scalar_type());
+    if (!dtype) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("a parameter of {} elements is {}, which no group can reduce; use "
+                         "float16, bfloat16, float32 or float64",
+                         parameter.numel(), c10::toString(parameter.scalar_type())));
+    }
+    sizes.push_back({.dtype = *dtype, .numel = parameter.numel()});
+  }
+  return sizes;
+}
+
+}  // namespace cadre

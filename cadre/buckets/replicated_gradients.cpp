@@ -1,0 +1,139 @@
+#include "cadre/buckets/replicated_gradients.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "cadre/group/dtype.h"
+
+namespace cadre {
+
+namespace {
+
+// A gradient must have its parameter's memory order: libtorch accumulates without a copy only then,
+// and its fused optimizers walk both in memory order. To autograd it must not be a view: the
+// optimizers' zero_grad() calls detach_(), which refuses views.
+at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, int64_t offset) {
+  if (parameter.is_non_overlapping_and_dense()) {
+    return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset)
+        .variable_data();
+  }
+  return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data();
+}
+
+// Whether the gradient is the view's memory, in its order.
+bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
+  return gradient.const_data_ptr() == view.const_data_ptr() && gradient.strides() == view.strides();
+}
+
+}  // namespace
+
+ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
+                                         std::shared_ptr<ReplicaGroup> group,
+                                         const Options& options)
+    : GradientStorage(std::move(parameters)),
+      group_(std::move(group)),
+      caps_(options.caps),
+      trailer_numel_(options.trailer_numel) {
+  const std::vector<ParameterSize> sizes = sizes_of(parameters_);
+  if (options.layout) check_layout_fits(*options.layout, sizes).value_or_throw();
+  is_learned_ = options.layout.has_value();
+  set_layout(
+      options.layout.value_or(plan_bucket_layout(sizes, reverse_order(sizes.size()), caps_)));
+  buffers_ = allocate(layout());
+}
+
+ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& layout) {
+  const at::NoGradGuard no_grad;
+  Buffers buffers{.flats = {}, .views = std::vector<at::Tensor>(parameters_.size()), .trailer = {}};
+  for (const BucketLayout::Bucket& bucket : layout.buckets) {
+    const bool is_last = &bucket == &layout.buckets.back();
+    int64_t numel = 0;
+    for (const int64_t index : bucket.parameters) numel += parameters_[index].tensor.numel();
+    const at::Tensor flat =
+        group_->empty_flat(numel + (is_last ? trailer_numel_ : 0), to_scalar_type(bucket.dtype));
+    int64_t offset = 0;
+    for (const int64_t index : bucket.parameters) {
+      buffers.views[index] = gradient_like(parameters_[index].tensor, flat, offset);
+      offset += parameters_[index].tensor.numel();
+    }
+    if (is_last) buffers.trailer = flat.narrow(0, numel, trailer_numel_);
+    buffers.flats.push_back(flat);
+  }
+  return buffers;
+}
+
+void ReplicatedGradients::learn(std::span<const int64_t> order) {
+  is_learned_ = true;
+  const BucketLayout learned = plan_bucket_layout(sizes_of(parameters_), order, caps_);
+  if (learned == layout()) return;
+  const at::NoGradGuard no_grad;
+  Buffers buffers = allocate(learned);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (!gradient.defined()) continue;
+    buffers.views[i].copy_(gradient);
+    gradient = buffers.views[i];
+  }
+  buffers_ = std::move(buffers);
+  set_layout(learned);
+}
+
+// After it the bucket holds this rank's (weighted) share, and the gradient, if there is one, lies
+// in the bucket.
+void ReplicatedGradients::place(size_t parameter) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& view = buffers_.views[parameter];
+  at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  const bool is_in_place = lies_in(gradient, view);
+  if (!is_in_place || combination_.factor != 1.0) {
+    write_gradient(view, gradient, combination_.factor);
+  }
+  if (!is_in_place) gradient = view;
+}
+
+// Averaging equal values may round, so a copy keeps the bits of a gradient that no rank touches.
+void ReplicatedGradients::place_unused(size_t parameter) {
+  const at::Tensor& gradient = parameters_[parameter].tensor.grad();
+  if (gradient.defined()) {
+    untouched_.resize(parameters_.size());
+    untouched_[parameter] = gradient.detach().clone();
+  }
+  place(parameter);
+}
+
+void ReplicatedGradients::launch_next() {
+  waits_.push_back(group_->all_reduce_async(buffers_.flats[num_launched_++], combination_.op));
+}
+
+void ReplicatedGradients::finish_early() {
+  while (!waits_.empty()) {
+    const std::function<void()> wait = std::move(waits_.front());
+    waits_.erase(waits_.begin());
+    wait();
+  }
+}
+
+// By this thread, which has nothing else to do now.
+void ReplicatedGradients::reduce_last() {
+  group_->all_reduce(buffers_.flats[num_launched_++], combination_.op);
+}
+
+void ReplicatedGradients::settle_unused(size_t parameter, const Usage& usage) {
+  const at::NoGradGuard no_grad;
+  if (usage.used_by_some) {
+    parameters_[parameter].tensor.mutable_grad() = buffers_.views[parameter];
+  } else if (parameter < untouched_.size() && untouched_[parameter].defined()) {
+    buffers_.views[parameter].copy_(untouched_[parameter]);
+  }
+}
+
+void ReplicatedGradients::abandon() {
+  while (num_launched_ < num_buckets()) launch_next();
+}
+
+}  // namespace cadre

@@ -1,0 +1,407 @@
+#include "cadre/buckets/sharded_gradients.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/dtype.h"
+
+namespace cadre {
+
+namespace {
+
+// One is filled while the other one is reduced.
+constexpr size_t kNumBuffers = 2;
+
+constexpr size_t kNoBucket = static_cast<size_t>(-1);
+
+uint32_t version_of(const at::Tensor& gradient) {
+  return gradient.is_inference() ? 0 : static_cast<uint32_t>(gradient._version());
+}
+
+}  // namespace
+
+ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
+                                   std::span<const std::shared_ptr<FlatParameters>> units,
+                                   Groups groups, Options options)
+    : GradientStorage(std::move(parameters)),
+      groups_(std::move(groups)),
+      options_(std::move(options)),
+      slots_(parameters_.size(), Slot{.bucket = kNoBucket, .place = 0, .leaf = {}, .gradient = {}}),
+      is_ready_(parameters_.size(), false),
+      unsettled_(parameters_.size()),
+      witnesses_(parameters_.size()) {
+  make_buckets(units);
+  if (options_.layout) follow(*options_.layout);
+  is_learned_ = options_.layout.has_value();
+  allocate();
+}
+
+void ShardedGradients::make_buckets(std::span<const std::shared_ptr<FlatParameters>> units) {
+  std::unordered_map<const c10::TensorImpl*, size_t> index_of;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    index_of.emplace(parameters_[i].tensor.unsafeGetTensorImpl(), i);
+  }
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    const std::vector<NamedTensor>& members = units[unit]->parameters();
+    Bucket bucket{
+        .unit = unit, .flat = units[unit], .dtype = {}, .parameters = {}, .gradients = {}};
+    for (size_t place = 0; place < members.size(); ++place) {
+      const auto found = index_of.find(members[place].tensor.unsafeGetTensorImpl());
+      if (found == index_of.end()) continue;
+      bucket.parameters.push_back(found->second);
+      slots_[found->second] = {.bucket = buckets_.size(),
+                               .place = place,
+                               .leaf = units[unit]->values(place),
+                               .gradient = {}};
+    }
+    if (bucket.parameters.empty()) continue;
+    bucket.dtype =
+        options_.reduce_dtype.value_or(parameters_[bucket.parameters[0]].tensor.scalar_type());
+    buckets_.push_back(std::move(bucket));
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (slots_[i].bucket != kNoBucket) continue;
+    throw Error(ErrorCode::kInternal,
+                format("{}, rank {}: trained parameter {} of {} is in no unit", options_.wrapper,
+                       groups_.all->rank(), i, parameters_.size()));
+  }
+  std::vector<size_t> order(buckets_.size());
+  for (size_t b = 0; b < order.size(); ++b) order[b] = b;
+  arrange(order);
+}
+
+void ShardedGradients::arrange(const std::vector<size_t>& order) {
+  std::vector<Bucket> arranged;
+  BucketLayout layout;
+  for (const size_t from : order) {
+    arranged.push_back(std::move(buckets_[from]));
+    const Bucket& bucket = arranged.back();
+    BucketLayout::Bucket listed{.dtype = sizes_of({&parameters_[bucket.parameters[0]], 1})[0].dtype,
+                                .parameters = {}};
+    for (const size_t parameter : bucket.parameters) {
+      listed.parameters.push_back(static_cast<int64_t>(parameter));
+      slots_[parameter].bucket = arranged.size() - 1;
+    }
+    layout.buckets.push_back(std::move(listed));
+  }
+  buckets_ = std::move(arranged);
+  set_layout(std::move(layout));
+}
+
+void ShardedGradients::follow(const BucketLayout& wanted) {
+  check_layout_fits(wanted, sizes_of(parameters_)).value_or_throw();
+  std::vector<size_t> order;
+  for (const BucketLayout::Bucket& bucket : wanted.buckets) {
+    const auto found = std::ranges::find(layout().buckets, bucket);
+    if (found == layout().buckets.end()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          format("{}, rank {}: bucket layout: its bucket {} of {} holds other parameters "
+                 "than any sharded unit; it belongs to other units or bucket sizes: pass "
+                 "none, and the order is learned again",
+                 options_.wrapper, groups_.all->rank(), order.size(), wanted.buckets.size()));
+    }
+    order.push_back(static_cast<size_t>(found - layout().buckets.begin()));
+  }
+  arrange(order);
+}
+
+void ShardedGradients::allocate() {
+  const at::NoGradGuard no_grad;
+  struct Need {
+    int64_t numel = 0;
+    size_t num_buckets = 0;
+  };
+  std::map<at::ScalarType, Need> needs;
+  const int rank = groups_.shard->rank();
+  for (Bucket& bucket : buckets_) {
+    const FlatLayout& flat = bucket.flat->layout();
+    Need& need = needs[bucket.dtype];
+    need.numel = std::max(need.numel, flat.numel());
+    ++need.num_buckets;
+    const at::ScalarType dtype = bucket.flat->shard().scalar_type();
+    bucket.gradients = groups_.replicate ? groups_.replicate->empty_flat(flat.shard_numel(), dtype)
+                                         : at::zeros({flat.shard_numel()}, dtype);
+    for (const size_t parameter : bucket.parameters) {
+      Slot& slot = slots_[parameter];
+      // Not a view to autograd: the optimizers' zero_grad() calls detach_(), which refuses views.
+      slot.gradient = bucket.gradients
+                          .narrow(0, flat.offset_in_shard(slot.place, rank),
+                                  flat.range(slot.place, rank).size())
+                          .variable_data();
+    }
+  }
+  for (const auto& [dtype, need] : needs) {
+    for (size_t i = 0; i < std::min(kNumBuffers, need.num_buckets); ++i) {
+      buffers_[dtype].flats.push_back(groups_.shard->empty_flat(need.numel, dtype));
+    }
+  }
+  trailer_ = groups_.all->empty_flat(options_.trailer_numel, at::kFloat);
+}
+
+// By the last of its gradients: that is when a bucket may be reduced.
+void ShardedGradients::learn(std::span<const int64_t> order) {
+  is_learned_ = true;
+  std::vector<size_t> last(buckets_.size(), 0);
+  for (size_t position = 0; position < order.size(); ++position) {
+    size_t& of_bucket = last[bucket_of(static_cast<size_t>(order[position]))];
+    of_bucket = std::max(of_bucket, position);
+  }
+  std::vector<size_t> by_readiness(buckets_.size());
+  for (size_t b = 0; b < by_readiness.size(); ++b) by_readiness[b] = b;
+  std::ranges::sort(by_readiness, {}, [&last](size_t b) { return last[b]; });
+  arrange(by_readiness);
+}
+
+void ShardedGradients::on_begin_pass() {
+  is_trailer_launched_ = false;
+  is_ready_.assign(parameters_.size(), false);
+  std::ranges::fill(unsettled_, at::Tensor());
+}
+
+void ShardedGradients::launch_next() {
+  const at::NoGradGuard no_grad;
+  const Bucket& bucket = buckets_[num_launched_];
+  const at::Tensor buffer = free_buffer(bucket).narrow(0, 0, bucket.flat->layout().numel());
+  take(bucket, buffer);
+  const at::Tensor output = output_for(bucket);
+  ++num_launched_;
+  running_.push_back({.bucket = &bucket,
+                      .buffer = buffer.const_data_ptr(),
+                      .output = output,
+                      .end = groups_.shard->reduce_scatter_async(output, buffer, combination_.op)});
+  if (options_.on_unit_taken) options_.on_unit_taken(bucket.unit);
+}
+
+// The next one in turn, when the reduction that it was used for last has read it.
+const at::Tensor& ShardedGradients::free_buffer(const Bucket& bucket) {
+  Buffers& buffers = buffers_.at(bucket.dtype);
+  const at::Tensor& flat = buffers.flats[buffers.next];
+  const auto reads_it = [&flat](const Reduction& reduction) {
+    return !reduction.is_scattered && reduction.buffer == flat.const_data_ptr();
+  };
+  // In the order of launches, so that all ranks start the reductions over replicas in one order.
+  while (std::ranges::any_of(running_, reads_it)) {
+    finish_scatter(*std::ranges::find(running_, false, &Reduction::is_scattered));
+    if (!groups_.replicate) finish_oldest();
+  }
+  buffers.next = (buffers.next + 1) % buffers.flats.size();
+  return flat;
+}
+
+// Moves this rank's gradients of the bucket into the buffer. What lies between them, and behind the
+// last one, belongs to parameters that are not trained and to the padding.
+void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
+  const FlatLayout& layout = bucket.flat->layout();
+  int64_t end = 0;
+  for (const size_t parameter : bucket.parameters) {
+    const size_t place = slots_[parameter].place;
+    const int64_t begin = layout.offset(place);
+    if (begin > end) buffer.narrow(0, end, begin - end).zero_();
+    end = begin + layout.numel(place);
+    const at::Tensor target = buffer.narrow(0, begin, end - begin);
+    at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
+    if (is_ready_[parameter] && gradient.defined()) {
+      write_gradient(target.view(parameters_[parameter].tensor.sizes()), gradient,
+                     combination_.factor);
+      gradient.reset();
+    } else {
+      target.zero_();
+    }
+    end_local(parameter);
+  }
+  if (end < layout.numel()) buffer.narrow(0, end, layout.numel() - end).zero_();
+}
+
+// Where no shard has a gradient yet, the result is written where the gradients will be.
+at::Tensor ShardedGradients::output_for(const Bucket& bucket) const {
+  const bool has_gradients = std::ranges::any_of(bucket.parameters, [this](size_t parameter) {
+    return slots_[parameter].leaf.grad().defined();
+  });
+  if (!has_gradients && bucket.dtype == bucket.gradients.scalar_type()) return bucket.gradients;
+  return at::empty({bucket.gradients.numel()}, bucket.dtype);
+}
+
+void ShardedGradients::finish_scatter(Reduction& reduction) {
+  reduction.is_scattered = true;
+  std::exchange(reduction.end, nullptr)();
+  if (!groups_.replicate) return;
+  reduction.end = groups_.replicate->all_reduce_async(reduction.output, combination_.op);
+}
+
+// REQUIRES: it is scattered.
+void ShardedGradients::finish_oldest() {
+  const Reduction reduction = std::move(running_.front());
+  running_.pop_front();
+  if (reduction.end) reduction.end();
+  add_to_gradients(reduction);
+}
+
+void ShardedGradients::add_to_gradients(const Reduction& reduction) {
+  const FlatLayout& layout = reduction.bucket->flat->layout();
+  const int rank = groups_.shard->rank();
+  for (const size_t parameter : reduction.bucket->parameters) {
+    const Slot& slot = slots_[parameter];
+    const at::Tensor reduced =
+        reduction.output.narrow(0, layout.offset_in_shard(slot.place, rank), slot.gradient.numel());
+    if (is_ready_[parameter]) {
+      add_to_gradient(slot, reduced);
+    } else {
+      unsettled_[parameter] = reduced;
+    }
+  }
+}
+
+void ShardedGradients::add_to_gradient(const Slot& slot, const at::Tensor& reduced) {
+  at::Tensor leaf = slot.leaf;
+  at::Tensor& gradient = leaf.mutable_grad();
+  if (gradient.defined()) {
+    gradient.add_(reduced);
+    return;
+  }
+  if (reduced.const_data_ptr() != slot.gradient.const_data_ptr()) slot.gradient.copy_(reduced);
+  gradient = slot.gradient;
+}
+
+void ShardedGradients::finish_early() {
+  const at::NoGradGuard no_grad;
+  for (Reduction& reduction : running_) {
+    if (!reduction.is_scattered) finish_scatter(reduction);
+  }
+  while (!running_.empty()) finish_oldest();
+}
+
+void ShardedGradients::reduce_last() {
+  is_trailer_launched_ = true;
+  groups_.all->all_reduce(trailer_, combination_.op);
+}
+
+void ShardedGradients::settle_unused(size_t parameter, const Usage& usage) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor reduced = std::exchange(unsettled_[parameter], at::Tensor());
+  if (reduced.defined() && usage.used_by_some) add_to_gradient(slots_[parameter], reduced);
+}
+
+void ShardedGradients::abandon() {
+  const at::NoGradGuard no_grad;
+  const size_t first = num_launched_;
+  for (size_t b = first; b < buckets_.size(); ++b) {
+    for (const size_t parameter : buckets_[b].parameters) {
+      if (parameters_[parameter].tensor.grad().defined())
+        parameters_[parameter].tensor.mutable_grad().reset();
+      end_local(parameter);
+    }
+  }
+  while (num_launched_ < buckets_.size()) {
+    const Bucket& bucket = buckets_[num_launched_];
+    const FlatLayout& layout = bucket.flat->layout();
+    // Whatever is in it: the result is dropped on all ranks.
+    const at::Tensor buffer = buffers_.at(bucket.dtype).flats[0].narrow(0, 0, layout.numel());
+    const at::Tensor output = at::empty({layout.shard_numel()}, bucket.dtype);
+    ++num_launched_;
+    running_.push_back(
+        {.bucket = &bucket,
+         .buffer = nullptr,
+         .output = output,
+         .end = groups_.shard->reduce_scatter_async(output, buffer, combination_.op)});
+  }
+  for (const Reduction& reduction : running_) {
+    if (!groups_.replicate || reduction.is_scattered) continue;
+    const at::Tensor scratch = at::zeros_like(reduction.output);
+    abandoned_waits_.push_back(groups_.replicate->all_reduce_async(scratch, combination_.op));
+  }
+  if (!std::exchange(is_trailer_launched_, true)) {
+    abandoned_waits_.push_back(groups_.all->all_reduce_async(trailer_, combination_.op));
+  }
+  if (!options_.on_unit_taken) return;
+  for (size_t b = first; b < buckets_.size(); ++b) options_.on_unit_taken(buckets_[b].unit);
+}
+
+void ShardedGradients::settle_abandoned() {
+  while (!running_.empty()) {
+    const Reduction reduction = std::move(running_.front());
+    running_.pop_front();
+    if (reduction.end) reduction.end();
+  }
+  for (const auto& wait : std::exchange(abandoned_waits_, {})) wait();
+}
+
+void ShardedGradients::keep_local(size_t parameter) {
+  const at::NoGradGuard no_grad;
+  Witness& witness = witnesses_[parameter];
+  at::Tensor& gradient = slots_[parameter].leaf.mutable_grad();
+  if (!gradient.defined()) {
+    slots_[parameter].gradient.zero_();
+    gradient = slots_[parameter].gradient;
+    witness.is_placeholder = true;
+  }
+  witness.version = version_of(gradient);
+  if (!std::exchange(witness.is_kept, true)) ++num_kept_;
+}
+
+// The pass takes the local gradient, and what stood for it is no gradient.
+void ShardedGradients::end_local(size_t parameter) {
+  Witness& witness = witnesses_[parameter];
+  if (std::exchange(witness.is_kept, false)) --num_kept_;
+  if (!std::exchange(witness.is_placeholder, false)) return;
+  at::Tensor& gradient = slots_[parameter].leaf.mutable_grad();
+  if (gradient.is_same(slots_[parameter].gradient) && version_of(gradient) == witness.version) {
+    gradient.reset();
+  }
+}
+
+bool ShardedGradients::is_cleared(size_t parameter) const {
+  if (!parameters_[parameter].tensor.grad().defined()) return true;
+  const at::Tensor& gradient = slots_[parameter].leaf.grad();
+  if (!gradient.defined()) return true;
+  if (version_of(gradient) == witnesses_[parameter].version) return false;
+  return at::count_nonzero(gradient).item<int64_t>() == 0;
+}
+
+void ShardedGradients::forget_cleared(std::optional<size_t> just_touched) {
+  if (num_kept_ == 0) return;
+  for (size_t i = 0; i < witnesses_.size(); ++i) {
+    if (witnesses_[i].is_kept && !is_cleared(i)) return;
+  }
+  for (size_t i = 0; i < witnesses_.size(); ++i) {
+    if (!witnesses_[i].is_kept) continue;
+    if (just_touched == i) {
+      const Slot& slot = slots_[i];
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          format("{}, rank {}: the gradients were cleared after a backward() under no_sync(), and "
+                 "this backward() added to the local gradient of \"{}\" before that was noticed, "
+                 "because it begins at no output of the wrapper. Compute the loss from what "
+                 "forward() returns, or clear the gradients before the forward",
+                 options_.wrapper, groups_.all->rank(),
+                 buckets_[slot.bucket].flat->parameters()[slot.place].name));
+    }
+    parameters_[i].tensor.mutable_grad().reset();
+    witnesses_[i].is_kept = false;
+    --num_kept_;
+  }
+}
+
+void ShardedGradients::zero_grad(bool set_to_none) {
+  const at::NoGradGuard no_grad;
+  for (Slot& slot : slots_) {
+    at::Tensor& gradient = slot.leaf.mutable_grad();
+    if (!gradient.defined()) continue;
+    if (set_to_none) {
+      gradient.reset();
+    } else {
+      gradient.zero_();
+    }
+  }
+}
+
+}  // namespace cadre

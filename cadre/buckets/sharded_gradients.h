@@ -1,0 +1,149 @@
+// Gradients that are reduced to their owners only: each rank keeps the reduced gradients of its own
+// shards of the parameters, and full gradients live from autograd's accumulation until their bucket
+// is reduced.
+//
+// Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory);
+// launch_next() waits for the reduction before the last one, whose memory it uses again.
+// Lifetime: shares the flat parameters. The gradients of shards stay when it is gone.
+// Errors: kInvalidArgument for a layout of other buckets, and for gradients that were cleared too
+// late (forget_cleared()).
+//
+// One bucket per FlatParameters with a trained parameter. When its turn comes, its gradients are
+// copied into one of two buffers, weighted and in the dtype of the reduction, and dropped; a
+// reduce_scatter gives each rank its part of the result, and that is added to the gradient of
+// FlatParameters::values(), or becomes it. Where ranks hold replicas of the shards, too, an
+// all_reduce over these follows. A gradient of a parameter that no rank used stays as it was.
+//
+// Without reduction (no_sync()) full gradients accumulate in parameter.grad() until the next pass
+// takes them. An optimizer sees the shards' gradients only, so these show when the user has
+// cleared the gradients: a shard without a gradient gets one of zeros for that time.
+// Source: torch.distributed.fsdp; ZeRO stage 2, arXiv:1910.02054.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/buckets/bucket_layout.h"
+#include "cadre/buckets/gradient_storage.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+
+class CADRE_EXPORT ShardedGradients final : public GradientStorage {
+ public:
+  struct Groups {
+    std::shared_ptr<ReplicaGroup> all;        // which reduces the trailer
+    std::shared_ptr<ReplicaGroup> shard;      // whose ranks hold the shards; often `all` itself
+    std::shared_ptr<ReplicaGroup> replicate;  // whose ranks hold this rank's shards; may be null
+  };
+  struct Options {
+    // In which gradients are summed; default: the dtype in which autograd computes them.
+    std::optional<at::ScalarType> reduce_dtype = {};
+    std::optional<BucketLayout> layout = {};  // none: the order is learned in the first pass
+    int64_t trailer_numel = 0;
+    std::string wrapper = {};  // the name with which errors begin
+    // The full gradients of a unit were copied and dropped, in a pass; the unit's place in `units`.
+    // Called once in a pass for each unit with a trained parameter, also in one that is abandoned.
+    std::function<void(size_t unit)> on_unit_taken = {};
+  };
+  // `parameters`: those that are trained, each of one of the units. `units`: in the order in which
+  // they are reduced first; those without a trained parameter take no part.
+  ShardedGradients(std::vector<NamedTensor> parameters,
+                   std::span<const std::shared_ptr<FlatParameters>> units, Groups groups,
+                   Options options);
+
+  void learn(std::span<const int64_t> order) override;
+  void place(size_t parameter) override { is_ready_[parameter] = true; }
+  void place_unused(size_t) override {}
+  size_t num_early_buckets() const override { return num_buckets(); }
+  void launch_next() override;
+  bool is_last_launched() const override { return is_trailer_launched_; }
+  const at::Tensor& trailer() const override { return trailer_; }
+  void finish_early() override;
+  void reduce_last() override;
+  void settle_unused(size_t parameter, const Usage& usage) override;
+  void abandon() override;
+  void settle_abandoned() override;
+  void keep_local(size_t parameter) override;
+  void forget_cleared(std::optional<size_t> just_touched) override;
+  void zero_grad(bool set_to_none) override;
+
+ private:
+  // Where a trained parameter is.
+  struct Slot {
+    size_t bucket;
+    size_t place;         // in the FlatParameters
+    at::Tensor leaf;      // FlatParameters::values()
+    at::Tensor gradient;  // for the leaf: a part of Bucket::gradients
+  };
+  struct Bucket {
+    size_t unit;
+    std::shared_ptr<FlatParameters> flat;
+    at::ScalarType dtype;            // of the reduction
+    std::vector<size_t> parameters;  // that are trained, in the order of the flat buffer
+    at::Tensor gradients;            // (shard_numel), in the dtype of the shard
+  };
+  // Memory that is reduced, used in turn by the buckets of one dtype.
+  struct Buffers {
+    std::vector<at::Tensor> flats;
+    size_t next = 0;
+  };
+  // Between launch_next() and the addition to the shards' gradients.
+  struct Reduction {
+    const Bucket* bucket;
+    const void* buffer;         // that the reduce_scatter reads
+    at::Tensor output;          // (shard_numel)
+    bool is_scattered = false;  // the all_reduce has begun, or there is none
+    std::function<void()> end;  // waits for what runs
+  };
+  // How a user's clearing of local gradients is noticed.
+  struct Witness {
+    bool is_kept = false;         // keep_local() since the last pass
+    bool is_placeholder = false;  // the shard's gradient is one of zeros made here
+    uint32_t version = 0;         // of the shard's gradient
+  };
+
+  void on_begin_pass() override;
+  void make_buckets(std::span<const std::shared_ptr<FlatParameters>> units);
+  void allocate();
+  // `order`: indices of the present buckets.
+  void arrange(const std::vector<size_t>& order);
+  void follow(const BucketLayout& layout);
+  const at::Tensor& free_buffer(const Bucket& bucket);
+  void take(const Bucket& bucket, const at::Tensor& buffer);
+  at::Tensor output_for(const Bucket& bucket) const;
+  void finish_scatter(Reduction& reduction);
+  void finish_oldest();
+  void add_to_gradients(const Reduction& reduction);
+  void add_to_gradient(const Slot& slot, const at::Tensor& reduced);
+  void end_local(size_t parameter);
+  bool is_cleared(size_t parameter) const;
+
+  Groups groups_;
+  Options options_;
+  std::vector<Bucket> buckets_;  // in the order of reduction
+  std::vector<Slot> slots_;      // by parameter
+  std::map<at::ScalarType, Buffers> buffers_;
+  at::Tensor trailer_;
+  bool is_trailer_launched_ = false;
+  std::deque<Reduction> running_;  // in the order of launches
+  std::vector<std::function<void()>> abandoned_waits_;
+  std::vector<bool> is_ready_;         // by parameter: this rank contributes its gradient
+  std::vector<at::Tensor> unsettled_;  // by parameter: reduced, but perhaps used by no rank
+  std::vector<Witness> witnesses_;     // by parameter
+  size_t num_kept_ = 0;
+};
+
+}  // namespace cadre

@@ -1,0 +1,233 @@
+#include "cadre/checkpoint/optimizer_state.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamState;
+
+// The states of a rule, as references into one of its state objects. A tensor that the options do
+// not use is left out.
+struct Fields {
+  std::vector<std::pair<std::string, at::Tensor*>> tensors;
+  int64_t* step = nullptr;
+};
+
+Fields fields(torch::optim::AdamParamState& state, const torch::optim::AdamOptions& options) {
+  Fields found{{{"exp_avg", &state.exp_avg()}, {"exp_avg_sq", &state.exp_avg_sq()}}, &state.step()};
+  if (options.amsgrad()) found.tensors.emplace_back("max_exp_avg_sq", &state.max_exp_avg_sq());
+  return found;
+}
+
+Fields fields(torch::optim::AdamWParamState& state, const torch::optim::AdamWOptions& options) {
+  Fields found{{{"exp_avg", &state.exp_avg()}, {"exp_avg_sq", &state.exp_avg_sq()}}, &state.step()};
+  if (options.amsgrad()) found.tensors.emplace_back("max_exp_avg_sq", &state.max_exp_avg_sq());
+  return found;
+}
+
+Fields fields(torch::optim::SGDParamState& state, const torch::optim::SGDOptions& options) {
+  Fields found;
+  if (options.momentum() != 0) {
+    found.tensors.emplace_back("momentum_buffer", &state.momentum_buffer());
+  }
+  return found;
+}
+
+Fields fields(torch::optim::RMSpropParamState& state, const torch::optim::RMSpropOptions& options) {
+  Fields found{{{"square_avg", &state.square_avg()}}, &state.step()};
+  if (options.momentum() > 0) {
+    found.tensors.emplace_back("momentum_buffer", &state.momentum_buffer());
+  }
+  if (options.centered()) found.tensors.emplace_back("grad_avg", &state.grad_avg());
+  return found;
+}
+
+Fields fields(torch::optim::AdagradParamState& state, const torch::optim::AdagradOptions&) {
+  return {{{"sum", &state.sum()}}, &state.step()};
+}
+
+// What is done alike for each rule: a new state object, and the fields of one.
+struct Rule {
+  std::string name;
+  std::unique_ptr<OptimizerParamState> (*make)();
+  Fields (*fields_of)(OptimizerParamState& state, const OptimizerOptions& options);
+};
+
+template <typename State, typename Options>
+Rule rule(std::string name) {
+  return {std::move(name),
+          []() -> std::unique_ptr<OptimizerParamState> { return std::make_unique<State>(); },
+          [](OptimizerParamState& state, const OptimizerOptions& options) {
+            return fields(static_cast<State&>(state), static_cast<const Options&>(options));
+          }};
+}
+
+Rule rule_of(const torch::optim::Optimizer& optimizer) {
+  namespace optim = torch::optim;
+  const auto is = [&optimizer]<typename Kind>(std::type_identity<Kind>) {
+    return dynamic_cast<const Kind*>(&optimizer) != nullptr;
+  };
+  if (is(std::type_identity<optim::AdamW>())) {
+    return rule<optim::AdamWParamState, optim::AdamWOptions>("AdamW");
+  }
+  if (is(std::type_identity<optim::Adam>())) {
+    return rule<optim::AdamParamState, optim::AdamOptions>("Adam");
+  }
+  if (is(std::type_identity<optim::SGD>())) {
+    return rule<optim::SGDParamState, optim::SGDOptions>("SGD");
+  }
+  if (is(std::type_identity<optim::RMSprop>())) {
+    return rule<optim::RMSpropParamState, optim::RMSpropOptions>("RMSprop");
+  }
+  if (is(std::type_identity<optim::Adagrad>())) {
+    return rule<optim::AdagradParamState, optim::AdagradOptions>("Adagrad");
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "the state of this optimizer has no form in a snapshot; expected Adam, AdamW, SGD, "
+              "RMSprop or Adagrad");
+}
+
+// A parameter of the optimizer: its record, and the options of its group.
+struct Place {
+  const SnapshotTensor* parameter;
+  const OptimizerOptions* options;
+};
+
+// In the order of the optimizer.
+std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
+                             std::span<const SnapshotTensor> parameters) {
+  std::unordered_map<const void*, const SnapshotTensor*> by_leaf;
+  for (const SnapshotTensor& parameter : parameters) {
+    by_leaf.emplace(parameter.values.unsafeGetTensorImpl(), &parameter);
+  }
+  std::vector<Place> places;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& leaf : group.params()) {
+      const auto found = by_leaf.find(leaf.unsafeGetTensorImpl());
+      if (found == by_leaf.end()) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    cadre::format("parameter {} of the optimizer, with sizes {}, is none of the {} "
+                                  "parameters of the snapshot; build the optimizer from the leaves "
+                                  "that the wrapped model gives",
+                                  places.size(), list_of(leaf.sizes()), parameters.size()));
+      }
+      places.push_back({found->second, &group.options()});
+    }
+  }
+  return places;
+}
+
+[[noreturn]] void refuse(const Rule& rule, const std::string& parameter, const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("state of '{}' for {}: {}", parameter, rule.name, what));
+}
+
+const at::Tensor* find(const NamedTensors& tensors, const std::string& name) {
+  const auto found = std::ranges::find(
+      tensors, name, [](const auto& item) -> const std::string& { return item.first; });
+  return found == tensors.end() ? nullptr : &found->second;
+}
+
+std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& place,
+                                                const ParameterState& given) {
+  std::unique_ptr<OptimizerParamState> state = rule.make();
+  const Fields wanted = rule.fields_of(*state, *place.options);
+  const at::Tensor& values = place.parameter->values;
+  for (const auto& [name, field] : wanted.tensors) {
+    const at::Tensor* tensor = find(given.tensors, name);
+    if (tensor == nullptr) {
+      refuse(rule, given.parameter, cadre::format("'{}' is missing", name));
+    }
+    if (tensor->numel() != values.numel()) {
+      refuse(rule, given.parameter,
+             cadre::format("'{}' has {} elements; expected {}", name, tensor->numel(),
+                           values.numel()));
+    }
+    *field = tensor->view(values.sizes());
+  }
+  if (wanted.step != nullptr) {
+    const at::Tensor* step = find(given.scalars, "step");
+    if (step == nullptr || step->numel() != 1) {
+      refuse(rule, given.parameter, "'step' is missing");
+    }
+    *wanted.step = step->item().to<int64_t>();
+  }
+  const size_t num_scalars = wanted.step != nullptr ? 1 : 0;
+  for (const auto& [name, tensor] : given.tensors) {
+    const bool is_wanted = std::ranges::any_of(
+        wanted.tensors, [&name](const auto& field) { return field.first == name; });
+    if (!is_wanted) {
+      refuse(rule, given.parameter,
+             cadre::format("it has no '{}' with these options; is it the optimizer that was saved?",
+                           name));
+    }
+  }
+  if (given.scalars.size() != num_scalars) {
+    refuse(rule, given.parameter,
+           cadre::format("{} scalars; expected {}", given.scalars.size(), num_scalars));
+  }
+  return state;
+}
+
+}  // namespace
+
+std::vector<ParameterState> optimizer_state(const torch::optim::Optimizer& optimizer,
+                                            std::span<const SnapshotTensor> parameters) {
+  const Rule rule = rule_of(optimizer);
+  std::vector<ParameterState> states;
+  for (const Place& place : places_of(optimizer, parameters)) {
+    const at::Tensor& leaf = place.parameter->values;
+    const auto found = optimizer.state().find(leaf.unsafeGetTensorImpl());
+    if (found == optimizer.state().end()) continue;
+    const Fields held = rule.fields_of(*found->second, *place.options);
+    ParameterState state{.parameter = place.parameter->name};
+    for (const auto& [name, tensor] : held.tensors) {
+      if (tensor->defined()) state.tensors.emplace_back(name, *tensor);
+    }
+    if (held.step != nullptr) {
+      state.scalars.emplace_back("step", at::scalar_tensor(*held.step, at::kLong));
+    }
+    if (!state.tensors.empty() || !state.scalars.empty()) states.push_back(std::move(state));
+  }
+  return states;
+}
+
+void set_optimizer_state(torch::optim::Optimizer& optimizer,
+                         std::span<const SnapshotTensor> parameters,
+                         std::span<const ParameterState> states) {
+  const Rule rule = rule_of(optimizer);
+  std::map<std::string, Place> places;
+  for (const Place& place : places_of(optimizer, parameters)) {
+    places.emplace(place.parameter->name, place);
+  }
+  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> made;
+  for (const ParameterState& state : states) {
+    const auto place = places.find(state.parameter);
+    if (place == places.end()) refuse(rule, state.parameter, "it has no such parameter");
+    made.emplace_back(place->second.parameter->values.unsafeGetTensorImpl(),
+                      state_from(rule, place->second, state));
+  }
+  optimizer.state().clear();
+  for (auto& [key, state] : made) optimizer.state()[key] = std::move(state);
+}
+
+}  // namespace cadre

@@ -1,0 +1,186 @@
+#include "cadre/checkpoint/save_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/wire/byte_codec.h"
+#include "cadre/wire/safetensors_header.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kMaxTextBytes = size_t{1} << 20;
+
+void write_integers(wire::ByteWriter& out, std::span<const int64_t> values) {
+  out.integer(static_cast<uint32_t>(values.size()));
+  for (const int64_t value : values) out.integer(value);
+}
+
+std::vector<int64_t> read_integers(wire::ByteReader& in) {
+  std::vector<int64_t> values;
+  const auto size = in.integer<uint32_t>();
+  for (uint32_t i = 0; i < size && in.ok(); ++i) values.push_back(in.integer<int64_t>());
+  return values;
+}
+
+struct BoxOrder {
+  bool operator()(const Box& a, const Box& b) const {
+    return std::tie(a.offsets, a.sizes) < std::tie(b.offsets, b.sizes);
+  }
+};
+
+// A tensor and the ranks that hold each of its boxes, in rising order.
+struct Known {
+  const HeldTensor* first = nullptr;
+  int first_rank = 0;
+  std::map<Box, std::vector<int>, BoxOrder> boxes;
+};
+
+Error mismatch(const Known& known, const HeldTensor& other, int rank) {
+  const ManifestTensor& a = known.first->tensor;
+  const ManifestTensor& b = other.tensor;
+  if (a.dtype == b.dtype && a.shape == b.shape && a.is_scalar == b.is_scalar) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("'{}' has other values on rank {} than on rank {}; a scalar of an "
+                               "optimizer's state must be equal on all ranks",
+                               name_in_files(a), rank, known.first_rank));
+  }
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("'{}' is {} {} on rank {}, but {} {} on rank {}", name_in_files(a), a.dtype,
+                    list_of(a.shape), known.first_rank, b.dtype, list_of(b.shape), rank));
+}
+
+bool is_same(const HeldTensor& a, const HeldTensor& b) {
+  return a.tensor == b.tensor && a.value == b.value;
+}
+
+uint64_t bytes_of(const ManifestTensor& tensor, const Box& box) {
+  return static_cast<uint64_t>(box.numel()) * safetensors_dtype_bytes(tensor.dtype);
+}
+
+// Gives out boxes to ranks and files.
+class Planner {
+ public:
+  explicit Planner(size_t world_size) : load_(world_size) {}
+
+  Status add(const Known& known) {
+    const size_t index = plan_.manifest.tensors.size();
+    ManifestTensor tensor = known.first->tensor;
+    const bool is_optimizer = !tensor.state.empty();
+    std::map<int, size_t> num_pieces;  // by writer, of this tensor
+    for (const auto& [box, holders] : known.boxes) {
+      const int writer = *std::ranges::min_element(
+          holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
+      load_[static_cast<size_t>(writer)] += bytes_of(tensor, box);
+      const size_t file = file_of(writer, is_optimizer, num_pieces[writer]++);
+      plan_.files[file].tensors.push_back(index);
+      tensor.pieces.push_back({.file = file, .offsets = box.offsets, .sizes = box.sizes});
+    }
+    const Status status = check_pieces(tensor.shape, tensor.pieces);
+    if (!status.ok()) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("'{}': {}; all ranks together must hold the whole tensor",
+                                 name_in_files(tensor), status.error().message()));
+    }
+    plan_.manifest.tensors.push_back(std::move(tensor));
+    return {};
+  }
+
+  SavePlan take() {
+    std::map<std::pair<int, bool>, size_t> num_files;
+    for (const auto& [key, file] : files_) ++num_files[{std::get<0>(key), std::get<1>(key)}];
+    for (const auto& [key, file] : files_) {
+      const auto& [writer, is_optimizer, number] = key;
+      plan_.manifest.files[file].name = cadre::format(
+          "shard-{:05}-{}-{:05}-of-{:05}.safetensors", writer + 1,
+          is_optimizer ? "optimizer" : "model", number + 1, num_files[{writer, is_optimizer}]);
+    }
+    plan_.manifest.world_size = static_cast<int64_t>(load_.size());
+    return std::move(plan_);
+  }
+
+ private:
+  size_t file_of(int writer, bool is_optimizer, size_t number) {
+    const auto [found, is_new] =
+        files_.try_emplace({writer, is_optimizer, number}, plan_.files.size());
+    if (is_new) {
+      plan_.files.push_back({.writer = writer, .is_optimizer = is_optimizer, .tensors = {}});
+      plan_.manifest.files.push_back({});
+    }
+    return found->second;
+  }
+
+  std::vector<uint64_t> load_;  // bytes to write, by rank
+  std::map<std::tuple<int, bool, size_t>, size_t> files_;
+  SavePlan plan_;
+};
+
+}  // namespace
+
+std::string encode_held(std::span<const HeldTensor> held) {
+  wire::ByteWriter out;
+  for (const auto& [tensor, boxes, value] : held) {
+    for (const std::string* text : {&tensor.name, &tensor.state, &tensor.dtype, &value}) {
+      out.text(*text);
+    }
+    out.integer(static_cast<uint8_t>(tensor.is_scalar));
+    write_integers(out, tensor.shape);
+    out.integer(static_cast<uint32_t>(boxes.size()));
+    for (const Box& box : boxes) {
+      write_integers(out, box.offsets);
+      write_integers(out, box.sizes);
+    }
+  }
+  return std::string(wire::as_text(out.bytes()));
+}
+
+Result<std::vector<HeldTensor>> decode_held(std::string_view text) {
+  wire::ByteReader in(wire::as_bytes(text));
+  std::vector<HeldTensor> held;
+  while (in.ok() && in.remaining() > 0) {
+    HeldTensor item;
+    ManifestTensor& tensor = item.tensor;
+    for (std::string* part : {&tensor.name, &tensor.state, &tensor.dtype, &item.value}) {
+      *part = in.text(kMaxTextBytes);
+    }
+    tensor.is_scalar = in.integer<uint8_t>() != 0;
+    tensor.shape = read_integers(in);
+    const auto num_boxes = in.integer<uint32_t>();
+    for (uint32_t i = 0; i < num_boxes && in.ok(); ++i) {
+      Box box{read_integers(in), {}};
+      box.sizes = read_integers(in);
+      item.boxes.push_back(std::move(box));
+    }
+    held.push_back(std::move(item));
+  }
+  if (!in.is_complete()) {
+    return Error(ErrorCode::kInternal, "a rank's list of tensors for a snapshot is malformed");
+  }
+  return held;
+}
+
+Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank) {
+  std::map<std::pair<std::string, std::string>, Known> tensors;  // by state, then name
+  for (size_t i = 0; i < by_rank.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    for (const HeldTensor& held : by_rank[i]) {
+      Known& known = tensors[{held.tensor.state, held.tensor.name}];
+      if (known.first == nullptr) {
+        known.first = &held;
+        known.first_rank = rank;
+      }
+      if (!is_same(*known.first, held)) return mismatch(known, held, rank);
+      for (const Box& box : held.boxes) known.boxes[box].push_back(rank);
+    }
+  }
+  Planner planner(by_rank.size());
+  for (const auto& [key, known] : tensors) CADRE_RETURN_IF_ERROR(planner.add(known));
+  return planner.take();
+}
+
+}  // namespace cadre

@@ -1,0 +1,250 @@
+// What is wrong with a snapshot, or does not fit, is said with the file or the tensor, on all
+// ranks, and before anything is changed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/file_digests.h"
+#include "cadre/checkpoint/save_plan.h"
+#include "cadre/checkpoint/sharded_load.h"
+#include "cadre/checkpoint/sharded_save.h"
+#include "cadre/checkpoint/sharded_snapshot_test.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/os/io/file.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+using snapshot_test::make_parts;
+using snapshot_test::Strategy;
+using snapshot_test::World;
+using ::testing::HasSubstr;
+
+const World kTwo{Strategy::kFlat, 2};
+
+class ShardedFailureTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+      SnapshotFolder folder(run_.path());
+      save_sharded(folder, 1, make_parts(kTwo, group.rank(), true), group).value_or_throw();
+    });
+    ASSERT_TRUE(result.ok()) << result.failures();
+    snapshot_ = SnapshotFolder(run_.path()).path_of(1);
+    for (const auto& entry : fs::directory_iterator(snapshot_)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("shard-00002-optimizer-00001")) shard_ = name;
+    }
+    ASSERT_NE(shard_, "");
+  }
+
+  // What both ranks say alike when they load; nothing of them has changed.
+  std::string load_error(const std::function<void(SnapshotParts&)>& change = {},
+                         const LoadOptions& options = {}) {
+    const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+      SnapshotParts parts = make_parts(kTwo, group.rank(), /*is_filled=*/false);
+      if (change) change(parts);
+      try {
+        load_sharded(snapshot_, parts, group, options);
+        output = "loaded";
+      } catch (const Error& error) {
+        output = cadre::format("{}: {}", to_string(error.code()), error.message());
+      }
+      if (output == "loaded") return;
+      for (const SnapshotTensor& tensor : parts.parameters) {
+        if (tensor.values.numel() > 0 && tensor.values.ne(0).any().item<bool>()) {
+          throw std::runtime_error(tensor.name + " has changed");
+        }
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+    return result.ranks[0].output;
+  }
+
+  std::string file(const std::string& name) const { return snapshot_ + "/" + name; }
+
+  void rewrite(const std::string& name, const std::function<void(std::string&)>& change) {
+    std::string content = os::read_file(file(name), size_t{1} << 30).value_or_throw();
+    change(content);
+    std::ofstream(file(name), std::ios::binary) << content;
+  }
+
+  // Changes the manifest, and its digest with it.
+  void rewrite_manifest(std::string_view from, std::string_view to) {
+    rewrite("manifest.json", [&](std::string& text) {
+      const size_t at = text.find(from);
+      ASSERT_NE(at, std::string::npos);
+      text.replace(at, from.size(), to);
+    });
+    rewrite("B2SUMS", [&](std::string& text) {
+      const size_t line = text.rfind('\n', text.size() - 2) + 1;
+      text.replace(line, 128, *digest_of(file("manifest.json")));
+    });
+  }
+
+  std::string shard_;  // the name of one of the files
+  testing::TemporaryFolder run_;
+  std::string snapshot_;
+};
+
+TEST_F(ShardedFailureTest, AFlippedByteOfAnyFileIsFound) {
+  ASSERT_EQ(load_error(), "loaded");
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(snapshot_)) {
+    names.push_back(entry.path().filename().string());
+  }
+  ASSERT_GT(names.size(), 5u);
+  for (const std::string& name : names) {
+    const auto flip = [](std::string& content) { content[content.size() / 2] ^= 1; };
+    rewrite(name, flip);
+    EXPECT_THAT(load_error(), HasSubstr("kCorruption")) << name;
+    rewrite(name, flip);
+  }
+  EXPECT_EQ(load_error(), "loaded");
+}
+
+TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
+  const std::string content = *os::read_file(file(shard_), size_t{1} << 30);
+  fs::remove(file(shard_));
+  for (const bool with_digests : {true, false}) {
+    EXPECT_THAT(
+        load_error({}, {.with_digests = with_digests}),
+        ::testing::AllOf(HasSubstr("kCorruption: rank"), HasSubstr(shard_ + " is missing")));
+  }
+  std::ofstream(file(shard_), std::ios::binary) << content.substr(0, content.size() - 1);
+  EXPECT_THAT(load_error({}, {.with_digests = false}),
+              HasSubstr(cadre::format("it has {} bytes; the manifest says {}", content.size() - 1,
+                                      content.size())));
+  std::ofstream(file(shard_), std::ios::binary) << content;
+  fs::remove(file("manifest.json"));
+  EXPECT_THAT(load_error(), HasSubstr("is no sharded snapshot: it has no manifest.json"));
+}
+
+TEST_F(ShardedFailureTest, AManifestThatContradictsTheFilesIsFound) {
+  rewrite_manifest(R"("dtype":"F64")", R"("dtype":"I64")");
+  EXPECT_THAT(load_error({}, {.with_digests = false}), HasSubstr("one"));
+}
+
+TEST_F(ShardedFailureTest, AManifestOfAnotherVersionIsRefused) {
+  rewrite_manifest(R"("version":1)", R"("version":2)");
+  EXPECT_THAT(load_error(), HasSubstr("kInvalidArgument: rank 0: " + snapshot_ +
+                                      "/manifest.json: it has version 2"));
+}
+
+TEST_F(ShardedFailureTest, AManifestThatLeavesItsFolderIsRefused) {
+  rewrite_manifest("shard-00001-model", "../00001/a-model");
+  EXPECT_THAT(load_error(), HasSubstr("not the plain name"));
+}
+
+TEST_F(ShardedFailureTest, TheFirstTensorThatDoesNotFitIsNamed) {
+  EXPECT_THAT(
+      load_error([](SnapshotParts& parts) { parts.parameters.erase(parts.parameters.begin()); }),
+      HasSubstr("has a tensor 'fc.weight', which the model does not (1 of 11 are unexpected)"));
+  EXPECT_THAT(load_error([](SnapshotParts& parts) {
+                parts.buffers.push_back(whole_tensor("more", torch::zeros({2})));
+              }),
+              HasSubstr("has no tensor 'more', which the model needs (1 are missing)"));
+  EXPECT_THAT(load_error([](SnapshotParts& parts) {
+                parts.buffers[1] = whole_tensor("mask", torch::zeros({2, 3}, at::kBool));
+              }),
+              HasSubstr("has tensor 'mask' as BOOL (3, 2), but the model has BOOL (2, 3)"));
+  EXPECT_THAT(load_error([](SnapshotParts& parts) {
+                parts.buffers[0] = whole_tensor("count", torch::zeros({}, at::kInt));
+              }),
+              HasSubstr("has tensor 'count' as I64 (), but the model has I32 ()"));
+}
+
+// What save_sharded() says on both ranks when one of them gives something else.
+std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    SnapshotFolder folder(run.path());
+    SnapshotParts parts = make_parts(kTwo, group.rank(), true);
+    if (group.rank() == changed_rank) change(parts);
+    const Status status = save_sharded(folder, 3, parts, group);
+    output = status.ok() ? "saved"
+                         : cadre::format("{}: {}", to_string(status.error().code()),
+                                         status.error().message());
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  EXPECT_TRUE(fs::is_empty(run.path()));
+  return result.ranks[0].output;
+}
+
+TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
+  EXPECT_EQ(
+      save_error(
+          [](SnapshotParts& parts) {
+            parts.optimizer[0].scalars[0].second = torch::tensor(int64_t{7});
+          },
+          1),
+      "kInvalidArgument: snapshot of step 3: 'state.fc.weight.step' has other values on rank 1 "
+      "than on rank 0; a scalar of an optimizer's state must be equal on all ranks");
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.parameters[1].sizes = {8}; }, 1),
+            "kInvalidArgument: snapshot of step 3: 'fc.bias' is F32 (7) on rank 0, but F32 (8) on "
+            "rank 1");
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  parts.parameters.pop_back();
+                  parts.optimizer.pop_back();
+                },
+                1),
+            "kInvalidArgument: snapshot of step 3: 'embed.weight': its pieces cover 256 of 512 "
+            "elements; all ranks together must hold the whole tensor");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.parameters.back().boxes[0].offsets[0] -= 1; }, 1),
+      "kInvalidArgument: snapshot of step 3: 'embed.weight': two of its pieces overlap; all "
+      "ranks together must hold the whole tensor");
+}
+
+TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.parameters[0].values = at::Tensor(); }, 1),
+            "kInvalidArgument: snapshot of step 3: rank 1: 'fc.weight' is no dense CPU tensor");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.parameters[0].values = torch::zeros({3}); }, 0),
+      "kInvalidArgument: snapshot of step 3: rank 0: 'fc.weight' has 3 elements on this rank, "
+      "but its boxes have 18");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.optimizer[0].parameter = "other"; }, 1),
+      "kInvalidArgument: snapshot of step 3: rank 1: 'other' has an optimizer's state, but is "
+      "none of the parameters");
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.buffers[0].name = "fc.weight"; }, 0),
+            "kInvalidArgument: snapshot of step 3: rank 0: 'fc.weight' occurs twice");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.buffers[0].name = "\xff"; }, 0),
+      "kInvalidArgument: snapshot of step 3: rank 0: '\xff' has a name that is no UTF-8 text");
+  EXPECT_THAT(save_error([](SnapshotParts& parts) { parts.extra = "3"; }, 0),
+              HasSubstr("`extra` is no JSON object"));
+  EXPECT_THAT(save_error(
+                  [](SnapshotParts& parts) {
+                    parts.optimizer[0].scalars.emplace_back("lr", torch::zeros({1}));
+                  },
+                  1),
+              HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar has none"));
+}
+
+TEST(SavePlan, AnyTextThatIsNoListOfTensorsIsRefused) {
+  HeldTensor held{.tensor = {.name = "w", .dtype = "F32", .shape = {2, 3}, .pieces = {}},
+                  .boxes = {Box{{0, 0}, {1, 3}}, Box{{1, 0}, {1, 2}}},
+                  .value = ""};
+  const std::vector<HeldTensor> list = {held, held};
+  const std::string text = encode_held(list);
+  EXPECT_EQ(*decode_held(text), list);
+  for (size_t length = 1; length < text.size(); ++length) {
+    const auto cut = decode_held(std::string_view(text).substr(0, length));
+    EXPECT_TRUE(!cut.ok() || cut->size() == 1) << length;
+  }
+}
+
+}  // namespace
+}  // namespace cadre

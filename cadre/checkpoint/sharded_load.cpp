@@ -1,0 +1,191 @@
+#include "cadre/checkpoint/sharded_load.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/rank_agreement.h"
+#include "cadre/checkpoint/snapshot_reader.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+// One read of the plan: a tensor of the snapshot into a tensor of this rank.
+struct Read {
+  const ManifestTensor* source = nullptr;
+  std::vector<Box> boxes;
+  at::Tensor target;
+};
+
+std::vector<Box> boxes_read(const SnapshotTensor& tensor) {
+  std::vector<Box> boxes;
+  std::ranges::copy_if(tensor.boxes, std::back_inserter(boxes),
+                       [](const Box& box) { return box.numel() > 0; });
+  return boxes;
+}
+
+class Loader {
+ public:
+  Loader(const std::string& path, const SnapshotParts& parts)
+      : reader_(SnapshotReader::open(path)), parts_(parts) {}
+
+  const SnapshotReader& reader() const { return reader_; }
+
+  // Everything that may fail.
+  void prepare(const LoadOptions& options, const RankAgreement& ranks) {
+    check_names();
+    for (const auto* tensors : {&parts_.parameters, &parts_.buffers}) {
+      for (const SnapshotTensor& tensor : *tensors) plan(tensor);
+    }
+    if (options.with_optimizer) plan_states();
+    for (const Read& read : reads_) reader_.prepare(*read.source, read.boxes);
+    if (options.with_digests) {
+      reader_.check_digests(static_cast<size_t>(ranks.rank()),
+                            static_cast<size_t>(ranks.world_size()));
+    }
+  }
+
+  LoadedSnapshot load() {
+    const at::NoGradGuard no_grad;
+    for (const Read& read : reads_) {
+      const bool is_flat = read.target.is_contiguous();
+      const at::Tensor flat = is_flat ? read.target.detach().view({-1})
+                                      : at::empty({read.target.numel()}, read.target.scalar_type());
+      reader_.read(*read.source, read.boxes, flat);
+      if (!is_flat) read.target.copy_(flat.view(read.target.sizes()));
+    }
+    return {.step = reader_.manifest().step,
+            .optimizer = std::move(states_),
+            .extra = reader_.manifest().extra,
+            .strategy = reader_.manifest().strategy};
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw Error(ErrorCode::kInvalidArgument, cadre::format("{} {}", reader_.path(), what));
+  }
+
+  // The model and the snapshot have the same tensors.
+  void check_names() const {
+    std::set<std::string> missing;
+    std::set<std::string> names;
+    for (const auto* tensors : {&parts_.parameters, &parts_.buffers}) {
+      for (const SnapshotTensor& tensor : *tensors) {
+        names.insert(tensor.name);
+        if (!reader_.model().contains(tensor.name)) missing.insert(tensor.name);
+      }
+    }
+    if (!missing.empty()) {
+      refuse(cadre::format("has no tensor '{}', which the model needs ({} are missing)",
+                           *missing.begin(), missing.size()));
+    }
+    for (const auto& [name, tensor] : reader_.model()) {
+      if (!names.contains(name)) {
+        refuse(
+            cadre::format("has a tensor '{}', which the model does not ({} of {} are unexpected)",
+                          name, reader_.model().size() - names.size(), reader_.model().size()));
+      }
+    }
+  }
+
+  void plan(const SnapshotTensor& tensor) {
+    const ManifestTensor& source = *reader_.model().at(tensor.name);
+    const auto dtype = scalar_type_of(source.dtype);
+    if (source.shape != tensor.sizes || dtype != tensor.values.scalar_type()) {
+      refuse(cadre::format("has tensor '{}' as {} {}, but the model has {} {}", tensor.name,
+                           source.dtype, list_of(source.shape),
+                           safetensors_dtype(tensor.values.scalar_type()).value_or("another dtype"),
+                           list_of(tensor.sizes)));
+    }
+    std::vector<Box> boxes = boxes_read(tensor);
+    int64_t numel = 0;
+    for (const Box& box : boxes) numel += box.numel();
+    if (tensor.values.numel() != numel || !tensor.values.is_cpu()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("'{}' has {} elements on this rank, but its boxes have {}; expected "
+                        "a CPU tensor of as many",
+                        tensor.name, tensor.values.numel(), numel));
+    }
+    reads_.push_back({&source, std::move(boxes), tensor.values});
+  }
+
+  void plan_states() {
+    std::map<std::string, const SnapshotTensor*> parameters;
+    for (const SnapshotTensor& tensor : parts_.parameters) parameters.emplace(tensor.name, &tensor);
+    for (const auto& [name, states] : reader_.optimizer()) {
+      const auto parameter = parameters.find(name);
+      if (parameter == parameters.end()) {
+        refuse(cadre::format("has an optimizer's state of '{}', which is no parameter of the model",
+                             name));
+      }
+      ParameterState loaded{.parameter = name};
+      for (const ManifestTensor* state : states) plan_state(*state, *parameter->second, loaded);
+      states_.push_back(std::move(loaded));
+    }
+  }
+
+  void plan_state(const ManifestTensor& source, const SnapshotTensor& parameter,
+                  ParameterState& loaded) {
+    const auto dtype = scalar_type_of(source.dtype);
+    const std::vector<int64_t> expected =
+        source.is_scalar ? std::vector<int64_t>() : parameter.sizes;
+    if (!dtype || source.shape != expected) {
+      refuse(cadre::format("has '{}' as {} {}; the parameter is {}", name_in_files(source),
+                           source.dtype, list_of(source.shape), list_of(parameter.sizes)));
+    }
+    const at::Tensor target =
+        at::empty(source.is_scalar ? at::IntArrayRef() : parameter.values.sizes(), *dtype);
+    (source.is_scalar ? loaded.scalars : loaded.tensors).emplace_back(source.state, target);
+    reads_.push_back(
+        {&source, source.is_scalar ? std::vector<Box>{Box{}} : boxes_read(parameter), target});
+  }
+
+  SnapshotReader reader_;
+  const SnapshotParts& parts_;
+  std::vector<Read> reads_;
+  std::vector<ParameterState> states_;
+};
+
+LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
+                       const RankAgreement& ranks, const LoadOptions& options) {
+  std::optional<Loader> loader;
+  const auto prepare = [&]() -> Result<std::string> {
+    try {
+      loader.emplace(path, parts);
+      loader->prepare(options, ranks);
+      return loader->reader().fingerprint();
+    } catch (const Error& error) {
+      return error;
+    }
+  };
+  const std::vector<std::string> fingerprints = ranks.gather(prepare()).value_or_throw();
+  for (size_t rank = 1; rank < fingerprints.size(); ++rank) {
+    if (fingerprints[rank] == fingerprints[0]) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("load {}: rank {} reads another snapshot than rank 0", path, rank));
+  }
+  return loader->load();
+}
+
+}  // namespace
+
+LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
+                            const ProcessGroup& group, const LoadOptions& options) {
+  return load_on(path, parts, RankAgreement(group, options.timeout), options);
+}
+
+LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
+                            const LoadOptions& options) {
+  return load_on(path, parts, RankAgreement(), options);
+}
+
+}  // namespace cadre

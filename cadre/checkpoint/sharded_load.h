@@ -1,0 +1,51 @@
+// Loads a sharded snapshot on any number of ranks, under any strategy.
+//
+// Threads: one at a time for a group. Blocking: for the time of the disk, and in a group until the
+// slowest rank has checked its share of the files, for `timeout` at most. Lifetime: borrows what it
+// is given until the call returns. Format: docs/formats/sharded-snapshot.md; use:
+// docs/guide/snapshots.md.
+// Errors: throws kCorruption with the file that is damaged, or kInvalidArgument with the first
+// tensor that is missing, unexpected, or of another shape or dtype; on all ranks alike, and before
+// anything is changed. Source: torch.distributed.checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/base/deadline.h"
+#include "cadre/base/export.h"
+#include "cadre/checkpoint/snapshot_parts.h"
+#include "cadre/comm/defaults.h"
+#include "cadre/group/process_group.h"
+
+namespace cadre {
+
+struct LoadOptions {
+  bool with_optimizer = true;
+  // Compares each file with its digest: every byte of the snapshot is read once, by one of the
+  // ranks. Without it, each rank reads what it loads and no more.
+  bool with_digests = true;
+  Duration timeout = kDefaultSnapshotTimeout;
+};
+
+struct LoadedSnapshot {
+  int64_t step = 0;
+  // Of the parameters that have a state in the snapshot: tensors shaped as `values` of the
+  // parameter on this rank.
+  std::vector<ParameterState> optimizer;
+  std::string extra = "{}";
+  std::string strategy;  // of the run that saved it
+};
+
+// Collective. Fills the `values` of the parameters and buffers of `parts`, and reads nothing else
+// of it. `path`: the folder of a snapshot, or a safetensors file of whole tensors, which has no
+// optimizer state.
+CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
+                                         const ProcessGroup& group,
+                                         const LoadOptions& options = {});
+// Of one process on its own.
+CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
+                                         const LoadOptions& options = {});
+
+}  // namespace cadre

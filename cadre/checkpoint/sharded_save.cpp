@@ -1,0 +1,311 @@
+#include "cadre/checkpoint/sharded_save.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/file_digests.h"
+#include "cadre/checkpoint/rank_agreement.h"
+#include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/save_plan.h"
+#include "cadre/os/io/durable_file.h"
+#include "cadre/wire/byte_codec.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kMaxDigestBytes = 1024;
+
+// What this rank holds, and where.
+struct Held {
+  std::vector<HeldTensor> tensors;
+  std::vector<at::Tensor> values;  // (n), contiguous, by index of `tensors`
+};
+
+Error invalid(const std::string& name, const std::string& what) {
+  return Error(ErrorCode::kInvalidArgument, cadre::format("'{}' {}", name, what));
+}
+
+// JSON holds no other names.
+bool is_text(const std::string& name) {
+  return nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::ignore) ==
+         nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+class HeldBuilder {
+ public:
+  Status add(ManifestTensor tensor, std::vector<Box> boxes, const at::Tensor& values) {
+    const std::string name = name_in_files(tensor);
+    if (!values.defined() || values.layout() != at::kStrided || !values.is_cpu()) {
+      return invalid(name, "is no dense CPU tensor");
+    }
+    const auto dtype = safetensors_dtype(values.scalar_type());
+    if (!dtype) {
+      return invalid(name, cadre::format("is {}, which safetensors cannot hold",
+                                         c10::toString(values.scalar_type())));
+    }
+    int64_t numel = 0;
+    for (const Box& box : boxes) numel += box.numel();
+    if (values.numel() != numel) {
+      return invalid(name, cadre::format("has {} elements on this rank, but its boxes have {}",
+                                         values.numel(), numel));
+    }
+    if (!is_text(name)) return invalid(name, "has a name that is no UTF-8 text");
+    if (!names_.emplace(tensor.state, tensor.name).second) {
+      return invalid(name, "occurs twice");
+    }
+    tensor.dtype = *dtype;
+    at::Tensor flat = values.detach().contiguous().view({-1});
+    const std::string value =
+        tensor.is_scalar
+            ? std::string(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes())
+            : "";
+    held_.tensors.push_back({std::move(tensor), std::move(boxes), value});
+    held_.values.push_back(std::move(flat));
+    return {};
+  }
+
+  Held take() { return std::move(held_); }
+
+ private:
+  Held held_;
+  std::set<std::pair<std::string, std::string>> names_;
+};
+
+// A tensor without elements is held by every rank, as one box.
+std::vector<Box> boxes_held(const SnapshotTensor& tensor) {
+  const Box whole{std::vector<int64_t>(tensor.sizes.size(), 0), tensor.sizes};
+  if (whole.numel() == 0) return {whole};
+  std::vector<Box> boxes;
+  std::ranges::copy_if(tensor.boxes, std::back_inserter(boxes),
+                       [](const Box& box) { return box.numel() > 0; });
+  return boxes;
+}
+
+Status add_state(HeldBuilder& held, const ParameterState& state, const SnapshotTensor& parameter) {
+  for (const auto& [key, values] : state.tensors) {
+    CADRE_RETURN_IF_ERROR(held.add({.name = state.parameter,
+                                    .state = key,
+                                    .dtype = {},
+                                    .shape = parameter.sizes,
+                                    .pieces = {}},
+                                   boxes_held(parameter), values));
+  }
+  for (const auto& [key, value] : state.scalars) {
+    if (value.dim() != 0) {
+      return invalid(cadre::format("state.{}.{}", state.parameter, key),
+                     cadre::format("has sizes {}; a scalar has none", list_of(value.sizes())));
+    }
+    CADRE_RETURN_IF_ERROR(held.add({.name = state.parameter,
+                                    .state = key,
+                                    .is_scalar = true,
+                                    .dtype = {},
+                                    .shape = {},
+                                    .pieces = {}},
+                                   {Box{}}, value));
+  }
+  return {};
+}
+
+Result<Held> held_of(const SnapshotParts& parts, int rank) {
+  HeldBuilder held;
+  std::map<std::string_view, const SnapshotTensor*> parameters;
+  const auto add = [&held](const SnapshotTensor& tensor) {
+    return held.add(
+        {.name = tensor.name, .state = {}, .dtype = {}, .shape = tensor.sizes, .pieces = {}},
+        boxes_held(tensor), tensor.values);
+  };
+  for (const SnapshotTensor& tensor : parts.parameters) {
+    CADRE_RETURN_IF_ERROR(add(tensor));
+    parameters.emplace(tensor.name, &tensor);
+  }
+  for (const SnapshotTensor& tensor : parts.buffers) {
+    if (rank == 0) CADRE_RETURN_IF_ERROR(add(tensor));
+  }
+  for (const ParameterState& state : parts.optimizer) {
+    const auto parameter = parameters.find(state.parameter);
+    if (parameter == parameters.end()) {
+      return invalid(state.parameter, "has an optimizer's state, but is none of the parameters");
+    }
+    CADRE_RETURN_IF_ERROR(add_state(held, state, *parameter->second));
+  }
+  return held.take();
+}
+
+// The elements of one box, with its sizes.
+at::Tensor values_of(const HeldTensor& held, const at::Tensor& flat, const ManifestPiece& piece) {
+  int64_t begin = 0;
+  for (const Box& box : held.boxes) {
+    if (box.offsets == piece.offsets && box.sizes == piece.sizes) break;
+    begin += box.numel();
+  }
+  const Box box{piece.offsets, piece.sizes};
+  return flat.narrow(0, begin, box.numel()).view(piece.sizes);
+}
+
+// Writes the files that the plan gives this rank.
+class FileWriter {
+ public:
+  FileWriter(const Held& held, const SavePlan& plan, int rank) : plan_(plan), rank_(rank) {
+    for (size_t i = 0; i < held.tensors.size(); ++i) {
+      const ManifestTensor& tensor = held.tensors[i].tensor;
+      held_.emplace(std::pair(tensor.state, tensor.name),
+                    std::pair(&held.tensors[i], &held.values[i]));
+    }
+  }
+
+  // The sizes and digests of the files, in the order of the plan.
+  Result<std::string> write(const std::string& folder) const {
+    wire::ByteWriter written;
+    for (size_t i = 0; i < plan_.files.size(); ++i) {
+      if (plan_.files[i].writer != rank_) continue;
+      const std::string path = cadre::format("{}/{}", folder, plan_.manifest.files[i].name);
+      CADRE_RETURN_IF_ERROR(write_file(i, path));
+      const auto digest = digest_of(path);
+      if (!digest.ok()) return digest.error();
+      std::error_code failure;
+      const uintmax_t bytes = std::filesystem::file_size(path, failure);
+      if (failure) {
+        return Error(ErrorCode::kUnavailable,
+                     cadre::format("size of {}: {}", path, failure.message()));
+      }
+      written.integer(static_cast<uint64_t>(bytes));
+      written.text(*digest);
+    }
+    return std::string(wire::as_text(written.bytes()));
+  }
+
+ private:
+  Status write_file(size_t file, const std::string& path) const {
+    NamedTensors tensors;
+    nlohmann::json offsets = nlohmann::json::object();
+    for (const size_t index : plan_.files[file].tensors) {
+      const ManifestTensor& tensor = plan_.manifest.tensors[index];
+      const auto piece = std::ranges::find(tensor.pieces, file, &ManifestPiece::file);
+      const auto& [held, values] = held_.at({tensor.state, tensor.name});
+      const std::string name = name_in_files(tensor);
+      tensors.emplace_back(name, values_of(*held, *values, *piece));
+      offsets[name] = {{"saved_offsets", piece->offsets}};
+    }
+    return write_safetensors(
+        path, tensors,
+        {{"format", "pt"}, {"DCP_VERSION", "1.0"}, {"DCP_SHARDING_INFO", offsets.dump()}});
+  }
+
+  const SavePlan& plan_;
+  int rank_;
+  std::map<std::pair<std::string, std::string>, std::pair<const HeldTensor*, const at::Tensor*>>
+      held_;
+};
+
+// Sets the sizes of the plan's files and returns their digests.
+Result<std::vector<FileDigest>> digests_of(SavePlan& plan, std::span<const std::string> by_rank) {
+  std::vector<wire::ByteReader> readers;
+  for (const std::string& text : by_rank) readers.emplace_back(wire::as_bytes(text));
+  std::vector<FileDigest> digests;
+  for (size_t i = 0; i < plan.files.size(); ++i) {
+    wire::ByteReader& reader = readers[static_cast<size_t>(plan.files[i].writer.value)];
+    plan.manifest.files[i].bytes = reader.integer<uint64_t>();
+    digests.push_back(
+        {.name = plan.manifest.files[i].name, .digest = reader.text(kMaxDigestBytes)});
+  }
+  if (!std::ranges::all_of(readers, &wire::ByteReader::is_complete)) {
+    return Error(ErrorCode::kInternal, "a rank's list of the files that it wrote is malformed");
+  }
+  return digests;
+}
+
+Status write_manifest(const std::string& folder, const SavePlan& plan,
+                      std::vector<FileDigest> digests) {
+  const auto text = encode_snapshot_manifest(plan.manifest);
+  if (!text.ok()) return text.error();
+  const std::string path = cadre::format("{}/{}", folder, kSnapshotManifestName);
+  const std::array<ConstBytes, 1> pieces = {wire::as_bytes(*text)};
+  CADRE_RETURN_IF_ERROR(os::write_file(path, pieces));
+  auto digest = digest_of(path);
+  if (!digest.ok()) return digest.error();
+  digests.push_back(
+      {.name = std::string(kSnapshotManifestName), .digest = std::move(digest).value()});
+  return write_digest_list(folder, digests);
+}
+
+// What all ranks hold, and who writes what.
+Result<SavePlan> agree_on_plan(const Result<Held>& held, const RankAgreement& ranks) {
+  const auto lists = ranks.gather(held.ok() ? Result<std::string>(encode_held(held->tensors))
+                                            : Result<std::string>(held.error()));
+  if (!lists.ok()) return lists.error();
+  std::vector<std::vector<HeldTensor>> by_rank;
+  for (const std::string& list : *lists) {
+    auto decoded = decode_held(list);
+    if (!decoded.ok()) return decoded.error();
+    by_rank.push_back(std::move(decoded).value());
+  }
+  return plan_save(by_rank);
+}
+
+// Rank 0's part: it makes the folder, tells the others its name, writes its files as they do, and
+// publishes the whole when all have written theirs.
+Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan& plan,
+                      const RankAgreement& ranks) {
+  bool has_told = false;
+  const Status status =
+      folder.save(plan.manifest.step, [&](const std::string& temporary) -> Status {
+        has_told = true;
+        const auto names = ranks.gather(std::filesystem::path(temporary).filename().string());
+        if (!names.ok()) return names.error();
+        const auto written = ranks.gather(writer.write(temporary));
+        if (!written.ok()) return written.error();
+        auto digests = digests_of(plan, *written);
+        if (!digests.ok()) return digests.error();
+        return write_manifest(temporary, plan, std::move(digests).value());
+      });
+  // Where there is no folder the others learn it in place of its name.
+  if (!has_told) static_cast<void>(ranks.gather(status.error()));
+  return ranks.follow_first(status);
+}
+
+Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
+                      const RankAgreement& ranks) {
+  const auto names = ranks.gather(std::string());
+  if (!names.ok()) return ranks.follow_first(names.error());
+  const auto written =
+      ranks.gather(writer.write(cadre::format("{}/{}", folder.run_folder(), names->front())));
+  return ranks.follow_first(written.ok() ? Status() : written.error());
+}
+
+}  // namespace
+
+Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                    const RankAgreement& ranks, const SaveOptions& options) {
+  const Result<Held> held = held_of(parts, ranks.rank());
+  Result<SavePlan> plan = agree_on_plan(held, ranks);
+  if (!plan.ok()) return plan.error().with_context(cadre::format("snapshot of step {}", step));
+  plan->manifest.step = step;
+  plan->manifest.strategy = options.strategy;
+  plan->manifest.mesh = options.mesh;
+  plan->manifest.extra = parts.extra;
+  const FileWriter writer(*held, *plan, ranks.rank());
+  return ranks.rank() == 0 ? write_as_first(folder, writer, *plan, ranks)
+                           : write_as_other(folder, writer, ranks);
+}
+
+Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                    const ProcessGroup& group, const SaveOptions& options) {
+  return save_sharded(folder, step, parts, RankAgreement(group, options.timeout), options);
+}
+
+Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                    const SaveOptions& options) {
+  return save_sharded(folder, step, parts, RankAgreement(), options);
+}
+
+}  // namespace cadre

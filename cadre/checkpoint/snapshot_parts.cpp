@@ -1,0 +1,47 @@
+#include "cadre/checkpoint/snapshot_parts.h"
+
+#include <torch/nn/module.h>
+
+#include <utility>
+
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+std::vector<SnapshotTensor> buffers_of(const torch::nn::Module& module) {
+  std::vector<SnapshotTensor> buffers;
+  for (const auto& [name, tensor] : distinct_buffers(module)) {
+    buffers.push_back(whole_tensor(name, tensor));
+  }
+  return buffers;
+}
+
+}  // namespace
+
+SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor) {
+  const std::vector<int64_t> sizes = tensor.sizes().vec();
+  const Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
+  return {.name = std::move(name), .sizes = sizes, .boxes = {box}, .values = tensor};
+}
+
+SnapshotTensor part_of(const ParameterShard& shard) {
+  return {
+      .name = shard.name, .sizes = shard.sizes, .boxes = boxes_of(shard), .values = shard.values};
+}
+
+SnapshotParts parts_of(const torch::nn::Module& module) {
+  SnapshotParts parts = {.buffers = buffers_of(module)};
+  for (const auto& [name, tensor] : distinct_parameters(module)) {
+    parts.parameters.push_back(whole_tensor(name, tensor));
+  }
+  return parts;
+}
+
+SnapshotParts parts_of(std::span<const ParameterShard> shards, const torch::nn::Module& module) {
+  SnapshotParts parts = {.buffers = buffers_of(module)};
+  for (const ParameterShard& shard : shards) parts.parameters.push_back(part_of(shard));
+  return parts;
+}
+
+}  // namespace cadre

@@ -1,0 +1,179 @@
+#include "cadre/checkpoint/snapshot_reader.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/file_digests.h"
+#include "cadre/mesh/layout.h"
+#include "cadre/os/io/file.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+Box box_of(const ManifestPiece& piece) {
+  return {piece.offsets, piece.sizes};
+}
+
+Error damaged(const std::string& path, const std::string& what) {
+  return Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, what));
+}
+
+// One file of whole tensors, as a snapshot of one file.
+SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& path) {
+  SnapshotManifest manifest;
+  manifest.files = {{.name = fs::path(path).filename().string()}};
+  for (const std::string& name : file.names()) {
+    const SafetensorsEntry& entry = *file.find(name);
+    ManifestTensor tensor{.name = name, .dtype = entry.dtype, .shape = entry.shape};
+    tensor.pieces = {
+        {.file = 0, .offsets = std::vector<int64_t>(entry.shape.size(), 0), .sizes = entry.shape}};
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  return manifest;
+}
+
+// A tensor over the bytes; a copy of them where they are not aligned, which only a file that
+// somebody else wrote has.
+at::Tensor tensor_over(ConstBytes bytes, at::IntArrayRef sizes, at::ScalarType dtype) {
+  if (bytes.empty()) return at::empty(sizes, dtype);
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % c10::elementSize(dtype) == 0) {
+    return at::from_blob(const_cast<std::byte*>(bytes.data()), sizes, dtype);
+  }
+  at::Tensor copy = at::empty(sizes, dtype);
+  std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
+  return copy;
+}
+
+// The part of a tensor that holds `box`, which `part` is in.
+at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part) {
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    tensor = tensor.narrow(static_cast<int64_t>(dim), part.offsets[dim] - box.offsets[dim],
+                           part.sizes[dim]);
+  }
+  return tensor;
+}
+
+}  // namespace
+
+SnapshotReader::SnapshotReader(std::string path, std::string fingerprint, SnapshotManifest manifest,
+                               bool is_folder)
+    : path_(std::move(path)),
+      fingerprint_(std::move(fingerprint)),
+      manifest_(std::move(manifest)),
+      is_folder_(is_folder) {
+  for (const ManifestTensor& tensor : manifest_.tensors) {
+    if (tensor.state.empty()) {
+      model_.emplace(tensor.name, &tensor);
+    } else {
+      optimizer_[tensor.name].push_back(&tensor);
+    }
+  }
+}
+
+SnapshotReader SnapshotReader::open(const std::string& path) {
+  std::error_code failure;
+  if (fs::is_regular_file(path, failure)) {
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    SnapshotManifest manifest = manifest_of(file, path);
+    std::string text = encode_snapshot_manifest(manifest).value_or_throw();
+    return SnapshotReader(path, std::move(text), std::move(manifest), /*is_folder=*/false);
+  }
+  const std::string manifest_path = cadre::format("{}/{}", path, kSnapshotManifestName);
+  const std::array<std::string_view, 1> names = {kSnapshotManifestName};
+  if (!fs::exists(manifest_path, failure)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("{} is no sharded snapshot: it has no {}", path, kSnapshotManifestName));
+  }
+  cadre::check_digests(path, names).value_or_throw();
+  const std::string text = os::read_file(manifest_path, kMaxSnapshotManifestBytes).value_or_throw();
+  Result<SnapshotManifest> manifest = parse_snapshot_manifest(text);
+  if (!manifest.ok()) throw manifest.error().with_context(manifest_path);
+  return SnapshotReader(path, digest_of(manifest_path).value_or_throw(),
+                        std::move(manifest).value(), /*is_folder=*/true);
+}
+
+std::string SnapshotReader::path_of(const ManifestFile& file) const {
+  return is_folder_ ? cadre::format("{}/{}", path_, file.name) : path_;
+}
+
+void SnapshotReader::check_digests(size_t first, size_t stride) const {
+  if (!is_folder_) return;
+  std::vector<std::string_view> names;
+  for (size_t i = first; i < manifest_.files.size(); i += stride) {
+    names.push_back(manifest_.files[i].name);
+  }
+  cadre::check_digests(path_, names).value_or_throw();
+}
+
+void SnapshotReader::prepare(const ManifestTensor& tensor, std::span<const Box> boxes) {
+  for (const ManifestPiece& piece : tensor.pieces) {
+    const Box held = box_of(piece);
+    for (const Box& box : boxes) {
+      if (intersection(held, box).numel() == 0) continue;
+      check_piece(tensor, piece);
+      break;
+    }
+  }
+}
+
+void SnapshotReader::check_piece(const ManifestTensor& tensor, const ManifestPiece& piece) {
+  const ManifestFile& file = manifest_.files[piece.file];
+  const std::string path = path_of(file);
+  auto mapped = files_.find(piece.file);
+  if (mapped == files_.end()) {
+    std::error_code failure;
+    if (!fs::exists(path, failure)) {
+      throw Error(ErrorCode::kCorruption, cadre::format("{} is missing", path));
+    }
+    const uintmax_t bytes = fs::file_size(path, failure);
+    if (is_folder_ && !failure && bytes != file.bytes) {
+      throw damaged(path,
+                    cadre::format("it has {} bytes; the manifest says {}", bytes, file.bytes));
+    }
+    mapped = files_.emplace(piece.file, SafetensorsFile::open(path)).first;
+  }
+  const std::string name = name_in_files(tensor);
+  const SafetensorsEntry* entry = mapped->second.find(name);
+  if (entry == nullptr) {
+    throw damaged(path, cadre::format("it has no tensor '{}'; the manifest says it has", name));
+  }
+  if (entry->dtype != tensor.dtype || entry->shape != piece.sizes) {
+    throw damaged(path, cadre::format("'{}' is {} {}; the manifest says {} {}", name, entry->dtype,
+                                      list_of(entry->shape), tensor.dtype, list_of(piece.sizes)));
+  }
+}
+
+void SnapshotReader::read(const ManifestTensor& tensor, std::span<const Box> boxes,
+                          const at::Tensor& flat) const {
+  const std::string name = name_in_files(tensor);
+  int64_t begin = 0;
+  for (const Box& box : boxes) {
+    const at::Tensor target = flat.narrow(0, begin, box.numel()).view(box.sizes);
+    begin += box.numel();
+    for (const ManifestPiece& piece : tensor.pieces) {
+      const Box held = box_of(piece);
+      const Box common = intersection(held, box);
+      if (common.numel() == 0) continue;
+      const SafetensorsFile& file = files_.at(piece.file);
+      const at::Tensor source =
+          tensor_over(file.bytes(*file.find(name)), piece.sizes, flat.scalar_type());
+      slice_of(target, box, common).copy_(slice_of(source, held, common));
+    }
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,60 @@
+// Reads boxes of tensors from the files of a snapshot, whoever wrote them.
+//
+// Threads: one. Blocking: for the time of the disk. Lifetime: maps the files that prepare() needed.
+// Errors: open(), check_digests() and prepare() throw kCorruption or kInvalidArgument with the file
+// and the tensor; read() of what was prepared cannot fail.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/checkpoint/safetensors.h"
+#include "cadre/mesh/placement.h"
+#include "cadre/wire/snapshot_manifest.h"
+
+namespace cadre {
+
+class SnapshotReader {
+ public:
+  // A snapshot's folder, whose manifest is checked against its digest, or one safetensors file.
+  static SnapshotReader open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const SnapshotManifest& manifest() const { return manifest_; }
+  // Of what the manifest says; equal on ranks that have opened the same snapshot.
+  const std::string& fingerprint() const { return fingerprint_; }
+  // The tensors of the model by name; the states of the optimizer by parameter.
+  const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
+  const std::map<std::string, std::vector<const ManifestTensor*>>& optimizer() const {
+    return optimizer_;
+  }
+
+  // Compares every `stride`-th file from `first` on with its digest.
+  void check_digests(size_t first, size_t stride) const;
+  // Maps the files that have parts of the boxes, and compares their headers with the manifest.
+  void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
+  // The elements of the boxes, one box after the other, into `flat`: (n), contiguous, of the
+  // tensor's dtype. REQUIRES: prepare() for these boxes.
+  void read(const ManifestTensor& tensor, std::span<const Box> boxes, const at::Tensor& flat) const;
+
+ private:
+  SnapshotReader(std::string path, std::string fingerprint, SnapshotManifest manifest,
+                 bool is_folder);
+
+  std::string path_of(const ManifestFile& file) const;
+  void check_piece(const ManifestTensor& tensor, const ManifestPiece& piece);
+
+  std::string path_;
+  std::string fingerprint_;
+  SnapshotManifest manifest_;
+  bool is_folder_;
+  std::map<std::string, const ManifestTensor*> model_;
+  std::map<std::string, std::vector<const ManifestTensor*>> optimizer_;
+  std::map<size_t, SafetensorsFile> files_;  // by index of manifest_.files
+};
+
+}  // namespace cadre

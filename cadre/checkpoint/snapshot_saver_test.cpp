@@ -1,0 +1,117 @@
+#include "cadre/checkpoint/snapshot_saver.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/sharded_load.h"
+#include "cadre/checkpoint/sharded_snapshot_test.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+using snapshot_test::make_parts;
+using snapshot_test::Strategy;
+using snapshot_test::World;
+
+const World kFlatOnTwo{Strategy::kFlat, 2};
+
+void fill(const SnapshotParts& parts, double value) {
+  const at::NoGradGuard no_grad;
+  for (const SnapshotTensor& tensor : parts.parameters) tensor.values.fill_(value);
+}
+
+bool holds(const SnapshotParts& parts, double value) {
+  return std::ranges::all_of(parts.parameters, [value](const SnapshotTensor& tensor) {
+    return tensor.values.eq(value).all().item<bool>();
+  });
+}
+
+// Training changes the parameters, and exchanges them, while they are written.
+TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    SnapshotSaver saver(SnapshotFolder(run.path()), group);
+    const SnapshotParts parts = make_parts(kFlatOnTwo, group.rank(), true);
+    for (int step = 1; step <= 5; ++step) {
+      fill(parts, step);
+      saver.save(step, parts).value_or_throw();
+      fill(parts, 99);
+      group.all_reduce(torch::ones({1000}));
+    }
+    saver.close().value_or_throw();
+    for (int step = 1; step <= 5; ++step) {
+      load_sharded(SnapshotFolder(run.path()).path_of(step), parts, group);
+      if (!holds(parts, step)) throw std::runtime_error(cadre::format("step {}", step));
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(SnapshotSaver, TheNextCallReportsAFailureOnAllRanks) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    SnapshotSaver saver(SnapshotFolder(run.path()), group);
+    SnapshotParts parts = make_parts(kFlatOnTwo, group.rank(), true);
+    SnapshotParts wrong = parts;
+    if (group.rank() == 1) wrong.parameters[0].values = torch::zeros({3});
+    saver.save(1, wrong).value_or_throw();  // fails later
+    const Status status = saver.save(2, parts);
+    output = status.ok() ? "" : status.error().message();
+    saver.finish().value_or_throw();  // the failure is reported once, and the second save is well
+    load_sharded(*SnapshotFolder(run.path()).latest(), parts, group);
+    saver.close().value_or_throw();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_EQ(rank.output,
+              "saved in the background: snapshot of step 1: rank 1: 'fc.weight' has 3 elements on "
+              "this rank, but its boxes have 17");
+  }
+  EXPECT_THAT(SnapshotFolder(run.path()).steps(), ::testing::ElementsAre(2));
+}
+
+TEST(SnapshotSaver, WorksInOneProcessAndAfterADiskThatWasInTheWay) {
+  const testing::TemporaryFolder run;
+  const std::string path = run.file("run");
+  std::ofstream(path) << "a file in the way";
+  SnapshotSaver saver{SnapshotFolder(path)};
+  const SnapshotParts parts = make_parts({Strategy::kReplicated, 1}, 0, true);
+  EXPECT_TRUE(saver.save(1, parts).ok());
+  EXPECT_THAT(saver.finish().error().message(), ::testing::HasSubstr("create " + path));
+  EXPECT_TRUE(saver.finish().ok());
+  fs::remove(path);
+  EXPECT_TRUE(saver.save(2, parts).ok());
+  EXPECT_TRUE(saver.close().ok());
+  EXPECT_TRUE(saver.close().ok());
+  EXPECT_EQ(SnapshotFolder(path).latest_step(), 2);
+}
+
+TEST(SnapshotSaver, OneThatIsDestroyedWhileItSavesEndsTheWaitsOfTheOthers) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    auto saver = std::make_unique<SnapshotSaver>(SnapshotFolder(run.path()), group);
+    const SnapshotParts parts = make_parts(kFlatOnTwo, group.rank(), true);
+    if (group.rank() == 0) {
+      saver->save(1, parts).value_or_throw();
+      const Status status = saver->finish();
+      output = status.ok() ? "" : status.error().message();
+    } else {
+      saver->save(1, parts).value_or_throw();
+    }
+    saver.reset();
+  });
+  // Rank 1's part may have been done before it was destroyed; in no case does rank 0 wait for long.
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,146 @@
+#include "cadre/parallel/ddp/ddp_replicas.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/buckets/bucket_layout.h"
+#include "cadre/buckets/replicated_gradients.h"
+#include "cadre/buckets/sharded_gradients.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/reduction/agreement/trailer.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+
+namespace {
+
+constexpr const char* kWrapper = "DistributedDataParallel";
+constexpr const char* kShardAxis = "shard";
+
+using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
+
+// One for each bucket that replicated gradients would have.
+FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
+                                        const std::shared_ptr<ReplicaGroup>& group,
+                                        const DistributedDataParallelOptions& options) {
+  const std::vector<ParameterSize> sizes = sizes_of(trained);
+  if (options.layout) check_layout_fits(*options.layout, sizes).value_or_throw();
+  const BucketLayout layout = options.layout.value_or(
+      plan_bucket_layout(sizes, reverse_order(sizes.size()), options.bucket_caps));
+  FlatParametersList flat_parameters;
+  for (const BucketLayout::Bucket& bucket : layout.buckets) {
+    std::vector<NamedTensor> members;
+    for (const int64_t index : bucket.parameters) members.push_back(trained[index]);
+    flat_parameters.push_back(std::make_shared<FlatParameters>(
+        std::move(members), group,
+        FlatParametersOptions{
+            .keep_full = true,
+            .name = format("bucket {} of {}", flat_parameters.size(), kWrapper)}));
+  }
+  return flat_parameters;
+}
+
+// By parameter of the module, also of those that are not trained: every rank has these whole.
+std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
+                                      const FlatParametersList& flat_parameters,
+                                      const DeviceMesh& mesh) {
+  std::vector<ParameterShard> of_flat;
+  for (const auto& flat : flat_parameters) {
+    for (ParameterShard& shard : flat->parameter_shards(mesh, kShardAxis)) {
+      of_flat.push_back(std::move(shard));
+    }
+  }
+  std::vector<ParameterShard> shards;
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    const auto found = std::ranges::find_if(of_flat, [&parameter](const ParameterShard& shard) {
+      return shard.parameter.is_same(parameter.tensor);
+    });
+    if (found != of_flat.end()) {
+      shards.push_back(*found);
+      continue;
+    }
+    shards.push_back({.name = parameter.name,
+                      .sizes = parameter.tensor.sizes().vec(),
+                      .mesh = mesh,
+                      .placements = {Replicate()},
+                      .flat_axis = std::nullopt,
+                      .range = {.begin = 0, .end = parameter.tensor.numel()},
+                      .values = parameter.tensor.detach().reshape({-1}),
+                      .parameter = parameter.tensor});
+  }
+  return shards;
+}
+
+}  // namespace
+
+std::vector<ParameterShard> DdpReplicas::parameter_shards() const {
+  if (!shards.empty()) return shards;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: parameter_shards() needs the option gradients = "
+                     "GradientPlacement::kSharded and a ProcessGroup; {}",
+                     core->wrapper().place(),
+                     flat_parameters.empty() ? "with replicated gradients every rank owns the "
+                                               "parameters and gradients of module() as a whole"
+                                             : "this wrapper was made with a ReplicaGroup"));
+}
+
+DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
+                              std::shared_ptr<ReplicaGroup> group,
+                              const DistributedDataParallelOptions& options) {
+  const bool is_sharded = options.gradients == GradientPlacement::kSharded;
+  const auto flat_parameters = std::make_shared<FlatParametersList>();
+  DataParallelOptions core_options{.wrapper = kWrapper,
+                                   .component = "ddp",
+                                   .weighting = options.weighting,
+                                   .broadcast_buffers = options.broadcast_buffers,
+                                   .is_idle_alone = !is_sharded};
+  MakeGradientStorage make_storage =
+      [&](std::vector<NamedTensor> trained,
+          const std::shared_ptr<ReplicaGroup>& located) -> std::unique_ptr<GradientStorage> {
+    return std::make_unique<ReplicatedGradients>(
+        std::move(trained), located,
+        ReplicatedGradients::Options{
+            .caps = options.bucket_caps, .layout = options.layout, .trailer_numel = kTrailerNumel});
+  };
+  if (is_sharded) {
+    make_storage =
+        [&](std::vector<NamedTensor> trained,
+            const std::shared_ptr<ReplicaGroup>& located) -> std::unique_ptr<GradientStorage> {
+      *flat_parameters = make_flat_parameters(trained, located, options);
+      return std::make_unique<ShardedGradients>(
+          std::move(trained), *flat_parameters,
+          ShardedGradients::Groups{.all = located, .shard = located, .replicate = nullptr},
+          ShardedGradients::Options{
+              .layout = options.layout, .trailer_numel = kTrailerNumel, .wrapper = kWrapper});
+    };
+    // Values that an optimizer has changed are being gathered, or will be from here.
+    core_options.before_forward = [flat_parameters] {
+      for (const auto& flat : *flat_parameters) flat->unshard_async();
+      for (const auto& flat : *flat_parameters) flat->wait_unsharded();
+    };
+  }
+  auto core =
+      std::make_shared<DataParallelCore>(module, group, std::move(core_options), make_storage);
+  return {.core = std::move(core),
+          .group = std::move(group),
+          .flat_parameters = *flat_parameters,
+          .shards = {}};
+}
+
+DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
+                              const ProcessGroup& group,
+                              const DistributedDataParallelOptions& options) {
+  DdpReplicas replicas = make_ddp_replicas(module, make_replica_group(group), options);
+  if (replicas.flat_parameters.empty()) return replicas;
+  const DeviceMesh mesh(group, {{kShardAxis, group.world_size()}});
+  replicas.shards = shards_of(*module, replicas.flat_parameters, mesh);
+  return replicas;
+}
+
+}  // namespace cadre

@@ -1,0 +1,42 @@
+// The part of DistributedDataParallel that does not depend on the module's type: the core with the
+// storage of gradients that the options choose.
+//
+// Threads: one. Blocking: make_ddp_replicas() is collective. Lifetime: shares the module's
+// parameters and the group. Errors: cadre::Error.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/group/process_group.h"
+#include "cadre/parallel/ddp/options.h"
+#include "cadre/reduction/data_parallel_core.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+struct DdpReplicas {
+  std::shared_ptr<DataParallelCore> core;
+  std::shared_ptr<ReplicaGroup> group;
+  std::vector<std::shared_ptr<FlatParameters>> flat_parameters;  // one for each bucket, if sharded
+  std::vector<ParameterShard> shards;  // by parameter; empty without a mesh
+
+  CADRE_EXPORT std::vector<ParameterShard> parameter_shards() const;
+};
+
+CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
+                                           const ProcessGroup& group,
+                                           const DistributedDataParallelOptions& options);
+// Without the mesh that parameter_shards() names.
+CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
+                                           std::shared_ptr<ReplicaGroup> group,
+                                           const DistributedDataParallelOptions& options);
+
+}  // namespace cadre

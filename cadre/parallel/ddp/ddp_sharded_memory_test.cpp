@@ -1,0 +1,166 @@
+// The memory of sharded gradients: how many full ones exist, what they are reduced in, and when
+// that is used again.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/parallel/ddp/ddp_sharded_test.h"
+#include "cadre/wrap/replica_group_fakes.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+
+// 12 layers, each a bucket.
+struct Deep : nn::Module {
+  Deep() {
+    torch::manual_seed(3);
+    for (int i = 0; i < kNumLayers; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+    }
+  }
+  Tensor forward(Tensor x) {
+    for (auto& layer : layers) x = torch::tanh(layer(x));
+    return x;
+  }
+  static constexpr int kNumLayers = 12;
+  static constexpr int64_t kWidth = 8;
+  std::vector<nn::Linear> layers;
+};
+
+constexpr int64_t kLayerBytes = 4 * (Deep::kWidth * Deep::kWidth + Deep::kWidth);
+
+// Reductions that end only when they are waited for, as those of a slow group do.
+std::shared_ptr<FakeReplicas> slow_replicas(const ProcessGroup& group) {
+  auto replicas = std::make_shared<FakeReplicas>(group);
+  replicas->on_call = [](GroupCall& call) {
+    if (call.kind == GroupCall::Kind::kReduceScatterAsync) {
+      testing::delay(call);
+    } else {
+      call.pass_on();
+    }
+  };
+  return replicas;
+}
+
+// Full gradients exist for one bucket at a time, and the memory in which they are reduced is that
+// of two buckets, however slow the reduction is. It is not used again before the reduction has
+// ended.
+TEST(DdpSharded, FewFullGradientsExistAtATime) {
+  std::vector<std::shared_ptr<Deep>> nets;
+  for (int i = 0; i < 4; ++i) nets.push_back(std::make_shared<Deep>());
+  const auto result = run_groups(2, [&nets](const ProcessGroup& group) {
+    const auto net = nets[group.rank()];
+    const auto reference_net = nets[2 + group.rank()];
+    const auto replicas = slow_replicas(group);
+    DistributedDataParallelOptions options{
+        .bucket_caps = {.first_bytes = kLayerBytes, .bytes = kLayerBytes}};
+    DistributedDataParallel reference{reference_net, group, options};
+    options.gradients = GradientPlacement::kSharded;
+    std::vector<int64_t> allocated;
+    replicas->on_call = [&allocated, on_call = replicas->on_call](GroupCall& call) {
+      on_call(call);
+      if (call.kind == GroupCall::Kind::kEmptyFlat) allocated.push_back(call.output.numel());
+    };
+    DistributedDataParallel model{net, replicas, options};
+    require(model.flat_parameters().size() == Deep::kNumLayers, "a bucket for each layer");
+    const int64_t of_layer = model.flat_parameters()[0]->layout().numel();
+    require(std::ranges::count(allocated, of_layer) == Deep::kNumLayers + 2,
+            format("{} buffers of {} elements", std::ranges::count(allocated, of_layer), of_layer));
+    require(std::ssize(allocated) == Deep::kNumLayers + 2 + 1, "and the trailer");
+    size_t most = 0;
+    for (Tensor& parameter : net->parameters()) {
+      parameter.register_hook([&](const Tensor&) {
+        size_t num_full = 1;  // the one that is about to be added
+        for (const Tensor& each : net->parameters()) num_full += each.grad().defined() ? 1 : 0;
+        most = std::max(most, num_full);
+      });
+    }
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x =
+          torch::full({2, Deep::kWidth}, 0.1F * static_cast<float>(group.rank() + step));
+      model(x).sum().backward();
+      reference(x).sum().backward();
+      require(most <= 2, format("{} full gradients at once", most));  // a weight and a bias
+      for (const auto& flat : model.flat_parameters()) {
+        for (size_t i = 0; i < flat->parameters().size(); ++i) {
+          const Tensor whole = reference_net->named_parameters()[flat->parameters()[i].name].grad();
+          const FlatRange range = flat->layout().range(i, group.rank());
+          require(
+              equal_bits(whole.flatten().slice(0, range.begin, range.end), flat->values(i).grad()),
+              flat->parameters()[i].name);
+          Tensor values = flat->values(i);
+          values.mutable_grad().reset();
+        }
+      }
+      reference_net->zero_grad();
+    }
+    require(std::ssize(allocated) == Deep::kNumLayers + 2 + 1, "nothing more was allocated");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Four parameters, each a bucket of another size, used in the order that a rank is given.
+struct Branches : nn::Module {
+  Branches() {
+    for (int64_t i = 0; i < 4; ++i) {
+      weights.push_back(
+          register_parameter(std::to_string(i), torch::ones({40 * (i + 1)}, torch::kDouble)));
+    }
+  }
+  Tensor forward(const Tensor& x, const std::vector<size_t>& order) {
+    Tensor sum = torch::zeros({}, torch::kDouble);
+    for (const size_t i : order) sum = sum + (x * weights[i]).sum();
+    return sum;
+  }
+  std::vector<Tensor> weights;
+};
+
+// Gradients become ready in another order on each rank and in each step.
+TEST(DdpSharded, AllRanksReduceInOneOrder) {
+  constexpr int kNumRanks = 3;
+  std::vector<std::vector<std::string>> logs(kNumRanks);
+  const auto result = run_groups(kNumRanks, [&logs](const ProcessGroup& group) {
+    const auto replicas = slow_replicas(group);
+    const auto net = std::make_shared<Branches>();
+    DistributedDataParallel model{
+        net,
+        replicas,
+        {.bucket_caps = {.first_bytes = 8, .bytes = 8}, .gradients = GradientPlacement::kSharded}};
+    require(model.flat_parameters().size() == 4, "a bucket for each parameter");
+    replicas->log.clear();
+    std::vector<size_t> order = {0, 1, 2, 3};
+    for (int step = 0; step < 4; ++step) {
+      std::ranges::rotate(order, order.begin() + (group.rank() + step) % 4);
+      if (group.rank() == 1) std::ranges::reverse(order);
+      std::vector<size_t> used = order;
+      if (step == 2 && group.rank() == 2) used.pop_back();  // left out on one rank
+      model(torch::full({1}, 1.0 + group.rank(), torch::kDouble), used).backward();
+      for (const auto& flat : model.flat_parameters()) {
+        const Tensor& gradient = flat->values(0).grad();
+        const bool is_left_out =
+            step == 2 && flat->parameters()[0].tensor.is_same(net->weights[order.back()]);
+        if (group.rank() == 2 && is_left_out) {
+          require(torch::equal(gradient, torch::ones_like(gradient)),
+                  "without rank 2: (1 + 2) / 3");
+        }
+        if (step != 2) require(torch::equal(gradient, torch::full_like(gradient, 2)), "the mean");
+      }
+      model.zero_grad();
+    }
+    logs[group.rank()] = replicas->log;
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_GT(logs[0].size(), 4 * 5U);
+  for (int rank = 1; rank < kNumRanks; ++rank) EXPECT_EQ(logs[rank], logs[0]) << "rank " << rank;
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,328 @@
+// Sharded gradients (ZeRO stage 2) are the slices of replicated ones, bit for bit.
+#include "cadre/parallel/ddp/ddp_sharded_test.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::HasSubstr;
+
+TEST(DdpSharded, EachStepEqualsReplicatedGradients) {
+  for (const bool set_to_none : {true, false}) {
+    expect_equal([set_to_none](const Copy& copy, const auto& compare) {
+      for (int step = 0; step < 3; ++step) {
+        copy.zero_grad(set_to_none);
+        copy.backward(4, step);
+        compare();
+      }
+    });
+  }
+}
+
+TEST(DdpSharded, TheWrapperClearsWhatAnOptimizerWouldClear) {
+  for (const bool set_to_none : {true, false}) {
+    const Program program = [set_to_none](const Copy& copy, const auto& compare) {
+      for (int step = 0; step < 3; ++step) {
+        copy.model.zero_grad(set_to_none);
+        copy.backward(4, step);
+        compare();
+      }
+    };
+    expect_equal(program, {1, 3});
+  }
+}
+
+TEST(DdpSharded, ParametersThatSomeOrAllRanksLeaveOut) {
+  expect_equal([](const Copy& copy, const auto& compare) {
+    for (int step = 0; step < 4; ++step) {
+      if (step != 2) copy.zero_grad();
+      // `side` on one rank or none, `other` on all but one. Step 2 keeps the gradients of step 1.
+      copy.backward(4, step, {step % 2 == 1 && copy.rank == copy.world_size - 1, copy.rank != 0});
+      if (step != 2) compare();
+    }
+  });
+}
+
+TEST(DdpSharded, UnusedByAllKeepsItsGradient) {
+  expect_equal([](const Copy& copy, const auto& compare) {
+    copy.backward(4, 0);
+    copy.backward(4, 1, {true, false});
+    Tensor kept;
+    for (const ParameterShard& shard :
+         copy.is_sharded() ? copy.model.parameter_shards() : std::vector<ParameterShard>{}) {
+      if (shard.name == "other.weight") kept = shard.values.grad().clone();
+    }
+    copy.backward(4, 2, {true, false});
+    for (const ParameterShard& shard :
+         copy.is_sharded() ? copy.model.parameter_shards() : std::vector<ParameterShard>{}) {
+      if (shard.name != "other.weight") continue;
+      require(equal_bits(kept, shard.values.grad()), "the gradient that no rank used");
+    }
+    copy.zero_grad();
+    copy.backward(4, 3);
+    compare();
+  });
+}
+
+TEST(DdpSharded, SeveralForwardsInOneBackward) {
+  expect_equal([](const Copy& copy, const auto& compare) {
+    for (int step = 0; step < 2; ++step) {
+      copy.zero_grad();
+      Tensor loss = copy.model(copy.rows(4, step), std::pair(true, false)).mean();
+      loss = loss + copy.model(copy.rows(4, step + 9), std::pair(false, true)).mean();
+      loss.backward();
+      compare();
+    }
+  });
+}
+
+TEST(DdpSharded, AccumulationWithoutReduction) {
+  expect_equal([](const Copy& copy, const auto& compare) {
+    for (int step = 0; step < 3; ++step) {
+      copy.zero_grad(step != 1);
+      {
+        const NoSync guard = copy.model.no_sync();
+        copy.backward(4, 3 * step, {true, copy.rank == 0});
+        copy.backward(4, 3 * step + 1, {false, false});
+      }
+      if (step == 2) {
+        copy.model.reduce_gradients();
+      } else {
+        copy.backward(4, 3 * step + 2, {step == 1, false});
+      }
+      compare();
+    }
+  });
+}
+
+// The local gradients of backwards without reduction go with those that the optimizer sees.
+TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
+  for (const bool set_to_none : {true, false}) {
+    expect_equal([set_to_none](const Copy& copy, const auto& compare) {
+      copy.backward(4, 0);
+      for (const int64_t count : {4, 2}) {
+        {
+          const NoSync guard = copy.model.no_sync();
+          copy.backward(count, 1);
+          if (count == 4) copy.zero_grad(set_to_none);
+          copy.backward(count, 2);
+        }
+        copy.zero_grad(set_to_none);
+        copy.backward(4, 3);
+        compare();
+        copy.zero_grad(set_to_none);
+        const Tensor loss = copy.model(copy.rows(4, 4), std::pair(true, true)).mean();
+        {
+          const NoSync guard = copy.model.no_sync();
+          copy.backward(count, 5);
+        }
+        copy.zero_grad(set_to_none);  // between a forward and its backward
+        loss.backward();
+        compare();
+      }
+    });
+  }
+}
+
+TEST(DdpSharded, UnevenAndEmptyBatches) {
+  expect_equal(
+      [](const Copy& copy, const auto& compare) {
+        for (int step = 0; step < 3; ++step) {
+          copy.zero_grad();
+          // Rank 0 has no row in step 1, whose mean is NaN; in the others every rank has some.
+          copy.backward(step == 1 ? copy.rank : copy.rank + 1 + step, step);
+          compare();
+        }
+      },
+      {2, 3, 4, 8});
+}
+
+TEST(DdpSharded, AFrozenParameterTakesNoPart) {
+  expect_equal([](const Copy& copy, const auto& compare) {
+    copy.backward(4, 0);
+    copy.net.other->weight.requires_grad_(false);
+    for (int step = 1; step < 3; ++step) {
+      copy.zero_grad();
+      copy.backward(4, step);
+      compare();
+    }
+  });
+}
+
+// Two synchronized backwards without zero_grad(): the replicated gradient averages the mean with
+// this rank's addition, the sharded one adds two means, so they differ in the last bits.
+TEST(DdpSharded, AReducedGradientIsAddedTo) {
+  for (const int world_size : {1, 2, 3}) {
+    run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
+      const Program program = [](const Copy& copy, const auto& compare) {
+        for (int step = 0; step < 3; ++step) copy.backward(4, step, {step == 1, step != 1});
+        compare();
+      };
+      const Seen whole = run_copy(program, replicated, group);
+      const Seen part = run_copy(program, sharded, group);
+      for (size_t i = 0; i < part.names.size(); ++i) {
+        if (!whole.gradients[0][i].defined()) continue;
+        const FlatRange range = part.ranges[i];
+        require(torch::allclose(whole.gradients[0][i].flatten().slice(0, range.begin, range.end),
+                                part.gradients[0][i], 1e-5, 1e-7),
+                part.names[i]);
+      }
+    });
+  }
+}
+
+TEST(DdpSharded, TwoWrappersTakeTurns) {
+  run_pairs(3, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
+    std::vector<Seen> seen;
+    for (Wrapped* const model : {&replicated, &sharded}) {
+      Wrapped other_model{std::make_shared<Zoo>(), group,
+                          options_of(model == &sharded ? GradientPlacement::kSharded
+                                                       : GradientPlacement::kReplicated)};
+      const Program program = [&](const Copy& copy, const auto& compare) {
+        const Copy other{.model = other_model,
+                         .net = *other_model.module(),
+                         .rank = copy.rank,
+                         .world_size = copy.world_size};
+        for (int step = 0; step < 2; ++step) {
+          copy.zero_grad();
+          other.zero_grad();
+          const Tensor loss = copy.model(copy.rows(4, step), std::pair(true, true)).mean();
+          other.backward(3, step, {step == 1, true});
+          loss.backward();
+          compare();
+        }
+      };
+      seen.push_back(run_copy(program, *model, group));
+    }
+    require_slices(seen[0], seen[1]);
+  });
+}
+
+// In the middle of the backward; what it threw.
+std::string failure_of_backward(const Copy& copy, int64_t step) {
+  Tensor weight = copy.net.down->weight;
+  const unsigned hook =
+      weight.register_hook([](const Tensor&) { throw std::runtime_error("planted"); });
+  const std::string failure = failure_of([&] { copy.backward(4, step); });
+  weight.remove_hook(hook);
+  return failure;
+}
+
+// The last rank leaves every other step; all ranks get an error that names it, and the next step is
+// right again.
+TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
+  const Program program = [](const Copy& copy, const auto& compare) {
+    const int last = copy.world_size - 1;
+    for (int step = 0; step < 4; step += 2) {
+      copy.zero_grad();
+      if (copy.rank == last) {
+        EXPECT_THAT(failure_of_backward(copy, step), HasSubstr("planted"));
+      } else {
+        EXPECT_THAT(failure_of([&] { copy.backward(4, step); }),
+                    HasSubstr(format("rank {} left this backward", last)));
+      }
+      copy.zero_grad();
+      copy.backward(4, step + 1);
+      compare();
+    }
+  };
+  expect_equal(program, {2, 3, 4});
+}
+
+// Under no_sync() a backward that fails leaves gradients, which clearing takes away.
+TEST(DdpSharded, ALocalBackwardThatFailsLeavesNothingBehind) {
+  const Program program = [](const Copy& copy, const auto& compare) {
+    {
+      const NoSync guard = copy.model.no_sync();
+      EXPECT_THAT(failure_of_backward(copy, 0), HasSubstr("planted"));
+    }
+    copy.zero_grad();
+    copy.backward(4, 1);
+    compare();
+  };
+  expect_equal(program, {1, 3});
+}
+
+// Steps of SGD on the shards, by hand, train the model that SGD on replicated gradients trains.
+TEST(DdpSharded, StepsOnTheShardsTrainTheModel) {
+  for (const int world_size : {1, 3}) {
+    run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
+      const auto step_of = [&](Wrapped& model, int64_t step) {
+        const Copy copy{.model = model,
+                        .net = *model.module(),
+                        .rank = group.rank(),
+                        .world_size = group.world_size()};
+        copy.zero_grad();
+        copy.backward(4, step);
+      };
+      for (int step = 0; step < 4; ++step) {
+        step_of(replicated, step);
+        step_of(sharded, step);
+        const torch::NoGradGuard no_grad;
+        for (const NamedTensor& parameter : distinct_parameters(*replicated.module())) {
+          const Tensor& gradient = parameter.tensor.grad();
+          if (gradient.defined()) parameter.tensor.sub_(gradient * 0.1);
+        }
+        for (const ParameterShard& shard : sharded.parameter_shards()) {
+          if (shard.values.grad().defined()) shard.values.sub_(shard.values.grad() * 0.1);
+        }
+        for (const auto& flat : sharded.flat_parameters()) {
+          flat->mark_stale();
+          flat->unshard_async();  // the next forward waits
+        }
+      }
+      sharded(torch::zeros({1, 3}, torch::kLong), std::pair(true, true));
+      const auto trained = sharded->named_parameters();
+      for (const NamedTensor& expected : distinct_parameters(*replicated.module())) {
+        require(equal_bits(expected.tensor, trained[expected.name]), expected.name);
+      }
+    });
+  }
+}
+
+TEST(DdpSharded, TheOrderThatWasLearnedIsTakenOverByTheNextRun) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    DistributedDataParallelOptions options = options_of(GradientPlacement::kSharded);
+    Wrapped first{std::make_shared<Zoo>(), group, options};
+    const Copy copy{.model = first, .net = *first.module(), .rank = 0, .world_size = 2};
+    require(!first.learned_layout(), "before the first step");
+    copy.backward(4, 0);
+    options.layout = first.learned_layout();
+    require(options.layout.has_value(), "after the first step");
+    Wrapped second{std::make_shared<Zoo>(), group, options};
+    require(second.learned_layout() == options.layout, "taken over");
+    require(first.flat_parameters().size() == options.layout->buckets.size(), "as many buckets");
+    options.layout->buckets.pop_back();
+    const std::string failure =
+        failure_of([&] { Wrapped third(std::make_shared<Zoo>(), group, options); });
+    require(failure.find("it belongs to another model") != std::string::npos, failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DdpSharded, ReplicatedGradientsHaveNoShards) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Wrapped model{std::make_shared<Zoo>(), group};
+    require(model.flat_parameters().empty(), "no flat parameters");
+    output = failure_of([&] { model.parameter_shards(); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[1].output,
+              HasSubstr("DistributedDataParallel, rank 1: parameter_shards() needs the option "
+                        "gradients = GradientPlacement::kSharded"));
+}
+
+}  // namespace
+}  // namespace cadre

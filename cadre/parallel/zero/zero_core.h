@@ -1,0 +1,109 @@
+// Everything of ZeroRedundancyOptimizer that does not depend on the optimizer's type: which part of
+// each parameter this rank steps, the gradients of these parts, and the gathers after a step.
+//
+// Threads: one. Blocking: the constructors, adopt(), begin_step(), finish_gathers(),
+// gather_states() and check_alike() are collective, until the group's deadline. Lifetime: shares
+// the parameters and the group. Errors: cadre::Error, which begins with the optimizer's name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/located_replicas.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+
+struct ZeroOptions {
+  // Of the flat buffers that the parameters are laid into: while one is gathered, the next is
+  // stepped. A parameter of more bytes has a buffer of its own.
+  int64_t bucket_cap_bytes = int64_t{16} << 20;
+  // step() returns when all parameters have arrived. If not, the next forward of the wrapper waits,
+  // or wait(), and a parameter that is read before throws a sentence. Default: whether no wrapper
+  // waits, which is stage 1.
+  std::optional<bool> wait_in_step = {};
+};
+
+// Where the gradients are when step() is called.
+enum class ZeroStage : uint8_t {
+  kReplicatedGradients = 1,  // whole and the same on all ranks, in parameter.grad()
+  kShardedGradients = 2,     // reduced to their owners, in the grad() of the shards
+};
+
+class CADRE_EXPORT ZeroCore {
+ public:
+  // Stage 1. `named`: distinct, of which adopt() may take some. The ranks have the same list; rank
+  // 0's values are copied to all.
+  ZeroCore(std::string optimizer, std::vector<NamedTensor> named,
+           std::shared_ptr<ReplicaGroup> group, ZeroOptions options);
+  // Stage 2, of a wrapper that waits for gathers in its forward.
+  ZeroCore(std::string optimizer, std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
+           std::vector<ParameterShard> shards);
+
+  ZeroStage stage() const { return stage_; }
+  ReplicaGroup& group() const { return *group_; }
+  const std::vector<std::shared_ptr<FlatParameters>>& buckets() const { return buckets_; }
+  // Stage 1: lays those of these parameters that require grad into buffers. Refuses one that is
+  // none of the named ones, before anything is changed.
+  void adopt(std::span<const at::Tensor> parameters);
+  // What the local optimizer is given for a parameter; the parameter itself where it is frozen.
+  at::Tensor leaf_of(const at::Tensor& parameter) const;
+  // The tensor whose grad() the user sees: that of the parameter, or of its shard.
+  at::Tensor outer_of(const at::Tensor& parameter) const;
+  const std::vector<ParameterShard>& shards() const { return shards_; }
+  void set_mesh(const DeviceMesh& mesh) { mesh_ = mesh; }
+  std::vector<ParameterShard> parameter_shards() const;
+
+  // One step: begin_step(), then for each bucket lend_gradients(), the local step, and gather();
+  // end_step(), also after an exception.
+  void begin_step();
+  void lend_gradients(size_t bucket);
+  void gather(size_t bucket);
+  void end_step();
+  // For the gathers of the last step; nothing to do for parameters that are there.
+  void finish_gathers();
+
+  // Refuses states that are not alike on all ranks: `marks` are equal numbers on all of them.
+  void check_alike(std::span<const int64_t> marks, const std::string& what) const;
+  // parts: of one state, by parameter of the bucket, undefined where there is none; the result is
+  // that of the whole parameters.
+  std::vector<at::Tensor> gather_states(size_t bucket, std::span<const at::Tensor> parts) const;
+  [[noreturn]] void refuse(const std::string& problem) const;
+
+ private:
+  void add_buckets(const std::vector<NamedTensor>& parameters);
+  void register_leaves(const std::shared_ptr<FlatParameters>& flat);
+  at::Tensor gradient_of(const FlatParameters& flat, size_t parameter) const;
+  void check_frozen() const;
+  void check_reduced();
+
+  std::string optimizer_;
+  ZeroStage stage_;
+  std::vector<NamedTensor> named_;
+  std::shared_ptr<LocatedReplicas> group_;
+  ZeroOptions options_;
+  std::vector<std::shared_ptr<FlatParameters>> buckets_;
+  std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter
+  std::vector<at::Tensor> frozen_;                      // adopted without a leaf
+  std::vector<ParameterShard> shards_;                  // of stage 2
+  std::optional<DeviceMesh> mesh_;
+  // In a step: by bucket and parameter.
+  std::vector<std::vector<at::Tensor>> gradients_;
+  std::optional<size_t> lent_;
+  int64_t num_steps_ = 0;
+  bool is_reduction_checked_ = false;
+};
+
+}  // namespace cadre

@@ -1,0 +1,388 @@
+// Divides an optimizer among ranks: each keeps the state of a part of the parameters, steps that
+// part, and gets the other parts from their owners.
+// docs/guide/zero.md shows programs.
+//
+// Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict() and
+// load_state_dict(), each until the group's deadline. All ranks call them in the same order.
+// Lifetime: shares the parameters and the group. The parameters keep their values when it is gone.
+// Errors: cadre::Error; whatever O throws, after which the ranks may have different parameters.
+//
+// O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/optim, or another optimizer
+// whose result for an element depends on that element alone; it is constructed from parameter
+// groups and options. It steps slices of flat buffers. With the optimizers of cadre/optim every
+// element gets the bits that it would get without this class; with others it may differ in the
+// last ones.
+//
+// It is a torch::optim::Optimizer, so schedulers and zero_grad() work on it. param_groups() are
+// those that were given, with options that may be changed between steps; rules by dimension see the
+// original shapes. Stage 1 (gradients whole on all ranks): their params() are the parameters. Stage
+// 2 (DistributedDataParallel with GradientPlacement::kSharded): they are the shards, whose grad()
+// is what a rank has of the gradients. state() is empty: see local_optimizer() and state_dict().
+// torch::save() writes this rank's part alone, for as many ranks.
+// Source: torch.distributed.optim.ZeroRedundancyOptimizer; ZeRO, arXiv:1910.02054.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
+
+#include <concepts>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/process_group.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/zero/optimizer_state.h"
+#include "cadre/parallel/zero/zero_core.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+
+template <typename T>
+concept OptimizerOptionsType = std::derived_from<T, torch::optim::OptimizerOptions>;
+
+template <typename T>
+concept GroupOfRanks =
+    std::same_as<T, ProcessGroup> || std::convertible_to<T, std::shared_ptr<ReplicaGroup>>;
+
+// A wrapper after which gradients are whole and the same on all ranks of its group.
+template <typename Model>
+concept HasReplicas = requires(Model& model) {
+  { model.module()->named_parameters() };
+  { model.replica_group() } -> std::convertible_to<std::shared_ptr<ReplicaGroup>>;
+};
+
+template <typename O>
+class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
+  static_assert(!std::is_base_of_v<torch::optim::LBFGS, O>,
+                "cadre::ZeroRedundancyOptimizer: LBFGS computes its step from all parameters at "
+                "once, so ranks cannot divide it. Use an optimizer that works element by element, "
+                "for example cadre::AdamW");
+
+ public:
+  using Named = torch::OrderedDict<std::string, at::Tensor>;  // as module.named_parameters()
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+  // Stage 1, of parameters whose gradients are whole and the same on all ranks when step() is
+  // called: as DistributedDataParallel leaves them. Rank 0's values are copied to all.
+  template <GroupOfRanks Group, OptimizerOptionsType Options>
+  ZeroRedundancyOptimizer(const Named& parameters, const Group& group, const Options& defaults,
+                          const ZeroOptions& options = {})
+      : ZeroRedundancyOptimizer(parameters, group, one_group(parameters.values()), defaults,
+                                options) {}
+  // groups: of tensors that are among `parameters`; those in no group are not stepped.
+  template <GroupOfRanks Group, OptimizerOptionsType Options>
+  ZeroRedundancyOptimizer(const Named& parameters, const Group& group, const Groups& groups,
+                          const Options& defaults, const ZeroOptions& options = {})
+      : ZeroRedundancyOptimizer(make_core(parameters, group, options), groups, defaults, options) {}
+
+  // Of a wrapped model, in the stage that its options choose.
+  template <typename Model, OptimizerOptionsType Options>
+    requires HasFlatParameters<Model> || HasReplicas<Model>
+  ZeroRedundancyOptimizer(Model& model, const Options& defaults, const ZeroOptions& options = {})
+      : ZeroRedundancyOptimizer(model, one_group(model.module()->parameters()), defaults, options) {
+  }
+  template <typename Model, OptimizerOptionsType Options>
+    requires HasFlatParameters<Model> || HasReplicas<Model>
+  ZeroRedundancyOptimizer(Model& model, const Groups& groups, const Options& defaults,
+                          const ZeroOptions& options = {})
+      : ZeroRedundancyOptimizer(make_core_of(model, options), groups, defaults, options) {}
+
+  ZeroStage stage() const { return core_->stage(); }
+
+  // closure: of this rank; its loss is returned as it is.
+  at::Tensor step(LossClosure closure = nullptr) override {
+    const at::NoGradGuard no_grad;
+    at::Tensor loss;
+    if (closure != nullptr) {
+      const at::AutoGradMode with_grad(true);
+      loss = closure();
+    }
+    follow_groups();
+    core_->begin_step();
+    {
+      const StepEnd end{*core_};
+      for (size_t k = 0; k < core_->buckets().size(); ++k) {
+        core_->lend_gradients(k);
+        local_->step();
+        core_->gather(k);
+      }
+    }
+    if (waits_in_step_) core_->finish_gathers();
+    return loss;
+  }
+
+  // Until the parameters of the last step have arrived.
+  void wait() { core_->finish_gathers(); }
+
+  // group: of parameters, as for the constructor.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group) {
+    core_->adopt(group.params());
+    Optimizer::add_param_group(outer_group(*core_, group));
+    follow_groups();
+  }
+
+  // The optimizer of this rank's parts: its groups and states are of the `values` of
+  // parameter_shards().
+  O& local_optimizer() { return *local_; }
+  const O& local_optimizer() const { return *local_; }
+  // What this rank steps, in the order of the buffers; in stage 2 as the model says it.
+  std::vector<ParameterShard> parameter_shards() const { return core_->parameter_shards(); }
+
+  // The whole state of every parameter that has one, on all ranks or on `only_on`, where others get
+  // an empty list. Learning rates and other options are not part of it. Collective.
+  std::vector<FullParameterState> state_dict(std::optional<int> only_on = {}) const {
+    std::vector<FullParameterState> states;
+    const bool is_kept = !only_on || core_->group().rank().value == *only_on;
+    check_states_alike();
+    for (size_t k = 0; k < core_->buckets().size(); ++k) {
+      for (FullParameterState& state : gathered_states(k)) {
+        if (is_kept) states.push_back(std::move(state));
+      }
+    }
+    return states;
+  }
+  // The reverse, on any number of ranks, all of which have the same list: replaces the whole state;
+  // a parameter that is not in the list has none, as in a new optimizer. Checks everything first.
+  void load_state_dict(std::span<const FullParameterState> states) {
+    std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
+    for (const FullParameterState& state : states) loaded.push_back(own_part(state));
+    local_->state().clear();
+    for (auto& [leaf, state] : loaded) {
+      local_->state()[leaf.unsafeGetTensorImpl()] = std::move(state);
+    }
+    check_states_alike();
+  }
+
+  void save(torch::serialize::OutputArchive& archive) const override { local_->save(archive); }
+  void load(torch::serialize::InputArchive& archive) override { local_->load(archive); }
+
+ private:
+  using State = StateOf<O>;
+  struct StepEnd {
+    ZeroCore& core;
+    ~StepEnd() { core.end_step(); }
+  };
+
+  template <typename Options>
+  ZeroRedundancyOptimizer(std::unique_ptr<ZeroCore> core, const Groups& groups,
+                          const Options& defaults, const ZeroOptions& options)
+      : Optimizer(outer_groups(*core, groups), std::make_unique<Options>(defaults)),
+        core_(std::move(core)),
+        waits_in_step_(options.wait_in_step.value_or(stage() == ZeroStage::kReplicatedGradients)),
+        local_(std::make_unique<O>(local_groups(), defaults)) {
+    follow_groups();
+  }
+
+  static std::string name() { return c10::demangle_type<O>(); }
+
+  static Groups one_group(std::vector<at::Tensor> parameters) {
+    Groups groups;
+    groups.emplace_back(std::move(parameters));
+    return groups;
+  }
+
+  template <typename Group>
+  static std::unique_ptr<ZeroCore> make_core(const Named& parameters, const Group& group,
+                                             const ZeroOptions& options) {
+    std::unordered_set<const void*> seen;
+    std::vector<NamedTensor> distinct;
+    for (const auto& item : parameters) {
+      if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+        distinct.push_back({item.key(), item.value()});
+      }
+    }
+    if constexpr (std::same_as<Group, ProcessGroup>) {
+      auto core = std::make_unique<ZeroCore>(name(), std::move(distinct), make_replica_group(group),
+                                             options);
+      core->set_mesh(DeviceMesh(group, {{"shard", group.world_size()}}));
+      return core;
+    } else {
+      return std::make_unique<ZeroCore>(name(), std::move(distinct), group, options);
+    }
+  }
+
+  template <typename Model>
+  static std::unique_ptr<ZeroCore> make_core_of(Model& model, const ZeroOptions& options) {
+    if constexpr (HasFlatParameters<Model>) {
+      const std::vector<std::shared_ptr<FlatParameters>> flat = model.flat_parameters();
+      if (!flat.empty()) return std::make_unique<ZeroCore>(name(), flat, model.parameter_shards());
+    }
+    if constexpr (HasReplicas<Model>) {
+      return make_core(model.module()->named_parameters(),
+                       std::shared_ptr<ReplicaGroup>(model.replica_group()), options);
+    } else {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("ZeroRedundancyOptimizer of {}: the model's gradients are whole on every "
+                         "rank; pass its named parameters and the group instead of the model, or "
+                         "wrap it with GradientPlacement::kSharded",
+                         name()));
+    }
+  }
+
+  static torch::optim::OptimizerParamGroup outer_group(
+      const ZeroCore& core, const torch::optim::OptimizerParamGroup& group) {
+    std::vector<at::Tensor> parameters;
+    for (const at::Tensor& parameter : group.params()) {
+      parameters.push_back(core.outer_of(parameter));
+    }
+    if (!group.has_options()) return {std::move(parameters)};
+    return {std::move(parameters), group.options().clone()};
+  }
+
+  static Groups outer_groups(ZeroCore& core, const Groups& groups) {
+    Groups outer;
+    for (const auto& group : groups) {
+      core.adopt(group.params());
+      outer.push_back(outer_group(core, group));
+    }
+    return outer;
+  }
+
+  torch::optim::OptimizerParamGroup local_group(
+      const torch::optim::OptimizerParamGroup& group) const {
+    std::vector<at::Tensor> leaves;
+    for (const at::Tensor& parameter : group.params()) leaves.push_back(core_->leaf_of(parameter));
+    return {std::move(leaves), group.options().clone()};
+  }
+
+  Groups local_groups() const {
+    Groups groups;
+    for (const auto& group : param_groups()) groups.push_back(local_group(group));
+    return groups;
+  }
+
+  // What the program has changed in param_groups(), or added through the base class.
+  void follow_groups() {
+    for (size_t i = 0; i < param_groups().size(); ++i) {
+      torch::optim::OptimizerParamGroup& group = param_groups()[i];
+      if (i < local_->param_groups().size() &&
+          local_->param_groups()[i].params().size() == group.params().size()) {
+        local_->param_groups()[i].set_options(group.options().clone());
+        continue;
+      }
+      core_->adopt(group.params());
+      group = outer_group(*core_, group);
+      if (i == local_->param_groups().size()) {
+        local_->add_param_group(local_group(group));
+      } else {
+        local_->param_groups()[i] = local_group(group);
+      }
+    }
+  }
+
+  const State* state_of(const at::Tensor& leaf) const {
+    const auto found = local_->state().find(leaf.unsafeGetTensorImpl());
+    return found == local_->state().end() ? nullptr
+                                          : static_cast<const State*>(found->second.get());
+  }
+
+  // 0 without a state; else it says which tensors there are, and the step.
+  int64_t mark_of(const at::Tensor& leaf) const {
+    const State* const state = state_of(leaf);
+    if (state == nullptr) return 0;
+    int64_t mark = 1;
+    visit_state_tensors(*state, [&mark](const char*, const at::Tensor& tensor) {
+      mark = 2 * mark + (tensor.defined() ? 1 : 0);
+    });
+    if constexpr (requires { state->step(); }) mark += state->step() * 1024;
+    return mark;
+  }
+
+  void check_states_alike() const {
+    std::vector<int64_t> marks;
+    for (const auto& flat : core_->buckets()) {
+      for (size_t i = 0; i < flat->parameters().size(); ++i) {
+        marks.push_back(mark_of(flat->values(i)));
+      }
+    }
+    core_->check_alike(marks, "the state");
+  }
+
+  std::vector<FullParameterState> gathered_states(size_t bucket) const {
+    const FlatParameters& flat = *core_->buckets()[bucket];
+    const size_t count = flat.parameters().size();
+    std::map<std::string, std::vector<at::Tensor>> parts;
+    std::vector<FullParameterState> all(count);
+    for (size_t i = 0; i < count; ++i) {
+      const State* const state = state_of(flat.values(i));
+      if (state == nullptr) continue;
+      all[i].name = flat.parameters()[i].name;
+      if constexpr (requires { state->step(); }) all[i].step = state->step();
+      visit_state_tensors(*state, [&](const char* field, const at::Tensor& tensor) {
+        parts[field].resize(count);
+        parts[field][i] = tensor;
+      });
+    }
+    for (const auto& [field, tensors] : parts) {
+      const std::vector<at::Tensor> whole = core_->gather_states(bucket, tensors);
+      for (size_t i = 0; i < count; ++i) {
+        if (whole[i].defined()) all[i].tensors[field] = whole[i];
+      }
+    }
+    std::erase_if(all, [](const FullParameterState& state) { return state.name.empty(); });
+    return all;
+  }
+
+  std::pair<at::Tensor, std::unique_ptr<State>> own_part(const FullParameterState& given) const {
+    const auto [flat, index] = find(given.name);
+    auto state = std::make_unique<State>();
+    const FlatRange range = flat->layout().range(index, core_->group().rank().value);
+    const at::Tensor& leaf = flat->values(index);
+    size_t num_used = 0;
+    visit_state_tensors(*state, [&](const char* field, at::Tensor& tensor) {
+      const auto found = given.tensors.find(field);
+      if (found == given.tensors.end()) return;
+      const at::Tensor& whole = found->second;
+      if (whole.sizes() != flat->parameters()[index].tensor.sizes()) {
+        core_->refuse(format("the state \"{}\" of \"{}\" has sizes {}, expected {}", field,
+                             given.name, list_of(whole.sizes()),
+                             list_of(flat->parameters()[index].tensor.sizes())));
+      }
+      tensor =
+          whole.reshape({-1}).narrow(0, range.begin, range.size()).to(leaf.scalar_type()).clone();
+      ++num_used;
+    });
+    if constexpr (requires { state->step(); }) {
+      if (!given.step) core_->refuse(format("the state of \"{}\" has no step", given.name));
+      state->step(*given.step);
+    }
+    if (num_used != given.tensors.size() || num_used == 0) {
+      core_->refuse(
+          format("the state of \"{}\" has {} tensors, of which {} are those of this "
+                 "optimizer; load the state of the same kind of optimizer",
+                 given.name, given.tensors.size(), num_used));
+    }
+    return {leaf, std::move(state)};
+  }
+
+  std::pair<std::shared_ptr<FlatParameters>, size_t> find(const std::string& parameter) const {
+    for (const auto& flat : core_->buckets()) {
+      for (size_t i = 0; i < flat->parameters().size(); ++i) {
+        if (flat->parameters()[i].name == parameter) return {flat, i};
+      }
+    }
+    core_->refuse(
+        format("the state has \"{}\", which is none of this optimizer's parameters; load "
+               "the state of the same model",
+               parameter));
+  }
+
+  std::unique_ptr<ZeroCore> core_;
+  bool waits_in_step_;
+  std::unique_ptr<O> local_;
+};
+
+}  // namespace cadre

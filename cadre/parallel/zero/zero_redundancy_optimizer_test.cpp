@@ -1,0 +1,412 @@
+// What a divided optimizer offers beside its numbers: parameter groups, schedulers, state, waiting,
+// and the sentences for misuse.
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/zero/zero_test_support.h"
+#include "cadre/wrap/replica_group_fakes.h"
+
+namespace cadre {
+namespace {
+
+using testing::failure_of;
+using testing::FakeReplicas;
+using ::testing::HasSubstr;
+using testing::PeersFormula;
+using testing::reduce_gradients;
+using testing::require;
+using testing::run_groups;
+using testing::ShardedGradientsModel;
+using torch::Tensor;
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+// A layer under two names, a frozen parameter, and one that only some steps use. Not random: ranks
+// are threads, and draw from one generator.
+struct Net : torch::nn::Module {
+  Net() {
+    in = register_module("in", torch::nn::Linear(5, 7));
+    out = register_module("out", torch::nn::Linear(7, 5));
+    rare = register_module("rare", torch::nn::Linear(7, 3));
+    frozen = register_parameter("frozen", torch::ones({7}), /*requires_grad=*/false);
+    scale = register_parameter("scale", torch::ones({}));
+    again = register_module("again", in);
+    const torch::NoGradGuard no_grad;
+    double first = 0.5;
+    for (Tensor& parameter : parameters()) {
+      const Tensor numbers = torch::arange(parameter.numel()) * 0.37 + first++;
+      parameter.copy_(torch::sin(numbers).view(parameter.sizes()));
+    }
+  }
+  Tensor forward(const Tensor& x, bool uses_rare) {
+    Tensor hidden = torch::tanh(in(x)) * frozen;
+    Tensor loss = (out(hidden) * scale).pow(2).mean() + (x * again->weight.mean()).mean();
+    if (uses_rare) loss = loss + rare(hidden).pow(2).mean();
+    return loss;
+  }
+  torch::nn::Linear in{nullptr}, out{nullptr}, rare{nullptr}, again{nullptr};
+  Tensor frozen, scale;
+};
+
+Tensor input_of(int step, int rank) {
+  return torch::cos(torch::arange(20) * 0.3 + step + 10 * rank).view({4, 5});
+}
+
+// One step of stage 1; every third without `rare`.
+void train_step(Net& net, const ProcessGroup& group, torch::optim::Optimizer& optimizer, int step) {
+  optimizer.zero_grad();
+  net.forward(input_of(step, group.rank()), step % 3 != 2).backward();
+  reduce_gradients(net, group, 1.0 / group.world_size());
+  optimizer.step();
+}
+
+std::vector<Tensor> values_of(const Net& net) {
+  std::vector<Tensor> values;
+  for (const Tensor& parameter : net.parameters()) values.push_back(parameter.detach().clone());
+  return values;
+}
+
+void require_same(const Net& a, const Net& b, const std::string& what) {
+  for (const auto& item : a.named_parameters()) {
+    require(torch::equal(item.value(), b.named_parameters()[item.key()]), what + ": " + item.key());
+  }
+}
+
+torch::optim::AdamWOptions options() {
+  return torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+}
+
+Groups groups_of(const Net& net) {
+  std::vector<Tensor> matrices;
+  std::vector<Tensor> others;
+  for (const auto& item : net.named_parameters()) {
+    if (item.key().starts_with("again")) continue;
+    (item.value().dim() >= 2 ? matrices : others).push_back(item.value());
+  }
+  Groups groups;
+  groups.emplace_back(matrices);
+  groups.emplace_back(others, std::make_unique<torch::optim::AdamWOptions>(
+                                  torch::optim::AdamWOptions(0.002).weight_decay(0.5)));
+  return groups;
+}
+
+constexpr ZeroOptions kManyBuckets{.bucket_cap_bytes = 200};
+
+// Rules by dimension see the original shapes, and a scheduler sees the groups: as without ZeRO.
+TEST(ZeroRedundancyOptimizer, HasGroupsAndSchedulersOfAPlainOptimizer) {
+  for (const int world_size : {1, 3, 4}) {
+    const auto result = run_groups(world_size, [](const ProcessGroup& group) {
+      Net plain_net;
+      Net net;
+      AdamW plain(groups_of(plain_net), options());
+      ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, groups_of(net), options(),
+                                          kManyBuckets);
+      require(zero.stage() == ZeroStage::kReplicatedGradients, "stage 1");
+      require(zero.param_groups()[0].params()[0].is_same(net.in->weight), "the plain parameters");
+      torch::optim::StepLR plain_schedule(plain, 2, 0.5);
+      torch::optim::StepLR schedule(zero, 2, 0.5);
+      for (int step = 0; step < 7; ++step) {
+        train_step(plain_net, group, plain, step);
+        train_step(net, group, zero, step);
+        plain_schedule.step();
+        schedule.step();
+        require_same(net, plain_net, "step " + std::to_string(step));
+      }
+      require(zero.param_groups()[1].options().get_lr() < 0.0003, "a learning rate of its own");
+    });
+    EXPECT_TRUE(result.ok()) << world_size << " ranks: " << result.failures();
+  }
+}
+
+TEST(ZeroRedundancyOptimizer, TakesGroupsThatAreAddedLater) {
+  const auto result = run_groups(3, [](const ProcessGroup& group) {
+    Net plain_net;
+    Net net;
+    const auto all = [](Net& of) { return groups_of(of); };
+    AdamW plain(Groups{all(plain_net)[0]}, options());
+    ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, Groups{all(net)[0]},
+                                        options());
+    ZeroRedundancyOptimizer<AdamW> other_zero(Net().named_parameters(), group, options());
+    train_step(plain_net, group, plain, 0);
+    train_step(net, group, zero, 0);
+    plain.add_param_group(all(plain_net)[1]);
+    zero.add_param_group(all(net)[1]);
+    for (const int step : {1, 2}) {
+      train_step(plain_net, group, plain, step);
+      train_step(net, group, zero, step);
+    }
+    require_same(net, plain_net, "added");
+    // Through the base class.
+    Net plain_late_net;
+    Net late_net;
+    AdamW plain_late(Groups{all(plain_late_net)[0]}, options());
+    ZeroRedundancyOptimizer<AdamW> late(late_net.named_parameters(), group,
+                                        Groups{all(late_net)[0]}, options());
+    plain_late.add_param_group(all(plain_late_net)[1]);
+    static_cast<torch::optim::Optimizer&>(late).add_param_group(all(late_net)[1]);
+    for (const int step : {0, 1}) {
+      train_step(plain_late_net, group, plain_late, step);
+      train_step(late_net, group, late, step);
+    }
+    require_same(late_net, plain_late_net, "added through the base");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ZeroRedundancyOptimizer, CallsTheClosureOnce) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Net plain_net;
+    Net net;
+    SGD plain(plain_net.named_parameters(), torch::optim::SGDOptions(0.1));
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, torch::optim::SGDOptions(0.1),
+                                      kManyBuckets);
+    train_step(plain_net, group, plain, 0);
+    int num_calls = 0;
+    const Tensor loss = zero.step([&] {
+      ++num_calls;
+      zero.zero_grad();
+      Tensor value = net.forward(input_of(0, group.rank()), true);
+      value.backward();
+      reduce_gradients(net, group, 0.5);
+      return value;
+    });
+    require(num_calls == 1 && loss.defined(), "one call");
+    require_same(net, plain_net, "after the closure");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The state is that of the plain optimizer, by original sizes, and goes on on any number of ranks.
+TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
+  for (const int from : {1, 2, 3, 8}) {
+    std::vector<FullParameterState> saved;
+    std::vector<Tensor> values;
+    const auto result = run_groups(from, [&](const ProcessGroup& group) {
+      Net plain_net;
+      Net net;
+      AdamW plain(plain_net.named_parameters(), options());
+      ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, options(), kManyBuckets);
+      for (int step = 0; step < 3; ++step) {
+        train_step(plain_net, group, plain, step);
+        train_step(net, group, zero, step);
+      }
+      const auto states = zero.state_dict();
+      require(states.size() == 7, "all that are trained: " + std::to_string(states.size()));
+      for (const FullParameterState& state : states) {
+        const Tensor parameter = plain_net.named_parameters()[state.name];
+        const auto& expected = static_cast<const torch::optim::AdamWParamState&>(
+            *plain.state().at(parameter.unsafeGetTensorImpl()));
+        require(state.step == expected.step(), "step of " + state.name);
+        require(torch::equal(state.tensors.at("exp_avg"), expected.exp_avg()), state.name);
+        require(torch::equal(state.tensors.at("exp_avg_sq"), expected.exp_avg_sq()), state.name);
+      }
+      const auto on_last = zero.state_dict(group.world_size() - 1);
+      const bool is_last = group.rank() == group.world_size() - 1;
+      require(on_last.empty() != is_last, "on one rank only");
+      if (!is_last) return;
+      saved = on_last;
+      values = values_of(net);
+    });
+    ASSERT_TRUE(result.ok()) << result.failures();
+    for (const int to : {1, 2, 4}) {
+      const auto resumed = run_groups(to, [&](const ProcessGroup& group) {
+        Net plain_net;
+        Net net;
+        for (Net* each : {&plain_net, &net}) {
+          const torch::NoGradGuard no_grad;
+          for (size_t i = 0; i < values.size(); ++i) each->parameters()[i].copy_(values[i]);
+        }
+        ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, options());
+        // The undivided one, as the reference: a group of its own for each rank.
+        const ProcessGroup alone = init_process_group();
+        ZeroRedundancyOptimizer<AdamW> plain(plain_net.named_parameters(), alone, options());
+        zero.load_state_dict(saved);
+        plain.load_state_dict(saved);
+        for (int step = 3; step < 6; ++step) {
+          train_step(plain_net, group, plain, step);
+          train_step(net, group, zero, step);
+        }
+        require_same(net, plain_net, "resumed");
+        for (const FullParameterState& state : zero.state_dict()) {
+          // A layer that is listed twice takes two steps each time, as in torch::optim.
+          const int64_t expected =
+              state.name.starts_with("rare") ? 4 : (state.name.starts_with("in") ? 12 : 6);
+          require(state.step == expected, "step of " + state.name);
+        }
+      });
+      EXPECT_TRUE(resumed.ok()) << from << " to " << to << ": " << resumed.failures();
+    }
+  }
+}
+
+TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
+  const ProcessGroup alone = init_process_group();
+  Net net;
+  ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), alone, options());
+  const auto refusal = [&](const FullParameterState& state) {
+    return failure_of([&] { zero.load_state_dict(std::vector<FullParameterState>{state}); });
+  };
+  const Tensor ones = torch::ones({7, 5});
+  EXPECT_THAT(refusal({.name = "fc", .step = 1}), HasSubstr("\"fc\", which is none of this"));
+  EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"momentum_buffer", ones}}}),
+              HasSubstr("has 1 tensors, of which 0 are"));
+  EXPECT_THAT(refusal({.name = "in.weight", .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}}),
+              HasSubstr("has no step"));
+  EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"exp_avg", ones.t()}}}),
+              HasSubstr("\"exp_avg\" of \"in.weight\" has sizes (5, 7), expected (7, 5)"));
+  EXPECT_TRUE(zero.state_dict().empty());
+}
+
+TEST(ZeroRedundancyOptimizer, ParametersArriveWhenTheProgramWaits) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Net net;
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, torch::optim::SGDOptions(0.1),
+                                      {.wait_in_step = false});
+    train_step(net, group, zero, 0);
+    const std::string failure = failure_of([&] { net.in->weight.sum(); });
+    require(failure.find("are being gathered from the other ranks. To use them, call wait() of the "
+                         "optimizer") != std::string::npos,
+            failure);
+    zero.wait();
+    zero.wait();
+    net.in->weight.sum();
+    zero.step();  // without a wait after it
+    zero.step();
+    zero.wait();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ZeroRedundancyOptimizer, StepsTheShardsOfAWrapper) {
+  const auto result = run_groups(3, [](const ProcessGroup& group) {
+    Net plain_net;
+    const auto net = std::make_shared<Net>();
+    ShardedGradientsModel model(net, group);
+    AdamW plain(groups_of(plain_net), options());
+    ZeroRedundancyOptimizer<AdamW> zero(model, groups_of(*net), options());
+    require(zero.stage() == ZeroStage::kShardedGradients, "stage 2");
+    for (int step = 0; step < 4; ++step) {
+      train_step(plain_net, group, plain, step);
+      zero.zero_grad();
+      for (const ParameterShard& shard : model.parameter_shards()) {
+        require(!shard.values.grad().defined(), "cleared " + shard.name);
+      }
+      model.before_forward();
+      net->forward(input_of(step, group.rank()), step % 3 != 2).backward();
+      model.reduce(1.0 / 3);
+      const Tensor before = model.parameter_shards()[0].values.grad().clone();
+      zero.step();
+      require(torch::equal(model.parameter_shards()[0].values.grad(), before), "it stays");
+      const std::string failure = failure_of([&] { net->in->weight.sum(); });
+      require(failure.find("are being gathered") != std::string::npos, failure);
+      model.before_forward();
+      require_same(*net, plain_net, "step " + std::to_string(step));
+    }
+    require(zero.state_dict().size() == 7, "state");
+    Net other;
+    require(failure_of([&] {
+              ZeroRedundancyOptimizer<AdamW> wrong(model, groups_of(other), options());
+            }).find("is none of the model's") != std::string::npos,
+            "parameters of another model");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ZeroRedundancyOptimizer, SaysWhatEachRankSteps) {
+  const auto result = run_groups(4, [](const ProcessGroup& group) {
+    Net net;
+    const auto values = values_of(net);
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, torch::optim::SGDOptions(0.1),
+                                      kManyBuckets);
+    int64_t numel = 0;
+    for (const ParameterShard& shard : zero.parameter_shards()) {
+      require(shard.range.size() == shard.values.numel(), shard.name);
+      const Tensor flat = net.named_parameters()[shard.name].detach().flatten();
+      require(torch::equal(shard.values, flat.slice(0, shard.range.begin, shard.range.end)),
+              shard.name);
+      numel += shard.range.size();
+    }
+    const Tensor total = torch::full({}, numel);
+    group.all_reduce(total);
+    require(total.item<int64_t>() == 35 + 7 + 35 + 5 + 21 + 3 + 1, "every element once");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Without DistributedDataParallel each rank has gradients of its own.
+TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
+  const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
+    Net net;
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, torch::optim::SGDOptions(0.1));
+    const Net before;
+    net.forward(input_of(0, group.rank()), true).backward();
+    output = failure_of([&] { zero.step(); });
+    require_same(net, before, "nothing was stepped");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("ranks 0 and 1 have different gradients of \"scale\""));
+  }
+}
+
+TEST(ZeroRedundancyOptimizer, SaysWhichRankLeftOutAStep) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Net net;
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, torch::optim::SGDOptions(0.1));
+    train_step(net, group, zero, 0);
+    const std::string failure = failure_of([&] {
+      if (group.rank() == 0) zero.step();
+      const Tensor other = torch::ones({3});
+      group.all_reduce(other);
+    });
+    require(failure.find("all_reduce") != std::string::npos, failure);
+    if (group.rank() == 0) {
+      require(
+          failure.find("ZeroRedundancyOptimizer of cadre::SGD, rank 0, in its step 2: the ranks "
+                       "are not at the same place of the same step") != std::string::npos,
+          failure);
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ZeroRedundancyOptimizer, RefusesWhatItCannotDivide) {
+  const ProcessGroup alone = init_process_group();
+  const auto make = [&](const Net& of, const Net& groups) {
+    ZeroRedundancyOptimizer<SGD> zero(of.named_parameters(), alone, groups_of(groups),
+                                      torch::optim::SGDOptions(0.1));
+  };
+  Net net;
+  Net other;
+  EXPECT_THAT(failure_of([&] { make(net, other); }),
+              HasSubstr("none of the 8 parameters that the optimizer was made for"));
+  Net transposed;
+  transposed.out->weight.set_data(torch::ones({7, 5}).t());
+  EXPECT_THAT(failure_of([&] { make(transposed, transposed); }),
+              HasSubstr("\"out.weight\" is not contiguous"));
+  EXPECT_THAT(failure_of([&] {
+                ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(),
+                                                  std::shared_ptr<ReplicaGroup>(),
+                                                  torch::optim::SGDOptions(0.1));
+              }),
+              HasSubstr("ZeroRedundancyOptimizer of cadre::SGD: the group is null"));
+  ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), alone, torch::optim::SGDOptions(0.1));
+  net.frozen.requires_grad_(true);
+  net.forward(input_of(0, 0), true).backward();
+  EXPECT_THAT(failure_of([&] { zero.step(); }),
+              HasSubstr("was frozen when the optimizer was made"));
+  net.frozen.mutable_grad().reset();
+  net.to(torch::kDouble);
+  EXPECT_THAT(failure_of([&] { zero.step(); }), HasSubstr("has been given other memory"));
+}
+
+}  // namespace
+}  // namespace cadre

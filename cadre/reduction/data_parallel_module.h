@@ -1,0 +1,129 @@
+// The part of every wrapper that averages gradients in a backward: it calls the module and tells
+// the core which tensors go in and come out.
+//
+// Threads, blocking, errors: as DataParallelCore. Lifetime: shares the module and the core.
+// Parameters keep the names that they have in the module. Not seen by a wrapper:
+// torch::autograd::grad reduces nothing; hooks of your own see this rank's gradient, before it is
+// reduced.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/reduction/data_parallel_core.h"
+#include "cadre/wrap/output_tensors.h"
+
+namespace cadre {
+
+// While it lives, backward() adds to this rank's gradients and reduces nothing; the next backward()
+// without it reduces the sum.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<DataParallelCore> core) : core_(std::move(core)) {
+    core_->enter_no_sync();
+  }
+  ~NoSync() {
+    if (core_) core_->leave_no_sync();
+  }
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
+
+ private:
+  std::shared_ptr<DataParallelCore> core_;  // shared: the guard may outlive the wrapper
+};
+
+// Of a Holder: M. A holder is what TORCH_MODULE(Net) makes; torch::nn::Sequential is one.
+template <typename Holder>
+concept ModuleHolder = requires { typename Holder::ContainedType; };
+
+// M: a torch::nn::Module with a forward() of any arguments. What forward() returns must let the
+// wrapper see its tensors: a tensor, or tuples, pairs, ranges, maps and optionals of such; for a
+// struct of your own see wrap/output_tensors.h.
+template <typename M>
+class DataParallelModule {
+ public:
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    using Output = decltype(module_->forward(std::forward<Args>(args)...));
+    static_assert(tensors_are_known<Output>(),
+                  "cadre: the wrapper of a module must see the tensors that forward() returns. "
+                  "Return a tensor, or a tuple, pair, vector, map or optional of tensors; "
+                  "for a struct of your own, define std::vector<torch::Tensor> "
+                  "held_tensors(const YourStruct&) beside it");
+    core_->before_forward(module_->is_training(), num_rows_of(args...));
+    if constexpr (std::is_void_v<Output>) {
+      module_->forward(std::forward<Args>(args)...);
+      core_->after_forward({});
+    } else {
+      auto output = module_->forward(std::forward<Args>(args)...);
+      core_->after_forward(tensors_of(output));
+      return output;
+    }
+  }
+
+  // The wrapped module: model->named_parameters(), model->zero_grad(); model->to(...) before
+  // wrapping only.
+  M* operator->() const { return module_.get(); }
+  const std::shared_ptr<M>& module() const { return module_; }
+
+  std::vector<at::Tensor> parameters() const { return module_->parameters(); }
+  // Clears the gradients, also those that this rank has of its shards of the parameters, which
+  // module()->zero_grad() does not reach.
+  void zero_grad(bool set_to_none = true) {
+    module_->zero_grad(set_to_none);
+    core_->zero_grad(set_to_none);
+  }
+  void train(bool on = true) { module_->train(on); }
+  void eval() { module_->eval(); }
+
+  NoSync no_sync() { return NoSync(core_); }
+
+  // How many samples the next forward with grad that returns has on this rank, where that is not
+  // size(0) of its first tensor; needs GradientWeighting::kSamples. The loss must be the mean over
+  // them. Under no_sync() the counts of the forwards that a backward goes through add up, until the
+  // gradients are reduced or cleared; what is reduced must be the mean over all samples counted.
+  void set_num_samples(int64_t count) { core_->set_num_samples(count); }
+
+  // The mean over the samples of all ranks of `value`, which is this rank's mean over those of its
+  // last forward: the loss of a step, for example. It ignores ranks without samples, whose mean is
+  // NaN. Collective.
+  double mean_over_ranks(const at::Tensor& value) {
+    return core_->mean_over_ranks(value.item<double>());
+  }
+
+  // Reduces what no_sync() backwards have gathered, without a further backward. Collective.
+  void reduce_gradients() { core_->reduce_gradients(); }
+
+  // The order of reduction that the first step has taught, for a snapshot; empty before that, and
+  // where nothing is reduced. Hand it to the option `layout` on resume.
+  std::optional<BucketLayout> learned_layout() const { return core_->learned_layout(); }
+
+ protected:
+  DataParallelModule() = default;  // of a wrapper that was refused
+  DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<DataParallelCore> core)
+      : module_(std::move(module)), core_(std::move(core)) {}
+  ~DataParallelModule() = default;
+  DataParallelModule(const DataParallelModule&) = default;
+  DataParallelModule& operator=(const DataParallelModule&) = default;
+  DataParallelModule(DataParallelModule&&) noexcept = default;
+  DataParallelModule& operator=(DataParallelModule&&) noexcept = default;
+
+  DataParallelCore& core() const { return *core_; }
+
+ private:
+  std::shared_ptr<M> module_;
+  std::shared_ptr<DataParallelCore> core_;  // shared with NoSync guards
+};
+
+}  // namespace cadre

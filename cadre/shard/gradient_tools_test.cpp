@@ -1,0 +1,180 @@
+#include "cadre/shard/gradient_tools_test.h"
+
+#include <cmath>
+#include <limits>
+
+#include "cadre/shard/grad_scaler.h"
+#include "cadre/shard/nonfinite_gradients.h"
+#include "cadre/testing/log_lines.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class GradientToolsOnRanks : public ::testing::TestWithParam<int> {
+ protected:
+  void run(const std::function<void(const ProcessGroup&)>& rank) const {
+    const auto result =
+        run_groups(GetParam(), [&](const ProcessGroup& group, std::string&) { rank(group); });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GradientToolsOnRanks, ::testing::Values(1, 2, 3, 4));
+
+TEST_P(GradientToolsOnRanks, NameTheFirstParameterThatIsNotFiniteAndItsLowestRank) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {5, 1, 7});
+    EXPECT_EQ(find_nonfinite_gradient(shards), std::nullopt);
+    EXPECT_TRUE(check_gradients_finite(std::span(shards)));
+    set_gradient(shards[2], 6, kInfinity);
+    const int holder_of_6 = 6 / ((7 + group.world_size() - 1) / group.world_size());
+    EXPECT_EQ(
+        find_nonfinite_gradient(shards),
+        (NonFiniteGradient{.parameter = "p2",
+                           .rank = group.world_size() == 1 ? std::optional<int>() : holder_of_6}));
+    set_gradient(shards[2], 0, -kInfinity);
+    set_gradient(shards[1], 0, kNan);
+    EXPECT_EQ(find_nonfinite_gradient(shards),
+              (NonFiniteGradient{.parameter = "p1",
+                                 .rank = group.world_size() == 1 ? std::optional<int>() : 0}));
+  });
+}
+
+TEST_P(GradientToolsOnRanks, DecideAlikeWhatBecomesOfAStep) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {4});
+    set_gradient(shards[0], 3, kNan);
+    EXPECT_THAT(
+        error_of([&] { check_gradients_finite(std::span(shards), {.step = 17}); },
+                 ErrorCode::kInvalidArgument),
+        HasSubstr("step 17: the gradient of \"p0\" has an element that is NaN or infinite"));
+    LogLines log;
+    EXPECT_FALSE(check_gradients_finite(
+        std::span(shards), {.policy = NonFinitePolicy::kSkip, .step = 18, .log = log}));
+    EXPECT_THAT(log.get(),
+                ::testing::ElementsAre(HasSubstr("gradients step 18: the gradient of \"p0\"")));
+    EXPECT_TRUE(check_gradients_finite(std::span(shards),
+                                       {.policy = NonFinitePolicy::kContinue, .log = log}));
+  });
+}
+
+// The parameters are 0 and their gradients 1 times the scale, so SGD of rate 1 leaves -1.
+TEST_P(GradientToolsOnRanks, ScalerUnscalesGradientsAndAllRanksStep) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {5, 3});
+    GradScaler scaler({.initial_scale = 1024, .growth_interval = 2});
+    for (int step = 0; step < 2; ++step) {
+      for (const ParameterShard& shard : shards) {
+        shard.values.mutable_grad().fill_(scaler.scale(torch::ones({})).item<double>());
+      }
+      EXPECT_TRUE(scaler.unscale_(std::span(shards)));
+      for (const ParameterShard& shard : shards) {
+        EXPECT_TRUE(torch::equal(shard.values.grad(), torch::ones_like(shard.values)));
+      }
+      scaler.update();
+    }
+    EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 2048, .num_good_steps = 0}));
+  });
+}
+
+struct CountingOptimizer {
+  int num_steps = 0;
+  void step() { ++num_steps; }
+};
+
+TEST_P(GradientToolsOnRanks, ScalerLeavesAStepOutOnAllRanksAndLowersTheScale) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {8});
+    GradScaler scaler({.initial_scale = 8, .growth_interval = 2});
+    CountingOptimizer optimizer;
+    EXPECT_TRUE(scaler.unscale_(std::span(shards)));
+    EXPECT_TRUE(scaler.step(optimizer));
+    scaler.update();
+    set_gradient(shards[0], 7, kInfinity);  // held by the last rank
+    EXPECT_FALSE(scaler.unscale_(std::span(shards)));
+    EXPECT_FALSE(scaler.step(optimizer));
+    scaler.update();
+    EXPECT_EQ(optimizer.num_steps, 1);
+    // The good step before does not count towards the next growth.
+    EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 4, .num_good_steps = 0}));
+  });
+}
+
+// 2^-20 is nothing in float16, whose smallest number is 2^-24, once it is multiplied by 2^-6.
+TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
+  const auto gradient_of = [](const std::function<Tensor(const Tensor&)>& scale) {
+    const Tensor x = torch::full({1}, std::ldexp(1.0, -20), torch::kHalf);
+    Tensor weight = torch::ones({1}, torch::kHalf).requires_grad_();
+    const Tensor loss = (x * weight * std::ldexp(1.0, -6)).to(torch::kFloat).sum();
+    scale(loss).backward();
+    return weight;
+  };
+  EXPECT_EQ(gradient_of([](const Tensor& loss) { return loss; }).grad().item<double>(), 0);
+  GradScaler scaler({.initial_scale = 1024});
+  const Tensor weight = gradient_of([&](const Tensor& loss) { return scaler.scale(loss); });
+  weight.mutable_grad() = weight.grad().to(torch::kHalf);
+  const double scaled = weight.grad().item<double>();
+  EXPECT_EQ(scaled, std::ldexp(1.0, -16));
+}
+
+TEST(GradScaler, CountsATiedWeightOnce) {
+  const Tensor weight = torch::zeros({2}).requires_grad_();
+  weight.mutable_grad() = torch::full({2}, 16.0F);
+  GradScaler scaler({.initial_scale = 4});
+  const std::vector<Tensor> twice = {weight, weight};
+  EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>(twice)));
+  EXPECT_TRUE(torch::equal(weight.grad(), torch::full({2}, 4.0F)));
+}
+
+TEST(GradScaler, GoesOnFromASnapshot) {
+  GradScaler scaler({.initial_scale = 8, .growth_interval = 3});
+  scaler.load_state({.scale = 32, .num_good_steps = 2});
+  EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>()));
+  scaler.update();
+  EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 64, .num_good_steps = 0}));
+}
+
+// Without a bound 1 / scale would be infinite, and then every gradient.
+TEST(GradScaler, NeverReachesAScaleThatFloat32CannotInvert) {
+  const Tensor weight = torch::zeros({1}).requires_grad_();
+  GradScaler scaler({.initial_scale = 1, .backoff_factor = std::ldexp(1.0, -60)});
+  for (int step = 0; step < 4; ++step) {
+    weight.mutable_grad() = torch::full({1}, std::numeric_limits<float>::infinity());
+    const std::vector<Tensor> weights = {weight};
+    EXPECT_FALSE(scaler.unscale_(std::span<const Tensor>(weights)));
+    scaler.update();
+  }
+  weight.mutable_grad() = torch::zeros({1});
+  const std::vector<Tensor> weights = {weight};
+  EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>(weights)));
+  EXPECT_EQ(weight.grad().item<float>(), 0);
+}
+
+TEST(GradScaler, RefusesAnotherOrderOfCallsAndOptionsOutOfRange) {
+  const auto refused = [](const auto& call) { return error_of(call, ErrorCode::kInvalidArgument); };
+  GradScaler scaler;
+  CountingOptimizer optimizer;
+  EXPECT_THAT(refused([&] { scaler.step(optimizer); }), HasSubstr("step() was called before"));
+  EXPECT_THAT(refused([&] { scaler.update(); }), HasSubstr("update() was called before"));
+  (void)scaler.unscale_(std::span<const Tensor>());
+  EXPECT_THAT(refused([&] { (void)scaler.unscale_(std::span<const Tensor>()); }),
+              HasSubstr("twice in one step"));
+  EXPECT_THAT(refused([] { GradScaler({.initial_scale = 0}); }), HasSubstr("the scale is 0"));
+  EXPECT_THAT(refused([] { GradScaler({.growth_factor = 1}); }), HasSubstr("growth_factor is 1"));
+  EXPECT_THAT(refused([] { GradScaler({.backoff_factor = 1}); }), HasSubstr("backoff_factor 1"));
+  EXPECT_THAT(refused([] { GradScaler({.growth_interval = 0}); }), HasSubstr("growth_interval 0"));
+  EXPECT_THAT(refused([&] { scaler.load_state({.scale = kNan}); }), HasSubstr("the scale is nan"));
+  EXPECT_EQ(optimizer.num_steps, 0);
+}
+
+}  // namespace
+}  // namespace cadre::testing

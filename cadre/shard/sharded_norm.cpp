@@ -1,0 +1,189 @@
+#include "cadre/shard/sharded_norm.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/shard/nonfinite_gradients.h"
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+// The size of each element, to the power p, in several sums that the compiler keeps in one vector.
+template <typename T, typename Power>
+double sum_of(const T* values, int64_t count, Power power) {
+  constexpr int64_t kLanes = 8;
+  double sums[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += power(static_cast<double>(values[i + lane]));
+    }
+  }
+  for (; i < count; ++i) sums[i % kLanes] += power(static_cast<double>(values[i]));
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+template <typename T>
+double sum_of_powers(const T* values, int64_t count, double p) {
+  if (p == 2) return sum_of(values, count, [](double value) { return value * value; });
+  if (p == 1) return sum_of(values, count, [](double value) { return std::abs(value); });
+  return sum_of(values, count, [p](double value) { return std::pow(std::abs(value), p); });
+}
+
+template <typename T>
+double largest_of(const T* values, int64_t count) {
+  double largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double size = std::abs(static_cast<double>(values[i]));
+    if (!(size <= largest)) largest = size;
+    if (std::isnan(largest)) return largest;
+  }
+  return largest;
+}
+
+// The sum of the powers; for infinity the largest size.
+double measure(const at::Tensor& gradient, double p) {
+  at::Tensor values = gradient.is_complex() ? at::abs(gradient) : gradient;
+  if (values.scalar_type() != at::kDouble) values = values.to(at::kFloat);
+  values = values.contiguous();
+  const auto with = [&](auto* data) {
+    return std::isinf(p) ? largest_of(data, values.numel())
+                         : sum_of_powers(data, values.numel(), p);
+  };
+  return values.scalar_type() == at::kDouble ? with(values.const_data_ptr<double>())
+                                             : with(values.const_data_ptr<float>());
+}
+
+void check_is_reduced(const ParameterShard& shard) {
+  const bool is_partial = std::ranges::any_of(
+      shard.placements, [](const Placement& placement) { return placement.partial() != nullptr; });
+  if (!is_partial) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("the norm of gradients: \"{}\" lies as {} on {}, so no rank has its "
+                     "gradient; redistribute() it before",
+                     shard.name, to_string(shard.placements), shard.mesh.to_string()));
+}
+
+// The norm as one sum for each set of axes along which parameters are divided.
+class JointNorm {
+ public:
+  JointNorm(std::span<const ParameterShard> shards, double p) : shards_(shards), p_(p) {
+    for (const ParameterShard& shard : shards) add(shard);
+  }
+
+  double value() {
+    double total = 0;
+    for (Part& part : parts_) {
+      for (const ProcessGroup& group : part.groups) reduce(group, part.value);
+      total = combined(total, part.value);
+    }
+    return std::isinf(p_) ? total : std::pow(total, 1 / p_);
+  }
+
+  const std::vector<at::Tensor>& gradients() const { return gradients_; }
+
+  // The same sentence on all ranks.
+  [[noreturn]] void refuse(double norm) const {
+    std::string cause = "every element is finite, so the sum of their powers exceeds float64";
+    if (const auto found = find_nonfinite_gradient(shards_)) {
+      cause = format("the first gradient with an element that is not finite is that of \"{}\"{}",
+                     found->parameter, found->rank ? format(", on rank {}", *found->rank) : "");
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                format("clip_grad_norm_: the {}-norm of the gradients of {} parameters is {}; {}. "
+                       "No gradient was scaled. Lower the learning rate or the scale of the loss, "
+                       "or leave out this step on all ranks",
+                       p_, shards_.size(), norm, cause));
+  }
+
+ private:
+  struct Part {
+    std::vector<ProcessGroup> groups;
+    double value;
+  };
+
+  static bool are_same(const std::vector<ProcessGroup>& a, const std::vector<ProcessGroup>& b) {
+    return std::ranges::equal(a, b, [](const ProcessGroup& x, const ProcessGroup& y) {
+      return &x.communicator() == &y.communicator();
+    });
+  }
+
+  double combined(double a, double b) const {
+    if (!std::isinf(p_)) return a + b;
+    return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN()
+                                          : std::max(a, b);
+  }
+
+  void add(const ParameterShard& shard) {
+    check_is_reduced(shard);
+    const std::vector<ProcessGroup> groups = dividing_groups({&shard, 1});
+    auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& candidate) {
+      return are_same(candidate.groups, groups);
+    });
+    if (part == parts_.end()) part = parts_.insert(part, {.groups = groups, .value = 0});
+    const at::Tensor& gradient = shard.values.grad();
+    if (!gradient.defined()) return;
+    if (gradient.layout() != at::kStrided) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("the norm of gradients: the gradient of \"{}\", of sizes {}, is not "
+                         "dense; make it dense, for example by an embedding with sparse(false)",
+                         shard.name, list_of(gradient.sizes())));
+    }
+    gradients_.push_back(gradient);
+    part->value = combined(part->value, measure(gradient, p_));
+  }
+
+  // A maximum does not carry NaN, so that travels beside it.
+  void reduce(const ProcessGroup& group, double& value) const {
+    if (!std::isinf(p_)) {
+      const at::Tensor sum = at::full({1}, value, at::kDouble);
+      group.all_reduce(sum);
+      value = sum.item<double>();
+      return;
+    }
+    const bool is_nan = std::isnan(value);
+    const at::Tensor largest = at::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble);
+    group.all_reduce(largest, {.op = ReduceOp::kMax});
+    const double* const values = largest.const_data_ptr<double>();
+    value = values[1] != 0 ? std::numeric_limits<double>::quiet_NaN() : values[0];
+  }
+
+  std::span<const ParameterShard> shards_;
+  double p_;
+  std::vector<Part> parts_;
+  std::vector<at::Tensor> gradients_;
+};
+
+}  // namespace
+
+double gradient_norm(std::span<const ParameterShard> shards, double norm_type) {
+  constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+  return clip_grad_norm_(shards, kNoLimit, {.norm_type = norm_type});
+}
+
+double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
+                       const ClipGradNormOptions& options) {
+  check_clip_options(max_norm, options);
+  const at::NoGradGuard no_grad;
+  JointNorm joint(shards, options.norm_type);
+  const double norm = joint.value();
+  if (options.error_if_nonfinite && !std::isfinite(norm)) joint.refuse(norm);
+  limit_gradients(joint.gradients(), norm, max_norm);
+  return norm;
+}
+
+}  // namespace cadre

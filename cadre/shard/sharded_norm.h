@@ -1,0 +1,60 @@
+// The joint norm of gradients of which each rank has a part, and its limit: the norm that one
+// process with all of them would have.
+//
+// Threads: one for the same gradients. Blocking: collective, along the flat axis and the axes with
+// Shard placements of the parameters, until the deadline of their groups: all ranks call it, also
+// one that owns no element. Lifetime: keeps nothing.
+// Errors: as wrap/gradient_norm.h, on all ranks alike; kInvalidArgument for a gradient that is not
+// dense, or that lies as a Partial.
+//
+// Each rank sums the powers of its elements in float64, whatever their dtype, and the sums are
+// added along those axes; along replicated axes nothing is added. All ranks get the same bits. With
+// another number of ranks only the order of the float64 additions differs: the norm is that of the
+// exact real numbers within 1e-12 of it, for up to 1e12 elements.
+// Source: torch.nn.utils.clip_grad_norm_ on DTensors.
+#pragma once
+
+#include <concepts>
+#include <span>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/gradient_norm.h"
+
+namespace cadre {
+
+// The p-norm of the gradients of all `values`; one without a gradient does not count.
+CADRE_EXPORT double gradient_norm(std::span<const ParameterShard> shards, double norm_type = 2.0);
+
+// Scales this rank's gradients as the clip_grad_norm_() of wrap/gradient_norm.h does, by the norm
+// of all; returns the norm before.
+CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
+                                    const ClipGradNormOptions& options = {});
+
+template <typename Model>
+concept HasParameters = requires(Model& model) {
+  { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
+};
+
+// Of any wrapper: the shards of one that has them, else its parameters, whose gradients are whole
+// and the same on all ranks.
+template <typename Model>
+  requires HasParameterShards<Model> || HasParameters<Model>
+double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {
+  const auto clip_whole = [&](const std::vector<at::Tensor>& parameters) {
+    return clip_grad_norm_(std::span<const at::Tensor>(parameters), max_norm, options);
+  };
+  if constexpr (HasFlatParameters<Model> && HasParameters<Model>) {
+    if (model.flat_parameters().empty()) return clip_whole(model.parameters());
+  }
+  if constexpr (HasParameterShards<Model>) {
+    const std::vector<ParameterShard> shards = model.parameter_shards();
+    return clip_grad_norm_(std::span<const ParameterShard>(shards), max_norm, options);
+  } else {
+    return clip_whole(model.parameters());
+  }
+}
+
+}  // namespace cadre

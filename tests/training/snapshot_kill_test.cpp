@@ -1,0 +1,158 @@
+// A job that saves sharded snapshots over and over is killed at random instants: the latest
+// snapshot is always there, whole, and not older than what the job had reported as saved.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/base/random.h"
+#include "cadre/checkpoint/sharded_load.h"
+#include "cadre/checkpoint/snapshot_saver.h"
+#include "cadre/group/process_group.h"
+#include "cadre/testing/seeds.h"
+#include "cadre/testing/temporary_folder.h"
+#include "tests/process/job.h"
+
+namespace cadre {
+namespace {
+
+using testing::nap;
+
+constexpr int kWorldSize = 2;
+constexpr int kNumKills = 300;
+constexpr int64_t kRows = 512;
+constexpr int64_t kColumns = 64;
+
+// Two tensors cut in the middle of a row; every element of a snapshot is its step.
+SnapshotParts parts_of(int rank, int world_size, int64_t step) {
+  SnapshotParts parts;
+  for (const std::string name : {"a", "b"}) {
+    const Box whole{{0, 0}, {kRows, kColumns}};
+    const int64_t numel = whole.numel();
+    const int64_t middle = numel / 2 + 7;
+    const FlatRange range{rank == 0 ? 0 : middle, rank + 1 == world_size ? numel : middle};
+    const at::Tensor values = torch::full({range.size()}, static_cast<double>(step));
+    parts.parameters.push_back({name, whole.sizes, boxes_of_range(whole, range), values});
+    ParameterState state{.parameter = name};
+    state.tensors.emplace_back("exp_avg", values);
+    state.scalars.emplace_back("step", torch::tensor(step));
+    parts.optimizer.push_back(std::move(state));
+  }
+  return parts;
+}
+
+// The step of the snapshot in the folder, all of whose elements say so; throws otherwise.
+int64_t checked_step(const std::string& folder) {
+  const SnapshotParts parts = parts_of(0, 1, -1);
+  const LoadedSnapshot loaded = load_sharded(folder, parts);
+  const auto check = [&](const at::Tensor& tensor) {
+    if (!tensor.eq(loaded.step).all().item<bool>()) throw std::runtime_error("a mixture");
+  };
+  for (const SnapshotTensor& tensor : parts.parameters) check(tensor.values);
+  for (const ParameterState& state : loaded.optimizer) {
+    for (const auto& [key, tensor] : state.tensors) check(tensor);
+    for (const auto& [key, tensor] : state.scalars) check(tensor);
+  }
+  return loaded.step;
+}
+
+// What all processes of the test see: the last step that a rank knew to be saved.
+class SharedStep {
+ public:
+  SharedStep()
+      : memory_(::mmap(nullptr, sizeof(Step), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                       -1, 0)),
+        step_(std::construct_at(static_cast<Step*>(memory_), 0)) {}
+  ~SharedStep() { ::munmap(memory_, sizeof(Step)); }
+  SharedStep(const SharedStep&) = delete;
+  SharedStep& operator=(const SharedStep&) = delete;
+
+  void set(int64_t step) { *step_ = step; }
+  int64_t get() const { return *step_; }
+
+ private:
+  using Step = std::atomic<int64_t>;
+  void* memory_;
+  Step* step_;
+};
+
+// A rank of the job: saves step after step until it or its peer is killed.
+void save_without_end(const ProcessGroup& group, const std::string& run, bool in_background,
+                      int64_t first, SharedStep& saved) {
+  SnapshotFolder folder(run);
+  std::optional<SnapshotSaver> saver;
+  if (in_background) saver.emplace(folder, group);
+  for (int64_t step = first;; ++step) {
+    const SnapshotParts parts = parts_of(group.rank(), kWorldSize, step);
+    const Status status =
+        saver ? saver->save(step, parts) : save_sharded(folder, step, parts, group);
+    if (!status.ok()) return;
+    if (group.rank() == 0) saved.set(saver ? step - 1 : step);
+  }
+}
+
+void remove_all_but_the_last(const std::string& run) {
+  const SnapshotFolder folder(run);
+  const std::vector<int64_t> steps = folder.steps();
+  for (size_t i = 0; i + 2 < steps.size(); ++i) {
+    std::filesystem::remove_all(folder.path_of(steps[i]));
+  }
+}
+
+TEST(SnapshotKill, AtAnyInstantTheLatestSnapshotIsWhole) {
+  at::set_num_threads(1);
+  const auto system = os::make_native_system();
+  const testing::TemporaryFolder run;
+  const std::string path = run.path();
+  SnapshotFolder folder(path);
+  ASSERT_TRUE(save_sharded(folder, 0, parts_of(0, 1, 0)).ok());
+  SharedStep saved;
+  std::set<int64_t> found;
+  std::vector<int> rounds(kNumKills);
+  std::iota(rounds.begin(), rounds.end(), 0);
+  for (const int round : testing::share_of(rounds)) {
+    SCOPED_TRACE(cadre::format("kill {}", round));
+    Random random(static_cast<uint64_t>(round));
+    const int64_t before = *folder.latest_step();
+    testing::JobOptions options{.world_size = kWorldSize};
+    options.processes.disturb = [&](std::span<const int> pids) {
+      for (int i = 0; i < 5000 && saved.get() <= before; ++i) {
+        nap(*system, std::chrono::milliseconds(1));
+      }
+      nap(*system, std::chrono::microseconds(random.below(20'000)));
+      const auto choice = static_cast<size_t>(round % 3);  // either rank, or both
+      for (size_t i = 0; i < static_cast<size_t>(kWorldSize); ++i) {
+        if (choice == i || choice == 2) ::kill(pids[i], SIGKILL);
+      }
+    };
+    testing::run_job(options, [&](testing::RankContext& context, const Membership& membership) {
+      at::set_num_threads(1);
+      const ProcessGroup group(testing::connect(context, membership, {}));
+      save_without_end(group, path, round % 2 == 0, before + 1, saved);
+    });
+    ASSERT_GT(saved.get(), before) << "the job never saved";
+    const auto latest = folder.latest();
+    ASSERT_TRUE(latest);
+    const int64_t step = checked_step(*latest);
+    EXPECT_GE(step, saved.get());
+    found.insert(step - before);
+    remove_all_but_the_last(path);
+  }
+  EXPECT_GT(found.size(), 1u) << "all jobs were killed at the same step";
+}
+
+}  // namespace
+}  // namespace cadre
