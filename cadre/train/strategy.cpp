@@ -30,9 +30,9 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
 // ddp, and the base of zero2.
 class Replicated : public Strategy {
  public:
-  Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& world,
+  Replicated(const std::shared_ptr<Model>& model, const std::shared_ptr<ReplicaGroup>& replicas,
              const DistributedDataParallelOptions& options)
-      : model_(model, world, options) {}
+      : model_(model, replicas, options) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
     model_.set_num_samples(num_samples);
@@ -207,19 +207,19 @@ std::vector<MeshAxis> hybrid_axes(const ParallelConfig& config, int world_size) 
 
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
-                                        const ProcessGroup& world,
+                                        const StrategyGroups& groups,
                                         std::optional<BucketLayout> layout) {
-  if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, world, config);
+  if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, groups.world, config);
   if (config.strategy == "hsdp") {
-    const DeviceMesh mesh(world, hybrid_axes(config, world.world_size()));
+    const DeviceMesh mesh(groups.world, hybrid_axes(config, groups.world.world_size()));
     return std::make_unique<FullySharded>(model, mesh, config);
   }
   DistributedDataParallelOptions options = {.layout = std::move(layout)};
   if (config.strategy == "zero2") {
     options.gradients = GradientPlacement::kSharded;
-    return std::make_unique<ShardedGradientsOnly>(model, world, options);
+    return std::make_unique<ShardedGradientsOnly>(model, groups.replicas, options);
   }
-  return std::make_unique<Replicated>(model, world, options);
+  return std::make_unique<Replicated>(model, groups.replicas, options);
 }
 
 }  // namespace cadre::train

@@ -19,6 +19,7 @@
 #include "cadre/group/process_group.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
+#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 
@@ -55,10 +56,15 @@ class Strategy {
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
 };
 
+struct StrategyGroups {
+  ProcessGroup world;
+  std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp and zero2
+};
+
 // layout: of the snapshot that the run goes on from.
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
-                                        const ProcessGroup& world,
+                                        const StrategyGroups& groups,
                                         std::optional<BucketLayout> layout);
 
 }  // namespace cadre::train

@@ -105,14 +105,16 @@ std::string remedy_for(const std::string& snapshot) {
 Trainer::Trainer(const Config& config, Surroundings surroundings)
     : config_(config),
       surroundings_(std::move(surroundings)),
-      replicas_(make_replica_group(surroundings_.world)),
       run_path_(config.run.folder + "/" + config.run.name),
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
+  if (!surroundings_.replicas) surroundings_.replicas = make_replica_group(surroundings_.world);
   Start start;
-  on_all_ranks(*replicas_, [&] { start = prepare(); });
-  strategy_ = make_strategy(config_.parallel, model_, surroundings_.world, start.layout);
-  on_all_ranks(*replicas_, [&] {
+  on_all_ranks(*surroundings_.replicas, [&] { start = prepare(); });
+  strategy_ = make_strategy(config_.parallel, model_,
+                            {.world = surroundings_.world, .replicas = surroundings_.replicas},
+                            start.layout);
+  on_all_ranks(*surroundings_.replicas, [&] {
     optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
     if (start.snapshot) restore_optimizer(*start.snapshot);
     if (is_first_rank()) open_run_folder(start.snapshot);
@@ -135,7 +137,7 @@ Trainer::Start Trainer::prepare() {
 }
 
 void Trainer::make_loader() {
-  const ReplicaGroup& replicas = *replicas_;
+  const ReplicaGroup& replicas = *surroundings_.replicas;
   if (config_.run.batch_size < replicas.world_size()) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("run.batch_size is {}, of all {} processes together: each needs a "
@@ -234,7 +236,7 @@ Trainer::Start Trainer::restore(const std::string& snapshot) {
   loader_->seek(state.loader);
   first_step_ = step_ = snapshot_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
-  const auto rank = static_cast<size_t>(replicas_->rank().value);
+  const auto rank = static_cast<size_t>(surroundings_.replicas->rank().value);
   // With another number of ranks there is no generator to restore for some; they keep their own.
   if (rank < state.generators.size()) restore_generator(state.generators[rank], snapshot);
   return {.snapshot = snapshot,
@@ -326,7 +328,7 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   const auto count = static_cast<double>(num_samples);
   const at::Tensor sums = torch::tensor(
       {mean_loss * count, count, surroundings_.stop_is_requested() ? 1.0 : 0.0}, torch::kFloat64);
-  replicas_->all_reduce(sums, ReduceOp::kSum);
+  surroundings_.replicas->all_reduce(sums, ReduceOp::kSum);
   const auto* values = sums.const_data_ptr<double>();
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
@@ -354,8 +356,9 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 
 void Trainer::evaluate() {
   model_->eval();
-  result_.held_out = train::evaluate(
-      [this](const at::Tensor& data) { return strategy_->infer(data); }, *task_, *replicas_);
+  result_.held_out =
+      train::evaluate([this](const at::Tensor& data) { return strategy_->infer(data); }, *task_,
+                      *surroundings_.replicas);
   model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   const double loss = result_.held_out.loss;
@@ -386,7 +389,7 @@ bool Trainer::save_snapshot() {
     say(cadre::format("warning: {}; earlier snapshots are untouched", status.error().message()));
   }
   const at::Tensor is_saved = torch::tensor({status.ok() ? 1.0 : 0.0}, torch::kFloat64);
-  replicas_->all_reduce(is_saved, ReduceOp::kMin);
+  surroundings_.replicas->all_reduce(is_saved, ReduceOp::kMin);
   if (is_saved.item<double>() == 0) return false;
   snapshot_step_ = step_;
   return true;
@@ -405,9 +408,9 @@ TrainState Trainer::state() {
 
 std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   const at::Tensor own = at::detail::getDefaultCPUGenerator().get_state();
-  const int world_size = replicas_->world_size();
+  const int world_size = surroundings_.replicas->world_size();
   const at::Tensor all = torch::empty({world_size * own.numel()}, torch::kByte);
-  replicas_->all_gather(all, own);
+  surroundings_.replicas->all_gather(all, own);
   return all.view({world_size, own.numel()}).unbind();
 }
 

@@ -40,6 +40,8 @@ class Model;
 // What a trainer needs of the world; main makes it for a process, tests for a thread.
 struct Surroundings {
   ProcessGroup world;
+  // What the wrapper of ddp and zero2 reduces gradients with; null: make_replica_group(world).
+  std::shared_ptr<ReplicaGroup> replicas = {};
   os::System& system;
   std::function<Duration()> time_in_communication;  // so far
   std::function<bool()> stop_is_requested;          // of this rank; all ranks stop when one is
@@ -101,7 +103,6 @@ class Trainer {
 
   Config config_;
   Surroundings surroundings_;
-  std::shared_ptr<ReplicaGroup> replicas_;
   std::string run_path_;
   SnapshotFolder snapshots_;
   std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only

@@ -87,7 +87,8 @@ void train_until_it_fails(RankContext& context, const Membership& membership,
     disturb_self_at(test.moment, *replicas,
                     [&] { testing::disturb_self(context, test.signal, folder.file("moment")); });
   }
-  Trainer trainer(config_in(folder.path()), {.replicas = replicas,
+  Trainer trainer(config_in(folder.path()), {.world = group,
+                                             .replicas = replicas,
                                              .system = context.system,
                                              .time_in_communication = [] { return Duration(0); },
                                              .stop_is_requested = [] { return false; },
