@@ -1,7 +1,7 @@
 // The time of one training step with its optimizer (zero_grad, forward, backward, fused AdamW) of a
-// model that the ranks hold in one of several ways. Rank 0 prints the median and the 99th percentile
-// as one line of JSON, with the loss of the last step, which all ways have in common. Blocks until
-// done.
+// model that the ranks hold in one of several ways. Rank 0 prints the median and the 99th
+// percentile as one line of JSON, with the loss of the last step, which all ways have in common.
+// Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python sharded_step WAY [steps [layers [width [batch]]]]
 //   WAY: ddp, zero1, zero2, fsdp

@@ -9,7 +9,7 @@
 // ranks agree. Source: torch.amp.GradScaler and torch.distributed.fsdp.sharded_grad_scaler.
 //
 //   scaler.scale(loss).backward();
-//   if (scaler.unscale_(model)) cadre::clip_grad_norm_(model, 1.0);
+//   scaler.unscale_(model);    // says whether every gradient is finite
 //   scaler.step(optimizer);   // left out if an element is NaN or infinite
 //   scaler.update();
 #pragma once

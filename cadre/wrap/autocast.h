@@ -3,14 +3,8 @@
 //
 // Threads: the state is that of the calling thread; the guard is made and destroyed on it.
 // Blocking: never. Lifetime: the scope; guards may be nested. Errors: kInvalidArgument for a dtype
-// that CPU autocast does not take. Source: torch.autocast.
-//
-//   at::Tensor loss;
-//   {
-//     const cadre::Autocast autocast(torch::kBFloat16);
-//     loss = torch::nll_loss(model(images), labels);
-//   }
-//   loss.backward();   // outside, as in PyTorch: each gradient has the dtype of its parameter
+// that CPU autocast does not take. docs/guide/gradients.md
+// has a whole step. Source: torch.autocast.
 #pragma once
 
 #include <ATen/core/Tensor.h>
