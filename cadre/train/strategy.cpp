@@ -30,9 +30,10 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
 // ddp, and the base of zero2.
 class Replicated : public Strategy {
  public:
-  Replicated(const std::shared_ptr<Model>& model, const std::shared_ptr<ReplicaGroup>& replicas,
+  template <typename Group>
+  Replicated(const std::shared_ptr<Model>& model, const Group& group,
              const DistributedDataParallelOptions& options)
-      : model_(model, replicas, options) {}
+      : model_(model, group, options) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
     model_.set_num_samples(num_samples);
@@ -217,7 +218,7 @@ std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
   DistributedDataParallelOptions options = {.layout = std::move(layout)};
   if (config.strategy == "zero2") {
     options.gradients = GradientPlacement::kSharded;
-    return std::make_unique<ShardedGradientsOnly>(model, groups.replicas, options);
+    return std::make_unique<ShardedGradientsOnly>(model, groups.world, options);
   }
   return std::make_unique<Replicated>(model, groups.replicas, options);
 }

@@ -58,7 +58,7 @@ class Strategy {
 
 struct StrategyGroups {
   ProcessGroup world;
-  std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp and zero2
+  std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp
 };
 
 // layout: of the snapshot that the run goes on from.

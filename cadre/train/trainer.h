@@ -40,7 +40,7 @@ class Model;
 // What a trainer needs of the world; main makes it for a process, tests for a thread.
 struct Surroundings {
   ProcessGroup world;
-  // What the wrapper of ddp and zero2 reduces gradients with; null: make_replica_group(world).
+  // What the wrapper of ddp reduces gradients with; null: make_replica_group(world).
   std::shared_ptr<ReplicaGroup> replicas = {};
   os::System& system;
   std::function<Duration()> time_in_communication;  // so far

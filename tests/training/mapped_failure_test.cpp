@@ -50,7 +50,7 @@ struct MappedFailureCase {
   int signal;  // 0: the rank leaves in good order
 };
 
-std::string name_of(const ::testing::TestParamInfo<MappedFailureCase>& info) {
+std::string mapped_name_of(const ::testing::TestParamInfo<MappedFailureCase>& info) {
   const MappedFailureCase& test = info.param;
   const std::string place = test.place == Place::kInItsWrite        ? "in_its_write"
                             : test.place == Place::kBeforeTheUpdate ? "before_the_update"
@@ -184,7 +184,7 @@ TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-std::vector<MappedFailureCase> all_cases() {
+std::vector<MappedFailureCase> mapped_cases() {
   std::vector<MappedFailureCase> cases;
   for (const Place place : {Place::kInItsWrite, Place::kBeforeTheUpdate, Place::kAfterTheUpdate}) {
     cases.push_back({2, place, SIGKILL});
@@ -195,7 +195,7 @@ std::vector<MappedFailureCase> all_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MappedFailureTest, ::testing::ValuesIn(all_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Cases, MappedFailureTest, ::testing::ValuesIn(mapped_cases()), mapped_name_of);
 
 // Of the mappings that hold [begin, begin + num_bytes), in bytes.
 int64_t proportional_size_of(const void* begin, size_t num_bytes) {
