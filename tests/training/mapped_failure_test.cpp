@@ -195,7 +195,8 @@ std::vector<MappedFailureCase> mapped_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MappedFailureTest, ::testing::ValuesIn(mapped_cases()), mapped_name_of);
+INSTANTIATE_TEST_SUITE_P(Cases, MappedFailureTest, ::testing::ValuesIn(mapped_cases()),
+                         mapped_name_of);
 
 // Of the mappings that hold [begin, begin + num_bytes), in bytes.
 int64_t proportional_size_of(const void* begin, size_t num_bytes) {

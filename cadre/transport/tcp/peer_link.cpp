@@ -92,7 +92,7 @@ Result<size_t> PeerLink::try_send(Stream& stream, const Channel::Parts& data) {
   look_for_first_frame();
   if (stream.has_peer_closed || send_error_) {
     // These may have been all that the peer still needed.
-    if (const size_t num_gone = take_gone(stream); num_gone > 0) return num_gone;
+    if (const size_t num_gone = take_gone(stream, data.size()); num_gone > 0) return num_gone;
     return stream.has_peer_closed ? error_of_closed(stream) : *send_error_;
   }
   if (sending_ == nullptr) return size_t{0};
@@ -111,10 +111,14 @@ void PeerLink::look_for_first_frame() {
   }
 }
 
-size_t PeerLink::take_gone(Stream& stream) {
+// At most as many bytes as the caller offers now: it may offer the same bytes again in smaller
+// pieces, and those that it does not offer now are reported by a later call.
+size_t PeerLink::take_gone(Stream& stream, size_t num_offered) {
   if (stream.num_promised == 0) return 0;
-  const size_t num_kept = sending_->writer.num_kept(stream.id);
-  return std::exchange(stream.num_promised, num_kept) - num_kept;
+  const size_t num_gone = stream.num_promised - sending_->writer.num_kept(stream.id);
+  const size_t num_reported = std::min(num_gone, num_offered);
+  stream.num_promised -= num_reported;
+  return num_reported;
 }
 
 Result<size_t> PeerLink::send_new(Stream& stream, Channel::Parts data) {
@@ -122,7 +126,7 @@ Result<size_t> PeerLink::send_new(Stream& stream, Channel::Parts data) {
   size_t total = 0;
   if (stream.num_promised > 0) {
     CADRE_RETURN_IF_ERROR(writer.flush());
-    total = data.take_first(take_gone(stream)).size();
+    total = data.take_first(take_gone(stream, data.size())).size();
     if (stream.num_promised > 0) return total;
   }
   data = data.take_first(stream.window);

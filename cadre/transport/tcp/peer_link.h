@@ -148,8 +148,8 @@ class PeerLink {
   void end_if_unconnected(Stream& stream);
   bool can_send(const Stream& stream) const;
   bool has_come(const Polled& polled) const;
-  // Of the promised bytes, those that the kernel has by now and that nobody was told of.
-  size_t take_gone(Stream& stream);
+  // Of the promised bytes, how many the kernel has by now that no call has reported as sent.
+  size_t take_gone(Stream& stream, size_t num_offered);
   Result<size_t> send_new(Stream& stream, Channel::Parts data);
   size_t take_unread(Stream& stream, Bytes buffer);
   Result<size_t> receive_from(Connection& connection, Stream& stream, Bytes buffer);

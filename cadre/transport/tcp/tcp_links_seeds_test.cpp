@@ -38,11 +38,11 @@ std::byte expected_byte(uint64_t group, int from, size_t at) {
 class RingTalk {
  public:
   RingTalk(Transport& transport, uint64_t group, uint64_t seed)
-      : transport_(transport), group_(group), random_(seed * 31 + group) {}
+      : transport_(transport), group_(group), sizes_(seed * 31 + group), pieces_(seed) {}
 
   void run(Deadline deadline) {
     for (int round = 0; round < kNumRounds; ++round) {
-      exchange(1 + random_.below(30'000), deadline);
+      exchange(1 + sizes_.below(30'000), deadline);
     }
   }
 
@@ -59,8 +59,11 @@ class RingTalk {
     size_t num_received = 0;
     while (num_sent < size || num_received < size) {
       const size_t moved = num_sent + num_received;
-      num_sent +=
-          transport_.channel(next).try_send(ConstBytes(out).subspan(num_sent)).value_or_throw();
+      // Some of the rest: bytes of which a part was kept may be offered again in smaller pieces.
+      const size_t num_offered = std::min(size - num_sent, 1 + pieces_.below(size));
+      num_sent += transport_.channel(next)
+                      .try_send(ConstBytes(out).subspan(num_sent, num_offered))
+                      .value_or_throw();
       num_received +=
           transport_.channel(before).try_recv(Bytes(in).subspan(num_received)).value_or_throw();
       if (num_sent + num_received > moved) continue;
@@ -79,7 +82,8 @@ class RingTalk {
 
   Transport& transport_;
   const uint64_t group_;
-  Random random_;
+  Random sizes_;  // the same on all ranks
+  Random pieces_;
   size_t num_bytes_ = 0;  // of each stream, so far
 };
 
