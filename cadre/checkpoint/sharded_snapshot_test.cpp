@@ -223,6 +223,29 @@ TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {
   EXPECT_TRUE(third.first->weight.equal(net.tied));
 }
 
+// A wrapper may leave some parameters undivided: frozen or ignored ones.
+TEST(ShardedSnapshot, ParametersInNoShardAreSavedWhole) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", 2}});
+    torch::nn::Linear net(3, 2);
+    const FlatRange range = group.rank() == 0 ? FlatRange{0, 4} : FlatRange{4, 6};
+    const ParameterShard shard = {.name = "weight",
+                                  .sizes = {2, 3},
+                                  .mesh = mesh,
+                                  .placements = {Replicate()},
+                                  .flat_axis = "shard",
+                                  .range = range,
+                                  .values = torch::zeros({range.size()}),
+                                  .parameter = net->weight};
+    const SnapshotParts parts = parts_of({&shard, 1}, *net);
+    ASSERT_EQ(parts.parameters.size(), 2u);
+    EXPECT_EQ(parts.parameters[0].name, "weight");
+    EXPECT_EQ(parts.parameters[1].name, "bias");
+    EXPECT_EQ(parts.parameters[1].values.data_ptr(), net->bias.data_ptr());
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(ShardedSnapshot, PythonReadsEveryFile) {
   const testing::TemporaryFolder run;
   const World world{Strategy::kFlat, 3};

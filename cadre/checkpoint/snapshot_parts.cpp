@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cadre/wrap/named_tensors.h"
@@ -41,6 +42,11 @@ SnapshotParts parts_of(const torch::nn::Module& module) {
 SnapshotParts parts_of(std::span<const ParameterShard> shards, const torch::nn::Module& module) {
   SnapshotParts parts = {.buffers = buffers_of(module)};
   for (const ParameterShard& shard : shards) parts.parameters.push_back(part_of(shard));
+  for (const auto& [name, tensor] : distinct_parameters(module)) {
+    const bool is_divided = std::ranges::any_of(
+        shards, [&](const ParameterShard& shard) { return shard.name == name; });
+    if (!is_divided) parts.parameters.push_back(whole_tensor(name, tensor));
+  }
   return parts;
 }
 

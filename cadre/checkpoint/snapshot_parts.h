@@ -51,7 +51,8 @@ CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
 // Of a plain module: each tensor once, under the first of its names. `optimizer` and `extra` are
 // left empty.
 CADRE_EXPORT SnapshotParts parts_of(const torch::nn::Module& module);
-// Of a wrapped model: what the rank owns of the parameters, and the buffers of the module in it.
+// Of a wrapped model: what the rank owns of the parameters, and, whole, the parameters of the
+// module that are in no shard (frozen or ignored ones of some wrappers), and its buffers.
 CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards,
                                     const torch::nn::Module& module);
 

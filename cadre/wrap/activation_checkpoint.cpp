@@ -46,8 +46,16 @@ struct Surroundings {
 // The surroundings of a first forward, for a second one.
 class Restored {
  public:
-  explicit Restored(const Surroundings& surroundings) { surroundings.restore(); }
-  ~Restored() { before_.restore(); }
+  explicit Restored(const Surroundings& surroundings) {
+    at::autocast::increment_nesting();
+    surroundings.restore();
+  }
+  // Autocast keeps the casts of parameters up to the end of the outermost scope: longer, the next
+  // forward would use those of the parameters before the step.
+  ~Restored() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    before_.restore();
+  }
   Restored(const Restored&) = delete;
   Restored& operator=(const Restored&) = delete;
 

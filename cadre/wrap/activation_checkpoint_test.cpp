@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cadre/wrap/autocast.h"
 #include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
@@ -96,6 +97,26 @@ TEST(ActivationCheckpoint, IsAModuleLikeThePlainOne) {
     module.forward(input());
   }
   EXPECT_EQ(module.num_forwards, 1);
+}
+
+// The casts that autocast makes when it computes again must not live until the next forward.
+TEST(ActivationCheckpoint, UsesNewValuesAfterAStepUnderAutocast) {
+  struct ProductImpl : nn::Module {
+    ProductImpl() { weight = register_parameter("weight", torch::full({1, 1}, 2.0F)); }
+    Tensor forward(const Tensor& x) { return torch::mm(x, weight); }
+    Tensor weight;
+  };
+  ActivationCheckpoint<ProductImpl> module;
+  for (const float value : {2.0F, 3.0F, 4.0F}) {
+    module.weight.data().fill_(value);
+    Tensor y;
+    {
+      const Autocast autocast;
+      y = module.forward(torch::ones({1, 1})).to(torch::kFloat);
+    }
+    EXPECT_EQ(y.item<float>(), value);
+    y.sum().backward();
+  }
 }
 
 TEST(ActivationCheckpoint, NoticesAnArgumentThatWasChanged) {

@@ -170,6 +170,56 @@ TEST(FsdpAccumulation, TwoForwardsBeforeTwoBackwards) {
   expect_trains_as_plain([] { return std::make_shared<Tower>(3); }, options, together, {2});
 }
 
+// As load_sharded() does it, also where no gradient was ever reduced.
+TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
+  for (const Reshard reshard :
+       {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      Options options = every_unit();
+      options.reshard = options.reshard_root = reshard;
+      FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
+      const auto plain = std::make_shared<Tower>(2);
+      const torch::NoGradGuard no_grad;
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_TRUE(torch::allclose(model(data_of(9)), plain->forward(data_of(9)), 1e-12, 1e-12));
+        for (const Tensor& values : model.parameters()) values.mul_(0.5);
+        for (const Tensor& parameter : plain->parameters()) parameter.mul_(0.5);
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// The step uses the gradients of the first backward, whatever comes between.
+TEST(FsdpStale, ABackwardWithoutReductionBeforeTheStepKeepsNothing) {
+  for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      Options options = every_unit();
+      options.reshard = options.reshard_root = reshard;
+      options.weighting = GradientWeighting::kEqual;
+      FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
+      const auto plain = std::make_shared<Tower>(2);
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      torch::optim::SGD plain_sgd(plain->parameters(), 0.1);
+      for (int i = 0; i < 3; ++i) {
+        sgd.zero_grad();
+        plain_sgd.zero_grad();
+        model(rows_of(group, i)).pow(2).mean().backward();
+        plain->forward(data_of(i)).pow(2).mean().backward();
+        {
+          const NoSync no_sync = model.no_sync();
+          model(rows_of(group, i)).pow(2).mean().backward();
+        }
+        sgd.step();
+        plain_sgd.step();
+        const torch::NoGradGuard no_grad;
+        EXPECT_TRUE(torch::allclose(model(data_of(9)), plain->forward(data_of(9)), 1e-12, 1e-12));
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
 // An evaluation between backward and step sees the old values, and one after it the new ones.
 TEST(FsdpStale, EveryUseAfterAStepGathersAgain) {
   for (const Reshard reshard :

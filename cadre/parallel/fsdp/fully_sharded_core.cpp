@@ -304,6 +304,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       std::move(construction.units),
       UnitSchedule::Options{.num_prefetched = options_.num_prefetched,
                             .compare = UseComparison(shard_group, std::move(names)),
+                            .has_gradients = [this] { return shards_have_gradients(); },
                             .rank = format("rank {}", groups_.all->rank())});
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
@@ -402,6 +403,15 @@ void FullyShardedCore::write_back() {
 
 void FullyShardedCore::dismiss() noexcept {
   units_->schedule().dismiss();
+}
+
+bool FullyShardedCore::shards_have_gradients() const {
+  return std::ranges::any_of(flats_, [](const auto& flat) {
+    for (size_t i = 0; i < flat->parameters().size(); ++i) {
+      if (flat->values(i).grad().defined()) return true;
+    }
+    return false;
+  });
 }
 
 int64_t FullyShardedCore::full_bytes() const {

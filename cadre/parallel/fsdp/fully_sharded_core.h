@@ -83,6 +83,7 @@ class CADRE_EXPORT FullyShardedCore {
   struct Gathered;  // the flat parameters of one unit, as UnitMemory
   struct Construction;
 
+  bool shards_have_gradients() const;
   void refuse_optimizers_of_full_parameters();
   void clear_refused_gradients();
 

@@ -38,6 +38,7 @@ void UnitSchedule::begin_forward(bool with_grad) {
     refuse("forward() was called inside backward()",
            "To recompute activations, wrap modules inside of the model and not the whole model");
   }
+  if (awaits_step_) awaits_step_ = options_.has_gradients();
   if (may_change_) {
     for (const Unit& unit : units_) unit.memory->mark_stale();
   }
@@ -177,7 +178,7 @@ void UnitSchedule::end_backward(const End& end) {
     end_reduction();
     return;
   }
-  if (has_accumulated_) may_change_ = false;
+  if (has_accumulated_ && !awaits_step_) may_change_ = false;
   if (!keeps_all_) {
     release_all([](Reshard reshard) { return reshard != Reshard::kAfterReduction; });
   }
@@ -185,6 +186,7 @@ void UnitSchedule::end_backward(const End& end) {
 
 void UnitSchedule::end_reduction() {
   may_change_ = true;
+  awaits_step_ = true;
   keeps_all_ = false;
   release_all([](Reshard) { return true; });
 }

@@ -65,6 +65,9 @@ class UnitSchedule {
     int num_prefetched = 1;
     // Compares the use with those of the other ranks, and throws on all ranks if they differ.
     std::function<void(const Use& use)> compare = [](const Use&) {};
+    // Whether shards have reduced gradients, which a step of the optimizer may still use. The same
+    // on all ranks.
+    std::function<bool()> has_gradients = [] { return false; };
     std::string rank = "rank 0";  // for messages
   };
   // units[0] is the root.
@@ -141,8 +144,10 @@ class UnitSchedule {
   UnitOrder order_;
   Phase phase_ = Phase::kIdle;
   bool is_with_grad_ = false;
-  // Since the last backward that reduced: shards may change at any time.
-  bool may_change_ = false;
+  // The program may change the shards before the next forward: by a step, or by loading values.
+  // Only between backwards without reduction it is taken to leave them.
+  bool may_change_ = true;
+  bool awaits_step_ = false;  // gradients were reduced, and they are still there
   bool has_accumulated_ = false;
   bool keeps_all_ = false;  // for the graph of a derivative
   std::vector<std::weak_ptr<Call>> open_calls_;
