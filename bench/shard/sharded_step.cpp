@@ -35,7 +35,7 @@ struct MlpImpl : torch::nn::Module {
     }
   }
   Tensor forward(Tensor x) {
-    for (const Layer& layer : layers) x = layer->forward(x);
+    for (Layer& layer : layers) x = layer->forward(x);
     return x;
   }
   std::vector<Layer> layers;
