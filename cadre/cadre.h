@@ -31,5 +31,6 @@
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/shard/sharded_optimizer.h"
 #include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/wrap/activation_offload.h"
 #include "cadre/wrap/autocast.h"
 #include "cadre/wrap/gradient_norm.h"
