@@ -10,8 +10,8 @@
 
 #include "cadre/parallel/fsdp/fsdp_test_tower.h"
 #include "cadre/testing/temporary_folder.h"
-#include "cadre/wrap/activation_checkpoint.h"
-#include "cadre/wrap/activation_offload.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
+#include "cadre/wrap/activations/activation_offload.h"
 
 namespace cadre {
 namespace {

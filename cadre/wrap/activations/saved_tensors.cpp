@@ -1,4 +1,4 @@
-#include "cadre/wrap/saved_tensors.h"
+#include "cadre/wrap/activations/saved_tensors.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>

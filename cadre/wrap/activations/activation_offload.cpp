@@ -1,4 +1,4 @@
-#include "cadre/wrap/activation_offload.h"
+#include "cadre/wrap/activations/activation_offload.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

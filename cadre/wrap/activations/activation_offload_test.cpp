@@ -1,5 +1,5 @@
 // An offloaded module computes the bits of the plain one, and its activations are in the file.
-#include "cadre/wrap/activation_offload.h"
+#include "cadre/wrap/activations/activation_offload.h"
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -10,7 +10,7 @@
 
 #include "cadre/testing/file_size_limit.h"
 #include "cadre/testing/temporary_folder.h"
-#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {

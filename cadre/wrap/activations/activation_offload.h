@@ -1,9 +1,9 @@
 // Activation offload: what the forward of a module saves for backward is written to a file and read
 // again in backward, so that memory holds the activations of one module at a time.
 //
-//   const auto file = cadre::ActivationFile::make({.folder = "/scratch"});
+//   net_file = cadre::ActivationFile::make({.folder = "/scratch"});
 //   {
-//     const cadre::OffloadActivations offload(file, *net);   // a scope, as Autocast
+//     cadre::OffloadActivations offload(net_file, *net);  // a scope, as Autocast
 //     loss = torch::nll_loss(model(images), labels);
 //   }
 //   loss.backward();
@@ -11,7 +11,7 @@
 // Or by module, where only some of them are worth it:
 //
 //   using Block = torch::nn::ModuleHolder<cadre::ActivationOffload<BlockImpl>>;
-//   cadre::offload_activations(*net, file);   // all ActivationOffload modules in net
+//   cadre::offload_activations(*net, net_file);   // all ActivationOffload modules in net
 //
 // An ActivationOffload<M> is an M with the same constructors, names of parameters and signature of
 // forward(). With ActivationCheckpoint inside of it only the arguments are saved, and those are in
@@ -39,8 +39,8 @@
 #include <utility>
 
 #include "cadre/base/export.h"
+#include "cadre/wrap/activations/saved_tensors.h"
 #include "cadre/wrap/forward_signature.h"
-#include "cadre/wrap/saved_tensors.h"
 
 namespace torch::nn {
 class Module;
