@@ -40,6 +40,8 @@
 
 namespace cadre {
 
+class FileMemory;
+
 // How the ranks come to the shards of the others.
 enum class ShardForm : uint8_t {
   // Each rank copies them into a buffer of its own.
@@ -67,6 +69,11 @@ struct FlatParametersOptions {
   std::shared_ptr<FlatBufferPool> pool = {};
   // Of all FlatParameters whose shards are written by the same updates; default: one of its own.
   std::shared_ptr<ShardFence> fence = {};
+  // Where the shard lies; default: in memory. Only with kGathered, without keep_full.
+  std::shared_ptr<FileMemory> files = {};
+  // For reshard_onto_group(): a part of the group, whose ranks follow each other: of 8 ranks in
+  // groups of 2, ranks 4 and 5. On all ranks, of equal size.
+  std::shared_ptr<ReplicaGroup> reshard_group = {};
 };
 
 class CADRE_EXPORT FlatParameters {
@@ -111,6 +118,10 @@ class CADRE_EXPORT FlatParameters {
   void wait_unsharded();
   // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
   void reshard();
+  // Frees the buffer but for this rank's part of it among the ranks of reshard_group, from which
+  // the next unshard_async() fills it again, unless the shards have changed. Without such a group,
+  // and for a mapping, the same as reshard().
+  void reshard_onto_group();
   // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
   void mark_stale();
   // The reverse of a gather, without communication: the shard becomes this rank's part of the
@@ -123,7 +134,7 @@ class CADRE_EXPORT FlatParameters {
 
  private:
   friend class ShardFence;
-  enum class State : uint8_t { kSharded, kGathering, kFull };
+  enum class State : uint8_t { kSharded, kOnGroup, kGathering, kFull };
 
   void check_parameters() const;
   void make_memory();
@@ -135,10 +146,11 @@ class CADRE_EXPORT FlatParameters {
   // Makes the mapping, if all ranks can.
   void map_memory();
   at::Tensor own_part_of_buffer() const;
-  const at::Tensor& gather_input();
+  at::Tensor gather_input();
   void start_gather();
   void finish_gather();
   void drop_gather();
+  void free_buffer();
   void guard(const std::string& reason);
   uint32_t version_of_shard() const;
   // Refuses what the program has written to mapped parameters since they were unsharded.
@@ -160,6 +172,8 @@ class CADRE_EXPORT FlatParameters {
   // or nothing.
   GuardedStorage flat_;
   at::Tensor buffer_;  // undefined while sharded
+  // What reshard_onto_group() has kept of the buffer, until that is full again.
+  at::Tensor part_;
   at::Tensor shard_;
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
   std::optional<MappedParts> parts_;

@@ -138,6 +138,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   // Bytes of gathered parameters that this rank holds, now and at most so far.
   int64_t full_bytes() const { return sharded_->full_bytes(); }
   int64_t peak_full_bytes() const { return sharded_->peak_full_bytes(); }
+  // Bytes in this rank's files, see FileOffload.
+  int64_t file_bytes() const { return sharded_->file_bytes(); }
 
  private:
   template <typename Arg>
