@@ -18,6 +18,7 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/dtensor.h"
 #include "cadre/mesh/placement.h"
+#include "cadre/optim/offloaded_optimizer.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"

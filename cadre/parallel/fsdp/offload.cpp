@@ -65,15 +65,16 @@ std::optional<int> first_failed(bool has_failed, ReplicaGroup& all) {
 
 }  // namespace
 
-std::shared_ptr<FileMemory> open_offload(const FileOffload& offload,
+std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offload,
                                          const UnitAssignment& assignment,
                                          const OffloadGroups& groups) {
+  if (!offload) return nullptr;
   const std::string what = format(kWhat, groups.all.rank());
   std::shared_ptr<FileMemory> files;
   std::optional<Error> error;
   try {
-    files = FileMemory::open(offload.folder);
-    files->reserve(needed_bytes(offload, assignment, groups.shard));
+    files = FileMemory::open(offload->folder);
+    files->reserve(needed_bytes(*offload, assignment, groups.shard));
   } catch (const Error& thrown) {
     error = thrown.with_context(what);
   }
