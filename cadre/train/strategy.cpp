@@ -29,11 +29,13 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   }
 }
 
-std::vector<TrainedTensor> trained_of(const Model& model) {
+// No model registers a tensor twice.
+NamedTensors parameters_of(const Model& model) {
   NamedTensors parameters;
-  for (const auto& [name, tensor] : distinct_parameters(model))
-    parameters.emplace_back(name, tensor);
-  return trained_tensors(parameters);
+  for (const auto& item : model.named_parameters()) {
+    parameters.emplace_back(item.key(), item.value());
+  }
+  return parameters;
 }
 
 // One process with the plain model.
@@ -46,7 +48,9 @@ class Single final : public Strategy {
   }
   at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
   void set_accumulating(bool /*on*/) override {}
-  std::vector<TrainedTensor> trained() const override { return trained_of(*model_); }
+  std::vector<TrainedTensor> trained() const override {
+    return trained_tensors(parameters_of(*model_));
+  }
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_->parameters(), max_norm);
   }
@@ -69,7 +73,9 @@ class Replicated : public Strategy {
   }
   at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
   void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
-  std::vector<TrainedTensor> trained() const override { return trained_of(*model_.module()); }
+  std::vector<TrainedTensor> trained() const override {
+    return trained_tensors(parameters_of(*model_.module()));
+  }
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_.parameters(), max_norm);
   }
@@ -140,7 +146,9 @@ std::unique_ptr<ZeroCore> make_core(const DistributedDataParallel<Model>& model)
     return std::make_unique<ZeroCore>(kOptimizerName, model.flat_parameters(),
                                       model.parameter_shards());
   }
-  auto core = std::make_unique<ZeroCore>(kOptimizerName, distinct_parameters(*model.module()),
+  std::vector<NamedTensor> parameters;
+  for (auto& [name, tensor] : parameters_of(*model.module())) parameters.push_back({name, tensor});
+  auto core = std::make_unique<ZeroCore>(kOptimizerName, std::move(parameters),
                                          model.replica_group(), ZeroOptions{});
   core->adopt(model.module()->parameters());
   return core;
