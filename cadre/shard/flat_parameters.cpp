@@ -156,7 +156,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
       group_(std::move(group)),
       options_(std::move(options)),
       dtype_(at::kFloat),
-      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1, options_.alignment) {
+      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1,
+              {.of_shards = options_.alignment, .of_tensors = options_.alignment}) {
   if (!group_) refuse("FlatParameters", "the group is null; make it first");
   if (parameters_.empty()) {
     refuse("FlatParameters", "there are no parameters; leave out a set without any");
@@ -231,8 +232,9 @@ void FlatParameters::map_memory() {
   if (!options_.fence->prepare(group_)) return;
   const int64_t page_numel =
       MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(compute_dtype()));
-  FlatLayout layout(numels_of(parameters_), group_->world_size(),
-                    std::lcm(options_.alignment, page_numel));
+  FlatLayout layout(
+      numels_of(parameters_), group_->world_size(),
+      {.of_shards = std::lcm(options_.alignment, page_numel), .of_tensors = options_.alignment});
   if (layout.numel() == 0) return;
   parts_ = group_->map_parts(layout.shard_numel(), compute_dtype());
   if (parts_) layout_ = std::move(layout);
