@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_tower.h"
-#include "cadre/wrap/activation_checkpoint.h"
 
 namespace cadre {
 namespace {
@@ -51,31 +50,6 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
-
-// A unit of Tower with what stands around it there.
-struct HalfImpl : nn::LinearImpl {
-  using nn::LinearImpl::LinearImpl;
-  Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
-};
-
-struct Recomputed : nn::Module {
-  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
-  Recomputed() {
-    for (int i = 0; i < 4; ++i) {
-      units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
-    }
-    head = register_module("head", nn::Linear(kWidth, 1));
-    to(kDouble);
-    set_values(*this);
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = x;
-    for (auto& unit : units) h = unit->forward(h);
-    return head(h);
-  }
-  std::vector<Unit> units;
-  nn::Linear head{nullptr};
-};
 
 TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
   const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});

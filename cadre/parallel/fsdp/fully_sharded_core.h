@@ -30,6 +30,7 @@ namespace cadre {
 class DataParallelCore;
 class FlatBufferPool;
 class FlatParameters;
+class ShardFence;
 
 // The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
 // along the axis before it, if there is one, ranks hold the same (HSDP).
@@ -71,6 +72,9 @@ class CADRE_EXPORT FullyShardedCore {
   void reduce_gradients();
   std::vector<ParameterShard> parameter_shards() const;
 
+  const std::shared_ptr<ShardFence>& shard_fence() const { return fence_; }
+  ShardForm form() const;
+
   void summon();
   void write_back();
   void dismiss() noexcept;
@@ -91,6 +95,7 @@ class CADRE_EXPORT FullyShardedCore {
   ShardGroups groups_;
   FullyShardedDataParallelOptions options_;
   std::shared_ptr<FlatBufferPool> pool_;
+  std::shared_ptr<ShardFence> fence_;  // shared with optimizers and records
   std::vector<std::shared_ptr<FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<DataParallelCore> core_;
