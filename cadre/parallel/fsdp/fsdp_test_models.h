@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "cadre/parallel/fsdp/shard_unit.h"
-#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/wrap_test_training.h"
 
 namespace cadre::testing {
