@@ -42,7 +42,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
       group_(std::move(group)),
       options_(std::move(options)),
       dtype_(at::kFloat),
-      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1, alignment()) {
+      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1,
+              {.of_shards = alignment(), .of_tensors = options_.alignment}) {
   if (!group_) refuse("FlatParameters", "the group is null; make it first");
   if (parameters_.empty()) {
     refuse("FlatParameters", "there are no parameters; leave out a set without any");

@@ -45,7 +45,8 @@ struct FlatParametersOptions {
   ShardForm form = ShardForm::kGathered;
   // Of the full parameters; default: that of the shard, which keeps the original one.
   std::optional<at::ScalarType> compute_dtype = {};
-  int64_t alignment = 16;  // elements, see FlatLayout
+  // Elements, of shards and of tensors, see FlatAlignment: 64 bytes of the smallest dtype.
+  int64_t alignment = 32;
   // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
   // it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;
