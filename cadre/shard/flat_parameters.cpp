@@ -4,13 +4,12 @@
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/group/dtype.h"
+#include "cadre/shard/shardable.h"
 
 namespace cadre {
 namespace {
@@ -19,120 +18,6 @@ constexpr const char* kSharded = "are sharded: this rank has only a part of them
 
 [[noreturn]] void refuse(const std::string& what, const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
-}
-
-const std::byte* begin_of(const at::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.const_data_ptr());
-}
-
-// The memory between the first and the last element, for a tensor with elements.
-const std::byte* end_of(const at::Tensor& tensor) {
-  int64_t last = 0;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return begin_of(tensor) + (last + 1) * static_cast<int64_t>(tensor.element_size());
-}
-
-void check_form(const std::string& what, const NamedTensor& parameter, at::ScalarType dtype) {
-  const at::Tensor& tensor = parameter.tensor;
-  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
-    refuse(what,
-           format("\"{}\" is {}; only dense CPU tensors with values can be sharded", parameter.name,
-                  !tensor.defined() ? std::string("undefined")
-                                    : "on " + tensor.device().str() + " or not dense"));
-  }
-  if (!tensor.is_leaf()) {
-    refuse(what, format("\"{}\" is the result of an operation and no leaf; pass the parameters of "
-                        "a module",
-                        parameter.name));
-  }
-  if (tensor.scalar_type() != dtype) {
-    refuse(what, format("\"{}\" is {} but the first parameter is {}; put parameters of different "
-                        "dtypes into different sets",
-                        parameter.name, c10::toString(tensor.scalar_type()), c10::toString(dtype)));
-  }
-}
-
-// Throws for a parameter that is sharded already, which has no memory.
-const std::byte* checked_begin_of(const std::string& what, const NamedTensor& parameter) {
-  try {
-    return begin_of(parameter.tensor);
-  } catch (const c10::Error&) {
-    refuse(what, format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
-                        "them already. Destroy that one first, or use it",
-                        parameter.name));
-  }
-}
-
-void check_apart(const std::string& what, const std::vector<NamedTensor>& parameters) {
-  std::vector<std::pair<const std::byte*, const NamedTensor*>> places;
-  for (const NamedTensor& parameter : parameters) {
-    if (parameter.tensor.numel() == 0) continue;
-    places.emplace_back(checked_begin_of(what, parameter), &parameter);
-  }
-  std::stable_sort(places.begin(), places.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (size_t i = 1; i < places.size(); ++i) {
-    if (end_of(places[i - 1].second->tensor) <= places[i].first) continue;
-    refuse(what, format("\"{}\" and \"{}\" share memory, and only one place can hold it; give them "
-                        "memory of their own, or make them one tensor under two names and pass it "
-                        "once",
-                        places[i - 1].second->name, places[i].second->name));
-  }
-}
-
-void release_tensor(void* context) {
-  const std::unique_ptr<at::Tensor> owned(static_cast<at::Tensor*>(context));
-}
-
-// Memory of a storage that keeps `buffer`.
-at::DataPtr memory_of(const at::Tensor& buffer) {
-  void* const data = buffer.mutable_data_ptr();
-  auto context = std::make_unique<at::Tensor>(buffer);
-  return {data, context.release(), &release_tensor, buffer.device()};
-}
-
-// (numel), with a storage that has no memory. It keeps its size all the time, because libtorch
-// checks each view of a parameter against it.
-at::Tensor without_memory(int64_t numel, at::ScalarType dtype) {
-  const auto num_bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
-                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
-  return tensor;
-}
-
-constexpr const char* kOwnStepOnly =
-    "mapped shards are written by Cadre's own step only, when no rank reads them: use "
-    "cadre::ShardedOptimizer or hold a cadre::ShardUpdate; or choose ShardForm::kGathered, whose "
-    "shards any optimizer may write";
-
-// What libtorch calls where memory is about to be written. Because it throws, it stays.
-void refuse_write(c10::StorageImpl*) {
-  throw Error(ErrorCode::kInvalidArgument, kOwnStepOnly);
-}
-
-// Reading is allowed, but before libtorch 2.13, which cannot tell it from writing.
-template <typename Storage>
-void guard_against_writes(Storage& storage) {
-  if constexpr (requires { storage.has_materializer(); }) {
-    if (!storage.has_materializer()) storage.set_materializer(&refuse_write);
-  } else {
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kOwnStepOnly));
-  }
-}
-
-template <typename Storage>
-void clear_write_guard(Storage& storage) {
-  if constexpr (requires { storage.has_materializer(); }) {
-    storage.clear_materializer();
-  } else {
-    storage.clear_data_ptr_access_error_msg_();
-  }
 }
 
 std::string default_name(const std::vector<NamedTensor>& parameters) {
@@ -193,26 +78,7 @@ FlatParameters::~FlatParameters() {
 
 void FlatParameters::check_parameters() const {
   const std::string what = format("sharding {}, rank {}", options_.name, group_->rank());
-  for (const NamedTensor& parameter : parameters_) check_form(what, parameter, dtype_);
-  for (const at::ScalarType dtype : {dtype_, compute_dtype()}) {
-    if (to_dtype(dtype)) continue;
-    refuse(what,
-           format("{} cannot be exchanged; supported are {}", c10::toString(dtype), dtype_names()));
-  }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const NamedTensor& parameter = parameters_[i];
-    if (compute_dtype() != dtype_ && parameter.tensor.grad().defined()) {
-      refuse(what, format("\"{}\" has a gradient in {}, and its values become {}; call "
-                          "zero_grad() before",
-                          parameter.name, c10::toString(dtype_), c10::toString(compute_dtype())));
-    }
-    for (size_t k = 0; k < i; ++k) {
-      if (!parameters_[k].tensor.is_same(parameter.tensor)) continue;
-      refuse(what, format("\"{}\" and \"{}\" are one tensor; pass it once", parameters_[k].name,
-                          parameter.name));
-    }
-  }
-  check_apart(what, parameters_);
+  check_shardable(what, parameters_, {.shard = dtype_, .compute = compute_dtype()});
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
   }
@@ -239,10 +105,10 @@ void FlatParameters::map_memory() {
 }
 
 void FlatParameters::make_memory() {
-  flat_ = without_memory(layout_.numel(), compute_dtype());
+  flat_ = GuardedStorage(layout_.numel(), compute_dtype());
   if (keeps_buffer()) {
     buffer_ = is_mapped() ? parts_->whole() : group_->empty_flat(layout_.numel(), compute_dtype());
-    set_memory(buffer_);
+    flat_.set_memory(buffer_);
   }
   const bool is_own_part = is_mapped() && compute_dtype() == dtype_;
   // With a version counter of its own, which a gather does not move.
@@ -267,7 +133,7 @@ void FlatParameters::take_over_parameters() {
       shard_.narrow(0, layout_.offset_in_shard(i, rank), range.size())
           .copy_(values.narrow(0, range.begin, range.size()));
     }
-    parameter.set_data(flat_.narrow(0, layout_.offset(i), numel).view(parameter.sizes()));
+    parameter.set_data(flat_.tensor().narrow(0, layout_.offset(i), numel).view(parameter.sizes()));
   }
 }
 
@@ -291,7 +157,8 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
 void FlatParameters::check_in_place() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
-    if (parameter.storage().unsafeGetStorageImpl() == flat_.storage().unsafeGetStorageImpl() &&
+    if (parameter.storage().unsafeGetStorageImpl() ==
+            flat_.tensor().storage().unsafeGetStorageImpl() &&
         parameter.storage_offset() == layout_.offset(i) && parameter.numel() == layout_.numel(i)) {
       continue;
     }
@@ -369,8 +236,8 @@ void FlatParameters::drop_gather() {
 }
 
 void FlatParameters::finish_gather() {
-  clear_guard();
-  if (!keeps_buffer()) set_memory(buffer_);
+  flat_.clear_guard();
+  if (!keeps_buffer()) flat_.set_memory(buffer_);
   state_ = State::kFull;
   is_stale_ = false;
   // So that autograd notices a backward through a forward before the change.
@@ -400,11 +267,11 @@ void FlatParameters::check_unwritten() const {
 }
 
 void FlatParameters::guard_writes() {
-  if (is_mapped()) guard_against_writes(*shard_.storage().unsafeGetStorageImpl());
+  if (is_mapped()) guard_against_writes(shard_);
 }
 
 void FlatParameters::allow_writes() {
-  if (is_mapped()) clear_write_guard(*shard_.storage().unsafeGetStorageImpl());
+  if (is_mapped()) clear_write_guard(shard_);
 }
 
 void FlatParameters::end_writes() {
@@ -423,7 +290,7 @@ void FlatParameters::reshard() {
   state_ = State::kSharded;
   is_stale_ = false;
   if (!keeps_buffer()) {
-    set_memory(at::Tensor());
+    flat_.set_memory(at::Tensor());
     options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
   }
   guard(kSharded);
@@ -460,20 +327,9 @@ void FlatParameters::take_from_parameters() {
   filled_version_ = version_of_shard();
 }
 
-void FlatParameters::set_memory(const at::Tensor& buffer) {
-  flat_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-      buffer.defined() ? memory_of(buffer) : at::DataPtr(nullptr, at::kCPU));
-}
-
 void FlatParameters::guard(const std::string& reason) {
-  if (layout_.numel() == 0) return;
-  flat_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
-             options_.remedy));
-}
-
-void FlatParameters::clear_guard() {
-  flat_.storage().unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  flat_.guard(format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
+                     options_.remedy));
 }
 
 }  // namespace cadre

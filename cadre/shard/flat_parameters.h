@@ -32,6 +32,7 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/shard/flat_buffer_pool.h"
 #include "cadre/shard/flat_layout.h"
+#include "cadre/shard/guarded_storage.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/shard/shard_fence.h"
 #include "cadre/wrap/named_tensors.h"
@@ -138,10 +139,7 @@ class CADRE_EXPORT FlatParameters {
   void start_gather();
   void finish_gather();
   void drop_gather();
-  // Of the storage that the parameters share.
-  void set_memory(const at::Tensor& buffer);
   void guard(const std::string& reason);
-  void clear_guard();
   uint32_t version_of_shard() const;
   // Refuses what the program has written to mapped parameters since they were unsharded.
   void check_unwritten() const;
@@ -158,9 +156,9 @@ class CADRE_EXPORT FlatParameters {
   FlatLayout layout_;
   State state_ = State::kSharded;
   bool is_stale_ = false;
-  // (numel) of the compute dtype: the tensor of which the parameters are views. Its memory is that
-  // of buffer_, or nothing.
-  at::Tensor flat_;
+  // (numel) of the compute dtype, of which the parameters are views. Its memory is that of buffer_,
+  // or nothing.
+  GuardedStorage flat_;
   at::Tensor buffer_;  // undefined while sharded
   at::Tensor shard_;
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one

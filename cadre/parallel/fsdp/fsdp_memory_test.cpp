@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_tower.h"
-#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/testing/temporary_folder.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
+#include "cadre/wrap/activations/activation_offload.h"
 
 namespace cadre {
 namespace {
@@ -81,9 +83,11 @@ struct HalfImpl : nn::LinearImpl {
   Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
 };
 
-struct Recomputed : nn::Module {
-  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
-  Recomputed() {
+// A Tower whose units are wrapped once more.
+template <typename Wrapped>
+struct TowerOf : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<Wrapped>>;
+  TowerOf() {
     for (int i = 0; i < 4; ++i) {
       units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
     }
@@ -103,10 +107,30 @@ struct Recomputed : nn::Module {
 TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
   const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
-    FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
+    FullyShardedDataParallel model{std::make_shared<TowerOf<ActivationCheckpoint<HalfImpl>>>(),
+                                   group, every_unit()};
     expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
     EXPECT_EQ(model.peak_full_bytes(),
               bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpActivationOffload, TrainsAsThePlainModelAndWritesNoParameter) {
+  const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
+  const testing::TemporaryFolder folder;
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto net = std::make_shared<TowerOf<ActivationOffload<HalfImpl>>>();
+    const auto file = ActivationFile::make({.folder = folder.path(), .min_bytes = 1});
+    EXPECT_EQ(offload_activations(*net, file), 4);
+    FullyShardedDataParallel model{net, group, every_unit()};
+    const Tensor rows = rows_of(group, 0).clone();
+    model(rows).sum().backward();
+    // Of each unit its argument and what tanh returns.
+    EXPECT_EQ(file->written_bytes(), 4 * 2 * rows.size(0) * kWidth * 8);
+    EXPECT_EQ(file->used_bytes(), 0);
+    model.zero_grad();
+    expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -3,8 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
-#include <c10/core/Storage.h>
-#include <c10/core/StorageImpl.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -123,20 +121,6 @@ class UseComparison {
   std::shared_ptr<ReplicaGroup> group_;
   std::vector<std::string> names_;
 };
-
-// Has the sizes and no memory: to touch its values throws the message.
-at::Tensor untouchable(at::IntArrayRef sizes, at::ScalarType dtype, const std::string& message) {
-  int64_t num_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  for (const int64_t size : sizes) num_bytes *= size;
-  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
-                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return tensor;
-}
 
 std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
@@ -288,6 +272,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,
                                   .wrapper = kWrapper,
+                                  .remedy = "Make the optimizer from the wrapper "
+                                            "(model.parameters())",
                                   .on_unit_taken = [made](size_t) {
                                     if (const auto units = made->lock()) units->set_reduced();
                                   }});
@@ -312,8 +298,6 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
-  units_->set_events({.backward_begins = [this] { clear_refused_gradients(); },
-                      .gradients_are_reduced = [this] { refuse_optimizers_of_full_parameters(); }});
   for (size_t i = 1; i < construction.assignment.units.size(); ++i) {
     ShardUnitBase::Binding& binding = construction.assignment.units[i].unit->binding();
     binding.is_sharded = true;
@@ -322,12 +306,9 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   }
 }
 
-FullyShardedCore::~FullyShardedCore() {
-  clear_refused_gradients();
-}
+FullyShardedCore::~FullyShardedCore() = default;
 
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
-  if (at::GradMode::is_enabled()) clear_refused_gradients();
   core_->before_forward(module_->is_training(), num_rows);
   return units_->before_forward(0, {});
 }
@@ -359,7 +340,6 @@ at::Tensor FullyShardedCore::cast_output(const at::Tensor& tensor) const {
 }
 
 void FullyShardedCore::reduce_gradients() {
-  clear_refused_gradients();
   core_->reduce_gradients();
   units_->end_reduction();
 }
@@ -423,34 +403,6 @@ int64_t FullyShardedCore::full_bytes() const {
 
 int64_t FullyShardedCore::peak_full_bytes() const {
   return pool_->peak_bytes();
-}
-
-// After a reduction the gradients are those of the shards, and the full parameters have none: an
-// optimizer that was made from these would leave out every one of them, and nothing would train. A
-// gradient that throws when it is touched says so.
-void FullyShardedCore::refuse_optimizers_of_full_parameters() {
-  if (refused_gradients_.empty()) {
-    for (const at::Tensor& parameter : trained_) {
-      refused_gradients_.push_back(untouchable(
-          parameter.sizes(), parameter.scalar_type(),
-          format("The gradients of the module's parameters are gone: {} has reduced them to the "
-                 "gradients of the shards. Make the optimizer from the wrapper "
-                 "(model.parameters()), and read gradients from parameter_shards(). zero_grad() "
-                 "must set gradients to none.",
-                 kWrapper)));
-    }
-  }
-  for (size_t i = 0; i < trained_.size(); ++i) {
-    at::Tensor& gradient = trained_[i].mutable_grad();
-    if (!gradient.defined()) gradient = refused_gradients_[i];
-  }
-}
-
-void FullyShardedCore::clear_refused_gradients() {
-  for (size_t i = 0; i < refused_gradients_.size(); ++i) {
-    at::Tensor& gradient = trained_[i].mutable_grad();
-    if (gradient.is_same(refused_gradients_[i])) gradient.reset();
-  }
 }
 
 }  // namespace cadre

@@ -84,8 +84,6 @@ class CADRE_EXPORT FullyShardedCore {
   struct Construction;
 
   bool shards_have_gradients() const;
-  void refuse_optimizers_of_full_parameters();
-  void clear_refused_gradients();
 
   std::shared_ptr<torch::nn::Module> module_;
   ShardGroups groups_;
@@ -95,9 +93,6 @@ class CADRE_EXPORT FullyShardedCore {
   std::vector<at::Tensor> trained_;
   std::shared_ptr<DataParallelCore> core_;
   std::shared_ptr<ShardedUnits> units_;
-  // By trained parameter: what stands in its gradient after the reduction. See
-  // refuse_optimizers_of_full_parameters().
-  std::vector<at::Tensor> refused_gradients_;
 };
 
 }  // namespace cadre
