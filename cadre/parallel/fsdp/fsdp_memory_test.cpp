@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,6 +50,28 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
     for (int i = 0; i < 3; ++i) model(rows_of(group, i));
     EXPECT_EQ(model.peak_full_bytes(),
               bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// In the first backward, too, of which no rank knows the order: those of one unit, and of the root.
+TEST(FsdpMemory, FewFullGradientsExistAtATime) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto net = std::make_shared<Tower>(6);
+    FullyShardedDataParallel model{net, group, every_unit()};
+    int64_t most = 0;
+    for (Tensor& parameter : net->parameters()) {
+      parameter.register_hook([&](const Tensor&) {
+        const auto is_there = [](const Tensor& each) { return each.grad().defined(); };
+        most = std::max<int64_t>(most, std::ranges::count_if(net->parameters(), is_there));
+      });
+    }
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      model(rows_of(group, step)).sum().backward();
+    }
+    EXPECT_LE(most, 4) << "a weight and a bias of a unit, and of the root";
+    EXPECT_GE(most, 1);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -302,8 +302,11 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group);
     }
+    // The first backward comes to the units from the last to the first: in another order of
+    // reduction the whole gradients of all units would be there at once.
+    const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
     return std::make_unique<ShardedGradients>(
-        trained, flats_,
+        trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,
