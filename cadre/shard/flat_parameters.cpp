@@ -12,6 +12,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/file_memory.h"
 #include "cadre/shard/shardable.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -64,6 +65,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
+    mark_as_shard(values_.back(),
+                  {.parameter = parameters_[i].name, .owner = options_.name, .rank = rank});
   }
   if (options_.keep_full) {
     state_ = State::kFull;
