@@ -39,7 +39,11 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
       slots_(parameters_.size(), Slot{.bucket = kNoBucket, .place = 0, .leaf = {}, .gradient = {}}),
       is_ready_(parameters_.size(), false),
       unsettled_(parameters_.size()),
-      witnesses_(parameters_.size()) {
+      witnesses_(parameters_.size()),
+      refused_(parameters_,
+               {.place = format("{}, rank {}", options_.wrapper, groups_.all->rank()),
+                .remedy = options_.remedy},
+               [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); }) {
   make_buckets(units);
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
@@ -167,6 +171,7 @@ void ShardedGradients::learn(std::span<const int64_t> order) {
 }
 
 void ShardedGradients::on_begin_pass() {
+  refused_.remove();
   is_trailer_launched_ = false;
   is_ready_.assign(parameters_.size(), false);
   std::ranges::fill(unsettled_, at::Tensor());
@@ -397,6 +402,7 @@ void ShardedGradients::forget_cleared(std::optional<size_t> just_touched) {
 
 void ShardedGradients::zero_grad(bool set_to_none) {
   const at::NoGradGuard no_grad;
+  refused_.discard();
   for (Slot& slot : slots_) {
     at::Tensor& gradient = slot.leaf.mutable_grad();
     if (!gradient.defined()) continue;

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/group/process_group.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
@@ -43,15 +43,15 @@ class Strategy {
   // Scales the gradients so that their joint norm is at most `max_norm`; returns the norm before,
   // the same on all ranks.
   virtual double clip_gradients(double max_norm) = 0;
-  // The optimizer has updated this rank's tensors.
-  virtual void after_update() {}
-  // Calls `use` while the module's parameters are whole on this rank, for reading. It runs no
-  // forward.
-  virtual void with_whole_model(const std::function<void()>& use) { use(); }
-  // Optimizer state, "<parameter>.<state>", of whole parameters on rank 0, and this rank's part of
-  // such state. The latter is local.
-  virtual NamedTensors whole_state(NamedTensors parts) { return parts; }
-  virtual NamedTensors part_of_state(NamedTensors whole) const { return whole; }
+  // Calls `step`, which updates those tensors of trained() that have a gradient, as often as it
+  // takes to update each once; afterwards forwards see the new values.
+  virtual void update(const std::function<void()>& step) { step(); }
+  // What this rank has of the model, for snapshots. Local.
+  virtual SnapshotParts parts() const = 0;
+  // Whether other ranks have what this one has not, of the model or of the optimizer's state.
+  virtual bool holds_parts() const { return false; }
+  // The values of parts() are others now.
+  virtual void parts_were_filled() {}
   // See DistributedDataParallel::learned_layout(). Local.
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
 };
@@ -61,7 +61,10 @@ struct StrategyGroups {
   std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp
 };
 
-// layout: of the snapshot that the run goes on from.
+// Throws kInvalidArgument for a strategy that does not go with so many processes. Local.
+void check_strategy(const ParallelConfig& config, int world_size);
+
+// REQUIRES: check_strategy(). layout: of the snapshot that the run goes on from.
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const StrategyGroups& groups,

@@ -20,6 +20,7 @@
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/shard/flat_parameters.h"
 #include "cadre/testing/temporary_folder.h"
 #include "tests/process/job.h"
 #include "tests/training/memory_cgroup.h"
@@ -156,8 +157,10 @@ void expect_state_in_files(int world_size) {
         FullyShardedDataParallelOptions{.offload = FileOffload{.folder = folder.path()},
                                         .wrap_policy = wrap_by_size(1)}};
     const auto in_pages = [](int64_t numel) { return FileMemory::in_pages(numel * 4); };
-    const int64_t shard_numel = (40 * 41 + world_size - 1) / world_size;
-    int64_t num_bytes = 3 * 2 * in_pages((shard_numel + 15) / 16 * 16);
+    const int64_t alignment = FlatParametersOptions().alignment;
+    const FlatLayout layout({40 * 40, 40}, world_size,
+                            {.of_shards = alignment, .of_tensors = alignment});
+    int64_t num_bytes = 3 * 2 * in_pages(layout.shard_numel());
     require(model.file_bytes() == num_bytes, format("{} after construction", model.file_bytes()));
     O optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
     for (const Tensor& values : model.parameters()) num_bytes += 2 * in_pages(values.numel());

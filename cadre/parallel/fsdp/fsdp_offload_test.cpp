@@ -180,6 +180,20 @@ TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(FsdpOffloadErrors, MappedShardsAreInMemory) {
+  const TemporaryFolder folder;
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallelOptions options = every_unit();
+    options.offload = {.folder = folder.path()};
+    options.form = ShardForm::kMapped;
+    EXPECT_THAT(failure_of([&] {
+                  FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+                }),
+                HasSubstr("choose ShardForm::kGathered without keep_full, or leave out the files"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(FsdpOffloadErrors, AllRanksOffloadOrNone) {
   const TemporaryFolder folder;
   const auto result = run_groups(2, [&](const ProcessGroup& group) {

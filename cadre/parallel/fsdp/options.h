@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/shard/shard_form.h"
 #include "cadre/wrap/sample_weight.h"
 
 namespace torch::nn {
@@ -74,6 +75,9 @@ struct WrapCandidate {
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
+  // kMapped: the ranks of one host that own shards of the same parameters read them in place. The
+  // optimizer is a ShardedOptimizer, because no other one knows when it may write.
+  ShardForm form = ShardForm::kGathered;
   Reshard reshard = Reshard::kAfterForward;        // of the units
   Reshard reshard_root = Reshard::kAfterBackward;  // of the parameters outside of units
   std::optional<int> reshard_group_size = {};      // of kOntoGroup

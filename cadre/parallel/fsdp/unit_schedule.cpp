@@ -44,7 +44,7 @@ void UnitSchedule::begin_forward(bool with_grad) {
   }
   is_with_grad_ = with_grad;
   phase_ = Phase::kForward;
-  order_.begin(with_grad ? UnitOrder::Pass::kForward : UnitOrder::Pass::kForwardWithoutGrad);
+  begin_pass(with_grad ? UnitOrder::Pass::kForward : UnitOrder::Pass::kForwardWithoutGrad);
   try {
     use(0);
   } catch (...) {
@@ -119,7 +119,7 @@ void UnitSchedule::begin_backward() {
     states_[unit] = {.num_missing = units_[unit].parameters.size()};
   }
   has_accumulated_ = false;
-  order_.begin(UnitOrder::Pass::kBackward);
+  begin_pass(UnitOrder::Pass::kBackward);
 }
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const GraphNode& node) {
@@ -208,7 +208,7 @@ void UnitSchedule::summon() {
                                                : "while another guard holds the full parameters"),
            "Call it between the steps, on all ranks");
   }
-  options_.compare({.pass = UnitOrder::Pass::kForwardWithoutGrad, .unit = units_.size()});
+  compare({.pass = UnitOrder::Pass::kForwardWithoutGrad, .unit = units_.size()});
   phase_ = Phase::kSummoned;
   try {
     for (const Unit& unit : units_) {
@@ -226,9 +226,22 @@ void UnitSchedule::dismiss() {
   abandon();
 }
 
+void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
+  const uint64_t num_updates = options_.num_updates();
+  if (std::exchange(num_updates_, num_updates) != num_updates) {
+    order_.begin(UnitOrder::Pass::kUpdate);
+    order_.end();
+  }
+  order_.begin(pass);
+}
+
+void UnitSchedule::compare(const Use& use) {
+  options_.compare({.pass = use.pass, .unit = use.unit, .num_updates = options_.num_updates()});
+}
+
 void UnitSchedule::use(size_t unit) {
   if (!order_.visit(unit)) {
-    options_.compare({.pass = order_.pass(), .unit = unit});
+    compare({.pass = order_.pass(), .unit = unit});
     order_.set_agreed();
   }
   try {

@@ -63,6 +63,7 @@ class UnitSchedule {
   struct Use {
     UnitOrder::Pass pass;
     size_t unit;
+    uint64_t num_updates = 0;
   };
   struct Options {
     int num_prefetched = 1;
@@ -71,6 +72,9 @@ class UnitSchedule {
     // Whether shards have reduced gradients, which a step of the optimizer may still use. The same
     // on all ranks.
     std::function<bool()> has_gradients = [] { return false; };
+    // Updates of the shards so far. A rank that leaves one out, or is alone with it, differs from
+    // the others in the order of its passes. The same on all ranks.
+    std::function<uint64_t()> num_updates = [] { return uint64_t{0}; };
     std::string rank = "rank 0";  // for messages
   };
   // units[0] is the root.
@@ -132,6 +136,8 @@ class UnitSchedule {
     bool was_reached = false;  // an output was, in this backward
   };
 
+  void begin_pass(UnitOrder::Pass pass);
+  void compare(const Use& use);
   void use(size_t unit);
   void prefetch();
   void release_if_done(size_t unit);
@@ -152,6 +158,7 @@ class UnitSchedule {
   // The program may change the shards before the next forward: by a step, or by loading values.
   // Only between backwards without reduction it is taken to leave them.
   bool may_change_ = true;
+  uint64_t num_updates_ = 0;  // when the last pass began
   bool awaits_step_ = false;  // gradients were reduced, and they are still there
   bool has_accumulated_ = false;
   bool keeps_all_ = false;  // for the graph of a derivative
