@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cadre/base/error.h"
-#include "cadre/parallel/zero/zero_core.h"
 #include "cadre/plan/unit_residency.h"
 
 namespace cadre {
@@ -199,13 +198,6 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
   const MemoryPlan plan = plan_memory(small_model(), options);
   EXPECT_EQ(plan.held.optimizer_state, kAll);
   EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
-}
-
-TEST(MemoryPlan, HasTheDefaultsOfTheClasses) {
-  EXPECT_EQ(PlanOptions{}.zero_bucket_cap_bytes, ZeroOptions{}.bucket_cap_bytes);
-  EXPECT_EQ(PlanOptions{}.reshard, FullyShardedDataParallelOptions{}.reshard);
-  EXPECT_EQ(PlanOptions{}.reshard_root, FullyShardedDataParallelOptions{}.reshard_root);
-  EXPECT_EQ(PlanOptions{}.num_prefetched, FullyShardedDataParallelOptions{}.num_prefetched);
 }
 
 std::string refusal_of(const PlanOptions& options, const ModelSizes& model = small_model()) {
