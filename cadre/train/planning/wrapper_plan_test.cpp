@@ -244,6 +244,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(PlanOptions, HaveTheDefaultsOfTheClasses) {
   EXPECT_EQ(PlanOptions{}.zero_bucket_cap_bytes, ZeroOptions{}.bucket_cap_bytes);
+  EXPECT_EQ(PlanOptions{}.alignment, FlatParametersOptions{}.alignment);
   EXPECT_EQ(PlanOptions{}.reshard, FullyShardedDataParallelOptions{}.reshard);
   EXPECT_EQ(PlanOptions{}.reshard_root, FullyShardedDataParallelOptions{}.reshard_root);
   EXPECT_EQ(PlanOptions{}.num_prefetched, FullyShardedDataParallelOptions{}.num_prefetched);
