@@ -24,6 +24,7 @@
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/plan/memory_plan.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/grad_scaler.h"
 #include "cadre/shard/nonfinite_gradients.h"

@@ -14,6 +14,8 @@
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
+#include "cadre/train/planning/config_plan.h"
+#include "cadre/train/planning/plan_report.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/text_source.h"
 #include "cadre/wrap/autocast.h"
@@ -151,6 +153,10 @@ void Trainer::introduce() {
   say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  if (is_first_rank()) {
+    const int count = surroundings_.world.world_size();
+    say(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+  }
   if (step_ >= run.steps) {
     say(
         cadre::format("run.steps is {}, and the snapshot is of step {}: no step is left to do; a "
