@@ -2,9 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Storage.h>
-#include <c10/core/StorageImpl.h>
-#include <ATen/ops/where.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
