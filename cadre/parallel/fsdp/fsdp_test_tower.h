@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/wrap_test_support.h"
 
@@ -80,10 +80,11 @@ struct HalfImpl : nn::LinearImpl {
   Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
 };
 
-// A tower that computes its activations again in backward.
-struct Recomputed : nn::Module {
-  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
-  Recomputed() {
+// A tower whose units are wrapped once more.
+template <typename Wrapped>
+struct TowerOf : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<Wrapped>>;
+  TowerOf() {
     for (int i = 0; i < 4; ++i) {
       units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
     }
@@ -99,6 +100,8 @@ struct Recomputed : nn::Module {
   std::vector<Unit> units;
   nn::Linear head{nullptr};
 };
+// It computes its activations again in backward.
+using Recomputed = TowerOf<ActivationCheckpoint<HalfImpl>>;
 
 inline Tensor data_of(int step) {
   return torch::sin(torch::arange(kRows * kWidth, kDouble) + 7 * step).view({kRows, kWidth});

@@ -12,6 +12,8 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/sharded_gradients.h"
+#include "cadre/parallel/fsdp/offload.h"
+#include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
@@ -53,24 +55,33 @@ const ShardPrecision& precision_of(const AssignedUnit& assigned,
   return *assigned.unit->binding().options.precision;
 }
 
-Reshard reshard_of(const AssignedUnit& assigned, const FullyShardedDataParallelOptions& options) {
-  if (assigned.unit == nullptr) return options.reshard_root;
-  if (!assigned.unit->binding().options.reshard) return options.reshard;
-  return *assigned.unit->binding().options.reshard;
+ReshardChoice reshard_of(const AssignedUnit& assigned,
+                         const FullyShardedDataParallelOptions& options,
+                         const ReplicaGroup& shard) {
+  const std::optional<int> size = options.reshard_group_size;
+  if (assigned.unit == nullptr) {
+    return checked_choice("options.reshard_root", options.reshard_root, size, shard);
+  }
+  const FullyShardOptions& own = assigned.unit->binding().options;
+  return checked_choice(format("the reshard of unit \"{}\"", assigned.name),
+                        own.reshard.value_or(options.reshard),
+                        own.reshard_group_size ? own.reshard_group_size : size, shard);
 }
 
 // Otherwise ranks would shard other sets of parameters, and gather each other's.
 void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, ReplicaGroup& group) {
+                      const FullyShardedDataParallelOptions& options, const ReplicaGroup& shard,
+                      ReplicaGroup& group) {
   Fnv1a digest;
   for (const AssignedUnit& unit : assignment.units) {
     const ShardPrecision& precision = precision_of(unit, options);
-    digest.add(format("{}:{}:{}:{};", unit.name, unit.parameters.size(),
-                      static_cast<int>(reshard_of(unit, options)),
+    const ReshardChoice choice = reshard_of(unit, options, shard);
+    digest.add(format("{}:{}:{}:{}:{};", unit.name, unit.parameters.size(),
+                      static_cast<int>(choice.reshard), choice.group_size,
                       precision.parameters ? static_cast<int>(*precision.parameters) : -1));
   }
-  digest.add(format("{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
-                    static_cast<int>(options.form),
+  digest.add(format("{}:{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
+                    static_cast<int>(options.form), options.offload.has_value(),
                     options.precision.reduce ? static_cast<int>(*options.precision.reduce) : -1));
   const at::Tensor own = at::empty({1}, at::kLong);
   own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest.value());
@@ -186,6 +197,9 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   void release() override {
     for (const auto& flat : flats) flat->reshard();
   }
+  void release_onto_group() override {
+    for (const auto& flat : flats) flat->reshard_onto_group();
+  }
   void mark_stale() override {
     for (const auto& flat : flats) flat->mark_stale();
   }
@@ -196,6 +210,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
 // What the constructor needs until the units run.
 struct FullyShardedCore::Construction {
   UnitAssignment assignment;
+  std::optional<ReshardGroups> reshard_groups = {};
   std::vector<UnitSchedule::Unit> units = {};
   std::vector<ShardPrecision> precisions = {};
 
@@ -220,6 +235,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
   }
+  const ReshardChoice choice = reshard_of(assigned, options, *group);
   auto memory = std::make_unique<Gathered>();
   for (const auto& [dtype, parameters] : by_dtype) {
     memory->flats.push_back(std::make_shared<FlatParameters>(
@@ -231,11 +247,13 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                             : format("of unit \"{}\" of {}", assigned.name, kWrapper),
             .remedy = kRemedy,
             .pool = core.pool_,
-            .fence = core.fence_}));
+            .fence = core.fence_,
+            .files = core.files_,
+            .reshard_group = reshard_groups->group_of(choice)}));
     core.flats_.push_back(memory->flats.back());
   }
   UnitSchedule::Unit unit{
-      .name = assigned.name, .memory = std::move(memory), .reshard = reshard_of(assigned, options)};
+      .name = assigned.name, .memory = std::move(memory), .reshard = choice.reshard};
   for (const NamedTensor& parameter : assigned.parameters) {
     const auto trained = std::ranges::find_if(
         core.trained_, [&](const at::Tensor& tensor) { return tensor.is_same(parameter.tensor); });
@@ -274,13 +292,21 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       [&](const std::vector<NamedTensor>& trained,
           const std::shared_ptr<ReplicaGroup>& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
-    check_same_units(construction.assignment, options_, *all);
     shard_group = groups_.shard ? groups_.shard : all;
+    check_same_units(construction.assignment, options_, *shard_group, *all);
+    if (options_.offload) {
+      files_ = open_offload(*options_.offload, construction.assignment,
+                            {.all = *all, .shard = *shard_group});
+    }
+    construction.reshard_groups.emplace(shard_group);
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group);
     }
+    // The first backward comes to the units from the last to the first: in another order of
+    // reduction the whole gradients of all units would be there at once.
+    const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
     return std::make_unique<ShardedGradients>(
-        trained, flats_,
+        trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,

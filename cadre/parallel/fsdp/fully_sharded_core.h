@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cadre/base/export.h"
+#include "cadre/group/file_memory.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
@@ -82,6 +83,8 @@ class CADRE_EXPORT FullyShardedCore {
   // Of full parameters, in this rank's memory.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
+  // Of this rank's files.
+  int64_t file_bytes() const { return files_ ? files_->used_bytes() : 0; }
 
  private:
   struct Gathered;  // the flat parameters of one unit, as UnitMemory
@@ -94,6 +97,7 @@ class CADRE_EXPORT FullyShardedCore {
   FullyShardedDataParallelOptions options_;
   std::shared_ptr<FlatBufferPool> pool_;
   std::shared_ptr<ShardFence> fence_;  // shared with optimizers and records
+  std::shared_ptr<FileMemory> files_;  // shared with the tensors in it; null without offload
   std::vector<std::shared_ptr<FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<DataParallelCore> core_;

@@ -43,6 +43,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/process_group.h"
+#include "cadre/optim/state_tensors.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/wrap/named_tensors.h"
