@@ -11,9 +11,11 @@
 #include "cadre/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/zero/zero_core.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/train/models/model.h"
 #include "cadre/wrap/gradient_norm.h"
+#include "cadre/wrap/named_tensors.h"
 
 namespace cadre::train {
 namespace {
@@ -27,7 +29,37 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   }
 }
 
-// ddp, and the base of zero2.
+// No model registers a tensor twice.
+NamedTensors parameters_of(const Model& model) {
+  NamedTensors parameters;
+  for (const auto& item : model.named_parameters()) {
+    parameters.emplace_back(item.key(), item.value());
+  }
+  return parameters;
+}
+
+// One process with the plain model.
+class Single final : public Strategy {
+ public:
+  explicit Single(std::shared_ptr<Model> model) : model_(std::move(model)) {}
+
+  at::Tensor forward(const at::Tensor& data, int64_t /*num_samples*/) override {
+    return model_->forward(data);
+  }
+  at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
+  void set_accumulating(bool /*on*/) override {}
+  std::vector<TrainedTensor> trained() const override {
+    return trained_tensors(parameters_of(*model_));
+  }
+  double clip_gradients(double max_norm) override {
+    return clip_grad_norm_(model_->parameters(), max_norm);
+  }
+
+ private:
+  std::shared_ptr<Model> model_;
+};
+
+// ddp, and the base of zero1 and zero2.
 class Replicated : public Strategy {
  public:
   template <typename Group>
@@ -39,23 +71,14 @@ class Replicated : public Strategy {
     model_.set_num_samples(num_samples);
     return model_.forward(data);
   }
-
   at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
-
   void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
-
   std::vector<TrainedTensor> trained() const override {
-    NamedTensors parameters;
-    for (const auto& item : model_->named_parameters()) {
-      parameters.emplace_back(item.key(), item.value());
-    }
-    return trained_tensors(parameters);
+    return trained_tensors(parameters_of(*model_.module()));
   }
-
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_.parameters(), max_norm);
   }
-
   std::optional<BucketLayout> learned_layout() const override { return model_.learned_layout(); }
 
  protected:
@@ -116,28 +139,67 @@ std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards)
   return trained;
 }
 
-class ShardedGradientsOnly final : public Replicated {
- public:
-  using Replicated::Replicated;
+constexpr const char* kOptimizerName = "cadre train";  // in the texts of ZeroCore
 
-  std::vector<TrainedTensor> trained() const override {
-    return trained_of(model_.parameter_shards());
+std::unique_ptr<ZeroCore> make_core(const DistributedDataParallel<Model>& model) {
+  if (!model.flat_parameters().empty()) {
+    return std::make_unique<ZeroCore>(kOptimizerName, model.flat_parameters(),
+                                      model.parameter_shards());
   }
-  double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
-  // The parameters are whole again before anything reads them.
-  void after_update() override {
-    for (const auto& flat : model_.flat_parameters()) {
-      flat->mark_stale();
-      flat->unshard_async();
+  std::vector<NamedTensor> parameters;
+  for (auto& [name, tensor] : parameters_of(*model.module())) parameters.push_back({name, tensor});
+  auto core = std::make_unique<ZeroCore>(kOptimizerName, std::move(parameters),
+                                         model.replica_group(), ZeroOptions{});
+  core->adopt(model.module()->parameters());
+  return core;
+}
+
+// zero1 and zero2: each rank updates a part of the parameters and gets the others from their
+// owners.
+class DividedOptimizer final : public Replicated {
+ public:
+  DividedOptimizer(const std::shared_ptr<Model>& model, const ProcessGroup& world,
+                   const DistributedDataParallelOptions& options)
+      : Replicated(model, world, options),
+        core_(make_core(model_)),
+        shards_(core_->parameter_shards()) {}
+
+  std::vector<TrainedTensor> trained() const override { return trained_of(shards_); }
+  double clip_gradients(double max_norm) override {
+    return core_->stage() == ZeroStage::kShardedGradients ? clip_grad_norm_(model_, max_norm)
+                                                          : Replicated::clip_gradients(max_norm);
+  }
+  // While the parameters of one buffer are on their way, those of the next are updated. They are
+  // whole again before anything reads them.
+  void update(const std::function<void()>& step) override {
+    core_->begin_step();
+    {
+      const StepEnd end{*core_};
+      for (size_t k = 0; k < core_->buckets().size(); ++k) {
+        core_->lend_gradients(k);
+        step();
+        core_->gather(k);
+      }
     }
-    for (const auto& flat : model_.flat_parameters()) flat->wait_unsharded();
+    core_->finish_gathers();
+    // Those of the whole parameters are no tensors of trained().
+    for (at::Tensor& parameter : model_.module()->parameters()) parameter.mutable_grad().reset();
   }
   NamedTensors whole_state(NamedTensors parts) override {
-    return whole_state_of(model_.parameter_shards(), std::move(parts));
+    return whole_state_of(shards_, std::move(parts));
   }
   NamedTensors part_of_state(NamedTensors whole) const override {
-    return part_of_state_of(model_.parameter_shards(), std::move(whole));
+    return part_of_state_of(shards_, std::move(whole));
   }
+
+ private:
+  struct StepEnd {
+    ZeroCore& core;
+    ~StepEnd() { core.end_step(); }
+  };
+
+  std::unique_ptr<ZeroCore> core_;
+  std::vector<ParameterShard> shards_;
 };
 
 c10::ScalarType dtype_of(const std::string& name) {
@@ -193,34 +255,43 @@ class FullySharded final : public Strategy {
   std::optional<NoSync> no_sync_;
 };
 
-// The axes of hsdp's mesh, or a sentence.
 std::vector<MeshAxis> hybrid_axes(const ParallelConfig& config, int world_size) {
-  if (world_size % config.replicas != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("parallel.replicas is {}, which does not divide the {} processes",
-                              config.replicas, world_size));
-  }
   const int num_replicas = static_cast<int>(config.replicas);
   return {{"replicate", num_replicas}, {"shard", world_size / num_replicas}};
 }
 
 }  // namespace
 
+void check_strategy(const ParallelConfig& config, int world_size) {
+  if (config.strategy == "single" && world_size > 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("parallel.strategy is single, which is one process on its own, but "
+                              "there are {} processes: choose ddp, zero1, zero2, fsdp or hsdp, or "
+                              "start one process",
+                              world_size));
+  }
+  if (config.strategy == "hsdp" && world_size % config.replicas != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("parallel.replicas is {}, which does not divide the {} processes",
+                              config.replicas, world_size));
+  }
+}
+
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const StrategyGroups& groups,
                                         std::optional<BucketLayout> layout) {
+  if (config.strategy == "single") return std::make_unique<Single>(model);
   if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, groups.world, config);
   if (config.strategy == "hsdp") {
     const DeviceMesh mesh(groups.world, hybrid_axes(config, groups.world.world_size()));
     return std::make_unique<FullySharded>(model, mesh, config);
   }
   DistributedDataParallelOptions options = {.layout = std::move(layout)};
-  if (config.strategy == "zero2") {
-    options.gradients = GradientPlacement::kSharded;
-    return std::make_unique<ShardedGradientsOnly>(model, groups.world, options);
-  }
-  return std::make_unique<Replicated>(model, groups.replicas, options);
+  if (config.strategy == "ddp")
+    return std::make_unique<Replicated>(model, groups.replicas, options);
+  if (config.strategy == "zero2") options.gradients = GradientPlacement::kSharded;
+  return std::make_unique<DividedOptimizer>(model, groups.world, options);
 }
 
 }  // namespace cadre::train

@@ -43,8 +43,9 @@ class Strategy {
   // Scales the gradients so that their joint norm is at most `max_norm`; returns the norm before,
   // the same on all ranks.
   virtual double clip_gradients(double max_norm) = 0;
-  // The optimizer has updated this rank's tensors.
-  virtual void after_update() {}
+  // Calls `step`, which updates those tensors of trained() that have a gradient, as often as it
+  // takes to update each once; afterwards forwards see the new values.
+  virtual void update(const std::function<void()>& step) { step(); }
   // Calls `use` while the module's parameters are whole on this rank, for reading. It runs no
   // forward.
   virtual void with_whole_model(const std::function<void()>& use) { use(); }
@@ -61,7 +62,10 @@ struct StrategyGroups {
   std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp
 };
 
-// layout: of the snapshot that the run goes on from.
+// Throws kInvalidArgument for a strategy that does not go with so many processes. Local.
+void check_strategy(const ParallelConfig& config, int world_size);
+
+// REQUIRES: check_strategy(). layout: of the snapshot that the run goes on from.
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const StrategyGroups& groups,

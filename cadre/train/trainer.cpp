@@ -17,6 +17,7 @@
 #include "cadre/train/resume_check.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/text_source.h"
+#include "cadre/wrap/autocast.h"
 
 namespace cadre::train {
 namespace {
@@ -126,6 +127,7 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
 Trainer::~Trainer() = default;
 
 Trainer::Start Trainer::prepare() {
+  check_strategy(config_.parallel, surroundings_.world.world_size());
   task_ = open_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
   make_loader();
   resolve_epochs();
@@ -292,10 +294,10 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
                             "run.resume=auto",
                             step_ + 1, sums.loss, gradient_norm)));
   }
-  optimizer_->step(
-      learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule));
+  const double learning_rate =
+      learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule);
+  strategy_->update([&] { optimizer_->step(learning_rate); });
   optimizer_->zero_grad();
-  strategy_->after_update();
   ++step_;
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
@@ -313,8 +315,9 @@ double Trainer::forward_and_backward(const Batch& batch) {
     // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
     if (begin == end && !is_last) continue;
     strategy_->set_accumulating(!is_last);
-    at::Tensor loss = task_->loss(strategy_->forward(batch.data.slice(0, begin, end), end - begin),
-                                  batch.target.slice(0, begin, end));
+    const at::Tensor output = with_autocast(
+        [&] { return strategy_->forward(batch.data.slice(0, begin, end), end - begin); });
+    at::Tensor loss = task_->loss(output, batch.target.slice(0, begin, end));
     if (end - begin < num_samples) {
       loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
     }
@@ -322,6 +325,16 @@ double Trainer::forward_and_backward(const Batch& batch) {
     mean_loss += loss.item<double>();
   }
   return mean_loss;
+}
+
+// What a loss is computed from is float32 in any case.
+at::Tensor Trainer::with_autocast(const std::function<at::Tensor()>& forward) const {
+  const Autocast autocast(config_.run.autocast == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  return forward().to(at::kFloat);
+}
+
+at::Tensor Trainer::infer(const at::Tensor& data) {
+  return with_autocast([&] { return strategy_->infer(data); });
 }
 
 Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
@@ -356,9 +369,8 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 
 void Trainer::evaluate() {
   model_->eval();
-  result_.held_out =
-      train::evaluate([this](const at::Tensor& data) { return strategy_->infer(data); }, *task_,
-                      *surroundings_.replicas);
+  result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
+                                     *surroundings_.replicas);
   model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   const double loss = result_.held_out.loss;
@@ -435,8 +447,7 @@ void Trainer::finish() {
 std::string Trainer::sample_of_model() {
   if (!is_first_rank() && strategy_->has_whole_model()) return "";
   model_->eval();
-  const std::string sample =
-      task_->sample([this](const at::Tensor& data) { return strategy_->infer(data); });
+  const std::string sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
   model_->train();
   return sample;
 }

@@ -88,6 +88,8 @@ class Trainer {
   void introduce();
   StepSums step(const Batch& batch);
   double forward_and_backward(const Batch& batch);
+  at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
+  at::Tensor infer(const at::Tensor& data);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
   void evaluate();
