@@ -21,6 +21,7 @@
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/trainer.h"
+#include "cadre/train/verify/verify_config.h"
 
 namespace cadre {
 namespace {
@@ -28,6 +29,7 @@ namespace {
 // The launcher knows them: the error was reported, and a report about ranks would say no more.
 constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
+constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
 constexpr std::array kStopSignals{SIGTERM, SIGINT, SIGHUP};
 
 constexpr const char* kHelp =
@@ -57,6 +59,8 @@ struct CommandLine {
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
+  bool verify = false;
+  train::VerifyRequest request;
 };
 
 int exit_code_of(const Error& error) {
@@ -83,6 +87,15 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
   trainer.run();
 }
 
+int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os::System& system) {
+  train::Config config;
+  train::on_all_ranks(*make_replica_group(world),
+                      [&] { config = train::load_config(command.config_path, command.overrides); });
+  const VerifyReport report = train::verify_config(
+      config, command.request, {.world = world, .system = system, .print = print});
+  return report.is_within() ? 0 : kDeviationExitCode;
+}
+
 int run_training(const CommandLine& command) {
   if (command.print_config) {
     print(train::config_text(train::load_config(command.config_path, command.overrides)));
@@ -93,7 +106,12 @@ int run_training(const CommandLine& command) {
   const ProcessGroup world = init_process_group();
   int exit_code = 0;
   try {
-    train_as_rank_of(world, command, stop, *system);
+    if (command.verify) {
+      exit_code = verify_as_rank_of(world, command, *system);
+      world.barrier();  // as below
+    } else {
+      train_as_rank_of(world, command, stop, *system);
+    }
   } catch (const train::CommonError& error) {
     if (world.rank() == 0) report(error);
     exit_code = exit_code_of(error);
@@ -120,6 +138,12 @@ int main(int argc, char** argv) {
          },
          "print every key with its meaning and its default, and end")
       ->trigger_on_parse();  // before CLI11 misses the configuration
+  app.add_flag("--verify", command.verify, "compare every strategy with one process, and end")
+      ->group("");  // of `cadre verify`, whose help explains it
+  app.add_option("--steps", command.request.num_steps)->group("");
+  app.add_option("--dtype", command.request.dtype)->group("");
+  app.add_option("--strategies", command.request.strategies)->delimiter(',')->group("");
+  app.add_option("--json", command.request.json_path)->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -79,15 +79,12 @@ class Trainer {
 
   // All that a rank does alone before the first collective.
   Start prepare();
-  void make_loader();
-  void resolve_epochs();
   Start resume_from(const std::string& snapshot);
   Start restore(const std::string& snapshot);
   void restore_optimizer(const std::string& snapshot);
   void open_run_folder(const std::optional<std::string>& snapshot);
   void introduce();
   StepSums step(const Batch& batch);
-  double forward_and_backward(const Batch& batch);
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
   at::Tensor infer(const at::Tensor& data);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);

@@ -44,8 +44,13 @@ UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
 
 }  // namespace
 
-void keep_larger(UsedBound& kept, const UsedBound& other) {
-  if (other.share > kept.share) kept = other;
+void keep_worse(UsedBound& kept, const UsedBound& other) {
+  const bool both_exceed = kept.share > 1 && other.share > 1;
+  if (both_exceed && other.deviation.step != kept.deviation.step) {
+    if (other.deviation.step < kept.deviation.step) kept = other;
+  } else if (other.share > kept.share) {
+    kept = other;
+  }
 }
 
 void Comparison::add_loss(int64_t step, double loss) {
@@ -58,7 +63,7 @@ void Comparison::add_loss(int64_t step, double loss) {
                                .name = {},
                                .step = step,
                                .rank = rank_}};
-  keep_larger(loss_, used);
+  keep_worse(loss_, used);
 }
 
 void Comparison::add_gradients(int64_t step, std::span<const NamedTensor> gradients) {
@@ -100,7 +105,7 @@ void Comparison::add(UsedBound& kept, std::span<const ReferenceTensor> expected,
     used.deviation.name = name;
     used.deviation.step = step;
     used.deviation.rank = rank_;
-    keep_larger(kept, used);
+    keep_worse(kept, used);
   }
 }
 

@@ -21,8 +21,10 @@ struct UsedBound {
   Deviation deviation;
 };
 
-// Keeps the one with the larger share, of equal ones the first.
-void keep_larger(UsedBound& kept, const UsedBound& other);
+// Keeps the one that says more: of two that exceed their bounds the one of the earlier step,
+// because what follows it is its consequence; else the one with the larger share; of equal ones the
+// first.
+void keep_worse(UsedBound& kept, const UsedBound& other);
 
 class Comparison {
  public:

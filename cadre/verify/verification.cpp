@@ -82,12 +82,12 @@ class Verification {
     const Status trained = as_status([&] { train(strategy, comparison); });
     const auto gathered =
         agreement_.gather(trained.ok() ? Result<std::string>(encode(comparison)) : trained.error());
-    if (gathered.ok()) return largest_of(*gathered);
+    if (gathered.ok()) return worst_of(*gathered);
     // A rank that fails alone leaves the others in an operation that it does not join, which fails
     // the group: then nothing more can be tried.
-    const auto health = agreement_.gather(std::string());
-    if (!health.ok()) throw trained.ok() ? gathered.error() : trained.error();
-    StrategyReport failed;
+    const auto so_far = agreement_.gather(encode(comparison));
+    if (!so_far.ok()) throw trained.ok() ? gathered.error() : trained.error();
+    StrategyReport failed = worst_of(*so_far);
     failed.error = gathered.error().message();
     return failed;
   }
@@ -122,27 +122,27 @@ class Verification {
     return bytes;
   }
 
-  StrategyReport largest_of(const std::vector<std::string>& by_rank) const {
-    std::array<UsedBound, 3> largest;
+  StrategyReport worst_of(const std::vector<std::string>& by_rank) const {
+    std::array<UsedBound, 3> worst;
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       RankDeviations deviations{};
       std::memcpy(&deviations, by_rank[rank].data(), sizeof(deviations));
-      for (size_t i = 0; i < largest.size(); ++i) {
+      for (size_t i = 0; i < worst.size(); ++i) {
         const RankDeviations::Of& of = deviations.of[i];
         const auto parameter = static_cast<size_t>(of.parameter);
-        keep_larger(largest[i],
-                    {.share = of.share,
-                     .deviation = {.difference = of.difference,
-                                   .bound = of.bound,
-                                   .name = of.parameter < 0 ? "" : reference_.names[parameter],
-                                   .step = of.step,
-                                   .rank = static_cast<int>(rank)}});
+        keep_worse(worst[i],
+                   {.share = of.share,
+                    .deviation = {.difference = of.difference,
+                                  .bound = of.bound,
+                                  .name = of.parameter < 0 ? "" : reference_.names[parameter],
+                                  .step = of.step,
+                                  .rank = static_cast<int>(rank)}});
       }
     }
     return {.strategy = {},
-            .loss = largest[0].deviation,
-            .gradients = largest[1].deviation,
-            .parameters = largest[2].deviation,
+            .loss = worst[0].deviation,
+            .gradients = worst[1].deviation,
+            .parameters = worst[2].deviation,
             .error = {}};
   }
 

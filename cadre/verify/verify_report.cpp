@@ -53,14 +53,13 @@ std::string VerifyReport::to_text() const {
   text += "  verdict\n";
   for (const StrategyReport& report : strategies) {
     text += left(report.strategy, width);
-    if (!report.error.empty()) {
-      text += format("{}  failed\n    {}\n", std::string(3 * kNumberWidth, ' '), report.error);
-      continue;
-    }
     for (const Deviation* deviation : {&report.loss, &report.gradients, &report.parameters}) {
-      text += right(number(deviation->difference), kNumberWidth);
+      text += right(deviation->step == 0 ? "-" : number(deviation->difference), kNumberWidth);
     }
-    text += report.is_within() ? "  within the bounds\n" : "  deviates\n";
+    text += format("  {}\n", report.is_within()     ? "within the bounds"
+                             : report.error.empty() ? "deviates"
+                                                    : "failed");
+    if (!report.error.empty()) text += format("    {}\n", report.error);
     if (!report.loss.is_within()) text += explain("loss", report.loss);
     if (!report.gradients.is_within()) text += explain("gradient", report.gradients);
     if (!report.parameters.is_within()) text += explain("parameter", report.parameters);

@@ -11,14 +11,15 @@
 
 namespace cadre {
 
-// The difference from the reference that uses most of its bound, of all elements, steps and ranks.
+// The difference from the reference that uses most of its bound, of all elements and ranks, and of
+// the steps up to the first that exceeds a bound: what differs after that follows from it.
 // Differences and bounds are relative: to the largest absolute value of the reference's tensor (of
 // a gradient: see VerifyBounds), or to the reference's loss.
 struct Deviation {
   double difference = 0;  // NaN if a value is NaN
   double bound = 0;       // of this element
   std::string name;       // of the parameter; empty for a loss
-  int64_t step = 0;       // from 1
+  int64_t step = 0;       // from 1; 0: nothing was compared
   int rank = 0;           // which has found it
 
   // False for NaN.
@@ -30,7 +31,8 @@ struct StrategyReport {
   Deviation loss;
   Deviation gradients;  // as the optimizer gets them
   Deviation parameters;
-  // Why the strategy could not train the model; empty if it did.
+  // Why the strategy could not train the model to the end; empty if it did. The deviations are of
+  // the steps before.
   std::string error;
 
   CADRE_EXPORT bool is_within() const;

@@ -1,15 +1,13 @@
 // Shows for a module of your own that training on the ranks of a group equals training in one
 // process: trains a few steps under every strategy and compares losses, gradients and parameters.
 //
-//   auto world = cadre::init_process_group();
-//   const auto report = cadre::verify_strategies(
+//   report = cadre::verify_strategies(
 //       world,
 //       /*make_module=*/[] { return std::make_shared<Net>(); },
 //       /*make_batch=*/[](int64_t step) { return rows_of_step(step); },  // of all ranks together
 //       /*loss=*/[](auto& model, const torch::Tensor& rows) { return mse(model(rows), rows); },
 //       torch::optim::AdamWOptions(1e-3));
-//   if (world.rank() == 0) std::cout << report.to_text();
-//   return report.is_within() ? 0 : 1;
+//   report.is_within(), report.to_text()
 //
 // Threads: one. Blocking: collective; until all strategies have run. Lifetime: keeps nothing.
 // Errors: kInvalidArgument for options, functions that do not fit together, and batches that ranks

@@ -171,7 +171,7 @@ TEST(VerifyStrategies, ASumInPlaceOfAMeanDeviates) {
   });
   for (const StrategyReport& strategy : report.strategies) {
     const bool has_parts = strategy.strategy.ends_with("/accumulate");
-    EXPECT_NEAR(strategy.loss.difference, has_parts ? 0.75 : 0.5, 0.2) << strategy.strategy;
+    EXPECT_NEAR(strategy.loss.difference, has_parts ? 0.75 : 0.5, 1e-9) << strategy.strategy;
     EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
   }
 }
@@ -187,18 +187,13 @@ TEST(VerifyStrategies, AModuleThatUsesItsRankDeviatesWithItsName) {
         },
         rows_of_step,
         // The heads do not meet, so the gradients of the left one are right.
-        [](auto& model, const Tensor& rows) {
-          const double factor = model.module()->right_factor;
-          const Tensor both = model(rows);
-          return both.mean() + (factor - 1) * 0.0;
-        },
-        kSgd, {.num_steps = 2});
+        [](auto& model, const Tensor& rows) { return model(rows).mean(); }, kSgd, {.num_steps = 2});
   });
   for (const StrategyReport& strategy : report.strategies) {
     EXPECT_THAT(strategy.gradients.name, AnyOf("right.weight", "right.bias"));
     EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
     EXPECT_EQ(strategy.gradients.step, 1);
-    EXPECT_NEAR(strategy.gradients.difference, 5e-7, 1e-7) << strategy.strategy;
+    EXPECT_NEAR(strategy.gradients.difference, 6e-7, 2e-7) << strategy.strategy;
     EXPECT_THAT(strategy.parameters.name, AnyOf("right.weight", "right.bias"));
   }
   EXPECT_THAT(report.to_text(), HasSubstr("gradient of \"right."));
@@ -261,6 +256,9 @@ TEST(VerifyFaults, AMissingReductionIsReported) {
     EXPECT_EQ(strategy.gradients.step, 1) << strategy.strategy;
     EXPECT_GT(strategy.gradients.difference, 1e-2) << strategy.strategy;
   }
+  // The optimizer finds that the ranks have different gradients.
+  EXPECT_THAT(report_of(report, "zero1").error, HasSubstr("have different gradients of"));
+  EXPECT_TRUE(report_of(report, "ddp").error.empty());
 }
 
 TEST(VerifyFaults, AMissingDivisionIsReported) {
@@ -271,24 +269,20 @@ TEST(VerifyFaults, AMissingDivisionIsReported) {
       });
   for (const StrategyReport& strategy : report.strategies) {
     EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
-    EXPECT_NEAR(strategy.gradients.difference, 1, 0.05) << strategy.strategy;
+    EXPECT_NEAR(strategy.gradients.difference, 1, 1e-9) << strategy.strategy;
     EXPECT_TRUE(strategy.error.empty()) << strategy.error;
   }
 }
 
-// Of one element on one rank: the other compares its own values and sees it in the gradients.
+// Of one element.
 TEST(VerifyFaults, ACorruptedGatherIsReported) {
   const VerifyReport report = verify_with_fault({"fsdp", "zero1"}, [](GroupCall& call) {
     call.pass_on();
-    if (!call.is_all_gather() || !call.output.is_floating_point()) return;
-    const auto corrupt = [output = call.output] {
+    if (call.kind != GroupCall::Kind::kAllGatherAsync) return;
+    call.wait = [wait = call.wait, output = call.output] {
+      wait();
       const torch::NoGradGuard no_grad;
       output.detach()[0] += 1e-3;
-    };
-    if (call.kind == GroupCall::Kind::kAllGather) return corrupt();
-    call.wait = [wait = call.wait, corrupt] {
-      wait();
-      corrupt();
     };
   });
   for (const StrategyReport& strategy : report.strategies) {
@@ -321,12 +315,11 @@ TEST(VerifyFaults, EveryRankComparesWhatItHas) {
       auto replicas = std::make_shared<FakeReplicas>(world);
       replicas->on_call = [rank = world.rank()](GroupCall& call) {
         call.pass_on();
-        if (rank != 2 || call.kind != GroupCall::Kind::kAllReduceAsync) return;
-        call.wait = [wait = call.wait, tensor = call.tensor] {
-          wait();
-          const torch::NoGradGuard no_grad;
-          tensor.detach()[0] += 1;
-        };
+        if (rank != 2 || !call.is_reduction_of_values()) return;
+        call.wait();
+        const torch::NoGradGuard no_grad;
+        call.tensor.detach()[0] += 1;
+        call.wait = [] {};
       };
       return replicas;
     };
