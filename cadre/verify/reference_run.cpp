@@ -1,5 +1,6 @@
 #include "cadre/verify/reference_run.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -29,6 +30,13 @@ constexpr const char* kVerifier = "verify_strategies";
 // A gradient's scale is at least this share of the largest gradient.
 constexpr double kShareOfLargestGradient = 0.01;
 
+// Of float32: how much a disturbed training is disturbed, by what its differences are multiplied,
+// and what no bound exceeds.
+constexpr double kDisturbedShareOfBound = 0.1;
+constexpr double kDisturbedRoundings = 4 * 0x1p-24;
+constexpr double kDisturbanceFactor = 4;
+constexpr double kLargestBound = 1e-2;
+
 double largest(const at::Tensor& tensor) {
   return tensor.defined() && tensor.numel() > 0 ? tensor.abs().max().item<double>() : 0;
 }
@@ -42,6 +50,87 @@ double default_bound(at::ScalarType dtype, const std::string& name) {
                      "float64 (options.dtype)",
                      kVerifier, name, c10::toString(dtype)));
 }
+
+// What the differences of gradients are shares of, by parameter.
+std::vector<double> scales_of(const std::vector<NamedTensor>& gradients) {
+  std::vector<double> scales;
+  for (const NamedTensor& gradient : gradients) scales.push_back(largest(gradient.tensor));
+  const double largest_of_all = *std::ranges::max_element(scales);
+  for (double& scale : scales) {
+    scale = std::max(scale, kShareOfLargestGradient * largest_of_all);
+  }
+  return scales;
+}
+
+double enlarged(double bound, double difference) {
+  if (!(difference * kDisturbanceFactor <= kLargestBound)) return std::max(bound, kLargestBound);
+  return std::max(bound, difference * kDisturbanceFactor);
+}
+
+// The same training once more, from parameters and with gradients that are off by some roundings at
+// random: how far it comes from the reference shows what rounding makes of this model.
+class DisturbedTraining {
+ public:
+  explicit DisturbedTraining(std::unique_ptr<ReferenceTraining> training)
+      : training_(std::move(training)),
+        generator_(at::make_generator<at::CPUGeneratorImpl>(kSeed)) {
+    const at::NoGradGuard no_grad;
+    for (NamedTensor& parameter : training_->parameters()) {
+      parameter.tensor.mul_(1 + kDisturbedRoundings * noise(parameter.tensor));
+    }
+  }
+
+  // The next step; the loss as a share of the reference's, and gradients, differ by so much.
+  struct Differences {
+    double loss = 0;
+    std::vector<double> gradients = {};
+  };
+  Differences backward(int64_t step, double loss, const std::vector<NamedTensor>& gradients) {
+    const at::NoGradGuard no_grad;
+    Differences differences;
+    {
+      const at::AutoGradMode with_grad(true);
+      differences.loss = std::abs(training_->backward(step) - loss) / std::abs(loss);
+    }
+    const std::vector<double> scales = scales_of(gradients);
+    const std::vector<NamedTensor> own = training_->gradients();
+    for (size_t i = 0; i < own.size(); ++i) {
+      const bool is_compared = own[i].tensor.defined() && gradients[i].tensor.defined();
+      differences.gradients.push_back(is_compared && scales[i] > 0
+                                          ? largest(own[i].tensor - gradients[i].tensor) / scales[i]
+                                          : 0);
+    }
+    return differences;
+  }
+
+  // bounds: of the gradients, as shares of the scales.
+  void update(int64_t step, const std::vector<double>& bounds) {
+    {
+      const at::NoGradGuard no_grad;
+      const std::vector<NamedTensor> own = training_->gradients();
+      const std::vector<double> scales = scales_of(own);
+      for (size_t i = 0; i < own.size(); ++i) {
+        at::Tensor gradient = own[i].tensor;
+        if (!gradient.defined()) continue;
+        // A gradient of 0 is exact: of a row of an embedding that no sample uses.
+        const at::Tensor is_used = gradient.ne(0).to(gradient.scalar_type());
+        gradient.add_(noise(gradient) * is_used, kDisturbedShareOfBound * bounds[i] * scales[i]);
+      }
+    }
+    training_->update(step);
+  }
+
+ private:
+  static constexpr uint64_t kSeed = 1;
+
+  // Uniform in [-1, 1).
+  at::Tensor noise(const at::Tensor& like) {
+    return at::empty(like.sizes(), like.options().requires_grad(false)).uniform_(-1, 1, generator_);
+  }
+
+  std::unique_ptr<ReferenceTraining> training_;
+  at::Generator generator_;
+};
 
 // The reference's optimizer on parameters of its own, with gradients that differ from the
 // reference's by their bound in one of four directions.
@@ -105,7 +194,12 @@ class ReferenceRecorder {
         world_(world),
         agreement_(world, options.step_timeout),
         replicas_(make_replica_group(world)) {
-    const Status made = as_status([&] { training_ = program.make_reference(); });
+    const Status made = as_status([&] {
+      training_ = program.make_reference();
+      if (world.rank() == 0 && !is_all_given(options.bounds) && has_float32(*training_)) {
+        disturbed_.emplace(program.make_reference());
+      }
+    });
     agree(made);
     parameters_ = training_->parameters();
     check_replicas_match(kVerifier, {.parameters = parameters_, .buffers = {}}, *replicas_);
@@ -115,7 +209,9 @@ class ReferenceRecorder {
     }
     broadcast_tensors(parameters_, 0, *replicas_);
     choose_bounds();
-    if (has_float32()) perturbed_.emplace(*training_, parameters_);
+    if (!options.bounds.parameters && has_float32(*training_)) {
+      perturbed_.emplace(*training_, parameters_);
+    }
   }
 
   ReferenceRun run() {
@@ -133,11 +229,14 @@ class ReferenceRecorder {
 
   bool is_first() const { return world_.rank() == 0; }
 
-  bool has_float32() const {
-    return !options_.bounds.parameters &&
-           std::ranges::any_of(parameters_, [](const NamedTensor& parameter) {
-             return parameter.tensor.scalar_type() != at::kDouble;
-           });
+  static bool is_all_given(const VerifyBounds& bounds) {
+    return bounds.loss && bounds.gradients && bounds.parameters;
+  }
+
+  static bool has_float32(ReferenceTraining& training) {
+    return std::ranges::any_of(training.parameters(), [](const NamedTensor& parameter) {
+      return parameter.tensor.scalar_type() == at::kFloat;
+    });
   }
 
   void choose_bounds() {
@@ -155,11 +254,13 @@ class ReferenceRecorder {
     double loss = 0;
     std::vector<NamedTensor> gradients = parameters_;  // of the same sizes
     std::vector<NamedTensor> parameters;
+    StepBounds bounds{.loss = 0, .gradients = gradient_bounds_};
     const Status computed = as_status([&] {
       if (!is_first()) return;
       loss = training_->backward(step);
       check_loss(step, loss);
       gradients = copies(training_->gradients());
+      bounds = bounds_of(step, loss, gradients);
       training_->update(step);
       parameters = copies(training_->parameters());
     });
@@ -168,9 +269,33 @@ class ReferenceRecorder {
       for (NamedTensor& gradient : gradients) gradient.tensor = at::empty_like(gradient.tensor);
       parameters = copies(parameters_);
     }
-    send(loss, gradients);
+    send(loss, gradients, bounds);
     broadcast_tensors(parameters, 0, *replicas_);
-    add(step, loss, gradients, parameters);
+    ReferenceStep& recorded = run_.steps.emplace_back();
+    recorded.loss = loss;
+    recorded.loss_bound = bounds.loss;
+    add_gradients(recorded, gradients, bounds);
+    add_parameters(recorded, step, parameters);
+  }
+
+  struct StepBounds {
+    double loss = 0;
+    std::vector<double> gradients;
+  };
+
+  // On rank 0.
+  StepBounds bounds_of(int64_t step, double loss, const std::vector<NamedTensor>& gradients) {
+    StepBounds bounds{.loss = loss_bound_, .gradients = gradient_bounds_};
+    if (!disturbed_) return bounds;
+    const auto differences = disturbed_->backward(step, loss, gradients);
+    disturbed_->update(step, gradient_bounds_);
+    if (!options_.bounds.loss) bounds.loss = enlarged(bounds.loss, differences.loss);
+    if (options_.bounds.gradients) return bounds;
+    for (size_t i = 0; i < bounds.gradients.size(); ++i) {
+      if (parameters_[i].tensor.scalar_type() != at::kFloat) continue;
+      bounds.gradients[i] = enlarged(bounds.gradients[i], differences.gradients[i]);
+    }
+    return bounds;
   }
 
   static std::vector<NamedTensor> copies(std::vector<NamedTensor> tensors) {
@@ -188,51 +313,52 @@ class ReferenceRecorder {
                        step, loss));
   }
 
-  // The loss, which gradients are defined, and those.
-  void send(double& loss, std::vector<NamedTensor>& gradients) const {
-    const auto count = static_cast<int64_t>(gradients.size());
-    const at::Tensor head = at::empty({count + 1}, at::kDouble);
+  // Rank 0's on all ranks: the loss, which gradients are defined, and those; the bounds.
+  void send(double& loss, std::vector<NamedTensor>& gradients, StepBounds& bounds) const {
+    const size_t count = gradients.size();
+    const at::Tensor head = at::empty({static_cast<int64_t>(2 * count + 2)}, at::kDouble);
     auto* values = head.mutable_data_ptr<double>();
+    auto* of_gradients = values + 2;
     values[0] = loss;
-    for (int64_t i = 0; i < count; ++i) {
-      values[i + 1] = gradients[static_cast<size_t>(i)].tensor.defined() ? 1 : 0;
+    values[1] = bounds.loss;
+    for (size_t i = 0; i < count; ++i) {
+      of_gradients[2 * i] = gradients[i].tensor.defined() ? 1 : 0;
+      of_gradients[2 * i + 1] = bounds.gradients[i];
     }
     replicas_->broadcast(head, 0);
     loss = values[0];
+    bounds.loss = values[1];
     std::vector<NamedTensor> sent;
-    for (int64_t i = 0; i < count; ++i) {
-      NamedTensor& gradient = gradients[static_cast<size_t>(i)];
-      if (values[i + 1] == 0) {
-        gradient.tensor = at::Tensor();
-      } else {
-        gradient.tensor = gradient.tensor.contiguous();
-        sent.push_back(gradient);
+    for (size_t i = 0; i < count; ++i) {
+      bounds.gradients[i] = of_gradients[2 * i + 1];
+      at::Tensor& gradient = gradients[i].tensor;
+      if (of_gradients[2 * i] == 0) {
+        gradient = at::Tensor();
+        continue;
       }
+      gradient = gradient.contiguous();
+      sent.push_back(gradients[i]);
     }
     broadcast_tensors(sent, 0, *replicas_);
   }
 
-  void add(int64_t step, double loss, const std::vector<NamedTensor>& gradients,
-           const std::vector<NamedTensor>& parameters) {
-    ReferenceStep& recorded = run_.steps.emplace_back();
-    recorded.loss = loss;
-    recorded.loss_bound = loss_bound_;
-    double largest_of_all = 0;
+  static void add_gradients(ReferenceStep& recorded, const std::vector<NamedTensor>& gradients,
+                            const StepBounds& bounds) {
+    const std::vector<double> scales = scales_of(gradients);
     for (size_t i = 0; i < gradients.size(); ++i) {
-      const double scale = largest(gradients[i].tensor);
-      largest_of_all = std::max(largest_of_all, scale);
       recorded.gradients.push_back(
-          {.values = gradients[i].tensor, .scale = scale, .bound = gradient_bounds_[i]});
+          {.values = gradients[i].tensor, .scale = scales[i], .bound = bounds.gradients[i]});
     }
-    for (ReferenceTensor& gradient : recorded.gradients) {
-      gradient.scale = std::max(gradient.scale, kShareOfLargestGradient * largest_of_all);
-    }
+  }
+
+  void add_parameters(ReferenceStep& recorded, int64_t step,
+                      const std::vector<NamedTensor>& parameters) {
     if (perturbed_) perturbed_->update(step, recorded.gradients);
     for (size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor& values = parameters[i].tensor;
       ReferenceTensor& parameter = recorded.parameters.emplace_back(ReferenceTensor{
           .values = values, .scale = largest(values), .bound = parameter_bounds_[i]});
-      if (!perturbed_ || values.scalar_type() == at::kDouble || parameter.scale == 0) continue;
+      if (!perturbed_ || values.scalar_type() != at::kFloat || parameter.scale == 0) continue;
       parameter.bounds =
           (perturbed_->bounds(i, values) / parameter.scale).clamp_min_(parameter.bound);
     }
@@ -247,6 +373,7 @@ class ReferenceRecorder {
   std::vector<double> gradient_bounds_;  // by parameter
   std::vector<double> parameter_bounds_;
   double loss_bound_ = 0;
+  std::optional<DisturbedTraining> disturbed_;  // of rank 0
   std::optional<PerturbedUpdates> perturbed_;
   ReferenceRun run_;
 };

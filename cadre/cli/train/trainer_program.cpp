@@ -70,7 +70,8 @@ Result<std::string> find_trainer() {
 }
 
 int run_trainer(std::string_view command, const std::string& trainer,
-                std::vector<std::string> words, int num_workers) {
+                std::vector<std::string> words, int num_workers,
+                const std::function<int(int)>& meaning) {
   launch::JobSpec spec;
   spec.executable = trainer;
   spec.arguments = std::move(words);
@@ -87,7 +88,7 @@ int run_trainer(std::string_view command, const std::string& trainer,
   if (os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal()) {
     spec.environment.set("CADRE_PROGRESS", "terminal");
   }
-  return launch_job(command, std::move(spec));
+  return launch_job(command, std::move(spec), meaning);
 }
 
 Status check_libraries(const std::string& trainer) {

@@ -6,6 +6,7 @@
 // libraries, as one sentence.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,8 +27,9 @@ Status check_configuration(std::string_view command, const std::vector<std::stri
 Result<std::string> find_trainer();
 Status check_libraries(const std::string& trainer);
 
-// Returns the exit code. `words` are the trainer's own.
+// Returns the exit code. `words` are the trainer's own. `meaning`: see launch_job().
 int run_trainer(std::string_view command, const std::string& trainer,
-                std::vector<std::string> words, int num_workers);
+                std::vector<std::string> words, int num_workers,
+                const std::function<int(int)>& meaning = {});
 
 }  // namespace cadre::cli

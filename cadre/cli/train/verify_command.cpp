@@ -40,7 +40,7 @@ and parameters of every step. It writes no snapshot and no metrics.
 The table has, for each strategy, the difference from one process that comes nearest to its bound: of
 a loss as a share of it, of a gradient or parameter as a share of the tensor's largest value. Where a
 bound is exceeded, the parameter, the step and the process are named. Bounds: 1e-5 in float32, 1e-10
-in float64; what AdamW makes of such a gradient may differ by more. docs/guide/verify.md explains
+in float64; in float32 more where training itself enlarges rounding. docs/guide/verify.md explains
 them, and what to look for when a strategy deviates.
 
 Exit code: 0 if every strategy is within its bounds, 1 if one is not, 2 for a command line or a
@@ -109,8 +109,8 @@ int verify_command(Words words) {
     const GivenOption* given = parsed->find(name);
     if (given != nullptr) trainer_words.push_back(cadre::format("{}={}", name, given->value));
   }
-  return exit_code_of(
-      run_trainer(kVerifyCommand, *trainer, std::move(trainer_words), *num_workers));
+  return run_trainer(kVerifyCommand, *trainer, std::move(trainer_words), *num_workers,
+                     exit_code_of);
 }
 
 }  // namespace cadre::cli

@@ -209,11 +209,13 @@ struct Prepared {
 Prepared prepare(const Config& config, const VerifyRequest& request,
                  const VerifySurroundings& surroundings) {
   Prepared prepared;
+  Config comparable = config;
+  prepared.remarks = make_comparable(comparable);
+  auto task = open_task(comparable, surroundings.system.deadline_in(kTextSourceTimeout));
   auto run = std::make_shared<VerifiedRun>(
-      VerifiedRun{.config = config,
+      VerifiedRun{.config = std::move(comparable),
                   .dtype = request.dtype == "float64" ? at::kDouble : at::kFloat,
-                  .task = open_task(config, surroundings.system.deadline_in(kTextSourceTimeout))});
-  prepared.remarks = make_comparable(run->config);
+                  .task = std::move(task)});
   const int world_size = surroundings.world.world_size();
   resolve_epochs(run->config, *make_training_loader(run->config, *run->task,
                                                     surroundings.world.rank(), world_size));
