@@ -32,6 +32,7 @@
 #include "cadre/shard/shard_fence.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/shard/sharded_optimizer.h"
+#include "cadre/verify/verify_strategies.h"
 #include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/activations/activation_offload.h"
 #include "cadre/wrap/autocast.h"
