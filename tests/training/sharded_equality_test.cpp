@@ -2,8 +2,8 @@
 // libtorch's optimizer on the whole batch: the losses and gradients of 20 steps and the parameters
 // after them, within the bounds of wrap_test_bounds.h. On one host the wrappers have the same bits.
 //
-// CTest runs a share of the cases, picked by CADRE_CASES_SEED; `make equality` runs all and prints
-// the largest share of its bound that each dtype and optimizer used.
+// CTest runs a small share of the cases, picked by CADRE_CASES_SEED; `make equality` runs all and
+// prints the largest share of its bound that each dtype and optimizer used.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -195,9 +195,10 @@ std::string name_of_sharded_case(
          std::to_string(parameter.param.second) + "_ranks";
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ShardedEquality,
-                         ::testing::ValuesIn(testing::share_of(cases_and_ranks())),
-                         name_of_sharded_case);
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ShardedEquality,
+    ::testing::ValuesIn(testing::share_of(testing::share_of(testing::share_of(cases_and_ranks())))),
+    name_of_sharded_case);
 
 }  // namespace
 }  // namespace cadre

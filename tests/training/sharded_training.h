@@ -21,6 +21,7 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/shard/sharded_optimizer.h"
 #include "cadre/wrap/wrap_test_bounds.h"
 
 namespace cadre::testing {
@@ -53,6 +54,7 @@ inline std::vector<Strategy> all_strategies(int world_size) {
       {"fsdp_after_reduction",
        Sharding::kFsdp,
        {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
+      {"fsdp_mapped", Sharding::kFsdp, {.form = ShardForm::kMapped}},
   };
   if (world_size == 4 || world_size == 8) {
     strategies.push_back({"hsdp", Sharding::kFsdp, {}, 2});
@@ -269,7 +271,7 @@ inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase&
     FullyShardedDataParallel<Model> wrapper{module, groups, options};
     training =
         with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
-          O optimizer(wrapper.parameters(), defaults);
+          ShardedOptimizer<O> optimizer(wrapper, defaults);
           return train_with(strategy, test_case, batches, group, wrapper, optimizer);
         });
   }
