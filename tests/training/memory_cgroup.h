@@ -6,15 +6,13 @@
 // Errors: reason() says why there is none: no right to make one, or no memory controller.
 #pragma once
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
-#include <filesystem>
 #include <fstream>
 #include <string>
-#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/os/system.h"

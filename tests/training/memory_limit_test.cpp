@@ -36,36 +36,37 @@ using torch::Tensor;
 constexpr int kNumLayers = 12;
 constexpr int64_t kLayerWidth = 2048;  // 12 layers of 16.8 MB: 201 MB
 constexpr int64_t kBatchRows = 8;
-constexpr int kNumSteps = 3;
+constexpr int kLimitedSteps = 3;
 // Four times the parameters are 806 MB. A rank of four has 201 MB of these, but at first the whole
 // module, and two full units and their gradients.
 constexpr size_t kLimitBytes = size_t{384} << 20;
-constexpr size_t kSmallLimitBytes = size_t{144} << 20;
+// Less than the parameters: two full units, their gradients and what is reduced, and the process.
+constexpr size_t kSmallLimitBytes = size_t{176} << 20;
 
-using Layer = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
+using WideLayer = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 
 struct WideMlp : torch::nn::Module {
   // files: where the values of the parameters lie; null: in memory.
   explicit WideMlp(FileMemory* files = nullptr) {
     torch::manual_seed(7);
     for (int i = 0; i < kNumLayers; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i),
-                                       Layer(torch::nn::LinearOptions(kLayerWidth, kLayerWidth))));
+      layers.push_back(
+          register_module("layer" + std::to_string(i),
+                          WideLayer(torch::nn::LinearOptions(kLayerWidth, kLayerWidth))));
       if (files == nullptr) continue;
       for (Tensor& parameter : layers.back()->parameters()) {
-        const Tensor place = files->zeros(parameter.numel(), parameter.scalar_type());
-        parameter.set_data(moved_beside(place, parameter.detach()));
+        parameter.set_data(moved_beside(files->zeros(1, torch::kFloat), parameter.detach()));
       }
     }
   }
   Tensor forward(Tensor x) {
-    for (Layer& layer : layers) x = torch::tanh(layer(x));
+    for (WideLayer& layer : layers) x = torch::tanh(layer(x));
     return x;
   }
-  std::vector<Layer> layers;
+  std::vector<WideLayer> layers;
 };
 
-Tensor rows_of(int rank, int world_size) {
+Tensor wide_rows_of(int rank, int world_size) {
   const Tensor rows =
       torch::sin(torch::arange(kBatchRows * kLayerWidth, torch::kFloat)).view({kBatchRows, -1});
   return rows.narrow(0, kBatchRows / world_size * rank, kBatchRows / world_size);
@@ -73,11 +74,11 @@ Tensor rows_of(int rank, int world_size) {
 
 // The losses of this rank.
 template <typename Model>
-std::string train_steps(Model& model, std::vector<Tensor> parameters, const Tensor& rows) {
-  AdamW optimizer(std::move(parameters), torch::optim::AdamWOptions(1e-3));
+std::string train_wide(Model& model, std::vector<Tensor> parameters, const Tensor& rows) {
+  AdamW optimizer(std::move(parameters), torch::optim::AdamWOptions(1e-5));
   std::ostringstream losses;
   losses.precision(9);
-  for (int step = 0; step < kNumSteps; ++step) {
+  for (int step = 0; step < kLimitedSteps; ++step) {
     optimizer.zero_grad();
     const Tensor loss = model.forward(rows).pow(2).mean();
     loss.backward();
@@ -89,22 +90,24 @@ std::string train_steps(Model& model, std::vector<Tensor> parameters, const Tens
 
 // In one process, without a wrapper.
 testing::RanksResult train_plainly(const MemoryCgroup* cgroup) {
-  return testing::run_job({.world_size = 1}, [&](RankContext& context, const Membership&) {
+  testing::JobOptions job{.world_size = 1};
+  job.processes.time_limit = std::chrono::seconds(120);
+  return testing::run_job(job, [&](RankContext& context, const Membership&) {
     if (cgroup != nullptr) cgroup->enter();
     at::set_num_threads(1);
     WideMlp model;
-    context.output = train_steps(model, model.parameters(), rows_of(0, 1));
+    context.output = train_wide(model, model.parameters(), wide_rows_of(0, 1));
   });
 }
 
-struct Sharded {
+struct LimitedRun {
   std::optional<FileOffload> offload = {};
   bool is_made_in_files = false;
 };
 
 // Each rank in its cgroup.
-testing::RanksResult train_in(const std::vector<std::unique_ptr<MemoryCgroup>>& cgroups,
-                              const Sharded& sharded) {
+testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgroup>>& cgroups,
+                                   const LimitedRun& run) {
   testing::JobOptions job{.world_size = static_cast<int>(cgroups.size())};
   job.processes.time_limit = std::chrono::seconds(120);
   return testing::run_job(job, [&](RankContext& context, const Membership& membership) {
@@ -112,13 +115,12 @@ testing::RanksResult train_in(const std::vector<std::unique_ptr<MemoryCgroup>>& 
     at::set_num_threads(1);
     const ProcessGroup group(
         testing::connect(context, membership, {.timeout = std::chrono::seconds(60)}));
-    const auto files =
-        sharded.is_made_in_files ? FileMemory::open(sharded.offload->folder) : nullptr;
-    FullyShardedDataParallel model{std::make_shared<WideMlp>(files.get()), group,
-                                   FullyShardedDataParallelOptions{.offload = sharded.offload,
-                                                                   .wrap_policy = wrap_by_size(1)}};
-    context.output =
-        train_steps(model, model.parameters(), rows_of(context.rank.value, membership.world_size));
+    const auto files = run.is_made_in_files ? FileMemory::open(run.offload->folder) : nullptr;
+    FullyShardedDataParallel model{
+        std::make_shared<WideMlp>(files.get()), group,
+        FullyShardedDataParallelOptions{.offload = run.offload, .wrap_policy = wrap_by_size(1)}};
+    context.output = train_wide(model, model.parameters(),
+                                wide_rows_of(context.rank.value, membership.world_size));
     group.close();
   });
 }
@@ -131,12 +133,12 @@ std::vector<std::unique_ptr<MemoryCgroup>> make_cgroups(int count, size_t num_by
   return cgroups;
 }
 
-double mean_of_last(const testing::RanksResult& result) {
+double mean_of_last_losses(const testing::RanksResult& result) {
   double sum = 0;
   for (const auto& rank : result.ranks) {
     std::istringstream losses(rank.output);
     double loss = 0;
-    for (int step = 0; step < kNumSteps; ++step) losses >> loss;
+    for (int step = 0; step < kLimitedSteps; ++step) losses >> loss;
     sum += loss;
   }
   return sum / static_cast<double>(result.ranks.size());
@@ -150,10 +152,10 @@ void expect_state_in_files(int world_size) {
   const auto train = [&](RankContext& context, const Membership& membership) {
     at::set_num_threads(1);
     const ProcessGroup group(testing::connect(context, membership, {}));
-    const auto module = std::make_shared<torch::nn::Sequential>();
-    for (int i = 0; i < 3; ++i) (*module)->push_back(Layer(torch::nn::LinearOptions(40, 40)));
+    torch::nn::Sequential module;
+    for (int i = 0; i < 3; ++i) module->push_back(WideLayer(torch::nn::LinearOptions(40, 40)));
     FullyShardedDataParallel model{
-        *module, group,
+        module, group,
         FullyShardedDataParallelOptions{.offload = FileOffload{.folder = folder.path()},
                                         .wrap_policy = wrap_by_size(1)}};
     const auto in_pages = [](int64_t numel) { return FileMemory::in_pages(numel * 4); };
@@ -184,7 +186,7 @@ TEST(OffloadedBytes, AreThoseOfTheFormulaWithTheStateOfAnyOptimizer) {
 }
 
 // What one process computes without a limit; once for all tests.
-const testing::RanksResult& expected() {
+const testing::RanksResult& unlimited() {
   static const testing::RanksResult result = train_plainly(nullptr);
   return result;
 }
@@ -194,7 +196,7 @@ class MemoryLimit : public ::testing::Test {
   void SetUp() override {
     const MemoryCgroup tried("tried", kLimitBytes);
     if (!tried.is_there()) GTEST_SKIP() << tried.reason();
-    ASSERT_TRUE(expected().ok()) << expected().failures();
+    ASSERT_TRUE(unlimited().ok()) << unlimited().failures();
   }
 };
 
@@ -206,26 +208,26 @@ TEST_F(MemoryLimit, AModelThatOneProcessCannotTrainTrainsInShardsAndInFiles) {
   }
   {
     const auto cgroups = make_cgroups(4, kLimitBytes);
-    const auto sharded = train_in(cgroups, {});
+    const auto sharded = train_limited(cgroups, {});
     EXPECT_TRUE(sharded.ok()) << sharded.failures();
-    EXPECT_NEAR(mean_of_last(sharded), mean_of_last(expected()), 1e-5);
+    EXPECT_NEAR(mean_of_last_losses(sharded), mean_of_last_losses(unlimited()), 1e-5);
     for (const auto& cgroup : cgroups) RecordProperty("peak_of_4", cgroup->peak());
   }
   const testing::TemporaryFolder folder;
   const auto cgroups = make_cgroups(1, kLimitBytes);
-  const auto in_files = train_in(cgroups, {.offload = FileOffload{.folder = folder.path()}});
+  const auto in_files = train_limited(cgroups, {.offload = FileOffload{.folder = folder.path()}});
   EXPECT_TRUE(in_files.ok()) << in_files.failures();
-  EXPECT_EQ(in_files.ranks[0].output, expected().ranks[0].output);
+  EXPECT_EQ(in_files.ranks[0].output, unlimited().ranks[0].output);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST_F(MemoryLimit, AModelOfLargerParametersThanMemoryTrainsInFiles) {
   const testing::TemporaryFolder folder;
   const auto cgroups = make_cgroups(1, kSmallLimitBytes);
-  const auto in_files = train_in(
+  const auto in_files = train_limited(
       cgroups, {.offload = FileOffload{.folder = folder.path()}, .is_made_in_files = true});
   EXPECT_TRUE(in_files.ok()) << in_files.failures();
-  EXPECT_EQ(in_files.ranks[0].output, expected().ranks[0].output);
+  EXPECT_EQ(in_files.ranks[0].output, unlimited().ranks[0].output);
 }
 
 }  // namespace
