@@ -382,6 +382,31 @@ TEST(FsdpUpdate, WritesShardsOfBothForms) {
   }
 }
 
+// Between backwards without reduction units stay full, and the program is taken to leave the
+// shards.
+TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
+  for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      Options options = modes(Reshard::kAfterReduction, Reshard::kAfterReduction, 1);
+      options.form = form;
+      options.weighting = GradientWeighting::kEqual;
+      FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
+      {
+        const NoSync no_sync = model.no_sync();
+        model(data_of(0)).mean().backward();
+      }
+      const torch::NoGradGuard no_grad;
+      ShardUpdate update{model};
+      for (const Tensor& values : model.parameters()) values.mul_(0.5);
+      update.finish();
+      Tower plain(2);
+      for (const Tensor& parameter : plain.parameters()) parameter.mul_(0.5);
+      EXPECT_TRUE(torch::equal(model(data_of(9)), plain.forward(data_of(9))));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
 TEST(FsdpMapped, IsGatheredWhereRanksShareNoMemory) {
   const auto result = run_groups(
       2,
