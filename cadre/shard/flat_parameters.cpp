@@ -10,7 +10,9 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/file_memory.h"
 #include "cadre/shard/shardable.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -42,7 +44,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
       group_(std::move(group)),
       options_(std::move(options)),
       dtype_(at::kFloat),
-      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1, alignment()) {
+      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1,
+              {.of_shards = alignment(), .of_tensors = options_.alignment}) {
   if (!group_) refuse("FlatParameters", "the group is null; make it first");
   if (parameters_.empty()) {
     refuse("FlatParameters", "there are no parameters; leave out a set without any");
@@ -62,6 +65,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
+    mark_as_shard(values_.back(),
+                  {.parameter = parameters_[i].name, .owner = options_.name, .rank = rank});
   }
   if (options_.keep_full) {
     state_ = State::kFull;
@@ -83,10 +88,21 @@ void FlatParameters::check_parameters() const {
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
   }
+  if (options_.files && (options_.form == ShardForm::kMapped || options_.keep_full)) {
+    refuse(what,
+           "shards in files are gathered into a buffer that is freed again; choose "
+           "ShardForm::kGathered without keep_full, or leave out the files");
+  }
+  const int group_size = options_.reshard_group ? options_.reshard_group->world_size() : 1;
+  if (group_->world_size() % group_size != 0) {
+    refuse(what, format("the group to reshard onto has {} ranks, which does not divide the {} "
+                        "ranks that own shards",
+                        group_size, group_->world_size()));
+  }
 }
 
 bool FlatParameters::shares_memory() const {
-  if (is_mapped() || compute_dtype() != dtype_) return false;
+  if (is_mapped() || options_.files || compute_dtype() != dtype_) return false;
   return options_.keep_full || group_->world_size() == 1;
 }
 
@@ -117,8 +133,9 @@ void FlatParameters::make_memory() {
   // With a version counter of its own, which a gather does not move.
   shard_ = is_own_part       ? parts_->own()
            : shares_memory() ? own_part_of(buffer_).variable_data()
+           : options_.files  ? options_.files->zeros(layout_.shard_numel(), dtype_)
                              : group_->empty_flat(layout_.shard_numel(), dtype_);
-  if (compute_dtype() != dtype_) {
+  if (compute_dtype() != dtype_ && !options_.files) {
     sent_ =
         is_mapped() ? parts_->own() : group_->empty_flat(layout_.shard_numel(), compute_dtype());
   }
@@ -181,11 +198,11 @@ uint32_t FlatParameters::version_of_shard() const {
   return version;
 }
 
-const at::Tensor& FlatParameters::gather_input() {
-  if (!sent_.defined()) return shard_;
+at::Tensor FlatParameters::gather_input() {
+  if (compute_dtype() == dtype_) return shard_;
   const at::NoGradGuard no_grad;
-  sent_.copy_(shard_);
-  return sent_;
+  // A second copy of a shard that lies in a file would need the memory that the file saves.
+  return (sent_.defined() ? sent_ : own_part_of(buffer_)).copy_(shard_);
 }
 
 void FlatParameters::refuse_use(const std::string& problem) const {
@@ -206,7 +223,7 @@ void FlatParameters::unshard_async() {
     refuse_use("the parameters are used during an update of the shards; end it before");
   }
   check_in_place();
-  gathered_version_ = version_of_shard();
+  gathered_version_ = state_ == State::kOnGroup ? *filled_version_ : version_of_shard();
   if (is_mapped()) {
     wait_ = [this] { options_.fence->wait_for_owners(); };
   } else {
@@ -217,10 +234,10 @@ void FlatParameters::unshard_async() {
 }
 
 void FlatParameters::start_gather() {
-  const at::Tensor& input = gather_input();
   if (!buffer_.defined()) buffer_ = options_.pool->take(layout_.numel(), compute_dtype());
   try {
-    wait_ = group_->all_gather_async(buffer_, input);
+    wait_ = state_ == State::kOnGroup ? options_.reshard_group->all_gather_async(buffer_, part_)
+                                      : group_->all_gather_async(buffer_, gather_input());
   } catch (...) {
     drop_gather();
     throw;
@@ -251,14 +268,16 @@ void FlatParameters::drop_gather() {
   state_ = State::kSharded;
   end_private();
   guard("are not there, because gathering them from the other ranks failed");
-  // The operation may still write to the buffer.
+  // The operation may still write to the buffer, and read the part.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
+  if (part_.defined()) options_.pool->forget(std::exchange(part_, at::Tensor()));
 }
 
 void FlatParameters::finish_gather() {
   flat_.clear_guard();
   end_private();
   if (!keeps_buffer()) flat_.set_memory(buffer_);
+  if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
   state_ = State::kFull;
   is_stale_ = false;
   if (filled_version_.value_or(gathered_version_) != gathered_version_) bump_versions();
@@ -314,16 +333,36 @@ void FlatParameters::reshard() {
   state_ = State::kSharded;
   is_stale_ = false;
   end_private();
-  if (!keeps_buffer()) {
-    flat_.set_memory(at::Tensor());
-    options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
-  }
+  free_buffer();
+  if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
   guard(kSharded);
   if (is_to_check) check_unwritten();
 }
 
+void FlatParameters::free_buffer() {
+  if (keeps_buffer() || !buffer_.defined()) return;
+  flat_.set_memory(at::Tensor());
+  options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
+}
+
+void FlatParameters::reshard_onto_group() {
+  if (state_ == State::kGathering) wait_unsharded();
+  if (state_ == State::kOnGroup) return;
+  if (!options_.reshard_group || keeps_buffer() || private_.defined() || !is_unsharded()) {
+    return reshard();
+  }
+  const int64_t numel = layout_.numel() / options_.reshard_group->world_size();
+  part_ = options_.pool->take(numel, compute_dtype());
+  const at::NoGradGuard no_grad;
+  part_.copy_(buffer_.narrow(0, options_.reshard_group->rank().value * numel, numel));
+  state_ = State::kOnGroup;
+  free_buffer();
+  guard(kSharded);
+}
+
 void FlatParameters::mark_stale() {
   if (state_ == State::kGathering) wait_unsharded();
+  if (state_ == State::kOnGroup) reshard();
   if (state_ == State::kSharded) return;
   const bool was_unsharded = is_unsharded();
   is_stale_ = true;

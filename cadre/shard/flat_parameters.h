@@ -41,11 +41,14 @@
 
 namespace cadre {
 
+class FileMemory;
+
 struct FlatParametersOptions {
   ShardForm form = ShardForm::kGathered;
   // Of the full parameters; default: that of the shard, which keeps the original one.
   std::optional<at::ScalarType> compute_dtype = {};
-  int64_t alignment = 16;  // elements, see FlatLayout
+  // Elements, of shards and of tensors, see FlatAlignment: 64 bytes of the smallest dtype.
+  int64_t alignment = 32;
   // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
   // it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;
@@ -57,6 +60,11 @@ struct FlatParametersOptions {
   std::shared_ptr<FlatBufferPool> pool = {};
   // Of all FlatParameters whose shards are written by the same updates; default: one of its own.
   std::shared_ptr<ShardFence> fence = {};
+  // Where the shard lies; default: in memory. Only with kGathered, without keep_full.
+  std::shared_ptr<FileMemory> files = {};
+  // For reshard_onto_group(): a part of the group, whose ranks follow each other: of 8 ranks in
+  // groups of 2, ranks 4 and 5. On all ranks, of equal size.
+  std::shared_ptr<ReplicaGroup> reshard_group = {};
 };
 
 class CADRE_EXPORT FlatParameters {
@@ -101,6 +109,10 @@ class CADRE_EXPORT FlatParameters {
   void wait_unsharded();
   // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
   void reshard();
+  // Frees the buffer but for this rank's part of it among the ranks of reshard_group, from which
+  // the next unshard_async() fills it again, unless the shards have changed. Without such a group,
+  // and for a mapping, the same as reshard().
+  void reshard_onto_group();
   // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
   void mark_stale();
   // Until they are resharded, the parameters are a copy of this rank alone, so that the program may
@@ -117,7 +129,7 @@ class CADRE_EXPORT FlatParameters {
 
  private:
   friend class ShardFence;
-  enum class State : uint8_t { kSharded, kGathering, kFull };
+  enum class State : uint8_t { kSharded, kOnGroup, kGathering, kFull };
 
   void check_parameters() const;
   void make_memory();
@@ -130,10 +142,11 @@ class CADRE_EXPORT FlatParameters {
   // Makes the mapping, if all ranks can.
   void map_memory();
   at::Tensor own_part_of(const at::Tensor& whole) const;
-  const at::Tensor& gather_input();
+  at::Tensor gather_input();
   void start_gather();
   void finish_gather();
   void drop_gather();
+  void free_buffer();
   // So that autograd refuses a backward through what was computed before the shards changed.
   void bump_versions();
   void end_private();
@@ -160,6 +173,8 @@ class CADRE_EXPORT FlatParameters {
   GuardedStorage flat_;
   at::Tensor buffer_;   // undefined while sharded
   at::Tensor private_;  // (numel), what the parameters are instead; see make_private()
+  // What reshard_onto_group() has kept of the buffer, until that is full again.
+  at::Tensor part_;
   at::Tensor shard_;
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
   std::optional<MappedParts> parts_;

@@ -1,9 +1,5 @@
 #include "cadre/train/strategy.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
-
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -11,9 +7,12 @@
 #include "cadre/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/zero/zero_core.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/train/models/model.h"
+#include "cadre/train/tasks/task.h"
 #include "cadre/wrap/gradient_norm.h"
+#include "cadre/wrap/named_tensors.h"
 
 namespace cadre::train {
 namespace {
@@ -27,7 +26,38 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   }
 }
 
-// ddp, and the base of zero2.
+// No model registers a tensor twice.
+NamedTensors parameters_of(const Model& model) {
+  NamedTensors parameters;
+  for (const auto& item : model.named_parameters()) {
+    parameters.emplace_back(item.key(), item.value());
+  }
+  return parameters;
+}
+
+// One process with the plain model.
+class Single final : public Strategy {
+ public:
+  explicit Single(std::shared_ptr<Model> model) : model_(std::move(model)) {}
+
+  at::Tensor forward(const at::Tensor& data, int64_t /*num_samples*/) override {
+    return model_->forward(data);
+  }
+  at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
+  void set_accumulating(bool /*on*/) override {}
+  std::vector<TrainedTensor> trained() const override {
+    return trained_tensors(parameters_of(*model_));
+  }
+  double clip_gradients(double max_norm) override {
+    return clip_grad_norm_(model_->parameters(), max_norm);
+  }
+  SnapshotParts parts() const override { return parts_of(*model_); }
+
+ private:
+  std::shared_ptr<Model> model_;
+};
+
+// ddp, and the base of zero1 and zero2.
 class Replicated : public Strategy {
  public:
   template <typename Group>
@@ -39,23 +69,15 @@ class Replicated : public Strategy {
     model_.set_num_samples(num_samples);
     return model_.forward(data);
   }
-
   at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
-
   void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
-
   std::vector<TrainedTensor> trained() const override {
-    NamedTensors parameters;
-    for (const auto& item : model_->named_parameters()) {
-      parameters.emplace_back(item.key(), item.value());
-    }
-    return trained_tensors(parameters);
+    return trained_tensors(parameters_of(*model_.module()));
   }
-
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_.parameters(), max_norm);
   }
-
+  SnapshotParts parts() const override { return parts_of(*model_.module()); }
   std::optional<BucketLayout> learned_layout() const override { return model_.learned_layout(); }
 
  protected:
@@ -65,49 +87,6 @@ class Replicated : public Strategy {
   std::optional<NoSync> no_sync_;
 };
 
-// "fc.weight.exp_avg" belongs to the shard "fc.weight"; null for none, and for a 0-dim state.
-const ParameterShard* find_shard(const std::vector<ParameterShard>& shards,
-                                 const std::string& state_name, const at::Tensor& state) {
-  const std::string parameter = state_name.substr(0, state_name.rfind('.'));
-  const auto found = std::ranges::find(shards, parameter, &ParameterShard::name);
-  return found == shards.end() || (state.dim() == 0 && !found->sizes.empty()) ? nullptr : &*found;
-}
-
-// What every rank has of a parameter's state, one part behind the other; collective.
-at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
-  at::Tensor whole = at::zeros(shard.sizes, part.options());
-  whole.view(-1).narrow(0, shard.range.begin, shard.range.size()).copy_(part.reshape(-1));
-  // Each element is zero bits on all ranks but its owner, so the union of bits is the owner's.
-  const at::Tensor bits = whole.view(-1).view(at::kByte);
-  for (const ProcessGroup& group : dividing_groups({&shard, 1})) {
-    group.all_reduce(bits, {.op = ReduceOp::kBor});
-  }
-  return whole;
-}
-
-// Of wrappers with parameter_shards().
-NamedTensors whole_state_of(const std::vector<ParameterShard>& shards, NamedTensors parts) {
-  const at::NoGradGuard no_grad;
-  for (auto& [name, tensor] : parts) {
-    if (const auto* shard = find_shard(shards, name, tensor)) tensor = gather_whole(*shard, tensor);
-  }
-  return parts;
-}
-
-NamedTensors part_of_state_of(const std::vector<ParameterShard>& shards, NamedTensors whole) {
-  for (auto& [name, tensor] : whole) {
-    const auto* shard = find_shard(shards, name, tensor);
-    if (shard == nullptr) continue;
-    if (tensor.sizes() != shard->sizes) {
-      throw Error(
-          ErrorCode::kCorruption,
-          cadre::format("optimizer state {} does not have the shape of its parameter", name));
-    }
-    tensor = tensor.reshape(-1).narrow(0, shard->range.begin, shard->range.size());
-  }
-  return whole;
-}
-
 std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards) {
   std::vector<TrainedTensor> trained;
   for (const ParameterShard& shard : shards) {
@@ -116,28 +95,71 @@ std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards)
   return trained;
 }
 
-class ShardedGradientsOnly final : public Replicated {
- public:
-  using Replicated::Replicated;
+constexpr const char* kOptimizerName = "cadre train";  // in the texts of ZeroCore
 
-  std::vector<TrainedTensor> trained() const override {
-    return trained_of(model_.parameter_shards());
+std::unique_ptr<ZeroCore> make_core(const DistributedDataParallel<Model>& model) {
+  if (!model.flat_parameters().empty()) {
+    return std::make_unique<ZeroCore>(kOptimizerName, model.flat_parameters(),
+                                      model.parameter_shards());
   }
-  double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
-  // The parameters are whole again before anything reads them.
-  void after_update() override {
-    for (const auto& flat : model_.flat_parameters()) {
-      flat->mark_stale();
-      flat->unshard_async();
+  std::vector<NamedTensor> parameters;
+  for (auto& [name, tensor] : parameters_of(*model.module())) parameters.push_back({name, tensor});
+  auto core = std::make_unique<ZeroCore>(kOptimizerName, std::move(parameters),
+                                         model.replica_group(), ZeroOptions{});
+  core->adopt(model.module()->parameters());
+  return core;
+}
+
+// zero1 and zero2: each rank updates a part of the parameters and gets the others from their
+// owners.
+class DividedOptimizer final : public Replicated {
+ public:
+  DividedOptimizer(const std::shared_ptr<Model>& model, const ProcessGroup& world,
+                   const DistributedDataParallelOptions& options)
+      : Replicated(model, world, options),
+        core_(make_core(model_)),
+        shards_(core_->parameter_shards()) {}
+
+  std::vector<TrainedTensor> trained() const override { return trained_of(shards_); }
+  std::vector<ParameterShard> gradient_shards() const override {
+    if (core_->stage() == ZeroStage::kShardedGradients) return shards_;
+    return {};
+  }
+  double clip_gradients(double max_norm) override {
+    return core_->stage() == ZeroStage::kShardedGradients ? clip_grad_norm_(model_, max_norm)
+                                                          : Replicated::clip_gradients(max_norm);
+  }
+  // While the parameters of one buffer are on their way, those of the next are updated. They are
+  // whole again before anything reads them.
+  void update(const std::function<void()>& step) override {
+    core_->begin_step();
+    {
+      const StepEnd end{*core_};
+      for (size_t k = 0; k < core_->buckets().size(); ++k) {
+        core_->lend_gradients(k);
+        step();
+        core_->gather(k);
+      }
     }
-    for (const auto& flat : model_.flat_parameters()) flat->wait_unsharded();
+    core_->finish_gathers();
+    // Those of the whole parameters are no tensors of trained().
+    for (at::Tensor& parameter : model_.module()->parameters()) parameter.mutable_grad().reset();
   }
-  NamedTensors whole_state(NamedTensors parts) override {
-    return whole_state_of(model_.parameter_shards(), std::move(parts));
+  SnapshotParts parts() const override { return parts_of(shards_, *model_.module()); }
+  bool holds_parts() const override { return true; }
+  void parts_were_filled() override {
+    for (size_t k = 0; k < core_->buckets().size(); ++k) core_->gather(k);
+    core_->finish_gathers();
   }
-  NamedTensors part_of_state(NamedTensors whole) const override {
-    return part_of_state_of(model_.parameter_shards(), std::move(whole));
-  }
+
+ private:
+  struct StepEnd {
+    ZeroCore& core;
+    ~StepEnd() { core.end_step(); }
+  };
+
+  std::unique_ptr<ZeroCore> core_;
+  std::vector<ParameterShard> shards_;
 };
 
 c10::ScalarType dtype_of(const std::string& name) {
@@ -176,51 +198,78 @@ class FullySharded final : public Strategy {
   std::vector<TrainedTensor> trained() const override {
     return trained_of(model_.parameter_shards());
   }
+  std::vector<ParameterShard> gradient_shards() const override { return model_.parameter_shards(); }
   double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
-  void with_whole_model(const std::function<void()>& use) override {
-    const FullParameters full = model_.summon_full_params();
-    use();
+  SnapshotParts parts() const override {
+    return parts_of(model_.parameter_shards(), *model_.module());
   }
-  NamedTensors whole_state(NamedTensors parts) override {
-    return whole_state_of(model_.parameter_shards(), std::move(parts));
-  }
-  NamedTensors part_of_state(NamedTensors whole) const override {
-    return part_of_state_of(model_.parameter_shards(), std::move(whole));
-  }
+  bool holds_parts() const override { return true; }
+  void parts_were_filled() override { const FullParameters full = model_.summon_full_params(); }
 
  private:
   FullyShardedDataParallel<Model> model_;
   std::optional<NoSync> no_sync_;
 };
 
-// The axes of hsdp's mesh, or a sentence.
 std::vector<MeshAxis> hybrid_axes(const ParallelConfig& config, int world_size) {
-  if (world_size % config.replicas != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("parallel.replicas is {}, which does not divide the {} processes",
-                              config.replicas, world_size));
-  }
   const int num_replicas = static_cast<int>(config.replicas);
   return {{"replicate", num_replicas}, {"shard", world_size / num_replicas}};
 }
 
 }  // namespace
 
+void check_strategy(const ParallelConfig& config, int world_size) {
+  if (config.strategy == "single" && world_size > 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("parallel.strategy is single, which is one process on its own, but "
+                              "there are {} processes: choose ddp, zero1, zero2, fsdp or hsdp, or "
+                              "start one process",
+                              world_size));
+  }
+  if (config.strategy == "hsdp" && world_size % config.replicas != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("parallel.replicas is {}, which does not divide the {} processes",
+                              config.replicas, world_size));
+  }
+}
+
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const StrategyGroups& groups,
                                         std::optional<BucketLayout> layout) {
+  if (config.strategy == "single") return std::make_unique<Single>(model);
   if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, groups.world, config);
   if (config.strategy == "hsdp") {
     const DeviceMesh mesh(groups.world, hybrid_axes(config, groups.world.world_size()));
     return std::make_unique<FullySharded>(model, mesh, config);
   }
   DistributedDataParallelOptions options = {.layout = std::move(layout)};
-  if (config.strategy == "zero2") {
-    options.gradients = GradientPlacement::kSharded;
-    return std::make_unique<ShardedGradientsOnly>(model, groups.world, options);
+  if (config.strategy == "ddp")
+    return std::make_unique<Replicated>(model, groups.replicas, options);
+  if (config.strategy == "zero2") options.gradients = GradientPlacement::kSharded;
+  return std::make_unique<DividedOptimizer>(model, groups.world, options);
+}
+
+double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,
+                         int64_t num_parts, const ForwardPart& forward) {
+  const int64_t num_samples = batch.data.size(0);
+  double mean_loss = 0;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const int64_t begin = num_samples * part / num_parts;
+    const int64_t end = num_samples * (part + 1) / num_parts;
+    const bool is_last = part + 1 == num_parts;
+    // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
+    if (begin == end && !is_last) continue;
+    strategy.set_accumulating(!is_last);
+    const at::Tensor output = forward(batch.data.slice(0, begin, end), end - begin);
+    at::Tensor loss = task.loss(output, batch.target.slice(0, begin, end));
+    if (end - begin < num_samples) {
+      loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
+    }
+    loss.backward();
+    mean_loss += loss.item<double>();
   }
-  return std::make_unique<Replicated>(model, groups.replicas, options);
+  return mean_loss;
 }
 
 }  // namespace cadre::train

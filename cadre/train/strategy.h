@@ -13,10 +13,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/snapshot_parts.h"
+#include "cadre/data/dataset.h"
 #include "cadre/group/process_group.h"
+#include "cadre/shard/parameter_shard.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/wrap/replica_group.h"
@@ -24,6 +27,7 @@
 namespace cadre::train {
 
 class Model;
+class Task;
 
 class Strategy {
  public:
@@ -40,18 +44,21 @@ class Strategy {
   virtual void set_accumulating(bool on) = 0;
   // What the optimizer of this rank updates, the same names in the same order on all ranks. Local.
   virtual std::vector<TrainedTensor> trained() const = 0;
+  // What this rank owns of each parameter, with its gradient; empty where the module's own
+  // parameters have whole gradients. Local.
+  virtual std::vector<ParameterShard> gradient_shards() const { return {}; }
   // Scales the gradients so that their joint norm is at most `max_norm`; returns the norm before,
   // the same on all ranks.
   virtual double clip_gradients(double max_norm) = 0;
-  // The optimizer has updated this rank's tensors.
-  virtual void after_update() {}
-  // Calls `use` while the module's parameters are whole on this rank, for reading. It runs no
-  // forward.
-  virtual void with_whole_model(const std::function<void()>& use) { use(); }
-  // Optimizer state, "<parameter>.<state>", of whole parameters on rank 0, and this rank's part of
-  // such state. The latter is local.
-  virtual NamedTensors whole_state(NamedTensors parts) { return parts; }
-  virtual NamedTensors part_of_state(NamedTensors whole) const { return whole; }
+  // Calls `step`, which updates those tensors of trained() that have a gradient, as often as it
+  // takes to update each once; afterwards forwards see the new values.
+  virtual void update(const std::function<void()>& step) { step(); }
+  // What this rank has of the model, for snapshots. Local.
+  virtual SnapshotParts parts() const = 0;
+  // Whether other ranks have what this one has not, of the model or of the optimizer's state.
+  virtual bool holds_parts() const { return false; }
+  // The values of parts() are others now.
+  virtual void parts_were_filled() {}
   // See DistributedDataParallel::learned_layout(). Local.
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
 };
@@ -61,10 +68,21 @@ struct StrategyGroups {
   std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp
 };
 
-// layout: of the snapshot that the run goes on from.
+// Throws kInvalidArgument for a strategy that does not go with so many processes. Local.
+void check_strategy(const ParallelConfig& config, int world_size);
+
+// REQUIRES: check_strategy(). layout: of the snapshot that the run goes on from.
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const StrategyGroups& groups,
                                         std::optional<BucketLayout> layout);
+
+// A strategy's forward, with what belongs around it.
+using ForwardPart = std::function<at::Tensor(const at::Tensor& data, int64_t num_samples)>;
+
+// Computes this rank's share of a batch in parts, to save memory. Leaves the gradients of the mean
+// over the samples of all ranks; returns this rank's mean loss.
+double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,
+                         int64_t num_parts, const ForwardPart& forward);
 
 }  // namespace cadre::train

@@ -14,90 +14,17 @@
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
-#include "cadre/train/resume_check.h"
+#include "cadre/train/planning/config_plan.h"
+#include "cadre/train/planning/plan_report.h"
 #include "cadre/train/schedule.h"
-#include "cadre/train/text_source.h"
+#include "cadre/train/tasks/run_setup.h"
+#include "cadre/wrap/autocast.h"
 
 namespace cadre::train {
 namespace {
 
-constexpr Duration kTextSourceTimeout = std::chrono::seconds(30);
-
 double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
-}
-
-std::optional<BucketLayout> parse_layout(const std::string& bucket_layout) {
-  if (bucket_layout.empty()) return std::nullopt;
-  return BucketLayout::parse(bucket_layout).value_or_throw();
-}
-
-std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
-  const std::string& path = config.data.path;
-  const bool is_path = config.data.kind != "synthetic" && path != kPythonStdlib;
-  std::error_code failure;
-  if (is_path && !std::filesystem::exists(path, failure)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("data.path: there is no file or folder {}", path));
-  }
-  try {
-    return make_task(config, deadline);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kUnavailable) throw error.with_context("data.path");
-    throw;
-  }
-}
-
-std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
-  std::optional<Config> parsed;
-  try {
-    parsed = parse_config(before, "the snapshot's configuration");
-  } catch (const Error& error) {
-    return {cadre::format("warning: {}; what has changed since is not known", error.message())};
-  }
-  return check_resumed_config(*parsed, now);
-}
-
-void restore_generator(const at::Tensor& state, const std::string& snapshot) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  if (state.numel() != generator.get_state().numel()) {
-    throw Error(ErrorCode::kCorruption,
-                cadre::format("{}/state.json: a generator's state has {} bytes instead of {}",
-                              snapshot, state.numel(), generator.get_state().numel()));
-  }
-  generator.set_state(state);
-}
-
-bool is_whole(const std::string& snapshot) {
-  try {
-    (void)read_train_state(snapshot);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-// What to do when `snapshot` cannot be read.
-std::string remedy_for(const std::string& snapshot) {
-  const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
-  std::vector<int64_t> steps = run.steps();
-  std::ranges::reverse(steps);
-  for (const int64_t step : steps) {
-    const std::string other = run.path_of(step);
-    if (other != snapshot && is_whole(other)) {
-      return cadre::format("another snapshot is whole: run.resume={}", other);
-    }
-  }
-  return "no other snapshot is whole: start anew with run.resume=none";
-}
-
-// REQUIRES: in a handler of `error`, which reading the snapshot has thrown.
-[[noreturn]] void throw_with_remedy(const Error& error, const std::string& snapshot) {
-  // Otherwise it is whole, but does not fit what is asked for.
-  const bool is_damaged =
-      error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
-  if (!is_damaged) throw error;
-  throw Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
 }
 
 }  // namespace
@@ -109,75 +36,46 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
   if (!surroundings_.replicas) surroundings_.replicas = make_replica_group(surroundings_.world);
-  Start start;
-  on_all_ranks(*surroundings_.replicas, [&] { start = prepare(); });
-  strategy_ = make_strategy(config_.parallel, model_,
-                            {.world = surroundings_.world, .replicas = surroundings_.replicas},
-                            start.layout);
-  on_all_ranks(*surroundings_.replicas, [&] {
-    optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
-    if (start.snapshot) restore_optimizer(*start.snapshot);
-    if (is_first_rank()) open_run_folder(start.snapshot);
+  const StrategyGroups groups = {.world = surroundings_.world, .replicas = surroundings_.replicas};
+  on_all_ranks(*groups.replicas, [this] { prepare(); });
+  strategy_ = make_strategy(config_.parallel, model_, groups,
+                            resumption_ ? resumption_->bucket_layout() : std::nullopt);
+  optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
+  if (resumption_) resumption_->restore(*strategy_, *optimizer_, groups.world);
+  on_all_ranks(*groups.replicas, [this] {
+    if (is_first_rank()) open_run_folder();
   });
-  for (const std::string& remark : start.remarks) say(remark);
+  snapshot_writer_ =
+      std::make_unique<SnapshotWriter>(snapshots_, groups, *strategy_, config_.parallel.strategy);
+  if (resumption_) {
+    for (const std::string& remark : resumption_->remarks()) say(remark);
+  }
+  resumption_.reset();
   introduce();
 }
 
 Trainer::~Trainer() = default;
 
-Trainer::Start Trainer::prepare() {
+void Trainer::prepare() {
+  check_strategy(config_.parallel, surroundings_.world.world_size());
   task_ = open_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
-  make_loader();
-  resolve_epochs();
-  model_ = task_->make_model();
-  if (!config_.model.weights.empty()) load(*model_, config_.model.weights);
-  const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
-  if (snapshot) return resume_from(*snapshot);
-  return {};
-}
-
-void Trainer::make_loader() {
   const ReplicaGroup& replicas = *surroundings_.replicas;
-  if (config_.run.batch_size < replicas.world_size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("run.batch_size is {}, of all {} processes together: each needs a "
-                              "sample in every step",
-                              config_.run.batch_size, replicas.world_size()));
-  }
-  const std::shared_ptr<const Dataset> data = task_->training_data();
-  if (data->size() < config_.run.batch_size) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("run.batch_size is {}, but there are only {} samples to train on "
-                      "beside those that data.held_out keeps: lower run.batch_size, or give "
-                      "more data",
-                      config_.run.batch_size, data->size()));
-  }
-  loader_ = std::make_unique<DataLoader>(
-      data, DataLoaderOptions{.batch_size = config_.run.batch_size,
-                              .rank = replicas.rank(),
-                              .world_size = replicas.world_size(),
-                              .seed = config_.run.seed,
-                              .drop_last = true,
-                              .num_threads = static_cast<int>(config_.data.threads)});
+  loader_ = make_training_loader(config_, *task_, replicas.rank(), replicas.world_size());
+  resolve_epochs(config_, *loader_);
+  model_ = make_initial_model(config_, *task_);
+  const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
+  if (!snapshot) return;
+  resumption_ = Resumption::open(*snapshot, config_, *task_);
+  const TrainState& state = resumption_->state();
+  loader_->seek(state.loader);
+  first_step_ = step_ = saved_step_ = state.step;
+  best_held_out_loss_ = state.best_held_out_loss;
+  resumption_->restore_generator(surroundings_.replicas->rank());
 }
 
-// From here on everything is counted in steps.
-void Trainer::resolve_epochs() {
-  const int64_t steps_per_epoch = loader_->batches_per_epoch();
-  if (config_.run.epochs > 0) config_.run.steps = config_.run.epochs * steps_per_epoch;
-  if (config_.schedule.step_size == 0) config_.schedule.step_size = steps_per_epoch;
-  config_.schedule.warmup_steps = resolved_warmup_steps(config_.schedule, config_.run.steps);
-  if (config_.schedule.warmup_steps > config_.run.steps) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("schedule.warmup_steps is {}, more than the {} steps of run.epochs={}: set "
-                      "schedule.warmup_steps=-1, which is a tenth of the steps",
-                      config_.schedule.warmup_steps, config_.run.steps, config_.run.epochs));
-  }
-}
-
-void Trainer::open_run_folder(const std::optional<std::string>& snapshot) {
+void Trainer::open_run_folder() {
+  std::optional<std::string> snapshot;
+  if (resumption_) snapshot = resumption_->snapshot();
   run_folder_ = std::make_unique<RunFolder>(run_path_, snapshot);
   progress_ =
       std::make_unique<Progress>(ProgressOptions{.print = surroundings_.print,
@@ -196,61 +94,15 @@ void Trainer::introduce() {
   say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  if (is_first_rank()) {
+    const int count = surroundings_.world.world_size();
+    say(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+  }
   if (step_ >= run.steps) {
     say(
         cadre::format("run.steps is {}, and the snapshot is of step {}: no step is left to do; a "
                       "larger run.steps goes on",
                       run.steps, step_));
-  }
-}
-
-Trainer::Start Trainer::resume_from(const std::string& snapshot) {
-  try {
-    return restore(snapshot);
-  } catch (const Error& error) {
-    throw_with_remedy(error, snapshot);
-  }
-}
-
-Trainer::Start Trainer::restore(const std::string& snapshot) {
-  const TrainState state = read_train_state(snapshot);
-  const DataIdentity data = task_->data_identity();
-  if (state.data != data) {
-    const std::string difference =
-        state.data.size == data.size
-            ? cadre::format("as many {}, but others", task_->item_name())
-            : cadre::format("{} {} then, {} now", state.data.size, task_->item_name(), data.size);
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("{} was trained on other data: {}; restore the data, or start anew "
-                              "with run.resume=none",
-                              snapshot, difference));
-  }
-  std::vector<std::string> remarks = compare_configs(state.config, config_);
-  if (state.format < kFirstFormatWithDigests) {
-    remarks.push_back(
-        cadre::format("warning: {} has format {}, which has no digests: damage to its "
-                      "files cannot be found",
-                      snapshot, state.format));
-  }
-  load(*model_, cadre::format("{}/{}", snapshot, kModelFile));
-  loader_->seek(state.loader);
-  first_step_ = step_ = snapshot_step_ = state.step;
-  best_held_out_loss_ = state.best_held_out_loss;
-  const auto rank = static_cast<size_t>(surroundings_.replicas->rank().value);
-  // With another number of ranks there is no generator to restore for some; they keep their own.
-  if (rank < state.generators.size()) restore_generator(state.generators[rank], snapshot);
-  return {.snapshot = snapshot,
-          .layout = parse_layout(state.bucket_layout),
-          .remarks = std::move(remarks)};
-}
-
-void Trainer::restore_optimizer(const std::string& snapshot) {
-  try {
-    const SafetensorsFile file =
-        SafetensorsFile::open(cadre::format("{}/{}", snapshot, kOptimizerFile));
-    optimizer_->load_state(strategy_->part_of_state(file.read_all()));
-  } catch (const Error& error) {
-    throw_with_remedy(error, snapshot);
   }
 }
 
@@ -264,7 +116,7 @@ TrainResult Trainer::run() {
       if (result_.was_stopped || step_ == config_.run.steps) break;
       if (config_.run.evaluate_every > 0 && step_ % config_.run.evaluate_every == 0) evaluate();
       if (config_.run.snapshot_every > 0 && step_ % config_.run.snapshot_every == 0) {
-        save_snapshot();
+        begin_snapshot();
       }
     }
     // The epoch may have ended by the last step, too; then the position is not used any more.
@@ -279,7 +131,11 @@ TrainResult Trainer::run() {
 Trainer::StepSums Trainer::step(const Batch& batch) {
   const TimePoint started = surroundings_.system.now();
   const Duration communicated = surroundings_.time_in_communication();
-  const double loss = forward_and_backward(batch);
+  const double loss = backward_in_parts(
+      *strategy_, *task_, batch, config_.run.accumulate,
+      [this](const at::Tensor& data, int64_t num_samples) {
+        return with_autocast([&] { return strategy_->forward(data, num_samples); });
+      });
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
   const double limit = config_.optimizer.clip_norm;  // 0: none
   const double gradient_norm =
@@ -292,36 +148,23 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
                             "run.resume=auto",
                             step_ + 1, sums.loss, gradient_norm)));
   }
-  optimizer_->step(
-      learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule));
+  const double learning_rate =
+      learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule);
+  strategy_->update([&] { optimizer_->step(learning_rate); });
   optimizer_->zero_grad();
-  strategy_->after_update();
   ++step_;
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
 }
 
-// Leaves the gradients of the mean over the samples of all ranks; returns this rank's mean loss.
-double Trainer::forward_and_backward(const Batch& batch) {
-  const int64_t num_samples = batch.data.size(0);
-  const int64_t num_parts = config_.run.accumulate;
-  double mean_loss = 0;
-  for (int64_t part = 0; part < num_parts; ++part) {
-    const int64_t begin = num_samples * part / num_parts;
-    const int64_t end = num_samples * (part + 1) / num_parts;
-    const bool is_last = part + 1 == num_parts;
-    // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
-    if (begin == end && !is_last) continue;
-    strategy_->set_accumulating(!is_last);
-    at::Tensor loss = task_->loss(strategy_->forward(batch.data.slice(0, begin, end), end - begin),
-                                  batch.target.slice(0, begin, end));
-    if (end - begin < num_samples) {
-      loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
-    }
-    loss.backward();
-    mean_loss += loss.item<double>();
-  }
-  return mean_loss;
+// What a loss is computed from is float32 in any case.
+at::Tensor Trainer::with_autocast(const std::function<at::Tensor()>& forward) const {
+  const Autocast autocast(config_.run.autocast == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  return forward().to(at::kFloat);
+}
+
+at::Tensor Trainer::infer(const at::Tensor& data) {
+  return with_autocast([&] { return strategy_->infer(data); });
 }
 
 Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
@@ -356,43 +199,52 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 
 void Trainer::evaluate() {
   model_->eval();
-  result_.held_out =
-      train::evaluate([this](const at::Tensor& data) { return strategy_->infer(data); }, *task_,
-                      *surroundings_.replicas);
+  result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
+                                     *surroundings_.replicas);
   model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
+  if (!config_.run.keep_best) return;
+  settle_snapshot();  // the best so far may be the one that is being written
   const double loss = result_.held_out.loss;
-  if (!config_.run.keep_best || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
-  // The same on all ranks, so all of them save. A best one that was not kept is none.
-  const std::optional<double> previous = std::exchange(best_held_out_loss_, loss);
-  if (!save_snapshot()) {
-    best_held_out_loss_ = previous;
-    return;
-  }
-  if (!is_first_rank()) return;
-  const Status status = snapshots_.mark_best(step_);
-  if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
+  if (best_held_out_loss_ && loss >= *best_held_out_loss_) return;
+  // The same on all ranks, so all of them save.
+  loss_before_best_ = std::exchange(best_held_out_loss_, loss);
+  best_step_ = step_;
+  begin_snapshot();
 }
 
-bool Trainer::save_snapshot() {
-  if (snapshot_step_ == step_) return true;
-  const TrainState state = this->state();
-  const NamedTensors optimizer_state = strategy_->whole_state(optimizer_->state());
-  Status status;
-  strategy_->with_whole_model([&] {
-    if (!is_first_rank()) return;
-    status = snapshots_.save(step_, [&](const std::string& folder) {
-      return write_train_state(folder, state, *model_, optimizer_state);
-    });
-  });
-  if (!status.ok()) {
-    say(cadre::format("warning: {}; earlier snapshots are untouched", status.error().message()));
+// Unless this step has one.
+void Trainer::begin_snapshot() {
+  settle_snapshot();
+  if (saved_step_ == step_) {
+    if (best_step_ == step_) mark_best();
+    return;
   }
-  const at::Tensor is_saved = torch::tensor({status.ok() ? 1.0 : 0.0}, torch::kFloat64);
-  surroundings_.replicas->all_reduce(is_saved, ReduceOp::kMin);
-  if (is_saved.item<double>() == 0) return false;
-  snapshot_step_ = step_;
-  return true;
+  snapshot_writer_->begin(state(), *model_, *optimizer_);
+  if (!snapshot_writer_->writes_in_background()) settle_snapshot();
+}
+
+void Trainer::settle_snapshot() {
+  const std::optional<SnapshotWriter::Outcome> outcome = snapshot_writer_->settle();
+  if (!outcome) return;
+  const bool is_best = best_step_ == outcome->step;
+  if (outcome->status.ok()) {
+    saved_step_ = outcome->step;
+    if (is_best) mark_best();
+    return;
+  }
+  say(cadre::format("warning: {}; earlier snapshots are untouched",
+                    outcome->status.error().message()));
+  // A best one that was not kept is none.
+  if (is_best) best_held_out_loss_ = loss_before_best_;
+}
+
+// The snapshot that was saved last.
+void Trainer::mark_best() {
+  best_step_ = -1;
+  if (!is_first_rank()) return;
+  const Status status = snapshots_.mark_best(saved_step_);
+  if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
 }
 
 TrainState Trainer::state() {
@@ -416,34 +268,33 @@ std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
 
 void Trainer::finish() {
   result_.steps = step_;
-  if (result_.was_stopped) {
-    if (!save_snapshot()) refuse_unsaved_end();
-    say(cadre::format("stopped after step {} as asked; go on with run.resume=auto", step_));
-    return;
-  }
-  evaluate();
-  const bool is_saved = save_snapshot();
-  const std::string sample = sample_of_model();
+  if (!result_.was_stopped) evaluate();
+  begin_snapshot();
+  const std::string sample = result_.was_stopped ? "" : sample_of_model();
   if (!sample.empty()) {
     say("a sample:");
     say(sample);
   }
-  if (!is_saved) refuse_unsaved_end();
+  settle_snapshot();
+  if (saved_step_ != step_) refuse_unsaved_end();
+  snapshot_writer_->close();
+  if (result_.was_stopped) {
+    say(cadre::format("stopped after step {} as asked; go on with run.resume=auto", step_));
+  }
 }
 
 // All ranks write the same text where each forward needs all of them.
 std::string Trainer::sample_of_model() {
   if (!is_first_rank() && strategy_->has_whole_model()) return "";
   model_->eval();
-  const std::string sample =
-      task_->sample([this](const at::Tensor& data) { return strategy_->infer(data); });
+  const std::string sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
   model_->train();
   return sample;
 }
 
 void Trainer::refuse_unsaved_end() const {
   std::string text = cadre::format("the run ended at step {}, ", step_);
-  if (snapshot_step_ < 0) {
+  if (saved_step_ < 0) {
     text += cadre::format(
         "but no snapshot could be written, so nothing of it is kept: make room in {}, or choose "
         "another run.folder, and start it again",
@@ -452,7 +303,7 @@ void Trainer::refuse_unsaved_end() const {
     text += cadre::format(
         "whose snapshot could not be written; the last one is of step {}: make room in {} and go "
         "on with run.resume=auto",
-        snapshot_step_, run_path_);
+        saved_step_, run_path_);
   }
   throw CommonError(Error(ErrorCode::kUnavailable, text));
 }

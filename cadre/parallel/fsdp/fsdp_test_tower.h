@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/wrap_test_support.h"
 
@@ -80,10 +81,11 @@ struct HalfImpl : nn::LinearImpl {
   Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
 };
 
-// A tower that computes its activations again in backward.
-struct Recomputed : nn::Module {
-  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
-  Recomputed() {
+// A tower whose units are wrapped once more.
+template <typename Wrapped>
+struct TowerOf : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<Wrapped>>;
+  TowerOf() {
     for (int i = 0; i < 4; ++i) {
       units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
     }
@@ -99,6 +101,16 @@ struct Recomputed : nn::Module {
   std::vector<Unit> units;
   nn::Linear head{nullptr};
 };
+// It computes its activations again in backward.
+using Recomputed = TowerOf<ActivationCheckpoint<HalfImpl>>;
+
+// Of the flat buffer of a Linear(kWidth, num_outputs).
+inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {
+  const int64_t alignment = FlatParametersOptions().alignment;
+  const FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,
+                          {.of_shards = alignment, .of_tensors = alignment});
+  return layout.numel() * static_cast<int64_t>(sizeof(double));
+}
 
 inline Tensor data_of(int step) {
   return torch::sin(torch::arange(kRows * kWidth, kDouble) + 7 * step).view({kRows, kWidth});

@@ -2,8 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Storage.h>
-#include <c10/core/StorageImpl.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -14,6 +12,8 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/sharded_gradients.h"
+#include "cadre/parallel/fsdp/offload.h"
+#include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
@@ -55,24 +55,33 @@ const ShardPrecision& precision_of(const AssignedUnit& assigned,
   return *assigned.unit->binding().options.precision;
 }
 
-Reshard reshard_of(const AssignedUnit& assigned, const FullyShardedDataParallelOptions& options) {
-  if (assigned.unit == nullptr) return options.reshard_root;
-  if (!assigned.unit->binding().options.reshard) return options.reshard;
-  return *assigned.unit->binding().options.reshard;
+ReshardChoice reshard_of(const AssignedUnit& assigned,
+                         const FullyShardedDataParallelOptions& options,
+                         const ReplicaGroup& shard) {
+  const std::optional<int> size = options.reshard_group_size;
+  if (assigned.unit == nullptr) {
+    return checked_choice("options.reshard_root", options.reshard_root, size, shard);
+  }
+  const FullyShardOptions& own = assigned.unit->binding().options;
+  return checked_choice(format("the reshard of unit \"{}\"", assigned.name),
+                        own.reshard.value_or(options.reshard),
+                        own.reshard_group_size ? own.reshard_group_size : size, shard);
 }
 
 // Otherwise ranks would shard other sets of parameters, and gather each other's.
 void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, ReplicaGroup& group) {
+                      const FullyShardedDataParallelOptions& options, const ReplicaGroup& shard,
+                      ReplicaGroup& group) {
   Fnv1a digest;
   for (const AssignedUnit& unit : assignment.units) {
     const ShardPrecision& precision = precision_of(unit, options);
-    digest.add(format("{}:{}:{}:{};", unit.name, unit.parameters.size(),
-                      static_cast<int>(reshard_of(unit, options)),
+    const ReshardChoice choice = reshard_of(unit, options, shard);
+    digest.add(format("{}:{}:{}:{}:{};", unit.name, unit.parameters.size(),
+                      static_cast<int>(choice.reshard), choice.group_size,
                       precision.parameters ? static_cast<int>(*precision.parameters) : -1));
   }
-  digest.add(format("{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
-                    static_cast<int>(options.form),
+  digest.add(format("{}:{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
+                    static_cast<int>(options.form), options.offload.has_value(),
                     options.precision.reduce ? static_cast<int>(*options.precision.reduce) : -1));
   const at::Tensor own = at::empty({1}, at::kLong);
   own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest.value());
@@ -137,20 +146,6 @@ class UseComparison {
   std::vector<std::string> names_;
 };
 
-// Has the sizes and no memory: to touch its values throws the message.
-at::Tensor untouchable(at::IntArrayRef sizes, at::ScalarType dtype, const std::string& message) {
-  int64_t num_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  for (const int64_t size : sizes) num_bytes *= size;
-  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
-                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return tensor;
-}
-
 std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
   for (const NamedTensor& tensor : tensors) names.push_back(tensor.name);
@@ -202,6 +197,9 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   void release() override {
     for (const auto& flat : flats) flat->reshard();
   }
+  void release_onto_group() override {
+    for (const auto& flat : flats) flat->reshard_onto_group();
+  }
   void mark_stale() override {
     for (const auto& flat : flats) flat->mark_stale();
   }
@@ -212,6 +210,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
 // What the constructor needs until the units run.
 struct FullyShardedCore::Construction {
   UnitAssignment assignment;
+  std::optional<ReshardGroups> reshard_groups = {};
   std::vector<UnitSchedule::Unit> units = {};
   std::vector<ShardPrecision> precisions = {};
 
@@ -236,6 +235,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
   }
+  const ReshardChoice choice = reshard_of(assigned, options, *group);
   auto memory = std::make_unique<Gathered>();
   for (const auto& [dtype, parameters] : by_dtype) {
     memory->flats.push_back(std::make_shared<FlatParameters>(
@@ -247,11 +247,13 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                             : format("of unit \"{}\" of {}", assigned.name, kWrapper),
             .remedy = kRemedy,
             .pool = core.pool_,
-            .fence = core.fence_}));
+            .fence = core.fence_,
+            .files = core.files_,
+            .reshard_group = reshard_groups->group_of(choice)}));
     core.flats_.push_back(memory->flats.back());
   }
   UnitSchedule::Unit unit{
-      .name = assigned.name, .memory = std::move(memory), .reshard = reshard_of(assigned, options)};
+      .name = assigned.name, .memory = std::move(memory), .reshard = choice.reshard};
   for (const NamedTensor& parameter : assigned.parameters) {
     const auto trained = std::ranges::find_if(
         core.trained_, [&](const at::Tensor& tensor) { return tensor.is_same(parameter.tensor); });
@@ -290,17 +292,25 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       [&](const std::vector<NamedTensor>& trained,
           const std::shared_ptr<ReplicaGroup>& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
-    check_same_units(construction.assignment, options_, *all);
     shard_group = groups_.shard ? groups_.shard : all;
+    check_same_units(construction.assignment, options_, *shard_group, *all);
+    files_ = open_offload(options_.offload, construction.assignment,
+                          {.all = *all, .shard = *shard_group});
+    construction.reshard_groups.emplace(shard_group);
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group);
     }
+    // The first backward comes to the units from the last to the first: in another order of
+    // reduction the whole gradients of all units would be there at once.
+    const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
     return std::make_unique<ShardedGradients>(
-        trained, flats_,
+        trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,
                                   .wrapper = kWrapper,
+                                  .remedy = "Make the optimizer from the wrapper "
+                                            "(model.parameters())",
                                   .on_unit_taken = [made](size_t) {
                                     if (const auto units = made->lock()) units->set_reduced();
                                   }});
@@ -326,8 +336,6 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
-  units_->set_events({.backward_begins = [this] { clear_refused_gradients(); },
-                      .gradients_are_reduced = [this] { refuse_optimizers_of_full_parameters(); }});
   for (size_t i = 1; i < construction.assignment.units.size(); ++i) {
     ShardUnitBase::Binding& binding = construction.assignment.units[i].unit->binding();
     binding.is_sharded = true;
@@ -336,12 +344,9 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   }
 }
 
-FullyShardedCore::~FullyShardedCore() {
-  clear_refused_gradients();
-}
+FullyShardedCore::~FullyShardedCore() = default;
 
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
-  if (at::GradMode::is_enabled()) clear_refused_gradients();
   core_->before_forward(module_->is_training(), num_rows);
   return units_->before_forward(0, {});
 }
@@ -373,7 +378,6 @@ at::Tensor FullyShardedCore::cast_output(const at::Tensor& tensor) const {
 }
 
 void FullyShardedCore::reduce_gradients() {
-  clear_refused_gradients();
   core_->reduce_gradients();
   units_->end_reduction();
 }
@@ -436,34 +440,6 @@ int64_t FullyShardedCore::full_bytes() const {
 
 int64_t FullyShardedCore::peak_full_bytes() const {
   return pool_->peak_bytes();
-}
-
-// After a reduction the gradients are those of the shards, and the full parameters have none: an
-// optimizer that was made from these would leave out every one of them, and nothing would train. A
-// gradient that throws when it is touched says so.
-void FullyShardedCore::refuse_optimizers_of_full_parameters() {
-  if (refused_gradients_.empty()) {
-    for (const at::Tensor& parameter : trained_) {
-      refused_gradients_.push_back(untouchable(
-          parameter.sizes(), parameter.scalar_type(),
-          format("The gradients of the module's parameters are gone: {} has reduced them to the "
-                 "gradients of the shards. Make the optimizer from the wrapper "
-                 "(model.parameters()), and read gradients from parameter_shards(). zero_grad() "
-                 "must set gradients to none.",
-                 kWrapper)));
-    }
-  }
-  for (size_t i = 0; i < trained_.size(); ++i) {
-    at::Tensor& gradient = trained_[i].mutable_grad();
-    if (!gradient.defined()) gradient = refused_gradients_[i];
-  }
-}
-
-void FullyShardedCore::clear_refused_gradients() {
-  for (size_t i = 0; i < refused_gradients_.size(); ++i) {
-    at::Tensor& gradient = trained_[i].mutable_grad();
-    if (gradient.is_same(refused_gradients_[i])) gradient.reset();
-  }
 }
 
 }  // namespace cadre

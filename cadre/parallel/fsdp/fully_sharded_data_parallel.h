@@ -146,6 +146,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   // its own.
   int64_t full_bytes() const { return sharded_->full_bytes(); }
   int64_t peak_full_bytes() const { return sharded_->peak_full_bytes(); }
+  // Bytes in this rank's files, see FileOffload.
+  int64_t file_bytes() const { return sharded_->file_bytes(); }
 
  private:
   template <typename Arg>

@@ -57,12 +57,7 @@ void UnitSchedule::end_forward() {
   order_.end();
   phase_ = Phase::kIdle;
   if (keeps_all_) return;
-  if (!is_with_grad_ && may_change_) {
-    // The next use would gather again in any case.
-    release_all([](Reshard) { return true; });
-  } else {
-    release_all([](Reshard reshard) { return reshard == Reshard::kAfterForward; });
-  }
+  for (const Unit& unit : units_) release_after_forward(unit);
 }
 
 void UnitSchedule::before_forward(size_t unit) {
@@ -77,9 +72,16 @@ void UnitSchedule::before_forward(size_t unit) {
 void UnitSchedule::after_forward(size_t unit) {
   // Computed again: its backward follows at once.
   if (phase_ == Phase::kBackward || keeps_all_) return;
-  const bool is_kept =
-      units_[unit].reshard != Reshard::kAfterForward && (is_with_grad_ || !may_change_);
-  if (!is_kept) units_[unit].memory->release();
+  release_after_forward(units_[unit]);
+}
+
+void UnitSchedule::release_after_forward(const Unit& unit) {
+  const bool is_gathered_again = !is_with_grad_ && may_change_;  // by the next use, in any case
+  if (is_gathered_again || unit.reshard == Reshard::kAfterForward) {
+    unit.memory->release();
+  } else if (unit.reshard == Reshard::kOntoGroup) {
+    unit.memory->release_onto_group();
+  }
 }
 
 void UnitSchedule::fail_forward(size_t unit) noexcept {

@@ -43,6 +43,9 @@ class UnitMemory {
   virtual void wait_full() = 0;
   // Ends a gather that is on its way, and frees the memory.
   virtual void release() = 0;
+  // Frees it but for a part, with which the next gather costs less, until mark_stale() or
+  // release().
+  virtual void release_onto_group() = 0;
   // The owners change their shards: what was gathered before no longer counts.
   virtual void mark_stale() = 0;
 };
@@ -138,6 +141,8 @@ class UnitSchedule {
   void use(size_t unit);
   void prefetch();
   void release_if_done(size_t unit);
+  // As its Reshard says.
+  void release_after_forward(const Unit& unit);
   void close_calls();
   void release_all(bool (*is_released)(Reshard));
   void release_after_failure(size_t unit) noexcept;

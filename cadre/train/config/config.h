@@ -62,6 +62,7 @@ struct RunConfig {
   int64_t epochs = 0;
   int64_t batch_size = 32;
   int64_t accumulate = 1;
+  std::string autocast = "float32";
   int64_t seed = 0;
   int64_t threads = 1;
   int64_t evaluate_every = 0;

@@ -132,6 +132,11 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
                     "parts that each process computes its share of a step in, one after the other, "
                     "to save memory",
                     &run.accumulate, 1, 1 << 20});
+  fields.push_back({.name = "run.autocast",
+                    .meaning = "the dtype of matrix products and convolutions; parameters, their "
+                               "gradients and the optimizer's state stay float32",
+                    .value = &run.autocast,
+                    .choices = {"float32", "bfloat16"}});
   fields.push_back({"run.seed", "of the first parameters, the order of samples and the text sample",
                     &run.seed, 0, 9e15});
   fields.push_back({"run.threads",
@@ -155,11 +160,12 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
 
 void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {
   fields.push_back({.name = "parallel.strategy",
-                    .meaning = "what each process holds of the model: ddp: all of it; zero2: a "
-                               "part of the gradients and of the optimizer's state; fsdp: and of "
-                               "the parameters; hsdp: fsdp in several groups of processes",
+                    .meaning = "what each process holds of the model: single: all of it, and it is "
+                               "the only process; ddp: all of it; zero1: a part of the optimizer's "
+                               "state; zero2: and of the gradients; fsdp: and of the parameters; "
+                               "hsdp: fsdp in several groups of processes",
                     .value = &parallel.strategy,
-                    .choices = {"ddp", "zero2", "fsdp", "hsdp"}});
+                    .choices = {"single", "ddp", "zero1", "zero2", "fsdp", "hsdp"}});
   fields.push_back({"parallel.replicas",
                     "of hsdp: groups of processes that hold the whole model each; they divide the "
                     "number of processes",
@@ -276,10 +282,28 @@ std::optional<ConfigConflict> find_model_conflict(const Config& config) {
   return std::nullopt;
 }
 
+// Keys that only save memory or time may be there under any strategy; these change the numbers.
+std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& parallel) {
+  if (parallel.strategy == "fsdp" || parallel.strategy == "hsdp") return std::nullopt;
+  const std::array<std::pair<const char*, std::string>, 2> dtypes = {
+      {{"parallel.parameter_dtype", parallel.parameter_dtype},
+       {"parallel.reduce_dtype", parallel.reduce_dtype}}};
+  for (const auto& [key, dtype] : dtypes) {
+    if (dtype == "float32") continue;
+    return ConfigConflict{
+        key, cadre::format("is {}, which parallel.strategy fsdp and hsdp can do, and {} cannot: "
+                           "choose one of those, or float32; run.autocast=bfloat16 computes in "
+                           "bfloat16 under every strategy",
+                           dtype, parallel.strategy)};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<ConfigConflict> find_conflict(const Config& config) {
   if (auto conflict = find_model_conflict(config)) return conflict;
+  if (auto conflict = find_parallel_conflict(config.parallel)) return conflict;
   if (config.run.epochs == 0 && config.schedule.warmup_steps > config.run.steps) {
     return ConfigConflict{"schedule.warmup_steps",
                           cadre::format("is {}, more than run.steps, which is {}: set both, or "
