@@ -110,7 +110,7 @@ template <typename Model, typename Optimizer>
 void expect_plan(Model& model, Optimizer& optimizer, const Trial& trial,
                  const std::vector<ProcessGroup>& groups) {
   CountedMemory& memory = CountedMemory::install();
-  const int rank = groups[0].rank();
+  const int rank = trial.options.rank;
   const torch::Tensor x = torch::randn({2, kInner});
   StepTraffic traffic;  // of the last step
   memory.reset_peak(rank);
@@ -158,7 +158,9 @@ void try_units(const std::shared_ptr<Stack>& net, const ProcessGroup& world, con
                                   {"shard", options.num_ranks / options.num_replicas}});
     FullyShardedDataParallel model{net, mesh, sharding_of(options)};
     AdamW optimizer{model.parameters(), adamw};
-    expect_plan(model, optimizer, trial, {world, mesh.group("replicate"), mesh.group("shard")});
+    expect_plan(
+        model, optimizer, trial,
+        {mesh.joint_group({"replicate", "shard"}), mesh.group("replicate"), mesh.group("shard")});
     return;
   }
   FullyShardedDataParallel model{net, world, sharding_of(options)};
