@@ -18,7 +18,6 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kPageBytes = 4096;
-constexpr int64_t kFlatAlignment = 16;      // FlatParametersOptions::alignment
 constexpr size_t kNumReductionBuffers = 2;  // of ShardedGradients, for each dtype
 
 int64_t bytes_of(int64_t numel, DType dtype) {
@@ -203,7 +202,8 @@ class Planner {
 
   // FlatParameters with keep_full: the buffer is always there, and the shard is a part of it.
   void add_whole_buffer(std::string name, const Members& members, bool has_sharded_gradients) {
-    const FlatLayout layout(numels_of(members), num_ranks(), kFlatAlignment);
+    const FlatLayout layout(numels_of(members), num_ranks(),
+                            {.of_shards = options().alignment, .of_tensors = options().alignment});
     const DType dtype = members[0]->dtype;
     PlannedPart part{.name = std::move(name),
                      .numel = numel_of(members),
@@ -428,9 +428,12 @@ class Planner {
 
   // Mapped shards are whole pages.
   FlatLayout unit_layout(const Members& members, DType dtype, int num_shards) const {
+    const int64_t alignment = options().alignment;
     const int64_t page_numel = kPageBytes / static_cast<int64_t>(size_of(computed_dtype(dtype)));
-    return {numels_of(members), num_shards,
-            plan_.is_mapped ? std::lcm(kFlatAlignment, page_numel) : kFlatAlignment};
+    return {numels_of(members),
+            num_shards,
+            {.of_shards = options().is_mapped ? std::lcm(alignment, page_numel) : alignment,
+             .of_tensors = alignment}};
   }
 
   // FlatParameters: the shard, and in another compute dtype a copy of it, which peers read.

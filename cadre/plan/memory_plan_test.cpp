@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cadre/base/error.h"
-#include "cadre/parallel/zero/zero_core.h"
 #include "cadre/plan/unit_residency.h"
 
 namespace cadre {
@@ -68,14 +67,14 @@ TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   PlanOptions options = on_ranks(PlanStrategy::kZero1, 4);
   options.zero_bucket_cap_bytes = 20'000;  // a layer each, and the head with the second
   const MemoryPlan plan = plan_memory(small_model(), options);
-  // 4,160 elements are 1,040 for each rank, and with the head 4,224 are 1,056: 16,640 and 16,896
-  // bytes in 5 pages each, behind one of signals.
+  // 4,160 elements are 1,040 for each rank, which is padded to 1,056, and with the head 4,224 are
+  // 1,056: 16,896 bytes in 5 pages each, behind one of signals.
   EXPECT_EQ(plan.held.parameters, 12 * kPage);
   EXPECT_EQ(plan.held.gradients, 10 * kPage);
-  EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (1040 + 1056));
+  EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (1056 + 1056));
   EXPECT_EQ(plan.traffic.all_gather.num_calls, 2);
-  EXPECT_EQ(plan.traffic.all_gather.payload_bytes, kAll);
-  EXPECT_EQ(plan.traffic.all_gather.received_bytes, kAll / 4 * 3);
+  EXPECT_EQ(plan.traffic.all_gather.payload_bytes, 2 * 4 * 4 * 1056);
+  EXPECT_EQ(plan.traffic.all_gather.received_bytes, 2 * 3 * 4 * 1056);
   EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer);
 }
 
@@ -98,12 +97,12 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
 
 TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(PlanStrategy::kFsdp, 3));
-  // 4,160 elements on 3 ranks are 1,387, which is padded to 1,392; 64 are 22, padded to 32.
-  constexpr int64_t kUnit = 3 * 1392 * 4;
+  // 4,160 elements on 3 ranks are 1,387, which is padded to 1,408; 64 are 22, padded to 32.
+  constexpr int64_t kUnit = 3 * 1408 * 4;
   constexpr int64_t kRoot = 3 * 32 * 4;
   EXPECT_EQ(plan.held.parameters, (2 + 3 + 3) * kPage);
-  EXPECT_EQ(plan.held.gradients, 4 * (32 + 1392 + 1392));
-  EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (32 + 1392 + 1392));
+  EXPECT_EQ(plan.held.gradients, 4 * (32 + 1408 + 1408));
+  EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (32 + 1408 + 1408));
   EXPECT_EQ(plan.held.full_units, kRoot + 2 * kUnit);
   EXPECT_EQ(plan.held.reduction_buffers, 2 * (5 + 1) * kPage + 2 * kPage);
   EXPECT_EQ(plan.held.transient, kHead + kLayer);
@@ -113,11 +112,11 @@ TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   EXPECT_EQ(plan.traffic.reduce_scatter.payload_bytes, kRoot + 2 * kUnit);
   ASSERT_EQ(plan.parts.size(), 3U);
   EXPECT_EQ(plan.parts[1].name, "unit a");
-  EXPECT_EQ(plan.parts[1].shard_bytes, 1392 * 4);
-  // The last rank holds what is left: 4,160 - 2 * 1,392, and of the root nothing.
+  EXPECT_EQ(plan.parts[1].shard_bytes, 1408 * 4);
+  // The last rank holds what is left: 4,160 - 2 * 1,408, and of the root nothing.
   PlanOptions last = on_ranks(PlanStrategy::kFsdp, 3);
   last.rank = 2;
-  EXPECT_EQ(plan_memory(small_model(), last).held.optimizer_state, 2 * 4 * (2 * 1376));
+  EXPECT_EQ(plan_memory(small_model(), last).held.optimizer_state, 2 * 4 * (2 * 1344));
 }
 
 TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
@@ -201,13 +200,6 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
   EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
 }
 
-TEST(MemoryPlan, HasTheDefaultsOfTheClasses) {
-  EXPECT_EQ(PlanOptions{}.zero_bucket_cap_bytes, ZeroOptions{}.bucket_cap_bytes);
-  EXPECT_EQ(PlanOptions{}.reshard, FullyShardedDataParallelOptions{}.reshard);
-  EXPECT_EQ(PlanOptions{}.reshard_root, FullyShardedDataParallelOptions{}.reshard_root);
-  EXPECT_EQ(PlanOptions{}.num_prefetched, FullyShardedDataParallelOptions{}.num_prefetched);
-}
-
 std::string refusal_of(const PlanOptions& options, const ModelSizes& model = small_model()) {
   try {
     (void)plan_memory(model, options);
@@ -236,6 +228,9 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   options = on_ranks(PlanStrategy::kFsdp, 2);
   options.parameter_dtype = DType::kInt32;
   EXPECT_THAT(refusal_of(options), HasSubstr("no floating-point dtype"));
+  options = on_ranks(PlanStrategy::kFsdp, 2);
+  options.reshard = Reshard::kOntoGroup;
+  EXPECT_THAT(refusal_of(options), HasSubstr("kOntoGroup, which has no plan"));
   options = on_ranks(PlanStrategy::kFsdp, 2);
   options.accumulate = 0;
   EXPECT_THAT(refusal_of(options), HasSubstr("accumulate is 0"));

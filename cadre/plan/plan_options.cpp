@@ -35,6 +35,12 @@ void check_sharding(const PlanOptions& options) {
   require_option(options.num_replicas >= 1 && options.num_ranks % options.num_replicas == 0,
                  format("num_replicas is {}, which does not divide the {} ranks",
                         options.num_replicas, options.num_ranks));
+  require_option(
+      options.reshard != Reshard::kOntoGroup && options.reshard_root != Reshard::kOntoGroup,
+      "reshard is kOntoGroup, which has no plan; plan kAfterForward, which holds less and moves as "
+      "much, and kAfterBackward, which holds more");
+  require_option(options.alignment >= 1,
+                 format("alignment is {}; it is at least 1", options.alignment));
   require_option(options.num_prefetched == 0 || options.num_prefetched == 1,
                  format("num_prefetched is {}; choose 0 or 1", options.num_prefetched));
   require_option(!options.parameter_dtype || is_floating_point(*options.parameter_dtype),

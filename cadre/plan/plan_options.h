@@ -32,7 +32,10 @@ struct PlanOptions {
   // zero1: ZeroOptions::bucket_cap_bytes.
   int64_t zero_bucket_cap_bytes = int64_t{16} << 20;
 
-  // fsdp and hsdp.
+  // zero1, zero2, fsdp and hsdp: FlatParametersOptions::alignment, in elements.
+  int64_t alignment = 32;
+
+  // fsdp and hsdp; Reshard::kOntoGroup is not planned.
   int num_replicas = 1;  // hsdp: of the first axis of the mesh
   // ShardForm::kMapped; where the ranks of a shard group have several hosts, as without it.
   bool is_mapped = false;

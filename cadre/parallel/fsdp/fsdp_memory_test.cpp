@@ -18,15 +18,10 @@ namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
 
-int64_t bytes_of_unit(int64_t numel, int world_size) {
-  const int64_t shard = (numel + world_size - 1) / world_size;
-  return (shard + 15) / 16 * 16 * world_size * static_cast<int64_t>(sizeof(double));
-}
-
 TEST(FsdpMemory, IsThatOfTheRootAndTwoUnits) {
   const auto result = run_groups(3, [&](const ProcessGroup& group) {
-    const int64_t unit = bytes_of_unit(kWidth * kWidth + kWidth, 3);
-    const int64_t root = bytes_of_unit(kWidth + 1, 3);
+    const int64_t unit = bytes_of_linear(kWidth, 3);
+    const int64_t root = bytes_of_linear(1, 3);
     const auto peak_of = [&](FullyShardedDataParallelOptions options) {
       options.wrap_policy = wrap_by_size(1);
       FullyShardedDataParallel model{std::make_shared<Tower>(6), group, options};
@@ -48,8 +43,7 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
     FullyShardedDataParallel model{std::make_shared<Tower>(6), group, every_unit()};
     const torch::NoGradGuard no_grad;
     for (int i = 0; i < 3; ++i) model(rows_of(group, i));
-    EXPECT_EQ(model.peak_full_bytes(),
-              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+    EXPECT_EQ(model.peak_full_bytes(), bytes_of_linear(1, 2) + 2 * bytes_of_linear(kWidth, 2));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -81,8 +75,7 @@ TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
     expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
-    EXPECT_EQ(model.peak_full_bytes(),
-              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+    EXPECT_EQ(model.peak_full_bytes(), bytes_of_linear(1, 2) + 2 * bytes_of_linear(kWidth, 2));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

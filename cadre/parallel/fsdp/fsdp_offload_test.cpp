@@ -1,4 +1,4 @@
-// Shards, gradients and optimizer state in files: the bits of the run in memory, the bytes of the
+// Shards and gradients in files: the bits of the run in memory, the bytes of the
 // formula, and one error on all ranks where there is no room.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/optim/offloaded_optimizer.h"
-#include "cadre/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fsdp_test_tower.h"
 #include "cadre/testing/small_disk.h"
 #include "cadre/testing/temporary_folder.h"
@@ -115,48 +113,28 @@ TEST(FsdpOffloadMechanics, TrainsOnTwoAxes) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Every shard and its gradients take whole pages, and so does the state of each parameter that has
-// elements here. On one rank the gathered parameters are a copy, which comes and goes.
-template <typename O>
-void expect_bytes_of_formula(int world_size) {
-  const TemporaryFolder folder;
-  const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
-    constexpr int kNumUnits = 4;
-    FullyShardedDataParallelOptions options = every_unit();
-    options.offload = {.folder = folder.path()};
-    FullyShardedDataParallel model{std::make_shared<Tower>(kNumUnits), group, options};
-    const int64_t page = FileMemory::in_pages(1);
-    const int64_t constructed = (kNumUnits + 1) * 2 * page;
-    EXPECT_EQ(model.file_bytes(), constructed);
-    O optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
-    int64_t num_here = 0;
-    for (const Tensor& values : model.parameters()) {
-      EXPECT_NE(FileMemory::of(values), nullptr);
-      if (values.numel() > 0) ++num_here;
-    }
-    for (int step = 0; step < 2; ++step) {
-      optimizer.zero_grad();
-      PlainSteps{}(model, rows_of(group, step));
+// Every shard and its gradients take whole pages. With the state of the optimizer:
+// tests/training/memory_limit_test.cpp.
+TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
+  for (const int world_size : {1, 2}) {
+    const TemporaryFolder folder;
+    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+      FullyShardedDataParallelOptions options = every_unit();
+      options.offload = {.folder = folder.path()};
+      FullyShardedDataParallel model{std::make_shared<Tower>(), group, options};
+      const int64_t num_bytes = (4 + 1) * 2 * FileMemory::in_pages(1);
+      EXPECT_EQ(model.file_bytes(), num_bytes);
+      train_wrapped(model, group, PlainSteps{});
       for (const Tensor& values : model.parameters()) {
         if (values.numel() == 0) continue;
+        EXPECT_NE(FileMemory::of(values), nullptr);
         EXPECT_NE(FileMemory::of(values.grad()), nullptr);
       }
-      optimizer.step();
-      EXPECT_EQ(model.file_bytes(), constructed + 2 * num_here * page);
-    }
-    EXPECT_EQ(model.full_bytes(), 0);
-    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has a name";
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(FsdpOffloadMemory, IsThatOfTheFormulaWithCadresOptimizers) {
-  for (const int world_size : {1, 2}) expect_bytes_of_formula<AdamW>(world_size);
-}
-
-TEST(FsdpOffloadMemory, IsThatOfTheFormulaWithOtherOptimizers) {
-  for (const int world_size : {1, 2}) {
-    expect_bytes_of_formula<OffloadedOptimizer<torch::optim::AdamW>>(world_size);
+      EXPECT_EQ(model.file_bytes(), num_bytes);
+      EXPECT_EQ(model.full_bytes(), 0);
+      EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has a name";
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
   }
 }
 
@@ -198,6 +176,20 @@ TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
     EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel"));
     EXPECT_THAT(failure, HasSubstr(group.rank() == 1 ? "none: No such file or directory"
                                                      : "rank 1 has no room for its files"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpOffloadErrors, MappedShardsAreInMemory) {
+  const TemporaryFolder folder;
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallelOptions options = every_unit();
+    options.offload = {.folder = folder.path()};
+    options.form = ShardForm::kMapped;
+    EXPECT_THAT(failure_of([&] {
+                  FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+                }),
+                HasSubstr("choose ShardForm::kGathered without keep_full, or leave out the files"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

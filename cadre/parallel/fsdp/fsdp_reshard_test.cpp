@@ -82,6 +82,7 @@ struct ReshardSteps {
     evaluate();  // which gathers anew
     loss.backward();
     evaluate();
+    model.forward(rows.sin());  // without a backward: its parts are those of before the step
   }
 };
 
@@ -118,18 +119,13 @@ TEST(FsdpReshardMechanics, ChoosesTheGroupForEachUnit) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-int64_t bytes_of_tower_unit(int64_t numel, int world_size) {
-  const int64_t shard = (numel + world_size - 1) / world_size;
-  return (shard + 15) / 16 * 16 * world_size * static_cast<int64_t>(sizeof(double));
-}
-
 // After the forward a rank has the root and its part of each unit. In forward and backward it has
 // full, beside those parts, the root, the unit that computes and the next one; while the last unit
 // that computes becomes its part, or was gathered from it, that part is there, too.
 TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
   const auto result = run_groups(4, [&](const ProcessGroup& group) {
-    const int64_t unit = bytes_of_tower_unit(kWidth * kWidth + kWidth, 4);
-    const int64_t root = bytes_of_tower_unit(kWidth + 1, 4);
+    const int64_t unit = bytes_of_linear(kWidth, 4);
+    const int64_t root = bytes_of_linear(1, 4);
     FullyShardedDataParallelOptions options = onto_groups_of(2);
     FullyShardedDataParallel model{std::make_shared<Tower>(kTowerUnits), group, options};
     for (int step = 0; step < kTowerSteps; ++step) {
@@ -167,8 +163,8 @@ int64_t gathered_over_all(const ProcessGroup& group,
 TEST(FsdpReshardTraffic, BackwardGathersWithinTheSmallGroup) {
   const auto result = run_groups(4, [&](const ProcessGroup& group) {
     const auto size = static_cast<int64_t>(sizeof(double));
-    const int64_t unit = bytes_of_tower_unit(kWidth * kWidth + kWidth, 4) / size * 3 / 4;
-    const int64_t root = bytes_of_tower_unit(kWidth + 1, 4) / size * 3 / 4;
+    const int64_t unit = bytes_of_linear(kWidth, 4) / size * 3 / 4;
+    const int64_t root = bytes_of_linear(1, 4) / size * 3 / 4;
     EXPECT_EQ(gathered_over_all(group, every_unit()), root + 2 * kTowerUnits * unit);
     EXPECT_EQ(gathered_over_all(group, onto_groups_of(2)), root + kTowerUnits * unit);
     EXPECT_EQ(gathered_over_all(group, onto_groups_of(1)), root + kTowerUnits * unit);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/shard/flat_parameters.h"
 #include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/wrap_test_support.h"
@@ -102,6 +103,14 @@ struct TowerOf : nn::Module {
 };
 // It computes its activations again in backward.
 using Recomputed = TowerOf<ActivationCheckpoint<HalfImpl>>;
+
+// Of the flat buffer of a Linear(kWidth, num_outputs).
+inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {
+  const int64_t alignment = FlatParametersOptions().alignment;
+  const FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,
+                          {.of_shards = alignment, .of_tensors = alignment});
+  return layout.numel() * static_cast<int64_t>(sizeof(double));
+}
 
 inline Tensor data_of(int step) {
   return torch::sin(torch::arange(kRows * kWidth, kDouble) + 7 * step).view({kRows, kWidth});

@@ -294,10 +294,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
     shard_group = groups_.shard ? groups_.shard : all;
     check_same_units(construction.assignment, options_, *shard_group, *all);
-    if (options_.offload) {
-      files_ = open_offload(*options_.offload, construction.assignment,
-                            {.all = *all, .shard = *shard_group});
-    }
+    files_ = open_offload(options_.offload, construction.assignment,
+                          {.all = *all, .shard = *shard_group});
     construction.reshard_groups.emplace(shard_group);
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group);

@@ -22,7 +22,9 @@ int64_t bytes_of(const std::vector<NamedTensor>& parameters, at::ScalarType dtyp
                  ReplicaGroup& shard, int num_states) {
   std::vector<int64_t> numels;
   for (const NamedTensor& parameter : parameters) numels.push_back(parameter.tensor.numel());
-  const FlatLayout layout(numels, shard.world_size(), FlatParametersOptions().alignment);
+  const int64_t alignment = FlatParametersOptions().alignment;
+  const FlatLayout layout(numels, shard.world_size(),
+                          {.of_shards = alignment, .of_tensors = alignment});
   const auto size = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t shard_bytes = FileMemory::in_pages(layout.shard_numel() * size);
   int64_t num_bytes = shard_bytes;
@@ -65,15 +67,16 @@ std::optional<int> first_failed(bool has_failed, ReplicaGroup& all) {
 
 }  // namespace
 
-std::shared_ptr<FileMemory> open_offload(const FileOffload& offload,
+std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offload,
                                          const UnitAssignment& assignment,
                                          const OffloadGroups& groups) {
+  if (!offload) return nullptr;
   const std::string what = format(kWhat, groups.all.rank());
   std::shared_ptr<FileMemory> files;
   std::optional<Error> error;
   try {
-    files = FileMemory::open(offload.folder);
-    files->reserve(needed_bytes(offload, assignment, groups.shard));
+    files = FileMemory::open(offload->folder);
+    files->reserve(needed_bytes(*offload, assignment, groups.shard));
   } catch (const Error& thrown) {
     error = thrown.with_context(what);
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "cadre/group/file_memory.h"
 #include "cadre/parallel/fsdp/options.h"
@@ -18,8 +19,9 @@ struct OffloadGroups {
   ReplicaGroup& shard;  // whose ranks own the shards
 };
 
-// Reserves what the shards of this rank, their gradients and the optimizer's state take.
-std::shared_ptr<FileMemory> open_offload(const FileOffload& offload,
+// Reserves what the shards of this rank, their gradients and the optimizer's state take. Null, and
+// not collective, without an offload.
+std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offload,
                                          const UnitAssignment& assignment,
                                          const OffloadGroups& groups);
 
