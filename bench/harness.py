@@ -15,6 +15,7 @@ import os
 import pathlib
 import platform
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -171,18 +172,49 @@ def quartiles(values):
 def timed(command, timeout_s, env=None):
     """Runs a command; returns (wall seconds, CPU seconds of it and its children, stdout).
 
-    Raises on failure or time-out, with the end of what it printed."""
+    Raises RuntimeError with the end of what it printed, on failure and when the time is over. Then, and
+    when the bench itself is interrupted, the command and all its descendants are killed: a launcher that is
+    killed alone leaves its workers running."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.monotonic()
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s,
-                            env={**os.environ, **(env or {})}, cwd=ROOT)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, **(env or {})}, cwd=ROOT) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+            how = f"failed with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            kill_tree(process.pid)
+            stdout, stderr = process.communicate()
+            how = f"did not end within {timeout_s} s"
+        except BaseException:
+            kill_tree(process.pid)
+            raise
     wall = time.monotonic() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if result.returncode != 0:
-        tail = "\n".join((result.stdout + result.stderr).splitlines()[-15:])
-        raise RuntimeError(f"{' '.join(map(str, command))} failed with {result.returncode}:\n{tail}")
+    if process.returncode != 0:
+        tail = "\n".join((stdout + stderr).splitlines()[-15:])
+        raise RuntimeError(f"{' '.join(map(str, command))} {how}:\n{tail}")
     cpu = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
-    return wall, cpu, result.stdout
+    return wall, cpu, stdout
+
+
+def kill_tree(root):
+    """Kills a process of ours and all its descendants, in whichever session a launcher has put them."""
+    parents = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it has ended meanwhile
+    tree = [root]
+    for process in tree:
+        tree += [child for child, parent in parents.items() if parent == process]
+    for process in tree:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 def of_peer(run, attempts=3):

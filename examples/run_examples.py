@@ -148,6 +148,10 @@ class Examples(unittest.TestCase):
                     self.assertLess(int(found[5]), 4 * int(total))  # float32
                     owned += int(found[3])
                 self.assertEqual(owned, int(total))
+        with tempfile.TemporaryDirectory() as folder:
+            in_file = run("fsdp_gpt", folder)
+            self.assertEqual(in_file[0].split(",")[0], alone[0].split(",")[0])
+            self.assertEqual(os.listdir(folder), [])
 
     def test_device_mesh(self):
         x = [[2 * i, 2 * i + 1] for i in range(6)]

@@ -15,6 +15,7 @@
 //   finish_early()     waits for these
 //   reduce_last()      what is left, which carries the trailer
 //   settle_unused()    if ranks differ, for each parameter of place_unused()
+//   end_pass()         the reduction is done
 // or, at any point, abandon(): this rank leaves the pass, and the other ranks must not wait for it.
 #pragma once
 
@@ -75,6 +76,7 @@ class CADRE_EXPORT GradientStorage {
     bool used_by_some;
   };
   virtual void settle_unused(size_t parameter, const Usage& usage) = 0;
+  virtual void end_pass() = 0;
   // Issues what the other ranks wait for and does not wait for it itself. The pass is an error on
   // all ranks, so the values do not matter; the trailer, if it is not launched yet, does.
   virtual void abandon() = 0;
@@ -84,7 +86,8 @@ class CADRE_EXPORT GradientStorage {
   // A backward without reduction has added to parameter.grad().
   virtual void keep_local(size_t parameter) = 0;
   // Drops the gradients of keep_local() where the user has cleared what an optimizer sees instead
-  // of them. `just_touched`: a parameter that the running backward has added to already.
+  // of them. `just_touched`: a parameter that the running backward
+  // has added to already.
   virtual void forget_cleared(std::optional<size_t> just_touched) = 0;
   // Of what an optimizer sees instead of parameter.grad().
   virtual void zero_grad(bool set_to_none) = 0;

@@ -50,6 +50,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   void finish_early() override;
   void reduce_last() override;
   void settle_unused(size_t parameter, const Usage& usage) override;
+  void end_pass() override {}
   void abandon() override;
   void settle_abandoned() override { finish_early(); }
   void keep_local(size_t) override {}

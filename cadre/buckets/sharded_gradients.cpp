@@ -13,6 +13,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
+#include "cadre/group/file_memory.h"
 
 namespace cadre {
 
@@ -38,7 +39,11 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
       slots_(parameters_.size(), Slot{.bucket = kNoBucket, .place = 0, .leaf = {}, .gradient = {}}),
       is_ready_(parameters_.size(), false),
       unsettled_(parameters_.size()),
-      witnesses_(parameters_.size()) {
+      witnesses_(parameters_.size()),
+      refused_(parameters_,
+               {.place = format("{}, rank {}", options_.wrapper, groups_.all->rank()),
+                .remedy = options_.remedy},
+               [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); }) {
   make_buckets(units);
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
@@ -129,8 +134,11 @@ void ShardedGradients::allocate() {
     need.numel = std::max(need.numel, flat.numel());
     ++need.num_buckets;
     const at::ScalarType dtype = bucket.flat->shard().scalar_type();
-    bucket.gradients = groups_.replicate ? groups_.replicate->empty_flat(flat.shard_numel(), dtype)
-                                         : at::zeros({flat.shard_numel()}, dtype);
+    const std::shared_ptr<FileMemory> files = FileMemory::of(bucket.flat->shard());
+    bucket.gradients = files ? files->zeros(flat.shard_numel(), dtype)
+                       : groups_.replicate
+                           ? groups_.replicate->empty_flat(flat.shard_numel(), dtype)
+                           : at::zeros({flat.shard_numel()}, dtype);
     for (const size_t parameter : bucket.parameters) {
       Slot& slot = slots_[parameter];
       // Not a view to autograd: the optimizers' zero_grad() calls detach_(), which refuses views.
@@ -163,6 +171,7 @@ void ShardedGradients::learn(std::span<const int64_t> order) {
 }
 
 void ShardedGradients::on_begin_pass() {
+  refused_.remove();
   is_trailer_launched_ = false;
   is_ready_.assign(parameters_.size(), false);
   std::ranges::fill(unsettled_, at::Tensor());
@@ -393,6 +402,7 @@ void ShardedGradients::forget_cleared(std::optional<size_t> just_touched) {
 
 void ShardedGradients::zero_grad(bool set_to_none) {
   const at::NoGradGuard no_grad;
+  refused_.discard();
   for (Slot& slot : slots_) {
     at::Tensor& gradient = slot.leaf.mutable_grad();
     if (!gradient.defined()) continue;

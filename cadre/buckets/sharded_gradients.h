@@ -17,6 +17,10 @@
 // Without reduction (no_sync()) full gradients accumulate in parameter.grad() until the next pass
 // takes them. An optimizer sees the shards' gradients only, so these show when the user has
 // cleared the gradients: a shard without a gradient gets one of zeros for that time.
+//
+// After a pass the full parameters have gradients that throw when they are touched, up to the next
+// backward (refused_gradients.h). Where the user has set one of these to none, by
+// zero_grad() of the module, the gradient of the shard is cleared then.
 // Source: torch.distributed.fsdp; ZeRO stage 2, arXiv:1910.02054.
 #pragma once
 
@@ -35,6 +39,7 @@
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/buckets/gradient_storage.h"
+#include "cadre/buckets/refused_gradients.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/replica_group.h"
@@ -54,6 +59,8 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     std::optional<BucketLayout> layout = {};  // none: the order is learned in the first pass
     int64_t trailer_numel = 0;
     std::string wrapper = {};  // the name with which errors begin
+    // What an optimizer is made from, for one that was made from the full parameters.
+    std::string remedy = "Make the optimizer from the shards";
     // The full gradients of a unit were copied and dropped, in a pass; the unit's place in `units`.
     // Called once in a pass for each unit with a trained parameter, also in one that is abandoned.
     std::function<void(size_t unit)> on_unit_taken = {};
@@ -74,6 +81,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void finish_early() override;
   void reduce_last() override;
   void settle_unused(size_t parameter, const Usage& usage) override;
+  void end_pass() override { refused_.install(); }
   void abandon() override;
   void settle_abandoned() override;
   void keep_local(size_t parameter) override;
@@ -144,6 +152,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   std::vector<at::Tensor> unsettled_;  // by parameter: reduced, but perhaps used by no rank
   std::vector<Witness> witnesses_;     // by parameter
   size_t num_kept_ = 0;
+  RefusedGradients refused_;
 };
 
 }  // namespace cadre

@@ -12,13 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "cadre/base/export.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/mesh/placement.h"
 #include "cadre/wire/snapshot_manifest.h"
 
 namespace cadre {
 
-class SnapshotReader {
+class CADRE_EXPORT SnapshotReader {
  public:
   // A snapshot's folder, whose manifest is checked against its digest, or one safetensors file.
   static SnapshotReader open(const std::string& path);

@@ -199,6 +199,17 @@ TEST_F(TrainerTree, PassesPrintConfigToOneProcess) {
   EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --print-config\n");
 }
 
+TEST_F(TrainerTree, PassesThePlanOfAllProcessesToOne) {
+  make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
+  const auto result =
+      run({"train", config_, "--plan", "--nproc-per-node", "4", "--json", "a.json", "run.steps=3"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --plan=4 --json=a.json\n");
+  const auto refused = run({"train", config_, "--json", "a.json"});
+  EXPECT_EQ(refused.exit_code, kUsageExitCode);
+  EXPECT_NE(refused.error.find("--json a.json is for --plan"), std::string::npos) << refused.error;
+}
+
 TEST_F(TrainerTree, SaysHowToGetAMissingTrainer) {
   const auto result = run({"train", config_});
   EXPECT_EQ(result.exit_code, kNotFoundExitCode);

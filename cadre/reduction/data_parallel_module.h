@@ -78,11 +78,11 @@ class DataParallelModule {
   const std::shared_ptr<M>& module() const { return module_; }
 
   std::vector<at::Tensor> parameters() const { return module_->parameters(); }
-  // Clears the gradients, also those that this rank has of its shards of the parameters, which
-  // module()->zero_grad() does not reach.
+  // Clears the gradients, also those that this rank has of its shards of the parameters. After
+  // module()->zero_grad() these are cleared when the next backward begins.
   void zero_grad(bool set_to_none = true) {
-    module_->zero_grad(set_to_none);
     core_->zero_grad(set_to_none);
+    module_->zero_grad(set_to_none);
   }
   void train(bool on = true) { module_->train(on); }
   void eval() { module_->eval(); }

@@ -246,6 +246,7 @@ void Reducer::finish_pass() {
   num_unreduced_forwards_ -= static_cast<int>(pass_.passed.size());
   if (pass_.passed.empty() || num_unreduced_forwards_ < 0) num_unreduced_forwards_ = 0;
   if (pass_.is_backward && !storage_->is_learned()) learn_layout();
+  storage_->end_pass();
 }
 
 // The last bucket waits for the end of the backward: until then its trailer is not known.

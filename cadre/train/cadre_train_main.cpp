@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,11 +16,15 @@
 #include "cadre/base/error.h"
 #include "cadre/group/process_group.h"
 #include "cadre/launch/exit_meaning.h"
+#include "cadre/os/io/durable_file.h"
 #include "cadre/os/proc/output_stream.h"
 #include "cadre/os/proc/pending_signal.h"
 #include "cadre/os/system.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
+#include "cadre/train/planning/config_plan.h"
+#include "cadre/train/planning/plan_report.h"
+#include "cadre/train/strategy.h"
 #include "cadre/train/trainer.h"
 #include "cadre/train/verify/verify_config.h"
 
@@ -59,6 +64,8 @@ struct CommandLine {
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
+  int num_planned = 0;    // processes of --plan; 0: train
+  std::string json_path;  // of --json, with --plan and --verify; empty: none
   bool verify = false;
   train::VerifyRequest request;
 };
@@ -91,9 +98,28 @@ int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os:
   train::Config config;
   train::on_all_ranks(*make_replica_group(world),
                       [&] { config = train::load_config(command.config_path, command.overrides); });
-  const VerifyReport report = train::verify_config(
-      config, command.request, {.world = world, .system = system, .print = print});
+  train::VerifyRequest request = command.request;
+  request.json_path = command.json_path;
+  const VerifyReport report =
+      train::verify_config(config, request, {.world = world, .system = system, .print = print});
   return report.is_within() ? 0 : kDeviationExitCode;
+}
+
+// Trains nothing: a process alone, without a group and without memory of the model's size.
+int run_plan(const CommandLine& command) {
+  const train::Config config = train::load_config(command.config_path, command.overrides);
+  train::check_strategy(config.parallel, command.num_planned);
+  const train::Processes processes = {.count = command.num_planned,
+                                      .per_host = command.num_planned};
+  const ModelSizes model = train::sizes_of_model(config);
+  const auto plans = train::plans_of_strategies(config, model, processes);
+  print(train::comparison_table(config, model, plans));
+  if (command.json_path.empty()) return 0;
+  const std::string json = train::plans_json(config, model, plans);
+  const ConstBytes bytes = std::as_bytes(std::span(json));
+  const Status written = os::write_file(command.json_path, {&bytes, 1});
+  if (!written.ok()) throw written.error().with_context("--json");
+  return 0;
 }
 
 int run_training(const CommandLine& command) {
@@ -130,6 +156,12 @@ int main(int argc, char** argv) {
   app.add_option("config", command.config_path, "a TOML file")->required();
   app.add_option("overrides", command.overrides, "key=value: wins over the file");
   app.add_flag("--print-config", command.print_config, "print every key and value, and end");
+  app.add_option(
+         "--plan", command.num_planned,
+         "print what each of so many processes would hold and what a step would move, under "
+         "every strategy, and end")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--json", command.json_path, "with --plan: write it to this file, too, in bytes");
   app.add_flag_callback(
          "--print-keys",
          [] {
@@ -143,7 +175,6 @@ int main(int argc, char** argv) {
   app.add_option("--steps", command.request.num_steps)->group("");
   app.add_option("--dtype", command.request.dtype)->group("");
   app.add_option("--strategies", command.request.strategies)->delimiter(',')->group("");
-  app.add_option("--json", command.request.json_path)->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -151,7 +182,11 @@ int main(int argc, char** argv) {
     return code == 0 ? 0 : cadre::kUsageExitCode;
   }
   try {
+    if (command.num_planned > 0) return cadre::run_plan(command);
     return cadre::run_training(command);
+  } catch (const cadre::Error& error) {
+    cadre::report(error);
+    return command.num_planned > 0 ? cadre::exit_code_of(error) : 1;
   } catch (const std::exception& error) {
     cadre::report(error);
     return 1;

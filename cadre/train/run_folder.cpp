@@ -93,7 +93,7 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
     throw Error(ErrorCode::kInvalidArgument,
                 "run.resume = best: no snapshot was marked as the best; run.keep_best marks them");
   }
-  if (fs::exists(run.resume + "/state.json")) {
+  if (fs::exists(run.resume + "/state.json") || fs::exists(run.resume + "/manifest.json")) {
     return (fs::path(run.resume) / "").parent_path().string();  // without a slash at the end
   }
   // The folder of a whole run will do, too.
@@ -101,7 +101,7 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
   throw Error(
       ErrorCode::kInvalidArgument,
       cadre::format("run.resume = {}: no snapshot there; expected none, auto, best, or a folder "
-                    "with state.json",
+                    "with state.json or manifest.json",
                     run.resume));
 }
 

@@ -1,9 +1,5 @@
 #include "cadre/train/strategy.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
-
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -55,6 +51,7 @@ class Single final : public Strategy {
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_->parameters(), max_norm);
   }
+  SnapshotParts parts() const override { return parts_of(*model_); }
 
  private:
   std::shared_ptr<Model> model_;
@@ -80,6 +77,7 @@ class Replicated : public Strategy {
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_.parameters(), max_norm);
   }
+  SnapshotParts parts() const override { return parts_of(*model_.module()); }
   std::optional<BucketLayout> learned_layout() const override { return model_.learned_layout(); }
 
  protected:
@@ -88,49 +86,6 @@ class Replicated : public Strategy {
  private:
   std::optional<NoSync> no_sync_;
 };
-
-// "fc.weight.exp_avg" belongs to the shard "fc.weight"; null for none, and for a 0-dim state.
-const ParameterShard* find_shard(const std::vector<ParameterShard>& shards,
-                                 const std::string& state_name, const at::Tensor& state) {
-  const std::string parameter = state_name.substr(0, state_name.rfind('.'));
-  const auto found = std::ranges::find(shards, parameter, &ParameterShard::name);
-  return found == shards.end() || (state.dim() == 0 && !found->sizes.empty()) ? nullptr : &*found;
-}
-
-// What every rank has of a parameter's state, one part behind the other; collective.
-at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
-  at::Tensor whole = at::zeros(shard.sizes, part.options());
-  whole.view(-1).narrow(0, shard.range.begin, shard.range.size()).copy_(part.reshape(-1));
-  // Each element is zero bits on all ranks but its owner, so the union of bits is the owner's.
-  const at::Tensor bits = whole.view(-1).view(at::kByte);
-  for (const ProcessGroup& group : dividing_groups({&shard, 1})) {
-    group.all_reduce(bits, {.op = ReduceOp::kBor});
-  }
-  return whole;
-}
-
-// Of wrappers with parameter_shards().
-NamedTensors whole_state_of(const std::vector<ParameterShard>& shards, NamedTensors parts) {
-  const at::NoGradGuard no_grad;
-  for (auto& [name, tensor] : parts) {
-    if (const auto* shard = find_shard(shards, name, tensor)) tensor = gather_whole(*shard, tensor);
-  }
-  return parts;
-}
-
-NamedTensors part_of_state_of(const std::vector<ParameterShard>& shards, NamedTensors whole) {
-  for (auto& [name, tensor] : whole) {
-    const auto* shard = find_shard(shards, name, tensor);
-    if (shard == nullptr) continue;
-    if (tensor.sizes() != shard->sizes) {
-      throw Error(
-          ErrorCode::kCorruption,
-          cadre::format("optimizer state {} does not have the shape of its parameter", name));
-    }
-    tensor = tensor.reshape(-1).narrow(0, shard->range.begin, shard->range.size());
-  }
-  return whole;
-}
 
 std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards) {
   std::vector<TrainedTensor> trained;
@@ -190,11 +145,11 @@ class DividedOptimizer final : public Replicated {
     // Those of the whole parameters are no tensors of trained().
     for (at::Tensor& parameter : model_.module()->parameters()) parameter.mutable_grad().reset();
   }
-  NamedTensors whole_state(NamedTensors parts) override {
-    return whole_state_of(shards_, std::move(parts));
-  }
-  NamedTensors part_of_state(NamedTensors whole) const override {
-    return part_of_state_of(shards_, std::move(whole));
+  SnapshotParts parts() const override { return parts_of(shards_, *model_.module()); }
+  bool holds_parts() const override { return true; }
+  void parts_were_filled() override {
+    for (size_t k = 0; k < core_->buckets().size(); ++k) core_->gather(k);
+    core_->finish_gathers();
   }
 
  private:
@@ -245,16 +200,11 @@ class FullySharded final : public Strategy {
   }
   std::vector<ParameterShard> gradient_shards() const override { return model_.parameter_shards(); }
   double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
-  void with_whole_model(const std::function<void()>& use) override {
-    const FullParameters full = model_.summon_full_params();
-    use();
+  SnapshotParts parts() const override {
+    return parts_of(model_.parameter_shards(), *model_.module());
   }
-  NamedTensors whole_state(NamedTensors parts) override {
-    return whole_state_of(model_.parameter_shards(), std::move(parts));
-  }
-  NamedTensors part_of_state(NamedTensors whole) const override {
-    return part_of_state_of(model_.parameter_shards(), std::move(whole));
-  }
+  bool holds_parts() const override { return true; }
+  void parts_were_filled() override { const FullParameters full = model_.summon_full_params(); }
 
  private:
   FullyShardedDataParallel<Model> model_;

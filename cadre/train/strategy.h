@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/data/dataset.h"
 #include "cadre/group/process_group.h"
 #include "cadre/shard/parameter_shard.h"
@@ -53,13 +53,12 @@ class Strategy {
   // Calls `step`, which updates those tensors of trained() that have a gradient, as often as it
   // takes to update each once; afterwards forwards see the new values.
   virtual void update(const std::function<void()>& step) { step(); }
-  // Calls `use` while the module's parameters are whole on this rank, for reading. It runs no
-  // forward.
-  virtual void with_whole_model(const std::function<void()>& use) { use(); }
-  // Optimizer state, "<parameter>.<state>", of whole parameters on rank 0, and this rank's part of
-  // such state. The latter is local.
-  virtual NamedTensors whole_state(NamedTensors parts) { return parts; }
-  virtual NamedTensors part_of_state(NamedTensors whole) const { return whole; }
+  // What this rank has of the model, for snapshots. Local.
+  virtual SnapshotParts parts() const = 0;
+  // Whether other ranks have what this one has not, of the model or of the optimizer's state.
+  virtual bool holds_parts() const { return false; }
+  // The values of parts() are others now.
+  virtual void parts_were_filled() {}
   // See DistributedDataParallel::learned_layout(). Local.
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
 };

@@ -12,6 +12,7 @@
 #include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/snapshot_folder.h"
+#include "cadre/checkpoint/snapshot_reader.h"
 #include "cadre/os/io/durable_file.h"
 #include "cadre/os/io/file.h"
 #include "cadre/wire/hex.h"
@@ -21,7 +22,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormat = 3;
+constexpr int kFormatOfWholeFiles = 3;
+constexpr int kFormatInParts = 4;
 constexpr int kOldestFormat = 1;
 constexpr size_t kMaxStateBytes = size_t{64} << 20;
 // state.json is checked against its digest, too, as a whole.
@@ -39,8 +41,8 @@ at::Tensor from_hex(const std::string& text) {
   return bytes;
 }
 
-Json to_json(const TrainState& state) {
-  Json json = {{"format", kFormat},
+Json to_json(const TrainState& state, int format) {
+  Json json = {{"format", format},
                {"step", state.step},
                {"loader", {{"epoch", state.loader.epoch}, {"samples", state.loader.samples}}},
                {"data",
@@ -58,6 +60,10 @@ Json to_json(const TrainState& state) {
   return json;
 }
 
+bool is_in_parts(const std::string& folder) {
+  return std::filesystem::exists(cadre::format("{}/{}", folder, kSnapshotManifestName));
+}
+
 // A snapshot lies in a folder of its step's name, unless somebody has copied it elsewhere.
 void check_step(const TrainState& state, const std::string& folder) {
   const auto named = SnapshotFolder::step_of_folder(folder);
@@ -69,11 +75,6 @@ void check_step(const TrainState& state, const std::string& folder) {
 
 TrainState from_json(const Json& json) {
   const int format = json.at("format").get<int>();
-  if (format < kOldestFormat || format > kFormat) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("it has format {}; this program reads formats {} to {}", format,
-                              kOldestFormat, kFormat));
-  }
   TrainState state = {.format = format};
   state.step = json.at("step").get<int64_t>();
   state.loader.epoch = json.at("loader").at("epoch").get<int64_t>();
@@ -93,6 +94,43 @@ TrainState from_json(const Json& json) {
   return state;
 }
 
+void check_format(const Json& json, int oldest, int newest) {
+  const int format = json.at("format").get<int>();
+  if (oldest <= format && format <= newest) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("it has format {}; this program reads formats {} to {} of this file",
+                            format, oldest, newest));
+}
+
+// `parse`: throws what is wrong with the text of the file.
+template <typename Parse>
+TrainState parsed(const std::string& path, const Parse& parse) {
+  try {
+    return parse();
+  } catch (const Error& error) {
+    throw error.with_context(path);
+  } catch (const std::exception& error) {
+    // nlohmann's and stoull's exceptions: a field that is missing or of another type.
+    throw Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, error.what()));
+  }
+}
+
+TrainState state_in_manifest(const SnapshotReader& reader) {
+  const std::string path = cadre::format("{}/{}", reader.path(), kSnapshotManifestName);
+  return parsed(path, [&] {
+    const Json extra = Json::parse(reader.manifest().extra);
+    if (!extra.contains("format")) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "the trainer did not write this snapshot, so there is no place in the data to go "
+                  "on from; take its model as model.weights");
+    }
+    check_format(extra, kFormatInParts, kFormatInParts);
+    TrainState state = from_json(extra);
+    check_step(state, reader.path());
+    return state;
+  });
+}
+
 }  // namespace
 
 Status write_train_state(const std::string& folder, const TrainState& state,
@@ -101,32 +139,44 @@ Status write_train_state(const std::string& folder, const TrainState& state,
   CADRE_RETURN_IF_ERROR(
       write_safetensors(path_of(kModelFile), named_state(model), {{"format", "pt"}}));
   CADRE_RETURN_IF_ERROR(write_safetensors(path_of(kOptimizerFile), optimizer_state));
-  const std::string text = to_json(state).dump(2) + "\n";
+  const std::string text = to_json(state, kFormatOfWholeFiles).dump(2) + "\n";
   const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
   CADRE_RETURN_IF_ERROR(os::write_file(folder + "/state.json", pieces));
   return write_digests(folder, kFiles);
 }
 
+std::string state_text(const TrainState& state) {
+  return to_json(state, kFormatInParts).dump();
+}
+
 TrainState read_train_state(const std::string& folder) {
-  const std::string path = folder + "/state.json";
+  if (is_in_parts(folder)) return state_in_manifest(SnapshotReader::open(folder));
   const std::string digests_path = cadre::format("{}/{}", folder, kDigestsName);
   const bool has_digests = std::filesystem::exists(digests_path);
   if (has_digests) check_digests(folder, kFiles).value_or_throw();
+  const std::string path = folder + "/state.json";
   const std::string text = os::read_file(path, kMaxStateBytes).value_or_throw();
-  TrainState state;
-  bool is_complete = false;
-  try {
-    state = from_json(Json::parse(text));
-    check_step(state, folder);
-    is_complete = has_digests || state.format < kFirstFormatWithDigests;
-  } catch (const Error& error) {
-    throw error.with_context(path);
-  } catch (const std::exception& error) {
-    // nlohmann's and stoull's exceptions: a field that is missing or of another type.
-    throw Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, error.what()));
+  TrainState state = parsed(path, [&] {
+    const Json json = Json::parse(text);
+    check_format(json, kOldestFormat, kFormatOfWholeFiles);
+    TrainState read = from_json(json);
+    check_step(read, folder);
+    return read;
+  });
+  if (has_digests) return state;
+  if (state.format >= kFirstFormatWithDigests) {
+    throw Error(ErrorCode::kCorruption, digests_path + " is missing");
   }
-  if (!is_complete) throw Error(ErrorCode::kCorruption, digests_path + " is missing");
+  for (const std::string_view name : kFiles) {
+    const std::string file = cadre::format("{}/{}", folder, name);
+    if (!std::filesystem::exists(file)) throw Error(ErrorCode::kCorruption, file + " is missing");
+  }
   return state;
+}
+
+void check_snapshot(const std::string& folder) {
+  (void)read_train_state(folder);
+  if (is_in_parts(folder)) SnapshotReader::open(folder).check_digests(0, 1);
 }
 
 }  // namespace cadre::train

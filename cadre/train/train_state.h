@@ -27,6 +27,9 @@ class Module;
 namespace cadre::train {
 
 inline constexpr int kFirstFormatWithDigests = 3;
+// Each rank wrote its part of the model; before, rank 0 wrote whole files, as it still does where
+// it has the whole model.
+inline constexpr int kFirstFormatInParts = 4;
 
 struct TrainState {
   int format = 0;    // of the snapshot that it was read from
@@ -49,8 +52,14 @@ inline constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 Status write_train_state(const std::string& folder, const TrainState& state,
                          const torch::nn::Module& model, const NamedTensors& optimizer_state);
 
-// Checks all files of the snapshot first, so that the other two can be read without damage. Of
-// formats 1 and 2 only the step is checked, against the name of the folder.
+// The state as JSON, for a snapshot in parts.
+std::string state_text(const TrainState& state);
+
+// Of format 3 it checks all files of the snapshot first, so that the other two can be read without
+// damage; of format 4 the manifest, because load_sharded() checks the other files. Of formats 1 and
+// 2 only the step is checked, against the name of the folder.
 TrainState read_train_state(const std::string& folder);
+// The same, and in any case all files that have digests.
+void check_snapshot(const std::string& folder);
 
 }  // namespace cadre::train

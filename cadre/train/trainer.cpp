@@ -14,7 +14,8 @@
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
-#include "cadre/train/resume_check.h"
+#include "cadre/train/planning/config_plan.h"
+#include "cadre/train/planning/plan_report.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/tasks/run_setup.h"
 #include "cadre/wrap/autocast.h"
@@ -26,63 +27,6 @@ double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-std::optional<BucketLayout> parse_layout(const std::string& bucket_layout) {
-  if (bucket_layout.empty()) return std::nullopt;
-  return BucketLayout::parse(bucket_layout).value_or_throw();
-}
-
-std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
-  std::optional<Config> parsed;
-  try {
-    parsed = parse_config(before, "the snapshot's configuration");
-  } catch (const Error& error) {
-    return {cadre::format("warning: {}; what has changed since is not known", error.message())};
-  }
-  return check_resumed_config(*parsed, now);
-}
-
-void restore_generator(const at::Tensor& state, const std::string& snapshot) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  if (state.numel() != generator.get_state().numel()) {
-    throw Error(ErrorCode::kCorruption,
-                cadre::format("{}/state.json: a generator's state has {} bytes instead of {}",
-                              snapshot, state.numel(), generator.get_state().numel()));
-  }
-  generator.set_state(state);
-}
-
-bool is_whole(const std::string& snapshot) {
-  try {
-    (void)read_train_state(snapshot);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-// What to do when `snapshot` cannot be read.
-std::string remedy_for(const std::string& snapshot) {
-  const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
-  std::vector<int64_t> steps = run.steps();
-  std::ranges::reverse(steps);
-  for (const int64_t step : steps) {
-    const std::string other = run.path_of(step);
-    if (other != snapshot && is_whole(other)) {
-      return cadre::format("another snapshot is whole: run.resume={}", other);
-    }
-  }
-  return "no other snapshot is whole: start anew with run.resume=none";
-}
-
-// REQUIRES: in a handler of `error`, which reading the snapshot has thrown.
-[[noreturn]] void throw_with_remedy(const Error& error, const std::string& snapshot) {
-  // Otherwise it is whole, but does not fit what is asked for.
-  const bool is_damaged =
-      error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
-  if (!is_damaged) throw error;
-  throw Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
-}
-
 }  // namespace
 
 Trainer::Trainer(const Config& config, Surroundings surroundings)
@@ -92,23 +36,27 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
   if (!surroundings_.replicas) surroundings_.replicas = make_replica_group(surroundings_.world);
-  Start start;
-  on_all_ranks(*surroundings_.replicas, [&] { start = prepare(); });
-  strategy_ = make_strategy(config_.parallel, model_,
-                            {.world = surroundings_.world, .replicas = surroundings_.replicas},
-                            start.layout);
-  on_all_ranks(*surroundings_.replicas, [&] {
-    optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
-    if (start.snapshot) restore_optimizer(*start.snapshot);
-    if (is_first_rank()) open_run_folder(start.snapshot);
+  const StrategyGroups groups = {.world = surroundings_.world, .replicas = surroundings_.replicas};
+  on_all_ranks(*groups.replicas, [this] { prepare(); });
+  strategy_ = make_strategy(config_.parallel, model_, groups,
+                            resumption_ ? resumption_->bucket_layout() : std::nullopt);
+  optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
+  if (resumption_) resumption_->restore(*strategy_, *optimizer_, groups.world);
+  on_all_ranks(*groups.replicas, [this] {
+    if (is_first_rank()) open_run_folder();
   });
-  for (const std::string& remark : start.remarks) say(remark);
+  snapshot_writer_ =
+      std::make_unique<SnapshotWriter>(snapshots_, groups, *strategy_, config_.parallel.strategy);
+  if (resumption_) {
+    for (const std::string& remark : resumption_->remarks()) say(remark);
+  }
+  resumption_.reset();
   introduce();
 }
 
 Trainer::~Trainer() = default;
 
-Trainer::Start Trainer::prepare() {
+void Trainer::prepare() {
   check_strategy(config_.parallel, surroundings_.world.world_size());
   task_ = open_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
   const ReplicaGroup& replicas = *surroundings_.replicas;
@@ -116,11 +64,18 @@ Trainer::Start Trainer::prepare() {
   resolve_epochs(config_, *loader_);
   model_ = make_initial_model(config_, *task_);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
-  if (snapshot) return resume_from(*snapshot);
-  return {};
+  if (!snapshot) return;
+  resumption_ = Resumption::open(*snapshot, config_, *task_);
+  const TrainState& state = resumption_->state();
+  loader_->seek(state.loader);
+  first_step_ = step_ = saved_step_ = state.step;
+  best_held_out_loss_ = state.best_held_out_loss;
+  resumption_->restore_generator(surroundings_.replicas->rank());
 }
 
-void Trainer::open_run_folder(const std::optional<std::string>& snapshot) {
+void Trainer::open_run_folder() {
+  std::optional<std::string> snapshot;
+  if (resumption_) snapshot = resumption_->snapshot();
   run_folder_ = std::make_unique<RunFolder>(run_path_, snapshot);
   progress_ =
       std::make_unique<Progress>(ProgressOptions{.print = surroundings_.print,
@@ -139,61 +94,15 @@ void Trainer::introduce() {
   say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  if (is_first_rank()) {
+    const int count = surroundings_.world.world_size();
+    say(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+  }
   if (step_ >= run.steps) {
     say(
         cadre::format("run.steps is {}, and the snapshot is of step {}: no step is left to do; a "
                       "larger run.steps goes on",
                       run.steps, step_));
-  }
-}
-
-Trainer::Start Trainer::resume_from(const std::string& snapshot) {
-  try {
-    return restore(snapshot);
-  } catch (const Error& error) {
-    throw_with_remedy(error, snapshot);
-  }
-}
-
-Trainer::Start Trainer::restore(const std::string& snapshot) {
-  const TrainState state = read_train_state(snapshot);
-  const DataIdentity data = task_->data_identity();
-  if (state.data != data) {
-    const std::string difference =
-        state.data.size == data.size
-            ? cadre::format("as many {}, but others", task_->item_name())
-            : cadre::format("{} {} then, {} now", state.data.size, task_->item_name(), data.size);
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("{} was trained on other data: {}; restore the data, or start anew "
-                              "with run.resume=none",
-                              snapshot, difference));
-  }
-  std::vector<std::string> remarks = compare_configs(state.config, config_);
-  if (state.format < kFirstFormatWithDigests) {
-    remarks.push_back(
-        cadre::format("warning: {} has format {}, which has no digests: damage to its "
-                      "files cannot be found",
-                      snapshot, state.format));
-  }
-  load(*model_, cadre::format("{}/{}", snapshot, kModelFile));
-  loader_->seek(state.loader);
-  first_step_ = step_ = snapshot_step_ = state.step;
-  best_held_out_loss_ = state.best_held_out_loss;
-  const auto rank = static_cast<size_t>(surroundings_.replicas->rank().value);
-  // With another number of ranks there is no generator to restore for some; they keep their own.
-  if (rank < state.generators.size()) restore_generator(state.generators[rank], snapshot);
-  return {.snapshot = snapshot,
-          .layout = parse_layout(state.bucket_layout),
-          .remarks = std::move(remarks)};
-}
-
-void Trainer::restore_optimizer(const std::string& snapshot) {
-  try {
-    const SafetensorsFile file =
-        SafetensorsFile::open(cadre::format("{}/{}", snapshot, kOptimizerFile));
-    optimizer_->load_state(strategy_->part_of_state(file.read_all()));
-  } catch (const Error& error) {
-    throw_with_remedy(error, snapshot);
   }
 }
 
@@ -207,7 +116,7 @@ TrainResult Trainer::run() {
       if (result_.was_stopped || step_ == config_.run.steps) break;
       if (config_.run.evaluate_every > 0 && step_ % config_.run.evaluate_every == 0) evaluate();
       if (config_.run.snapshot_every > 0 && step_ % config_.run.snapshot_every == 0) {
-        save_snapshot();
+        begin_snapshot();
       }
     }
     // The epoch may have ended by the last step, too; then the position is not used any more.
@@ -294,38 +203,48 @@ void Trainer::evaluate() {
                                      *surroundings_.replicas);
   model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
+  if (!config_.run.keep_best) return;
+  settle_snapshot();  // the best so far may be the one that is being written
   const double loss = result_.held_out.loss;
-  if (!config_.run.keep_best || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
-  // The same on all ranks, so all of them save. A best one that was not kept is none.
-  const std::optional<double> previous = std::exchange(best_held_out_loss_, loss);
-  if (!save_snapshot()) {
-    best_held_out_loss_ = previous;
-    return;
-  }
-  if (!is_first_rank()) return;
-  const Status status = snapshots_.mark_best(step_);
-  if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
+  if (best_held_out_loss_ && loss >= *best_held_out_loss_) return;
+  // The same on all ranks, so all of them save.
+  loss_before_best_ = std::exchange(best_held_out_loss_, loss);
+  best_step_ = step_;
+  begin_snapshot();
 }
 
-bool Trainer::save_snapshot() {
-  if (snapshot_step_ == step_) return true;
-  const TrainState state = this->state();
-  const NamedTensors optimizer_state = strategy_->whole_state(optimizer_->state());
-  Status status;
-  strategy_->with_whole_model([&] {
-    if (!is_first_rank()) return;
-    status = snapshots_.save(step_, [&](const std::string& folder) {
-      return write_train_state(folder, state, *model_, optimizer_state);
-    });
-  });
-  if (!status.ok()) {
-    say(cadre::format("warning: {}; earlier snapshots are untouched", status.error().message()));
+// Unless this step has one.
+void Trainer::begin_snapshot() {
+  settle_snapshot();
+  if (saved_step_ == step_) {
+    if (best_step_ == step_) mark_best();
+    return;
   }
-  const at::Tensor is_saved = torch::tensor({status.ok() ? 1.0 : 0.0}, torch::kFloat64);
-  surroundings_.replicas->all_reduce(is_saved, ReduceOp::kMin);
-  if (is_saved.item<double>() == 0) return false;
-  snapshot_step_ = step_;
-  return true;
+  snapshot_writer_->begin(state(), *model_, *optimizer_);
+  if (!snapshot_writer_->writes_in_background()) settle_snapshot();
+}
+
+void Trainer::settle_snapshot() {
+  const std::optional<SnapshotWriter::Outcome> outcome = snapshot_writer_->settle();
+  if (!outcome) return;
+  const bool is_best = best_step_ == outcome->step;
+  if (outcome->status.ok()) {
+    saved_step_ = outcome->step;
+    if (is_best) mark_best();
+    return;
+  }
+  say(cadre::format("warning: {}; earlier snapshots are untouched",
+                    outcome->status.error().message()));
+  // A best one that was not kept is none.
+  if (is_best) best_held_out_loss_ = loss_before_best_;
+}
+
+// The snapshot that was saved last.
+void Trainer::mark_best() {
+  best_step_ = -1;
+  if (!is_first_rank()) return;
+  const Status status = snapshots_.mark_best(saved_step_);
+  if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
 }
 
 TrainState Trainer::state() {
@@ -349,19 +268,19 @@ std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
 
 void Trainer::finish() {
   result_.steps = step_;
-  if (result_.was_stopped) {
-    if (!save_snapshot()) refuse_unsaved_end();
-    say(cadre::format("stopped after step {} as asked; go on with run.resume=auto", step_));
-    return;
-  }
-  evaluate();
-  const bool is_saved = save_snapshot();
-  const std::string sample = sample_of_model();
+  if (!result_.was_stopped) evaluate();
+  begin_snapshot();
+  const std::string sample = result_.was_stopped ? "" : sample_of_model();
   if (!sample.empty()) {
     say("a sample:");
     say(sample);
   }
-  if (!is_saved) refuse_unsaved_end();
+  settle_snapshot();
+  if (saved_step_ != step_) refuse_unsaved_end();
+  snapshot_writer_->close();
+  if (result_.was_stopped) {
+    say(cadre::format("stopped after step {} as asked; go on with run.resume=auto", step_));
+  }
 }
 
 // All ranks write the same text where each forward needs all of them.
@@ -375,7 +294,7 @@ std::string Trainer::sample_of_model() {
 
 void Trainer::refuse_unsaved_end() const {
   std::string text = cadre::format("the run ended at step {}, ", step_);
-  if (snapshot_step_ < 0) {
+  if (saved_step_ < 0) {
     text += cadre::format(
         "but no snapshot could be written, so nothing of it is kept: make room in {}, or choose "
         "another run.folder, and start it again",
@@ -384,7 +303,7 @@ void Trainer::refuse_unsaved_end() const {
     text += cadre::format(
         "whose snapshot could not be written; the last one is of step {}: make room in {} and go "
         "on with run.resume=auto",
-        snapshot_step_, run_path_);
+        saved_step_, run_path_);
   }
   throw CommonError(Error(ErrorCode::kUnavailable, text));
 }

@@ -27,7 +27,9 @@
 #include "cadre/train/evaluation.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/progress.h"
+#include "cadre/train/resumption.h"
 #include "cadre/train/run_folder.h"
+#include "cadre/train/snapshot_writer.h"
 #include "cadre/train/strategy.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/train/train_state.h"
@@ -70,19 +72,9 @@ class Trainer {
     bool stop = false;
   };
 
-  // What the ranks begin with.
-  struct Start {
-    std::optional<std::string> snapshot = {};
-    std::optional<BucketLayout> layout = {};
-    std::vector<std::string> remarks = {};  // to say about the snapshot
-  };
-
   // All that a rank does alone before the first collective.
-  Start prepare();
-  Start resume_from(const std::string& snapshot);
-  Start restore(const std::string& snapshot);
-  void restore_optimizer(const std::string& snapshot);
-  void open_run_folder(const std::optional<std::string>& snapshot);
+  void prepare();
+  void open_run_folder();
   void introduce();
   StepSums step(const Batch& batch);
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
@@ -90,8 +82,9 @@ class Trainer {
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
   void evaluate();
-  // False, on all ranks, when rank 0 could not write it.
-  bool save_snapshot();
+  void begin_snapshot();
+  void settle_snapshot();
+  void mark_best();
   TrainState state();
   std::vector<at::Tensor> generators_of_all_ranks();
   void finish();
@@ -106,15 +99,19 @@ class Trainer {
   SnapshotFolder snapshots_;
   std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only
   std::unique_ptr<Task> task_;
+  std::optional<Resumption> resumption_;  // in the constructor only
   std::shared_ptr<Model> model_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<Progress> progress_;  // of rank 0 only
   int64_t first_step_ = 0;              // done before this process began
   int64_t step_ = 0;                    // done
-  int64_t snapshot_step_ = -1;          // of the last snapshot that was read or written
+  int64_t saved_step_ = -1;             // of the last snapshot that was read or written
   std::optional<double> best_held_out_loss_;
+  int64_t best_step_ = -1;  // whose snapshot is to be marked as the best
+  std::optional<double> loss_before_best_;
   TimePoint run_started_;
   TrainResult result_;
 };

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/checkpoint/full_state.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/testing/temporary_folder.h"
@@ -71,10 +73,26 @@ class TrainerTest : public ::testing::Test {
     return run;
   }
 
+  std::string snapshot(const std::string& run_name, int64_t step) const {
+    return SnapshotFolder(folder_ + "/" + run_name).path_of(step);
+  }
+
+  // Of a snapshot of either form, by name.
   NamedTensors tensors(const std::string& run_name, int64_t step, const std::string& file) const {
-    return SafetensorsFile::open(SnapshotFolder(folder_ + "/" + run_name).path_of(step) + "/" +
-                                 file)
-        .read_all();
+    std::string path = snapshot(run_name, step) + "/" + file;
+    const std::string prefix = "state.";  // of an optimizer's state in parts
+    const bool is_whole = std::filesystem::exists(path);
+    if (!is_whole) {
+      path = folder_ + "/full.safetensors";
+      write_full_state(snapshot(run_name, step), path,
+                       file == kModelFile ? SnapshotContent::kModel : SnapshotContent::kOptimizer);
+    }
+    NamedTensors tensors = SafetensorsFile::open(path).read_all();
+    for (auto& [name, tensor] : tensors) {
+      if (!is_whole && file == kOptimizerFile) name = name.substr(prefix.size());
+    }
+    std::ranges::sort(tensors, {}, &NamedTensors::value_type::first);
+    return tensors;
   }
 
   void expect_same_bits(const std::string& run_a, const std::string& run_b, int64_t step) const {

@@ -21,8 +21,13 @@ go before those of the file; a dotted key names a table's entry.
   cadre train examples/gpt.toml                             one process
   cadre train examples/gpt.toml --nproc-per-node 2          two, with the same result
   cadre train examples/gpt.toml run.steps=500 data.path=corpus.txt
+  cadre train examples/gpt.toml --nproc-per-node 8 --plan   which strategy fits
 
   --nproc-per-node N   processes (default 1)
+  --plan               print what each of the N processes would hold in memory and what a step
+                       would move, under every strategy, and end; trains nothing, opens no data,
+                       and needs no memory for the model
+  --json FILE          with --plan: write it to FILE, too, in bytes and with every part
   --print-config       print every key and value of the run, and end
   --help               this text
 
@@ -34,9 +39,9 @@ goes on from it.
 
 constexpr std::string_view kKeysTitle = "Every key that CONFIG.toml or key=value may set:\n\n";
 
-constexpr std::array<OptionSpec, 3> kTrainOptions{OptionSpec{"--nproc-per-node", "N"},
-                                                  OptionSpec{"--print-config", ""},
-                                                  OptionSpec{"--help", "", 'h'}};
+constexpr std::array<OptionSpec, 5> kTrainOptions{
+    OptionSpec{"--nproc-per-node", "N"}, OptionSpec{"--plan", ""}, OptionSpec{"--json", "FILE"},
+    OptionSpec{"--print-config", ""}, OptionSpec{"--help", "", 'h'}};
 
 // The trainer alone knows its keys, so the second part of the text is what it prints.
 int print_help(const Result<std::string>& trainer) {
@@ -60,12 +65,23 @@ int train_command(Words words) {
   const auto trainer = find_trainer();
   if (parsed->find("--help") != nullptr) return print_help(trainer);
   std::vector<std::string>& trainer_words = parsed->others;
+  const GivenOption* const json = parsed->find("--json");
+  if (json != nullptr && parsed->find("--plan") == nullptr) {
+    return fail(kTrainCommand,
+                cadre::format("{} is for --plan; add that, or leave it out", json->text()),
+                kUsageExitCode);
+  }
   if (const Status checked = check_configuration(kTrainCommand, trainer_words); !checked.ok()) {
     return fail(kTrainCommand, checked.error().message(), kUsageExitCode);
   }
   if (!trainer.ok()) return fail(kTrainCommand, trainer.error().message(), kNotFoundExitCode);
   if (parsed->find("--print-config") != nullptr) {  // the same for any number of processes
     trainer_words.push_back("--print-config");
+    return run_trainer(kTrainCommand, *trainer, trainer_words, 1);
+  }
+  if (parsed->find("--plan") != nullptr) {  // one process works it out for all
+    trainer_words.push_back(cadre::format("--plan={}", *num_workers));
+    if (json != nullptr) trainer_words.push_back("--json=" + json->value);
     return run_trainer(kTrainCommand, *trainer, trainer_words, 1);
   }
   return run_trainer(kTrainCommand, *trainer, trainer_words, *num_workers);

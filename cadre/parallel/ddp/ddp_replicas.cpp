@@ -41,7 +41,7 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
         std::move(members), group,
         FlatParametersOptions{
             .keep_full = true,
-            .name = format("bucket {} of {}", flat_parameters.size(), kWrapper)}));
+            .name = format("in bucket {} of {}", flat_parameters.size(), kWrapper)}));
   }
   return flat_parameters;
 }
@@ -117,7 +117,11 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
           std::move(trained), *flat_parameters,
           ShardedGradients::Groups{.all = located, .shard = located, .replicate = nullptr},
           ShardedGradients::Options{
-              .layout = options.layout, .trailer_numel = kTrailerNumel, .wrapper = kWrapper});
+              .layout = options.layout,
+              .trailer_numel = kTrailerNumel,
+              .wrapper = kWrapper,
+              .remedy = "With GradientPlacement::kSharded make a cadre::ZeroRedundancyOptimizer "
+                        "from the wrapper"});
     };
     // Values that an optimizer has changed are being gathered, or will be from here.
     core_options.before_forward = [flat_parameters] {

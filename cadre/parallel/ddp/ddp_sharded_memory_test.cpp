@@ -79,7 +79,7 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
     for (Tensor& parameter : net->parameters()) {
       parameter.register_hook([&](const Tensor&) {
         size_t num_full = 1;  // the one that is about to be added
-        for (const Tensor& each : net->parameters()) num_full += each.grad().defined() ? 1 : 0;
+        for (const Tensor& each : net->parameters()) num_full += has_values(each.grad()) ? 1 : 0;
         most = std::max(most, num_full);
       });
     }

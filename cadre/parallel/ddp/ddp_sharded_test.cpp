@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -310,6 +311,69 @@ TEST(DdpSharded, TheOrderThatWasLearnedIsTakenOverByTheNextRun) {
     require(failure.find("it belongs to another model") != std::string::npos, failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// An optimizer of the module's parameters would find no gradient and train nothing.
+TEST(DdpSharded, AnOptimizerOfTheModulesParametersIsRefused) {
+  for (const int world_size : {1, 2}) {
+    run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
+      const Program program = [&](const Copy& copy, const auto& compare) {
+        torch::optim::SGD sgd(copy.net.parameters(), 0.1);
+        torch::optim::Adam adam(copy.net.parameters());
+        for (int step = 0; step < 2; ++step) {
+          copy.backward(4, step);
+          for (torch::optim::Optimizer* wrong :
+               std::initializer_list<torch::optim::Optimizer*>{&sgd, &adam}) {
+            if (!copy.is_sharded()) continue;
+            EXPECT_THAT(
+                failure_of([&] { wrong->step(); }),
+                HasSubstr(format("DistributedDataParallel, rank {}: the gradient of the module's "
+                                 "parameter \"scale\" is gone, because it was reduced to the "
+                                 "gradients of the ranks' shards. With "
+                                 "GradientPlacement::kSharded make a "
+                                 "cadre::ZeroRedundancyOptimizer from the wrapper; read gradients "
+                                 "from the wrapper's parameter_shards(), and let zero_grad() set "
+                                 "gradients to none.",
+                                 group.rank())));
+          }
+          compare();
+          copy.zero_grad();
+        }
+      };
+      require_slices(run_copy(program, replicated, group), run_copy(program, sharded, group));
+    });
+  }
+}
+
+// As with replicated gradients, where the module's are those that an optimizer sees.
+TEST(DdpSharded, ZeroGradOfTheModuleClearsTheShards) {
+  expect_equal(
+      [](const Copy& copy, const auto& compare) {
+        for (int step = 0; step < 3; ++step) {
+          copy.net.zero_grad();
+          copy.backward(4, step);
+          compare();
+        }
+        const Tensor loss = copy.model(copy.rows(4, 3), std::pair(true, true)).mean();
+        copy.net.zero_grad();  // between a forward and its backward
+        loss.backward();
+        compare();
+      },
+      {1, 3});
+}
+
+// A backward may come to a parameter before it comes to an output of the wrapper.
+TEST(DdpSharded, ARegularizerAfterTheForwards) {
+  expect_equal(
+      [](const Copy& copy, const auto& compare) {
+        const Tensor first = copy.model(copy.rows(4, 0), std::pair(true, true)).mean();
+        const Tensor second = copy.model(copy.rows(4, 1), std::pair(false, true)).mean();
+        first.backward();
+        copy.zero_grad();
+        (second + copy.net.side->weight.pow(2).sum()).backward();  // which `second` does not use
+        compare();
+      },
+      {1, 2});
 }
 
 TEST(DdpSharded, ReplicatedGradientsHaveNoShards) {

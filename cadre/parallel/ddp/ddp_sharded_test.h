@@ -70,6 +70,17 @@ struct Zoo : nn::Module {
 
 using Wrapped = DistributedDataParallel<Zoo>;
 
+// False also for a gradient that throws when it is touched.
+inline bool has_values(const Tensor& gradient) {
+  if (!gradient.defined()) return false;
+  try {
+    gradient.const_data_ptr();
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
+}
+
 inline DistributedDataParallelOptions options_of(GradientPlacement placement) {
   return {.bucket_caps = {.first_bytes = 300, .bytes = 300}, .gradients = placement};
 }
@@ -150,7 +161,7 @@ inline Seen run_copy(const Program& program, Wrapped& model, const ProcessGroup&
       }
     } else {
       for (const ParameterShard& shard : model.parameter_shards()) {
-        require(!shard.parameter.grad().defined(), "a full gradient is left of " + shard.name);
+        require(!has_values(shard.parameter.grad()), "a full gradient is left of " + shard.name);
         keep(shard.values.grad());
       }
     }

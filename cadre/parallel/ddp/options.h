@@ -14,7 +14,7 @@ namespace cadre {
 enum class GradientPlacement : uint8_t {
   kReplicated,  // every rank has every gradient, in parameter.grad()
   // A gradient is reduced to the ranks that own a part of the parameter, and found there in
-  // parameter_shards(); parameter.grad() is undefined after backward(). ZeRO, stage 2.
+  // parameter_shards(); to touch parameter.grad() after backward() throws. ZeRO, stage 2.
   kSharded,
 };
 

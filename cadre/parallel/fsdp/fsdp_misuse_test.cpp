@@ -138,11 +138,11 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
       for (torch::optim::Optimizer* wrong :
            std::initializer_list<torch::optim::Optimizer*>{&before, &after}) {
         EXPECT_THAT(message_of([&] { wrong->step(); }),
-                    AnyOf(HasSubstr("Make the optimizer from the wrapper (model.parameters())"),
+                    AnyOf(HasSubstr("Make the optimizer from the wrapper (model.parameters());"),
                           HasSubstr("an optimizer is made from the wrapper")));
       }
       EXPECT_THAT(message_of([&] { module->parameters()[0].grad().norm(); }),
-                  HasSubstr("read gradients from parameter_shards()"));
+                  HasSubstr("read gradients from the wrapper's parameter_shards()"));
       before.zero_grad();
       right.step();
     }
@@ -151,6 +151,22 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
     EXPECT_TRUE(torch::allclose(parameters[0], expected[0], 1e-12, 1e-14));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// It reaches no shard: the next backward clears them.
+TEST(FsdpMisuse, ZeroGradOfTheModule) {
+  on_ranks([](TrainedRank& rank) {
+    rank.model->zero_grad();
+    rank.model(rows_of(rank.group.rank())).pow(2).mean().backward();
+    rank.sgd.step();
+    expect_parameters(rank, after_plain_steps(2));
+    EXPECT_THAT(message_of([&] { rank.model->zero_grad(/*set_to_none=*/false); }),
+                HasSubstr("let zero_grad() set gradients to none"));
+    rank.model.zero_grad(/*set_to_none=*/false);
+    rank.model(rows_of(rank.group.rank())).pow(2).mean().backward();
+    rank.sgd.step();
+    expect_parameters(rank, after_plain_steps(3));
+  });
 }
 
 TEST(FsdpMisuse, AUnitIsCalledOutsideOfTheForward) {

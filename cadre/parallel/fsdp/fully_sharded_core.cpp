@@ -2,9 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
-#include <c10/core/Storage.h>
-#include <c10/core/StorageImpl.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -15,11 +12,14 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/sharded_gradients.h"
+#include "cadre/parallel/fsdp/offload.h"
+#include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/shard/flat_buffer_pool.h"
 #include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/shard_fence.h"
 
 namespace cadre {
 
@@ -41,6 +41,7 @@ std::string text_of(UnitOrder::Pass pass) {
     case UnitOrder::Pass::kForwardWithoutGrad:
       return "forward() without grad";
     case UnitOrder::Pass::kBackward:
+    case UnitOrder::Pass::kUpdate:
       break;
   }
   return "backward()";
@@ -54,23 +55,33 @@ const ShardPrecision& precision_of(const AssignedUnit& assigned,
   return *assigned.unit->binding().options.precision;
 }
 
-Reshard reshard_of(const AssignedUnit& assigned, const FullyShardedDataParallelOptions& options) {
-  if (assigned.unit == nullptr) return options.reshard_root;
-  if (!assigned.unit->binding().options.reshard) return options.reshard;
-  return *assigned.unit->binding().options.reshard;
+ReshardChoice reshard_of(const AssignedUnit& assigned,
+                         const FullyShardedDataParallelOptions& options,
+                         const ReplicaGroup& shard) {
+  const std::optional<int> size = options.reshard_group_size;
+  if (assigned.unit == nullptr) {
+    return checked_choice("options.reshard_root", options.reshard_root, size, shard);
+  }
+  const FullyShardOptions& own = assigned.unit->binding().options;
+  return checked_choice(format("the reshard of unit \"{}\"", assigned.name),
+                        own.reshard.value_or(options.reshard),
+                        own.reshard_group_size ? own.reshard_group_size : size, shard);
 }
 
 // Otherwise ranks would shard other sets of parameters, and gather each other's.
 void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, ReplicaGroup& group) {
+                      const FullyShardedDataParallelOptions& options, const ReplicaGroup& shard,
+                      ReplicaGroup& group) {
   Fnv1a digest;
   for (const AssignedUnit& unit : assignment.units) {
     const ShardPrecision& precision = precision_of(unit, options);
-    digest.add(format("{}:{}:{}:{};", unit.name, unit.parameters.size(),
-                      static_cast<int>(reshard_of(unit, options)),
+    const ReshardChoice choice = reshard_of(unit, options, shard);
+    digest.add(format("{}:{}:{}:{}:{};", unit.name, unit.parameters.size(),
+                      static_cast<int>(choice.reshard), choice.group_size,
                       precision.parameters ? static_cast<int>(*precision.parameters) : -1));
   }
-  digest.add(format("{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
+  digest.add(format("{}:{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
+                    static_cast<int>(options.form), options.offload.has_value(),
                     options.precision.reduce ? static_cast<int>(*options.precision.reduce) : -1));
   const at::Tensor own = at::empty({1}, at::kLong);
   own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest.value());
@@ -97,12 +108,19 @@ class UseComparison {
     const int world_size = group_->world_size();
     if (world_size == 1) return;
     const at::Tensor own = at::empty({1}, at::kLong);
-    own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(use.unit) * 4 + code_of(use.pass);
+    own.mutable_data_ptr<int64_t>()[0] = code_of(use);
     const at::Tensor all = at::empty({world_size}, at::kLong);
     group_->all_gather(all, own);
     const int64_t* codes = all.const_data_ptr<int64_t>();
     for (int rank = 1; rank < world_size; ++rank) {
       if (codes[rank] == codes[0]) continue;
+      if (codes[rank] / kUses != codes[0] / kUses) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    format("{}, rank {}: the ranks have updated their shards at different times: "
+                           "since the wrapper was made rank 0 {} times, rank {} {} times. Call "
+                           "step() of the optimizer on all ranks or on none",
+                           kWrapper, group_->rank(), codes[0] / kUses, rank, codes[rank] / kUses));
+      }
       throw Error(ErrorCode::kInvalidArgument,
                   format("{}, rank {}: the ranks use different units: rank 0 {}, rank {} {}. Call "
                          "the same units in the same order on all ranks",
@@ -112,9 +130,13 @@ class UseComparison {
   }
 
  private:
-  static int64_t code_of(UnitOrder::Pass pass) { return static_cast<int64_t>(pass); }
+  static constexpr int64_t kUses = int64_t{1} << 24;
+  static int64_t code_of(const UnitSchedule::Use& use) {
+    return static_cast<int64_t>(use.num_updates) * kUses + static_cast<int64_t>(use.unit) * 4 +
+           static_cast<int64_t>(use.pass);
+  }
   std::string text_of_code(int64_t code) const {
-    const auto unit = static_cast<size_t>(code / 4);
+    const auto unit = static_cast<size_t>(code % kUses / 4);
     if (unit >= names_.size()) return "summon_full_params()";
     return format("{} in {}", unit == 0 ? "the root" : format("\"{}\"", names_[unit]),
                   text_of(static_cast<UnitOrder::Pass>(code % 4)));
@@ -123,20 +145,6 @@ class UseComparison {
   std::shared_ptr<ReplicaGroup> group_;
   std::vector<std::string> names_;
 };
-
-// Has the sizes and no memory: to touch its values throws the message.
-at::Tensor untouchable(at::IntArrayRef sizes, at::ScalarType dtype, const std::string& message) {
-  int64_t num_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  for (const int64_t size : sizes) num_bytes *= size;
-  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
-                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return tensor;
-}
 
 std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
@@ -189,6 +197,9 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   void release() override {
     for (const auto& flat : flats) flat->reshard();
   }
+  void release_onto_group() override {
+    for (const auto& flat : flats) flat->reshard_onto_group();
+  }
   void mark_stale() override {
     for (const auto& flat : flats) flat->mark_stale();
   }
@@ -199,6 +210,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
 // What the constructor needs until the units run.
 struct FullyShardedCore::Construction {
   UnitAssignment assignment;
+  std::optional<ReshardGroups> reshard_groups = {};
   std::vector<UnitSchedule::Unit> units = {};
   std::vector<ShardPrecision> precisions = {};
 
@@ -223,20 +235,25 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
   }
+  const ReshardChoice choice = reshard_of(assigned, options, *group);
   auto memory = std::make_unique<Gathered>();
   for (const auto& [dtype, parameters] : by_dtype) {
     memory->flats.push_back(std::make_shared<FlatParameters>(
         parameters, group,
         FlatParameters::Options{
+            .form = options.form,
             .compute_dtype = c10::isFloatingType(dtype) ? precision.parameters : std::nullopt,
             .name = is_root ? format("of the root unit of {}", kWrapper)
                             : format("of unit \"{}\" of {}", assigned.name, kWrapper),
             .remedy = kRemedy,
-            .pool = core.pool_}));
+            .pool = core.pool_,
+            .fence = core.fence_,
+            .files = core.files_,
+            .reshard_group = reshard_groups->group_of(choice)}));
     core.flats_.push_back(memory->flats.back());
   }
   UnitSchedule::Unit unit{
-      .name = assigned.name, .memory = std::move(memory), .reshard = reshard_of(assigned, options)};
+      .name = assigned.name, .memory = std::move(memory), .reshard = choice.reshard};
   for (const NamedTensor& parameter : assigned.parameters) {
     const auto trained = std::ranges::find_if(
         core.trained_, [&](const at::Tensor& tensor) { return tensor.is_same(parameter.tensor); });
@@ -257,7 +274,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     : module_(module),
       groups_(std::move(groups)),
       options_(std::move(options)),
-      pool_(std::make_shared<FlatBufferPool>()) {
+      pool_(std::make_shared<FlatBufferPool>()),
+      fence_(std::make_shared<ShardFence>()) {
   if (!module_)
     refuse_model("the module is null; make it first, for example with std::make_shared<Net>()");
   if (options_.num_prefetched < 0 || options_.num_prefetched > 1) {
@@ -274,17 +292,25 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       [&](const std::vector<NamedTensor>& trained,
           const std::shared_ptr<ReplicaGroup>& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
-    check_same_units(construction.assignment, options_, *all);
     shard_group = groups_.shard ? groups_.shard : all;
+    check_same_units(construction.assignment, options_, *shard_group, *all);
+    files_ = open_offload(options_.offload, construction.assignment,
+                          {.all = *all, .shard = *shard_group});
+    construction.reshard_groups.emplace(shard_group);
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group);
     }
+    // The first backward comes to the units from the last to the first: in another order of
+    // reduction the whole gradients of all units would be there at once.
+    const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
     return std::make_unique<ShardedGradients>(
-        trained, flats_,
+        trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,
                                   .wrapper = kWrapper,
+                                  .remedy = "Make the optimizer from the wrapper "
+                                            "(model.parameters())",
                                   .on_unit_taken = [made](size_t) {
                                     if (const auto units = made->lock()) units->set_reduced();
                                   }});
@@ -305,12 +331,11 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       UnitSchedule::Options{.num_prefetched = options_.num_prefetched,
                             .compare = UseComparison(shard_group, std::move(names)),
                             .has_gradients = [this] { return shards_have_gradients(); },
+                            .num_updates = [fence = fence_] { return fence->num_updates(); },
                             .rank = format("rank {}", groups_.all->rank())});
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
-  units_->set_events({.backward_begins = [this] { clear_refused_gradients(); },
-                      .gradients_are_reduced = [this] { refuse_optimizers_of_full_parameters(); }});
   for (size_t i = 1; i < construction.assignment.units.size(); ++i) {
     ShardUnitBase::Binding& binding = construction.assignment.units[i].unit->binding();
     binding.is_sharded = true;
@@ -319,12 +344,9 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   }
 }
 
-FullyShardedCore::~FullyShardedCore() {
-  clear_refused_gradients();
-}
+FullyShardedCore::~FullyShardedCore() = default;
 
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
-  if (at::GradMode::is_enabled()) clear_refused_gradients();
   core_->before_forward(module_->is_training(), num_rows);
   return units_->before_forward(0, {});
 }
@@ -356,7 +378,6 @@ at::Tensor FullyShardedCore::cast_output(const at::Tensor& tensor) const {
 }
 
 void FullyShardedCore::reduce_gradients() {
-  clear_refused_gradients();
   core_->reduce_gradients();
   units_->end_reduction();
 }
@@ -379,26 +400,18 @@ std::vector<ParameterShard> FullyShardedCore::parameter_shards() const {
 
 void FullyShardedCore::summon() {
   units_->schedule().summon();
+  try {
+    for (const auto& flat : flats_) flat->make_private();
+  } catch (...) {
+    dismiss();
+    throw;
+  }
 }
 
-// Parameters in the compute dtype are rounded: where the program has not changed one, its owner
-// keeps what it had.
 void FullyShardedCore::write_back() {
-  const at::NoGradGuard no_grad;
-  for (const auto& flat : flats_) {
-    const at::ScalarType dtype = flat->shard().scalar_type();
-    if (flat->parameters()[0].tensor.scalar_type() == dtype) {
-      flat->take_from_parameters();
-      continue;
-    }
-    for (size_t i = 0; i < flat->parameters().size(); ++i) {
-      const FlatRange range = flat->layout().range(i, flat->group().rank().value);
-      const at::Tensor full =
-          flat->parameters()[i].tensor.detach().view(-1).narrow(0, range.begin, range.size());
-      at::Tensor values = flat->values(i).detach();
-      values.copy_(at::where(full.eq(values.to(full.scalar_type())), values, full.to(dtype)));
-    }
-  }
+  ShardUpdate update(fence_);
+  for (const auto& flat : flats_) flat->take_from_parameters();
+  update.finish();
 }
 
 void FullyShardedCore::dismiss() noexcept {
@@ -414,40 +427,19 @@ bool FullyShardedCore::shards_have_gradients() const {
   });
 }
 
+ShardForm FullyShardedCore::form() const {
+  const bool is_mapped = !flats_.empty() && std::ranges::all_of(flats_, [](const auto& flat) {
+    return flat->is_mapped() || flat->layout().numel() == 0;
+  });
+  return is_mapped ? ShardForm::kMapped : ShardForm::kGathered;
+}
+
 int64_t FullyShardedCore::full_bytes() const {
   return pool_->used_bytes();
 }
 
 int64_t FullyShardedCore::peak_full_bytes() const {
   return pool_->peak_bytes();
-}
-
-// After a reduction the gradients are those of the shards, and the full parameters have none: an
-// optimizer that was made from these would leave out every one of them, and nothing would train. A
-// gradient that throws when it is touched says so.
-void FullyShardedCore::refuse_optimizers_of_full_parameters() {
-  if (refused_gradients_.empty()) {
-    for (const at::Tensor& parameter : trained_) {
-      refused_gradients_.push_back(untouchable(
-          parameter.sizes(), parameter.scalar_type(),
-          format("The gradients of the module's parameters are gone: {} has reduced them to the "
-                 "gradients of the shards. Make the optimizer from the wrapper "
-                 "(model.parameters()), and read gradients from parameter_shards(). zero_grad() "
-                 "must set gradients to none.",
-                 kWrapper)));
-    }
-  }
-  for (size_t i = 0; i < trained_.size(); ++i) {
-    at::Tensor& gradient = trained_[i].mutable_grad();
-    if (!gradient.defined()) gradient = refused_gradients_[i];
-  }
-}
-
-void FullyShardedCore::clear_refused_gradients() {
-  for (size_t i = 0; i < refused_gradients_.size(); ++i) {
-    at::Tensor& gradient = trained_[i].mutable_grad();
-    if (gradient.is_same(refused_gradients_[i])) gradient.reset();
-  }
 }
 
 }  // namespace cadre

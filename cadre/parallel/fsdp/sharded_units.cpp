@@ -64,7 +64,6 @@ void ShardedUnits::enter_backward() {
   if (schedule_->is_in_backward()) return;
   schedule_->begin_backward();
   is_reduced_ = false;
-  events_.backward_begins();
   const bool creates_graph = current_backward_creates_graph();
   const auto on_failure = [units = weak_from_this()] {
     if (const auto alive = units.lock()) alive->schedule_->abandon();
@@ -90,7 +89,6 @@ void ShardedUnits::end_backward(bool creates_graph) {
 void ShardedUnits::end_reduction() {
   is_reduced_ = false;
   schedule_->end_reduction();
-  events_.gradients_are_reduced();
 }
 
 }  // namespace cadre

@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,12 +33,6 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   // end_reduction().
   void set_reduced() { is_reduced_ = true; }
   void end_reduction();
-  // Run when a backward begins, and at the end of one that has reduced gradients.
-  struct Events {
-    std::function<void()> backward_begins = [] {};
-    std::function<void()> gradients_are_reduced = [] {};
-  };
-  void set_events(Events events) { events_ = std::move(events); }
 
   using Call = std::shared_ptr<UnitSchedule::Call>;
   // The root's call begins and ends the forward.
@@ -56,7 +49,6 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<ShardPrecision> precisions_;
   bool is_reduced_ = false;
-  Events events_;
   std::unique_ptr<AccumulationHooks> hooks_;  // null where nothing is trained
 };
 

@@ -1,5 +1,5 @@
 // A checkpointed module computes the gradients of the plain one, and keeps its arguments only.
-#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,4 +1,4 @@
-#include "cadre/wrap/activation_checkpoint.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>

@@ -1,0 +1,89 @@
+#include "cadre/buckets/refused_gradients.h"
+
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <utility>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+// Has the sizes and no memory: to touch its values throws the sentence.
+at::Tensor untouchable(const at::Tensor& like, const std::string& sentence) {
+  const at::ScalarType dtype = like.scalar_type();
+  const auto num_bytes = like.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
+                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(sentence);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
+  return tensor;
+}
+
+}  // namespace
+
+RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, const Owner& owner,
+                                   std::function<void(size_t)> on_cleared)
+    : on_cleared_(std::move(on_cleared)), is_installed_(parameters.size(), false) {
+  for (const NamedTensor& parameter : parameters) {
+    parameters_.push_back(parameter.tensor);
+    sentences_.push_back(
+        format("{}: the gradient of the module's parameter \"{}\" is gone, because it was reduced "
+               "to the gradients of the ranks' shards. {}; read gradients from the wrapper's "
+               "parameter_shards(), and let zero_grad() set gradients to none.",
+               owner.place, parameter.name, owner.remedy));
+    // Before the accumulation, which would touch the refused gradient: the backward of a
+    // regularizer may come to a parameter before it comes to an output of the wrapper.
+    hooks_.push_back(parameter.tensor.register_hook([this](const at::Tensor&) { remove(); }));
+  }
+}
+
+RefusedGradients::~RefusedGradients() {
+  discard();
+  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].remove_hook(hooks_[i]);
+}
+
+void RefusedGradients::install() {
+  if (refused_.empty()) {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      refused_.push_back(untouchable(parameters_[i], sentences_[i]));
+    }
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& gradient = parameters_[i].mutable_grad();
+    is_installed_[i] = !gradient.defined();
+    if (is_installed_[i]) gradient = refused_[i];
+  }
+  are_installed_ = true;
+}
+
+// Also a detach() of it, which a zero_grad() that failed leaves.
+bool RefusedGradients::is_refused(size_t parameter) const {
+  const at::Tensor& gradient = parameters_[parameter].grad();
+  return gradient.defined() && gradient.is_alias_of(refused_[parameter]);
+}
+
+void RefusedGradients::remove() {
+  if (!std::exchange(are_installed_, false)) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!is_installed_[i]) continue;
+    if (!parameters_[i].grad().defined()) {
+      on_cleared_(i);
+    } else if (is_refused(i)) {
+      parameters_[i].mutable_grad().reset();
+    }
+  }
+}
+
+void RefusedGradients::discard() {
+  if (!std::exchange(are_installed_, false)) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (is_refused(i)) parameters_[i].mutable_grad().reset();
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,54 @@
+// Stands in the gradients of full parameters after these were reduced to shards, and throws when it
+// is touched: an optimizer that was made from the full parameters would find no gradient there,
+// leave out every parameter, and train nothing.
+//
+// Threads: one at a time. Blocking: never. Lifetime: shares the parameters; the destructor removes
+// what was installed. Errors: libtorch throws the sentence where a refused gradient is read or
+// written. To set a gradient to none is allowed.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+
+class RefusedGradients {
+ public:
+  struct Owner {
+    std::string place;   // with which the sentence begins: the wrapper and the rank
+    std::string remedy;  // what to make the optimizer from
+  };
+  // `parameters`: leaves that require grad. `on_cleared`: called by remove() for each parameter
+  // whose refused gradient the program has set to none.
+  RefusedGradients(const std::vector<NamedTensor>& parameters, const Owner& owner,
+                   std::function<void(size_t)> on_cleared);
+  ~RefusedGradients();
+  RefusedGradients(const RefusedGradients&) = delete;
+  RefusedGradients& operator=(const RefusedGradients&) = delete;
+
+  // Where a parameter has no gradient.
+  void install();
+  // A backward does this itself before it adds to the gradient of one of the parameters.
+  void remove();
+  // As remove(), but calls nothing.
+  void discard();
+
+ private:
+  bool is_refused(size_t parameter) const;
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> sentences_;  // by parameter
+  std::function<void(size_t)> on_cleared_;
+  std::vector<unsigned> hooks_;      // by parameter
+  std::vector<at::Tensor> refused_;  // by parameter, made by the first install()
+  std::vector<bool> is_installed_;   // by parameter
+  bool are_installed_ = false;
+};
+
+}  // namespace cadre

@@ -1,0 +1,37 @@
+// A file without a name, for what does not fit in memory: it grows as it is written, and its space
+// is free again when the process ends, however that happens.
+//
+// Threads: any. Blocking: for the time of the disk; what is written lies in the page cache until
+// the kernel wants the memory. Lifetime: the destructor gives the space back. Errors: kUnavailable
+// with the folder and the system's reason (no folder, full disk).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/os/io/fd.h"
+
+namespace cadre::os {
+
+class CADRE_EXPORT ScratchFile {
+ public:
+  static Result<ScratchFile> make(const std::string& folder);
+
+  // offset: in bytes.
+  Status write(uint64_t offset, ConstBytes bytes) const;
+  // kCorruption if less was written there.
+  Status read(uint64_t offset, Bytes bytes) const;
+  const std::string& folder() const { return folder_; }
+  int fd() const { return fd_.get(); }  // to map it
+
+ private:
+  ScratchFile(Fd fd, std::string folder) : fd_(std::move(fd)), folder_(std::move(folder)) {}
+
+  Fd fd_;
+  std::string folder_;
+};
+
+}  // namespace cadre::os

@@ -1,0 +1,113 @@
+#include "cadre/shard/shardable.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/dtype.h"
+
+namespace cadre {
+namespace {
+
+[[noreturn]] void refuse_parameter(const std::string& what, const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
+}
+
+const std::byte* begin_of(const at::Tensor& tensor) {
+  return static_cast<const std::byte*>(tensor.const_data_ptr());
+}
+
+// The memory between the first and the last element, for a tensor with elements.
+const std::byte* end_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return begin_of(tensor) + (last + 1) * static_cast<int64_t>(tensor.element_size());
+}
+
+void check_form(const std::string& what, const NamedTensor& parameter, at::ScalarType dtype) {
+  const at::Tensor& tensor = parameter.tensor;
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
+    refuse_parameter(
+        what,
+        format("\"{}\" is {}; only dense CPU tensors with values can be sharded", parameter.name,
+               !tensor.defined() ? std::string("undefined")
+                                 : "on " + tensor.device().str() + " or not dense"));
+  }
+  if (!tensor.is_leaf()) {
+    refuse_parameter(
+        what, format("\"{}\" is the result of an operation and no leaf; pass the parameters of "
+                     "a module",
+                     parameter.name));
+  }
+  if (tensor.scalar_type() != dtype) {
+    refuse_parameter(
+        what, format("\"{}\" is {} but the first parameter is {}; put parameters of different "
+                     "dtypes into different sets",
+                     parameter.name, c10::toString(tensor.scalar_type()), c10::toString(dtype)));
+  }
+}
+
+// Throws for a parameter that is sharded already, which has no memory.
+const std::byte* checked_begin_of(const std::string& what, const NamedTensor& parameter) {
+  try {
+    return begin_of(parameter.tensor);
+  } catch (const c10::Error&) {
+    refuse_parameter(
+        what, format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
+                     "them already. Destroy that one first, or use it",
+                     parameter.name));
+  }
+}
+
+void check_apart(const std::string& what, const std::vector<NamedTensor>& parameters) {
+  std::vector<std::pair<const std::byte*, const NamedTensor*>> places;
+  for (const NamedTensor& parameter : parameters) {
+    if (parameter.tensor.numel() == 0) continue;
+    places.emplace_back(checked_begin_of(what, parameter), &parameter);
+  }
+  std::stable_sort(places.begin(), places.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 1; i < places.size(); ++i) {
+    if (end_of(places[i - 1].second->tensor) <= places[i].first) continue;
+    refuse_parameter(
+        what, format("\"{}\" and \"{}\" share memory, and only one place can hold it; give them "
+                     "memory of their own, or make them one tensor under two names and pass it "
+                     "once",
+                     places[i - 1].second->name, places[i].second->name));
+  }
+}
+
+}  // namespace
+
+void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
+                     const ShardedDtypes& dtypes) {
+  for (const NamedTensor& parameter : parameters) check_form(what, parameter, dtypes.shard);
+  for (const at::ScalarType dtype : {dtypes.shard, dtypes.compute}) {
+    if (to_dtype(dtype)) continue;
+    refuse_parameter(what, format("{} cannot be exchanged; supported are {}", c10::toString(dtype),
+                                  dtype_names()));
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const NamedTensor& parameter = parameters[i];
+    if (dtypes.compute != dtypes.shard && parameter.tensor.grad().defined()) {
+      refuse_parameter(
+          what, format("\"{}\" has a gradient in {}, and its values become {}; call "
+                       "zero_grad() before",
+                       parameter.name, c10::toString(dtypes.shard), c10::toString(dtypes.compute)));
+    }
+    for (size_t k = 0; k < i; ++k) {
+      if (!parameters[k].tensor.is_same(parameter.tensor)) continue;
+      refuse_parameter(what, format("\"{}\" and \"{}\" are one tensor; pass it once",
+                                    parameters[k].name, parameter.name));
+    }
+  }
+  check_apart(what, parameters);
+}
+
+}  // namespace cadre

@@ -1,0 +1,27 @@
+// Refuses parameters that cannot be cut into shards.
+//
+// Threads: any. Blocking: never. Lifetime: keeps nothing.
+// Errors: kInvalidArgument, with the parameter and the remedy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "cadre/wrap/named_tensors.h"
+
+namespace cadre {
+
+struct ShardedDtypes {
+  at::ScalarType shard;
+  at::ScalarType compute;
+};
+
+// Throws unless the parameters are distinct dense CPU leaves of dtypes.shard which share no memory,
+// and without gradients where dtypes.compute is another one, and a group moves both dtypes.
+// what: how messages begin.
+void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
+                     const ShardedDtypes& dtypes);
+
+}  // namespace cadre

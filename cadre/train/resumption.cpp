@@ -1,0 +1,186 @@
+#include "cadre/train/resumption.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/sharded_load.h"
+#include "cadre/checkpoint/snapshot_folder.h"
+#include "cadre/train/common_error.h"
+#include "cadre/train/config/config_file.h"
+#include "cadre/train/resume_check.h"
+
+namespace cadre::train {
+namespace {
+
+std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
+  std::optional<Config> parsed;
+  try {
+    parsed = parse_config(before, "the snapshot's configuration");
+  } catch (const Error& error) {
+    return {cadre::format("warning: {}; what has changed since is not known", error.message())};
+  }
+  return check_resumed_config(*parsed, now);
+}
+
+void check_data(const std::string& snapshot, const DataIdentity& then, const Task& task) {
+  const DataIdentity now = task.data_identity();
+  if (then == now) return;
+  const std::string difference =
+      then.size == now.size
+          ? cadre::format("as many {}, but others", task.item_name())
+          : cadre::format("{} {} then, {} now", then.size, task.item_name(), now.size);
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("{} was trained on other data: {}; restore the data, or start anew "
+                            "with run.resume=none",
+                            snapshot, difference));
+}
+
+bool is_whole(const std::string& snapshot) {
+  try {
+    check_snapshot(snapshot);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// What to do when `snapshot` cannot be read.
+std::string remedy_for(const std::string& snapshot) {
+  const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
+  std::vector<int64_t> steps = run.steps();
+  std::ranges::reverse(steps);
+  for (const int64_t step : steps) {
+    const std::string other = run.path_of(step);
+    if (other != snapshot && is_whole(other)) {
+      return cadre::format("another snapshot is whole: run.resume={}", other);
+    }
+  }
+  return "no other snapshot is whole: start anew with run.resume=none";
+}
+
+// The error, which reading the snapshot has thrown, with what to do.
+Error with_remedy(const Error& error, const std::string& snapshot) {
+  // Otherwise it is whole, but does not fit what is asked for.
+  const bool is_damaged =
+      error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
+  if (!is_damaged) return error;
+  return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
+}
+
+bool is_of_group(const Error& error) {
+  return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost ||
+         error.code() == ErrorCode::kAborted;
+}
+
+NamedTensors named(const std::vector<ParameterState>& states) {
+  NamedTensors named;
+  for (const ParameterState& state : states) {
+    for (const auto* tensors : {&state.tensors, &state.scalars}) {
+      for (const auto& [key, tensor] : *tensors) {
+        named.emplace_back(cadre::format("{}.{}", state.parameter, key), tensor);
+      }
+    }
+  }
+  return named;
+}
+
+// What a file of whole optimizer states has, as it lies on this rank: a state lies where its
+// parameter does.
+SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTensor>& parameters) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  SnapshotParts states;
+  for (const std::string& name : file.names()) {
+    const std::vector<int64_t>& shape = file.find(name)->shape;
+    const auto parameter =
+        std::ranges::find(parameters, name.substr(0, name.rfind('.')), &SnapshotTensor::name);
+    if (parameter == parameters.end() || (shape.empty() && !parameter->sizes.empty())) {
+      // One value for the whole parameter, or what the optimizer refuses by name.
+      states.parameters.push_back(whole_tensor(name, at::empty(shape, at::kFloat)));
+      continue;
+    }
+    SnapshotTensor& state = states.parameters.emplace_back(*parameter);
+    state.name = name;
+    state.values = at::empty(parameter->values.sizes(), parameter->values.scalar_type());
+  }
+  return states;
+}
+
+}  // namespace
+
+Resumption::Resumption(std::string snapshot, TrainState state, std::vector<std::string> remarks)
+    : snapshot_(std::move(snapshot)), state_(std::move(state)), remarks_(std::move(remarks)) {}
+
+Resumption Resumption::open(const std::string& snapshot, const Config& now, const Task& task) {
+  try {
+    TrainState state = read_train_state(snapshot);
+    check_data(snapshot, state.data, task);
+    std::vector<std::string> remarks = compare_configs(state.config, now);
+    if (state.format < kFirstFormatWithDigests) {
+      remarks.push_back(
+          cadre::format("warning: {} has format {}, which has no digests: damage to its "
+                        "files cannot be found",
+                        snapshot, state.format));
+    }
+    return Resumption(snapshot, std::move(state), std::move(remarks));
+  } catch (const Error& error) {
+    throw with_remedy(error, snapshot);
+  }
+}
+
+std::optional<BucketLayout> Resumption::bucket_layout() const {
+  if (state_.bucket_layout.empty()) return std::nullopt;
+  return BucketLayout::parse(state_.bucket_layout).value_or_throw();
+}
+
+// With another number of ranks there is no generator to restore for some; they keep their own.
+void Resumption::restore_generator(Rank rank) const {
+  const auto index = static_cast<size_t>(rank.value);
+  if (index >= state_.generators.size()) return;
+  const at::Tensor& state = state_.generators[index];
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  if (state.numel() != generator.get_state().numel()) {
+    const Error error(ErrorCode::kCorruption,
+                      cadre::format("{}: a generator's state has {} bytes instead of {}", snapshot_,
+                                    state.numel(), generator.get_state().numel()));
+    throw with_remedy(error, snapshot_);
+  }
+  generator.set_state(state);
+}
+
+void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
+                         const ProcessGroup& world) const {
+  try {
+    const NamedTensors states = load(strategy.parts(), world);
+    strategy.parts_were_filled();
+    optimizer.load_state(states);
+  } catch (const Error& error) {
+    if (is_of_group(error)) throw;
+    throw CommonError(with_remedy(error, snapshot_));
+  }
+}
+
+// Fills the model; returns this rank's part of the optimizer's state.
+NamedTensors Resumption::load(const SnapshotParts& parts, const ProcessGroup& world) const {
+  if (state_.format >= kFirstFormatInParts) {
+    return named(load_sharded(snapshot_, parts, world).optimizer);
+  }
+  // The digests of all files were compared when the state was read.
+  const LoadOptions options = {.with_optimizer = false, .with_digests = false};
+  load_sharded(cadre::format("{}/{}", snapshot_, kModelFile), parts, world, options);
+  const std::string path = cadre::format("{}/{}", snapshot_, kOptimizerFile);
+  SnapshotParts states;
+  on_all_ranks(*make_replica_group(world), [&] { states = states_in(path, parts.parameters); });
+  load_sharded(path, states, world, options);
+  NamedTensors tensors;
+  for (const SnapshotTensor& state : states.parameters)
+    tensors.emplace_back(state.name, state.values);
+  return tensors;
+}
+
+}  // namespace cadre::train

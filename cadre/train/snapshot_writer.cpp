@@ -1,0 +1,79 @@
+#include "cadre/train/snapshot_writer.h"
+
+#include <ATen/ops/full.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "cadre/train/models/model.h"
+
+namespace cadre::train {
+namespace {
+
+// From "<parameter>.<state>" of tensors that lie as the parameter does; those without a dimension
+// are one value for the whole parameter, because parts have one dimension.
+std::vector<ParameterState> states_by_parameter(const NamedTensors& named) {
+  std::vector<ParameterState> states;
+  std::map<std::string, size_t> places;
+  for (const auto& [name, tensor] : named) {
+    const size_t dot = name.rfind('.');
+    const std::string parameter = name.substr(0, dot);
+    const auto [place, is_new] = places.emplace(parameter, states.size());
+    if (is_new) states.push_back({.parameter = parameter});
+    ParameterState& state = states[place->second];
+    (tensor.dim() == 0 ? state.scalars : state.tensors).emplace_back(name.substr(dot + 1), tensor);
+  }
+  return states;
+}
+
+}  // namespace
+
+SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const StrategyGroups& groups,
+                               const Strategy& strategy, const std::string& strategy_name)
+    : folder_(std::move(folder)), groups_(groups), strategy_(strategy) {
+  if (!strategy.holds_parts()) return;
+  saver_ = std::make_unique<SnapshotSaver>(folder_, groups_.world,
+                                           SaveOptions{.strategy = strategy_name});
+}
+
+void SnapshotWriter::begin(const TrainState& state, const Model& model,
+                           const Optimizer& optimizer) {
+  if (!saver_) {
+    begun_ = {state.step, write_whole(state, model, optimizer)};
+    return;
+  }
+  SnapshotParts parts = strategy_.parts();
+  parts.optimizer = states_by_parameter(optimizer.state());
+  parts.extra = state_text(state);
+  // Its result is that of the save before, which settle() has returned.
+  static_cast<void>(saver_->save(state.step, parts));
+  begun_ = {state.step, Status()};
+}
+
+std::optional<SnapshotWriter::Outcome> SnapshotWriter::settle() {
+  std::optional<Outcome> outcome = std::exchange(begun_, std::nullopt);
+  if (outcome && saver_) outcome->status = saver_->finish();
+  return outcome;
+}
+
+void SnapshotWriter::close() {
+  if (saver_) saver_->close().value_or_throw();
+}
+
+// All ranks learn whether rank 0 could write it, which alone has the reason.
+Status SnapshotWriter::write_whole(const TrainState& state, const Model& model,
+                                   const Optimizer& optimizer) {
+  Status status;
+  if (groups_.world.rank() == 0) {
+    status = folder_.save(state.step, [&](const std::string& folder) {
+      return write_train_state(folder, state, model, optimizer.state());
+    });
+  }
+  const at::Tensor is_saved = at::full({1}, status.ok() ? 1.0 : 0.0, at::kDouble);
+  groups_.replicas->all_reduce(is_saved, ReduceOp::kMin);
+  if (!status.ok() || is_saved.item<double>() != 0) return status;
+  return Error(ErrorCode::kUnavailable, "rank 0 could not write the snapshot");
+}
+
+}  // namespace cadre::train
