@@ -144,7 +144,7 @@ TEST(FsdpMapped, TrainsFrozenUnusedTiedRecomputedAndMixedParameters) {
   compare_forms_of(made<Special>(), every_unit());
   compare_forms_of(made<Special>(), modes(Reshard::kAfterReduction, Reshard::kAfterReduction, 1));
   compare_forms_of(made<Recomputed>(), every_unit());
-  compare_forms_of(made<Mixed>(), every_unit());
+  compare_forms_of(made<MixedTower>(), every_unit());
 }
 
 TEST(FsdpMapped, TrainsInAComputeDtypeOfItsOwn) {
