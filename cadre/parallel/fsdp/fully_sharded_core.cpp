@@ -162,16 +162,6 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   return names;
 }
 
-// Their calls come to the schedule. The root's come from the wrapper.
-void bind_units(const UnitAssignment& assignment, const std::shared_ptr<ShardedUnits>& units) {
-  for (size_t i = 1; i < assignment.units.size(); ++i) {
-    ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
-    binding.is_sharded = true;
-    binding.units = units;
-    binding.index = i;
-  }
-}
-
 }  // namespace
 
 ShardGroups ShardGroups::of(const ProcessGroup& world) {
