@@ -129,7 +129,7 @@ TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
     FullyShardedDataParallelOptions options = onto_groups_of(2);
     FullyShardedDataParallel model{std::make_shared<Tower>(kTowerUnits), group, options};
     for (int step = 0; step < kTowerSteps; ++step) {
-      const Tensor loss = model(rows_of(group, step)).pow(2).mean();
+      const Tensor loss = model(testing::rows_of(group, step)).pow(2).mean();
       EXPECT_EQ(model.full_bytes(), root + kTowerUnits * unit / 2) << "after the forward";
       loss.backward();
       EXPECT_EQ(model.full_bytes(), 0) << "after the backward";
@@ -155,7 +155,7 @@ int64_t gathered_over_all(const ProcessGroup& group,
   FullyShardedDataParallel model{std::make_shared<Tower>(kTowerUnits), groups, options};
   for (int step = 0; step < 2; ++step) {
     num_gathered = 0;
-    model(rows_of(group, step)).pow(2).mean().backward();
+    model(testing::rows_of(group, step)).pow(2).mean().backward();
   }
   return num_gathered;
 }
