@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <signal.h>
 #include <torch/torch.h>
 
@@ -113,6 +114,8 @@ testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgrou
   return testing::run_job(job, [&](RankContext& context, const Membership& membership) {
     cgroups[static_cast<size_t>(context.rank.value)]->enter();
     at::set_num_threads(1);
+    // Otherwise glibc keeps freed tensors that small allocations lie between.
+    ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
     const ProcessGroup group(
         testing::connect(context, membership, {.timeout = std::chrono::seconds(60)}));
     const auto files = run.is_made_in_files ? FileMemory::open(run.offload->folder) : nullptr;
