@@ -59,9 +59,14 @@ int main(int argc, char** argv) {
 
   for (auto& block : gpt->blocks) cadre::fully_shard(block);
   cadre::FullyShardedDataParallelOptions options;
-  if (argc > 1) options.offload = cadre::FileOffload{.folder = argv[1]};
+  if (argc > 1) {
+    options.offload = cadre::FileOffload{.folder = argv[1]};
+  } else {
+    // Ranks of one host read each other's shards in place, and copy nothing.
+    options.form = cadre::ShardForm::kMapped;
+  }
   cadre::FullyShardedDataParallel model{gpt, world, options};
-  cadre::AdamW optimizer{model.parameters(), torch::optim::AdamWOptions(3e-3)};
+  cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-3)};
   int64_t num_owned = 0;
   for (const Tensor& values : model.parameters()) num_owned += values.numel();
 

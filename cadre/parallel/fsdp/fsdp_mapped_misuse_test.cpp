@@ -159,6 +159,23 @@ TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
   }
 }
 
+// The ranks that own the same shards would differ from then on.
+TEST(FsdpMappedMisuse, OneReplicaLeavesOutAStep) {
+  for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, {{"replicate", 2}, {"shard", 1}});
+      FullyShardedDataParallel model{std::make_shared<Wide>(), mesh, in_form(form)};
+      ShardedOptimizer<torch::optim::SGD> optimizer{model, 0.1};
+      model(wide_rows(group.rank())).pow(2).mean().backward();
+      if (group.rank() == 0) optimizer.step();
+      EXPECT_THAT(error_of([&] { model(wide_rows(0)); }, ErrorCode::kInvalidArgument),
+                  HasSubstr("the ranks have updated their shards at different times: since the "
+                            "wrapper was made rank 0 1 times, rank 1 0 times"));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
 // Where a rank evaluates or accumulates between steps, the others do, too.
 TEST(FsdpMappedMisuse, NothingWhereAllRanksChangeTheOrder) {
   on_both_forms(2, [](WideRank& rank) {

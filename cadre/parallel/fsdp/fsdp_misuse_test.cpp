@@ -48,7 +48,7 @@ struct Chain : nn::Module {
   std::function<void(size_t unit)> between;
 };
 
-Tensor rows_of(int rank) {
+Tensor rows_of_chain(int rank) {
   return torch::linspace(-1, 1, 3 * kChainWidth, kDouble).view({3, kChainWidth}) * (1 + rank);
 }
 
@@ -62,7 +62,7 @@ struct TrainedRank {
 
   void step() {
     sgd.zero_grad();
-    model(rows_of(group.rank())).pow(2).mean().backward();
+    model(rows_of_chain(group.rank())).pow(2).mean().backward();
     sgd.step();
   }
 
@@ -78,7 +78,10 @@ Snapshot after_plain_steps(int num_steps) {
   torch::optim::SGD sgd(chain.parameters(), 0.1);
   for (int step = 0; step < num_steps; ++step) {
     sgd.zero_grad();
-    torch::stack({chain.forward(rows_of(0)), chain.forward(rows_of(1))}).pow(2).mean().backward();
+    torch::stack({chain.forward(rows_of_chain(0)), chain.forward(rows_of_chain(1))})
+        .pow(2)
+        .mean()
+        .backward();
     sgd.step();
   }
   return copies_of(chain.parameters());
@@ -134,7 +137,7 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
     torch::optim::SGD right(model.parameters(), 0.1);
     for (int step = 0; step < 2; ++step) {
       right.zero_grad();
-      model(rows_of(group.rank())).pow(2).mean().backward();
+      model(rows_of_chain(group.rank())).pow(2).mean().backward();
       for (torch::optim::Optimizer* wrong :
            std::initializer_list<torch::optim::Optimizer*>{&before, &after}) {
         EXPECT_THAT(message_of([&] { wrong->step(); }),
@@ -157,13 +160,13 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
 TEST(FsdpMisuse, ZeroGradOfTheModule) {
   on_ranks([](TrainedRank& rank) {
     rank.model->zero_grad();
-    rank.model(rows_of(rank.group.rank())).pow(2).mean().backward();
+    rank.model(rows_of_chain(rank.group.rank())).pow(2).mean().backward();
     rank.sgd.step();
     expect_parameters(rank, after_plain_steps(2));
     EXPECT_THAT(message_of([&] { rank.model->zero_grad(/*set_to_none=*/false); }),
                 HasSubstr("let zero_grad() set gradients to none"));
     rank.model.zero_grad(/*set_to_none=*/false);
-    rank.model(rows_of(rank.group.rank())).pow(2).mean().backward();
+    rank.model(rows_of_chain(rank.group.rank())).pow(2).mean().backward();
     rank.sgd.step();
     expect_parameters(rank, after_plain_steps(3));
   });
@@ -171,10 +174,10 @@ TEST(FsdpMisuse, ZeroGradOfTheModule) {
 
 TEST(FsdpMisuse, AUnitIsCalledOutsideOfTheForward) {
   on_ranks([](TrainedRank& rank) {
-    EXPECT_THAT(
-        error_of([&] { rank.module->units[2]->forward(rows_of(0)); }, ErrorCode::kInvalidArgument),
-        HasSubstr("unit \"unit2\" was called outside of the wrapper's forward()"));
-    EXPECT_THAT(message_of([&] { rank.module->forward(rows_of(0)); }),
+    EXPECT_THAT(error_of([&] { rank.module->units[2]->forward(rows_of_chain(0)); },
+                         ErrorCode::kInvalidArgument),
+                HasSubstr("unit \"unit2\" was called outside of the wrapper's forward()"));
+    EXPECT_THAT(message_of([&] { rank.module->forward(rows_of_chain(0)); }),
                 HasSubstr("unit \"unit0\" was called outside of the wrapper's forward()"))
         << "the module instead of the wrapper";
     rank.step();
@@ -220,7 +223,7 @@ TEST(FsdpMisuse, TheWrapperIsGone) {
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
     const auto module = std::make_shared<Chain>();
     { const FullyShardedDataParallel model{module, group, units_of_chain()}; }
-    EXPECT_THAT(error_of([&] { module->forward(rows_of(0)); }, ErrorCode::kInvalidArgument),
+    EXPECT_THAT(error_of([&] { module->forward(rows_of_chain(0)); }, ErrorCode::kInvalidArgument),
                 HasSubstr("whose FullyShardedDataParallel is gone"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -246,7 +249,7 @@ TEST(FsdpMisuse, FullParametersInsideAForward) {
 TEST(FsdpMisuse, TwoBackwardsThroughOneForward) {
   on_ranks([](TrainedRank& rank) {
     rank.sgd.zero_grad();
-    const Tensor loss = rank.model(rows_of(rank.group.rank())).pow(2).mean();
+    const Tensor loss = rank.model(rows_of_chain(rank.group.rank())).pow(2).mean();
     loss.backward({}, /*retain_graph=*/true);
     EXPECT_THAT(error_of([&] { loss.backward(); }, ErrorCode::kInvalidArgument),
                 HasSubstr("backward"));
@@ -330,7 +333,10 @@ TEST(FsdpMisuse, AllRanksMayChangeTheOrder) {
          std::vector<std::vector<size_t>>{{0, 1, 2}, {2, 1, 0}, {0, 1, 2}, {1, 1, 0}, {0, 1, 2}}) {
       chain.order = order;
       sgd.zero_grad();
-      torch::stack({chain.forward(rows_of(0)), chain.forward(rows_of(1))}).pow(2).mean().backward();
+      torch::stack({chain.forward(rows_of_chain(0)), chain.forward(rows_of_chain(1))})
+          .pow(2)
+          .mean()
+          .backward();
       sgd.step();
     }
     expect_parameters(rank, copies_of(chain.parameters()));

@@ -295,14 +295,15 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                options_.num_prefetched));
   }
   Construction construction{.assignment = assign_units(module_, options_)};
-  std::shared_ptr<ReplicaGroup> shard_group;
+  std::shared_ptr<ReplicaGroup> all_ranks;
   // The storage may outlive this, with a NoSync.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
   const auto make_storage =
       [&](const std::vector<NamedTensor>& trained,
           const std::shared_ptr<ReplicaGroup>& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
-    shard_group = groups_.shard ? groups_.shard : all;
+    all_ranks = all;
+    const auto shard_group = groups_.shard ? groups_.shard : all;
     check_same_units(construction.assignment, options_, *shard_group, *all);
     files_ = open_offload(options_.offload, construction.assignment,
                           {.all = *all, .shard = *shard_group});
@@ -339,7 +340,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   auto schedule = std::make_unique<UnitSchedule>(
       std::move(construction.units),
       UnitSchedule::Options{.num_prefetched = options_.num_prefetched,
-                            .compare = UseComparison(shard_group, std::move(names)),
+                            .compare = UseComparison(all_ranks, std::move(names)),
                             .has_gradients = [this] { return shards_have_gradients(); },
                             .num_updates = [fence = fence_] { return fence->num_updates(); },
                             .rank = format("rank {}", groups_.all->rank())});
