@@ -19,6 +19,7 @@ struct ModelConfig {
   int64_t context = 128;
   int64_t window = 8;
   bool dropout = true;
+  std::string checkpoint_activations = "none";
   std::string weights;
 };
 

@@ -43,8 +43,15 @@ void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
   fields.push_back({"model.dropout",
                     "of the cnn: 0.25 behind the convolutions, 0.5 before the last layer",
                     &model.dropout});
+  fields.push_back({.name = "model.checkpoint_activations",
+                    .meaning = "blocks: backward computes each block of the gpt, each hidden layer "
+                               "of the mlp, or the convolutions of the cnn a second time, so that "
+                               "their activations need not be kept; the numbers are the same",
+                    .value = &model.checkpoint_activations,
+                    .choices = {"none", "blocks"}});
   fields.push_back({"model.weights",
-                    "a safetensors file with the first values; empty: drawn from run.seed",
+                    "a safetensors file with the first values, or the folder of a snapshot; empty: "
+                    "drawn from run.seed",
                     &model.weights});
 }
 
