@@ -11,6 +11,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/sharded_load.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
@@ -40,6 +41,18 @@ std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kUnavailable) throw error.with_context("data.path");
     throw;
+  }
+}
+
+// path: a file, or a snapshot's folder of either form.
+void load_weights(Model& model, const std::string& path) {
+  const std::string file = cadre::format("{}/{}", path, kModelFile);
+  if (!std::filesystem::is_directory(path)) {
+    load(model, path);
+  } else if (std::filesystem::exists(file)) {
+    load(model, file);
+  } else {
+    load_sharded(path, parts_of(model), {.with_optimizer = false});
   }
 }
 
@@ -78,7 +91,7 @@ void Trainer::prepare() {
   make_loader();
   resolve_epochs();
   model_ = task_->make_model();
-  if (!config_.model.weights.empty()) load(*model_, config_.model.weights);
+  if (!config_.model.weights.empty()) load_weights(*model_, config_.model.weights);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (!snapshot) return;
   resumption_ = Resumption::open(*snapshot, config_, *task_);
@@ -288,6 +301,7 @@ void Trainer::evaluate() {
 
 // Unless this step has one.
 void Trainer::begin_snapshot() {
+  if (snapshot_writer_->is_under_way(step_)) return;
   settle_snapshot();
   if (saved_step_ == step_) {
     if (best_step_ == step_) mark_best();
