@@ -1,6 +1,7 @@
 # Everything above the torch line. What includes torch's C++ API (modules, optimizers) shares one
 # precompiled torch/torch.h; the rest uses per-operator ATen headers.
-set(torch_folders group wrap mesh shard buckets reduction parallel data checkpoint optim)
+set(torch_folders group wrap mesh shard buckets reduction parallel data checkpoint optim plan
+                  verify)
 cadre_sources(torch_sources library ${torch_folders})
 if(NOT torch_sources)
   return()
@@ -36,7 +37,7 @@ cadre_reuse_torch_headers(cadre_torch_objects 8)
 add_library(cadre SHARED $<TARGET_OBJECTS:cadre_torch_objects>)
 target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
 
-# The trainer: the only place where the wrappers meet.
+# The trainer: with verify the only place where the wrappers meet.
 cadre_sources(train_sources library train)
 if(train_sources)
   find_package(tomlplusplus REQUIRED)

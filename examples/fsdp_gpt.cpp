@@ -1,6 +1,8 @@
 // Trains a small transformer whose blocks are sharded over as many processes as there are:
-// `cadre run --nproc-per-node 2 fsdp_gpt`. Each rank owns its share of every block, and gathers a
-// block while it computes with it; blocks keep no activations but compute them again in backward.
+// `cadre run --nproc-per-node 2 fsdp_gpt [FOLDER]`. Each rank owns its share of every block, and
+// gathers a block while it computes with it; blocks keep no activations but compute them again in
+// backward. With a folder on a disk, what a rank owns lies in a file there, so that the model may
+// be larger than memory.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -48,7 +50,7 @@ struct Gpt : nn::Module {
   std::vector<Block> blocks;
 };
 
-int main() {
+int main(int argc, char** argv) {
   auto world = cadre::init_process_group();
   torch::manual_seed(0);
   auto gpt = std::make_shared<Gpt>();
@@ -56,7 +58,9 @@ int main() {
   for (const Tensor& parameter : gpt->parameters()) num_elements += parameter.numel();
 
   for (auto& block : gpt->blocks) cadre::fully_shard(block);
-  cadre::FullyShardedDataParallel model{gpt, world};
+  cadre::FullyShardedDataParallelOptions options;
+  if (argc > 1) options.offload = cadre::FileOffload{.folder = argv[1]};
+  cadre::FullyShardedDataParallel model{gpt, world, options};
   cadre::AdamW optimizer{model.parameters(), torch::optim::AdamWOptions(3e-3)};
   int64_t num_owned = 0;
   for (const Tensor& values : model.parameters()) num_owned += values.numel();

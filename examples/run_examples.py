@@ -103,6 +103,14 @@ class Examples(unittest.TestCase):
                 self.assertEqual(run("point_to_point", ranks=size),
                                  [f"rank {r}: token {tokens[r]}, sums {around} to {around}" for r in range(size)])
 
+    def test_verify_module(self):
+        for size in (1, 2):
+            with self.subTest(size=size):
+                lines = run("verify_module", ranks=size)
+                self.assertEqual(sum(line.endswith("  within the bounds") for line in lines), 12)
+        with self.assertRaisesRegex(AssertionError, "exit 1\n(.*\n)*.*ddp .* deviates\n"):
+            run("verify_module", "batch_norm", ranks=2)
+
     def test_multiple_groups(self):
         for size, columns in ((1, 2), (2, 2), (4, 2), (6, 3)):
             with self.subTest(size=size, columns=columns):
@@ -140,6 +148,10 @@ class Examples(unittest.TestCase):
                     self.assertLess(int(found[5]), 4 * int(total))  # float32
                     owned += int(found[3])
                 self.assertEqual(owned, int(total))
+        with tempfile.TemporaryDirectory() as folder:
+            in_file = run("fsdp_gpt", folder)
+            self.assertEqual(in_file[0].split(",")[0], alone[0].split(",")[0])
+            self.assertEqual(os.listdir(folder), [])
 
     def test_device_mesh(self):
         x = [[2 * i, 2 * i + 1] for i in range(6)]

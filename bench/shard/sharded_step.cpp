@@ -1,126 +1,233 @@
 // The time of one training step with its optimizer (zero_grad, forward, backward, fused AdamW) of a
 // model that the ranks hold in one of several ways. Rank 0 prints the median and the 99th
-// percentile as one line of JSON, with the loss of the last step, which all ways have in common.
-// Blocks until done.
+// percentile, the medians of a step's parts, its CPU time, and the loss of the last step, which all
+// ways have in common, as one line of JSON. Blocks until done.
 //
-//   cadre run --nproc-per-node 2 --no-python sharded_step WAY [steps [layers [width [batch]]]]
-//   WAY: ddp, zero1, zero2, fsdp
+//   cadre run --nproc-per-node 2 --no-python sharded_step WAY [--form gathered|mapped]
+//     [--model mlp|gpt] [steps [layers [width [batch]]]]
+//   WAY: ddp, zero1, zero2, fsdp. --form: how ranks come to the shards, of fsdp.
+//   batch: rows of the MLP, sequences of 64 tokens of the GPT.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace {
 
+namespace nn = torch::nn;
 using torch::Tensor;
 
-struct LayerImpl : torch::nn::Module {
-  explicit LayerImpl(int64_t width)
-      : linear(register_module("linear", torch::nn::Linear(width, width))) {}
-  Tensor forward(const Tensor& x) { return torch::relu(linear(x)); }
-  torch::nn::Linear linear;
-};
-using Layer = torch::nn::ModuleHolder<cadre::ShardUnit<LayerImpl>>;
+constexpr int64_t kVocabulary = 256, kContext = 64, kHeadWidth = 64;
 
-struct MlpImpl : torch::nn::Module {
-  MlpImpl(int num_layers, int64_t width) {
-    for (int i = 0; i < num_layers; ++i) {
-      layers.push_back(register_module("layer_" + std::to_string(i), Layer(width)));
-    }
-  }
-  Tensor forward(Tensor x) {
-    for (Layer& layer : layers) x = layer->forward(x);
-    return x;
-  }
-  std::vector<Layer> layers;
+struct LayerImpl : nn::Module {
+  explicit LayerImpl(int64_t width) : linear(register_module("linear", nn::Linear(width, width))) {}
+  Tensor forward(const Tensor& x) { return torch::relu(linear(x)); }
+  nn::Linear linear;
 };
-TORCH_MODULE(Mlp);
+using Layer = nn::ModuleHolder<cadre::ShardUnit<LayerImpl>>;
+
+struct BlockImpl : nn::Module {
+  explicit BlockImpl(int64_t width) {
+    norm_1 = register_module("norm_1", nn::LayerNorm(nn::LayerNormOptions({width})));
+    qkv = register_module("qkv", nn::Linear(width, 3 * width));
+    project = register_module("project", nn::Linear(width, width));
+    norm_2 = register_module("norm_2", nn::LayerNorm(nn::LayerNormOptions({width})));
+    up = register_module("up", nn::Linear(width, 4 * width));
+    down = register_module("down", nn::Linear(4 * width, width));
+  }
+  Tensor forward(const Tensor& x) {
+    const int64_t num_heads = std::max<int64_t>(x.size(2) / kHeadWidth, 1);
+    const auto heads = qkv(norm_1(x))
+                           .view({x.size(0), x.size(1), 3, num_heads, -1})
+                           .permute({2, 0, 3, 1, 4})
+                           .unbind(0);
+    const Tensor mixed = torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, 0.0,
+                                                             /*is_causal=*/true);
+    const Tensor h = x + project(mixed.transpose(1, 2).reshape(x.sizes()));
+    return h + down(torch::gelu(up(norm_2(h))));
+  }
+  nn::LayerNorm norm_1{nullptr}, norm_2{nullptr};
+  nn::Linear qkv{nullptr}, project{nullptr}, up{nullptr}, down{nullptr};
+};
+using Block = nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>;
 
 struct Settings {
   std::string way;
-  int steps;
-  int layers;
-  int width;
-  int batch;
+  std::string model = "mlp";
+  cadre::ShardForm form = cadre::ShardForm::kGathered;
+  int steps = 20;
+  int layers = 6;
+  int width = 1024;
+  int batch = 64;
 };
 
-// Returns the milliseconds of each step, and the loss of the last one.
-template <typename Model, typename Optimizer>
-std::pair<std::vector<double>, double> train(Model& model, Optimizer& optimizer,
-                                             const Settings& settings) {
-  const Tensor x = torch::randn({settings.batch, settings.width});
-  constexpr int kWarmUp = 4;
-  std::vector<double> times;
-  Tensor loss;
-  for (int i = 0; i < settings.steps + kWarmUp; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    optimizer.zero_grad();
-    loss = (model(x) - 1).pow(2).mean();
-    loss.backward();
-    optimizer.step();
-    const std::chrono::duration<double, std::milli> spent =
-        std::chrono::steady_clock::now() - start;
-    if (i >= kWarmUp) times.push_back(spent.count());
+struct MlpImpl : nn::Module {
+  explicit MlpImpl(const Settings& settings) {
+    for (int i = 0; i < settings.layers; ++i) {
+      units.push_back(register_module("layer_" + std::to_string(i), Layer(settings.width)));
+    }
   }
-  return {times, loss.item<double>()};
+  static Tensor make_input(const Settings& settings) {
+    return torch::randn({settings.batch, settings.width});
+  }
+  Tensor forward(Tensor x) {
+    for (Layer& layer : units) x = layer->forward(x);
+    return x;
+  }
+  static Tensor loss_of(const Tensor& output, const Tensor&) { return (output - 1).pow(2).mean(); }
+  std::vector<Layer> units;
+};
+TORCH_MODULE(Mlp);
+
+struct GptImpl : nn::Module {
+  explicit GptImpl(const Settings& settings) {
+    tokens = register_module("tokens", nn::Embedding(kVocabulary, settings.width));
+    positions = register_module("positions", nn::Embedding(kContext, settings.width));
+    for (int i = 0; i < settings.layers; ++i) {
+      units.push_back(register_module("block_" + std::to_string(i), Block(settings.width)));
+    }
+    head = register_module("head", nn::Linear(settings.width, kVocabulary));
+  }
+  static Tensor make_input(const Settings& settings) {
+    return torch::randint(kVocabulary, {settings.batch, kContext}, torch::kLong);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = tokens(x) + positions(torch::arange(x.size(1)));
+    for (Block& block : units) h = block->forward(h);
+    return head(h);
+  }
+  static Tensor loss_of(const Tensor& output, const Tensor& x) {
+    return nn::functional::cross_entropy(output.reshape({-1, kVocabulary}),
+                                         x.roll(-1, 1).reshape({-1}));
+  }
+  nn::Embedding tokens{nullptr}, positions{nullptr};
+  std::vector<Block> units;
+  nn::Linear head{nullptr};
+};
+TORCH_MODULE(Gpt);
+
+// The milliseconds of each step and of its parts, and the loss of the last one.
+struct Times {
+  std::vector<double> steps, forwards, backwards, updates;
+  double cpu_ms = 0;  // of this rank's process, for each step
+  double loss = 0;
+};
+
+template <typename Net, typename Model, typename Optimizer>
+Times train(Model& model, Optimizer& optimizer, const Settings& settings) {
+  const Tensor x = Net::ContainedType::make_input(settings);
+  constexpr int kWarmUp = 4;
+  Times times;
+  Tensor loss;
+  using Clock = std::chrono::steady_clock;
+  const auto spent = [](Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double, std::milli>(to - from).count();
+  };
+  std::clock_t cpu = 0;
+  for (int i = 0; i < settings.steps + kWarmUp; ++i) {
+    if (i == kWarmUp) cpu = std::clock();
+    const auto start = Clock::now();
+    optimizer.zero_grad();
+    loss = Net::ContainedType::loss_of(model(x), x);
+    const auto forward = Clock::now();
+    loss.backward();
+    const auto backward = Clock::now();
+    optimizer.step();
+    const auto end = Clock::now();
+    if (i < kWarmUp) continue;
+    times.steps.push_back(spent(start, end));
+    times.forwards.push_back(spent(start, forward));
+    times.backwards.push_back(spent(forward, backward));
+    times.updates.push_back(spent(backward, end));
+  }
+  times.cpu_ms = 1e3 * static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC / settings.steps;
+  times.loss = loss.item<double>();
+  return times;
 }
 
-std::pair<std::vector<double>, double> run(const cadre::ProcessGroup& world,
-                                           const Settings& settings) {
+template <typename Net>
+Times run(const cadre::ProcessGroup& world, const Settings& settings) {
   torch::manual_seed(0);
-  Mlp net(settings.layers, settings.width);
+  Net net(settings);
   torch::manual_seed(1 + world.rank());
   const torch::optim::AdamWOptions options(1e-4);
   if (settings.way == "fsdp") {
-    for (const Layer& layer : net->layers) cadre::fully_shard(layer);
-    cadre::FullyShardedDataParallel model{net, world};
-    cadre::AdamW optimizer{model.parameters(), options};
-    return train(model, optimizer, settings);
+    for (const auto& unit : net->units) cadre::fully_shard(unit);
+    cadre::FullyShardedDataParallel model{net, world, {.form = settings.form}};
+    cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, options};
+    return train<Net>(model, optimizer, settings);
   }
   const auto placement = settings.way == "zero2" ? cadre::GradientPlacement::kSharded
                                                  : cadre::GradientPlacement::kReplicated;
   cadre::DistributedDataParallel model{net, world, {.gradients = placement}};
   if (settings.way == "ddp") {
     cadre::AdamW optimizer{net->parameters(), options};
-    return train(model, optimizer, settings);
+    return train<Net>(model, optimizer, settings);
   }
   cadre::ZeroRedundancyOptimizer<cadre::AdamW> optimizer{model, options};
-  return train(model, optimizer, settings);
+  return train<Net>(model, optimizer, settings);
+}
+
+double at_share(std::vector<double> times, double share) {
+  std::sort(times.begin(), times.end());
+  return times[static_cast<size_t>(static_cast<double>(times.size()) * share)];
+}
+
+// False: the usage was wrong.
+bool parse(std::vector<std::string> arguments, Settings& settings) {
+  const std::vector<std::string> ways = {"ddp", "zero1", "zero2", "fsdp"};
+  if (arguments.empty() || std::ranges::count(ways, arguments[0]) == 0) return false;
+  settings.way = arguments[0];
+  std::vector<int*> numbers = {&settings.steps, &settings.layers, &settings.width, &settings.batch};
+  size_t num_given = 0;
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    const std::string next = i + 1 < arguments.size() ? arguments[i + 1] : "";
+    if (arguments[i] == "--form" && (next == "gathered" || next == "mapped")) {
+      settings.form = next == "mapped" ? cadre::ShardForm::kMapped : cadre::ShardForm::kGathered;
+      ++i;
+    } else if (arguments[i] == "--model" && (next == "mlp" || next == "gpt")) {
+      settings.model = next;
+      ++i;
+    } else if (num_given < numbers.size()) {
+      *numbers[num_given] = std::atoi(arguments[i].c_str());
+      if (*numbers[num_given++] <= 0) return false;
+    } else {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto number = [&](int index, int otherwise) {
-    return argc > index ? std::max(std::atoi(argv[index]), 0) : otherwise;
-  };
-  const Settings settings = {.way = argc > 1 ? argv[1] : "",
-                             .steps = number(2, 20),
-                             .layers = number(3, 6),
-                             .width = number(4, 1024),
-                             .batch = number(5, 64)};
-  const std::vector<std::string> ways = {"ddp", "zero1", "zero2", "fsdp"};
-  if (std::find(ways.begin(), ways.end(), settings.way) == ways.end() || argc > 6 ||
-      std::min({settings.steps, settings.layers, settings.width, settings.batch}) == 0) {
-    std::cerr << "usage: sharded_step ddp|zero1|zero2|fsdp [steps [layers [width [batch]]]], "
-                 "numbers above 0"
+  Settings settings;
+  if (!parse({argv + 1, argv + argc}, settings)) {
+    std::cerr << "usage: sharded_step ddp|zero1|zero2|fsdp [--form gathered|mapped] "
+                 "[--model mlp|gpt] [steps [layers [width [batch]]]], numbers above 0"
               << std::endl;
     return 2;
   }
   at::set_num_threads(1);
   const auto world = cadre::init_process_group();
-  auto [times, loss] = run(world, settings);
-  std::sort(times.begin(), times.end());
+  const Times times =
+      settings.model == "gpt" ? run<Gpt>(world, settings) : run<Mlp>(world, settings);
   if (world.rank() == 0) {
-    std::cout << "{\"step_ms\": " << times[times.size() / 2]
-              << ", \"step_p99_ms\": " << times[times.size() * 99 / 100] << ", \"loss\": " << loss
-              << "}" << std::endl;
+    std::cout << "{\"step_ms\": " << at_share(times.steps, 0.5)
+              << ", \"step_p99_ms\": " << at_share(times.steps, 0.99)
+              << ", \"forward_ms\": " << at_share(times.forwards, 0.5)
+              << ", \"backward_ms\": " << at_share(times.backwards, 0.5)
+              << ", \"update_ms\": " << at_share(times.updates, 0.5)
+              << ", \"cpu_ms\": " << times.cpu_ms << ", \"loss\": " << times.loss << "}"
+              << std::endl;
   }
   world.close();
   return 0;

@@ -1,8 +1,12 @@
 #include "cadre/buckets/gradient_storage.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -14,17 +18,28 @@ namespace cadre {
 
 namespace {
 
-constexpr size_t kMaxPlainCopyBytes = 64 * 1024;
+// Of a small tensor, most of copy_'s time is its dispatch. Of a large one, memcpy in parts of this
+// size takes two thirds of the time: it writes without reading the target's lines first.
+constexpr size_t kCopiedBytes = 256 * 1024;
 
-// Of a small tensor, most of copy_'s time is its dispatch.
 void copy_gradient(const at::Tensor& target, const at::Tensor& gradient) {
-  if (gradient.is_cpu() && gradient.nbytes() <= kMaxPlainCopyBytes &&
-      gradient.scalar_type() == target.scalar_type() && gradient.strides() == target.strides() &&
-      gradient.is_non_overlapping_and_dense() && !gradient.is_neg()) {
-    std::memcpy(target.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
-  } else {
+  const bool is_plain = gradient.is_cpu() && gradient.scalar_type() == target.scalar_type() &&
+                        gradient.strides() == target.strides() &&
+                        gradient.is_non_overlapping_and_dense() && !gradient.is_neg();
+  if (!is_plain) {
     target.copy_(gradient);
+    return;
   }
+  auto* const to = static_cast<std::byte*>(target.mutable_data_ptr());
+  const auto* const from = static_cast<const std::byte*>(gradient.const_data_ptr());
+  const size_t size = gradient.nbytes();
+  const auto num_parts = static_cast<int64_t>((size + kCopiedBytes - 1) / kCopiedBytes);
+  at::parallel_for(0, num_parts, /*grain_size=*/1, [&](int64_t first, int64_t end) {
+    for (int64_t part = first; part < end; ++part) {
+      const size_t begin = static_cast<size_t>(part) * kCopiedBytes;
+      std::memcpy(to + begin, from + begin, std::min(kCopiedBytes, size - begin));
+    }
+  });
 }
 
 }  // namespace

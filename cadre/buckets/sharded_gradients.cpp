@@ -13,6 +13,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
+#include "cadre/group/file_memory.h"
 
 namespace cadre {
 
@@ -133,8 +134,11 @@ void ShardedGradients::allocate() {
     need.numel = std::max(need.numel, flat.numel());
     ++need.num_buckets;
     const at::ScalarType dtype = bucket.flat->shard().scalar_type();
-    bucket.gradients = groups_.replicate ? groups_.replicate->empty_flat(flat.shard_numel(), dtype)
-                                         : at::zeros({flat.shard_numel()}, dtype);
+    const std::shared_ptr<FileMemory> files = FileMemory::of(bucket.flat->shard());
+    bucket.gradients = files ? files->zeros(flat.shard_numel(), dtype)
+                       : groups_.replicate
+                           ? groups_.replicate->empty_flat(flat.shard_numel(), dtype)
+                           : at::zeros({flat.shard_numel()}, dtype);
     for (const size_t parameter : bucket.parameters) {
       Slot& slot = slots_[parameter];
       // Not a view to autograd: the optimizers' zero_grad() calls detach_(), which refuses views.

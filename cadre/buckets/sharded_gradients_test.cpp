@@ -310,7 +310,7 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
     replicas->log.clear();
     set_gradients(model, world.rank());
     run_pass(storage, {});
-    require(replicas->log == std::vector<std::string>{"reduce_scatter 80", "reduce_scatter 48",
+    require(replicas->log == std::vector<std::string>{"reduce_scatter 96", "reduce_scatter 64",
                                                       "reduce_scatter 32", "all_reduce 1"},
             "reduced in this order: " + replicas->log[0] + ", " + replicas->log[1]);
     require_shards(model, world.rank(),

@@ -17,6 +17,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/file_memory.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
@@ -162,7 +163,7 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
              cadre::format("'{}' has {} elements; expected {}", name, tensor->numel(),
                            values.numel()));
     }
-    *field = tensor->view(values.sizes());
+    *field = moved_beside(values, tensor->view(values.sizes()));
   }
   if (wanted.step != nullptr) {
     const at::Tensor* step = find(given.scalars, "step");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/snapshot_reader.h"
+#include "cadre/shard/shard_fence.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
@@ -55,6 +57,9 @@ class Loader {
 
   LoadedSnapshot load() {
     const at::NoGradGuard no_grad;
+    std::vector<std::shared_ptr<ShardFence>> fences;
+    for (const SnapshotTensor& tensor : parts_.parameters) fences.push_back(tensor.fence);
+    ShardUpdate update(fences);
     for (const Read& read : reads_) {
       const bool is_flat = read.target.is_contiguous();
       const at::Tensor flat = is_flat ? read.target.detach().view({-1})
@@ -62,6 +67,7 @@ class Loader {
       reader_.read(*read.source, read.boxes, flat);
       if (!is_flat) read.target.copy_(flat.view(read.target.sizes()));
     }
+    update.finish();
     return {.step = reader_.manifest().step,
             .optimizer = std::move(states_),
             .extra = reader_.manifest().extra,

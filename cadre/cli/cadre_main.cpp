@@ -18,19 +18,21 @@ constexpr std::string_view kHelp = R"(cadre COMMAND [options]
 
   cadre run --nproc-per-node 4 ./train            start a program as the ranks of one job
   cadre train examples/gpt.toml                   train a model from a configuration file
+  cadre verify examples/gpt.toml                  that training on processes equals training on one
   cadre trace records                             who owes what, from the ranks' flight records
   cadre info                                      what this machine and this build have
 
 Commands
   run        start a C++ or Python program several times, with torchrun's environment
   train      train a model from a configuration file, on one or more processes
+  verify     compare training under every strategy with training on one process
   trace      read flight records after a failure or during a hang: where it stopped, who owes what
   info       versions, torch, cores, memory, limits, transports
   help       this text; cadre help COMMAND explains a command
   --version  the version
 )";
 
-const std::vector<std::string> kCommands{"run", "train", "trace", "info", "help"};
+const std::vector<std::string> kCommands{"run", "train", "verify", "trace", "info", "help"};
 
 int dispatch(const std::string& command, Words words);
 
@@ -46,6 +48,7 @@ int help_command(Words words) {
 int dispatch(const std::string& command, Words words) {
   if (command == "run") return cadre::cli::run_command(words);
   if (command == "train") return cadre::cli::train_command(words);
+  if (command == "verify") return cadre::cli::verify_command(words);
   if (command == "trace") return cadre::cli::trace_command(words);
   if (command == "info") return cadre::cli::info_command(words);
   if (command == "help" || command == "--help" || command == "-h") return help_command(words);

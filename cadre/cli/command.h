@@ -19,6 +19,7 @@ using Words = std::span<const std::string>;
 
 int run_command(Words words);
 int train_command(Words words);
+int verify_command(Words words);
 int info_command(Words words);
 int trace_command(Words words);
 

@@ -6,6 +6,7 @@
 #include "cadre/cli/command.h"
 #include "cadre/cli/nearest.h"
 #include "cadre/cli/torch_finder.h"
+#include "cadre/cli/train/trainer_tree_test.h"
 #include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -169,36 +170,8 @@ std::string missing_trainer() {
                             : "this build has no libtorch; run `make build`";
 }
 
-// An installed tree with a trainer that is a shell script, or with none.
-class TrainTree : public ::testing::Test {
- protected:
-  TrainTree() {
-    std::filesystem::create_directories(folder_ + "/bin");
-    std::filesystem::create_directories(folder_ + "/libexec/cadre");
-    std::filesystem::copy_file(testing::build_path("bin/cadre"), folder_ + "/bin/cadre");
-    std::ofstream(config_) << "";
-  }
-
-  // Runs the copied command under the built one, whose prefix "[0] " is part of the output.
-  CommandResult train(std::vector<std::string> words) const {
-    std::vector<std::string> all{"run", folder_ + "/bin/cadre", "train"};
-    all.insert(all.end(), words.begin(), words.end());
-    return run_cadre(all);
-  }
-
-  void make_trainer(const std::string& script) const {
-    const std::string trainer = folder_ + "/libexec/cadre/cadre-train";
-    std::ofstream(trainer) << "#!/bin/sh\n" << script << '\n';
-    std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
-  }
-
-  cadre::testing::TemporaryFolder temporary_;
-  const std::string folder_ = temporary_.path();
-  const std::string config_ = folder_ + "/x.toml";
-};
-
-TEST_F(TrainTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
-  const auto result = train({"--help"});
+TEST_F(TrainerTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
+  const auto result = run({"train", "--help"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(result.output.find("\n[0]   --nproc-per-node N "), std::string::npos) << result.output;
   EXPECT_NE(result.output.find("[0] The list of keys is the trainer's: the trainer " + folder_ +
@@ -207,9 +180,9 @@ TEST_F(TrainTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
       << result.output;
 }
 
-TEST_F(TrainTree, HelpEndsWithTheTrainersKeys) {
+TEST_F(TrainerTree, HelpEndsWithTheTrainersKeys) {
   make_trainer("echo \"keys $WORLD_SIZE:\" \"$@\"");
-  const auto result = train({"x.toml", "--help", "--nproc-per-node", "2"});
+  const auto result = run({"train", "x.toml", "--help", "--nproc-per-node", "2"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_TRUE(result.output.starts_with("[0] cadre train CONFIG.toml")) << result.output;
   EXPECT_TRUE(
@@ -218,23 +191,35 @@ TEST_F(TrainTree, HelpEndsWithTheTrainersKeys) {
       << result.output;
 }
 
-TEST_F(TrainTree, PassesPrintConfigToOneProcess) {
+TEST_F(TrainerTree, PassesPrintConfigToOneProcess) {
   make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
-  const auto result = train({"--print-config", config_, "run.steps=3", "--nproc-per-node", "2"});
+  const auto result =
+      run({"train", "--print-config", config_, "run.steps=3", "--nproc-per-node", "2"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --print-config\n");
 }
 
-TEST_F(TrainTree, SaysHowToGetAMissingTrainer) {
-  const auto result = train({config_});
+TEST_F(TrainerTree, PassesThePlanOfAllProcessesToOne) {
+  make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
+  const auto result =
+      run({"train", config_, "--plan", "--nproc-per-node", "4", "--json", "a.json", "run.steps=3"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "[0] 0 of 1: " + config_ + " run.steps=3 --plan=4 --json=a.json\n");
+  const auto refused = run({"train", config_, "--json", "a.json"});
+  EXPECT_EQ(refused.exit_code, kUsageExitCode);
+  EXPECT_NE(refused.error.find("--json a.json is for --plan"), std::string::npos) << refused.error;
+}
+
+TEST_F(TrainerTree, SaysHowToGetAMissingTrainer) {
+  const auto result = run({"train", config_});
   EXPECT_EQ(result.exit_code, kNotFoundExitCode);
   EXPECT_NE(result.error.find("cadre-train is not there: " + missing_trainer()), std::string::npos)
       << result.error;
 }
 
-TEST_F(TrainTree, RunsTheTrainerBesideIt) {
+TEST_F(TrainerTree, RunsTheTrainerBesideIt) {
   make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
-  const auto result = train({config_, "--nproc_per_node", "2", "train.steps=3"});
+  const auto result = run({"train", config_, "--nproc_per_node", "2", "train.steps=3"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   // Rank 0 of the trainer has no prefix of its own.
   EXPECT_NE(result.output.find("[0] 0 of 2: " + config_ + " train.steps=3\n"), std::string::npos);

@@ -12,7 +12,8 @@ int start_failure_code(const Error& error) {
   return error.code() == ErrorCode::kUnavailable ? kNotFoundExitCode : kNotExecutableExitCode;
 }
 
-int launch_job(std::string_view command, launch::JobSpec spec) {
+int launch_job(std::string_view command, launch::JobSpec spec,
+               const std::function<int(int)>& meaning) {
   const auto log_level = parse_log_level(spec.environment.get_or("CADRE_LOG", ""));
   if (!log_level.ok()) return fail(command, log_level.error().message(), kUsageExitCode);
   spec.log_level = *log_level;
@@ -29,7 +30,8 @@ int launch_job(std::string_view command, launch::JobSpec spec) {
     return os::run_guarded([&](os::Pollable& guardian_gone) {
       const auto system = os::make_native_system();
       const auto exit_code = launch::run_job(*system, spec, guardian_gone);
-      if (exit_code.ok()) return *exit_code;
+      // Here, because the guardian returns what this process does.
+      if (exit_code.ok()) return meaning ? meaning(*exit_code) : *exit_code;
       const Error& error = exit_code.error();
       return fail(command, error.message(),
                   error.code() == ErrorCode::kInvalidArgument ? kNotExecutableExitCode : 1);

@@ -5,6 +5,7 @@
 // started, 2 for a wrong CADRE_LOG, whose level holds for the job's store as for the workers.
 #pragma once
 
+#include <functional>
 #include <string_view>
 
 #include "cadre/base/error.h"
@@ -14,8 +15,10 @@ namespace cadre::cli {
 
 inline constexpr int kMaxWorkers = 4096;
 
-// Returns the exit code. `command` begins the sentence of an error ("cadre run").
-int launch_job(std::string_view command, launch::JobSpec spec);
+// Returns the exit code. `command` begins the sentence of an error ("cadre run"). `meaning`: the
+// command's exit code for that of the job; not given: the same.
+int launch_job(std::string_view command, launch::JobSpec spec,
+               const std::function<int(int)>& meaning = {});
 
 // The exit code for a program that cannot be started for this reason.
 int start_failure_code(const Error& error);

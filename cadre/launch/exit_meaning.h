@@ -14,6 +14,8 @@ namespace cadre::launch {
 // configuration that cannot be, and whatever else. A report about ranks would say no more.
 inline constexpr int kReportedUsageExitCode = 2;
 inline constexpr int kReportedFailureExitCode = 3;
+// Of `cadre verify`: a strategy deviates, as its table says.
+inline constexpr int kReportedDeviationExitCode = 4;
 
 // "exit code 3", "signal 11 (SIGSEGV)".
 std::string exit_name(const os::ExitStatus& status);

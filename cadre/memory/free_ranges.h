@@ -8,11 +8,12 @@
 #include <map>
 #include <optional>
 
+#include "cadre/base/export.h"
 #include "cadre/memory/place.h"
 
 namespace cadre {
 
-class FreeRanges {
+class CADRE_EXPORT FreeRanges {
  public:
   explicit FreeRanges(size_t num_bytes);
 

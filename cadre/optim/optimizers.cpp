@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <cstddef>
 #include <functional>
@@ -20,6 +19,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/file_memory.h"
 #include "cadre/optim/fused_kernels.h"
 
 namespace cadre {
@@ -141,6 +141,7 @@ class FusedStep {
       const Options& options = checked_options(group, i);
       for (const at::Tensor& parameter : group.params()) check(parameter, options, index++);
     }
+    make_states();
     for (const OptimizerParamGroup& group : optimizer_.param_groups()) update(group);
   }
 
@@ -211,23 +212,42 @@ class FusedStep {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       const size_t round = rounds.add(parameter);
-      State* state = find_state(parameter);
-      const bool is_first = state == nullptr;
-      if (is_first) state = make_state(parameter, options);
+      State* const state = find_state(parameter);
+      const auto made = made_.find(parameter.unsafeGetTensorImpl());
+      const bool is_first = state == nullptr || (made != made_.end() && made->second == &options);
+      if (is_first && state != nullptr) made_.erase(made);
       add(parameter, state, options, batches[{round, is_first}]);
     }
     for (const auto& [key, batch] : batches) Rule::run(batch, options, key.second);
   }
 
-  // A rule without state keeps none, as in torch::optim.
-  State* make_state(const at::Tensor& parameter, const Options& options) {
+  // Of all groups before the first kernel, because there may be no room for them.
+  void make_states() {
+    try {
+      for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
+        const Options& options = static_cast<const Options&>(group.options());
+        for (const at::Tensor& parameter : group.params()) {
+          if (parameter.grad().defined() && find_state(parameter) == nullptr) {
+            make_state(parameter, options);
+          }
+        }
+      }
+    } catch (...) {
+      for (const auto& [key, options] : made_) optimizer_.state().erase(key);
+      throw;
+    }
+  }
+
+  // A rule without state keeps none, as in torch::optim. The state of a parameter that lies in a
+  // file lies there, too.
+  void make_state(const at::Tensor& parameter, const Options& options) {
     auto state = std::make_unique<State>();
     const auto named_states = Rule::states(*state, options);
-    if (named_states.empty()) return nullptr;
-    for (const NamedState& named : named_states) *named.tensor = at::zeros_like(parameter);
-    State* const made = state.get();
-    optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
-    return made;
+    if (named_states.empty()) return;
+    for (const NamedState& named : named_states) *named.tensor = zeros_beside(parameter);
+    void* const key = parameter.unsafeGetTensorImpl();
+    made_.emplace(key, &options);
+    optimizer_.state()[key] = std::move(state);
   }
 
   void add(const at::Tensor& parameter, State* state, const Options& options, FusedBatch& batch) {
@@ -261,6 +281,8 @@ class FusedStep {
   std::map<int64_t, at::Tensor> step_tensors_;
   // For parameters without state: the options of the group that makes it.
   std::unordered_map<const void*, const Options*> makers_;
+  // The states that this step has made, with those options, and not used yet.
+  std::unordered_map<void*, const Options*> made_;
 };
 
 template <typename Rule>
@@ -310,6 +332,23 @@ class ListedOnce {
   std::vector<Replaced> replaced_;
 };
 
+// Beside their parameters, where these lie in a file. torch::load makes them in memory.
+template <typename Rule>
+void move_states(torch::optim::Optimizer& optimizer) {
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
+    const auto* const options = dynamic_cast<const typename Rule::Options*>(&group.options());
+    if (options == nullptr) continue;  // step() refuses it
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end() || found->second == nullptr) continue;
+      auto& state = static_cast<typename Rule::State&>(*found->second);
+      for (const NamedState& named : Rule::states(state, *options)) {
+        *named.tensor = moved_beside(parameter, *named.tensor);
+      }
+    }
+  }
+}
+
 ParameterNames names_of(const NamedParameters& named_parameters) {
   ParameterNames names;
   for (const auto& item : named_parameters) {
@@ -331,6 +370,7 @@ at::Tensor AdamW::step(LossClosure closure) {
 void AdamW::load(torch::serialize::InputArchive& archive) {
   const ListedOnce listed_once(*this);
   torch::optim::AdamW::load(archive);
+  move_states<AdamWRule>(*this);
 }
 
 Adam::Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options)
@@ -344,6 +384,7 @@ at::Tensor Adam::step(LossClosure closure) {
 void Adam::load(torch::serialize::InputArchive& archive) {
   const ListedOnce listed_once(*this);
   torch::optim::Adam::load(archive);
+  move_states<PlainAdamRule>(*this);
 }
 
 SGD::SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options)
@@ -357,6 +398,7 @@ at::Tensor SGD::step(LossClosure closure) {
 void SGD::load(torch::serialize::InputArchive& archive) {
   const ListedOnce listed_once(*this);
   torch::optim::SGD::load(archive);
+  move_states<SgdRule>(*this);
 }
 
 }  // namespace cadre

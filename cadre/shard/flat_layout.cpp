@@ -13,15 +13,20 @@ int64_t divided_up(int64_t count, int64_t divisor) {
   return (count + divisor - 1) / divisor;
 }
 
+int64_t rounded_up(int64_t count, int64_t unit) {
+  return divided_up(count, unit) * unit;
+}
+
 }  // namespace
 
-FlatLayout::FlatLayout(std::vector<int64_t> numels, int num_shards, int64_t alignment)
+FlatLayout::FlatLayout(std::vector<int64_t> numels, int num_shards, FlatAlignment alignment)
     : numels_(std::move(numels)), num_shards_(num_shards) {
-  if (num_shards < 1 || alignment < 1) {
+  const int64_t least_alignment = std::min(alignment.of_shards, alignment.of_tensors);
+  if (num_shards < 1 || least_alignment < 1) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("FlatLayout: {} shards with an alignment of {} elements; both must be at "
                        "least 1",
-                       num_shards, alignment));
+                       num_shards, least_alignment));
   }
   int64_t offset = 0;
   for (size_t i = 0; i < numels_.size(); ++i) {
@@ -30,10 +35,10 @@ FlatLayout::FlatLayout(std::vector<int64_t> numels, int num_shards, int64_t alig
           ErrorCode::kInvalidArgument,
           format("FlatLayout: tensor {} has {} elements; a count is at least 0", i, numels_[i]));
     }
-    offsets_.push_back(offset);
-    offset += numels_[i];
+    offsets_.push_back(rounded_up(offset, alignment.of_tensors));
+    if (numels_[i] > 0) offset = offsets_.back() + numels_[i];
   }
-  shard_numel_ = divided_up(divided_up(offset, num_shards), alignment) * alignment;
+  shard_numel_ = rounded_up(divided_up(offset, num_shards), alignment.of_shards);
 }
 
 FlatRange FlatLayout::range(size_t parameter, int shard) const {

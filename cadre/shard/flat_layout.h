@@ -22,12 +22,21 @@ struct FlatRange {
   friend bool operator==(const FlatRange&, const FlatRange&) = default;
 };
 
+// In elements.
+struct FlatAlignment {
+  int64_t of_shards = 1;  // every shard is a multiple of it long
+  // Every tensor begins at a multiple of it. Matrix products of libtorch round in another way where
+  // a matrix does not begin at a multiple of 64 bytes, as every tensor of its own does, so less
+  // gives parameters in flat buffers other last bits than plain ones.
+  int64_t of_tensors = 1;
+};
+
 // Tensors of one dtype lie one after the other in a buffer of num_shards equal shards; the buffer
-// is padded at its end.
+// is padded between tensors and at its end.
 class CADRE_EXPORT FlatLayout {
  public:
-  // numels: of the tensors, 0 allowed. alignment: every shard is a multiple of it long.
-  FlatLayout(std::vector<int64_t> numels, int num_shards, int64_t alignment);
+  // numels: of the tensors, 0 allowed.
+  FlatLayout(std::vector<int64_t> numels, int num_shards, FlatAlignment alignment);
 
   size_t num_parameters() const { return numels_.size(); }
   int num_shards() const { return num_shards_; }

@@ -32,11 +32,14 @@ TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
     for (int64_t& numel : numels) numel = static_cast<int64_t>(random() % 40);
     const int num_shards = 1 + static_cast<int>(random() % 9);
     const int64_t alignment = 1 + static_cast<int64_t>(random() % 16);
-    const FlatLayout layout(numels, num_shards, alignment);
+    const int64_t of_tensors = 1 + static_cast<int64_t>(random() % 16);
+    const FlatLayout layout(numels, num_shards, {.of_shards = alignment, .of_tensors = of_tensors});
     ASSERT_EQ(layout.shard_numel() % alignment, 0);
     ASSERT_EQ(layout.numel(), layout.shard_numel() * num_shards);
     int64_t place = 0;
+    int64_t end = 0;
     for (size_t i = 0; i < numels.size(); ++i) {
+      while (place % of_tensors != 0) ++place;
       ASSERT_EQ(layout.offset(i), place);
       for (int64_t element = 0; element < numels[i]; ++element, ++place) {
         for (int shard = 0; shard < num_shards; ++shard) {
@@ -48,6 +51,8 @@ TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
                     place % layout.shard_numel());
         }
       }
+      if (numels[i] == 0) place = end;
+      end = place;
       for (int shard = 0; shard < num_shards; ++shard) {
         const FlatRange range = layout.range(i, shard);
         ASSERT_LE(range.begin, range.end);
@@ -61,18 +66,18 @@ TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
 }
 
 TEST(FlatLayout, OfNothingIsEmpty) {
-  const FlatLayout layout({0, 0}, 3, 16);
+  const FlatLayout layout({0, 0}, 3, {16});
   EXPECT_EQ(layout.numel(), 0);
   EXPECT_EQ(layout.range(1, 2), FlatRange{});
-  EXPECT_EQ(FlatLayout({}, 2, 1).numel(), 0);
-  EXPECT_EQ(layout, FlatLayout({0, 0}, 3, 16));
-  EXPECT_FALSE(layout == FlatLayout({0, 1}, 3, 16));
+  EXPECT_EQ(FlatLayout({}, 2, {}).numel(), 0);
+  EXPECT_EQ(layout, FlatLayout({0, 0}, 3, {16}));
+  EXPECT_FALSE(layout == FlatLayout({0, 1}, 3, {16}));
 }
 
 TEST(FlatLayout, RefusesWhatIsNoLayout) {
-  EXPECT_THAT(failure_of([] { FlatLayout({1}, 0, 1); }), HasSubstr("0 shards"));
-  EXPECT_THAT(failure_of([] { FlatLayout({1}, 1, 0); }), HasSubstr("alignment of 0"));
-  EXPECT_THAT(failure_of([] { FlatLayout({1, -2}, 1, 1); }), HasSubstr("tensor 1 has -2"));
+  EXPECT_THAT(failure_of([] { FlatLayout({1}, 0, {}); }), HasSubstr("0 shards"));
+  EXPECT_THAT(failure_of([] { FlatLayout({1}, 1, {0}); }), HasSubstr("alignment of 0"));
+  EXPECT_THAT(failure_of([] { FlatLayout({1, -2}, 1, {}); }), HasSubstr("tensor 1 has -2"));
 }
 
 Tensor cut_out(const Tensor& whole, const Box& box) {

@@ -1,6 +1,7 @@
 #include "cadre/shard/flat_parameters.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
@@ -9,7 +10,9 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/file_memory.h"
 #include "cadre/shard/shardable.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -41,7 +44,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
       group_(std::move(group)),
       options_(std::move(options)),
       dtype_(at::kFloat),
-      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1, options_.alignment) {
+      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1,
+              {.of_shards = alignment(), .of_tensors = options_.alignment}) {
   if (!group_) refuse("FlatParameters", "the group is null; make it first");
   if (parameters_.empty()) {
     refuse("FlatParameters", "there are no parameters; leave out a set without any");
@@ -61,6 +65,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
+    mark_as_shard(values_.back(),
+                  {.parameter = parameters_[i].name, .owner = options_.name, .rank = rank});
   }
   if (options_.keep_full) {
     state_ = State::kFull;
@@ -82,26 +88,39 @@ void FlatParameters::check_parameters() const {
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
   }
+  if (options_.files && (options_.form == ShardForm::kMapped || options_.keep_full)) {
+    refuse(what,
+           "shards in files are gathered into a buffer that is freed again; choose "
+           "ShardForm::kGathered without keep_full, or leave out the files");
+  }
+  const int group_size = options_.reshard_group ? options_.reshard_group->world_size() : 1;
+  if (group_->world_size() % group_size != 0) {
+    refuse(what, format("the group to reshard onto has {} ranks, which does not divide the {} "
+                        "ranks that own shards",
+                        group_size, group_->world_size()));
+  }
 }
 
 bool FlatParameters::shares_memory() const {
-  if (is_mapped() || compute_dtype() != dtype_) return false;
+  if (is_mapped() || options_.files || compute_dtype() != dtype_) return false;
   return options_.keep_full || group_->world_size() == 1;
 }
 
-at::Tensor FlatParameters::own_part_of_buffer() const {
-  return buffer_.narrow(0, group_->rank().value * layout_.shard_numel(), layout_.shard_numel());
+at::Tensor FlatParameters::own_part_of(const at::Tensor& whole) const {
+  return whole.narrow(0, group_->rank().value * layout_.shard_numel(), layout_.shard_numel());
+}
+
+// Where they cannot be mapped, too, because other groups, with the same layout, may map them.
+int64_t FlatParameters::alignment() const {
+  if (options_.form != ShardForm::kMapped) return options_.alignment;
+  const int64_t page_numel =
+      MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(compute_dtype()));
+  return std::lcm(options_.alignment, page_numel);
 }
 
 void FlatParameters::map_memory() {
-  if (!options_.fence->prepare(group_)) return;
-  const int64_t page_numel =
-      MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(compute_dtype()));
-  FlatLayout layout(numels_of(parameters_), group_->world_size(),
-                    std::lcm(options_.alignment, page_numel));
-  if (layout.numel() == 0) return;
-  parts_ = group_->map_parts(layout.shard_numel(), compute_dtype());
-  if (parts_) layout_ = std::move(layout);
+  if (!options_.fence->prepare(group_) || layout_.numel() == 0) return;
+  parts_ = group_->map_parts(layout_.shard_numel(), compute_dtype());
 }
 
 void FlatParameters::make_memory() {
@@ -113,9 +132,10 @@ void FlatParameters::make_memory() {
   const bool is_own_part = is_mapped() && compute_dtype() == dtype_;
   // With a version counter of its own, which a gather does not move.
   shard_ = is_own_part       ? parts_->own()
-           : shares_memory() ? own_part_of_buffer().variable_data()
+           : shares_memory() ? own_part_of(buffer_).variable_data()
+           : options_.files  ? options_.files->zeros(layout_.shard_numel(), dtype_)
                              : group_->empty_flat(layout_.shard_numel(), dtype_);
-  if (compute_dtype() != dtype_) {
+  if (compute_dtype() != dtype_ && !options_.files) {
     sent_ =
         is_mapped() ? parts_->own() : group_->empty_flat(layout_.shard_numel(), compute_dtype());
   }
@@ -148,7 +168,8 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
                       .flat_axis = flat_axis,
                       .range = layout_.range(i, group_->rank().value),
                       .values = values_[i],
-                      .parameter = parameters_[i].tensor});
+                      .parameter = parameters_[i].tensor,
+                      .fence = options_.keep_full ? nullptr : options_.fence});
   }
   return shards;
 }
@@ -177,17 +198,32 @@ uint32_t FlatParameters::version_of_shard() const {
   return version;
 }
 
-const at::Tensor& FlatParameters::gather_input() {
-  if (!sent_.defined()) return shard_;
+at::Tensor FlatParameters::gather_input() {
+  if (compute_dtype() == dtype_) return shard_;
   const at::NoGradGuard no_grad;
-  sent_.copy_(shard_);
-  return sent_;
+  // A second copy of a shard that lies in a file would need the memory that the file saves.
+  return (sent_.defined() ? sent_ : own_part_of(buffer_)).copy_(shard_);
+}
+
+void FlatParameters::refuse_use(const std::string& problem) const {
+  refuse(format("{}, rank {}", options_.name, group_->rank()), problem);
 }
 
 void FlatParameters::unshard_async() {
-  if (state_ == State::kGathering || is_unsharded()) return;
+  if (state_ == State::kGathering) return;
+  if (is_unsharded()) {
+    // The parameters are the shard itself, which the program may write.
+    if (shares_memory() && !options_.keep_full && filled_version_ != version_of_shard()) {
+      bump_versions();
+      filled_version_ = version_of_shard();
+    }
+    return;
+  }
+  if (options_.fence->is_in_update()) {
+    refuse_use("the parameters are used during an update of the shards; end it before");
+  }
   check_in_place();
-  gathered_version_ = version_of_shard();
+  gathered_version_ = state_ == State::kOnGroup ? *filled_version_ : version_of_shard();
   if (is_mapped()) {
     wait_ = [this] { options_.fence->wait_for_owners(); };
   } else {
@@ -198,10 +234,10 @@ void FlatParameters::unshard_async() {
 }
 
 void FlatParameters::start_gather() {
-  const at::Tensor& input = gather_input();
   if (!buffer_.defined()) buffer_ = options_.pool->take(layout_.numel(), compute_dtype());
   try {
-    wait_ = group_->all_gather_async(buffer_, input);
+    wait_ = state_ == State::kOnGroup ? options_.reshard_group->all_gather_async(buffer_, part_)
+                                      : group_->all_gather_async(buffer_, gather_input());
   } catch (...) {
     drop_gather();
     throw;
@@ -211,9 +247,9 @@ void FlatParameters::start_gather() {
 void FlatParameters::wait_unsharded() {
   if (is_unsharded()) return;
   if (state_ != State::kGathering) {
-    refuse(format("{}, rank {}", options_.name, group_->rank()),
-           "wait_unsharded() waits for a gather that nobody has started; call unshard_async() "
-           "before, on all ranks");
+    refuse_use(
+        "wait_unsharded() waits for a gather that nobody has started; call "
+        "unshard_async() before, on all ranks");
   }
   try {
     std::exchange(wait_, nullptr)();
@@ -230,24 +266,29 @@ void FlatParameters::wait_unsharded() {
 
 void FlatParameters::drop_gather() {
   state_ = State::kSharded;
+  end_private();
   guard("are not there, because gathering them from the other ranks failed");
-  // The operation may still write to the buffer.
+  // The operation may still write to the buffer, and read the part.
   if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
+  if (part_.defined()) options_.pool->forget(std::exchange(part_, at::Tensor()));
 }
 
 void FlatParameters::finish_gather() {
   flat_.clear_guard();
+  end_private();
   if (!keeps_buffer()) flat_.set_memory(buffer_);
+  if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
   state_ = State::kFull;
   is_stale_ = false;
-  // So that autograd notices a backward through a forward before the change.
-  if (filled_version_.value_or(gathered_version_) != gathered_version_) {
-    for (const NamedTensor& parameter : parameters_) {
-      parameter.tensor.unsafeGetTensorImpl()->bump_version();
-    }
-  }
+  if (filled_version_.value_or(gathered_version_) != gathered_version_) bump_versions();
   filled_version_ = gathered_version_;
   unsharded_version_ = version_of_parameters();
+}
+
+void FlatParameters::bump_versions() {
+  for (const NamedTensor& parameter : parameters_) {
+    parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 uint32_t FlatParameters::version_of_parameters() const {
@@ -257,12 +298,14 @@ uint32_t FlatParameters::version_of_parameters() const {
 }
 
 void FlatParameters::check_unwritten() const {
-  if (!is_mapped() || version_of_parameters() == unsharded_version_) return;
+  if (!is_mapped() || private_.defined()) return;
+  if (version_of_parameters() == unsharded_version_) return;
   throw Error(ErrorCode::kCorruption,
               format("{}, rank {}: the program has written to parameters while they were mapped. "
                      "All ranks read and write the same memory, so the values are not those that "
-                     "one rank would get. Write to the shards, FlatParameters::values(), inside a "
-                     "ShardUpdate, or choose ShardForm::kGathered; go on from the last snapshot",
+                     "one rank would get. Write to the shards inside a cadre::ShardUpdate, hold "
+                     "summon_full_params() and write back, or choose ShardForm::kGathered; go on "
+                     "from the last snapshot",
                      options_.name, group_->rank()));
 }
 
@@ -286,19 +329,40 @@ void FlatParameters::reshard() {
   }
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kSharded) return;
-  const bool was_unsharded = is_unsharded();
+  const bool is_to_check = is_unsharded() && !private_.defined();
   state_ = State::kSharded;
   is_stale_ = false;
-  if (!keeps_buffer()) {
-    flat_.set_memory(at::Tensor());
-    options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
-  }
+  end_private();
+  free_buffer();
+  if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
   guard(kSharded);
-  if (was_unsharded) check_unwritten();
+  if (is_to_check) check_unwritten();
+}
+
+void FlatParameters::free_buffer() {
+  if (keeps_buffer() || !buffer_.defined()) return;
+  flat_.set_memory(at::Tensor());
+  options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
+}
+
+void FlatParameters::reshard_onto_group() {
+  if (state_ == State::kGathering) wait_unsharded();
+  if (state_ == State::kOnGroup) return;
+  if (!options_.reshard_group || keeps_buffer() || private_.defined() || !is_unsharded()) {
+    return reshard();
+  }
+  const int64_t numel = layout_.numel() / options_.reshard_group->world_size();
+  part_ = options_.pool->take(numel, compute_dtype());
+  const at::NoGradGuard no_grad;
+  part_.copy_(buffer_.narrow(0, options_.reshard_group->rank().value * numel, numel));
+  state_ = State::kOnGroup;
+  free_buffer();
+  guard(kSharded);
 }
 
 void FlatParameters::mark_stale() {
   if (state_ == State::kGathering) wait_unsharded();
+  if (state_ == State::kOnGroup) reshard();
   if (state_ == State::kSharded) return;
   const bool was_unsharded = is_unsharded();
   is_stale_ = true;
@@ -306,25 +370,51 @@ void FlatParameters::mark_stale() {
   if (was_unsharded) check_unwritten();
 }
 
-void FlatParameters::take_from_parameters() {
+void FlatParameters::make_private() {
   if (!is_unsharded()) {
-    refuse(format("{}, rank {}", options_.name, group_->rank()),
-           "take_from_parameters() needs the whole parameters; call unshard_async() and "
-           "wait_unsharded() before");
+    refuse_use(
+        "make_private() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
   }
-  if (is_mapped()) {
-    refuse(format("{}, rank {}", options_.name, group_->rank()),
-           "take_from_parameters() is not for mapped parameters, which all ranks write at once; "
-           "write to values() inside a ShardUpdate");
+  if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
+  const at::NoGradGuard no_grad;
+  private_ = options_.pool->take(layout_.numel(), compute_dtype());
+  private_.copy_(buffer_);
+  flat_.set_memory(private_);
+}
+
+void FlatParameters::end_private() {
+  if (!private_.defined()) return;
+  flat_.set_memory(buffer_);
+  options_.pool->give_back(std::exchange(private_, at::Tensor()));
+}
+
+void FlatParameters::take_from_parameters() {
+  const bool is_in_update = options_.fence->is_in_update();
+  if (state_ != State::kFull || (is_stale_ && !is_in_update)) {
+    refuse_use(
+        "take_from_parameters() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
+  }
+  if (is_mapped() && !(private_.defined() && is_in_update)) {
+    refuse_use(
+        "take_from_parameters() is for mapped parameters that are private, and in an update; "
+        "call make_private() before the program writes, and hold a ShardUpdate");
   }
   const at::NoGradGuard no_grad;
-  if (shares_memory()) {
+  if (shares_memory() && !private_.defined()) {
     // The memory is the same, but the values are others.
     shard_.unsafeGetTensorImpl()->bump_version();
   } else {
-    shard_.copy_(own_part_of_buffer());
+    const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);
+    shard_.copy_(own.scalar_type() == dtype_
+                     ? own
+                     : at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(dtype_)));
   }
-  filled_version_ = version_of_shard();
+  is_stale_ = false;
+  flat_.clear_guard();
+  // A mapped shard has its new version at the end of the update.
+  filled_version_ = version_of_shard() + (is_mapped() ? 1 : 0);
 }
 
 void FlatParameters::guard(const std::string& reason) {

@@ -35,27 +35,20 @@
 #include "cadre/shard/guarded_storage.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/shard/shard_fence.h"
+#include "cadre/shard/shard_form.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
-// How the ranks come to the shards of the others.
-enum class ShardForm : uint8_t {
-  // Each rank copies them into a buffer of its own.
-  kGathered,
-  // Where all ranks share memory each reads them where their owners keep them: the buffer is one
-  // mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are
-  // whole pages. They are written in updates only, see shard_fence.h; else a write throws. Across
-  // hosts the same as kGathered.
-  kMapped,
-};
+class FileMemory;
 
 struct FlatParametersOptions {
   ShardForm form = ShardForm::kGathered;
   // Of the full parameters; default: that of the shard, which keeps the original one.
   std::optional<at::ScalarType> compute_dtype = {};
-  int64_t alignment = 16;  // elements, see FlatLayout
+  // Elements, of shards and of tensors, see FlatAlignment: 64 bytes of the smallest dtype.
+  int64_t alignment = 32;
   // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
   // it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;
@@ -67,6 +60,11 @@ struct FlatParametersOptions {
   std::shared_ptr<FlatBufferPool> pool = {};
   // Of all FlatParameters whose shards are written by the same updates; default: one of its own.
   std::shared_ptr<ShardFence> fence = {};
+  // Where the shard lies; default: in memory. Only with kGathered, without keep_full.
+  std::shared_ptr<FileMemory> files = {};
+  // For reshard_onto_group(): a part of the group, whose ranks follow each other: of 8 ranks in
+  // groups of 2, ranks 4 and 5. On all ranks, of equal size.
+  std::shared_ptr<ReplicaGroup> reshard_group = {};
 };
 
 class CADRE_EXPORT FlatParameters {
@@ -111,11 +109,19 @@ class CADRE_EXPORT FlatParameters {
   void wait_unsharded();
   // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
   void reshard();
+  // Frees the buffer but for this rank's part of it among the ranks of reshard_group, from which
+  // the next unshard_async() fills it again, unless the shards have changed. Without such a group,
+  // and for a mapping, the same as reshard().
+  void reshard_onto_group();
   // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
   void mark_stale();
-  // The reverse of a gather, without communication: the shard becomes this rank's part of the
-  // parameters, which the program has changed in the same way on all ranks. They must be unsharded,
-  // and not mapped.
+  // Until they are resharded, the parameters are a copy of this rank alone, so that the program may
+  // write to them. Nothing to do where each rank has a buffer of its own. They must be unsharded.
+  void make_private();
+  // The reverse of a gather: the shard becomes this rank's part of the parameters, which the
+  // program has changed in the same way on all ranks. In the compute dtype an element that was not
+  // changed keeps the value that its owner had. They must be unsharded, or have been until an
+  // update of the fence began; mapped ones must be private, and in an update.
   void take_from_parameters();
   // Throws if a parameter has been given other memory, by set_data() for example. Gathers do that,
   // too.
@@ -123,7 +129,7 @@ class CADRE_EXPORT FlatParameters {
 
  private:
   friend class ShardFence;
-  enum class State : uint8_t { kSharded, kGathering, kFull };
+  enum class State : uint8_t { kSharded, kOnGroup, kGathering, kFull };
 
   void check_parameters() const;
   void make_memory();
@@ -132,17 +138,23 @@ class CADRE_EXPORT FlatParameters {
   // Whether the shard is a part of the buffer, and whether the buffer is never freed.
   bool shares_memory() const;
   bool keeps_buffer() const { return options_.keep_full || shares_memory() || is_mapped(); }
+  int64_t alignment() const;
   // Makes the mapping, if all ranks can.
   void map_memory();
-  at::Tensor own_part_of_buffer() const;
-  const at::Tensor& gather_input();
+  at::Tensor own_part_of(const at::Tensor& whole) const;
+  at::Tensor gather_input();
   void start_gather();
   void finish_gather();
   void drop_gather();
+  void free_buffer();
+  // So that autograd refuses a backward through what was computed before the shards changed.
+  void bump_versions();
+  void end_private();
   void guard(const std::string& reason);
   uint32_t version_of_shard() const;
   // Refuses what the program has written to mapped parameters since they were unsharded.
   void check_unwritten() const;
+  [[noreturn]] void refuse_use(const std::string& problem) const;
   uint32_t version_of_parameters() const;
   // For the fence: of mapped shards, when an update begins, and when it ends.
   void allow_writes();
@@ -159,7 +171,10 @@ class CADRE_EXPORT FlatParameters {
   // (numel) of the compute dtype, of which the parameters are views. Its memory is that of buffer_,
   // or nothing.
   GuardedStorage flat_;
-  at::Tensor buffer_;  // undefined while sharded
+  at::Tensor buffer_;   // undefined while sharded
+  at::Tensor private_;  // (numel), what the parameters are instead; see make_private()
+  // What reshard_onto_group() has kept of the buffer, until that is full again.
+  at::Tensor part_;
   at::Tensor shard_;
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
   std::optional<MappedParts> parts_;

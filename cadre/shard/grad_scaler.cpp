@@ -14,6 +14,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 
@@ -75,6 +76,8 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 bool GradScaler::unscale_(std::span<const at::Tensor> parameters) {
+  refuse_shards(parameters, "GradScaler::unscale_",
+                "Call unscale_(model) with the wrapper, which asks all ranks");
   return unscale_gradients(distinct_gradients(parameters));
 }
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cadre/base/export.h"
+#include "cadre/shard/model_gradients.h"
 #include "cadre/shard/parameter_shard.h"
 
 namespace cadre {
@@ -49,12 +50,19 @@ class CADRE_EXPORT GradScaler {
 
   // Divides the gradients by the scale, in place, and returns whether every element on every rank
   // is finite. Gradients: dense, floating point. parameters: whole on each rank, where
-  // DistributedDataParallel has reduced their gradients, and each once.
+  // DistributedDataParallel has reduced their gradients, and each once; shards of a wrapper are
+  // refused.
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
-  template <HasParameterShards Model>
+  // Of any wrapper: its shards, or its parameters where their gradients are whole.
+  template <HasGradients Model>
   bool unscale_(Model& model) {
-    return unscale_(std::span<const ParameterShard>(model.parameter_shards()));
+    return with_gradients_of(
+        model, [this](std::span<const ParameterShard> shards) { return unscale_(shards); },
+        [this](auto& whole) {
+          const std::vector<at::Tensor> parameters = whole.parameters();
+          return unscale_(std::span<const at::Tensor>(parameters));
+        });
   }
 
   // Calls optimizer.step() if unscale_() has found all gradients finite, and returns whether.

@@ -1,11 +1,16 @@
 #include "cadre/shard/gradient_tools_test.h"
 
+#include <torch/nn/modules/linear.h>
+
 #include <cmath>
 #include <limits>
 
+#include "cadre/base/format.h"
 #include "cadre/shard/grad_scaler.h"
 #include "cadre/shard/nonfinite_gradients.h"
+#include "cadre/shard/sharded_norm.h"
 #include "cadre/testing/log_lines.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre::testing {
 namespace {
@@ -62,6 +67,58 @@ TEST_P(GradientToolsOnRanks, DecideAlikeWhatBecomesOfAStep) {
                 ::testing::ElementsAre(HasSubstr("gradients step 18: the gradient of \"p0\"")));
     EXPECT_TRUE(check_gradients_finite(std::span(shards),
                                        {.policy = NonFinitePolicy::kContinue, .log = log}));
+  });
+}
+
+// A wrapper whose gradients are whole on every rank.
+struct WholeModel {
+  std::shared_ptr<torch::nn::LinearImpl> net = std::make_shared<torch::nn::LinearImpl>(2, 1);
+  const auto& module() const { return net; }
+  std::vector<Tensor> parameters() const { return net->parameters(); }
+};
+
+TEST(GradientTools, TakeAModelWhoseGradientsAreWhole) {
+  WholeModel model;
+  for (Tensor& parameter : model.parameters()) {
+    parameter.mutable_grad() = torch::full_like(parameter, 8.0);
+  }
+  EXPECT_TRUE(check_gradients_finite(model));
+  GradScaler scaler({.initial_scale = 4});
+  EXPECT_TRUE(scaler.unscale_(model));
+  EXPECT_EQ(model.net->weight.grad()[0][1].item<double>(), 2);
+  EXPECT_NEAR(clip_grad_norm_(model, 1.0), std::sqrt(12.0), 1e-6);
+  model.net->bias.mutable_grad().fill_(kNan);
+  EXPECT_THAT(
+      error_of([&] { check_gradients_finite(model, {.step = 3}); }, ErrorCode::kInvalidArgument),
+      HasSubstr("step 3: the gradient of \"bias\" has an element that is NaN or infinite. Lower"));
+  scaler.update();
+  EXPECT_FALSE(scaler.unscale_(model));
+}
+
+// As a list they are tensors like others, and the result would be that of one rank's shards.
+TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
+  run([](const ProcessGroup& group) {
+    const FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}},
+                              make_replica_group(group), {.name = "of unit \"u\" of Wrapper"});
+    const std::vector<Tensor> leaves = {torch::ones({2}), flat.values(0)};
+    for (const Tensor& leaf : leaves) leaf.mutable_grad() = torch::ones_like(leaf);
+    const std::string what = cadre::format(
+        ", rank {}: parameter 1 of 2 in the list is this rank's shard of \"w\", of unit \"u\" of "
+        "Wrapper, so the list has other gradients on each rank, and the ranks would come to "
+        "different results. Call ",
+        group.rank());
+    EXPECT_EQ(
+        error_of([&] { clip_grad_norm_(std::span(leaves), 1.0); }, ErrorCode::kInvalidArgument),
+        "clip_grad_norm_" + what +
+            "clip_grad_norm_(model, max_norm) with the wrapper, which adds up the shards of "
+            "all ranks");
+    GradScaler scaler;
+    EXPECT_EQ(
+        error_of([&] { scaler.unscale_(std::span(leaves)); }, ErrorCode::kInvalidArgument),
+        "GradScaler::unscale_" + what + "unscale_(model) with the wrapper, which asks all ranks");
+    EXPECT_NE(shard_mark_of(flat.values(0).detach()), nullptr);
+    EXPECT_EQ(shard_mark_of(flat.values(0) * 2), nullptr);
+    EXPECT_EQ(shard_mark_of(flat.values(0).grad()), nullptr);
   });
 }
 

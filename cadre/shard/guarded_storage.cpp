@@ -23,9 +23,10 @@ at::DataPtr memory_of(const at::Tensor& buffer) {
 }
 
 constexpr const char* kOwnStepOnly =
-    "mapped shards are written by Cadre's own step only, when no rank reads them: use "
-    "cadre::ShardedOptimizer or hold a cadre::ShardUpdate; or choose ShardForm::kGathered, whose "
-    "shards any optimizer may write";
+    "mapped shards are written by Cadre's own step only, when no rank reads them: make the "
+    "optimizer as cadre::ShardedOptimizer<cadre::AdamW>{model, options}, or hold a "
+    "cadre::ShardUpdate while you write; or choose ShardForm::kGathered, whose shards any "
+    "optimizer may write";
 
 // What libtorch calls where memory is about to be written. Because it throws, it stays.
 void refuse_write(c10::StorageImpl*) {

@@ -27,6 +27,21 @@ std::string text_of(const NonFiniteGradient& found, int64_t step) {
                 found.parameter, holder);
 }
 
+bool decide(const std::optional<NonFiniteGradient>& found, const NonFiniteOptions& options) {
+  if (!found) return true;
+  if (options.policy == NonFinitePolicy::kStop) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}. Lower the learning rate or clip the gradients, and go on from the last "
+                       "snapshot; or leave out such steps with NonFinitePolicy::kSkip",
+                       text_of(*found, options.step)));
+  }
+  const bool is_skipped = options.policy == NonFinitePolicy::kSkip;
+  options.log.write(LogLevel::kWarning, "gradients",
+                    format("{} effect=\"{}\"", text_of(*found, options.step),
+                           is_skipped ? "the step is left out on all ranks" : "the step is done"));
+  return !is_skipped;
+}
+
 }  // namespace
 
 std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const ParameterShard> shards) {
@@ -50,21 +65,23 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const Paramet
                            .rank = static_cast<int>(agreed % kMaxRanks)};
 }
 
+std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const NamedTensor> parameters) {
+  const at::NoGradGuard no_grad;
+  for (const NamedTensor& parameter : parameters) {
+    if (is_finite(parameter.tensor.grad())) continue;
+    return NonFiniteGradient{.parameter = parameter.name, .rank = std::nullopt};
+  }
+  return std::nullopt;
+}
+
 bool check_gradients_finite(std::span<const ParameterShard> shards,
                             const NonFiniteOptions& options) {
-  const std::optional<NonFiniteGradient> found = find_nonfinite_gradient(shards);
-  if (!found) return true;
-  if (options.policy == NonFinitePolicy::kStop) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}. Lower the learning rate or clip the gradients, and go on from the last "
-                       "snapshot; or leave out such steps with NonFinitePolicy::kSkip",
-                       text_of(*found, options.step)));
-  }
-  const bool is_skipped = options.policy == NonFinitePolicy::kSkip;
-  options.log.write(LogLevel::kWarning, "gradients",
-                    format("{} effect=\"{}\"", text_of(*found, options.step),
-                           is_skipped ? "the step is left out on all ranks" : "the step is done"));
-  return !is_skipped;
+  return decide(find_nonfinite_gradient(shards), options);
+}
+
+bool check_gradients_finite(std::span<const NamedTensor> parameters,
+                            const NonFiniteOptions& options) {
+  return decide(find_nonfinite_gradient(parameters), options);
 }
 
 }  // namespace cadre

@@ -17,7 +17,9 @@
 
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
+#include "cadre/shard/model_gradients.h"
 #include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
 
@@ -52,9 +54,24 @@ struct NonFiniteOptions {
 CADRE_EXPORT bool check_gradients_finite(std::span<const ParameterShard> shards,
                                          const NonFiniteOptions& options = {});
 
-template <HasParameterShards Model>
+// Of parameters that each rank has whole, with gradients that are the same on all ranks.
+CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
+    std::span<const NamedTensor> parameters);
+CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters,
+                                         const NonFiniteOptions& options = {});
+
+// Of any wrapper, or of a plain module.
+template <HasGradients Model>
 bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) {
-  return check_gradients_finite(std::span<const ParameterShard>(model.parameter_shards()), options);
+  return with_gradients_of(
+      model,
+      [&](std::span<const ParameterShard> shards) {
+        return check_gradients_finite(shards, options);
+      },
+      [&](auto& whole) {
+        const std::vector<NamedTensor> parameters = named_parameters_of(whole);
+        return check_gradients_finite(std::span<const NamedTensor>(parameters), options);
+      });
 }
 
 }  // namespace cadre

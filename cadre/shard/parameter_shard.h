@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +21,8 @@
 #include "cadre/shard/flat_layout.h"
 
 namespace cadre {
+
+class ShardFence;
 
 struct ParameterShard {
   std::string name;            // as in the plain module
@@ -34,6 +37,9 @@ struct ParameterShard {
   at::Tensor
       values;  // (range.size()), a leaf that an optimizer updates; its grad is the reduced one
   at::Tensor parameter;  // the plain module's, of the full shape: for rules by name or dimension
+  // Where a program that writes `values` holds a ShardUpdate meanwhile: of this fence. Null where
+  // it may write at any time.
+  std::shared_ptr<ShardFence> fence = {};
 };
 
 // The part of the whole tensor that the placements give this rank; `range` counts its elements.

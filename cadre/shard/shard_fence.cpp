@@ -18,6 +18,12 @@ constexpr uint32_t kWritten = 0;  // signals that an owner has ended an update
 constexpr uint32_t kOwn = 1;      // of a rank to itself
 constexpr int64_t kWordsOfPage = MappedParts::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
 
+std::vector<std::shared_ptr<ShardFence>> fences_of(std::span<const ParameterShard> shards) {
+  std::vector<std::shared_ptr<ShardFence>> fences;
+  for (const ParameterShard& shard : shards) fences.push_back(shard.fence);
+  return fences;
+}
+
 }  // namespace
 
 bool ShardFence::prepare(const std::shared_ptr<ReplicaGroup>& group) {
@@ -74,7 +80,8 @@ void ShardFence::meet(const std::optional<Error>& problem) {
   try {
     group_->all_reduce(first, ReduceOp::kMax);
   } catch (const Error& error) {
-    throw with_half_written(error);
+    throw with_half_written(
+        error.with_context(format("{}: waiting until all ranks write their shards", where())));
   }
   if (problem) throw *problem;
   const int64_t rank = first.const_data_ptr<int64_t>()[0];
@@ -203,13 +210,37 @@ Error ShardFence::with_half_written(const Error& error) {
   return error;
 }
 
+ShardUpdate::ShardUpdate(const std::shared_ptr<ShardFence>& fence)
+    : ShardUpdate(std::span(&fence, 1)) {}
+
+ShardUpdate::ShardUpdate(std::span<const ParameterShard> shards) : ShardUpdate(fences_of(shards)) {}
+
+ShardUpdate::ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences) {
+  try {
+    for (const auto& fence : fences) {
+      if (!fence || std::ranges::count(fences_, fence) != 0) continue;
+      fence->begin_update();
+      fences_.push_back(fence);
+    }
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
 ShardUpdate::~ShardUpdate() {
-  if (fence_) fence_->abandon_update("an exception, or ShardUpdate::finish() was not called");
+  abandon();
+}
+
+void ShardUpdate::abandon() noexcept {
+  for (const auto& fence : fences_) {
+    fence->abandon_update("an exception, or ShardUpdate::finish() was not called");
+  }
 }
 
 void ShardUpdate::finish() {
-  fence_->end_update();
-  fence_.reset();
+  for (const auto& fence : fences_) fence->end_update();
+  fences_.clear();
 }
 
 }  // namespace cadre

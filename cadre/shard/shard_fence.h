@@ -21,14 +21,15 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/group/mapped_parts.h"
+#include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/replica_group.h"
 
 namespace cadre {
@@ -81,12 +82,19 @@ class CADRE_EXPORT ShardFence {
   std::optional<Error> failure_;
 };
 
-// An update in a scope. An exception that leaves the scope abandons it.
+// An update in a scope. An exception that leaves the scope abandons it. Made on all ranks.
+//
+//   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards
+//   ... write ParameterShard::values ...
+//   update.finish();
 class CADRE_EXPORT ShardUpdate {
  public:
-  explicit ShardUpdate(std::shared_ptr<ShardFence> fence) : fence_(std::move(fence)) {
-    fence_->begin_update();
-  }
+  explicit ShardUpdate(const std::shared_ptr<ShardFence>& fence);
+  // Of several fences, in this order on all ranks; each is begun once, and null ones are left out.
+  explicit ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences);
+  explicit ShardUpdate(std::span<const ParameterShard> shards);
+  template <HasParameterShards Model>
+  explicit ShardUpdate(Model& model) : ShardUpdate(model.parameter_shards()) {}
   ~ShardUpdate();
   ShardUpdate(const ShardUpdate&) = delete;
   ShardUpdate& operator=(const ShardUpdate&) = delete;
@@ -95,7 +103,9 @@ class CADRE_EXPORT ShardUpdate {
   void finish();
 
  private:
-  std::shared_ptr<ShardFence> fence_;  // null when it has ended
+  void abandon() noexcept;
+
+  std::vector<std::shared_ptr<ShardFence>> fences_;  // in whose updates this is
 };
 
 }  // namespace cadre

@@ -174,8 +174,10 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
     fence->end_update();
     unit.unshard_async();
     unit.wait_unsharded();
-    require_in(failure_of([&] { unit.take_from_parameters(); }), "not for mapped parameters");
+    require_in(failure_of([&] { unit.take_from_parameters(); }),
+               "for mapped parameters that are private, and in an update");
     unit.reshard();
+    require_in(failure_of([&] { unit.make_private(); }), "needs the whole parameters");
     require_in(failure_of([&] {
                  FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, replicas,
                                      {.form = ShardForm::kMapped, .keep_full = true});

@@ -14,12 +14,11 @@
 // Source: torch.nn.utils.clip_grad_norm_ on DTensors.
 #pragma once
 
-#include <concepts>
 #include <span>
 #include <vector>
 
 #include "cadre/base/export.h"
-#include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/model_gradients.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/gradient_norm.h"
 
@@ -33,28 +32,19 @@ CADRE_EXPORT double gradient_norm(std::span<const ParameterShard> shards, double
 CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
                                     const ClipGradNormOptions& options = {});
 
-template <typename Model>
-concept HasParameters = requires(Model& model) {
-  { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
-};
-
 // Of any wrapper: the shards of one that has them, else its parameters, whose gradients are whole
 // and the same on all ranks.
-template <typename Model>
-  requires HasParameterShards<Model> || HasParameters<Model>
+template <HasGradients Model>
 double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {
-  const auto clip_whole = [&](const std::vector<at::Tensor>& parameters) {
-    return clip_grad_norm_(std::span<const at::Tensor>(parameters), max_norm, options);
-  };
-  if constexpr (HasFlatParameters<Model> && HasParameters<Model>) {
-    if (model.flat_parameters().empty()) return clip_whole(model.parameters());
-  }
-  if constexpr (HasParameterShards<Model>) {
-    const std::vector<ParameterShard> shards = model.parameter_shards();
-    return clip_grad_norm_(std::span<const ParameterShard>(shards), max_norm, options);
-  } else {
-    return clip_whole(model.parameters());
-  }
+  return with_gradients_of(
+      model,
+      [&](std::span<const ParameterShard> shards) {
+        return clip_grad_norm_(shards, max_norm, options);
+      },
+      [&](auto& whole) {
+        const std::vector<at::Tensor> parameters = whole.parameters();
+        return clip_grad_norm_(std::span<const at::Tensor>(parameters), max_norm, options);
+      });
 }
 
 }  // namespace cadre

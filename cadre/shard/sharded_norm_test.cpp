@@ -72,7 +72,7 @@ ParameterShard divided(const Tensor& gradient, const DeviceMesh& mesh, const Div
   local = local.flatten();
   shard.range = {0, local.numel()};
   if (shard.flat_axis) {
-    const FlatLayout layout({local.numel()}, mesh.size(*shard.flat_axis), 4);
+    const FlatLayout layout({local.numel()}, mesh.size(*shard.flat_axis), {.of_shards = 4});
     shard.range = layout.range(0, mesh.coordinate(*shard.flat_axis));
   }
   shard.values = torch::zeros({shard.range.size()}, gradient.dtype()).requires_grad_(true);

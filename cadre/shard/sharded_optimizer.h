@@ -1,12 +1,14 @@
-// An optimizer whose step() is an update of shards: the only step that mapped shards allow.
+// An optimizer whose step() is an update of shards: the only step that mapped shards allow. On
+// gathered ones it does what O does.
 //
-//   ShardedOptimizer<cadre::AdamW> optimizer(fence, leaves, torch::optim::AdamWOptions(3e-4));
+//   cadre::FullyShardedDataParallel model{net, world, {.form = cadre::ShardForm::kMapped}};
+//   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //
 // Threads: as O. Blocking: step(), until the other ranks step, too. Lifetime: shares the fence.
 // Errors: those of O and of ShardFence; a step that throws leaves mapped shards unusable on all
 // ranks, because some elements may be those of before and some those of after it.
-// The parameters of O are the leaves FlatParameters::values(), of any units of one fence, and
-// others of the program. O is elementwise: what it does to an element depends on no other one.
+// The parameters of O are the shards of units of one fence, ParameterShard::values, and others of
+// the program. O is elementwise: what it does to an element depends on no other one.
 // Source: torch.optim over sharded parameters, as FSDP2 uses it.
 #pragma once
 
@@ -15,13 +17,26 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
+#include <concepts>
 #include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cadre/shard/shard_fence.h"
 
 namespace cadre {
+
+// A wrapper whose shards one fence guards: FullyShardedDataParallel.
+template <typename Model>
+concept HasShardFence = requires(const Model& model) {
+  { model.shard_fence() } -> std::convertible_to<std::shared_ptr<ShardFence>>;
+  { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
+};
+
+template <typename T>
+concept GroupsOfParameters =
+    std::same_as<std::remove_cvref_t<T>, std::vector<torch::optim::OptimizerParamGroup>>;
 
 template <typename O>
 class ShardedOptimizer : public O {
@@ -32,7 +47,18 @@ class ShardedOptimizer : public O {
                 "and each rank has only its shard; use an optimizer that is elementwise");
 
  public:
-  // arguments: those of O's constructor.
+  // Of all parameters of the model. arguments: those of O's constructor behind the parameters.
+  template <HasShardFence Model, typename... Arguments>
+    requires(!(GroupsOfParameters<Arguments> || ...))
+  explicit ShardedOptimizer(const Model& model, Arguments&&... arguments)
+      : ShardedOptimizer(model.shard_fence(), model.parameters(),
+                         std::forward<Arguments>(arguments)...) {}
+  // Of groups of them, and of other parameters of the program.
+  template <HasShardFence Model, typename... Arguments>
+  ShardedOptimizer(const Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   Arguments&&... arguments)
+      : ShardedOptimizer(model.shard_fence(), groups, std::forward<Arguments>(arguments)...) {}
+  // Of leaves FlatParameters::values(). arguments: those of O's constructor.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
       : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {}

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,12 +16,17 @@
 #include "cadre/base/error.h"
 #include "cadre/group/process_group.h"
 #include "cadre/launch/exit_meaning.h"
+#include "cadre/os/io/durable_file.h"
 #include "cadre/os/proc/output_stream.h"
 #include "cadre/os/proc/pending_signal.h"
 #include "cadre/os/system.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
+#include "cadre/train/planning/config_plan.h"
+#include "cadre/train/planning/plan_report.h"
+#include "cadre/train/strategy.h"
 #include "cadre/train/trainer.h"
+#include "cadre/train/verify/verify_config.h"
 
 namespace cadre {
 namespace {
@@ -28,6 +34,7 @@ namespace {
 // The launcher knows them: the error was reported, and a report about ranks would say no more.
 constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
+constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
 constexpr std::array kStopSignals{SIGTERM, SIGINT, SIGHUP};
 
 constexpr const char* kHelp =
@@ -57,6 +64,9 @@ struct CommandLine {
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
+  int num_planned = 0;  // processes of --plan; 0: train
+  bool verify = false;
+  train::VerifyRequest request;
 };
 
 int exit_code_of(const Error& error) {
@@ -83,6 +93,33 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
   trainer.run();
 }
 
+// Trains nothing: a process alone, without a group and without memory of the model's size.
+int run_plan(const CommandLine& command) {
+  const train::Config config = train::load_config(command.config_path, command.overrides);
+  train::check_strategy(config.parallel, command.num_planned);
+  const train::Processes processes = {.count = command.num_planned,
+                                      .per_host = command.num_planned};
+  const ModelSizes model = train::sizes_of_model(config);
+  const auto plans = train::plans_of_strategies(config, model, processes);
+  print(train::comparison_table(config, model, plans));
+  const std::string& path = command.request.json_path;
+  if (path.empty()) return 0;
+  const std::string json = train::plans_json(config, model, plans);
+  const ConstBytes bytes = std::as_bytes(std::span(json));
+  const Status written = os::write_file(path, {&bytes, 1});
+  if (!written.ok()) throw written.error().with_context("--json");
+  return 0;
+}
+
+int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os::System& system) {
+  train::Config config;
+  train::on_all_ranks(*make_replica_group(world),
+                      [&] { config = train::load_config(command.config_path, command.overrides); });
+  const VerifyReport report = train::verify_config(
+      config, command.request, {.world = world, .system = system, .print = print});
+  return report.is_within() ? 0 : kDeviationExitCode;
+}
+
 int run_training(const CommandLine& command) {
   if (command.print_config) {
     print(train::config_text(train::load_config(command.config_path, command.overrides)));
@@ -93,7 +130,12 @@ int run_training(const CommandLine& command) {
   const ProcessGroup world = init_process_group();
   int exit_code = 0;
   try {
-    train_as_rank_of(world, command, stop, *system);
+    if (command.verify) {
+      exit_code = verify_as_rank_of(world, command, *system);
+      world.barrier();  // as below
+    } else {
+      train_as_rank_of(world, command, stop, *system);
+    }
   } catch (const train::CommonError& error) {
     if (world.rank() == 0) report(error);
     exit_code = exit_code_of(error);
@@ -112,6 +154,12 @@ int main(int argc, char** argv) {
   app.add_option("config", command.config_path, "a TOML file")->required();
   app.add_option("overrides", command.overrides, "key=value: wins over the file");
   app.add_flag("--print-config", command.print_config, "print every key and value, and end");
+  app.add_option("--plan", command.num_planned,
+                 "print what each of so many processes would hold and what a "
+                 "step would move, under every strategy, and end")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--json", command.request.json_path,
+                 "with --plan: write it to this file, too, in bytes");
   app.add_flag_callback(
          "--print-keys",
          [] {
@@ -120,6 +168,11 @@ int main(int argc, char** argv) {
          },
          "print every key with its meaning and its default, and end")
       ->trigger_on_parse();  // before CLI11 misses the configuration
+  app.add_flag("--verify", command.verify, "compare every strategy with one process, and end")
+      ->group("");  // of `cadre verify`, whose help explains it
+  app.add_option("--steps", command.request.num_steps)->group("");
+  app.add_option("--dtype", command.request.dtype)->group("");
+  app.add_option("--strategies", command.request.strategies)->delimiter(',')->group("");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -127,7 +180,11 @@ int main(int argc, char** argv) {
     return code == 0 ? 0 : cadre::kUsageExitCode;
   }
   try {
+    if (command.num_planned > 0) return cadre::run_plan(command);
     return cadre::run_training(command);
+  } catch (const cadre::Error& error) {
+    cadre::report(error);
+    return command.num_planned > 0 ? cadre::exit_code_of(error) : 1;
   } catch (const std::exception& error) {
     cadre::report(error);
     return 1;

@@ -3,12 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <array>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/file_memory.h"
 
 namespace cadre::train {
 namespace {
@@ -27,8 +27,8 @@ class Adam final : public Optimizer {
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
     return {{"step", at::zeros({}, at::kFloat)},
-            {"exp_avg", at::zeros_like(parameter)},
-            {"exp_avg_sq", at::zeros_like(parameter)}};
+            {"exp_avg", zeros_beside(parameter)},
+            {"exp_avg_sq", zeros_beside(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
@@ -56,7 +56,7 @@ class Adagrad final : public Optimizer {
 
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
-    return {{"step", at::zeros({}, at::kFloat)}, {"sum", at::zeros_like(parameter)}};
+    return {{"step", at::zeros({}, at::kFloat)}, {"sum", zeros_beside(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
@@ -80,8 +80,8 @@ class RmsProp final : public Optimizer {
 
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
-    NamedTensors state = {{"square_avg", at::zeros_like(parameter)}};
-    if (config_.momentum > 0) state.emplace_back("momentum_buffer", at::zeros_like(parameter));
+    NamedTensors state = {{"square_avg", zeros_beside(parameter)}};
+    if (config_.momentum > 0) state.emplace_back("momentum_buffer", zeros_beside(parameter));
     return state;
   }
 
@@ -114,7 +114,7 @@ class Adadelta final : public Optimizer {
 
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
-    return {{"square_avg", at::zeros_like(parameter)}, {"acc_delta", at::zeros_like(parameter)}};
+    return {{"square_avg", zeros_beside(parameter)}, {"acc_delta", zeros_beside(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
@@ -143,7 +143,7 @@ class Sgd final : public Optimizer {
  private:
   NamedTensors initial_state(const at::Tensor& parameter) const override {
     if (config_.momentum == 0) return {};
-    return {{"momentum_buffer", at::zeros_like(parameter)}};
+    return {{"momentum_buffer", zeros_beside(parameter)}};
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool is_first) override {

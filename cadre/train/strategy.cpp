@@ -8,8 +8,10 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/zero/zero_core.h"
+#include "cadre/shard/shard_fence.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/train/models/model.h"
+#include "cadre/train/tasks/task.h"
 #include "cadre/wrap/gradient_norm.h"
 #include "cadre/wrap/named_tensors.h"
 
@@ -120,6 +122,10 @@ class DividedOptimizer final : public Replicated {
         shards_(core_->parameter_shards()) {}
 
   std::vector<TrainedTensor> trained() const override { return trained_of(shards_); }
+  std::vector<ParameterShard> gradient_shards() const override {
+    if (core_->stage() == ZeroStage::kShardedGradients) return shards_;
+    return {};
+  }
   double clip_gradients(double max_norm) override {
     return core_->stage() == ZeroStage::kShardedGradients ? clip_grad_norm_(model_, max_norm)
                                                           : Replicated::clip_gradients(max_norm);
@@ -163,6 +169,8 @@ c10::ScalarType dtype_of(const std::string& name) {
 
 FullyShardedDataParallelOptions sharding_options(const ParallelConfig& config) {
   FullyShardedDataParallelOptions options;
+  options.form = config.form == "mapped" ? ShardForm::kMapped : ShardForm::kGathered;
+  if (config.offload != "none") options.offload = FileOffload{.folder = config.offload};
   options.reshard = config.reshard == "after_forward"    ? Reshard::kAfterForward
                     : config.reshard == "after_backward" ? Reshard::kAfterBackward
                                                          : Reshard::kAfterReduction;
@@ -193,7 +201,14 @@ class FullySharded final : public Strategy {
   std::vector<TrainedTensor> trained() const override {
     return trained_of(model_.parameter_shards());
   }
+  std::vector<ParameterShard> gradient_shards() const override { return model_.parameter_shards(); }
   double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
+  // Mapped shards are written while nobody reads them.
+  void update(const std::function<void()>& step) override {
+    ShardUpdate update(model_.shard_fence());
+    step();
+    update.finish();
+  }
   SnapshotParts parts() const override {
     return parts_of(model_.parameter_shards(), *model_.module());
   }
@@ -242,6 +257,28 @@ std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
     return std::make_unique<Replicated>(model, groups.replicas, options);
   if (config.strategy == "zero2") options.gradients = GradientPlacement::kSharded;
   return std::make_unique<DividedOptimizer>(model, groups.world, options);
+}
+
+double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,
+                         int64_t num_parts, const ForwardPart& forward) {
+  const int64_t num_samples = batch.data.size(0);
+  double mean_loss = 0;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const int64_t begin = num_samples * part / num_parts;
+    const int64_t end = num_samples * (part + 1) / num_parts;
+    const bool is_last = part + 1 == num_parts;
+    // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
+    if (begin == end && !is_last) continue;
+    strategy.set_accumulating(!is_last);
+    const at::Tensor output = forward(batch.data.slice(0, begin, end), end - begin);
+    at::Tensor loss = task.loss(output, batch.target.slice(0, begin, end));
+    if (end - begin < num_samples) {
+      loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
+    }
+    loss.backward();
+    mean_loss += loss.item<double>();
+  }
+  return mean_loss;
 }
 
 }  // namespace cadre::train

@@ -13,10 +13,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/checkpoint/snapshot_parts.h"
+#include "cadre/data/dataset.h"
 #include "cadre/group/process_group.h"
+#include "cadre/shard/parameter_shard.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/wrap/replica_group.h"
@@ -24,6 +27,7 @@
 namespace cadre::train {
 
 class Model;
+class Task;
 
 class Strategy {
  public:
@@ -40,6 +44,9 @@ class Strategy {
   virtual void set_accumulating(bool on) = 0;
   // What the optimizer of this rank updates, the same names in the same order on all ranks. Local.
   virtual std::vector<TrainedTensor> trained() const = 0;
+  // What this rank owns of each parameter, with its gradient; empty where the module's own
+  // parameters have whole gradients. Local.
+  virtual std::vector<ParameterShard> gradient_shards() const { return {}; }
   // Scales the gradients so that their joint norm is at most `max_norm`; returns the norm before,
   // the same on all ranks.
   virtual double clip_gradients(double max_norm) = 0;
@@ -69,5 +76,13 @@ std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const StrategyGroups& groups,
                                         std::optional<BucketLayout> layout);
+
+// A strategy's forward, with what belongs around it.
+using ForwardPart = std::function<at::Tensor(const at::Tensor& data, int64_t num_samples)>;
+
+// Computes this rank's share of a batch in parts, to save memory. Leaves the gradients of the mean
+// over the samples of all ranks; returns this rank's mean loss.
+double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,
+                         int64_t num_parts, const ForwardPart& forward);
 
 }  // namespace cadre::train

@@ -3,57 +3,25 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/checkpoint/module_file.h"
-#include "cadre/checkpoint/sharded_load.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
+#include "cadre/train/planning/config_plan.h"
+#include "cadre/train/planning/plan_report.h"
 #include "cadre/train/schedule.h"
-#include "cadre/train/text_source.h"
+#include "cadre/train/tasks/run_setup.h"
 #include "cadre/wrap/autocast.h"
 
 namespace cadre::train {
 namespace {
 
-constexpr Duration kTextSourceTimeout = std::chrono::seconds(30);
-
 double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
-}
-
-std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
-  const std::string& path = config.data.path;
-  const bool is_path = config.data.kind != "synthetic" && path != kPythonStdlib;
-  std::error_code failure;
-  if (is_path && !std::filesystem::exists(path, failure)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("data.path: there is no file or folder {}", path));
-  }
-  try {
-    return make_task(config, deadline);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kUnavailable) throw error.with_context("data.path");
-    throw;
-  }
-}
-
-// path: a file, or a snapshot's folder of either form.
-void load_weights(Model& model, const std::string& path) {
-  const std::string file = cadre::format("{}/{}", path, kModelFile);
-  if (!std::filesystem::is_directory(path)) {
-    load(model, path);
-  } else if (std::filesystem::exists(file)) {
-    load(model, file);
-  } else {
-    load_sharded(path, parts_of(model), {.with_optimizer = false});
-  }
 }
 
 }  // namespace
@@ -88,10 +56,10 @@ Trainer::~Trainer() = default;
 void Trainer::prepare() {
   check_strategy(config_.parallel, surroundings_.world.world_size());
   task_ = open_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
-  make_loader();
-  resolve_epochs();
-  model_ = task_->make_model();
-  if (!config_.model.weights.empty()) load_weights(*model_, config_.model.weights);
+  const ReplicaGroup& replicas = *surroundings_.replicas;
+  loader_ = make_training_loader(config_, *task_, replicas.rank(), replicas.world_size());
+  resolve_epochs(config_, *loader_);
+  model_ = make_initial_model(config_, *task_);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (!snapshot) return;
   resumption_ = Resumption::open(*snapshot, config_, *task_);
@@ -100,47 +68,6 @@ void Trainer::prepare() {
   first_step_ = step_ = saved_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
   resumption_->restore_generator(surroundings_.replicas->rank());
-}
-
-void Trainer::make_loader() {
-  const ReplicaGroup& replicas = *surroundings_.replicas;
-  if (config_.run.batch_size < replicas.world_size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("run.batch_size is {}, of all {} processes together: each needs a "
-                              "sample in every step",
-                              config_.run.batch_size, replicas.world_size()));
-  }
-  const std::shared_ptr<const Dataset> data = task_->training_data();
-  if (data->size() < config_.run.batch_size) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("run.batch_size is {}, but there are only {} samples to train on "
-                      "beside those that data.held_out keeps: lower run.batch_size, or give "
-                      "more data",
-                      config_.run.batch_size, data->size()));
-  }
-  loader_ = std::make_unique<DataLoader>(
-      data, DataLoaderOptions{.batch_size = config_.run.batch_size,
-                              .rank = replicas.rank(),
-                              .world_size = replicas.world_size(),
-                              .seed = config_.run.seed,
-                              .drop_last = true,
-                              .num_threads = static_cast<int>(config_.data.threads)});
-}
-
-// From here on everything is counted in steps.
-void Trainer::resolve_epochs() {
-  const int64_t steps_per_epoch = loader_->batches_per_epoch();
-  if (config_.run.epochs > 0) config_.run.steps = config_.run.epochs * steps_per_epoch;
-  if (config_.schedule.step_size == 0) config_.schedule.step_size = steps_per_epoch;
-  config_.schedule.warmup_steps = resolved_warmup_steps(config_.schedule, config_.run.steps);
-  if (config_.schedule.warmup_steps > config_.run.steps) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("schedule.warmup_steps is {}, more than the {} steps of run.epochs={}: set "
-                      "schedule.warmup_steps=-1, which is a tenth of the steps",
-                      config_.schedule.warmup_steps, config_.run.steps, config_.run.epochs));
-  }
 }
 
 void Trainer::open_run_folder() {
@@ -164,6 +91,10 @@ void Trainer::introduce() {
   say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  if (is_first_rank()) {
+    const int count = surroundings_.world.world_size();
+    say(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+  }
   if (step_ >= run.steps) {
     say(
         cadre::format("run.steps is {}, and the snapshot is of step {}: no step is left to do; a "
@@ -197,7 +128,11 @@ TrainResult Trainer::run() {
 Trainer::StepSums Trainer::step(const Batch& batch) {
   const TimePoint started = surroundings_.system.now();
   const Duration communicated = surroundings_.time_in_communication();
-  const double loss = forward_and_backward(batch);
+  const double loss = backward_in_parts(
+      *strategy_, *task_, batch, config_.run.accumulate,
+      [this](const at::Tensor& data, int64_t num_samples) {
+        return with_autocast([&] { return strategy_->forward(data, num_samples); });
+      });
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
   const double limit = config_.optimizer.clip_norm;  // 0: none
   const double gradient_norm =
@@ -217,30 +152,6 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   ++step_;
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
-}
-
-// Leaves the gradients of the mean over the samples of all ranks; returns this rank's mean loss.
-double Trainer::forward_and_backward(const Batch& batch) {
-  const int64_t num_samples = batch.data.size(0);
-  const int64_t num_parts = config_.run.accumulate;
-  double mean_loss = 0;
-  for (int64_t part = 0; part < num_parts; ++part) {
-    const int64_t begin = num_samples * part / num_parts;
-    const int64_t end = num_samples * (part + 1) / num_parts;
-    const bool is_last = part + 1 == num_parts;
-    // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
-    if (begin == end && !is_last) continue;
-    strategy_->set_accumulating(!is_last);
-    const at::Tensor output = with_autocast(
-        [&] { return strategy_->forward(batch.data.slice(0, begin, end), end - begin); });
-    at::Tensor loss = task_->loss(output, batch.target.slice(0, begin, end));
-    if (end - begin < num_samples) {
-      loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
-    }
-    loss.backward();
-    mean_loss += loss.item<double>();
-  }
-  return mean_loss;
 }
 
 // What a loss is computed from is float32 in any case.

@@ -74,12 +74,9 @@ class Trainer {
 
   // All that a rank does alone before the first collective.
   void prepare();
-  void make_loader();
-  void resolve_epochs();
   void open_run_folder();
   void introduce();
   StepSums step(const Batch& batch);
-  double forward_and_backward(const Batch& batch);
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
   at::Tensor infer(const at::Tensor& data);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);

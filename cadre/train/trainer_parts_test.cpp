@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,15 +37,6 @@ const std::vector<Way> kWays = {{"single", 1}, {"ddp", 2},  {"zero1", 3},
 
 std::string name_of(const Way& way) {
   return way.strategy + std::to_string(way.world_size);
-}
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write_content(const fs::path& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
 }
 
 class TrainerPartsTest : public TrainerTest {
@@ -139,15 +128,15 @@ TEST_F(TrainerPartsTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
 TEST_F(TrainerPartsTest, EveryOptimizersStateGoesThroughParts) {
   for (const std::string kind : {"adamw", "sgd", "adagrad", "rmsprop", "adadelta"}) {
     SCOPED_TRACE(kind);
-    const auto config = [&](const std::string& strategy, const std::string& name) {
+    const auto unclipped = [&](const std::string& strategy, const std::string& name) {
       Config config = config_of(strategy, name + kind);
       config.optimizer = default_optimizer(kind);
       config.optimizer.clip_norm = 0;  // for the same bits
       return config;
     };
-    ASSERT_EQ(run(config("ddp", "whole_"), 2).failures, "");
-    ASSERT_TRUE(run(config("fsdp", "parts_"), 2, kStopStep).result.was_stopped);
-    Config resumed = config("zero2", "parts_");
+    ASSERT_EQ(run(unclipped("ddp", "whole_"), 2).failures, "");
+    ASSERT_TRUE(run(unclipped("fsdp", "parts_"), 2, kStopStep).result.was_stopped);
+    Config resumed = unclipped("zero2", "parts_");
     resumed.run.resume = "auto";
     ASSERT_EQ(run(resumed, 2).failures, "");
     expect_same_bits("whole_" + kind, "parts_" + kind, kLastStep);

@@ -96,7 +96,9 @@ TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
       if (kind == "cnn" && world_size == 2) continue;  // the slow one
       SCOPED_TRACE(kind + " on " + std::to_string(world_size));
       const auto train = [&](const std::string& strategy) {
-        Config config = config_of(strategy, kind + strategy + std::to_string(world_size));
+        Config config = config_of(strategy.substr(0, strategy.find(' ')),
+                                  kind + strategy + std::to_string(world_size));
+        config.parallel.form = strategy == "fsdp mapped" ? "mapped" : "gathered";
         config.model.kind = kind;
         config.model.dropout = false;  // threads share one generator
         if (kind == "cnn") config.data = {.kind = "synthetic", .samples = 64};
@@ -110,7 +112,7 @@ TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
       };
       const std::string expected = train("ddp");
       ASSERT_EQ(losses(expected).size(), 4U);
-      for (const std::string strategy : {"zero1", "zero2", "fsdp"}) {
+      for (const std::string strategy : {"zero1", "zero2", "fsdp", "fsdp mapped"}) {
         const std::string actual = train(strategy);
         EXPECT_EQ(losses(actual), losses(expected)) << strategy;
         expect_same_bits(expected, actual, 4);
@@ -145,6 +147,38 @@ TEST_F(TrainerStrategyTest, Bfloat16ParametersLearnAsFloat32OnesDoWithinTheirRou
   config.parallel.parameter_dtype = "bfloat16";
   ASSERT_EQ(run(config, 2).failures, "");
   expect_within_bfloat16("bfloat16");
+}
+
+// Also when an evaluation comes between two steps, and after a stop.
+TEST_F(TrainerStrategyTest, FormsAndOffloadGiveTheSameBits) {
+  const auto train = [this](const std::string& strategy, const std::string& form,
+                            const std::string& offload, int world_size) {
+    Config config = config_of(strategy, strategy + form + (offload == "none" ? "" : "files"));
+    config.parallel.form = form;
+    config.parallel.offload = offload;
+    config.run.evaluate_every = 3;
+    EXPECT_TRUE(run(config, world_size, /*stop_after=*/5).result.was_stopped);
+    config.run.resume = "auto";
+    EXPECT_EQ(run(config, world_size).failures, "");
+    return config.run.name;
+  };
+  for (const auto& [strategy, world_size] :
+       std::vector<std::pair<std::string, int>>{{"fsdp", 3}, {"hsdp", 4}}) {
+    SCOPED_TRACE(strategy);
+    const std::string expected = train(strategy, "gathered", "none", world_size);
+    ASSERT_EQ(losses(expected).size(), 12U);
+    const std::string in_files = train(strategy, "gathered", folder_, world_size);
+    EXPECT_EQ(losses(in_files), losses(expected));
+    expect_same_bits(expected, in_files, 12);
+    const std::string mapped = train(strategy, "mapped", "none", world_size);
+    expect_near(losses(mapped), losses(expected));  // the norm is that of other parts
+  }
+}
+
+TEST_F(TrainerStrategyTest, AFolderForOffloadThatIsNotThereIsNamed) {
+  Config config = config_of("fsdp", "a");
+  config.parallel.offload = folder_ + "/nothing";
+  EXPECT_THAT(run(config, 2).failures, HasSubstr(folder_ + "/nothing"));
 }
 
 // The second forward has the arguments and the random numbers of the first.

@@ -16,6 +16,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 
@@ -143,6 +144,9 @@ void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, doub
 double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                        const ClipGradNormOptions& options) {
   check_clip_options(max_norm, options);
+  refuse_shards(parameters, "clip_grad_norm_",
+                "Call clip_grad_norm_(model, max_norm) with the wrapper, which adds up the shards "
+                "of all ranks");
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = gradients_of(parameters);
   if (gradients.empty()) return 0;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cadre/group/process_group_test_ranks.h"
+#include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/replica_group_fakes.h"
 #include "cadre/wrap/wrap_test_models.h"
 
@@ -77,33 +78,52 @@ inline std::shared_ptr<FakeReplicas> faulty_replicas(const ProcessGroup& group, 
   return replicas;
 }
 
+// By parameter; undefined where there is no gradient.
 using Snapshot = std::vector<Tensor>;
 
 struct Training {
+  std::vector<double> losses;       // of each step, as the training reports it
   std::vector<Snapshot> gradients;  // of each step, before the update
   Snapshot parameters;
 };
 
-inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
-                                                               Model& model) {
-  if (test_case.optimizer == "sgd") {
-    return std::make_unique<torch::optim::SGD>(
-        model.parameters(), torch::optim::SGDOptions(kLearningRateOfSgd).momentum(0.9));
+// Each parameter once.
+inline std::vector<Tensor> parameters_of(const nn::Module& module) {
+  std::vector<Tensor> parameters;
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    parameters.push_back(parameter.tensor);
   }
-  return std::make_unique<torch::optim::AdamW>(
-      model.parameters(),
-      torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon));
+  return parameters;
+}
+
+inline torch::optim::SGDOptions sgd_options() {
+  return torch::optim::SGDOptions(kLearningRateOfSgd).momentum(0.9);
+}
+
+inline torch::optim::AdamWOptions adamw_options() {
+  return torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon);
+}
+
+// Of libtorch.
+inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
+                                                               const std::vector<Tensor>& tensors) {
+  if (test_case.optimizer == "sgd") {
+    return std::make_unique<torch::optim::SGD>(tensors, sgd_options());
+  }
+  return std::make_unique<torch::optim::AdamW>(tensors, adamw_options());
 }
 
 inline Snapshot copies_of(const std::vector<Tensor>& tensors) {
   Snapshot copies;
-  for (const Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
+  for (const Tensor& tensor : tensors) {
+    copies.push_back(tensor.defined() ? tensor.detach().clone() : Tensor());
+  }
   return copies;
 }
 
 inline Snapshot gradients_of(const Model& model) {
   Snapshot gradients;
-  for (const Tensor& parameter : model.parameters()) gradients.push_back(parameter.grad());
+  for (const Tensor& parameter : parameters_of(model)) gradients.push_back(parameter.grad());
   return copies_of(gradients);
 }
 
@@ -111,20 +131,24 @@ inline Snapshot gradients_of(const Model& model) {
 inline Training train(const Case& test_case, Model& model, const std::vector<Tensor>& batches,
                       const std::function<Tensor(const Tensor&)>& loss_of_batch) {
   Training training;
-  const auto optimizer = make_optimizer(test_case, model);
+  const auto optimizer = make_optimizer(test_case, parameters_of(model));
   for (const Tensor& batch : batches) {
     optimizer->zero_grad();
-    loss_of_batch(batch).backward();
+    const Tensor loss = loss_of_batch(batch);
+    loss.backward();
+    training.losses.push_back(loss.item<double>());
     training.gradients.push_back(gradients_of(model));
     optimizer->step();
   }
-  training.parameters = copies_of(model.parameters());
+  training.parameters = copies_of(parameters_of(model));
   return training;
 }
 
 inline std::string bits_of(const Snapshot& tensors) {
   std::string bits;
   for (const Tensor& tensor : tensors) {
+    bits.push_back(tensor.defined() ? '1' : '0');
+    if (!tensor.defined()) continue;
     bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
   }
   return bits;

@@ -189,8 +189,9 @@ std::vector<MappedFailureCase> mapped_cases() {
   for (const Place place : {Place::kInItsWrite, Place::kBeforeTheUpdate, Place::kAfterTheUpdate}) {
     cases.push_back({2, place, SIGKILL});
     cases.push_back({3, place, SIGKILL});
-    cases.push_back({3, place, SIGSTOP});
   }
+  // The other phases: fsdp_mapped_failure_test.cpp.
+  cases.push_back({3, Place::kInItsWrite, SIGSTOP});
   cases.push_back({3, Place::kInItsWrite, 0});
   return cases;
 }

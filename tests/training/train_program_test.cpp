@@ -49,6 +49,35 @@ TEST(TrainProgram, PrintsTheConfigurationOnce) {
   EXPECT_EQ(count_of(printed.output, "\nwidth = 192\n"), 1U) << printed.output;
 }
 
+// Of a model that no machine of ours could hold; a file that is not there is no obstacle.
+TEST(TrainProgram, PlansWithoutTraining) {
+  const testing::TemporaryFolder folder;
+  const std::string json = folder.file("plan.json");
+  const std::vector<std::string> words = {"train",
+                                          testing::source_path("examples/gpt.toml"),
+                                          "model.width=18688",
+                                          "model.heads=32",
+                                          "model.layers=24",
+                                          "data.path=/nowhere",
+                                          "run.folder=" + folder.path().string(),
+                                          "--plan"};
+  std::vector<std::string> on_four = words;
+  on_four.insert(on_four.end(), {"--nproc-per-node", "4", "--json", json});
+  const cli::CommandResult planned = cli::run_cadre(on_four);
+  EXPECT_EQ(planned.exit_code, 0) << planned.error;
+  EXPECT_THAT(planned.output, AllOf(HasSubstr("\n* ddp "), HasSubstr("\n  hsdp, after_forward "),
+                                    HasSubstr("; 4 processes")));
+  std::ifstream written(json);
+  const std::string text((std::istreambuf_iterator<char>(written)), {});
+  EXPECT_THAT(text, AllOf(StartsWith("{"), HasSubstr("\"held_bytes\"")));
+  std::vector<std::string> refused_words = words;
+  refused_words.insert(refused_words.end(), {"--nproc-per-node", "3", "parallel.strategy=hsdp"});
+  const cli::CommandResult refused = cli::run_cadre(refused_words);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_EQ(refused.error,
+            "cadre-train: parallel.replicas is 2, which does not divide the 3 processes\n");
+}
+
 // One mistake, one sentence, whatever the number of processes and whichever of them finds it.
 TEST(TrainProgram, AConfigurationThatCannotBeIsRefusedInOneSentence) {
   const testing::TemporaryFolder folder;

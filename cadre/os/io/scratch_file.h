@@ -25,6 +25,7 @@ class CADRE_EXPORT ScratchFile {
   // kCorruption if less was written there.
   Status read(uint64_t offset, Bytes bytes) const;
   const std::string& folder() const { return folder_; }
+  int fd() const { return fd_.get(); }  // to map it
 
  private:
   ScratchFile(Fd fd, std::string folder) : fd_(std::move(fd)), folder_(std::move(folder)) {}

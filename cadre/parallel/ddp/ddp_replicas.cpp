@@ -41,7 +41,7 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
         std::move(members), group,
         FlatParametersOptions{
             .keep_full = true,
-            .name = format("bucket {} of {}", flat_parameters.size(), kWrapper)}));
+            .name = format("in bucket {} of {}", flat_parameters.size(), kWrapper)}));
   }
   return flat_parameters;
 }

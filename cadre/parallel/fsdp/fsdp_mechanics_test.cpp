@@ -35,28 +35,6 @@ TEST(FsdpParameters, KeepTheirNamesAndAreRecorded) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Computes with the weight of another module.
-struct BorrowerImpl : nn::Module {
-  explicit BorrowerImpl(const Tensor& lent) { weight = register_parameter("weight", lent); }
-  Tensor forward(const Tensor& x) { return torch::matmul(x, weight.t()); }
-  Tensor weight;
-};
-
-struct Special : Tower {
-  Special() : Tower(4) {
-    units[1]->weight.requires_grad_(false);
-    for (auto& parameter : units[2]->parameters()) parameter.requires_grad_(false);
-    unused = register_module("unused", LinearUnit(2, 3));
-    unused->to(kDouble);
-    set_values(*unused);
-    borrower =
-        register_module("borrower", nn::ModuleHolder<ShardUnit<BorrowerImpl>>(units[0]->weight));
-  }
-  Tensor forward(const Tensor& x) override { return Tower::forward(borrower(x)); }
-  LinearUnit unused{nullptr};
-  nn::ModuleHolder<ShardUnit<BorrowerImpl>> borrower{nullptr};
-};
-
 TEST(FsdpParameters, MayBeFrozenUnusedOrTied) {
   for (const Reshard reshard :
        {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -67,11 +45,6 @@ TEST(FsdpParameters, MayBeFrozenUnusedOrTied) {
 }
 
 TEST(FsdpParameters, OfTwoDtypesAreShardedApart) {
-  struct Mixed : Tower {
-    Mixed() : Tower(2) { scale = register_parameter("scale", torch::ones({3}, torch::kFloat)); }
-    Tensor forward(const Tensor& x) override { return Tower::forward(x * scale.sum().to(kDouble)); }
-    Tensor scale;
-  };
   const Snapshot expected = train_plain(std::make_shared<Mixed>(), PlainSteps{});
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     FullyShardedDataParallel model{std::make_shared<Mixed>(), group, every_unit()};
@@ -96,24 +69,6 @@ TEST(FsdpParameters, ThatAreIgnoredStayAsTheyAre) {
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
-
-// Both halves of the rows, in the gradients of one step.
-template <bool kReduceEvery>
-struct Accumulation {
-  template <typename Model>
-  void operator()(Model& model, const Tensor& rows) const {
-    const auto half = [&](int64_t begin) {
-      (model.forward(rows.slice(0, begin, std::nullopt, 2)).pow(2).mean() / 2).backward();
-    };
-    if constexpr (!kReduceEvery && requires { model.no_sync(); }) {
-      const auto guard = model.no_sync();
-      half(0);
-    } else {
-      half(0);
-    }
-    half(1);
-  }
-};
 
 TEST(FsdpAccumulation, WithAndWithoutReduction) {
   for (const Reshard reshard :

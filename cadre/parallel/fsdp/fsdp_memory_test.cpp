@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_tower.h"
 #include "cadre/testing/temporary_folder.h"
-#include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/activations/activation_offload.h"
 
 namespace cadre {
@@ -18,15 +18,10 @@ namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
 
-int64_t bytes_of_unit(int64_t numel, int world_size) {
-  const int64_t shard = (numel + world_size - 1) / world_size;
-  return (shard + 15) / 16 * 16 * world_size * static_cast<int64_t>(sizeof(double));
-}
-
 TEST(FsdpMemory, IsThatOfTheRootAndTwoUnits) {
   const auto result = run_groups(3, [&](const ProcessGroup& group) {
-    const int64_t unit = bytes_of_unit(kWidth * kWidth + kWidth, 3);
-    const int64_t root = bytes_of_unit(kWidth + 1, 3);
+    const int64_t unit = bytes_of_linear(kWidth, 3);
+    const int64_t root = bytes_of_linear(1, 3);
     const auto peak_of = [&](FullyShardedDataParallelOptions options) {
       options.wrap_policy = wrap_by_size(1);
       FullyShardedDataParallel model{std::make_shared<Tower>(6), group, options};
@@ -48,47 +43,39 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
     FullyShardedDataParallel model{std::make_shared<Tower>(6), group, every_unit()};
     const torch::NoGradGuard no_grad;
     for (int i = 0; i < 3; ++i) model(rows_of(group, i));
-    EXPECT_EQ(model.peak_full_bytes(),
-              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+    EXPECT_EQ(model.peak_full_bytes(), bytes_of_linear(1, 2) + 2 * bytes_of_linear(kWidth, 2));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A unit of Tower with what stands around it there.
-struct HalfImpl : nn::LinearImpl {
-  using nn::LinearImpl::LinearImpl;
-  Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
-};
-
-// A Tower whose units are wrapped once more.
-template <typename Wrapped>
-struct TowerOf : nn::Module {
-  using Unit = nn::ModuleHolder<ShardUnit<Wrapped>>;
-  TowerOf() {
-    for (int i = 0; i < 4; ++i) {
-      units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
+// In the first backward, too, of which no rank knows the order: those of one unit, and of the root.
+TEST(FsdpMemory, FewFullGradientsExistAtATime) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto net = std::make_shared<Tower>(6);
+    FullyShardedDataParallel model{net, group, every_unit()};
+    int64_t most = 0;
+    for (Tensor& parameter : net->parameters()) {
+      parameter.register_hook([&](const Tensor&) {
+        const auto is_there = [](const Tensor& each) { return each.grad().defined(); };
+        most = std::max<int64_t>(most, std::ranges::count_if(net->parameters(), is_there));
+      });
     }
-    head = register_module("head", nn::Linear(kWidth, 1));
-    to(kDouble);
-    set_values(*this);
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = x;
-    for (auto& unit : units) h = unit->forward(h);
-    return head(h);
-  }
-  std::vector<Unit> units;
-  nn::Linear head{nullptr};
-};
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      model(rows_of(group, step)).sum().backward();
+    }
+    EXPECT_LE(most, 4) << "a weight and a bias of a unit, and of the root";
+    EXPECT_GE(most, 1);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
 
 TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
   const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
-    FullyShardedDataParallel model{std::make_shared<TowerOf<ActivationCheckpoint<HalfImpl>>>(),
-                                   group, every_unit()};
+    FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
     expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
-    EXPECT_EQ(model.peak_full_bytes(),
-              bytes_of_unit(kWidth + 1, 2) + 2 * bytes_of_unit(kWidth * kWidth + kWidth, 2));
+    EXPECT_EQ(model.peak_full_bytes(), bytes_of_linear(1, 2) + 2 * bytes_of_linear(kWidth, 2));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -9,26 +9,36 @@
 #include <memory>
 
 #include "cadre/parallel/fsdp/shard_unit.h"
-#include "cadre/wrap/wrap_test_models.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
+#include "cadre/wrap/wrap_test_training.h"
 
 namespace cadre::testing {
 
 using LinearUnit = nn::ModuleHolder<ShardUnit<nn::LinearImpl>>;
 using ConvUnit = nn::ModuleHolder<ShardUnit<nn::Conv2dImpl>>;
 
-struct UnitMlp : Mlp {
-  UnitMlp() {
-    layers =
-        replace_module("layers", nn::Sequential(LinearUnit(12, 24), nn::Tanh(), LinearUnit(24, 16),
-                                                nn::Tanh(), LinearUnit(16, 3)));
+// Unit<M> of the models below: a unit, or one that computes its forward again in backward.
+template <typename M>
+using PlainShardUnit = ShardUnit<M>;
+template <typename M>
+using CheckpointedUnit = ShardUnit<ActivationCheckpoint<M>>;
+
+template <template <typename> typename Unit>
+struct MlpOfUnits : Mlp {
+  using Layer = nn::ModuleHolder<Unit<nn::LinearImpl>>;
+  MlpOfUnits() {
+    layers = replace_module("layers", nn::Sequential(Layer(12, 24), nn::Tanh(), Layer(24, 16),
+                                                     nn::Tanh(), Layer(16, 3)));
   }
 };
+using UnitMlp = MlpOfUnits<PlainShardUnit>;
 
 // Two units that follow each other without an operation between them, and a root of two layers.
-struct UnitCnn : TinyCnn {
-  explicit UnitCnn(torch::ScalarType dtype) : TinyCnn(dtype) {
-    unit1 = std::make_shared<ShardUnit<nn::Conv2dImpl>>(nn::Conv2dOptions(1, 4, 3));
-    unit2 = std::make_shared<ShardUnit<nn::Conv2dImpl>>(nn::Conv2dOptions(4, 6, 3));
+template <template <typename> typename Unit>
+struct CnnOfUnits : TinyCnn {
+  explicit CnnOfUnits(torch::ScalarType dtype) : TinyCnn(dtype) {
+    unit1 = std::make_shared<Unit<nn::Conv2dImpl>>(nn::Conv2dOptions(1, 4, 3));
+    unit2 = std::make_shared<Unit<nn::Conv2dImpl>>(nn::Conv2dOptions(4, 6, 3));
     replace_module("conv1", unit1);
     replace_module("conv2", unit2);
     conv1 = nn::Conv2d(std::static_pointer_cast<nn::Conv2dImpl>(unit1));
@@ -39,8 +49,9 @@ struct UnitCnn : TinyCnn {
     h = is_smooth ? torch::avg_pool2d(h, 2) : torch::max_pool2d(h, 2);
     return torch::log_softmax(fc2(activate(fc1(h.flatten(1)))), 1);
   }
-  std::shared_ptr<ShardUnit<nn::Conv2dImpl>> unit1, unit2;
+  std::shared_ptr<Unit<nn::Conv2dImpl>> unit1, unit2;
 };
+using UnitCnn = CnnOfUnits<PlainShardUnit>;
 
 // The halves of TinyGpt's block: units that take and return the residual stream.
 struct AttentionImpl : nn::Module {
@@ -69,14 +80,14 @@ struct FeedForwardImpl : nn::Module {
   nn::Linear up{nullptr}, down{nullptr};
 };
 
-struct UnitGpt : Model {
-  UnitGpt() {
+template <template <typename> typename Unit>
+struct GptOfUnits : Model {
+  GptOfUnits() {
     constexpr int64_t kWidth = 8;
     tokens = register_module("tokens", nn::Embedding(kVocabulary, kWidth));
     positions = register_module("positions", nn::Embedding(kContext, kWidth));
-    attention = register_module("attention", nn::ModuleHolder<ShardUnit<AttentionImpl>>(kWidth));
-    feed_forward =
-        register_module("feed_forward", nn::ModuleHolder<ShardUnit<FeedForwardImpl>>(kWidth));
+    attention = register_module("attention", nn::ModuleHolder<Unit<AttentionImpl>>(kWidth));
+    feed_forward = register_module("feed_forward", nn::ModuleHolder<Unit<FeedForwardImpl>>(kWidth));
   }
   Tensor forward(const Tensor& x) override {
     const Tensor h = tokens(x) + positions(torch::arange(x.size(1)));
@@ -90,9 +101,10 @@ struct UnitGpt : Model {
     return torch::randint(kVocabulary, {rows, kContext}, torch::kLong);
   }
   nn::Embedding tokens{nullptr}, positions{nullptr};
-  nn::ModuleHolder<ShardUnit<AttentionImpl>> attention{nullptr};
-  nn::ModuleHolder<ShardUnit<FeedForwardImpl>> feed_forward{nullptr};
+  nn::ModuleHolder<Unit<AttentionImpl>> attention{nullptr};
+  nn::ModuleHolder<Unit<FeedForwardImpl>> feed_forward{nullptr};
 };
+using UnitGpt = GptOfUnits<PlainShardUnit>;
 
 // Values that are the same in every thread: models made by ranks at the same time would share the
 // generator of the process.
@@ -105,20 +117,31 @@ inline void set_values(nn::Module& module) {
   }
 }
 
-// As make_model(), with other parameters' names in the GPT.
-inline std::shared_ptr<Model> make_unit_model(const Case& test_case, uint64_t seed) {
+template <template <typename> typename Unit>
+std::shared_ptr<Model> make_model_of_units(const Case& test_case) {
   std::shared_ptr<Model> model;
+  if (test_case.model.starts_with("mixed")) {
+    return make_mixed<Mixed<Unit, PlainShardUnit>>(test_case);
+  }
   if (test_case.model == "mlp") {
-    model = std::make_shared<UnitMlp>();
+    model = std::make_shared<MlpOfUnits<Unit>>();
   } else if (test_case.model == "cnn") {
-    model = std::make_shared<UnitCnn>(test_case.dtype);
+    model = std::make_shared<CnnOfUnits<Unit>>(test_case.dtype);
   } else {
-    model = std::make_shared<UnitGpt>();
+    model = std::make_shared<GptOfUnits<Unit>>();
   }
   model->to(test_case.dtype);
-  const auto source = make_model(test_case, seed)->parameters();
+  return model;
+}
+
+// As make_model(), with other parameters' names in the GPT.
+inline std::shared_ptr<Model> make_unit_model(const Case& test_case, uint64_t seed) {
+  const std::shared_ptr<Model> model = test_case.is_checkpointed
+                                           ? make_model_of_units<CheckpointedUnit>(test_case)
+                                           : make_model_of_units<PlainShardUnit>(test_case);
+  const auto source = parameters_of(*make_model(test_case, seed));
   const torch::NoGradGuard no_grad;
-  const auto parameters = model->parameters();
+  const auto parameters = parameters_of(*model);
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(source[i]);
   return model;
 }

@@ -1,4 +1,4 @@
-// A model of equal units that tests train beside its sharded self.
+// Models of equal units that tests train beside their sharded selves.
 //
 // Threads: expect_trains_as_plain() makes one for each rank. Blocking: until all ranks have ended.
 // Errors: what differs fails the test.
@@ -11,10 +11,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/wrap_test_support.h"
 
@@ -42,6 +45,73 @@ struct Tower : nn::Module {
   nn::Linear head{nullptr};
 };
 
+// Computes with the weight of another module.
+struct BorrowerImpl : nn::Module {
+  explicit BorrowerImpl(const Tensor& lent) { weight = register_parameter("weight", lent); }
+  Tensor forward(const Tensor& x) { return torch::matmul(x, weight.t()); }
+  Tensor weight;
+};
+
+// Units that are frozen in part or as a whole, unused, or tied to another one.
+struct Special : Tower {
+  Special() : Tower(4) {
+    units[1]->weight.requires_grad_(false);
+    for (auto& parameter : units[2]->parameters()) parameter.requires_grad_(false);
+    unused = register_module("unused", LinearUnit(2, 3));
+    unused->to(kDouble);
+    set_values(*unused);
+    borrower =
+        register_module("borrower", nn::ModuleHolder<ShardUnit<BorrowerImpl>>(units[0]->weight));
+  }
+  Tensor forward(const Tensor& x) override { return Tower::forward(borrower(x)); }
+  LinearUnit unused{nullptr};
+  nn::ModuleHolder<ShardUnit<BorrowerImpl>> borrower{nullptr};
+};
+
+// Of parameters in two dtypes.
+struct Mixed : Tower {
+  Mixed() : Tower(2) { scale = register_parameter("scale", torch::ones({3}, torch::kFloat)); }
+  Tensor forward(const Tensor& x) override { return Tower::forward(x * scale.sum().to(kDouble)); }
+  Tensor scale;
+};
+
+// A unit of Tower with what stands around it there.
+struct HalfImpl : nn::LinearImpl {
+  using nn::LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
+};
+
+// A tower whose units are wrapped once more.
+template <typename Wrapped>
+struct TowerOf : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<Wrapped>>;
+  TowerOf() {
+    for (int i = 0; i < 4; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
+    }
+    head = register_module("head", nn::Linear(kWidth, 1));
+    to(kDouble);
+    set_values(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (auto& unit : units) h = unit->forward(h);
+    return head(h);
+  }
+  std::vector<Unit> units;
+  nn::Linear head{nullptr};
+};
+// It computes its activations again in backward.
+using Recomputed = TowerOf<ActivationCheckpoint<HalfImpl>>;
+
+// Of the flat buffer of a Linear(kWidth, num_outputs).
+inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {
+  const int64_t alignment = FlatParametersOptions().alignment;
+  const FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,
+                          {.of_shards = alignment, .of_tensors = alignment});
+  return layout.numel() * static_cast<int64_t>(sizeof(double));
+}
+
 inline Tensor data_of(int step) {
   return torch::sin(torch::arange(kRows * kWidth, kDouble) + 7 * step).view({kRows, kWidth});
 }
@@ -60,6 +130,24 @@ struct PlainSteps {
   template <typename Model>
   void operator()(Model& model, const Tensor& rows) const {
     model.forward(rows).pow(2).mean().backward();
+  }
+};
+
+// Both halves of the rows, in the gradients of one step.
+template <bool kReduceEvery>
+struct Accumulation {
+  template <typename Model>
+  void operator()(Model& model, const Tensor& rows) const {
+    const auto half = [&](int64_t begin) {
+      (model.forward(rows.slice(0, begin, std::nullopt, 2)).pow(2).mean() / 2).backward();
+    };
+    if constexpr (!kReduceEvery && requires { model.no_sync(); }) {
+      const auto guard = model.no_sync();
+      half(0);
+    } else {
+      half(0);
+    }
+    half(1);
   }
 };
 

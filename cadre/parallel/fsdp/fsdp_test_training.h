@@ -16,13 +16,14 @@
 
 namespace cadre::testing {
 
-// The whole tensor of which each rank owns a range: a sum of ranges that do not overlap. Undefined
-// where the shard is. Collective.
+// The whole tensor of which each rank of the group owns a range, bit for bit: a sum of the bytes of
+// ranges that do not overlap. Undefined where the shard is. Collective.
 inline Tensor assembled(const ParameterShard& shard, const Tensor& own, const ProcessGroup& group) {
   if (!own.defined()) return {};
+  if (!shard.flat_axis) return own.detach().clone().view(shard.sizes);
   const Tensor whole = torch::zeros(shard.sizes, own.options());
   whole.view(-1).narrow(0, shard.range.begin, shard.range.size()).copy_(own.detach());
-  group.all_reduce(whole);
+  group.all_reduce(whole.view(-1).view(torch::kByte));
   return whole;
 }
 
@@ -42,17 +43,6 @@ Snapshot assembled_parameters(const FullyShardedDataParallel<M>& model, const Pr
     parameters.push_back(assembled(shard, shard.values, group));
   }
   return parameters;
-}
-
-inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
-                                                               const std::vector<Tensor>& tensors) {
-  if (test_case.optimizer == "sgd") {
-    return std::make_unique<torch::optim::SGD>(
-        tensors, torch::optim::SGDOptions(kLearningRateOfSgd).momentum(0.9));
-  }
-  return std::make_unique<torch::optim::AdamW>(
-      tensors,
-      torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon));
 }
 
 // All ShardUnits become units.

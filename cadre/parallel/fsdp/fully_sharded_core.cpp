@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -13,11 +12,14 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/sharded_gradients.h"
+#include "cadre/parallel/fsdp/offload.h"
+#include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/shard/flat_buffer_pool.h"
 #include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/shard_fence.h"
 
 namespace cadre {
 
@@ -39,6 +41,7 @@ std::string text_of(UnitOrder::Pass pass) {
     case UnitOrder::Pass::kForwardWithoutGrad:
       return "forward() without grad";
     case UnitOrder::Pass::kBackward:
+    case UnitOrder::Pass::kUpdate:
       break;
   }
   return "backward()";
@@ -52,23 +55,33 @@ const ShardPrecision& precision_of(const AssignedUnit& assigned,
   return *assigned.unit->binding().options.precision;
 }
 
-Reshard reshard_of(const AssignedUnit& assigned, const FullyShardedDataParallelOptions& options) {
-  if (assigned.unit == nullptr) return options.reshard_root;
-  if (!assigned.unit->binding().options.reshard) return options.reshard;
-  return *assigned.unit->binding().options.reshard;
+ReshardChoice reshard_of(const AssignedUnit& assigned,
+                         const FullyShardedDataParallelOptions& options,
+                         const ReplicaGroup& shard) {
+  const std::optional<int> size = options.reshard_group_size;
+  if (assigned.unit == nullptr) {
+    return checked_choice("options.reshard_root", options.reshard_root, size, shard);
+  }
+  const FullyShardOptions& own = assigned.unit->binding().options;
+  return checked_choice(format("the reshard of unit \"{}\"", assigned.name),
+                        own.reshard.value_or(options.reshard),
+                        own.reshard_group_size ? own.reshard_group_size : size, shard);
 }
 
 // Otherwise ranks would shard other sets of parameters, and gather each other's.
 void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, ReplicaGroup& group) {
+                      const FullyShardedDataParallelOptions& options, const ReplicaGroup& shard,
+                      ReplicaGroup& group) {
   Fnv1a digest;
   for (const AssignedUnit& unit : assignment.units) {
     const ShardPrecision& precision = precision_of(unit, options);
-    digest.add(format("{}:{}:{}:{};", unit.name, unit.parameters.size(),
-                      static_cast<int>(reshard_of(unit, options)),
+    const ReshardChoice choice = reshard_of(unit, options, shard);
+    digest.add(format("{}:{}:{}:{}:{};", unit.name, unit.parameters.size(),
+                      static_cast<int>(choice.reshard), choice.group_size,
                       precision.parameters ? static_cast<int>(*precision.parameters) : -1));
   }
-  digest.add(format("{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
+  digest.add(format("{}:{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
+                    static_cast<int>(options.form), options.offload.has_value(),
                     options.precision.reduce ? static_cast<int>(*options.precision.reduce) : -1));
   const at::Tensor own = at::empty({1}, at::kLong);
   own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest.value());
@@ -95,12 +108,19 @@ class UseComparison {
     const int world_size = group_->world_size();
     if (world_size == 1) return;
     const at::Tensor own = at::empty({1}, at::kLong);
-    own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(use.unit) * 4 + code_of(use.pass);
+    own.mutable_data_ptr<int64_t>()[0] = code_of(use);
     const at::Tensor all = at::empty({world_size}, at::kLong);
     group_->all_gather(all, own);
     const int64_t* codes = all.const_data_ptr<int64_t>();
     for (int rank = 1; rank < world_size; ++rank) {
       if (codes[rank] == codes[0]) continue;
+      if (codes[rank] / kUses != codes[0] / kUses) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    format("{}, rank {}: the ranks have updated their shards at different times: "
+                           "since the wrapper was made rank 0 {} times, rank {} {} times. Call "
+                           "step() of the optimizer on all ranks or on none",
+                           kWrapper, group_->rank(), codes[0] / kUses, rank, codes[rank] / kUses));
+      }
       throw Error(ErrorCode::kInvalidArgument,
                   format("{}, rank {}: the ranks use different units: rank 0 {}, rank {} {}. Call "
                          "the same units in the same order on all ranks",
@@ -110,9 +130,13 @@ class UseComparison {
   }
 
  private:
-  static int64_t code_of(UnitOrder::Pass pass) { return static_cast<int64_t>(pass); }
+  static constexpr int64_t kUses = int64_t{1} << 24;
+  static int64_t code_of(const UnitSchedule::Use& use) {
+    return static_cast<int64_t>(use.num_updates) * kUses + static_cast<int64_t>(use.unit) * 4 +
+           static_cast<int64_t>(use.pass);
+  }
   std::string text_of_code(int64_t code) const {
-    const auto unit = static_cast<size_t>(code / 4);
+    const auto unit = static_cast<size_t>(code % kUses / 4);
     if (unit >= names_.size()) return "summon_full_params()";
     return format("{} in {}", unit == 0 ? "the root" : format("\"{}\"", names_[unit]),
                   text_of(static_cast<UnitOrder::Pass>(code % 4)));
@@ -173,6 +197,9 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   void release() override {
     for (const auto& flat : flats) flat->reshard();
   }
+  void release_onto_group() override {
+    for (const auto& flat : flats) flat->reshard_onto_group();
+  }
   void mark_stale() override {
     for (const auto& flat : flats) flat->mark_stale();
   }
@@ -183,6 +210,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
 // What the constructor needs until the units run.
 struct FullyShardedCore::Construction {
   UnitAssignment assignment;
+  std::optional<ReshardGroups> reshard_groups = {};
   std::vector<UnitSchedule::Unit> units = {};
   std::vector<ShardPrecision> precisions = {};
 
@@ -207,20 +235,25 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
   }
+  const ReshardChoice choice = reshard_of(assigned, options, *group);
   auto memory = std::make_unique<Gathered>();
   for (const auto& [dtype, parameters] : by_dtype) {
     memory->flats.push_back(std::make_shared<FlatParameters>(
         parameters, group,
         FlatParameters::Options{
+            .form = options.form,
             .compute_dtype = c10::isFloatingType(dtype) ? precision.parameters : std::nullopt,
             .name = is_root ? format("of the root unit of {}", kWrapper)
                             : format("of unit \"{}\" of {}", assigned.name, kWrapper),
             .remedy = kRemedy,
-            .pool = core.pool_}));
+            .pool = core.pool_,
+            .fence = core.fence_,
+            .files = core.files_,
+            .reshard_group = reshard_groups->group_of(choice)}));
     core.flats_.push_back(memory->flats.back());
   }
   UnitSchedule::Unit unit{
-      .name = assigned.name, .memory = std::move(memory), .reshard = reshard_of(assigned, options)};
+      .name = assigned.name, .memory = std::move(memory), .reshard = choice.reshard};
   for (const NamedTensor& parameter : assigned.parameters) {
     const auto trained = std::ranges::find_if(
         core.trained_, [&](const at::Tensor& tensor) { return tensor.is_same(parameter.tensor); });
@@ -241,7 +274,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     : module_(module),
       groups_(std::move(groups)),
       options_(std::move(options)),
-      pool_(std::make_shared<FlatBufferPool>()) {
+      pool_(std::make_shared<FlatBufferPool>()),
+      fence_(std::make_shared<ShardFence>()) {
   if (!module_)
     refuse_model("the module is null; make it first, for example with std::make_shared<Net>()");
   if (options_.num_prefetched < 0 || options_.num_prefetched > 1) {
@@ -258,13 +292,19 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       [&](const std::vector<NamedTensor>& trained,
           const std::shared_ptr<ReplicaGroup>& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
-    check_same_units(construction.assignment, options_, *all);
     shard_group = groups_.shard ? groups_.shard : all;
+    check_same_units(construction.assignment, options_, *shard_group, *all);
+    files_ = open_offload(options_.offload, construction.assignment,
+                          {.all = *all, .shard = *shard_group});
+    construction.reshard_groups.emplace(shard_group);
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group);
     }
+    // The first backward comes to the units from the last to the first: in another order of
+    // reduction the whole gradients of all units would be there at once.
+    const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
     return std::make_unique<ShardedGradients>(
-        trained, flats_,
+        trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,
@@ -291,6 +331,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       UnitSchedule::Options{.num_prefetched = options_.num_prefetched,
                             .compare = UseComparison(shard_group, std::move(names)),
                             .has_gradients = [this] { return shards_have_gradients(); },
+                            .num_updates = [fence = fence_] { return fence->num_updates(); },
                             .rank = format("rank {}", groups_.all->rank())});
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
@@ -359,26 +400,18 @@ std::vector<ParameterShard> FullyShardedCore::parameter_shards() const {
 
 void FullyShardedCore::summon() {
   units_->schedule().summon();
+  try {
+    for (const auto& flat : flats_) flat->make_private();
+  } catch (...) {
+    dismiss();
+    throw;
+  }
 }
 
-// Parameters in the compute dtype are rounded: where the program has not changed one, its owner
-// keeps what it had.
 void FullyShardedCore::write_back() {
-  const at::NoGradGuard no_grad;
-  for (const auto& flat : flats_) {
-    const at::ScalarType dtype = flat->shard().scalar_type();
-    if (flat->parameters()[0].tensor.scalar_type() == dtype) {
-      flat->take_from_parameters();
-      continue;
-    }
-    for (size_t i = 0; i < flat->parameters().size(); ++i) {
-      const FlatRange range = flat->layout().range(i, flat->group().rank().value);
-      const at::Tensor full =
-          flat->parameters()[i].tensor.detach().view(-1).narrow(0, range.begin, range.size());
-      at::Tensor values = flat->values(i).detach();
-      values.copy_(at::where(full.eq(values.to(full.scalar_type())), values, full.to(dtype)));
-    }
-  }
+  ShardUpdate update(fence_);
+  for (const auto& flat : flats_) flat->take_from_parameters();
+  update.finish();
 }
 
 void FullyShardedCore::dismiss() noexcept {
@@ -392,6 +425,13 @@ bool FullyShardedCore::shards_have_gradients() const {
     }
     return false;
   });
+}
+
+ShardForm FullyShardedCore::form() const {
+  const bool is_mapped = !flats_.empty() && std::ranges::all_of(flats_, [](const auto& flat) {
+    return flat->is_mapped() || flat->layout().numel() == 0;
+  });
+  return is_mapped ? ShardForm::kMapped : ShardForm::kGathered;
 }
 
 int64_t FullyShardedCore::full_bytes() const {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cadre/base/export.h"
+#include "cadre/group/file_memory.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
@@ -30,6 +31,7 @@ namespace cadre {
 class DataParallelCore;
 class FlatBufferPool;
 class FlatParameters;
+class ShardFence;
 
 // The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
 // along the axis before it, if there is one, ranks hold the same (HSDP).
@@ -71,6 +73,9 @@ class CADRE_EXPORT FullyShardedCore {
   void reduce_gradients();
   std::vector<ParameterShard> parameter_shards() const;
 
+  const std::shared_ptr<ShardFence>& shard_fence() const { return fence_; }
+  ShardForm form() const;
+
   void summon();
   void write_back();
   void dismiss() noexcept;
@@ -78,6 +83,8 @@ class CADRE_EXPORT FullyShardedCore {
   // Of full parameters, in this rank's memory.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
+  // Of this rank's files.
+  int64_t file_bytes() const { return files_ ? files_->used_bytes() : 0; }
 
  private:
   struct Gathered;  // the flat parameters of one unit, as UnitMemory
@@ -89,6 +96,8 @@ class CADRE_EXPORT FullyShardedCore {
   ShardGroups groups_;
   FullyShardedDataParallelOptions options_;
   std::shared_ptr<FlatBufferPool> pool_;
+  std::shared_ptr<ShardFence> fence_;  // shared with optimizers and records
+  std::shared_ptr<FileMemory> files_;  // shared with the tensors in it; null without offload
   std::vector<std::shared_ptr<FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<DataParallelCore> core_;

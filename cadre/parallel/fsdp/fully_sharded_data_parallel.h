@@ -4,12 +4,13 @@
 //
 //   cadre::fully_shard(gpt->block);                     // and the others; Block: see shard_unit.h
 //   cadre::FullyShardedDataParallel model{gpt, world};  // or a DeviceMesh
-//   torch::optim::AdamW optimizer{model.parameters(), 3e-4};  // the shards
+//   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //   ...
 //   optimizer.zero_grad();
 //   loss_of(model(rows)).backward();  // gradients are reduced to their owners
 //   optimizer.step();                 // each rank its shards
 //
+// Without ShardForm::kMapped an optimizer of torch::optim from model.parameters() does it, too.
 // Parameters outside of units are a unit, too, the root's. Names of parameters are those of the
 // plain module. docs/guide/fsdp.md describes units, modes, memory and what is refused.
 //
@@ -55,7 +56,7 @@ class [[nodiscard]] FullParameters {
   FullParameters& operator=(FullParameters&&) = delete;
 
   // What the program has written to the parameters, in the same way on all ranks, goes to the
-  // shards; without this call it is lost. No communication.
+  // shards; without this call it is lost. Called on all ranks.
   void write_back() { core_->write_back(); }
 
  private:
@@ -129,15 +130,24 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   }
   std::vector<ParameterShard> parameter_shards() const { return sharded_->parameter_shards(); }
 
+  // Of the updates that write the shards; ShardedOptimizer and ShardUpdate take it from here.
+  std::shared_ptr<ShardFence> shard_fence() const { return sharded_->shard_fence(); }
+  // Which the ranks use: kMapped only if all units are mapped. The same on all ranks that own
+  // shards of the same parameters.
+  ShardForm form() const { return sharded_->form(); }
+
   // Collective.
   FullParameters summon_full_params() { return FullParameters(sharded_); }
 
   // See DataParallelModule.
   void reduce_gradients() { sharded_->reduce_gradients(); }
 
-  // Bytes of gathered parameters that this rank holds, now and at most so far.
+  // Bytes of gathered parameters that this rank holds, now and at most so far. Mapped ones are not
+  // its own.
   int64_t full_bytes() const { return sharded_->full_bytes(); }
   int64_t peak_full_bytes() const { return sharded_->peak_full_bytes(); }
+  // Bytes in this rank's files, see FileOffload.
+  int64_t file_bytes() const { return sharded_->file_bytes(); }
 
  private:
   template <typename Arg>

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/shard/shard_form.h"
 #include "cadre/wrap/sample_weight.h"
 
 namespace torch::nn {
@@ -29,6 +30,23 @@ enum class Reshard : uint8_t {
   // Until a backward that reduces gradients: under no_sync() they are gathered once for all
   // backwards (ZeRO-2).
   kAfterReduction,
+  // Until the forward has returned, but each rank keeps a part of them for its group of
+  // reshard_group_size neighbouring ranks, and backward gathers within that group: less traffic
+  // between groups, for the memory of the parts. Ranks 0 to k - 1 are a group, then k to 2k - 1,
+  // and
+  // so on; k divides the number of ranks that own shards.
+  kOntoGroup,
+};
+
+// This rank's shards, their gradients and, with Cadre's optimizers, the optimizer's state lie in a
+// file on disk, of which the kernel keeps as much in memory as there is room for. So a model may be
+// larger than memory; the parameters of the units that compute must fit. The file has no name:
+// nothing is left of it when the process ends, however it ends.
+struct FileOffload {
+  std::string folder;  // of this rank, on a disk; a tmpfs would be memory
+  // For how many tensors of optimizer state for each parameter disk space is reserved at the start:
+  // 2 of AdamW. More is reserved by the optimizer's first step.
+  int num_states = 2;
 };
 
 // Parameters are kept by their owners in the dtype that they had before.
@@ -42,7 +60,8 @@ struct ShardPrecision {
 };
 
 struct FullyShardOptions {
-  std::optional<Reshard> reshard = {};  // otherwise that of the wrapper
+  std::optional<Reshard> reshard = {};         // otherwise that of the wrapper
+  std::optional<int> reshard_group_size = {};  // of kOntoGroup; otherwise that of the wrapper
   std::optional<ShardPrecision> precision = {};
 };
 
@@ -56,12 +75,17 @@ struct WrapCandidate {
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
+  // kMapped: the ranks of one host that own shards of the same parameters read them in place. The
+  // optimizer is a ShardedOptimizer, because no other one knows when it may write.
+  ShardForm form = ShardForm::kGathered;
   Reshard reshard = Reshard::kAfterForward;        // of the units
   Reshard reshard_root = Reshard::kAfterBackward;  // of the parameters outside of units
+  std::optional<int> reshard_group_size = {};      // of kOntoGroup
   // Units whose gather is under way while another one computes: 0 or 1.
   int num_prefetched = 1;
   ShardPrecision precision = {};
-  WrapPolicy wrap_policy = {};  // see wrap_policy.h
+  std::optional<FileOffload> offload = {};  // on all ranks or on none
+  WrapPolicy wrap_policy = {};              // see wrap_policy.h
   // Names of parameters, or of modules with all that is below them, that stay as they are: whole on
   // every rank, neither sharded nor reduced.
   std::vector<std::string> ignored = {};

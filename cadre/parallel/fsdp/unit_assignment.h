@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/wrap/named_tensors.h"
@@ -32,7 +33,7 @@ struct UnitAssignment {
   std::vector<NamedTensor> ignored;
 };
 
-UnitAssignment assign_units(const std::shared_ptr<torch::nn::Module>& root,
-                            const FullyShardedDataParallelOptions& options);
+CADRE_EXPORT UnitAssignment assign_units(const std::shared_ptr<torch::nn::Module>& root,
+                                         const FullyShardedDataParallelOptions& options);
 
 }  // namespace cadre

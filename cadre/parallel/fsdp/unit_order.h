@@ -19,7 +19,8 @@ namespace cadre {
 
 class UnitOrder {
  public:
-  enum class Pass : uint8_t { kForward, kForwardWithoutGrad, kBackward };
+  // kUpdate: of the shards, which uses no unit.
+  enum class Pass : uint8_t { kForward, kForwardWithoutGrad, kBackward, kUpdate };
 
   void begin(Pass pass);
   // Whether this use of the unit was expected. Otherwise the ranks have to compare it.
@@ -37,7 +38,7 @@ class UnitOrder {
   Pass pass() const { return pass_; }
 
  private:
-  static constexpr size_t kNumPasses = 3;
+  static constexpr size_t kNumPasses = 4;
   static size_t index(Pass pass) { return static_cast<size_t>(pass); }
 
   Pass pass_ = Pass::kForward;

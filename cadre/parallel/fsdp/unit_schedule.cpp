@@ -44,7 +44,7 @@ void UnitSchedule::begin_forward(bool with_grad) {
   }
   is_with_grad_ = with_grad;
   phase_ = Phase::kForward;
-  order_.begin(with_grad ? UnitOrder::Pass::kForward : UnitOrder::Pass::kForwardWithoutGrad);
+  begin_pass(with_grad ? UnitOrder::Pass::kForward : UnitOrder::Pass::kForwardWithoutGrad);
   try {
     use(0);
   } catch (...) {
@@ -57,12 +57,7 @@ void UnitSchedule::end_forward() {
   order_.end();
   phase_ = Phase::kIdle;
   if (keeps_all_) return;
-  if (!is_with_grad_ && may_change_) {
-    // The next use would gather again in any case.
-    release_all([](Reshard) { return true; });
-  } else {
-    release_all([](Reshard reshard) { return reshard == Reshard::kAfterForward; });
-  }
+  for (const Unit& unit : units_) release_after_forward(unit);
 }
 
 void UnitSchedule::before_forward(size_t unit) {
@@ -77,9 +72,16 @@ void UnitSchedule::before_forward(size_t unit) {
 void UnitSchedule::after_forward(size_t unit) {
   // Computed again: its backward follows at once.
   if (phase_ == Phase::kBackward || keeps_all_) return;
-  const bool is_kept =
-      units_[unit].reshard != Reshard::kAfterForward && (is_with_grad_ || !may_change_);
-  if (!is_kept) units_[unit].memory->release();
+  release_after_forward(units_[unit]);
+}
+
+void UnitSchedule::release_after_forward(const Unit& unit) {
+  const bool is_gathered_again = !is_with_grad_ && may_change_;  // by the next use, in any case
+  if (is_gathered_again || unit.reshard == Reshard::kAfterForward) {
+    unit.memory->release();
+  } else if (unit.reshard == Reshard::kOntoGroup) {
+    unit.memory->release_onto_group();
+  }
 }
 
 void UnitSchedule::fail_forward(size_t unit) noexcept {
@@ -117,7 +119,7 @@ void UnitSchedule::begin_backward() {
     states_[unit] = {.num_missing = units_[unit].parameters.size()};
   }
   has_accumulated_ = false;
-  order_.begin(UnitOrder::Pass::kBackward);
+  begin_pass(UnitOrder::Pass::kBackward);
 }
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const GraphNode& node) {
@@ -206,7 +208,7 @@ void UnitSchedule::summon() {
                                                : "while another guard holds the full parameters"),
            "Call it between the steps, on all ranks");
   }
-  options_.compare({.pass = UnitOrder::Pass::kForwardWithoutGrad, .unit = units_.size()});
+  compare({.pass = UnitOrder::Pass::kForwardWithoutGrad, .unit = units_.size()});
   phase_ = Phase::kSummoned;
   try {
     for (const Unit& unit : units_) {
@@ -224,9 +226,22 @@ void UnitSchedule::dismiss() {
   abandon();
 }
 
+void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
+  const uint64_t num_updates = options_.num_updates();
+  if (std::exchange(num_updates_, num_updates) != num_updates) {
+    order_.begin(UnitOrder::Pass::kUpdate);
+    order_.end();
+  }
+  order_.begin(pass);
+}
+
+void UnitSchedule::compare(const Use& use) {
+  options_.compare({.pass = use.pass, .unit = use.unit, .num_updates = options_.num_updates()});
+}
+
 void UnitSchedule::use(size_t unit) {
   if (!order_.visit(unit)) {
-    options_.compare({.pass = order_.pass(), .unit = unit});
+    compare({.pass = order_.pass(), .unit = unit});
     order_.set_agreed();
   }
   try {

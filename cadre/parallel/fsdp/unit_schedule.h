@@ -43,6 +43,9 @@ class UnitMemory {
   virtual void wait_full() = 0;
   // Ends a gather that is on its way, and frees the memory.
   virtual void release() = 0;
+  // Frees it but for a part, with which the next gather costs less, until mark_stale() or
+  // release().
+  virtual void release_onto_group() = 0;
   // The owners change their shards: what was gathered before no longer counts.
   virtual void mark_stale() = 0;
 };
@@ -60,6 +63,7 @@ class UnitSchedule {
   struct Use {
     UnitOrder::Pass pass;
     size_t unit;
+    uint64_t num_updates = 0;
   };
   struct Options {
     int num_prefetched = 1;
@@ -68,6 +72,9 @@ class UnitSchedule {
     // Whether shards have reduced gradients, which a step of the optimizer may still use. The same
     // on all ranks.
     std::function<bool()> has_gradients = [] { return false; };
+    // Updates of the shards so far. A rank that leaves one out, or is alone with it, differs from
+    // the others in the order of its passes. The same on all ranks.
+    std::function<uint64_t()> num_updates = [] { return uint64_t{0}; };
     std::string rank = "rank 0";  // for messages
   };
   // units[0] is the root.
@@ -129,9 +136,13 @@ class UnitSchedule {
     bool was_reached = false;  // an output was, in this backward
   };
 
+  void begin_pass(UnitOrder::Pass pass);
+  void compare(const Use& use);
   void use(size_t unit);
   void prefetch();
   void release_if_done(size_t unit);
+  // As its Reshard says.
+  void release_after_forward(const Unit& unit);
   void close_calls();
   void release_all(bool (*is_released)(Reshard));
   void release_after_failure(size_t unit) noexcept;
@@ -147,6 +158,7 @@ class UnitSchedule {
   // The program may change the shards before the next forward: by a step, or by loading values.
   // Only between backwards without reduction it is taken to leave them.
   bool may_change_ = true;
+  uint64_t num_updates_ = 0;  // when the last pass began
   bool awaits_step_ = false;  // gradients were reduced, and they are still there
   bool has_accumulated_ = false;
   bool keeps_all_ = false;  // for the graph of a derivative

@@ -48,6 +48,11 @@ class NotedMemory final : public UnitMemory {
     notes_.events.push_back("release " + name_);
     std::erase(notes_.full, name_);
   }
+  void release_onto_group() override {
+    if (!is_full()) return;
+    notes_.events.push_back("keep a part of " + name_);
+    std::erase(notes_.full, name_);
+  }
   void mark_stale() override { is_stale_ = true; }
 
   static inline bool fail = false;
@@ -172,6 +177,19 @@ TEST_F(ScheduleTest, KeepsUnitsUntilBackwardOrReduction) {
   backward(forward({1, 2}));
   EXPECT_THAT(notes_.take(), ElementsAre("gather root", "release root", "release 1", "release 2"));
   EXPECT_THAT(notes_.full, IsEmpty());
+}
+
+TEST_F(ScheduleTest, KeepsAPartOfUnitsBetweenForwardAndBackward) {
+  make(Reshard::kOntoGroup, 0);
+  const auto calls = forward({1, 2});
+  EXPECT_THAT(notes_.take(), ElementsAre("gather root", "gather 1", "keep a part of 1", "gather 2",
+                                         "keep a part of 2"));
+  backward(calls);
+  EXPECT_THAT(notes_.take(),
+              ElementsAre("gather 2", "release 2", "gather 1", "release 1", "release root"));
+  forward({1}, /*grad=*/false);
+  EXPECT_THAT(notes_.take(), ElementsAre("gather root", "gather 1", "release 1", "release root"))
+      << "the next use gathers anew";
 }
 
 // After a reduction the optimizer may step at any time, so nothing that is full counts.

@@ -1,22 +1,15 @@
-// The state that an optimizer keeps for a whole parameter, whatever part of it each rank keeps, and
-// the fields of libtorch's state classes by name.
+// The state that an optimizer keeps for a whole parameter, whatever part of it each rank keeps.
 //
 // Threads: plain values. Blocking: never. Lifetime: shares the tensors. Errors: none.
 // Names are those of torch.optim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
-#include <type_traits>
 
 namespace cadre {
 
@@ -25,34 +18,5 @@ struct FullParameterState {
   std::optional<int64_t> step = {};           // none for SGD
   std::map<std::string, at::Tensor> tensors;  // "exp_avg": of the parameter's sizes
 };
-
-// The state class of an optimizer that is one of libtorch's or derived from one.
-template <typename O>
-using StateOf = std::conditional_t<
-    std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWParamState,
-    std::conditional_t<
-        std::is_base_of_v<torch::optim::Adam, O>, torch::optim::AdamParamState,
-        std::conditional_t<
-            std::is_base_of_v<torch::optim::SGD, O>, torch::optim::SGDParamState,
-            std::conditional_t<std::is_base_of_v<torch::optim::RMSprop, O>,
-                               torch::optim::RMSpropParamState,
-                               std::conditional_t<std::is_base_of_v<torch::optim::Adagrad, O>,
-                                                  torch::optim::AdagradParamState, void>>>>>;
-
-// visit(name, tensor) for each tensor that the class has, also an undefined one.
-template <typename State, typename Visit>
-void visit_state_tensors(State& state, Visit visit) {
-  if constexpr (requires { state.exp_avg(); }) visit("exp_avg", state.exp_avg());
-  if constexpr (requires { state.exp_avg_sq(); }) visit("exp_avg_sq", state.exp_avg_sq());
-  if constexpr (requires { state.max_exp_avg_sq(); }) {
-    visit("max_exp_avg_sq", state.max_exp_avg_sq());
-  }
-  if constexpr (requires { state.momentum_buffer(); }) {
-    visit("momentum_buffer", state.momentum_buffer());
-  }
-  if constexpr (requires { state.square_avg(); }) visit("square_avg", state.square_avg());
-  if constexpr (requires { state.grad_avg(); }) visit("grad_avg", state.grad_avg());
-  if constexpr (requires { state.sum(); }) visit("sum", state.sum());
-}
 
 }  // namespace cadre

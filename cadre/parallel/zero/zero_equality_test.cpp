@@ -19,6 +19,7 @@
 namespace cadre {
 namespace {
 
+using testing::adamw_options;
 using testing::bits_of;
 using testing::Case;
 using testing::compare;
@@ -26,13 +27,9 @@ using testing::Comparison;
 using testing::copies_of;
 using testing::FakeReplicas;
 using testing::GroupCall;
-using testing::kBeta1;
-using testing::kBeta2;
-using testing::kEpsilon;
-using testing::kLearningRateOfAdamw;
-using testing::kLearningRateOfSgd;
 using testing::Model;
 using testing::reduce_gradients;
+using testing::sgd_options;
 using testing::ShardedGradientsModel;
 using testing::share_of;
 using testing::Training;
@@ -42,14 +39,6 @@ using torch::Tensor;
 enum class Strategy { kPlain, kZero1, kZero2 };
 // What the ranks do wrong in stage 1.
 enum class Fault { kNone, kNoGather, kWrongRange };
-
-torch::optim::SGDOptions sgd_options() {
-  return torch::optim::SGDOptions(kLearningRateOfSgd).momentum(0.9);
-}
-
-torch::optim::AdamWOptions adamw_options() {
-  return torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon);
-}
 
 // Small buffers, so that there are several, and a rank's shard begins within a parameter.
 constexpr ZeroOptions kSmallBuckets{.bucket_cap_bytes = 1500};

@@ -43,8 +43,10 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/process_group.h"
+#include "cadre/optim/state_tensors.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/zero_core.h"
+#include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/replica_group.h"
 
 namespace cadre {
@@ -82,12 +84,13 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                           const Options& defaults, const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(make_core(parameters, group, options), groups, defaults, options) {}
 
-  // Of a wrapped model, in the stage that its options choose.
+  // Of a wrapped model, in the stage that its options choose; without groups, of each parameter
+  // once, also of one that is registered under two names.
   template <typename Model, OptimizerOptionsType Options>
     requires HasFlatParameters<Model> || HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Options& defaults, const ZeroOptions& options = {})
-      : ZeroRedundancyOptimizer(model, one_group(model.module()->parameters()), defaults, options) {
-  }
+      : ZeroRedundancyOptimizer(model, one_group(tensors_of(distinct_parameters(*model.module()))),
+                                defaults, options) {}
   template <typename Model, OptimizerOptionsType Options>
     requires HasFlatParameters<Model> || HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Groups& groups, const Options& defaults,
@@ -181,6 +184,12 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   static std::string name() { return c10::demangle_type<O>(); }
+
+  static std::vector<at::Tensor> tensors_of(const std::vector<NamedTensor>& named) {
+    std::vector<at::Tensor> tensors;
+    for (const NamedTensor& each : named) tensors.push_back(each.tensor);
+    return tensors;
+  }
 
   static Groups one_group(std::vector<at::Tensor> parameters) {
     Groups groups;

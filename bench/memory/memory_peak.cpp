@@ -1,0 +1,250 @@
+// The peak of memory of each rank while it trains an MLP with fused AdamW under one strategy,
+// beside what plan_memory() says. Rank 0 prints it as one line of JSON; bytes, by rank.
+//
+//   cadre run --nproc-per-node 2 --no-python memory_peak WAY [layers [width [accumulate]]]
+//   WAY: single, ddp, zero1, zero2, fsdp, fsdp-keep (reshard after backward), fsdp-reduction
+//        (reshard after the reduction), hsdp (2 replicas), mapped
+//
+// "counted" is what libtorch has allocated, exactly, and "pss" the proportional set size, both from
+// the end of construction on. The latter is looked at where memory is at its peak: whenever the
+// gradient of a weight has been computed and is about to be added, after each layer's forward and
+// after the optimizer's step. Blocks until done.
+#include <cadre/cadre.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "cadre/plan/memory_plan.h"
+#include "cadre/plan/plan_test_memory.h"
+
+namespace {
+
+using cadre::testing::CountedMemory;
+using torch::Tensor;
+
+constexpr int kSteps = 4;
+constexpr int64_t kBatch = 4;
+
+struct LayerImpl : torch::nn::Module {
+  explicit LayerImpl(int64_t width)
+      : linear(register_module("linear", torch::nn::Linear(width, width))) {}
+  Tensor forward(const Tensor& x) { return torch::relu(linear(x)); }
+  torch::nn::Linear linear;
+};
+using Layer = torch::nn::ModuleHolder<cadre::ShardUnit<LayerImpl>>;
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl(int64_t num_layers, int64_t width) {
+    for (int64_t i = 0; i < num_layers; ++i) {
+      layers.push_back(register_module("layer_" + std::to_string(i), Layer(width)));
+    }
+  }
+  Tensor forward(Tensor x) {
+    for (Layer& layer : layers) {
+      x = layer->forward(x);
+      if (at_peak) at_peak();
+    }
+    return x;
+  }
+  std::vector<Layer> layers;
+  std::function<void()> at_peak;
+};
+TORCH_MODULE(Mlp);
+
+struct Settings {
+  std::string way;
+  int64_t layers;
+  int64_t width;
+  int64_t accumulate;
+};
+
+struct Way {
+  std::string name;
+  cadre::PlanStrategy strategy;
+  cadre::Reshard reshard = cadre::Reshard::kAfterForward;
+};
+
+const std::vector<Way>& ways() {
+  static const std::vector<Way> all = {
+      {"single", cadre::PlanStrategy::kSingle},
+      {"ddp", cadre::PlanStrategy::kDdp},
+      {"zero1", cadre::PlanStrategy::kZero1},
+      {"zero2", cadre::PlanStrategy::kZero2},
+      {"fsdp", cadre::PlanStrategy::kFsdp},
+      {"fsdp-keep", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterBackward},
+      {"fsdp-reduction", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterReduction},
+      {"hsdp", cadre::PlanStrategy::kHsdp}};
+  return all;
+}
+
+cadre::MemoryPlan plan_of(const Way& way, const Mlp& net, const Settings& settings, int num_ranks) {
+  cadre::ModelSizes model;
+  for (int64_t i = 0; i < settings.layers; ++i) {
+    model.units.push_back({.name = "layer_" + std::to_string(i), .parent = 0});
+  }
+  size_t index = 0;
+  for (const auto& item : net->named_parameters()) {
+    model.parameters.push_back({.name = item.key(),
+                                .sizes = item.value().sizes().vec(),
+                                .unit = cadre::has_units(way.strategy) ? 1 + index / 2 : 0});
+    ++index;
+  }
+  return cadre::plan_memory(model,
+                            {.strategy = way.strategy,
+                             .num_ranks = num_ranks,
+                             .ranks_per_host = num_ranks,
+                             .accumulate = settings.accumulate,
+                             .num_replicas = way.strategy == cadre::PlanStrategy::kHsdp ? 2 : 1,
+                             .reshard = way.reshard});
+}
+
+struct Peak {
+  int64_t pss = 0;
+  int64_t shared = 0;  // the part of it that ranks share
+  int64_t counted = 0;
+};
+
+class Trial {
+ public:
+  Trial(const cadre::ProcessGroup& world, const Settings& settings, const Way& way)
+      : world_(world), settings_(settings), way_(way), net_(settings.layers, settings.width) {
+    plan_ = plan_of(way_, net_, settings_, world_.world_size());
+    net_->at_peak = [this] { look(); };
+    for (Tensor& parameter : net_->parameters()) {
+      parameter.register_hook([this](const Tensor&) { look(); });
+    }
+  }
+
+  Peak run() {
+    const torch::optim::AdamWOptions options(1e-4);
+    if (cadre::has_units(way_.strategy)) {
+      cadre::FullyShardedDataParallelOptions sharding{.reshard = way_.reshard};
+      sharding.wrap_policy = cadre::wrap_by_size(1);
+      const std::vector<cadre::MeshAxis> axes = {{"replicate", 2},
+                                                 {"shard", std::max(1, world_.world_size() / 2)}};
+      auto model =
+          way_.strategy == cadre::PlanStrategy::kHsdp
+              ? cadre::FullyShardedDataParallel{net_, cadre::DeviceMesh(world_, axes), sharding}
+              : cadre::FullyShardedDataParallel{net_, world_, sharding};
+      cadre::AdamW optimizer{model.parameters(), options};
+      train(model, optimizer);
+      return peak_;
+    }
+    const auto placement = way_.strategy == cadre::PlanStrategy::kZero2
+                               ? cadre::GradientPlacement::kSharded
+                               : cadre::GradientPlacement::kReplicated;
+    cadre::DistributedDataParallel model{net_, world_, {.gradients = placement}};
+    if (way_.strategy == cadre::PlanStrategy::kZero1 ||
+        way_.strategy == cadre::PlanStrategy::kZero2) {
+      cadre::ZeroRedundancyOptimizer<cadre::AdamW> optimizer{model, options};
+      train(model, optimizer);
+    } else {
+      cadre::AdamW optimizer{net_->parameters(), options};
+      train(model, optimizer);
+    }
+    return peak_;
+  }
+
+  const cadre::MemoryPlan& plan() const { return plan_; }
+
+ private:
+  template <typename Model, typename Optimizer>
+  void train(Model& model, Optimizer& optimizer) {
+    const Tensor x = torch::randn({kBatch, settings_.width});
+    is_looking_ = true;
+    CountedMemory::install().reset_peak(0);
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      for (int64_t part = 1; part < settings_.accumulate; ++part) {
+        const auto guard = model.no_sync();
+        (model(x) - 1).pow(2).mean().backward();
+      }
+      (model(x) - 1).pow(2).mean().backward();
+      look();
+      optimizer.step();
+      look();
+    }
+    peak_.counted = CountedMemory::install().peak_bytes(0);
+    peak_.shared = cadre::testing::proportional_size().shared_bytes;
+    world_.barrier();
+    is_looking_ = false;
+  }
+
+  void look() {
+    if (is_looking_) peak_.pss = std::max(peak_.pss, cadre::testing::proportional_bytes());
+  }
+
+  const cadre::ProcessGroup world_;
+  Settings settings_;
+  Way way_;
+  Mlp net_;
+  cadre::MemoryPlan plan_;
+  bool is_looking_ = false;
+  Peak peak_;
+};
+
+void print(const char* name, const Tensor& by_rank, int column) {
+  std::cout << ", \"" << name << "\": [";
+  for (int64_t rank = 0; rank < by_rank.size(0); ++rank) {
+    std::cout << (rank == 0 ? "" : ", ") << by_rank[rank][column].item<int64_t>();
+  }
+  std::cout << "]";
+}
+
+void report(const cadre::ProcessGroup& world, const Peak& peak, const cadre::MemoryPlan& plan) {
+  const Tensor own = torch::tensor({peak.pss, peak.shared, peak.counted}, torch::kLong);
+  const Tensor all = torch::zeros({world.world_size() * 3}, torch::kLong);
+  world.all_gather(all, own);
+  if (world.rank() != 0) return;
+  const cadre::HeldBytes& held = plan.held;
+  std::cout << "{\"plan\": " << held.total() << ", \"plan_shared\": " << plan.shared_bytes
+            << ", \"plan_parts\": {\"parameters\": " << held.parameters
+            << ", \"gradients\": " << held.gradients << ", \"state\": " << held.optimizer_state
+            << ", \"full_units\": " << held.full_units
+            << ", \"reduction_buffers\": " << held.reduction_buffers
+            << ", \"transient\": " << held.transient << "}";
+  print("pss", all.view({-1, 3}), 0);
+  print("shared", all.view({-1, 3}), 1);
+  print("counted", all.view({-1, 3}), 2);
+  std::cout << "}" << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto number = [&](int index, int64_t otherwise) {
+    return argc > index ? std::max(std::atoll(argv[index]), 0LL) : otherwise;
+  };
+  const Settings settings = {.way = argc > 1 ? argv[1] : "",
+                             .layers = number(2, 12),
+                             .width = number(3, 2048),
+                             .accumulate = number(4, 1)};
+  const auto way = std::ranges::find(ways(), settings.way, &Way::name);
+  if (way == ways().end() || argc > 5 ||
+      std::min({settings.layers, settings.width, settings.accumulate}) == 0) {
+    std::cerr
+        << "usage: memory_peak WAY [layers [width [accumulate]]], numbers above 0; WAY is one "
+           "of";
+    for (const Way& known : ways()) std::cerr << " " << known.name;
+    std::cerr << std::endl;
+    return 2;
+  }
+  CountedMemory::install();
+  at::set_num_threads(1);
+  const auto world = cadre::init_process_group();
+  Peak peak;
+  cadre::MemoryPlan plan;
+  {
+    Trial trial(world, settings, *way);
+    plan = trial.plan();
+    peak = trial.run();
+  }
+  report(world, peak, plan);
+  world.close();
+  return 0;
+}

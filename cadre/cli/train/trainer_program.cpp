@@ -1,0 +1,99 @@
+#include "cadre/cli/train/trainer_program.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/cli/command.h"
+#include "cadre/cli/launch_job.h"
+#include "cadre/cli/torch_finder.h"
+#include "cadre/launch/exit_meaning.h"
+#include "cadre/launch/worker_environment.h"
+#include "cadre/os/proc/executable.h"
+#include "cadre/os/proc/output_stream.h"
+
+namespace cadre::cli {
+namespace {
+
+constexpr std::string_view kNotBuilt =
+    "this build has no libtorch; run `make build` with torch installed (tools/setup installs it)";
+constexpr std::string_view kNotInstalled =
+    "only a part of Cadre was built or installed; install all of it (cmake --install without "
+    "--component core)";
+
+}  // namespace
+
+Result<int> parse_num_workers(const GivenOption* given) {
+  if (given == nullptr) return 1;
+  const auto count = parse_integer(given->value);
+  if (count && *count >= 1 && *count <= kMaxWorkers) return *count;
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("{}: expected a number from 1 to {}", given->text(), kMaxWorkers));
+}
+
+Status check_configuration(std::string_view command, const std::vector<std::string>& words) {
+  if (words.empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("no configuration; for example: {} examples/gpt.toml", command));
+  }
+  const std::string& path = words.front();
+  std::error_code failure;
+  const auto status = std::filesystem::status(path, failure);
+  if (std::filesystem::is_directory(status)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("\"{}\" is a folder, not a configuration file", path));
+  }
+  if (std::filesystem::exists(status)) return {};
+  if (path.find('=') != std::string::npos) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("no configuration before {0}; for example: {1} "
+                               "examples/gpt.toml {0}",
+                               path, command));
+  }
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("there is no configuration file \"{}\"", path));
+}
+
+Result<std::string> find_trainer() {
+  const auto self = os::own_executable();
+  if (!self.ok()) return self.error();
+  const auto trainer =
+      std::filesystem::path(*self).parent_path().parent_path() / "libexec/cadre/cadre-train";
+  std::error_code failure;
+  if (!std::filesystem::exists(trainer, failure)) {
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("the trainer {} is not there: {}", trainer.string(),
+                               built_with_torch() ? kNotInstalled : kNotBuilt));
+  }
+  return trainer.string();
+}
+
+int run_trainer(std::string_view command, const std::string& trainer,
+                std::vector<std::string> words, int num_workers,
+                const std::function<int(int)>& meaning) {
+  launch::JobSpec spec;
+  spec.executable = trainer;
+  spec.arguments = std::move(words);
+  spec.arguments.insert(spec.arguments.begin(), "cadre-train");
+  spec.environment = os::read_environment();
+  launch::keep_freed_memory(spec.environment);
+  spec.num_workers = num_workers;
+  spec.is_rank0_raw = true;
+  spec.reported_exit_codes = {launch::kReportedUsageExitCode, launch::kReportedFailureExitCode,
+                              launch::kReportedDeviationExitCode};
+  const auto library_path = trainer_library_path(trainer, spec.environment);
+  if (!library_path.ok()) return fail(command, library_path.error().message(), kNotFoundExitCode);
+  if (*library_path) spec.environment.set("LD_LIBRARY_PATH", **library_path);
+  if (os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal()) {
+    spec.environment.set("CADRE_PROGRESS", "terminal");
+  }
+  return launch_job(command, std::move(spec), meaning);
+}
+
+Status check_libraries(const std::string& trainer) {
+  const auto library_path = trainer_library_path(trainer, os::read_environment());
+  return library_path.ok() ? Status() : library_path.error();
+}
+
+}  // namespace cadre::cli

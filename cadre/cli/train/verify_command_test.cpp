@@ -1,0 +1,68 @@
+// `cadre verify` as far as it goes without libtorch: its help, what it passes to the trainer, and
+// what its exit codes mean.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/cli/train/trainer_tree_test.h"
+
+namespace cadre::cli {
+namespace {
+
+TEST(Verify, HelpTeachesWithoutATrainer) {
+  const auto help = run_cadre({"verify", "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_TRUE(help.output.starts_with("cadre verify CONFIG.toml")) << help.output;
+  for (const char* text : {"--nproc-per-node N ", "--steps K ", "--strategies A,B ", "--dtype D ",
+                           "--json FILE ", "Exit code: 0 "}) {
+    EXPECT_NE(help.output.find(text), std::string::npos) << text;
+  }
+  EXPECT_EQ(run_cadre({"help", "verify"}).output, help.output);
+}
+
+TEST(Verify, RefusesWhatMakesNoSense) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"verify"}, "no configuration; for example: cadre verify examples/gpt.toml"},
+      {{"verify", "nofile.toml"}, "there is no configuration file \"nofile.toml\""},
+      {{"verify", "/", "--nproc-per-node=0"},
+       "--nproc-per-node 0: expected a number from 1 to 4096"},
+      {{"verify", "/", "--steps", "0"}, "--steps 0: expected a number of steps from 1 on"},
+      {{"verify", "/", "--steps=few"}, "--steps few: expected a number of steps from 1 on"},
+      {{"verify", "/", "--dtype", "bfloat16"}, "--dtype bfloat16: expected float32 or float64"},
+      {{"verify", "/", "--strategies="}, "--strategies needs a value"},
+      {{"verify", "/", "--jsn", "x"}, "unknown option --jsn; did you mean --json?"}};
+  for (const auto& [words, sentence] : cases) {
+    const auto result = run_cadre(words);
+    EXPECT_EQ(result.exit_code, 2) << sentence;
+    EXPECT_EQ(result.error, "cadre verify: " + sentence + "\n");
+  }
+}
+
+using VerifyTree = TrainerTree;
+
+TEST_F(VerifyTree, StartsTheTrainerAsTwoProcessesUnlessToldOtherwise) {
+  make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
+  const auto two = run({"verify", config_, "run.seed=3"});
+  EXPECT_EQ(two.exit_code, 0) << two.error;
+  EXPECT_NE(two.output.find("[0] 0 of 2: " + config_ + " run.seed=3 --verify\n"), std::string::npos)
+      << two.output;
+  const auto one = run({"verify", "--json", "x.json", "--nproc-per-node=1", config_, "--dtype",
+                        "float64", "--strategies", "ddp,fsdp", "--steps", "7"});
+  EXPECT_EQ(one.output, "[0] 0 of 1: " + config_ +
+                            " --verify --steps=7 --strategies=ddp,fsdp --dtype=float64 "
+                            "--json=x.json\n");
+}
+
+// 1 is for a deviation alone, whatever else a trainer dies of.
+TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
+  for (const auto& [trainer, command] :
+       std::vector<std::pair<int, int>>{{0, 0}, {4, 1}, {2, 2}, {3, 3}, {1, 3}, {77, 77}}) {
+    make_trainer("exit " + std::to_string(trainer));
+    EXPECT_EQ(run({"verify", config_, "--nproc-per-node", "1"}).exit_code, command) << trainer;
+  }
+}
+
+}  // namespace
+}  // namespace cadre::cli

@@ -1,0 +1,46 @@
+// The fields of libtorch's optimizer state classes by name.
+//
+// Threads: plain functions. Blocking: never. Lifetime: keeps nothing. Errors: none.
+// Names are those of torch.optim.
+#pragma once
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <type_traits>
+
+namespace cadre {
+
+// The state class of an optimizer that is one of libtorch's or derived from one.
+template <typename O>
+using StateOf = std::conditional_t<
+    std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWParamState,
+    std::conditional_t<
+        std::is_base_of_v<torch::optim::Adam, O>, torch::optim::AdamParamState,
+        std::conditional_t<
+            std::is_base_of_v<torch::optim::SGD, O>, torch::optim::SGDParamState,
+            std::conditional_t<std::is_base_of_v<torch::optim::RMSprop, O>,
+                               torch::optim::RMSpropParamState,
+                               std::conditional_t<std::is_base_of_v<torch::optim::Adagrad, O>,
+                                                  torch::optim::AdagradParamState, void>>>>>;
+
+// visit(name, tensor) for each tensor that the class has, also an undefined one.
+template <typename State, typename Visit>
+void visit_state_tensors(State& state, Visit visit) {
+  if constexpr (requires { state.exp_avg(); }) visit("exp_avg", state.exp_avg());
+  if constexpr (requires { state.exp_avg_sq(); }) visit("exp_avg_sq", state.exp_avg_sq());
+  if constexpr (requires { state.max_exp_avg_sq(); }) {
+    visit("max_exp_avg_sq", state.max_exp_avg_sq());
+  }
+  if constexpr (requires { state.momentum_buffer(); }) {
+    visit("momentum_buffer", state.momentum_buffer());
+  }
+  if constexpr (requires { state.square_avg(); }) visit("square_avg", state.square_avg());
+  if constexpr (requires { state.grad_avg(); }) visit("grad_avg", state.grad_avg());
+  if constexpr (requires { state.sum(); }) visit("sum", state.sum());
+}
+
+}  // namespace cadre

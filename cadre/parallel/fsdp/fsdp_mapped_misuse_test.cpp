@@ -1,0 +1,216 @@
+// What is refused where shards are mapped, and what both forms notice alike: in which words, and
+// that no wrong number follows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/fsdp_test_tower.h"
+#include "cadre/shard/sharded_optimizer.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+// Every rank of two owns elements of each unit in both forms.
+struct Wide : nn::Module {
+  static constexpr int64_t kSide = 64;
+  Wide() {
+    unit = register_module("unit", LinearUnit(kSide, kSide));
+    head = register_module("head", nn::Linear(kSide, kSide));
+    to(kDouble);
+    set_values(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor h = torch::tanh(unit->forward(x));
+    if (inside) inside();
+    return head(h);
+  }
+  LinearUnit unit{nullptr};
+  nn::Linear head{nullptr};
+  std::function<void()> inside;
+};
+
+Tensor wide_rows(int step) {
+  return torch::sin(torch::arange(4 * Wide::kSide, kDouble) + step).view({4, Wide::kSide});
+}
+
+FullyShardedDataParallelOptions in_form(ShardForm form) {
+  return {.form = form, .wrap_policy = wrap_by_size(1)};
+}
+
+struct WideRank {
+  WideRank(const ProcessGroup& of, ShardForm form)
+      : group(of), model(module, group, in_form(form)), optimizer(model, 0.1) {}
+
+  void backward() {
+    optimizer.zero_grad();
+    model(wide_rows(group.rank())).pow(2).mean().backward();
+  }
+  void step() {
+    backward();
+    optimizer.step();
+  }
+
+  const ProcessGroup& group;
+  std::shared_ptr<Wide> module = std::make_shared<Wide>();
+  FullyShardedDataParallel<Wide> model;
+  ShardedOptimizer<torch::optim::SGD> optimizer;
+};
+
+void on_both_forms(int world_size, const std::function<void(WideRank&)>& body) {
+  for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+    SCOPED_TRACE(form == ShardForm::kMapped ? "mapped" : "gathered");
+    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+      WideRank rank(group, form);
+      EXPECT_EQ(rank.model.form(), form);
+      body(rank);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+template <typename Function>
+std::string sentence_of(Function function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(FsdpMappedMisuse, AnOptimizerThatKnowsNoUpdates) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    WideRank rank(group, ShardForm::kMapped);
+    torch::optim::AdamW plain(rank.model.parameters(), 0.1);
+    rank.backward();
+    const Snapshot before = assembled_parameters(rank.model, group);
+    EXPECT_THAT(sentence_of([&] { plain.step(); }),
+                AllOf(HasSubstr("mapped shards are written by Cadre's own step only"),
+                      HasSubstr("cadre::ShardedOptimizer<cadre::AdamW>{model, options}")));
+    const Snapshot after = assembled_parameters(rank.model, group);
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(after[i], before[i]));
+    rank.optimizer.step();
+    rank.step();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpMappedMisuse, AParameterIsTouchedOutsideOfItsForward) {
+  on_both_forms(2, [](WideRank& rank) {
+    const Tensor& weight = rank.module->unit->weight;
+    const auto touched = [&] { return sentence_of([&] { weight.sum().item<double>(); }); };
+    const std::string sentence = "of unit \"unit\" of FullyShardedDataParallel are sharded";
+    EXPECT_THAT(touched(), HasSubstr(sentence));
+    rank.module->inside = [&] { EXPECT_THAT(touched(), HasSubstr(sentence)) << "in the forward"; };
+    rank.step();
+    EXPECT_THAT(touched(), HasSubstr(sentence)) << "after the step";
+    EXPECT_THAT(sentence_of([&] { rank.module->head->bias.sum(); }),
+                HasSubstr("of the root unit of FullyShardedDataParallel are sharded"));
+    {
+      const torch::NoGradGuard no_grad;
+      EXPECT_THAT(sentence_of([&] { weight.zero_(); }), HasSubstr(sentence)) << "written";
+    }
+    rank.step();
+  });
+}
+
+TEST(FsdpMappedMisuse, AForwardWritesToAParameter) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    WideRank rank(group, ShardForm::kMapped);
+    rank.step();
+    rank.module->inside = [&] { rank.module->head->bias.zero_(); };
+    const torch::NoGradGuard no_grad;
+    EXPECT_THAT(error_of([&] { rank.model(wide_rows(0)); }, ErrorCode::kCorruption),
+                AllOf(HasSubstr("of the root unit of FullyShardedDataParallel, rank "),
+                      HasSubstr("hold summon_full_params() and write back")));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Also at the first step, before the ranks know what the others do.
+TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
+  for (const int num_good : {0, 1, 3}) {
+    on_both_forms(2, [num_good](WideRank& rank) {
+      for (int i = 0; i < num_good; ++i) rank.step();
+      rank.backward();
+      const std::string failure = sentence_of([&] {
+        if (rank.group.rank() == 0) rank.optimizer.step();
+        rank.step();
+      });
+      EXPECT_THAT(failure,
+                  AnyOf(HasSubstr("the ranks have updated their shards at different times: since "
+                                  "the wrapper was made rank 0 1 times, rank 1 0 times. Call "
+                                  "step() of the optimizer on all ranks or on none"),
+                        HasSubstr("One of them left out a forward, a backward() or another call "
+                                  "that all ranks make (an exception that was caught, a step on "
+                                  "some ranks only)")));
+    });
+  }
+}
+
+// Where a rank evaluates or accumulates between steps, the others do, too.
+TEST(FsdpMappedMisuse, NothingWhereAllRanksChangeTheOrder) {
+  on_both_forms(2, [](WideRank& rank) {
+    for (int i = 0; i < 8; ++i) {
+      rank.backward();
+      if (i % 3 == 1) rank.model(wide_rows(1)).pow(2).mean().backward();
+      if (i % 4 != 2) rank.optimizer.step();
+      if (i % 4 == 3) {
+        const torch::NoGradGuard no_grad;
+        rank.model(wide_rows(0));
+      }
+    }
+  });
+}
+
+// The graph was computed with values that are gone.
+TEST(FsdpMappedMisuse, ShardsChangeBetweenForwardAndBackward) {
+  for (const int world_size : {1, 2}) {
+    for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kAfterBackward}) {
+      for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+        // Then the rank's buffer still has the old values, with which backward agrees.
+        if (world_size > 1 && reshard == Reshard::kAfterBackward && form == ShardForm::kGathered)
+          continue;
+        const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+          FullyShardedDataParallelOptions options = in_form(form);
+          options.reshard = options.reshard_root = reshard;
+          FullyShardedDataParallel model{std::make_shared<Wide>(), group, options};
+          const Tensor loss = model(wide_rows(0).requires_grad_(true)).pow(2).mean();
+          {
+            const torch::NoGradGuard no_grad;
+            std::optional<ShardUpdate> update;
+            if (form == ShardForm::kMapped) update.emplace(model);
+            for (const Tensor& values : model.parameters()) values.mul_(0.5);
+            if (update) update->finish();
+          }
+          EXPECT_THAT(sentence_of([&] { loss.backward(); }), HasSubstr("inplace operation"))
+              << world_size << " ranks";
+        });
+        EXPECT_TRUE(result.ok()) << result.failures();
+      }
+    }
+  }
+}
+
+TEST(FsdpMappedMisuse, RanksChooseOtherForms) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const ShardForm form = group.rank() == 0 ? ShardForm::kGathered : ShardForm::kMapped;
+    EXPECT_THAT(error_of([&] { WideRank(group, form); }, ErrorCode::kInvalidArgument),
+                HasSubstr("rank 1 has other units or options than rank 0"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,211 @@
+// Shards and gradients in files: the bits of the run in memory, the bytes of the
+// formula, and one error on all ranks where there is no room.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/parallel/fsdp/fsdp_test_tower.h"
+#include "cadre/testing/small_disk.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::HasSubstr;
+
+std::string bits_of_all(const std::vector<Training>& trainings) {
+  std::string bits;
+  for (const Training& training : trainings) {
+    for (const Snapshot& gradients : training.gradients) bits += bits_of(gradients);
+    bits += bits_of(training.parameters);
+  }
+  return bits;
+}
+
+struct OffloadMode {
+  const char* name;
+  const char* model;
+  ShardPrecision precision = {};
+  Reshard reshard = Reshard::kAfterForward;
+};
+
+class FsdpOffload : public ::testing::TestWithParam<OffloadMode> {};
+
+TEST_P(FsdpOffload, HasTheBitsOfTheRunInMemory) {
+  const Case test_case{GetParam().model, "adamw", 25, torch::kFloat};
+  const auto batches = make_batches(test_case, 1);
+  for (const int world_size : {1, 2, 4}) {
+    SCOPED_TRACE(world_size);
+    const TemporaryFolder folder;
+    FullyShardedDataParallelOptions options = all_units(test_case, world_size);
+    options.precision = GetParam().precision;
+    options.reshard = GetParam().reshard;
+    const auto in_memory = train_sharded(test_case, batches, 1, world_size, options);
+    options.offload = {.folder = folder.path()};
+    const auto in_files = train_sharded(test_case, batches, 1, world_size, options);
+    EXPECT_TRUE(bits_of_all(in_files) == bits_of_all(in_memory));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, FsdpOffload,
+    ::testing::Values(
+        OffloadMode{"mlp", "mlp"}, OffloadMode{"gpt", "gpt"},
+        OffloadMode{"bfloat16", "gpt", {.parameters = torch::kBFloat16, .reduce = torch::kFloat}},
+        OffloadMode{"kept", "mlp", {}, Reshard::kAfterReduction}),
+    [](const auto& mode) { return mode.param.name; });
+
+// Two backwards, the first one with or without reduction.
+struct OffloadSteps {
+  bool reduces;
+  template <typename Model>
+  void operator()(Model& model, const Tensor& rows) const {
+    const auto pass = [&](const Tensor& part) { model.forward(part).pow(2).mean().backward(); };
+    if (reduces) {
+      pass(rows.sin());
+    } else {
+      const auto guard = model.no_sync();
+      pass(rows.sin());
+    }
+    pass(rows);
+  }
+};
+
+TEST(FsdpOffloadMechanics, AccumulatesInFiles) {
+  for (const bool reduces : {true, false}) {
+    for (const int world_size : {1, 3}) {
+      const TemporaryFolder folder;
+      const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+        const auto train = [&](std::optional<FileOffload> offload) {
+          FullyShardedDataParallelOptions options = every_unit();
+          options.offload = std::move(offload);
+          FullyShardedDataParallel model{std::make_shared<Tower>(), group, options};
+          return bits_of(train_wrapped(model, group, OffloadSteps{reduces}));
+        };
+        require(train(FileOffload{.folder = folder.path()}) == train(std::nullopt), "other bits");
+      });
+      EXPECT_TRUE(result.ok()) << result.failures();
+    }
+  }
+}
+
+TEST(FsdpOffloadMechanics, TrainsOnTwoAxes) {
+  const TemporaryFolder folder;
+  const auto result = run_groups(4, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"replicate", 2}, {"shard", 2}});
+    const auto train = [&](std::optional<FileOffload> offload) {
+      FullyShardedDataParallelOptions options = every_unit();
+      options.offload = std::move(offload);
+      FullyShardedDataParallel model{std::make_shared<Tower>(), mesh, options};
+      train_wrapped(model, group, PlainSteps{});
+      return bits_of(copies_of(model.parameters()));
+    };
+    require(train(FileOffload{.folder = folder.path()}) == train(std::nullopt), "other bits");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Every shard and its gradients take whole pages. With the state of the optimizer:
+// tests/training/memory_limit_test.cpp.
+TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
+  for (const int world_size : {1, 2}) {
+    const TemporaryFolder folder;
+    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+      FullyShardedDataParallelOptions options = every_unit();
+      options.offload = {.folder = folder.path()};
+      FullyShardedDataParallel model{std::make_shared<Tower>(), group, options};
+      const int64_t num_bytes = (4 + 1) * 2 * FileMemory::in_pages(1);
+      EXPECT_EQ(model.file_bytes(), num_bytes);
+      train_wrapped(model, group, PlainSteps{});
+      for (const Tensor& values : model.parameters()) {
+        if (values.numel() == 0) continue;
+        EXPECT_NE(FileMemory::of(values), nullptr);
+        EXPECT_NE(FileMemory::of(values.grad()), nullptr);
+      }
+      EXPECT_EQ(model.file_bytes(), num_bytes);
+      EXPECT_EQ(model.full_bytes(), 0);
+      EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "the file has a name";
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// 4 units of one page and the root: a shard and gradients each, and the state of ten parameters.
+TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
+  constexpr size_t kNeeded = (5 * 2 + 10 * 2) * 4096;
+  for (const auto& [num_bytes, is_enough] : {std::pair(kNeeded, true), {kNeeded - 4096, false}}) {
+    const SmallDisk disk(num_bytes);
+    if (!disk.is_there()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN";
+    const auto result = run_groups(1, [&, is_enough = is_enough](const ProcessGroup& group) {
+      FullyShardedDataParallelOptions options = every_unit();
+      options.offload = {.folder = disk.folder().path()};
+      const auto module = std::make_shared<Tower>();
+      const std::string failure = failure_of([&] {
+        FullyShardedDataParallel{module, group, options};
+      });
+      if (is_enough) {
+        EXPECT_EQ(failure, "");
+        return;
+      }
+      EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel, rank 0: "
+                                     "options.offload: reserve 122880 bytes in folder"));
+      EXPECT_THAT(failure, HasSubstr("No space left on device"));
+      // Nothing was sharded yet.
+      EXPECT_EQ(module->forward(data_of(0)).numel(), kRows);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
+  const TemporaryFolder folder;
+  const auto result = run_groups(3, [&](const ProcessGroup& group) {
+    FullyShardedDataParallelOptions options = every_unit();
+    options.offload = {.folder = group.rank() == 1 ? folder.file("none") : folder.path().string()};
+    const std::string failure = failure_of([&] {
+      FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+    });
+    EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel"));
+    EXPECT_THAT(failure, HasSubstr(group.rank() == 1 ? "none: No such file or directory"
+                                                     : "rank 1 has no room for its files"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpOffloadErrors, MappedShardsAreInMemory) {
+  const TemporaryFolder folder;
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallelOptions options = every_unit();
+    options.offload = {.folder = folder.path()};
+    options.form = ShardForm::kMapped;
+    EXPECT_THAT(failure_of([&] {
+                  FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+                }),
+                HasSubstr("choose ShardForm::kGathered without keep_full, or leave out the files"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpOffloadErrors, AllRanksOffloadOrNone) {
+  const TemporaryFolder folder;
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallelOptions options = every_unit();
+    if (group.rank() == 1) options.offload = {.folder = folder.path()};
+    EXPECT_THAT(failure_of([&] {
+                  FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+                }),
+                HasSubstr("rank 1 has other units or options than rank 0"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

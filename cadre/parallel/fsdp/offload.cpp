@@ -1,0 +1,94 @@
+#include "cadre/parallel/fsdp/offload.h"
+
+#include <ATen/ops/empty.h>
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/shard/flat_parameters.h"
+
+namespace cadre {
+
+namespace {
+
+constexpr const char* kWhat = "FullyShardedDataParallel, rank {}: options.offload";
+
+// Every tensor takes whole pages: a shard and its gradients one each, the state of each parameter
+// `num_states`.
+int64_t bytes_of(const std::vector<NamedTensor>& parameters, at::ScalarType dtype,
+                 ReplicaGroup& shard, int num_states) {
+  std::vector<int64_t> numels;
+  for (const NamedTensor& parameter : parameters) numels.push_back(parameter.tensor.numel());
+  const int64_t alignment = FlatParametersOptions().alignment;
+  const FlatLayout layout(numels, shard.world_size(),
+                          {.of_shards = alignment, .of_tensors = alignment});
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t shard_bytes = FileMemory::in_pages(layout.shard_numel() * size);
+  int64_t num_bytes = shard_bytes;
+  bool is_trained = false;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].tensor.requires_grad()) continue;
+    is_trained = true;
+    const int64_t numel = layout.range(i, shard.rank().value).size();
+    num_bytes += num_states * FileMemory::in_pages(numel * size);
+  }
+  return is_trained ? num_bytes + shard_bytes : num_bytes;
+}
+
+int64_t needed_bytes(const FileOffload& offload, const UnitAssignment& assignment,
+                     ReplicaGroup& shard) {
+  int64_t num_bytes = 0;
+  for (const AssignedUnit& unit : assignment.units) {
+    std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
+    for (const NamedTensor& parameter : unit.parameters) {
+      by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
+    }
+    for (const auto& [dtype, parameters] : by_dtype) {
+      num_bytes += bytes_of(parameters, dtype, shard, offload.num_states);
+    }
+  }
+  return num_bytes;
+}
+
+// The first rank whose files could not be made.
+std::optional<int> first_failed(bool has_failed, ReplicaGroup& all) {
+  const at::Tensor own = at::empty({1}, at::kLong);
+  own.mutable_data_ptr<int64_t>()[0] = has_failed ? 1 : 0;
+  const at::Tensor flags = at::empty({all.world_size()}, at::kLong);
+  all.all_gather(flags, own);
+  for (int rank = 0; rank < all.world_size(); ++rank) {
+    if (flags.const_data_ptr<int64_t>()[rank] != 0) return rank;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offload,
+                                         const UnitAssignment& assignment,
+                                         const OffloadGroups& groups) {
+  if (!offload) return nullptr;
+  const std::string what = format(kWhat, groups.all.rank());
+  std::shared_ptr<FileMemory> files;
+  std::optional<Error> error;
+  try {
+    files = FileMemory::open(offload->folder);
+    files->reserve(needed_bytes(*offload, assignment, groups.shard));
+  } catch (const Error& thrown) {
+    error = thrown.with_context(what);
+  }
+  const std::optional<int> failed = first_failed(error.has_value(), groups.all);
+  if (error) throw *error;
+  if (failed) {
+    throw Error(ErrorCode::kUnavailable,
+                format("{}: rank {} has no room for its files, as its own error says. Free disk "
+                       "space there, or choose another folder",
+                       what, *failed));
+  }
+  return files;
+}
+
+}  // namespace cadre

@@ -1,0 +1,41 @@
+#include "cadre/parallel/fsdp/reshard_groups.h"
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/process_group.h"
+
+namespace cadre {
+
+ReshardChoice checked_choice(const std::string& what, Reshard reshard,
+                             std::optional<int> group_size, const ReplicaGroup& shard) {
+  if (reshard != Reshard::kOntoGroup) return {.reshard = reshard};
+  const int world_size = shard.world_size();
+  const auto refuse = [&](const std::string& problem) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("FullyShardedDataParallel, rank {}: {}: Reshard::kOntoGroup {}: set "
+                       "reshard_group_size to a divisor of {}, the number of ranks that own "
+                       "shards; for example the number of ranks of a host",
+                       shard.rank(), what, problem, world_size));
+  };
+  if (!group_size) refuse("needs the size of the group");
+  if (*group_size < 1 || world_size % *group_size != 0) {
+    refuse(format("onto groups of {} ranks, which does not divide {}", *group_size, world_size));
+  }
+  if (*group_size == 1) return {.reshard = Reshard::kAfterBackward};
+  if (*group_size == world_size) return {.reshard = Reshard::kAfterForward};
+  return {.reshard = reshard, .group_size = *group_size};
+}
+
+std::shared_ptr<ReplicaGroup> ReshardGroups::group_of(const ReshardChoice& choice) {
+  if (choice.reshard != Reshard::kOntoGroup) return nullptr;
+  std::shared_ptr<ReplicaGroup>& group = groups_[choice.group_size];
+  if (group) return group;
+  const ProcessGroup* const ranks = shard_->process_group();
+  if (ranks == nullptr) {
+    throw Error(ErrorCode::kInternal, "Reshard::kOntoGroup needs a ProcessGroup to split");
+  }
+  group = make_replica_group(*ranks->split({.color = shard_->rank().value / choice.group_size}));
+  return group;
+}
+
+}  // namespace cadre

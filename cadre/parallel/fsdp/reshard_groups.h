@@ -1,0 +1,42 @@
+// The groups of neighbouring ranks onto which Reshard::kOntoGroup puts the parameters of a unit.
+//
+// Threads: one. Blocking: group_of() is collective, until the group's deadline. Lifetime: shares
+// the group of the ranks that own shards. Errors: kInvalidArgument.
+// Source: FSDP2's reshard_after_forward with a number.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+
+// How long a unit is full, and among how many ranks its parameters stay between its forward and its
+// backward.
+struct ReshardChoice {
+  Reshard reshard = Reshard::kAfterForward;
+  int group_size = 0;  // of kOntoGroup only
+};
+
+// what: names the options in messages. A group of one rank, and one of all, are other modes.
+ReshardChoice checked_choice(const std::string& what, Reshard reshard,
+                             std::optional<int> group_size, const ReplicaGroup& shard);
+
+class ReshardGroups {
+ public:
+  explicit ReshardGroups(std::shared_ptr<ReplicaGroup> shard) : shard_(std::move(shard)) {}
+
+  // That this rank is in; null where the choice needs none. One for each size.
+  std::shared_ptr<ReplicaGroup> group_of(const ReshardChoice& choice);
+
+ private:
+  std::shared_ptr<ReplicaGroup> shard_;
+  std::map<int, std::shared_ptr<ReplicaGroup>> groups_;  // by size
+};
+
+}  // namespace cadre

@@ -1,0 +1,47 @@
+#include "cadre/shard/gather_shards.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+namespace cadre {
+
+at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
+  const at::NoGradGuard no_grad;
+  at::Tensor whole = at::zeros(shard.sizes, part.options().requires_grad(false));
+  whole.view(-1).narrow(0, shard.range.begin, shard.range.size()).copy_(part.reshape(-1));
+  // Each element is zero bits on all ranks but its owner, so the union of bits is the owner's.
+  const at::Tensor bits = whole.view(-1).view(at::kByte);
+  for (const ProcessGroup& group : dividing_groups({&shard, 1})) {
+    group.all_reduce(bits, {.op = ReduceOp::kBor});
+  }
+  return whole;
+}
+
+std::vector<NamedTensor> gather_values(std::span<const ParameterShard> shards) {
+  std::vector<NamedTensor> values;
+  for (const ParameterShard& shard : shards) {
+    values.push_back({shard.name, gather_whole(shard, shard.values)});
+  }
+  return values;
+}
+
+std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards,
+                                          const ProcessGroup& world) {
+  const at::Tensor is_defined = at::zeros({static_cast<int64_t>(shards.size())}, at::kInt);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    is_defined.mutable_data_ptr<int>()[i] = shards[i].values.grad().defined() ? 1 : 0;
+  }
+  world.all_reduce(is_defined, {.op = ReduceOp::kMax});
+  std::vector<NamedTensor> gradients;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const ParameterShard& shard = shards[i];
+    NamedTensor& gradient = gradients.emplace_back(NamedTensor{shard.name, {}});
+    if (is_defined.const_data_ptr<int>()[i] == 0) continue;
+    const at::Tensor& own = shard.values.grad();
+    gradient.tensor = gather_whole(shard, own.defined() ? own : at::zeros_like(shard.values));
+  }
+  return gradients;
+}
+
+}  // namespace cadre

@@ -1,0 +1,218 @@
+#include "cadre/train/planning/plan_report.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cadre/base/format.h"
+
+namespace cadre::train {
+namespace {
+
+constexpr std::array<HeldColumn, 7> kHeldColumns{
+    HeldColumn{"parameters", "parameters", &HeldBytes::parameters},
+    HeldColumn{"gradients", "gradients", &HeldBytes::gradients},
+    HeldColumn{"optimizer_state", "optimizer", &HeldBytes::optimizer_state},
+    HeldColumn{"full_units", "full units", &HeldBytes::full_units},
+    HeldColumn{"reduction_buffers", "reduction", &HeldBytes::reduction_buffers},
+    HeldColumn{"transient", "transient", &HeldBytes::transient},
+    HeldColumn{"buffers", "buffers", &HeldBytes::buffers}};
+
+struct OperationColumn {
+  const char* name;
+  OperationTraffic StepTraffic::*traffic;
+};
+constexpr std::array<OperationColumn, 3> kOperations{
+    OperationColumn{"all_reduce", &StepTraffic::all_reduce},
+    OperationColumn{"reduce_scatter", &StepTraffic::reduce_scatter},
+    OperationColumn{"all_gather", &StepTraffic::all_gather}};
+
+constexpr const char* kHowToRead =
+    "A process holds this at its peak, without activations, data and libraries, and once the "
+    "model is\nconstructed. full units: parameters that are gathered while a unit computes; "
+    "reduction: buffers\nin which gradients are reduced; transient: gradients before their "
+    "reduction. Received: by one\nprocess in one step, by the best algorithm there is; processes "
+    "of one host share memory and copy less.\n";
+
+std::string megabytes(int64_t num_bytes) {
+  const double count = static_cast<double>(num_bytes) / 1e6;
+  return cadre::format("{:.{}f}", count, count < 100 && num_bytes > 0 ? 2 : 0);
+}
+
+using Rows = std::vector<std::vector<std::string>>;
+
+// The first column to the left, the others to the right.
+std::string aligned(const Rows& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - row[i].size(), ' ');
+      text += i == 0 ? row[i] + space : "  " + space + row[i];
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+bool is_empty_column(std::span<const NamedPlan> plans, const HeldColumn& column) {
+  return std::ranges::all_of(
+      plans, [&](const NamedPlan& named) { return named.plan.held.*column.bytes == 0; });
+}
+
+bool are_alike(const PlannedPart& a, const PlannedPart& b) {
+  return a.numel == b.numel && a.flat_bytes == b.flat_bytes && a.shard_bytes == b.shard_bytes &&
+         a.traffic.received_bytes() == b.traffic.received_bytes();
+}
+
+// Equal neighbours are one line.
+std::string parts_table(const MemoryPlan& plan) {
+  Rows rows = {{"", "elements", "whole, MB", "own part, MB", "received, MB"}};
+  for (size_t i = 0; i < plan.parts.size();) {
+    const PlannedPart& part = plan.parts[i];
+    size_t end = i + 1;
+    while (end < plan.parts.size() && are_alike(part, plan.parts[end])) ++end;
+    const std::string name =
+        end - i == 1 ? part.name
+                     : cadre::format("{} to {}, each", part.name, plan.parts[end - 1].name);
+    if (part.numel > 0) {
+      rows.push_back({name, std::to_string(part.numel), megabytes(part.flat_bytes),
+                      megabytes(part.shard_bytes), megabytes(part.traffic.received_bytes())});
+    }
+    i = end;
+  }
+  return rows.size() == 1 ? "" : aligned(rows);
+}
+
+int64_t num_elements(const ModelSizes& model) {
+  int64_t count = 0;
+  for (const PlannedParameter& parameter : model.parameters) count += parameter.numel();
+  return count;
+}
+
+nlohmann::json json_of(const StepTraffic& traffic) {
+  nlohmann::json json = nlohmann::json::object();
+  for (const OperationColumn& column : kOperations) {
+    const OperationTraffic& operation = traffic.*column.traffic;
+    json[column.name] = {{"calls", operation.num_calls},
+                         {"payload_bytes", operation.payload_bytes},
+                         {"received_bytes", operation.received_bytes}};
+  }
+  return json;
+}
+
+nlohmann::json json_of(const NamedPlan& named) {
+  const MemoryPlan& plan = named.plan;
+  nlohmann::json held = nlohmann::json::object();
+  for (const HeldColumn& column : kHeldColumns) held[column.key] = plan.held.*column.bytes;
+  held["total"] = plan.held.total();
+  nlohmann::json parts = nlohmann::json::array();
+  for (const PlannedPart& part : plan.parts) {
+    parts.push_back({{"name", part.name},
+                     {"elements", part.numel},
+                     {"whole_bytes", part.flat_bytes},
+                     {"own_bytes", part.shard_bytes},
+                     {"traffic", json_of(part.traffic)}});
+  }
+  return {{"name", named.name},
+          {"strategy", to_string(plan.options.strategy)},
+          {"is_chosen", named.is_chosen},
+          {"processes", plan.options.num_ranks},
+          {"held_bytes", std::move(held)},
+          {"shared_bytes", plan.shared_bytes},
+          {"host_bytes", plan.host_bytes},
+          {"traffic", json_of(plan.traffic)},
+          {"parts", std::move(parts)}};
+}
+
+}  // namespace
+
+std::span<const HeldColumn> held_columns() {
+  return kHeldColumns;
+}
+
+std::string start_table(const MemoryPlan& plan) {
+  Rows rows = {{cadre::format("{}, MB", to_string(plan.options.strategy))}, {"each process holds"}};
+  for (const HeldColumn& column : kHeldColumns) {
+    if (plan.held.*column.bytes == 0) continue;
+    rows[0].emplace_back(column.title);
+    rows[1].push_back(megabytes(plan.held.*column.bytes));
+  }
+  rows[0].emplace_back("sum");
+  rows[1].push_back(megabytes(plan.held.total()));
+  std::string text = aligned(rows);
+  if (plan.options.num_ranks > 1) {
+    Rows moved = {{""}, {"each step receives"}};
+    for (const OperationColumn& column : kOperations) {
+      const OperationTraffic& traffic = plan.traffic.*column.traffic;
+      if (traffic.num_calls == 0) continue;
+      moved[0].push_back(cadre::format("{} x {}", traffic.num_calls, column.name));
+      moved[1].push_back(megabytes(traffic.received_bytes));
+    }
+    moved[0].emplace_back("sum");
+    moved[1].push_back(megabytes(plan.traffic.received_bytes()));
+    text += aligned(moved);
+  }
+  text.pop_back();  // the line is ended by who prints it
+  return text;
+}
+
+std::string comparison_table(const Config& config, const ModelSizes& model,
+                             std::span<const NamedPlan> plans) {
+  Rows rows = {{"MB"}};
+  for (const HeldColumn& column : kHeldColumns) {
+    if (!is_empty_column(plans, column)) rows[0].emplace_back(column.title);
+  }
+  for (const char* title :
+       {"process", "host", "all_reduce", "reduce_scatter", "all_gather", "received"}) {
+    rows[0].emplace_back(title);
+  }
+  const NamedPlan* chosen = nullptr;
+  for (const NamedPlan& named : plans) {
+    const MemoryPlan& plan = named.plan;
+    if (named.is_chosen) chosen = &named;
+    std::vector<std::string> row = {(named.is_chosen ? "* " : "  ") + named.name};
+    for (const HeldColumn& column : kHeldColumns) {
+      if (!is_empty_column(plans, column)) row.push_back(megabytes(plan.held.*column.bytes));
+    }
+    row.push_back(megabytes(plan.held.total()));
+    row.push_back(megabytes(plan.host_bytes));
+    for (const OperationColumn& column : kOperations) {
+      row.push_back(megabytes((plan.traffic.*column.traffic).received_bytes));
+    }
+    row.push_back(megabytes(plan.traffic.received_bytes()));
+    rows.push_back(std::move(row));
+  }
+  std::string text =
+      cadre::format("{} of {} parameters with {}, run.accumulate={}; {} processes, single: 1\n\n",
+                    config.model.kind, num_elements(model), config.optimizer.kind,
+                    config.run.accumulate, chosen ? chosen->plan.options.num_ranks : 1);
+  text += aligned(rows) + "\n" + kHowToRead;
+  if (chosen == nullptr) return text;
+  const std::string parts = parts_table(chosen->plan);
+  if (!parts.empty()) {
+    text += cadre::format("\n{}: what is moved together in one step\n", chosen->name) + parts;
+  }
+  return text;
+}
+
+std::string plans_json(const Config& config, const ModelSizes& model,
+                       std::span<const NamedPlan> plans) {
+  nlohmann::json strategies = nlohmann::json::array();
+  for (const NamedPlan& named : plans) strategies.push_back(json_of(named));
+  const nlohmann::json json = {{"model",
+                                {{"kind", config.model.kind},
+                                 {"parameters", num_elements(model)},
+                                 {"units", model.units.size()}}},
+                               {"optimizer", config.optimizer.kind},
+                               {"accumulate", config.run.accumulate},
+                               {"strategies", std::move(strategies)}};
+  return json.dump(2) + "\n";
+}
+
+}  // namespace cadre::train

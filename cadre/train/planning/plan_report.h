@@ -1,0 +1,35 @@
+// Plans as text for people and as JSON for programs.
+//
+// Threads: pure functions. Blocking: never. Errors: none.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/plan/memory_plan.h"
+#include "cadre/train/config/config.h"
+#include "cadre/train/planning/config_plan.h"
+
+namespace cadre::train {
+
+// Lines about one plan: what a process holds, what a step moves. For the start of a run.
+std::string start_table(const MemoryPlan& plan);
+
+// One row for each plan, the chosen one marked, and the parts of the chosen one.
+std::string comparison_table(const Config& config, const ModelSizes& model,
+                             std::span<const NamedPlan> plans);
+
+// An object: {"model": ..., "strategies": [{"name": ..., "held_bytes": {...}, ...}, ...]}.
+std::string plans_json(const Config& config, const ModelSizes& model,
+                       std::span<const NamedPlan> plans);
+
+// The keys of "held_bytes" in plans_json(), and of the columns of the tables.
+struct HeldColumn {
+  std::string_view key;    // "optimizer_state"
+  std::string_view title;  // "optimizer state"
+  int64_t HeldBytes::*bytes;
+};
+std::span<const HeldColumn> held_columns();
+
+}  // namespace cadre::train

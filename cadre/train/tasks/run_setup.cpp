@@ -1,0 +1,94 @@
+#include "cadre/train/tasks/run_setup.h"
+
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/sharded_load.h"
+#include "cadre/train/schedule.h"
+#include "cadre/train/snapshots/train_state.h"
+#include "cadre/train/text_source.h"
+
+namespace cadre::train {
+namespace {
+
+// path: a file, or a snapshot's folder of either form.
+void load_weights(Model& model, const std::string& path) {
+  const std::string file = cadre::format("{}/{}", path, kModelFile);
+  if (!std::filesystem::is_directory(path)) {
+    load(model, path);
+  } else if (std::filesystem::exists(file)) {
+    load(model, file);
+  } else {
+    load_sharded(path, parts_of(model), {.with_optimizer = false});
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
+  const std::string& path = config.data.path;
+  const bool is_path = config.data.kind != "synthetic" && path != kPythonStdlib;
+  std::error_code failure;
+  if (is_path && !std::filesystem::exists(path, failure)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("data.path: there is no file or folder {}", path));
+  }
+  try {
+    return make_task(config, deadline);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kUnavailable) throw error.with_context("data.path");
+    throw;
+  }
+}
+
+std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task, Rank rank,
+                                                 int world_size) {
+  if (config.run.batch_size < world_size) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("run.batch_size is {}, of all {} processes together: each needs a "
+                              "sample in every step",
+                              config.run.batch_size, world_size));
+  }
+  const std::shared_ptr<const Dataset> data = task.training_data();
+  if (data->size() < config.run.batch_size) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("run.batch_size is {}, but there are only {} samples to train on "
+                      "beside those that data.held_out keeps: lower run.batch_size, or give "
+                      "more data",
+                      config.run.batch_size, data->size()));
+  }
+  return std::make_unique<DataLoader>(
+      data, DataLoaderOptions{.batch_size = config.run.batch_size,
+                              .rank = rank,
+                              .world_size = world_size,
+                              .seed = config.run.seed,
+                              .drop_last = true,
+                              .num_threads = static_cast<int>(config.data.threads)});
+}
+
+void resolve_epochs(Config& config, const DataLoader& loader) {
+  const int64_t steps_per_epoch = loader.batches_per_epoch();
+  if (config.run.epochs > 0) config.run.steps = config.run.epochs * steps_per_epoch;
+  if (config.schedule.step_size == 0) config.schedule.step_size = steps_per_epoch;
+  config.schedule.warmup_steps = resolved_warmup_steps(config.schedule, config.run.steps);
+  if (config.schedule.warmup_steps > config.run.steps) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("schedule.warmup_steps is {}, more than the {} steps of run.epochs={}: set "
+                      "schedule.warmup_steps=-1, which is a tenth of the steps",
+                      config.schedule.warmup_steps, config.run.steps, config.run.epochs));
+  }
+}
+
+std::shared_ptr<Model> make_initial_model(const Config& config, const Task& task) {
+  std::shared_ptr<Model> model = task.make_model();
+  if (!config.model.weights.empty()) load_weights(*model, config.model.weights);
+  return model;
+}
+
+}  // namespace cadre::train

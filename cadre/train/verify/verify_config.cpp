@@ -1,0 +1,338 @@
+#include "cadre/train/verify/verify_config.h"
+
+#include <ATen/Parallel.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/shard/gather_shards.h"
+#include "cadre/train/common_error.h"
+#include "cadre/train/optimizer.h"
+#include "cadre/train/schedule.h"
+#include "cadre/train/strategy.h"
+#include "cadre/train/tasks/run_setup.h"
+#include "cadre/verify/trainings.h"
+#include "cadre/verify/verification.h"
+
+namespace cadre::train {
+namespace {
+
+// The batches of a run, one after the other, through as many epochs as it takes.
+class Batches {
+ public:
+  Batches(std::unique_ptr<DataLoader> loader, at::ScalarType dtype)
+      : loader_(std::move(loader)), dtype_(dtype) {}
+
+  Batch next() {
+    if (next_) {
+      ++*next_;
+    } else {
+      next_.emplace(loader_->epoch(epoch_).begin());
+    }
+    if (*next_ == std::default_sentinel) next_.emplace(loader_->epoch(++epoch_).begin());
+    return cast_batch(**next_, dtype_);
+  }
+
+ private:
+  std::unique_ptr<DataLoader> loader_;
+  at::ScalarType dtype_;
+  int64_t epoch_ = 0;
+  std::optional<DataLoader::Epoch::Iterator> next_;
+};
+
+// What all trainings of a verification have in common.
+struct VerifiedRun {
+  Config config;
+  at::ScalarType dtype;
+  std::shared_ptr<const Task> task;
+
+  std::shared_ptr<Model> make_model() const {
+    std::shared_ptr<Model> model = make_initial_model(config, *task);
+    model->to(dtype);
+    return model;
+  }
+  Batches batches(Rank rank, int world_size) const {
+    return {make_training_loader(config, *task, rank, world_size), dtype};
+  }
+  double learning_rate(int64_t step) const {
+    return learning_rate_at(step, config.run.steps, config.optimizer, config.schedule);
+  }
+  // Infinite: no limit.
+  double clip_norm() const {
+    const double limit = config.optimizer.clip_norm;
+    return limit > 0 ? limit : std::numeric_limits<double>::infinity();
+  }
+};
+
+std::unique_ptr<Optimizer> optimizer_of(const VerifiedRun& run,
+                                        const std::vector<NamedTensor>& parameters) {
+  NamedTensors named;
+  for (const NamedTensor& parameter : parameters) {
+    named.emplace_back(parameter.name, parameter.tensor);
+  }
+  return make_optimizer(trained_tensors(named), run.config.optimizer);
+}
+
+class PlainUpdates final : public UpdateRule {
+ public:
+  PlainUpdates(std::shared_ptr<const VerifiedRun> run, const std::vector<NamedTensor>& parameters)
+      : run_(std::move(run)), optimizer_(optimizer_of(*run_, parameters)) {}
+  void update(int64_t step) override { optimizer_->step(run_->learning_rate(step)); }
+
+ private:
+  std::shared_ptr<const VerifiedRun> run_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+class PlainRun final : public ReferenceTraining {
+ public:
+  explicit PlainRun(std::shared_ptr<const VerifiedRun> run)
+      : run_(std::move(run)),
+        model_(run_->make_model()),
+        batches_(run_->batches(0, 1)),
+        updates_(run_, whole_parameters(*model_)) {}
+
+  double backward(int64_t /*step*/) override {
+    model_->zero_grad();
+    const Batch batch = batches_.next();
+    const at::Tensor loss = run_->task->loss(model_->forward(batch.data), batch.target);
+    loss.backward();
+    const double limit = run_->clip_norm();
+    if (std::isfinite(limit)) torch::nn::utils::clip_grad_norm_(model_->parameters(), limit);
+    return loss.item<double>();
+  }
+  std::vector<NamedTensor> gradients() override { return whole_gradients(*model_); }
+  void update(int64_t step) override { updates_.update(step); }
+  std::vector<NamedTensor> parameters() override { return whole_parameters(*model_); }
+  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+    return std::make_unique<PlainUpdates>(run_, parameters);
+  }
+
+ private:
+  std::shared_ptr<const VerifiedRun> run_;
+  std::shared_ptr<Model> model_;
+  Batches batches_;
+  PlainUpdates updates_;
+};
+
+// As a step of the trainer.
+class StrategyRun final : public SteppedTraining {
+ public:
+  StrategyRun(std::shared_ptr<const VerifiedRun> run, const ProcessGroup& world,
+              const StrategyCase& strategy)
+      : run_(std::move(run)),
+        world_(world),
+        num_parts_(strategy.num_parts),
+        model_(run_->make_model()),
+        batches_(run_->batches(world.rank(), world.world_size())),
+        strategy_(make_strategy(parallel_of(strategy), model_,
+                                {.world = world, .replicas = make_replica_group(world)},
+                                std::nullopt)),
+        optimizer_(make_optimizer(strategy_->trained(), run_->config.optimizer)) {}
+
+  double backward(int64_t /*step*/) override {
+    optimizer_->zero_grad();
+    const Batch batch = batches_.next();
+    const double loss = backward_in_parts(*strategy_, *run_->task, batch, num_parts_,
+                                          [this](const at::Tensor& data, int64_t num_samples) {
+                                            return strategy_->forward(data, num_samples);
+                                          });
+    (void)strategy_->clip_gradients(run_->clip_norm());
+    return mean_over_rows(loss, batch.data.size(0), world_);
+  }
+  std::vector<NamedTensor> gradients() override {
+    const std::vector<ParameterShard> shards = strategy_->gradient_shards();
+    if (shards.empty()) return whole_gradients(*model_);
+    return gather_gradients(shards, world_);
+  }
+  void update(int64_t step) override {
+    strategy_->update([&] { optimizer_->step(run_->learning_rate(step)); });
+  }
+  std::vector<NamedTensor> parameters() override {
+    if (strategy_->has_whole_model()) return whole_parameters(*model_);
+    return gather_values(strategy_->gradient_shards());
+  }
+
+ private:
+  ParallelConfig parallel_of(const StrategyCase& strategy) const {
+    ParallelConfig parallel = run_->config.parallel;
+    parallel.strategy = std::string(name_of(strategy.strategy));
+    parallel.reshard = std::string(name_of(strategy.reshard));
+    parallel.replicas = strategy.num_replicas;
+    return parallel;
+  }
+
+  std::shared_ptr<const VerifiedRun> run_;
+  ProcessGroup world_;
+  int64_t num_parts_;
+  std::shared_ptr<Model> model_;
+  Batches batches_;
+  std::unique_ptr<Strategy> strategy_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+// Switches off what makes a step on ranks another than in one process, or rounds coarsely, and says
+// so.
+std::vector<std::string> make_comparable(Config& config) {
+  std::vector<std::string> remarks;
+  if (config.model.kind == "cnn" && config.model.dropout) {
+    config.model.dropout = false;
+    remarks.emplace_back("without dropout, which draws other numbers on each process");
+  }
+  const ParallelConfig plain;
+  if (config.run.autocast != "float32" || config.parallel.parameter_dtype != "float32" ||
+      config.parallel.reduce_dtype != "float32") {
+    config.run.autocast = "float32";
+    config.parallel.parameter_dtype = plain.parameter_dtype;
+    config.parallel.reduce_dtype = plain.reduce_dtype;
+    remarks.emplace_back("without bfloat16, whose rounding would hide a defect");
+  }
+  return remarks;
+}
+
+struct Prepared {
+  std::shared_ptr<const VerifiedRun> run;
+  std::vector<StrategyCase> cases;
+  int64_t num_steps = 0;
+  std::vector<std::string> remarks;
+};
+
+Prepared prepare(const Config& config, const VerifyRequest& request,
+                 const VerifySurroundings& surroundings) {
+  Prepared prepared;
+  Config comparable = config;
+  prepared.remarks = make_comparable(comparable);
+  auto task = open_task(comparable, surroundings.system.deadline_in(kTextSourceTimeout));
+  auto run = std::make_shared<VerifiedRun>(
+      VerifiedRun{.config = std::move(comparable),
+                  .dtype = request.dtype == "float64" ? at::kDouble : at::kFloat,
+                  .task = std::move(task)});
+  const int world_size = surroundings.world.world_size();
+  resolve_epochs(run->config, *make_training_loader(run->config, *run->task,
+                                                    surroundings.world.rank(), world_size));
+  prepared.num_steps = std::min(request.num_steps, run->config.run.steps);
+  prepared.cases = select_strategy_cases(
+      all_strategy_cases(world_size, std::max<int64_t>(2, config.run.accumulate)),
+      request.strategies, world_size);
+  prepared.run = std::move(run);
+  return prepared;
+}
+
+std::string conclusion(const VerifyReport& report, const VerifyRequest& request) {
+  const auto count = report.strategies.size();
+  const auto num_wrong = static_cast<size_t>(std::ranges::count_if(
+      report.strategies, [](const StrategyReport& strategy) { return !strategy.is_within(); }));
+  if (num_wrong == 0) {
+    return cadre::format("{} of {} strategies train as one process does\n", count, count);
+  }
+  std::string text =
+      cadre::format("{} of {} strategies do not train as one process does\n", num_wrong, count);
+  if (request.dtype == "float32") {
+    text +=
+        "  --dtype float64 tells rounding from a defect: rounding is a billion times smaller "
+        "there\n";
+  }
+  return text;
+}
+
+void introduce(const Prepared& prepared, const VerifyRequest& request,
+               const VerifySurroundings& surroundings) {
+  if (surroundings.world.rank() != 0) return;
+  const Config& config = prepared.run->config;
+  surroundings.print(cadre::format("{} of {} parameters on {}; {} steps of {} samples in {}\n",
+                                   config.model.kind, num_parameters(*prepared.run->make_model()),
+                                   prepared.run->task->data_text(), prepared.num_steps,
+                                   config.run.batch_size, request.dtype));
+  for (const std::string& remark : prepared.remarks) {
+    surroundings.print(cadre::format("  {}\n", remark));
+  }
+}
+
+void write_json(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::flush;
+  if (file) return;
+  throw Error(ErrorCode::kUnavailable, cadre::format("--json: {} cannot be written", path));
+}
+
+nlohmann::json json_of(const Deviation& deviation) {
+  nlohmann::json json = {{"difference", deviation.difference},
+                         {"bound", deviation.bound},
+                         {"step", deviation.step},
+                         {"rank", deviation.rank}};
+  if (!deviation.name.empty()) json["name"] = deviation.name;
+  return json;
+}
+
+}  // namespace
+
+std::string json_of(const VerifyReport& report, const VerifyRequest& request) {
+  nlohmann::json strategies = nlohmann::json::array();
+  for (const StrategyReport& strategy : report.strategies) {
+    nlohmann::json entry = {{"strategy", strategy.strategy}};
+    if (!strategy.error.empty()) {
+      entry["verdict"] = "failed";
+      entry["error"] = strategy.error;
+    } else {
+      entry["verdict"] = strategy.is_within() ? "within" : "deviates";
+      entry["loss"] = json_of(strategy.loss);
+      entry["gradients"] = json_of(strategy.gradients);
+      entry["parameters"] = json_of(strategy.parameters);
+    }
+    strategies.push_back(std::move(entry));
+  }
+  const nlohmann::json json = {{"world_size", report.world_size},
+                               {"num_steps", report.num_steps},
+                               {"dtype", request.dtype},
+                               {"is_within", report.is_within()},
+                               {"strategies", std::move(strategies)}};
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+VerifyReport verify_config(const Config& config, const VerifyRequest& request,
+                           const VerifySurroundings& surroundings) {
+  at::set_num_threads(static_cast<int>(config.run.threads));
+  const auto replicas = make_replica_group(surroundings.world);
+  const bool is_first = surroundings.world.rank() == 0;
+  Prepared prepared;
+  on_all_ranks(*replicas, [&] {
+    prepared = prepare(config, request, surroundings);
+    introduce(prepared, request, surroundings);
+  });
+  VerificationOptions options{.num_steps = prepared.num_steps};
+  options.progress = [&](std::string_view line) {
+    surroundings.print(cadre::format("  {}\n", line));
+  };
+  VerifyReport report;
+  try {
+    report = run_verification(
+        surroundings.world,
+        {.make_reference = [&] { return std::make_unique<PlainRun>(prepared.run); },
+         .make_training =
+             [&](const StrategyCase& strategy) {
+               return std::make_unique<StrategyRun>(prepared.run, surroundings.world, strategy);
+             }},
+        prepared.cases, options);
+  } catch (const Error& error) {
+    // All ranks have the same; a failure of the group is each rank's own.
+    if (error.code() == ErrorCode::kInvalidArgument) throw CommonError(error);
+    throw;
+  }
+  on_all_ranks(*replicas, [&] {
+    if (!is_first) return;
+    surroundings.print(cadre::format("\n{}\n{}", report.to_text(), conclusion(report, request)));
+    if (!request.json_path.empty()) write_json(request.json_path, json_of(report, request));
+  });
+  return report;
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,45 @@
+// Shows that a configuration trains the same model on the processes of a job, under every strategy,
+// as in one process.
+//
+// The reference is the plain model in one process with whole batches, the trainer's optimizer and
+// torch's clip_grad_norm_; what is compared with it is what `cadre train` runs: the trainer's
+// strategies, each process with its share of the same batches. Nothing is written but `json_path`.
+//
+// Threads: one. Blocking: collective; until every strategy has run. Lifetime: keeps nothing.
+// Errors: CommonError for a configuration or a request that cannot be; those of the group.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/group/process_group.h"
+#include "cadre/os/system.h"
+#include "cadre/train/config/config.h"
+#include "cadre/verify/verify_report.h"
+
+namespace cadre::train {
+
+struct VerifyRequest {
+  int64_t num_steps = 5;                     // at most those of the run
+  std::string dtype = "float32";             // or float64: of the whole computation
+  std::vector<std::string> strategies = {};  // see select_strategy_cases()
+  std::string json_path = {};                // the report for programs; empty: none
+};
+
+struct VerifySurroundings {
+  ProcessGroup world;
+  os::System& system;
+  std::function<void(std::string_view)> print;  // of rank 0 only
+};
+
+// Prints what it does, and the table.
+VerifyReport verify_config(const Config& config, const VerifyRequest& request,
+                           const VerifySurroundings& surroundings);
+
+// The report as a JSON object; a number that is NaN or infinite is null.
+std::string json_of(const VerifyReport& report, const VerifyRequest& request);
+
+}  // namespace cadre::train

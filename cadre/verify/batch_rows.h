@@ -1,0 +1,87 @@
+// The rows of a batch that belong to one rank, or to one part of its share.
+//
+// Threads: pure functions. Blocking: never. Lifetime: parts share the batch's memory.
+// Errors: kInvalidArgument where the tensors of a batch have different numbers of rows.
+// A batch is a tensor, a cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A
+// tensor of 0 dims has no rows: every part has it whole.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/data/dataset.h"
+#include "cadre/shard/flat_layout.h"
+#include "cadre/wrap/map_tensors.h"
+
+namespace cadre {
+
+template <typename B>
+concept BatchOfRows = std::is_same_v<B, Batch> || kHoldsReplaceableTensors<B>;
+
+template <BatchOfRows B, typename Function>
+void replace_batch_tensors(B& batch, Function&& function) {
+  if constexpr (std::is_same_v<B, Batch>) {
+    replace_tensors(batch.data, function);
+    replace_tensors(batch.target, function);
+  } else {
+    replace_tensors(batch, function);
+  }
+}
+
+template <BatchOfRows B>
+int64_t num_rows_of_batch(B batch) {
+  int64_t num_rows = -1;
+  std::vector<at::Tensor> tensors;
+  replace_batch_tensors(batch, [&tensors](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  });
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.dim() == 0) continue;
+    if (num_rows < 0) num_rows = tensor.size(0);
+    if (tensor.size(0) == num_rows) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("verify_strategies: make_batch() returned tensors of {} and of {} rows "
+                       "(size(0)); ranks divide a batch by rows, so all its tensors need the same "
+                       "number",
+                       num_rows, tensor.size(0)));
+  }
+  if (num_rows > 0) return num_rows;
+  throw Error(ErrorCode::kInvalidArgument,
+              "verify_strategies: make_batch() returned a batch without rows");
+}
+
+template <BatchOfRows B>
+B rows_of_batch(B batch, const FlatRange& rows) {
+  replace_batch_tensors(batch, [&rows](const at::Tensor& tensor) {
+    return tensor.dim() == 0 ? tensor : tensor.narrow(0, rows.begin, rows.size());
+  });
+  return batch;
+}
+
+// Floating-point tensors in `dtype`.
+template <BatchOfRows B>
+B cast_batch(B batch, at::ScalarType dtype) {
+  replace_batch_tensors(batch, [dtype](const at::Tensor& tensor) {
+    return tensor.is_floating_point() ? tensor.to(dtype) : tensor;
+  });
+  return batch;
+}
+
+// Part `index` of `count` consecutive parts of rows, whose sizes differ by one at most; the last is
+// the largest.
+struct RowsPart {
+  int64_t index;
+  int64_t count;
+};
+inline FlatRange rows_of_part(const FlatRange& rows, const RowsPart& part) {
+  return {.begin = rows.begin + rows.size() * part.index / part.count,
+          .end = rows.begin + rows.size() * (part.index + 1) / part.count};
+}
+
+}  // namespace cadre

@@ -1,0 +1,388 @@
+#include "cadre/verify/reference_run.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/sign.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/rank_agreement.h"
+#include "cadre/verify/user_errors.h"
+#include "cadre/wrap/replica_check.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+namespace {
+
+constexpr const char* kVerifier = "verify_strategies";
+// A gradient's scale is at least this share of the largest gradient.
+constexpr double kShareOfLargestGradient = 0.01;
+
+// Of float32: how much a disturbed training is disturbed, by what its differences are multiplied,
+// and what no bound exceeds.
+constexpr double kDisturbedShareOfBound = 0.1;
+constexpr double kDisturbedRoundings = 4 * 0x1p-24;
+constexpr double kDisturbanceFactor = 4;
+constexpr double kLargestBound = 1e-2;
+
+double largest(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.numel() > 0 ? tensor.abs().max().item<double>() : 0;
+}
+
+double default_bound(at::ScalarType dtype, const std::string& name) {
+  if (dtype == at::kDouble) return 1e-10;
+  if (dtype == at::kFloat) return 1e-5;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: parameter \"{}\" has dtype {}, for which there are no default bounds: "
+                     "give bounds.loss, bounds.gradients and bounds.parameters, or verify in "
+                     "float64 (options.dtype)",
+                     kVerifier, name, c10::toString(dtype)));
+}
+
+// What the differences of gradients are shares of, by parameter.
+std::vector<double> scales_of(const std::vector<NamedTensor>& gradients) {
+  std::vector<double> scales;
+  for (const NamedTensor& gradient : gradients) scales.push_back(largest(gradient.tensor));
+  const double largest_of_all = *std::ranges::max_element(scales);
+  for (double& scale : scales) {
+    scale = std::max(scale, kShareOfLargestGradient * largest_of_all);
+  }
+  return scales;
+}
+
+double enlarged(double bound, double difference) {
+  if (!(difference * kDisturbanceFactor <= kLargestBound)) return std::max(bound, kLargestBound);
+  return std::max(bound, difference * kDisturbanceFactor);
+}
+
+// The same training once more, from parameters and with gradients that are off by some roundings at
+// random: how far it comes from the reference shows what rounding makes of this model.
+class DisturbedTraining {
+ public:
+  explicit DisturbedTraining(std::unique_ptr<ReferenceTraining> training)
+      : training_(std::move(training)),
+        generator_(at::make_generator<at::CPUGeneratorImpl>(kSeed)) {
+    const at::NoGradGuard no_grad;
+    for (NamedTensor& parameter : training_->parameters()) {
+      parameter.tensor.mul_(1 + kDisturbedRoundings * noise(parameter.tensor));
+    }
+  }
+
+  // The next step; the loss as a share of the reference's, and gradients, differ by so much.
+  struct Differences {
+    double loss = 0;
+    std::vector<double> gradients = {};
+  };
+  Differences backward(int64_t step, double loss, const std::vector<NamedTensor>& gradients) {
+    const at::NoGradGuard no_grad;
+    Differences differences;
+    {
+      const at::AutoGradMode with_grad(true);
+      differences.loss = std::abs(training_->backward(step) - loss) / std::abs(loss);
+    }
+    const std::vector<double> scales = scales_of(gradients);
+    const std::vector<NamedTensor> own = training_->gradients();
+    for (size_t i = 0; i < own.size(); ++i) {
+      const bool is_compared = own[i].tensor.defined() && gradients[i].tensor.defined();
+      differences.gradients.push_back(is_compared && scales[i] > 0
+                                          ? largest(own[i].tensor - gradients[i].tensor) / scales[i]
+                                          : 0);
+    }
+    return differences;
+  }
+
+  // bounds: of the gradients, as shares of the scales.
+  void update(int64_t step, const std::vector<double>& bounds) {
+    {
+      const at::NoGradGuard no_grad;
+      const std::vector<NamedTensor> own = training_->gradients();
+      const std::vector<double> scales = scales_of(own);
+      for (size_t i = 0; i < own.size(); ++i) {
+        at::Tensor gradient = own[i].tensor;
+        if (!gradient.defined()) continue;
+        // A gradient of 0 is exact: of a row of an embedding that no sample uses.
+        const at::Tensor is_used = gradient.ne(0).to(gradient.scalar_type());
+        gradient.add_(noise(gradient) * is_used, kDisturbedShareOfBound * bounds[i] * scales[i]);
+      }
+    }
+    training_->update(step);
+  }
+
+ private:
+  static constexpr uint64_t kSeed = 1;
+
+  // Uniform in [-1, 1).
+  at::Tensor noise(const at::Tensor& like) {
+    return at::empty(like.sizes(), like.options().requires_grad(false)).uniform_(-1, 1, generator_);
+  }
+
+  std::unique_ptr<ReferenceTraining> training_;
+  at::Generator generator_;
+};
+
+// The reference's optimizer on parameters of its own, with gradients that differ from the
+// reference's by their bound in one of four directions.
+class PerturbedUpdates {
+ public:
+  PerturbedUpdates(ReferenceTraining& reference, const std::vector<NamedTensor>& initial) {
+    for (size_t k = 0; k < kNumDirections; ++k) {
+      Copy& copy = copies_.emplace_back();
+      for (const NamedTensor& parameter : initial) {
+        copy.parameters.push_back(
+            {parameter.name, parameter.tensor.detach().clone().requires_grad_(true)});
+      }
+      copy.rule = reference.rule_for(copy.parameters);
+    }
+  }
+
+  void update(int64_t step, std::span<const ReferenceTensor> gradients) {
+    for (size_t k = 0; k < kNumDirections; ++k) {
+      Copy& copy = copies_[k];
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        at::Tensor parameter = copy.parameters[i].tensor;
+        parameter.mutable_grad() = perturbed(gradients[i], k);
+      }
+      copy.rule->update(step);
+    }
+  }
+
+  // Twice the largest difference that any direction has made of parameter i.
+  at::Tensor bounds(size_t i, const at::Tensor& reference) const {
+    const at::NoGradGuard no_grad;
+    at::Tensor bounds = at::zeros_like(reference);
+    for (const Copy& copy : copies_) {
+      bounds = at::maximum(bounds, (copy.parameters[i].tensor - reference).abs());
+    }
+    return 2 * bounds;
+  }
+
+ private:
+  static constexpr size_t kNumDirections = 4;
+  struct Copy {
+    std::vector<NamedTensor> parameters;
+    std::unique_ptr<UpdateRule> rule;
+  };
+
+  static at::Tensor perturbed(const ReferenceTensor& gradient, size_t direction) {
+    if (!gradient.values.defined()) return {};
+    const at::NoGradGuard no_grad;
+    const double by = (direction % 2 == 0 ? 1 : -1) * gradient.bound * gradient.scale;
+    if (direction < 2) return gradient.values + by;
+    return gradient.values + at::sign(gradient.values) * by;
+  }
+
+  std::vector<Copy> copies_;
+};
+
+class ReferenceRecorder {
+ public:
+  ReferenceRecorder(const ProcessGroup& world, const VerificationProgram& program,
+                    const VerificationOptions& options)
+      : options_(options),
+        world_(world),
+        agreement_(world, options.step_timeout),
+        replicas_(make_replica_group(world)) {
+    const Status made = as_status([&] {
+      training_ = program.make_reference();
+      if (world.rank() == 0 && !is_all_given(options.bounds) && has_float32(*training_)) {
+        disturbed_.emplace(program.make_reference());
+      }
+    });
+    agree(made);
+    parameters_ = training_->parameters();
+    check_replicas_match(kVerifier, {.parameters = parameters_, .buffers = {}}, *replicas_);
+    for (NamedTensor& parameter : parameters_) {
+      run_.names.push_back(parameter.name);
+      parameter.tensor = parameter.tensor.detach().clone();
+    }
+    broadcast_tensors(parameters_, 0, *replicas_);
+    choose_bounds();
+    if (!options.bounds.parameters && has_float32(*training_)) {
+      perturbed_.emplace(*training_, parameters_);
+    }
+  }
+
+  ReferenceRun run() {
+    for (int64_t step = 1; step <= options_.num_steps; ++step) record(step);
+    return std::move(run_);
+  }
+
+ private:
+  // Throws on all ranks what one has.
+  void agree(const Status& own) const {
+    const auto outcome =
+        agreement_.gather(own.ok() ? Result<std::string>(std::string()) : own.error());
+    if (!outcome.ok()) throw outcome.error().with_context("the training of one process");
+  }
+
+  bool is_first() const { return world_.rank() == 0; }
+
+  static bool is_all_given(const VerifyBounds& bounds) {
+    return bounds.loss && bounds.gradients && bounds.parameters;
+  }
+
+  static bool has_float32(ReferenceTraining& training) {
+    return std::ranges::any_of(training.parameters(), [](const NamedTensor& parameter) {
+      return parameter.tensor.scalar_type() == at::kFloat;
+    });
+  }
+
+  void choose_bounds() {
+    for (const NamedTensor& parameter : parameters_) {
+      const auto choose = [&](const std::optional<double>& given) {
+        return given ? *given : default_bound(parameter.tensor.scalar_type(), parameter.name);
+      };
+      gradient_bounds_.push_back(choose(options_.bounds.gradients));
+      parameter_bounds_.push_back(choose(options_.bounds.parameters));
+      loss_bound_ = std::max(loss_bound_, choose(options_.bounds.loss));
+    }
+  }
+
+  void record(int64_t step) {
+    double loss = 0;
+    std::vector<NamedTensor> gradients = parameters_;  // of the same sizes
+    std::vector<NamedTensor> parameters;
+    StepBounds bounds{.loss = 0, .gradients = gradient_bounds_};
+    const Status computed = as_status([&] {
+      if (!is_first()) return;
+      loss = training_->backward(step);
+      check_loss(step, loss);
+      gradients = copies(training_->gradients());
+      bounds = bounds_of(step, loss, gradients);
+      training_->update(step);
+      parameters = copies(training_->parameters());
+    });
+    agree(computed);
+    if (!is_first()) {
+      for (NamedTensor& gradient : gradients) gradient.tensor = at::empty_like(gradient.tensor);
+      parameters = copies(parameters_);
+    }
+    send(loss, gradients, bounds);
+    broadcast_tensors(parameters, 0, *replicas_);
+    ReferenceStep& recorded = run_.steps.emplace_back();
+    recorded.loss = loss;
+    recorded.loss_bound = bounds.loss;
+    add_gradients(recorded, gradients, bounds);
+    add_parameters(recorded, step, parameters);
+  }
+
+  struct StepBounds {
+    double loss = 0;
+    std::vector<double> gradients;
+  };
+
+  // On rank 0.
+  StepBounds bounds_of(int64_t step, double loss, const std::vector<NamedTensor>& gradients) {
+    StepBounds bounds{.loss = loss_bound_, .gradients = gradient_bounds_};
+    if (!disturbed_) return bounds;
+    const auto differences = disturbed_->backward(step, loss, gradients);
+    disturbed_->update(step, gradient_bounds_);
+    if (!options_.bounds.loss) bounds.loss = enlarged(bounds.loss, differences.loss);
+    if (options_.bounds.gradients) return bounds;
+    for (size_t i = 0; i < bounds.gradients.size(); ++i) {
+      if (parameters_[i].tensor.scalar_type() != at::kFloat) continue;
+      bounds.gradients[i] = enlarged(bounds.gradients[i], differences.gradients[i]);
+    }
+    return bounds;
+  }
+
+  static std::vector<NamedTensor> copies(std::vector<NamedTensor> tensors) {
+    for (NamedTensor& tensor : tensors) {
+      if (tensor.tensor.defined()) tensor.tensor = tensor.tensor.detach().clone();
+    }
+    return tensors;
+  }
+
+  static void check_loss(int64_t step, double loss) {
+    if (std::isfinite(loss)) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("the loss of step {} is {}: there is nothing to compare with. Check the "
+                       "model, its data and the learning rate",
+                       step, loss));
+  }
+
+  // Rank 0's on all ranks: the loss, which gradients are defined, and those; the bounds.
+  void send(double& loss, std::vector<NamedTensor>& gradients, StepBounds& bounds) const {
+    const size_t count = gradients.size();
+    const at::Tensor head = at::empty({static_cast<int64_t>(2 * count + 2)}, at::kDouble);
+    auto* values = head.mutable_data_ptr<double>();
+    auto* of_gradients = values + 2;
+    values[0] = loss;
+    values[1] = bounds.loss;
+    for (size_t i = 0; i < count; ++i) {
+      of_gradients[2 * i] = gradients[i].tensor.defined() ? 1 : 0;
+      of_gradients[2 * i + 1] = bounds.gradients[i];
+    }
+    replicas_->broadcast(head, 0);
+    loss = values[0];
+    bounds.loss = values[1];
+    std::vector<NamedTensor> sent;
+    for (size_t i = 0; i < count; ++i) {
+      bounds.gradients[i] = of_gradients[2 * i + 1];
+      at::Tensor& gradient = gradients[i].tensor;
+      if (of_gradients[2 * i] == 0) {
+        gradient = at::Tensor();
+        continue;
+      }
+      gradient = gradient.contiguous();
+      sent.push_back(gradients[i]);
+    }
+    broadcast_tensors(sent, 0, *replicas_);
+  }
+
+  static void add_gradients(ReferenceStep& recorded, const std::vector<NamedTensor>& gradients,
+                            const StepBounds& bounds) {
+    const std::vector<double> scales = scales_of(gradients);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      recorded.gradients.push_back(
+          {.values = gradients[i].tensor, .scale = scales[i], .bound = bounds.gradients[i]});
+    }
+  }
+
+  void add_parameters(ReferenceStep& recorded, int64_t step,
+                      const std::vector<NamedTensor>& parameters) {
+    if (perturbed_) perturbed_->update(step, recorded.gradients);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& values = parameters[i].tensor;
+      ReferenceTensor& parameter = recorded.parameters.emplace_back(ReferenceTensor{
+          .values = values, .scale = largest(values), .bound = parameter_bounds_[i]});
+      if (!perturbed_ || values.scalar_type() != at::kFloat || parameter.scale == 0) continue;
+      parameter.bounds =
+          (perturbed_->bounds(i, values) / parameter.scale).clamp_min_(parameter.bound);
+    }
+  }
+
+  const VerificationOptions& options_;
+  ProcessGroup world_;
+  RankAgreement agreement_;
+  std::shared_ptr<ReplicaGroup> replicas_;
+  std::unique_ptr<ReferenceTraining> training_;
+  std::vector<NamedTensor> parameters_;  // before the first step
+  std::vector<double> gradient_bounds_;  // by parameter
+  std::vector<double> parameter_bounds_;
+  double loss_bound_ = 0;
+  std::optional<DisturbedTraining> disturbed_;  // of rank 0
+  std::optional<PerturbedUpdates> perturbed_;
+  ReferenceRun run_;
+};
+
+}  // namespace
+
+ReferenceRun run_reference(const ProcessGroup& world, const VerificationProgram& program,
+                           const VerificationOptions& options) {
+  return ReferenceRecorder(world, program, options).run();
+}
+
+}  // namespace cadre

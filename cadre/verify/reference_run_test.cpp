@@ -1,0 +1,169 @@
+// The bounds that follow from a reference, and what a comparison keeps of several deviations.
+#include "cadre/verify/reference_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/verify/comparison.h"
+
+namespace cadre {
+namespace {
+
+using at::Tensor;
+
+constexpr double kRate = 0.1;
+
+template <typename Optimizer>
+struct ScriptedRule final : UpdateRule {
+  template <typename Options>
+  ScriptedRule(std::vector<Tensor> parameters, const Options& options)
+      : optimizer(std::move(parameters), options) {}
+  void update(int64_t /*step*/) override { optimizer.step(); }
+  Optimizer optimizer;
+};
+
+// One parameter "p", which gets the same gradient in each step.
+template <typename Optimizer, typename Options>
+struct Scripted final : ReferenceTraining {
+  Scripted(const Tensor& initial, Tensor given, Options given_options)
+      : parameter(initial.clone().requires_grad_(true)),
+        gradient(std::move(given)),
+        options(std::move(given_options)),
+        rule({parameter}, options) {}
+  double backward(int64_t /*step*/) override {
+    parameter.mutable_grad() = gradient.clone();
+    return 1;
+  }
+  std::vector<NamedTensor> gradients() override { return {{"p", parameter.grad()}}; }
+  void update(int64_t step) override { rule.update(step); }
+  std::vector<NamedTensor> parameters() override { return {{"p", parameter}}; }
+  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+    return std::make_unique<ScriptedRule<Optimizer>>(std::vector<Tensor>{parameters[0].tensor},
+                                                     options);
+  }
+  Tensor parameter;
+  Tensor gradient;
+  Options options;
+  ScriptedRule<Optimizer> rule;
+};
+
+template <typename Optimizer, typename Options>
+ReferenceRun run_scripted(at::ScalarType dtype, const Options& options) {
+  const Tensor initial = torch::tensor({1.0, -0.5, 0.25}, dtype);
+  const Tensor gradient = torch::tensor({2.0, 1e-7, 0.0}, dtype);
+  ReferenceRun run;
+  const auto result = testing::run_groups(1, [&](const ProcessGroup& group) {
+    const VerificationOptions verification{.num_steps = 2};
+    run = run_reference(group,
+                        {.make_reference =
+                             [&] {
+                               return std::make_unique<Scripted<Optimizer, Options>>(
+                                   initial, gradient, options);
+                             },
+                         .make_training = {}},
+                        verification);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return run;
+}
+
+TEST(ReferenceRun, InFloat64BoundsAreSharesOfTheLargestValue) {
+  const ReferenceRun run = run_scripted<torch::optim::AdamW>(
+      torch::kDouble, torch::optim::AdamWOptions(kRate).weight_decay(0));
+  ASSERT_EQ(run.steps.size(), 2U);
+  EXPECT_EQ(run.steps[0].loss_bound, 1e-10);
+  EXPECT_EQ(run.steps[0].gradients[0].scale, 2);
+  EXPECT_EQ(run.steps[0].gradients[0].bound, 1e-10);
+  EXPECT_NEAR(run.steps[0].parameters[0].scale, 1 - kRate, 1e-6);
+  EXPECT_FALSE(run.steps[1].parameters[0].bounds.defined());
+}
+
+// A gradient of 1e-7 may differ by 2e-5, so the sign of AdamW's update is not known.
+TEST(ReferenceRun, InFloat32AnElementMayDifferByWhatItsUpdateMakesOfTheGradientsBound) {
+  const ReferenceRun run = run_scripted<torch::optim::AdamW>(
+      torch::kFloat, torch::optim::AdamWOptions(kRate).weight_decay(0));
+  const ReferenceTensor& first = run.steps[0].parameters[0];
+  ASSERT_TRUE(first.bounds.defined());
+  const Tensor absolute = first.bounds * first.scale;
+  EXPECT_NEAR(absolute[0].item<double>(), 1e-5 * first.scale, 1e-6);
+  EXPECT_GT(absolute[1].item<double>(), 2 * kRate);  // up or down
+  EXPECT_LT(absolute[1].item<double>(), 4.1 * kRate);
+  EXPECT_GT(absolute[2].item<double>(), 1.9 * kRate);
+  // It adds up.
+  const ReferenceTensor& second = run.steps[1].parameters[0];
+  EXPECT_GT((second.bounds * second.scale)[1].item<double>(), 1.5 * absolute[1].item<double>());
+}
+
+TEST(ReferenceRun, AnUpdateThatIsLinearInTheGradientKeepsTheShare) {
+  const ReferenceRun run =
+      run_scripted<torch::optim::SGD>(torch::kFloat, torch::optim::SGDOptions(kRate));
+  const ReferenceTensor& last = run.steps[1].parameters[0];
+  EXPECT_NEAR((last.bounds * last.scale).max().item<double>(), 1e-5, 1e-5);
+}
+
+ReferenceRun one_tensor(double scale) {
+  ReferenceRun run{.names = {"p"}, .steps = {}};
+  for (int step = 0; step < 3; ++step) {
+    run.steps.push_back(
+        {.loss = 2,
+         .loss_bound = 0.1,
+         .gradients = {{.values = torch::full({2}, scale), .scale = scale, .bound = 0.1}},
+         .parameters = {}});
+  }
+  return run;
+}
+
+std::vector<NamedTensor> gradient_of(double first, double second) {
+  return {{"p", torch::tensor({first, second}, torch::kDouble)}};
+}
+
+TEST(Comparison, KeepsTheLargestShareUpToTheFirstStepThatExceeds) {
+  const ReferenceRun run = one_tensor(10);
+  Comparison comparison(run, 3);
+  comparison.add_gradients(1, gradient_of(10, 10.5));
+  EXPECT_NEAR(comparison.gradients().deviation.difference, 0.05, 1e-12);
+  EXPECT_EQ(comparison.gradients().deviation.rank, 3);
+  EXPECT_EQ(comparison.gradients().deviation.name, "p");
+  comparison.add_gradients(2, gradient_of(12, 10));
+  comparison.add_gradients(3, gradient_of(90, 10));
+  EXPECT_EQ(comparison.gradients().deviation.step, 2);
+  EXPECT_NEAR(comparison.gradients().deviation.difference, 0.2, 1e-12);
+  EXPECT_FALSE(comparison.gradients().deviation.is_within());
+}
+
+TEST(Comparison, NaNAndValuesWhereAllAreZeroExceedEveryBound) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const ReferenceRun run = one_tensor(10);
+  Comparison of_nan(run, 0);
+  of_nan.add_gradients(1, gradient_of(10, nan));
+  of_nan.add_loss(1, nan);
+  EXPECT_TRUE(std::isnan(of_nan.gradients().deviation.difference));
+  EXPECT_FALSE(of_nan.gradients().deviation.is_within());
+  EXPECT_FALSE(of_nan.loss().deviation.is_within());
+  const ReferenceRun zeros = one_tensor(0);
+  Comparison of_zeros(zeros, 0);
+  of_zeros.add_gradients(1, gradient_of(0, 0));
+  EXPECT_TRUE(of_zeros.gradients().deviation.is_within());
+  of_zeros.add_gradients(2, gradient_of(0, 1e-30));
+  EXPECT_FALSE(of_zeros.gradients().deviation.is_within());
+}
+
+TEST(Comparison, AGradientThatIsMissingCountsAsZeros) {
+  const ReferenceRun run = one_tensor(10);
+  Comparison comparison(run, 0);
+  comparison.add_gradients(1, std::vector<NamedTensor>{{"p", Tensor()}});
+  EXPECT_EQ(comparison.gradients().deviation.difference, 1);
+}
+
+}  // namespace
+}  // namespace cadre

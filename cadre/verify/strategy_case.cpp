@@ -1,0 +1,100 @@
+#include "cadre/verify/strategy_case.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+constexpr std::array kReshards{Reshard::kAfterForward, Reshard::kAfterBackward,
+                               Reshard::kAfterReduction};
+
+bool is_sharded(VerifiedStrategy strategy) {
+  return strategy == VerifiedStrategy::kFsdp || strategy == VerifiedStrategy::kHsdp;
+}
+
+bool selects(std::string_view word, std::string_view name) {
+  if (!name.starts_with(word)) return false;
+  return name.size() == word.size() || name[word.size()] == '/' || name[word.size()] == '-';
+}
+
+}  // namespace
+
+std::string_view name_of(VerifiedStrategy strategy) {
+  constexpr std::array<std::string_view, 5> kNames{"ddp", "zero1", "zero2", "fsdp", "hsdp"};
+  return kNames[static_cast<size_t>(strategy)];
+}
+
+std::string_view name_of(Reshard reshard) {
+  constexpr std::array<std::string_view, 3> kNames{"after_forward", "after_backward",
+                                                   "after_reduction"};
+  return kNames[static_cast<size_t>(reshard)];
+}
+
+std::string name_of(const StrategyCase& strategy, int world_size) {
+  std::string name(name_of(strategy.strategy));
+  if (strategy.strategy == VerifiedStrategy::kHsdp) {
+    name += format("-{}x{}", strategy.num_replicas, world_size / strategy.num_replicas);
+  }
+  if (is_sharded(strategy.strategy)) name += format("/{}", name_of(strategy.reshard));
+  if (strategy.num_parts > 1) name += "/accumulate";
+  return name;
+}
+
+std::vector<StrategyCase> all_strategy_cases(int world_size, int64_t num_parts) {
+  std::vector<StrategyCase> whole;
+  for (const auto strategy :
+       {VerifiedStrategy::kDdp, VerifiedStrategy::kZero1, VerifiedStrategy::kZero2}) {
+    whole.push_back({.strategy = strategy});
+  }
+  for (const Reshard reshard : kReshards) {
+    whole.push_back({.strategy = VerifiedStrategy::kFsdp, .reshard = reshard});
+  }
+  for (int replicas = 2; replicas < world_size; ++replicas) {
+    if (world_size % replicas != 0) continue;
+    for (const Reshard reshard : kReshards) {
+      whole.push_back(
+          {.strategy = VerifiedStrategy::kHsdp, .reshard = reshard, .num_replicas = replicas});
+    }
+  }
+  std::vector<StrategyCase> cases;
+  for (const StrategyCase& strategy : whole) {
+    cases.push_back(strategy);
+    if (num_parts == 1) continue;
+    cases.push_back(strategy);
+    cases.back().num_parts = num_parts;
+  }
+  return cases;
+}
+
+std::vector<StrategyCase> select_strategy_cases(std::span<const StrategyCase> cases,
+                                                std::span<const std::string> words,
+                                                int world_size) {
+  if (words.empty()) return {cases.begin(), cases.end()};
+  std::vector<bool> is_selected(cases.size());
+  for (const std::string& word : words) {
+    bool selects_any = false;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      if (!selects(word, name_of(cases[i], world_size))) continue;
+      is_selected[i] = selects_any = true;
+    }
+    if (selects_any) continue;
+    std::string names;
+    for (const StrategyCase& strategy : cases) {
+      names += (names.empty() ? "" : ", ") + name_of(strategy, world_size);
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                format("no strategy \"{}\" for {} {}; there are: {}", word, world_size,
+                       world_size == 1 ? "process" : "processes", names));
+  }
+  std::vector<StrategyCase> selected;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (is_selected[i]) selected.push_back(cases[i]);
+  }
+  return selected;
+}
+
+}  // namespace cadre

@@ -1,0 +1,48 @@
+// One way to train a model on ranks that a verification tries: a strategy with its settings.
+//
+// Threads: plain values. Blocking: never. Errors: kInvalidArgument with the names that exist.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/parallel/fsdp/options.h"
+
+namespace cadre {
+
+enum class VerifiedStrategy : uint8_t { kDdp, kZero1, kZero2, kFsdp, kHsdp };
+
+struct StrategyCase {
+  VerifiedStrategy strategy = VerifiedStrategy::kDdp;
+  Reshard reshard = Reshard::kAfterForward;  // of kFsdp and kHsdp
+  int num_replicas = 1;                      // of kHsdp: the size of the mesh's first axis
+  // Each rank's share of a batch is cut into so many parts, whose gradients are accumulated under
+  // no_sync().
+  int64_t num_parts = 1;
+
+  friend bool operator==(const StrategyCase&, const StrategyCase&) = default;
+};
+
+// "ddp", "zero1", "zero2", "fsdp", "hsdp".
+CADRE_EXPORT std::string_view name_of(VerifiedStrategy strategy);
+// "after_forward", "after_backward", "after_reduction".
+CADRE_EXPORT std::string_view name_of(Reshard reshard);
+// "zero2", "fsdp/after_forward", "hsdp-2x4/after_backward/accumulate": the shape of hsdp's mesh is
+// (replicas, shards) for `world_size` ranks.
+CADRE_EXPORT std::string name_of(const StrategyCase& strategy, int world_size);
+
+// Every case for so many ranks: hsdp for each two factors above 1; each case with one part, and
+// with `num_parts`.
+CADRE_EXPORT std::vector<StrategyCase> all_strategy_cases(int world_size, int64_t num_parts);
+
+// The cases that a word selects: a whole name, or the beginning of one up to a "/" or, for "hsdp",
+// up to "-". Without words all of them. Every word selects a case, or the error lists the names.
+CADRE_EXPORT std::vector<StrategyCase> select_strategy_cases(std::span<const StrategyCase> cases,
+                                                             std::span<const std::string> words,
+                                                             int world_size);
+
+}  // namespace cadre

@@ -1,0 +1,251 @@
+// The trainings of a user's module that a verification compares: plain, and under each wrapper.
+//
+// Threads: one. Blocking: constructors and methods of those on ranks are collective. Lifetime: keep
+// the program, the module and the group. Errors: those of the wrappers and of the user's functions.
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/shard/gather_shards.h"
+#include "cadre/shard/sharded_norm.h"
+#include "cadre/verify/stepped_training.h"
+#include "cadre/verify/strategy_case.h"
+#include "cadre/verify/verify_program.h"
+
+namespace cadre {
+
+// Of the module's own parameters.
+CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
+CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
+
+// The sum over ranks of `rows` times `loss`, over that of `rows`; a rank without rows does not
+// count. Collective.
+CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
+
+template <typename Program>
+class PlainTraining final : public ReferenceTraining {
+ public:
+  explicit PlainTraining(const std::shared_ptr<Program>& program)
+      : program_(program),
+        model_(program->module()),
+        optimizer_(model_->parameters(), program->optimizer) {}
+
+  double backward(int64_t step) override {
+    optimizer_.zero_grad();
+    const auto rows = program_->batch(step);
+    (void)num_rows_of_batch(rows);  // refuses a batch that ranks could not divide
+    const at::Tensor loss = program_->loss_of(model_, rows);
+    loss.backward();
+    if (const auto limit = program_->options.clip_norm) {
+      torch::nn::utils::clip_grad_norm_(model_->parameters(), *limit);
+    }
+    return loss.template item<double>();
+  }
+  std::vector<NamedTensor> gradients() override { return whole_gradients(*model_.module()); }
+  void update(int64_t /*step*/) override { optimizer_.step(); }
+  std::vector<NamedTensor> parameters() override { return whole_parameters(*model_.module()); }
+
+  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+    std::vector<at::Tensor> tensors;
+    for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
+    return std::make_unique<Rule>(std::move(tensors), program_->optimizer);
+  }
+
+ private:
+  using Optimizer = typename Program::PlainOptimizer;
+
+  class Rule final : public UpdateRule {
+   public:
+    template <typename Options>
+    Rule(std::vector<at::Tensor> parameters, const Options& options)
+        : optimizer_(std::move(parameters), options) {}
+    void update(int64_t /*step*/) override { optimizer_.step(); }
+
+   private:
+    Optimizer optimizer_;
+  };
+
+  std::shared_ptr<Program> program_;
+  PlainModel<typename Program::Module> model_;
+  Optimizer optimizer_;
+};
+
+// What the wrappers have in common: this rank's share of a batch, in parts.
+template <typename Program, typename Wrapper>
+class WrappedTraining : public SteppedTraining {
+ public:
+  double backward(int64_t step) override {
+    optimizer().zero_grad();
+    const auto batch = program_->batch(step);
+    const FlatRange share = rows_of_part({.begin = 0, .end = num_rows_of_batch(batch)},
+                                         {.index = world_.rank(), .count = world_.world_size()});
+    double mean = 0;
+    for (int64_t part = 0; part < num_parts_; ++part) {
+      const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts_});
+      const bool is_last = part + 1 == num_parts_;
+      // The last part reduces, so it runs on every rank, rows or not.
+      if (rows.size() == 0 && !is_last) continue;
+      std::optional<NoSync> no_sync;
+      if (!is_last) no_sync.emplace(model_.no_sync());
+      at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows));
+      if (rows.size() < share.size()) {
+        loss = loss * (static_cast<double>(rows.size()) / static_cast<double>(share.size()));
+      }
+      loss.backward();
+      mean += loss.template item<double>();
+    }
+    if (const auto limit = program_->options.clip_norm) clip_grad_norm_(model_, *limit);
+    return mean_over_rows(mean, share.size(), world_);
+  }
+  void update(int64_t /*step*/) override { optimizer().step(); }
+
+ protected:
+  template <typename Ranks, typename Options>
+  WrappedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+                  const StrategyCase& strategy, const Ranks& ranks, const Options& options)
+      : program_(program),
+        world_(world),
+        num_parts_(strategy.num_parts),
+        model_(program->module(), ranks, options) {}
+
+  virtual torch::optim::Optimizer& optimizer() = 0;
+
+  std::shared_ptr<Program> program_;
+  ProcessGroup world_;
+  int64_t num_parts_;
+  Wrapper model_;
+};
+
+// ddp: the optimizer is the same on every rank.
+template <typename Program>
+using DdpTraining = WrappedTraining<Program, DistributedDataParallel<typename Program::Module>>;
+
+template <typename Program>
+class ReplicatedTraining final : public DdpTraining<Program> {
+ public:
+  ReplicatedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+                     const StrategyCase& strategy)
+      : DdpTraining<Program>(program, world, strategy, program->options.make_replicas(world),
+                             DistributedDataParallelOptions{}),
+        optimizer_(this->model_.parameters(), program->optimizer) {}
+
+  std::vector<NamedTensor> gradients() override { return whole_gradients(*this->model_.module()); }
+  std::vector<NamedTensor> parameters() override {
+    return whole_parameters(*this->model_.module());
+  }
+
+ private:
+  torch::optim::Optimizer& optimizer() override { return optimizer_; }
+
+  typename Program::RankOptimizer optimizer_;
+};
+
+// zero1 with gradients whole, zero2 with those of the shards.
+template <typename Program>
+class ZeroTraining final : public DdpTraining<Program> {
+ public:
+  // ranks: a ProcessGroup, or for zero1 a ReplicaGroup.
+  template <typename Ranks>
+  ZeroTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+               const StrategyCase& strategy, const Ranks& ranks)
+      : DdpTraining<Program>(program, world, strategy, ranks, options_of(strategy)),
+        has_shards_(strategy.strategy == VerifiedStrategy::kZero2),
+        optimizer_(this->model_, program->optimizer) {}
+
+  std::vector<NamedTensor> gradients() override {
+    if (!has_shards_) return whole_gradients(*this->model_.module());
+    return gather_gradients(this->model_.parameter_shards(), this->world_);
+  }
+  std::vector<NamedTensor> parameters() override {
+    optimizer_.wait();
+    return whole_parameters(*this->model_.module());
+  }
+
+ private:
+  static DistributedDataParallelOptions options_of(const StrategyCase& strategy) {
+    return {.gradients = strategy.strategy == VerifiedStrategy::kZero2
+                             ? GradientPlacement::kSharded
+                             : GradientPlacement::kReplicated};
+  }
+  torch::optim::Optimizer& optimizer() override { return optimizer_; }
+
+  bool has_shards_;
+  ZeroRedundancyOptimizer<typename Program::RankOptimizer> optimizer_;
+};
+
+// fsdp and hsdp.
+template <typename Program>
+using FsdpTraining = WrappedTraining<Program, FullyShardedDataParallel<typename Program::Module>>;
+
+template <typename Program>
+class ShardedTraining final : public FsdpTraining<Program> {
+ public:
+  ShardedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+                  const StrategyCase& strategy)
+      : FsdpTraining<Program>(
+            program, world, strategy, groups_of(*program, world, strategy),
+            FullyShardedDataParallelOptions{.reshard = strategy.reshard,
+                                            .wrap_policy = program->options.wrap_policy}),
+        optimizer_(this->model_.parameters(), program->optimizer) {}
+
+  std::vector<NamedTensor> gradients() override {
+    return gather_gradients(this->model_.parameter_shards(), this->world_);
+  }
+  std::vector<NamedTensor> parameters() override {
+    return gather_values(this->model_.parameter_shards());
+  }
+
+ private:
+  static ShardGroups groups_of(const Program& program, const ProcessGroup& world,
+                               const StrategyCase& strategy) {
+    const auto& make_replicas = program.options.make_replicas;
+    if (strategy.strategy == VerifiedStrategy::kFsdp) {
+      ShardGroups groups = ShardGroups::of(world);
+      groups.all = make_replicas(world);
+      return groups;
+    }
+    const int num_replicas = strategy.num_replicas;
+    const DeviceMesh mesh(
+        world, {{"replicate", num_replicas}, {"shard", world.world_size() / num_replicas}});
+    ShardGroups groups = ShardGroups::of(mesh);
+    groups.all = make_replicas(mesh.joint_group({"replicate", "shard"}));
+    groups.shard = make_replicas(mesh.group("shard"));
+    groups.replicate = make_replicas(mesh.group("replicate"));
+    return groups;
+  }
+  torch::optim::Optimizer& optimizer() override { return optimizer_; }
+
+  typename Program::RankOptimizer optimizer_;
+};
+
+template <typename Program>
+std::unique_ptr<SteppedTraining> make_wrapped_training(const std::shared_ptr<Program>& program,
+                                                       const ProcessGroup& world,
+                                                       const StrategyCase& strategy) {
+  switch (strategy.strategy) {
+    case VerifiedStrategy::kDdp:
+      return std::make_unique<ReplicatedTraining<Program>>(program, world, strategy);
+    case VerifiedStrategy::kZero1:
+      return std::make_unique<ZeroTraining<Program>>(program, world, strategy,
+                                                     program->options.make_replicas(world));
+    case VerifiedStrategy::kZero2:
+      return std::make_unique<ZeroTraining<Program>>(program, world, strategy, world);
+    default:
+      return std::make_unique<ShardedTraining<Program>>(program, world, strategy);
+  }
+}
+
+}  // namespace cadre

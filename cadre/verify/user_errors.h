@@ -1,0 +1,14 @@
+// What a user's module or function throws, as a value.
+//
+// Threads: one. Blocking: as `run`. Errors: none; an error of another type is kInvalidArgument.
+#pragma once
+
+#include <functional>
+
+#include "cadre/base/error.h"
+
+namespace cadre {
+
+Status as_status(const std::function<void()>& run);
+
+}  // namespace cadre

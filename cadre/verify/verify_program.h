@@ -1,0 +1,132 @@
+// The user's side of a verification, with its types: what one process and what each rank compute in
+// a step.
+//
+// Threads: one. Blocking: never. Lifetime: copies the functions. Errors: kInvalidArgument for what
+// the functions return; what they throw.
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/process_group.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/reduction/data_parallel_module.h"
+#include "cadre/verify/batch_rows.h"
+#include "cadre/verify/verification.h"
+#include "cadre/verify/verified_optimizer.h"
+#include "cadre/wrap/replica_group.h"
+
+namespace cadre {
+
+struct VerifyOptions {
+  int64_t num_steps = 5;
+  // Of the generator before each call of make_module().
+  uint64_t seed = 0;
+  // Of the module and of the floating-point tensors of batches; not given: as they were made.
+  std::optional<c10::ScalarType> dtype = {};
+  // Words that select cases: see select_strategy_cases(). Empty: all that apply.
+  std::vector<std::string> strategies = {};
+  VerifyBounds bounds = {};
+  // Of each step, the limit of the gradients' joint norm.
+  std::optional<double> clip_norm = {};
+  // Of fsdp and hsdp: which ShardUnits become units; empty: those that fully_shard() was called
+  // for in make_module().
+  WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
+  // See VerificationOptions.
+  std::function<void(std::string_view)> progress = {};
+  // Through which ddp, zero1, fsdp and hsdp communicate: tests inject faults here.
+  std::function<std::shared_ptr<ReplicaGroup>(const ProcessGroup& group)> make_replicas =
+      make_replica_group;
+};
+
+// A module as its wrappers call it.
+template <typename M>
+class PlainModel {
+ public:
+  explicit PlainModel(std::shared_ptr<M> module) : module_(std::move(module)) {}
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  M* operator->() const { return module_.get(); }
+  const std::shared_ptr<M>& module() const { return module_; }
+
+ private:
+  std::shared_ptr<M> module_;
+};
+
+template <typename Made>
+struct MadeModule;
+template <typename M>
+struct MadeModule<std::shared_ptr<M>> {
+  using Type = M;
+  static std::shared_ptr<M> pointer_of(std::shared_ptr<M> made) { return made; }
+};
+template <ModuleHolder Holder>
+struct MadeModule<Holder> {
+  using Type = typename Holder::ContainedType;
+  static std::shared_ptr<Type> pointer_of(const Holder& made) {
+    return made.is_empty() ? nullptr : made.ptr();
+  }
+};
+
+template <typename MakeModule, typename MakeBatch, typename Loss, typename OptimizerOptions>
+struct VerifyProgram {
+  using Made = std::remove_cvref_t<std::invoke_result_t<MakeModule&>>;
+  using Module = typename MadeModule<Made>::Type;
+  using Rows = std::remove_cvref_t<std::invoke_result_t<MakeBatch&, int64_t>>;
+  using PlainOptimizer = typename VerifiedOptimizer<OptimizerOptions>::Plain;
+  using RankOptimizer = typename VerifiedOptimizer<OptimizerOptions>::OnRanks;
+
+  std::shared_ptr<Module> module() {
+    at::manual_seed(options.seed);
+    std::shared_ptr<Module> made = MadeModule<Made>::pointer_of(make_module());
+    if (!made) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "verify_strategies: make_module() returned no module");
+    }
+    if (options.dtype) made->to(*options.dtype);
+    return made;
+  }
+
+  Rows batch(int64_t step) {
+    Rows rows = make_batch(step);
+    return options.dtype ? cast_batch(std::move(rows), *options.dtype) : rows;
+  }
+
+  // The mean loss over `rows`, with a graph.
+  template <typename Model>
+  at::Tensor loss_of(Model& model, const Rows& rows) {
+    const at::Tensor value = loss(model, rows);
+    if (value.defined() && value.numel() == 1 && value.requires_grad()) return value;
+    throw Error(ErrorCode::kInvalidArgument,
+                "verify_strategies: loss() must return a tensor of one element that depends on "
+                "parameters: the mean loss of the rows it is given");
+  }
+
+  MakeModule make_module;
+  MakeBatch make_batch;
+  Loss loss;
+  OptimizerOptions optimizer;
+  VerifyOptions options;
+};
+
+}  // namespace cadre

@@ -1,0 +1,61 @@
+// Shows for a module of your own that training on the ranks of a group equals training in one
+// process: trains a few steps under every strategy and compares losses, gradients and parameters.
+//
+//   report = cadre::verify_strategies(
+//       world,
+//       /*make_module=*/[] { return std::make_shared<Net>(); },
+//       /*make_batch=*/[](int64_t step) { return rows_of_step(step); },  // of all ranks together
+//       /*loss=*/[](auto& model, const torch::Tensor& rows) { return mse(model(rows), rows); },
+//       torch::optim::AdamWOptions(1e-3));
+//   report.is_within(), report.to_text()
+//
+// Threads: one. Blocking: collective; until all strategies have run. Lifetime: keeps nothing.
+// Errors: kInvalidArgument for options, functions that do not fit together, and batches that ranks
+// cannot divide; the group's errors. What a wrapper says against the module is in its strategy's
+// report. docs/guide/verify.md describes bounds and what a deviation tells.
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <utility>
+
+#include "cadre/group/process_group.h"
+#include "cadre/verify/strategy_case.h"
+#include "cadre/verify/trainings.h"
+#include "cadre/verify/verification.h"
+#include "cadre/verify/verify_program.h"
+#include "cadre/verify/verify_report.h"
+
+namespace cadre {
+
+// make_module() returns a std::shared_ptr to a module with a forward() of any arguments, or a
+// holder; every call makes the same module: the generator is seeded before. It is called once for
+// each strategy. make_batch(step), step from 1, returns the batch of all ranks together, the same
+// on every rank and in every call: see batch_rows.h. loss(model, rows) calls the model (a wrapper,
+// or the plain module) as often as it likes and returns the mean loss over the rows. A module or
+// loss that draws random numbers (dropout) differs on ranks: switch that off. optimizer: options of
+// AdamW, Adam, SGD, RMSprop or Adagrad. All ranks give the same.
+template <std::invocable MakeModule, std::invocable<int64_t> MakeBatch, typename Loss,
+          VerifiableOptions OptimizerOptions>
+VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module,
+                               MakeBatch make_batch, Loss loss, const OptimizerOptions& optimizer,
+                               const VerifyOptions& options = {}) {
+  using Program = VerifyProgram<MakeModule, MakeBatch, Loss, OptimizerOptions>;
+  static_assert(BatchOfRows<typename Program::Rows>,
+                "cadre::verify_strategies: make_batch(step) must return a tensor, a cadre::Batch, "
+                "or tuples, pairs, vectors, maps or optionals of tensors");
+  const auto program = std::make_shared<Program>(
+      Program{std::move(make_module), std::move(make_batch), std::move(loss), optimizer, options});
+  return run_verification(
+      world,
+      {.make_reference = [&] { return std::make_unique<PlainTraining<Program>>(program); },
+       .make_training =
+           [&](const StrategyCase& strategy) {
+             return make_wrapped_training(program, world, strategy);
+           }},
+      select_strategy_cases(all_strategy_cases(world.world_size(), /*num_parts=*/2),
+                            options.strategies, world.world_size()),
+      {.num_steps = options.num_steps, .bounds = options.bounds, .progress = options.progress});
+}
+
+}  // namespace cadre

@@ -1,0 +1,46 @@
+#include "cadre/wrap/shard_mark.h"
+
+#include <c10/core/TensorImpl.h>
+
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+// The one thing of a tensor in which libtorch keeps what it does not know.
+struct MarkMeta final : c10::BackendMeta {
+  explicit MarkMeta(ShardMark given) : mark(std::move(given)) {}
+  ShardMark mark;
+};
+
+}  // namespace
+
+void mark_as_shard(const at::Tensor& tensor, ShardMark mark) {
+  tensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<MarkMeta>(std::move(mark)));
+}
+
+const ShardMark* shard_mark_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  const auto* meta =
+      dynamic_cast<const MarkMeta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+  return meta == nullptr ? nullptr : &meta->mark;
+}
+
+void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
+                   std::string_view remedy) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const ShardMark* const mark = shard_mark_of(parameters[i]);
+    if (mark == nullptr) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("{}, rank {}: parameter {} of {} in the list is this rank's shard of \"{}\", "
+               "{}, so the list has other gradients on each rank, and the ranks would "
+               "come to different results. {}",
+               call, mark->rank, i, parameters.size(), mark->parameter, mark->owner, remedy));
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,33 @@
+// Tells a tensor that is this rank's shard of a parameter from one that is a whole parameter: the
+// gradients of shards are not the same on all ranks, so a norm of theirs is not that of the model.
+//
+// Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
+// detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/base/export.h"
+
+namespace cadre {
+
+struct ShardMark {
+  std::string parameter;  // its name in the plain module
+  std::string owner;      // what the shard belongs to: "in bucket 0 of DistributedDataParallel"
+  int rank = 0;
+};
+
+CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);
+// Null for any other tensor, also an undefined one.
+CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
+
+// Throws for the first of these that is a shard. `call`: what the program called; `remedy`: what it
+// is to call instead.
+CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
+                                std::string_view remedy);
+
+}  // namespace cadre

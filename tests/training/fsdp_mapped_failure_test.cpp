@@ -1,0 +1,252 @@
+// A rank is killed or stopped, by its own hand, in each phase of a step of
+// FullyShardedDataParallel on mapped shards: every survivor names it in time, a shard that may be
+// half written is kCorruption, and nothing is left behind.
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/shard/shard_test_training.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/seeds.h"
+#include "cadre/testing/temporary_folder.h"
+#include "cadre/wrap/replica_group_fakes.h"
+#include "tests/process/job.h"
+#include "tests/training/victim.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AnyOf;
+using testing::GroupCall;
+using ::testing::HasSubstr;
+using testing::kLimit;
+using testing::kStopTimeout;
+using testing::kVictim;
+using testing::RankContext;
+using testing::require;
+using ::testing::StartsWith;
+using torch::Tensor;
+
+constexpr int64_t kSide = 64;  // every rank owns pages of each unit
+
+enum class StepPhase {
+  kForward,      // inside of a unit
+  kBackward,     // between the units' gradients
+  kBeginUpdate,  // its gradients are reduced, and the others wait for it before they write
+  kWriting,      // some of its elements are the next ones
+  kEndUpdate,    // all of its elements are, but it has not said so
+  kAfterUpdate,  // before it uses parameters again
+};
+
+struct StepFailureCase {
+  int world_size;
+  StepPhase phase;
+  int signal;
+};
+
+std::string step_failure_name_of(const ::testing::TestParamInfo<StepFailureCase>& info) {
+  const std::vector<std::string> phases = {"forward", "backward",   "begin_update",
+                                           "writing", "end_update", "after_update"};
+  return format("{}_in_{}_of_{}", info.param.signal == SIGKILL ? "kill" : "stop",
+                phases[static_cast<size_t>(info.param.phase)], info.param.world_size);
+}
+
+using SideUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
+
+struct SideNet : torch::nn::Module {
+  SideNet() {
+    first = register_module("first", SideUnit(kSide, kSide));
+    second = register_module("second", SideUnit(kSide, kSide));
+    head = register_module("head", torch::nn::Linear(kSide, 1));
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor h = torch::tanh(first->forward(x));
+    if (in_forward) in_forward();
+    if (h.requires_grad()) h.register_hook([this](const Tensor&) { in_backward(); });
+    return head(torch::tanh(second->forward(h)));
+  }
+  SideUnit first{nullptr}, second{nullptr};
+  torch::nn::Linear head{nullptr};
+  std::function<void()> in_forward;
+  std::function<void()> in_backward = [] {};
+};
+
+// Steps one parameter after the other, so that there is a place between two writes.
+class InterruptedSgd : public torch::optim::SGD {
+ public:
+  using torch::optim::SGD::SGD;
+  std::function<void()> halfway = [] {};
+  std::function<void()> at_the_end = [] {};
+
+  Tensor step(LossClosure closure = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    std::vector<Tensor>& parameters = param_groups()[0].params();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (i == parameters.size() / 2) halfway();
+      parameters[i].add_(parameters[i].grad(), -0.1);
+    }
+    at_the_end();
+    return closure ? closure() : Tensor();
+  }
+};
+
+// One rank with its wrapper, and the places where it may be disturbed.
+struct MappedRank {
+  MappedRank(RankContext& context, const Membership& membership, const CommunicatorOptions& options)
+      : group(testing::connect(context, membership, options)),
+        replicas(std::make_shared<testing::FakeReplicas>(group)) {
+    ShardGroups groups = ShardGroups::of(group);
+    groups.all = replicas;
+    model = std::make_unique<FullyShardedDataParallel<SideNet>>(
+        net, groups,
+        FullyShardedDataParallelOptions{.form = ShardForm::kMapped,
+                                        .wrap_policy = wrap_by_size(1)});
+    require(model->form() == ShardForm::kMapped, "it is mapped");
+    optimizer = std::make_unique<ShardedOptimizer<InterruptedSgd>>(*model, 0.1);
+  }
+
+  void step() {
+    optimizer->zero_grad();
+    const Tensor x = torch::sin(torch::arange(4 * kSide) + group.rank()).view({4, kSide});
+    (*model)(x).pow(2).mean().backward();
+    optimizer->step();
+  }
+
+  void set_disturbance(StepPhase phase, const std::function<void()>& disturb) {
+    if (phase == StepPhase::kForward) net->in_forward = disturb;
+    if (phase == StepPhase::kBackward) net->in_backward = disturb;
+    if (phase == StepPhase::kWriting) optimizer->halfway = disturb;
+    if (phase == StepPhase::kEndUpdate) optimizer->at_the_end = disturb;
+    if (phase != StepPhase::kBeginUpdate) return;
+    replicas->on_call = [disturb](GroupCall& call) {
+      const bool is_fence = call.kind == GroupCall::Kind::kAllReduce && call.op == ReduceOp::kMax;
+      if (is_fence && call.tensor.scalar_type() == torch::kLong) disturb();
+      call.pass_on();
+    };
+  }
+
+  ProcessGroup group;
+  std::shared_ptr<testing::FakeReplicas> replicas;
+  std::shared_ptr<SideNet> net = std::make_shared<SideNet>();
+  std::unique_ptr<FullyShardedDataParallel<SideNet>> model;
+  std::unique_ptr<ShardedOptimizer<InterruptedSgd>> optimizer;
+};
+
+// The victim is disturbed in its third step, when the order of units is known.
+void take_steps(RankContext& context, MappedRank& rank, const StepFailureCase& test,
+                const std::string& moment_file) {
+  const auto disturb = [&] { testing::disturb_self(context, test.signal, moment_file); };
+  rank.step();
+  rank.step();
+  if (context.rank == kVictim) rank.set_disturbance(test.phase, disturb);
+  rank.step();
+  if (context.rank == kVictim && test.phase == StepPhase::kAfterUpdate) disturb();
+  rank.step();
+}
+
+void survive_step(RankContext& context, const Membership& membership, const StepFailureCase& test,
+                  const std::string& moment_file) {
+  at::set_num_threads(1);
+  torch::ones({4}, torch::requires_grad()).sum().backward();  // what libtorch starts once
+  const testing::Resources before = testing::count_resources();
+  int victim_pid = 0;
+  {
+    CommunicatorOptions options;
+    options.timeout = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
+    MappedRank rank(context, membership, options);
+    victim_pid = rank.group.communicator().peers()[kVictim].pid;
+    try {
+      take_steps(context, rank, test, moment_file);
+      require(false, "no failure");
+    } catch (const Error& error) {
+      testing::FailureReport report;
+      report.raised = context.system.now();
+      report.message = format("{}: {}", to_string(error.code()), error.message());
+      context.output = testing::to_text(report);
+      require(error.details().culprit == Rank(kVictim), report.message);
+      // No value is taken, and none is written, from then on.
+      for (int times = 0; times < 2; ++times) {
+        require(!testing::failure_of([&] { rank.step(); }).empty(), "no further step");
+        require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(), "no update");
+      }
+      const std::string touched = testing::failure_of([&] { rank.net->first->weight.sum(); });
+      require(touched.find("of unit \"first\"") != std::string::npos, "guarded: " + touched);
+    }
+    rank.group.close();
+  }
+  if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
+  const std::string left = testing::leftovers_since(before);
+  require(left.empty(), left);
+}
+
+class FsdpMappedFailure : public ::testing::TestWithParam<StepFailureCase> {};
+
+TEST_P(FsdpMappedFailure, EverySurvivorNamesTheRankInTime) {
+  const StepFailureCase& test = GetParam();
+  const testing::Resources before = testing::count_resources();
+  const testing::TemporaryFolder folder;
+  const std::string moment_file = folder.file("moment");
+  testing::JobOptions options{.world_size = test.world_size};
+  options.processes.time_limit = seconds(60);
+  const auto result =
+      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
+        survive_step(context, membership, test, moment_file);
+      });
+  for (int rank = 0; rank < test.world_size; ++rank) {
+    if (rank == kVictim) continue;
+    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
+    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
+    const testing::FailureReport report = testing::parse_report(outcome.output);
+    SCOPED_TRACE(report.message);
+    const bool is_writing =
+        test.phase == StepPhase::kWriting || test.phase == StepPhase::kEndUpdate;
+    if (test.signal == SIGSTOP) {
+      EXPECT_THAT(report.message, AnyOf(HasSubstr("kTimeout: "), HasSubstr("kAborted: ")));
+      EXPECT_THAT(report.message, HasSubstr("rank 1"));
+    } else if (is_writing) {
+      EXPECT_THAT(report.message, StartsWith("kCorruption: "));
+      EXPECT_THAT(report.message, HasSubstr("rank 1 was lost while it wrote its shards"));
+      EXPECT_THAT(report.message, HasSubstr("Go on from the last snapshot"));
+    } else {
+      EXPECT_THAT(report.message, StartsWith("kPeerLost: "));
+    }
+    const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
+    const Duration waited = report.raised - testing::read_moment(moment_file);
+    EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+std::vector<StepFailureCase> step_failure_cases() {
+  std::vector<StepFailureCase> cases;
+  for (const StepPhase phase :
+       {StepPhase::kForward, StepPhase::kBackward, StepPhase::kBeginUpdate, StepPhase::kWriting,
+        StepPhase::kEndUpdate, StepPhase::kAfterUpdate}) {
+    cases.push_back({3, phase, SIGKILL});
+  }
+  // Each takes the group's deadline.
+  for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward, StepPhase::kBeginUpdate,
+                                StepPhase::kWriting, StepPhase::kEndUpdate}) {
+    cases.push_back({3, phase, SIGSTOP});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, FsdpMappedFailure,
+                         ::testing::ValuesIn(testing::share_of(step_failure_cases())),
+                         step_failure_name_of);
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,96 @@
+// A memory cgroup that processes of a test enter: what they use beyond its limit, the kernel writes
+// back to files or takes from them, or it ends one of them by SIGKILL.
+//
+// Threads: one owner. Blocking: the destructor for a moment, until the kernel has let go of the
+// processes that were in it. Lifetime: the cgroup goes with the object.
+// Errors: reason() says why there is none: no right to make one, or no memory controller.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/os/system.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre::testing {
+
+class MemoryCgroup {
+ public:
+  // name: unique among those of this process. Below the cgroup that this process is in.
+  MemoryCgroup(const std::string& name, size_t num_bytes) {
+    std::ifstream own("/proc/self/cgroup");
+    for (std::string line; std::getline(own, line);) {
+      if (const size_t at = line.find(":memory:"); at != std::string::npos) {
+        make("/sys/fs/cgroup/memory" + line.substr(at + 8), name, "memory.limit_in_bytes",
+             "memory.memsw.limit_in_bytes", format("{}", num_bytes), num_bytes);
+        return;
+      }
+    }
+    own = std::ifstream("/proc/self/cgroup");
+    for (std::string line; std::getline(own, line);) {
+      if (line.starts_with("0::")) {
+        make("/sys/fs/cgroup" + line.substr(3), name, "memory.max", "memory.swap.max", "0",
+             num_bytes);
+      }
+    }
+  }
+  ~MemoryCgroup() {
+    if (!is_there_) return;
+    const auto system = os::make_native_system();
+    const auto waiter = system->make_waiter();
+    for (int i = 0; i < 100 && ::rmdir(path_.c_str()) != 0; ++i) {
+      waiter->park(system->deadline_in(std::chrono::milliseconds(20)));
+    }
+  }
+  MemoryCgroup(const MemoryCgroup&) = delete;
+  MemoryCgroup& operator=(const MemoryCgroup&) = delete;
+
+  bool is_there() const { return is_there_; }
+  const std::string& reason() const { return reason_; }
+  // The calling process, which stays in it.
+  void enter() const {
+    require(write("cgroup.procs", format("{}", ::getpid())), "cannot enter " + path_);
+  }
+  // The most that was in use at one time; of the kernel's own figures.
+  std::string peak() const {
+    for (const char* name : {"memory.max_usage_in_bytes", "memory.peak"}) {
+      std::string text;
+      if (std::ifstream(path_ + "/" + name) >> text) return text;
+    }
+    return "unknown";
+  }
+
+ private:
+  void make(const std::string& parent, const std::string& name, const char* limit_file,
+            const char* swap_file, const std::string& swap, size_t num_bytes) {
+    path_ = format("{}/cadre-test-{}-{}", parent, ::getpid(), name);
+    is_there_ = ::mkdir(path_.c_str(), 0755) == 0;
+    if (is_there_ && write(limit_file, format("{}", num_bytes))) {
+      write(swap_file, swap);  // where the kernel counts swap
+      return;
+    }
+    reason_ = format("cannot limit memory with {}/{}", path_, limit_file);
+    if (is_there_) ::rmdir(path_.c_str());
+    is_there_ = false;
+  }
+  bool write(const std::string& file, const std::string& text) const {
+    std::ofstream out(path_ + "/" + file);
+    out << text;
+    out.flush();
+    return out.good();
+  }
+
+  std::string path_;
+  std::string reason_ = "no cgroup file system at /sys/fs/cgroup";
+  bool is_there_ = false;
+};
+
+}  // namespace cadre::testing

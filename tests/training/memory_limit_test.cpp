@@ -1,0 +1,229 @@
+// A model that does not train in one process of a memory cgroup trains there when its parameters,
+// gradients and optimizer state are divided among four ranks, each in a cgroup of that size, or lie
+// in files; and in files also where the parameters alone are larger than the cgroup.
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/group/file_memory.h"
+#include "cadre/optim/offloaded_optimizer.h"
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/testing/temporary_folder.h"
+#include "tests/process/job.h"
+#include "tests/training/memory_cgroup.h"
+
+namespace cadre {
+namespace {
+
+using testing::MemoryCgroup;
+using testing::RankContext;
+using testing::require;
+using torch::Tensor;
+
+constexpr int kNumLayers = 12;
+constexpr int64_t kLayerWidth = 2048;  // 12 layers of 16.8 MB: 201 MB
+constexpr int64_t kBatchRows = 8;
+constexpr int kNumSteps = 3;
+// Four times the parameters are 806 MB. A rank of four has 201 MB of these, but at first the whole
+// module, and two full units and their gradients.
+constexpr size_t kLimitBytes = size_t{384} << 20;
+constexpr size_t kSmallLimitBytes = size_t{144} << 20;
+
+using Layer = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
+
+struct WideMlp : torch::nn::Module {
+  // files: where the values of the parameters lie; null: in memory.
+  explicit WideMlp(FileMemory* files = nullptr) {
+    torch::manual_seed(7);
+    for (int i = 0; i < kNumLayers; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       Layer(torch::nn::LinearOptions(kLayerWidth, kLayerWidth))));
+      if (files == nullptr) continue;
+      for (Tensor& parameter : layers.back()->parameters()) {
+        const Tensor place = files->zeros(parameter.numel(), parameter.scalar_type());
+        parameter.set_data(moved_beside(place, parameter.detach()));
+      }
+    }
+  }
+  Tensor forward(Tensor x) {
+    for (Layer& layer : layers) x = torch::tanh(layer(x));
+    return x;
+  }
+  std::vector<Layer> layers;
+};
+
+Tensor rows_of(int rank, int world_size) {
+  const Tensor rows =
+      torch::sin(torch::arange(kBatchRows * kLayerWidth, torch::kFloat)).view({kBatchRows, -1});
+  return rows.narrow(0, kBatchRows / world_size * rank, kBatchRows / world_size);
+}
+
+// The losses of this rank.
+template <typename Model>
+std::string train_steps(Model& model, std::vector<Tensor> parameters, const Tensor& rows) {
+  AdamW optimizer(std::move(parameters), torch::optim::AdamWOptions(1e-3));
+  std::ostringstream losses;
+  losses.precision(9);
+  for (int step = 0; step < kNumSteps; ++step) {
+    optimizer.zero_grad();
+    const Tensor loss = model.forward(rows).pow(2).mean();
+    loss.backward();
+    optimizer.step();
+    losses << loss.template item<float>() << " ";
+  }
+  return losses.str();
+}
+
+// In one process, without a wrapper.
+testing::RanksResult train_plainly(const MemoryCgroup* cgroup) {
+  return testing::run_job({.world_size = 1}, [&](RankContext& context, const Membership&) {
+    if (cgroup != nullptr) cgroup->enter();
+    at::set_num_threads(1);
+    WideMlp model;
+    context.output = train_steps(model, model.parameters(), rows_of(0, 1));
+  });
+}
+
+struct Sharded {
+  std::optional<FileOffload> offload = {};
+  bool is_made_in_files = false;
+};
+
+// Each rank in its cgroup.
+testing::RanksResult train_in(const std::vector<std::unique_ptr<MemoryCgroup>>& cgroups,
+                              const Sharded& sharded) {
+  testing::JobOptions job{.world_size = static_cast<int>(cgroups.size())};
+  job.processes.time_limit = std::chrono::seconds(120);
+  return testing::run_job(job, [&](RankContext& context, const Membership& membership) {
+    cgroups[static_cast<size_t>(context.rank.value)]->enter();
+    at::set_num_threads(1);
+    const ProcessGroup group(
+        testing::connect(context, membership, {.timeout = std::chrono::seconds(60)}));
+    const auto files =
+        sharded.is_made_in_files ? FileMemory::open(sharded.offload->folder) : nullptr;
+    FullyShardedDataParallel model{std::make_shared<WideMlp>(files.get()), group,
+                                   FullyShardedDataParallelOptions{.offload = sharded.offload,
+                                                                   .wrap_policy = wrap_by_size(1)}};
+    context.output =
+        train_steps(model, model.parameters(), rows_of(context.rank.value, membership.world_size));
+    group.close();
+  });
+}
+
+std::vector<std::unique_ptr<MemoryCgroup>> make_cgroups(int count, size_t num_bytes) {
+  std::vector<std::unique_ptr<MemoryCgroup>> cgroups;
+  for (int i = 0; i < count; ++i) {
+    cgroups.push_back(std::make_unique<MemoryCgroup>(std::to_string(i), num_bytes));
+  }
+  return cgroups;
+}
+
+double mean_of_last(const testing::RanksResult& result) {
+  double sum = 0;
+  for (const auto& rank : result.ranks) {
+    std::istringstream losses(rank.output);
+    double loss = 0;
+    for (int step = 0; step < kNumSteps; ++step) losses >> loss;
+    sum += loss;
+  }
+  return sum / static_cast<double>(result.ranks.size());
+}
+
+// The files of a rank, on which nothing but the shards, their gradients and two tensors of state
+// for each parameter with elements here may lie, each in whole pages.
+template <typename O>
+void expect_state_in_files(int world_size) {
+  const testing::TemporaryFolder folder;
+  const auto train = [&](RankContext& context, const Membership& membership) {
+    at::set_num_threads(1);
+    const ProcessGroup group(testing::connect(context, membership, {}));
+    const auto module = std::make_shared<torch::nn::Sequential>();
+    for (int i = 0; i < 3; ++i) (*module)->push_back(Layer(torch::nn::LinearOptions(40, 40)));
+    FullyShardedDataParallel model{
+        *module, group,
+        FullyShardedDataParallelOptions{.offload = FileOffload{.folder = folder.path()},
+                                        .wrap_policy = wrap_by_size(1)}};
+    const auto in_pages = [](int64_t numel) { return FileMemory::in_pages(numel * 4); };
+    const int64_t alignment = FlatParametersOptions().alignment;
+    const FlatLayout layout({40 * 40, 40}, world_size,
+                            {.of_shards = alignment, .of_tensors = alignment});
+    int64_t num_bytes = 3 * 2 * in_pages(layout.shard_numel());
+    require(model.file_bytes() == num_bytes, format("{} after construction", model.file_bytes()));
+    O optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
+    for (const Tensor& values : model.parameters()) num_bytes += 2 * in_pages(values.numel());
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      model(torch::ones({2, 40})).pow(2).mean().backward();
+      optimizer.step();
+      require(model.file_bytes() == num_bytes, format("{} after a step", model.file_bytes()));
+    }
+    group.close();
+  };
+  const auto result = testing::run_job({.world_size = world_size}, train);
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(OffloadedBytes, AreThoseOfTheFormulaWithTheStateOfAnyOptimizer) {
+  for (const int world_size : {1, 2}) {
+    expect_state_in_files<AdamW>(world_size);
+    expect_state_in_files<OffloadedOptimizer<torch::optim::AdamW>>(world_size);
+  }
+}
+
+class MemoryLimit : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const MemoryCgroup tried("tried", kLimitBytes);
+    if (!tried.is_there()) GTEST_SKIP() << tried.reason();
+    expected_ = train_plainly(nullptr);
+    ASSERT_TRUE(expected_.ok()) << expected_.failures();
+  }
+
+  testing::RanksResult expected_;  // without a limit
+};
+
+TEST_F(MemoryLimit, AModelThatOneProcessCannotTrainTrainsInShardsAndInFiles) {
+  {
+    const auto cgroups = make_cgroups(1, kLimitBytes);
+    const auto alone = train_plainly(cgroups[0].get());
+    EXPECT_EQ(alone.ranks[0].signal, SIGKILL) << alone.failures() << alone.ranks[0].output;
+  }
+  {
+    const auto cgroups = make_cgroups(4, kLimitBytes);
+    const auto sharded = train_in(cgroups, {});
+    EXPECT_TRUE(sharded.ok()) << sharded.failures();
+    EXPECT_NEAR(mean_of_last(sharded), mean_of_last(expected_), 1e-5);
+    for (const auto& cgroup : cgroups) RecordProperty("peak_of_4", cgroup->peak());
+  }
+  const testing::TemporaryFolder folder;
+  const auto cgroups = make_cgroups(1, kLimitBytes);
+  const auto in_files = train_in(cgroups, {.offload = FileOffload{.folder = folder.path()}});
+  EXPECT_TRUE(in_files.ok()) << in_files.failures();
+  EXPECT_EQ(in_files.ranks[0].output, expected_.ranks[0].output);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_F(MemoryLimit, AModelOfLargerParametersThanMemoryTrainsInFiles) {
+  const testing::TemporaryFolder folder;
+  const auto cgroups = make_cgroups(1, kSmallLimitBytes);
+  const auto in_files = train_in(
+      cgroups, {.offload = FileOffload{.folder = folder.path()}, .is_made_in_files = true});
+  EXPECT_TRUE(in_files.ok()) << in_files.failures();
+  EXPECT_EQ(in_files.ranks[0].output, expected_.ranks[0].output);
+}
+
+}  // namespace
+}  // namespace cadre

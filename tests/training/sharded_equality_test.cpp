@@ -1,0 +1,204 @@
+// Training on 1 to 8 ranks, as threads, under every wrapper equals training in one process with
+// libtorch's optimizer on the whole batch: the losses and gradients of 20 steps and the parameters
+// after them, within the bounds of wrap_test_bounds.h. On one host the wrappers have the same bits.
+//
+// CTest runs a small share of the cases, picked by CADRE_CASES_SEED; `make equality` runs all and
+// prints the largest share of its bound that each dtype and optimizer used.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/random.h"
+#include "cadre/testing/seeds.h"
+#include "tests/training/sharded_training.h"
+
+namespace cadre {
+namespace {
+
+using testing::bits_of;
+using testing::Case;
+using testing::Comparison;
+using testing::Division;
+using testing::make_batches;
+using testing::make_unit_model;
+using testing::Model;
+using testing::ShardedCase;
+using testing::Snapshot;
+using testing::Strategy;
+using testing::Training;
+
+constexpr uint64_t kShardedSeed = 1;
+
+// What the runs of this process used of their bounds.
+struct Used {
+  int64_t num_runs = 0;
+  Comparison worst;
+};
+
+class ShardedEquality : public ::testing::TestWithParam<std::pair<ShardedCase, int>> {
+ protected:
+  static std::map<std::string, Used>& used() {
+    static std::map<std::string, Used> used;
+    return used;
+  }
+  static void TearDownTestSuite() {
+    for (const auto& [name, use] : used()) {
+      std::cout << name << ": " << use.num_runs << " trainings; worst shares of the bounds: losses "
+                << use.worst.losses << ", gradients of the first step " << use.worst.first_gradients
+                << ", of any step " << use.worst.gradients << ", parameters "
+                << use.worst.parameters << "; parameters differ by " << use.worst.relative
+                << " of the largest\n";
+    }
+  }
+  static void note(const ShardedCase& test_case, const Comparison& comparison) {
+    const Case& training = test_case.training;
+    const char* dtype = testing::has_bfloat16(training)    ? "bfloat16"
+                        : training.dtype == torch::kDouble ? "float64"
+                                                           : "float32";
+    Used& use = used()[std::string(dtype) + " " + training.optimizer +
+                       (test_case.is_fused ? " fused" : " libtorch")];
+    ++use.num_runs;
+    use.worst = worse_of(use.worst, comparison);
+  }
+};
+
+// By strategy.
+std::vector<Training> train_all(const ShardedCase& test_case,
+                                const std::vector<torch::Tensor>& batches,
+                                const std::vector<Strategy>& strategies, int world_size) {
+  std::vector<std::vector<std::shared_ptr<Model>>> models;
+  for (int rank = 0; rank < world_size; ++rank) {
+    models.emplace_back();
+    for (size_t i = 0; i < strategies.size(); ++i) {
+      models.back().push_back(
+          make_unit_model(test_case.training, kShardedSeed + static_cast<uint64_t>(rank)));
+    }
+  }
+  std::vector<Training> trained(strategies.size());
+  const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
+    for (size_t i = 0; i < strategies.size(); ++i) {
+      Training training = [&] {
+        try {
+          return train_under(strategies[i], test_case, batches, group, models[group.rank()][i]);
+        } catch (const Error& error) {
+          throw Error(error.code(), strategies[i].name + ": " + error.message());
+        }
+      }();
+      // Every rank has the same.
+      const std::string bits = bits_of(training.parameters);
+      const auto digest = static_cast<int64_t>(std::hash<std::string>()(bits));
+      const auto lowest = torch::tensor({digest, -digest});
+      group.all_reduce(lowest, {.op = ReduceOp::kMin});
+      testing::require(lowest[0].item<int64_t>() == -lowest[1].item<int64_t>(),
+                       strategies[i].name + ": the ranks have different parameters");
+      if (group.rank() == group.world_size() - 1) trained[i] = std::move(training);
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return trained;
+}
+
+// The first tensor that has not the same bits; empty when all have.
+std::string difference_of(const Snapshot& a, const Snapshot& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (bits_of({a[i]}) == bits_of({b[i]})) continue;
+    const std::string tensor = "tensor " + std::to_string(i);
+    if (!a[i].defined() || !b[i].defined()) return tensor + " is there on one side only";
+    return tensor + " differs by " +
+           std::to_string((a[i] - b[i]).abs().max().to(torch::kDouble).item<double>());
+  }
+  return "";
+}
+
+TEST_P(ShardedEquality, OfEveryStrategyWithOneProcess) {
+  const auto& [test_case, world_size] = GetParam();
+  const auto batches = make_batches(test_case.training, kShardedSeed);
+  const Training alone = testing::train_alone(test_case.training, batches, kShardedSeed);
+  const auto strategies = testing::all_strategies(world_size);
+  const auto trained = train_all(test_case, batches, strategies, world_size);
+  std::map<std::string, size_t> first_of_class;
+  for (size_t i = 0; i < strategies.size(); ++i) {
+    SCOPED_TRACE(strategies[i].name);
+    ASSERT_EQ(trained[i].gradients.size(), alone.gradients.size());
+    const Comparison comparison = compare_with_losses(test_case.training, trained[i], alone);
+    note(test_case, comparison);
+    EXPECT_LE(comparison.losses, 1);
+    EXPECT_LE(comparison.first_gradients, 1);
+    if (testing::uses_adamw_bound(test_case.training) &&
+        !testing::has_bfloat16(test_case.training)) {
+      EXPECT_LE(comparison.gradients, 1);  // what the bound stands on
+    }
+    EXPECT_LE(comparison.parameters, 1);
+    const std::string bits = bits_class(strategies[i], test_case);
+    if (bits.empty()) continue;
+    const size_t first = first_of_class.emplace(bits, i).first->second;
+    SCOPED_TRACE("bits of " + strategies[first].name);
+    EXPECT_EQ(trained[i].losses, trained[first].losses);
+    std::string different;
+    for (size_t step = 0; step < alone.gradients.size() && different.empty(); ++step) {
+      different = difference_of(trained[i].gradients[step], trained[first].gradients[step]);
+      if (!different.empty()) different += " in step " + std::to_string(step);
+    }
+    EXPECT_EQ(different, "");
+    EXPECT_EQ(difference_of(trained[i].parameters, trained[first].parameters), "");
+  }
+}
+
+std::vector<ShardedCase> sharded_cases() {
+  std::vector<ShardedCase> cases;
+  const auto add_divisions = [&](Case training, bool is_fused) {
+    for (const int64_t batch : {48, 25}) {
+      for (const Division division :
+           {Division::kWhole, Division::kEmpty, Division::kNoSync, Division::kSynced}) {
+        training.batch = batch;
+        cases.push_back({training, division, is_fused});
+      }
+    }
+  };
+  for (const char* optimizer : {"sgd", "adamw"}) {
+    for (const char* model : {"mlp", "cnn", "gpt", "mixed"}) {
+      for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+        add_divisions({model, optimizer, 48, dtype}, /*is_fused=*/true);
+        for (const Division division : {Division::kWhole, Division::kNoSync}) {
+          cases.push_back({{model, optimizer, 25, dtype, /*is_checkpointed=*/true}, division});
+        }
+        cases.push_back({{model, optimizer, 25, dtype}, Division::kWhole, /*is_fused=*/false});
+      }
+    }
+  }
+  add_divisions({"mixed_bfloat16", "adamw", 48, torch::kFloat}, /*is_fused=*/true);
+  cases.push_back({{"mixed_bfloat16", "adamw", 25, torch::kFloat}, Division::kWhole, false});
+  cases.push_back({{"mixed_bfloat16", "sgd", 25, torch::kFloat}, Division::kWhole, false});
+  return cases;
+}
+
+// Shuffled, so that any share of them has some of every kind.
+std::vector<std::pair<ShardedCase, int>> cases_and_ranks() {
+  std::vector<std::pair<ShardedCase, int>> cases;
+  for (const ShardedCase& test_case : sharded_cases()) {
+    for (const int world_size : {1, 2, 3, 4, 8}) cases.emplace_back(test_case, world_size);
+  }
+  Random random(7);
+  for (size_t i = cases.size() - 1; i > 0; --i) std::swap(cases[i], cases[random.below(i + 1)]);
+  return cases;
+}
+
+std::string name_of_sharded_case(
+    const ::testing::TestParamInfo<std::pair<ShardedCase, int>>& parameter) {
+  return ::testing::PrintToString(parameter.param.first) + "_" +
+         std::to_string(parameter.param.second) + "_ranks";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ShardedEquality,
+    ::testing::ValuesIn(testing::share_of(testing::share_of(testing::share_of(cases_and_ranks())))),
+    name_of_sharded_case);
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,150 @@
+// The check of sharded_equality_test.cpp is itself checked: without a gather, a reduction, the
+// division or the initial broadcast, and with values that arrive in another place, every wrapper
+// fails it by far.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/training/sharded_training.h"
+
+namespace cadre {
+namespace {
+
+using testing::Case;
+using testing::Comparison;
+using testing::FakeReplicas;
+using testing::GroupCall;
+using testing::Model;
+using testing::ShardedCase;
+using testing::Sharding;
+using testing::Strategy;
+using testing::Training;
+
+// The same on all ranks.
+enum class Plant { kNone, kNoReduction, kNoDivision, kNoGather, kMisplacedGather, kNoBroadcast };
+
+const char* name_of(Plant plant) {
+  switch (plant) {
+    case Plant::kNone:
+      return "none";
+    case Plant::kNoReduction:
+      return "no_reduction";
+    case Plant::kNoDivision:
+      return "no_division";
+    case Plant::kNoGather:
+      return "no_gather";
+    case Plant::kMisplacedGather:
+      return "misplaced_gather";
+    case Plant::kNoBroadcast:
+      break;
+  }
+  return "no_broadcast";
+}
+
+// What is gathered before are the values of the initial broadcast.
+constexpr int kNumRightGathers = 8;
+
+void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
+  if (plant == Plant::kNoGather) {
+    call.output.view({world_size, -1})[rank].copy_(call.tensor);
+    return;
+  }
+  // Its neighbours in the buffer change places.
+  call.pass_on();
+  const auto wait = call.wait;
+  call.wait = [wait, output = call.output] {
+    wait();
+    const torch::NoGradGuard no_grad;
+    output.copy_(output.clone().roll(1));
+  };
+}
+
+void inject(Plant plant, FakeReplicas& group) {
+  const int rank = group.rank();
+  const int world_size = group.world_size();
+  group.on_call = [=, num_gathers = 0](GroupCall& call) mutable {
+    const torch::NoGradGuard no_grad;
+    const bool is_value = call.tensor.defined() && call.tensor.is_floating_point();
+    if (plant == Plant::kNoReduction && call.is_reduction_of_values()) {
+      if (call.output.defined()) call.output.copy_(call.tensor.view({world_size, -1})[rank]);
+      return;
+    }
+    if (plant == Plant::kNoDivision && call.op == ReduceOp::kAvg) call.op = ReduceOp::kSum;
+    const bool is_gather = call.kind == GroupCall::Kind::kAllGatherAsync && is_value;
+    if (is_gather && ++num_gathers > kNumRightGathers &&
+        (plant == Plant::kNoGather || plant == Plant::kMisplacedGather)) {
+      return gather_wrongly(plant, call, rank, world_size);
+    }
+    if (plant == Plant::kNoBroadcast && call.kind == GroupCall::Kind::kBroadcast &&
+        call.tensor.scalar_type() == at::kByte) {
+      if (call.root != rank) call.tensor.zero_();
+      return;
+    }
+    call.pass_on();
+  };
+}
+
+// Infinite where the wrapper itself reports an error.
+Comparison worst_with(const Strategy& strategy, Plant plant) {
+  const ShardedCase test_case{Case{"mlp", "sgd", 48, torch::kDouble}};
+  const int world_size = 2 * strategy.num_replicas;
+  const auto batches = testing::make_batches(test_case.training, 1);
+  const Training alone = testing::train_alone(test_case.training, batches, 1);
+  std::vector<std::shared_ptr<Model>> models;
+  for (int rank = 0; rank < world_size; ++rank) {
+    models.push_back(testing::make_unit_model(test_case.training, 1 + static_cast<uint64_t>(rank)));
+  }
+  std::vector<Comparison> comparisons(static_cast<size_t>(world_size));
+  const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
+    const Training trained =
+        train_under(strategy, test_case, batches, group, models[group.rank()],
+                    [plant](FakeReplicas& replicas) { inject(plant, replicas); });
+    comparisons[group.rank()] = compare_with_losses(test_case.training, trained, alone);
+  });
+  if (!result.ok()) return {.gradients = std::numeric_limits<double>::infinity()};
+  Comparison worst;
+  for (const Comparison& comparison : comparisons) worst = worse_of(worst, comparison);
+  return worst;
+}
+
+class ShardedEqualityNotices : public ::testing::TestWithParam<std::tuple<Strategy, Plant>> {};
+
+TEST_P(ShardedEqualityNotices, ThePlant) {
+  const auto& [strategy, plant] = GetParam();
+  const Comparison worst = worst_with(strategy, plant);
+  if (plant == Plant::kNone) {
+    EXPECT_LE(std::max({worst.losses, worst.gradients, worst.parameters}), 1);
+  } else {
+    EXPECT_GT(std::max(worst.gradients, worst.parameters), 1e3);
+  }
+}
+
+const std::vector<Strategy>& strategies_with_plants() {
+  static const std::vector<Strategy> strategies = {
+      {"zero1", Sharding::kZero1},
+      {"zero2", Sharding::kZero2},
+      {"fsdp", Sharding::kFsdp},
+      {"hsdp", Sharding::kFsdp, {}, 2},
+  };
+  return strategies;
+}
+
+INSTANTIATE_TEST_SUITE_P(Plants, ShardedEqualityNotices,
+                         ::testing::Combine(::testing::ValuesIn(strategies_with_plants()),
+                                            ::testing::Values(Plant::kNone, Plant::kNoReduction,
+                                                              Plant::kNoDivision, Plant::kNoGather,
+                                                              Plant::kMisplacedGather,
+                                                              Plant::kNoBroadcast)),
+                         [](const auto& parameter) {
+                           return std::get<0>(parameter.param).name + "_" +
+                                  name_of(std::get<1>(parameter.param));
+                         });
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,97 @@
+// Equality with one process when the ranks are processes: each trains every case alone first, then
+// with the others under every wrapper, and compares within the bounds of wrap_test_bounds.h.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/seeds.h"
+#include "tests/process/job.h"
+#include "tests/training/sharded_training.h"
+
+namespace cadre {
+namespace {
+
+using testing::Case;
+using testing::Comparison;
+using testing::Division;
+using testing::RankContext;
+using testing::ShardedCase;
+using testing::Strategy;
+using testing::Training;
+
+// A line that is the same on all ranks when they hold the same bits.
+std::string train_and_compare_under(const Strategy& strategy, const ShardedCase& test_case,
+                                    const ProcessGroup& group) {
+  const auto batches = testing::make_batches(test_case.training, 1);
+  const Training alone = testing::train_alone(test_case.training, batches, 1);
+  const Training trained = train_under(
+      strategy, test_case, batches, group,
+      testing::make_unit_model(test_case.training, 1 + static_cast<uint64_t>(group.rank())));
+  const Comparison comparison = compare_with_losses(test_case.training, trained, alone);
+  const std::string line =
+      format("{} under {}: losses {}, first gradients {}, parameters {} of their bounds; bits {}\n",
+             ::testing::PrintToString(test_case), strategy.name, comparison.losses,
+             comparison.first_gradients, comparison.parameters,
+             static_cast<uint64_t>(std::hash<std::string>()(testing::bits_of(trained.parameters))));
+  testing::require(
+      comparison.losses <= 1 && comparison.first_gradients <= 1 && comparison.parameters <= 1,
+      line);
+  return line;
+}
+
+std::vector<ShardedCase> process_cases() {
+  return {{{"mixed", "adamw", 25, torch::kDouble}, Division::kEmpty},
+          {{"gpt", "adamw", 48, torch::kFloat}, Division::kNoSync},
+          {{"mixed", "sgd", 25, torch::kFloat}, Division::kWhole},
+          {{"cnn", "sgd", 25, torch::kDouble}, Division::kSynced}};
+}
+
+struct ShardedJob {
+  int world_size;
+  TransportChoice transport;
+};
+
+class ShardedProcesses : public ::testing::TestWithParam<ShardedJob> {};
+
+TEST_P(ShardedProcesses, TrainAsOneDoes) {
+  const testing::Resources before = testing::count_resources();
+  testing::JobOptions options{.world_size = GetParam().world_size};
+  options.processes.time_limit = std::chrono::seconds(120);
+  const auto result =
+      testing::run_job(options, [](RankContext& context, const Membership& membership) {
+        at::set_num_threads(1);
+        CommunicatorOptions communication;
+        communication.transport = GetParam().transport;
+        const ProcessGroup group(testing::connect(context, membership, communication));
+        for (const ShardedCase& test_case : testing::share_of(process_cases())) {
+          for (const Strategy& strategy : testing::all_strategies(group.world_size())) {
+            context.output += train_and_compare_under(strategy, test_case, group);
+          }
+        }
+        group.close();
+      });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const testing::RankOutcome& rank : result.ranks) {
+    EXPECT_EQ(rank.output, result.ranks[0].output);
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ShardedProcesses,
+                         ::testing::Values(ShardedJob{2, TransportChoice::kAuto},
+                                           ShardedJob{4, TransportChoice::kAuto},
+                                           ShardedJob{3, TransportChoice::kTcp}),
+                         [](const auto& test) {
+                           return format(
+                               "{}_{}", test.param.world_size,
+                               test.param.transport == TransportChoice::kTcp ? "tcp" : "host");
+                         });
+
+}  // namespace
+}  // namespace cadre
