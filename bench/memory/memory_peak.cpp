@@ -3,7 +3,7 @@
 //
 //   cadre run --nproc-per-node 2 --no-python memory_peak WAY [layers [width [accumulate]]]
 //   WAY: single, ddp, zero1, zero2, fsdp, fsdp-keep (reshard after backward), fsdp-reduction
-//        (reshard after the reduction), hsdp (2 replicas), mapped
+//        (reshard after the reduction), fsdp-mapped (shards read in place), hsdp (2 replicas)
 //
 // "counted" is what libtorch has allocated, exactly, and "pss" the proportional set size, both from
 // the end of construction on. The latter is looked at where memory is at its peak: whenever the
@@ -67,6 +67,7 @@ struct Way {
   std::string name;
   cadre::PlanStrategy strategy;
   cadre::Reshard reshard = cadre::Reshard::kAfterForward;
+  bool is_mapped = false;
 };
 
 const std::vector<Way>& ways() {
@@ -78,6 +79,7 @@ const std::vector<Way>& ways() {
       {"fsdp", cadre::PlanStrategy::kFsdp},
       {"fsdp-keep", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterBackward},
       {"fsdp-reduction", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterReduction},
+      {"fsdp-mapped", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterForward, true},
       {"hsdp", cadre::PlanStrategy::kHsdp}};
   return all;
 }
@@ -100,6 +102,7 @@ cadre::MemoryPlan plan_of(const Way& way, const Mlp& net, const Settings& settin
                              .ranks_per_host = num_ranks,
                              .accumulate = settings.accumulate,
                              .num_replicas = way.strategy == cadre::PlanStrategy::kHsdp ? 2 : 1,
+                             .is_mapped = way.is_mapped,
                              .reshard = way.reshard});
 }
 
@@ -123,7 +126,9 @@ class Trial {
   Peak run() {
     const torch::optim::AdamWOptions options(1e-4);
     if (cadre::has_units(way_.strategy)) {
-      cadre::FullyShardedDataParallelOptions sharding{.reshard = way_.reshard};
+      cadre::FullyShardedDataParallelOptions sharding{
+          .form = way_.is_mapped ? cadre::ShardForm::kMapped : cadre::ShardForm::kGathered,
+          .reshard = way_.reshard};
       sharding.wrap_policy = cadre::wrap_by_size(1);
       const std::vector<cadre::MeshAxis> axes = {{"replicate", 2},
                                                  {"shard", std::max(1, world_.world_size() / 2)}};
@@ -131,7 +136,7 @@ class Trial {
           way_.strategy == cadre::PlanStrategy::kHsdp
               ? cadre::FullyShardedDataParallel{net_, cadre::DeviceMesh(world_, axes), sharding}
               : cadre::FullyShardedDataParallel{net_, world_, sharding};
-      cadre::AdamW optimizer{model.parameters(), options};
+      cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, options};
       train(model, optimizer);
       return peak_;
     }

@@ -133,7 +133,7 @@ class DisturbedTraining {
 };
 
 // The reference's optimizer on parameters of its own, with gradients that differ from the
-// reference's by their bound in one of four directions.
+// reference's by their bound in one of several directions.
 class PerturbedUpdates {
  public:
   PerturbedUpdates(ReferenceTraining& reference, const std::vector<NamedTensor>& initial) {
@@ -152,7 +152,7 @@ class PerturbedUpdates {
       Copy& copy = copies_[k];
       for (size_t i = 0; i < gradients.size(); ++i) {
         at::Tensor parameter = copy.parameters[i].tensor;
-        parameter.mutable_grad() = perturbed(gradients[i], k);
+        parameter.mutable_grad() = perturbed(gradients[i], {.index = k, .step = step});
       }
       copy.rule->update(step);
     }
@@ -169,17 +169,24 @@ class PerturbedUpdates {
   }
 
  private:
-  static constexpr size_t kNumDirections = 4;
+  static constexpr size_t kNumDirections = 6;
   struct Copy {
     std::vector<NamedTensor> parameters;
     std::unique_ptr<UpdateRule> rule;
   };
 
-  static at::Tensor perturbed(const ReferenceTensor& gradient, size_t direction) {
+  // Up, down, away from zero, towards it; and in turns up and down, away and towards.
+  struct Direction {
+    size_t index;
+    int64_t step;
+    bool is_by_sign() const { return index == 2 || index == 3 || index == 5; }
+    bool is_negative() const { return index < 4 ? index % 2 == 1 : step % 2 == 1; }
+  };
+  static at::Tensor perturbed(const ReferenceTensor& gradient, const Direction& direction) {
     if (!gradient.values.defined()) return {};
     const at::NoGradGuard no_grad;
-    const double by = (direction % 2 == 0 ? 1 : -1) * gradient.bound * gradient.scale;
-    if (direction < 2) return gradient.values + by;
+    const double by = (direction.is_negative() ? -1 : 1) * gradient.bound * gradient.scale;
+    if (!direction.is_by_sign()) return gradient.values + by;
     return gradient.values + at::sign(gradient.values) * by;
   }
 

@@ -183,16 +183,19 @@ TEST(OffloadedBytes, AreThoseOfTheFormulaWithTheStateOfAnyOptimizer) {
   }
 }
 
+// What one process computes without a limit; once for all tests.
+const testing::RanksResult& expected() {
+  static const testing::RanksResult result = train_plainly(nullptr);
+  return result;
+}
+
 class MemoryLimit : public ::testing::Test {
  protected:
   void SetUp() override {
     const MemoryCgroup tried("tried", kLimitBytes);
     if (!tried.is_there()) GTEST_SKIP() << tried.reason();
-    expected_ = train_plainly(nullptr);
-    ASSERT_TRUE(expected_.ok()) << expected_.failures();
+    ASSERT_TRUE(expected().ok()) << expected().failures();
   }
-
-  testing::RanksResult expected_;  // without a limit
 };
 
 TEST_F(MemoryLimit, AModelThatOneProcessCannotTrainTrainsInShardsAndInFiles) {
@@ -205,14 +208,14 @@ TEST_F(MemoryLimit, AModelThatOneProcessCannotTrainTrainsInShardsAndInFiles) {
     const auto cgroups = make_cgroups(4, kLimitBytes);
     const auto sharded = train_in(cgroups, {});
     EXPECT_TRUE(sharded.ok()) << sharded.failures();
-    EXPECT_NEAR(mean_of_last(sharded), mean_of_last(expected_), 1e-5);
+    EXPECT_NEAR(mean_of_last(sharded), mean_of_last(expected()), 1e-5);
     for (const auto& cgroup : cgroups) RecordProperty("peak_of_4", cgroup->peak());
   }
   const testing::TemporaryFolder folder;
   const auto cgroups = make_cgroups(1, kLimitBytes);
   const auto in_files = train_in(cgroups, {.offload = FileOffload{.folder = folder.path()}});
   EXPECT_TRUE(in_files.ok()) << in_files.failures();
-  EXPECT_EQ(in_files.ranks[0].output, expected_.ranks[0].output);
+  EXPECT_EQ(in_files.ranks[0].output, expected().ranks[0].output);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
@@ -222,7 +225,7 @@ TEST_F(MemoryLimit, AModelOfLargerParametersThanMemoryTrainsInFiles) {
   const auto in_files = train_in(
       cgroups, {.offload = FileOffload{.folder = folder.path()}, .is_made_in_files = true});
   EXPECT_TRUE(in_files.ok()) << in_files.failures();
-  EXPECT_EQ(in_files.ranks[0].output, expected_.ranks[0].output);
+  EXPECT_EQ(in_files.ranks[0].output, expected().ranks[0].output);
 }
 
 }  // namespace

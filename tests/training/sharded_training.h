@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -55,8 +56,14 @@ inline std::vector<Strategy> all_strategies(int world_size) {
        Sharding::kFsdp,
        {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
       {"fsdp_mapped", Sharding::kFsdp, {.form = ShardForm::kMapped}},
+      {"fsdp_offload",
+       Sharding::kFsdp,
+       {.offload = FileOffload{.folder = std::filesystem::temp_directory_path().string()}}},
   };
   if (world_size == 4 || world_size == 8) {
+    strategies.push_back({"fsdp_onto_group",
+                          Sharding::kFsdp,
+                          {.reshard = Reshard::kOntoGroup, .reshard_group_size = 2}});
     strategies.push_back({"hsdp", Sharding::kFsdp, {}, 2});
     strategies.push_back(
         {"hsdp_after_backward", Sharding::kFsdp, {.reshard = Reshard::kAfterBackward}, 2});

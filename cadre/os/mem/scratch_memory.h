@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"

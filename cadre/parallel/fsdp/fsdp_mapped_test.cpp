@@ -144,7 +144,7 @@ TEST(FsdpMapped, TrainsFrozenUnusedTiedRecomputedAndMixedParameters) {
   compare_forms_of(made<Special>(), every_unit());
   compare_forms_of(made<Special>(), modes(Reshard::kAfterReduction, Reshard::kAfterReduction, 1));
   compare_forms_of(made<Recomputed>(), every_unit());
-  compare_forms_of(made<Mixed>(), every_unit());
+  compare_forms_of(made<MixedTower>(), every_unit());
 }
 
 TEST(FsdpMapped, TrainsInAComputeDtypeOfItsOwn) {
@@ -373,6 +373,31 @@ TEST(FsdpUpdate, WritesShardsOfBothForms) {
       for (const ParameterShard& shard : model.parameter_shards()) shard.values.mul_(0.5);
       EXPECT_THAT(error_of([&] { model(data_of(9)); }, ErrorCode::kInvalidArgument),
                   HasSubstr("are used during an update of the shards; end it before"));
+      update.finish();
+      Tower plain(2);
+      for (const Tensor& parameter : plain.parameters()) parameter.mul_(0.5);
+      EXPECT_TRUE(torch::equal(model(data_of(9)), plain.forward(data_of(9))));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// Between backwards without reduction units stay full, and the program is taken to leave the
+// shards.
+TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
+  for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      Options options = modes(Reshard::kAfterReduction, Reshard::kAfterReduction, 1);
+      options.form = form;
+      options.weighting = GradientWeighting::kEqual;
+      FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
+      {
+        const NoSync no_sync = model.no_sync();
+        model(data_of(0)).mean().backward();
+      }
+      const torch::NoGradGuard no_grad;
+      ShardUpdate update{model};
+      for (const Tensor& values : model.parameters()) values.mul_(0.5);
       update.finish();
       Tower plain(2);
       for (const Tensor& parameter : plain.parameters()) parameter.mul_(0.5);

@@ -45,9 +45,9 @@ TEST(FsdpParameters, MayBeFrozenUnusedOrTied) {
 }
 
 TEST(FsdpParameters, OfTwoDtypesAreShardedApart) {
-  const Snapshot expected = train_plain(std::make_shared<Mixed>(), PlainSteps{});
+  const Snapshot expected = train_plain(std::make_shared<MixedTower>(), PlainSteps{});
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
-    FullyShardedDataParallel model{std::make_shared<Mixed>(), group, every_unit()};
+    FullyShardedDataParallel model{std::make_shared<MixedTower>(), group, every_unit()};
     expect_equal(train_wrapped(model, group, PlainSteps{}), expected, 1e-6);
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -69,8 +69,8 @@ struct Special : Tower {
 };
 
 // Of parameters in two dtypes.
-struct Mixed : Tower {
-  Mixed() : Tower(2) { scale = register_parameter("scale", torch::ones({3}, torch::kFloat)); }
+struct MixedTower : Tower {
+  MixedTower() : Tower(2) { scale = register_parameter("scale", torch::ones({3}, torch::kFloat)); }
   Tensor forward(const Tensor& x) override { return Tower::forward(x * scale.sum().to(kDouble)); }
   Tensor scale;
 };

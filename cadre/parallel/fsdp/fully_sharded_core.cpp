@@ -146,10 +146,30 @@ class UseComparison {
   std::vector<std::string> names_;
 };
 
+// From here on calls of the units go to the schedule.
+void bind_units(const UnitAssignment& assignment, const std::shared_ptr<ShardedUnits>& units) {
+  for (size_t i = 1; i < assignment.units.size(); ++i) {
+    ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
+    binding.is_sharded = true;
+    binding.units = units;
+    binding.index = i;
+  }
+}
+
 std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
   for (const NamedTensor& tensor : tensors) names.push_back(tensor.name);
   return names;
+}
+
+// Their calls come to the schedule. The root's come from the wrapper.
+void bind_units(const UnitAssignment& assignment, const std::shared_ptr<ShardedUnits>& units) {
+  for (size_t i = 1; i < assignment.units.size(); ++i) {
+    ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
+    binding.is_sharded = true;
+    binding.units = units;
+    binding.index = i;
+  }
 }
 
 }  // namespace
@@ -336,12 +356,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
-  for (size_t i = 1; i < construction.assignment.units.size(); ++i) {
-    ShardUnitBase::Binding& binding = construction.assignment.units[i].unit->binding();
-    binding.is_sharded = true;
-    binding.units = units_;
-    binding.index = i;
-  }
+  bind_units(construction.assignment, units_);
 }
 
 FullyShardedCore::~FullyShardedCore() = default;

@@ -19,6 +19,7 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/plan/memory_plan.h"
 #include "cadre/plan/plan_test_memory.h"
+#include "cadre/shard/sharded_optimizer.h"
 
 namespace cadre {
 namespace {
@@ -109,7 +110,7 @@ template <typename Model, typename Optimizer>
 void expect_plan(Model& model, Optimizer& optimizer, const Trial& trial,
                  const std::vector<ProcessGroup>& groups) {
   CountedMemory& memory = CountedMemory::install();
-  const int rank = groups[0].rank();
+  const int rank = trial.options.rank;
   const torch::Tensor x = torch::randn({2, kInner});
   StepTraffic traffic;  // of the last step
   memory.reset_peak(rank);
@@ -136,9 +137,11 @@ void expect_plan(Model& model, Optimizer& optimizer, const Trial& trial,
 }
 
 FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
-  FullyShardedDataParallelOptions sharding{.reshard = options.reshard,
-                                           .reshard_root = options.reshard_root,
-                                           .num_prefetched = options.num_prefetched};
+  FullyShardedDataParallelOptions sharding{
+      .form = options.is_mapped ? ShardForm::kMapped : ShardForm::kGathered,
+      .reshard = options.reshard,
+      .reshard_root = options.reshard_root,
+      .num_prefetched = options.num_prefetched};
   if (options.parameter_dtype) {
     sharding.precision.parameters = to_scalar_type(*options.parameter_dtype);
   }
@@ -155,11 +158,13 @@ void try_units(const std::shared_ptr<Stack>& net, const ProcessGroup& world, con
                                   {"shard", options.num_ranks / options.num_replicas}});
     FullyShardedDataParallel model{net, mesh, sharding_of(options)};
     AdamW optimizer{model.parameters(), adamw};
-    expect_plan(model, optimizer, trial, {world, mesh.group("replicate"), mesh.group("shard")});
+    expect_plan(
+        model, optimizer, trial,
+        {mesh.joint_group({"replicate", "shard"}), mesh.group("replicate"), mesh.group("shard")});
     return;
   }
   FullyShardedDataParallel model{net, world, sharding_of(options)};
-  AdamW optimizer{model.parameters(), adamw};
+  ShardedOptimizer<AdamW> optimizer{model, adamw};
   expect_plan(model, optimizer, trial, {world});
   EXPECT_EQ(model.peak_full_bytes(), trial.plan.held.full_units);
 }
@@ -239,6 +244,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {.strategy = kPlanFsdp,
                   .parameter_dtype = DType::kBfloat16,
                   .reduce_dtype = DType::kFloat32}},
+        PlanCase{"fsdp_mapped", 3, {.strategy = kPlanFsdp, .is_mapped = true}},
         PlanCase{"hsdp", 4, {.strategy = PlanStrategy::kHsdp, .num_replicas = 2}}),
     [](const auto& info) { return std::string(info.param.name); });
 

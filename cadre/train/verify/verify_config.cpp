@@ -5,15 +5,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/os/io/durable_file.h"
 #include "cadre/shard/gather_shards.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/optimizer.h"
@@ -258,10 +259,9 @@ void introduce(const Prepared& prepared, const VerifyRequest& request,
 }
 
 void write_json(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text << std::flush;
-  if (file) return;
-  throw Error(ErrorCode::kUnavailable, cadre::format("--json: {} cannot be written", path));
+  const ConstBytes bytes = std::as_bytes(std::span(text));
+  const Status written = os::write_file(path, {&bytes, 1});
+  if (!written.ok()) throw written.error().with_context("--json");
 }
 
 nlohmann::json json_of(const Deviation& deviation) {
