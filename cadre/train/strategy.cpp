@@ -1,5 +1,6 @@
 #include "cadre/train/strategy.h"
 
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -239,6 +240,12 @@ void check_strategy(const ParallelConfig& config, int world_size) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("parallel.replicas is {}, which does not divide the {} processes",
                               config.replicas, world_size));
+  }
+  const bool has_units = config.strategy == "fsdp" || config.strategy == "hsdp";
+  if (has_units && config.offload != "none" && !std::filesystem::is_directory(config.offload)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("parallel.offload: there is no folder {}; make it, or choose none",
+                              config.offload));
   }
 }
 

@@ -178,7 +178,8 @@ TEST_F(TrainerStrategyTest, FormsAndOffloadGiveTheSameBits) {
 TEST_F(TrainerStrategyTest, AFolderForOffloadThatIsNotThereIsNamed) {
   Config config = config_of("fsdp", "a");
   config.parallel.offload = folder_ + "/nothing";
-  EXPECT_THAT(run(config, 2).failures, HasSubstr(folder_ + "/nothing"));
+  EXPECT_THAT(run(config, 2).failures,
+              HasSubstr("parallel.offload: there is no folder " + folder_ + "/nothing; make it"));
 }
 
 // The second forward has the arguments and the random numbers of the first.
