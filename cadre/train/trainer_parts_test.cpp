@@ -233,6 +233,7 @@ TEST_F(TrainerPartsTest, ARunWhoseLastSnapshotFailsEndsWithAnError) {
 
 TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
   Config config = config_of("fsdp", "a");
+  config.optimizer.learning_rate = 0;  // no loss is better than the first
   config.run.evaluate_every = 2;
   config.run.keep_best = true;
   std::optional<testing::FileSizeLimit> disk;
@@ -243,16 +244,10 @@ TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
     if (num_evaluations == 2) disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first was not kept; every later one is better.
+  // The first was not kept, so the second is the best; the last step has a snapshot in any case.
   const SnapshotFolder snapshots(folder_ + "/a");
-  EXPECT_THAT(snapshots.steps(), ElementsAre(4, 6, 8));
-  EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
-  // A run that learns nothing more keeps the mark.
-  config.run.resume = "best";
-  config.run.steps = 10;
-  config.optimizer.learning_rate = 0;
-  ASSERT_EQ(run(config, 2).failures, "");
-  EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
+  EXPECT_THAT(snapshots.steps(), ElementsAre(4, 8));
+  EXPECT_EQ(snapshots.best(), snapshots.path_of(4));
 }
 
 }  // namespace

@@ -131,9 +131,9 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
 // A snapshot is being written at nearly every instant: each rank its part, on a thread.
 TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
   const auto words = [this](const std::string& run, const std::string& resume) {
-    std::vector<std::string> words = train(run, resume);
-    words.insert(words.end(), {"run.steps=60", "run.snapshot_every=1", "parallel.strategy=fsdp"});
-    return words;
+    std::vector<std::string> all = train(run, resume);
+    all.insert(all.end(), {"run.steps=60", "run.snapshot_every=1", "parallel.strategy=fsdp"});
+    return all;
   };
   ASSERT_EQ(cli::run_cadre(words("whole", "none")).exit_code, 0);
   for (const int step : {15, 30, 45}) {
