@@ -1,5 +1,6 @@
 #include "cadre/train/strategy.h"
 
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/zero/zero_core.h"
+#include "cadre/shard/shard_fence.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/train/models/model.h"
 #include "cadre/train/tasks/task.h"
@@ -168,6 +170,8 @@ c10::ScalarType dtype_of(const std::string& name) {
 
 FullyShardedDataParallelOptions sharding_options(const ParallelConfig& config) {
   FullyShardedDataParallelOptions options;
+  options.form = config.form == "mapped" ? ShardForm::kMapped : ShardForm::kGathered;
+  if (config.offload != "none") options.offload = FileOffload{.folder = config.offload};
   options.reshard = config.reshard == "after_forward"    ? Reshard::kAfterForward
                     : config.reshard == "after_backward" ? Reshard::kAfterBackward
                                                          : Reshard::kAfterReduction;
@@ -200,6 +204,12 @@ class FullySharded final : public Strategy {
   }
   std::vector<ParameterShard> gradient_shards() const override { return model_.parameter_shards(); }
   double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
+  // Mapped shards are written while nobody reads them.
+  void update(const std::function<void()>& step) override {
+    ShardUpdate update(model_.shard_fence());
+    step();
+    update.finish();
+  }
   SnapshotParts parts() const override {
     return parts_of(model_.parameter_shards(), *model_.module());
   }
@@ -230,6 +240,12 @@ void check_strategy(const ParallelConfig& config, int world_size) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("parallel.replicas is {}, which does not divide the {} processes",
                               config.replicas, world_size));
+  }
+  const bool has_units = config.strategy == "fsdp" || config.strategy == "hsdp";
+  if (has_units && config.offload != "none" && !std::filesystem::is_directory(config.offload)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("parallel.offload: there is no folder {}; make it, or choose none",
+                              config.offload));
   }
 }
 

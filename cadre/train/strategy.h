@@ -68,7 +68,8 @@ struct StrategyGroups {
   std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp
 };
 
-// Throws kInvalidArgument for a strategy that does not go with so many processes. Local.
+// Throws kInvalidArgument for a strategy that does not go with so many processes, and for a folder
+// of offload that is not there. Local.
 void check_strategy(const ParallelConfig& config, int world_size);
 
 // REQUIRES: check_strategy(). layout: of the snapshot that the run goes on from.

@@ -3,14 +3,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/checkpoint/module_file.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
@@ -215,6 +212,7 @@ void Trainer::evaluate() {
 
 // Unless this step has one.
 void Trainer::begin_snapshot() {
+  if (snapshot_writer_->is_under_way(step_)) return;
   settle_snapshot();
   if (saved_step_ == step_) {
     if (best_step_ == step_) mark_best();

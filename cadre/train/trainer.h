@@ -27,12 +27,12 @@
 #include "cadre/train/evaluation.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/progress.h"
-#include "cadre/train/resumption.h"
 #include "cadre/train/run_folder.h"
-#include "cadre/train/snapshot_writer.h"
+#include "cadre/train/snapshots/resumption.h"
+#include "cadre/train/snapshots/snapshot_writer.h"
+#include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/strategy.h"
 #include "cadre/train/tasks/task.h"
-#include "cadre/train/train_state.h"
 #include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -23,15 +22,6 @@ using ::testing::Not;
 
 constexpr std::array<std::string_view, 4> kFiles = {"model.safetensors", "optimizer.safetensors",
                                                     "state.json", "B2SUMS"};
-
-std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write_content(const fs::path& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
-}
 
 // Of the snapshots of steps 2 and 4 the later one is damaged.
 class TrainerIntegrityTest : public TrainerTest {

@@ -128,5 +128,28 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
 }
 
+// A snapshot is being written at nearly every instant: each rank its part, on a thread.
+TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
+  const auto words = [this](const std::string& run, const std::string& resume) {
+    std::vector<std::string> all = train(run, resume);
+    all.insert(all.end(), {"run.steps=60", "run.snapshot_every=1", "parallel.strategy=fsdp"});
+    return all;
+  };
+  ASSERT_EQ(cli::run_cadre(words("whole", "none")).exit_code, 0);
+  for (const int step : {15, 30, 45}) {
+    CadreCommand job(words("parts", step == 15 ? "none" : "auto"));
+    ASSERT_TRUE(job.wait_for(format("step {}/60 ", step)));
+    job.send(SIGKILL);
+    job.wait();
+    EXPECT_TRUE(job.leaves_nothing());
+  }
+  const CommandResult resumed = cli::run_cadre(words("parts", "auto"));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
+  EXPECT_THAT(resumed.output,
+              HasSubstr(format("going on from {}/parts/step-", folder_.path().string())));
+  EXPECT_EQ(steps_of("parts").size(), 60U);
+  EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+}
+
 }  // namespace
 }  // namespace cadre

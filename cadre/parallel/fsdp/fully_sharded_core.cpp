@@ -146,16 +146,6 @@ class UseComparison {
   std::vector<std::string> names_;
 };
 
-// From here on calls of the units go to the schedule.
-void bind_units(const UnitAssignment& assignment, const std::shared_ptr<ShardedUnits>& units) {
-  for (size_t i = 1; i < assignment.units.size(); ++i) {
-    ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
-    binding.is_sharded = true;
-    binding.units = units;
-    binding.index = i;
-  }
-}
-
 std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
   for (const NamedTensor& tensor : tensors) names.push_back(tensor.name);

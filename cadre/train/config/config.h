@@ -19,6 +19,7 @@ struct ModelConfig {
   int64_t context = 128;
   int64_t window = 8;
   bool dropout = true;
+  std::string checkpoint_activations = "none";
   std::string weights;
 };
 
@@ -79,7 +80,9 @@ OptimizerConfig default_optimizer(const std::string& kind);
 struct ParallelConfig {
   std::string strategy = "ddp";
   int64_t replicas = 2;
+  std::string form = "gathered";
   std::string reshard = "after_forward";
+  std::string offload = "none";
   std::string parameter_dtype = "float32";
   std::string reduce_dtype = "float32";
 };

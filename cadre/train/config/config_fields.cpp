@@ -43,8 +43,15 @@ void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
   fields.push_back({"model.dropout",
                     "of the cnn: 0.25 behind the convolutions, 0.5 before the last layer",
                     &model.dropout});
+  fields.push_back({.name = "model.checkpoint_activations",
+                    .meaning = "blocks: backward computes each block of the gpt, each hidden layer "
+                               "of the mlp, or the convolutions of the cnn a second time, so that "
+                               "their activations need not be kept; the numbers are the same",
+                    .value = &model.checkpoint_activations,
+                    .choices = {"none", "blocks"}});
   fields.push_back({"model.weights",
-                    "a safetensors file with the first values; empty: drawn from run.seed",
+                    "a safetensors file with the first values, or the folder of a snapshot; empty: "
+                    "drawn from run.seed",
                     &model.weights});
 }
 
@@ -170,12 +177,24 @@ void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& paral
                     "of hsdp: groups of processes that hold the whole model each; they divide the "
                     "number of processes",
                     &parallel.replicas, 1, 1 << 20});
+  fields.push_back({.name = "parallel.form",
+                    .meaning = "of fsdp and hsdp: gathered: each process copies the parameters of "
+                               "a block from the others; mapped: the processes of a host read them "
+                               "where they lie, and it holds them once; between hosts they are "
+                               "gathered in any case",
+                    .value = &parallel.form,
+                    .choices = {"gathered", "mapped"}});
   fields.push_back({.name = "parallel.reshard",
                     .meaning = "of fsdp and hsdp: until when the parameters of a block stay whole: "
                                "after_forward needs the least memory, after_backward gathers them "
                                "once less",
                     .value = &parallel.reshard,
                     .choices = {"after_forward", "after_backward", "after_reduction"}});
+  fields.push_back({"parallel.offload",
+                    "of fsdp and hsdp: a folder on a disk in which each process keeps its part of "
+                    "the model, of gradients and of the optimizer's state, so that they need not "
+                    "fit into memory; none: in memory",
+                    &parallel.offload});
   fields.push_back({.name = "parallel.parameter_dtype",
                     .meaning = "of fsdp and hsdp: in which forward and backward compute; the "
                                "optimizer's parameters are float32",

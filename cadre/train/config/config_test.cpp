@@ -121,6 +121,25 @@ TEST_F(ConfigTest, RefusesModelsOfOtherData) {
   EXPECT_EQ(refusal("", {"model.kind=mlp", "data.kind=synthetic"}), "accepted");
 }
 
+// What would change the numbers is not ignored; what only saves memory or time is.
+TEST_F(ConfigTest, RefusesDtypesUnderStrategiesThatDoNotHaveThem) {
+  for (const std::string key : {"parallel.parameter_dtype", "parallel.reduce_dtype"}) {
+    for (const std::string strategy : {"single", "ddp", "zero1", "zero2"}) {
+      EXPECT_EQ(refusal("", {key + "=bfloat16", "parallel.strategy=" + strategy}),
+                "command line: " + key +
+                    " is bfloat16, which parallel.strategy fsdp and hsdp "
+                    "can do, and " +
+                    strategy +
+                    " cannot: choose one of those, or float32; "
+                    "run.autocast=bfloat16 computes in bfloat16 under every strategy");
+    }
+    for (const std::string strategy : {"fsdp", "hsdp"}) {
+      EXPECT_EQ(refusal("", {key + "=bfloat16", "parallel.strategy=" + strategy}), "accepted");
+    }
+  }
+  EXPECT_EQ(refusal("", {"parallel.reshard=after_backward", "run.autocast=bfloat16"}), "accepted");
+}
+
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
   // Of torch.optim: learning rate, epsilon.
   const std::map<std::string, std::pair<double, double>> expected = {

@@ -22,6 +22,7 @@ nn::LayerNorm make_norm(int64_t width) {
 
 GptBlock::GptBlock(const ModelConfig& config)
     : heads_(config.heads),
+      is_recomputed_(recomputes_activations(config)),
       attention_norm_(register_module("ln_1", make_norm(config.width))),
       query_key_value_(register_module("attn_c_attn", nn::Linear(config.width, 3 * config.width))),
       attention_projection_(register_module("attn_c_proj", nn::Linear(config.width, config.width))),
@@ -32,6 +33,10 @@ GptBlock::GptBlock(const ModelConfig& config)
           register_module("mlp_c_proj", nn::Linear(kMlpExpansion * config.width, config.width))) {}
 
 at::Tensor GptBlock::forward(const at::Tensor& x) {
+  return run_layer([this](const at::Tensor& given) { return compute(given); }, x, is_recomputed_);
+}
+
+at::Tensor GptBlock::compute(const at::Tensor& x) {
   const at::Tensor attended = x + attend(attention_norm_(x));
   return attended +
          mlp_projection_(torch::gelu(mlp_expand_(mlp_norm_(attended)), /*approximate=*/"tanh"));

@@ -24,9 +24,11 @@ class GptBlock : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
 
  private:
+  at::Tensor compute(const at::Tensor& x);
   at::Tensor attend(const at::Tensor& x);
 
   int64_t heads_;
+  bool is_recomputed_;
   torch::nn::LayerNorm attention_norm_;
   torch::nn::Linear query_key_value_;
   torch::nn::Linear attention_projection_;

@@ -36,31 +36,39 @@ void initialize(nn::Module& model, at::Generator generator) {
 
 MnistCnn::MnistCnn(const ModelConfig& config)
     : has_dropout_(config.dropout),
+      is_recomputed_(recomputes_activations(config)),
       conv1_(register_module("conv1", nn::Conv2d(nn::Conv2dOptions(1, 32, 3)))),
       conv2_(register_module("conv2", nn::Conv2d(nn::Conv2dOptions(32, 64, 3)))),
       fc1_(register_module("fc1", LinearUnit(kNumFeatures, kNumHidden))),
       fc2_(register_module("fc2", nn::Linear(kNumHidden, kNumClasses))) {}
 
 at::Tensor MnistCnn::forward(const at::Tensor& images) {
-  const bool drops = has_dropout_ && is_training();
-  at::Tensor x = torch::relu(conv2_(torch::relu(conv1_(images))));
-  x = torch::dropout(torch::max_pool2d(x, 2), kDropoutOfConvolutions, drops);
-  x = torch::dropout(torch::relu(fc1_(x.flatten(1))), kDropoutOfHidden, drops);
+  at::Tensor x = run_layer([this](const at::Tensor& given) { return features(given); }, images,
+                           is_recomputed_);
+  x = torch::dropout(torch::relu(fc1_(x)), kDropoutOfHidden, drops());
   return torch::log_softmax(fc2_(x), /*dim=*/1);
+}
+
+at::Tensor MnistCnn::features(const at::Tensor& images) {
+  const at::Tensor x = torch::max_pool2d(torch::relu(conv2_(torch::relu(conv1_(images)))), 2);
+  return torch::dropout(x, kDropoutOfConvolutions, drops()).flatten(1);
 }
 
 ImageMlp::ImageMlp(const ModelConfig& config) : head_(config.width, kNumClasses) {
   for (int64_t i = 0; i < config.layers; ++i) {
-    hidden_.push_back(
-        register_module(cadre::format("hidden_{}", i),
-                        LinearUnit(i == 0 ? kNumPixels : config.width, config.width)));
+    hidden_.push_back(register_module(
+        cadre::format("hidden_{}", i),
+        HiddenUnit(HiddenLayerOptions{.num_inputs = i == 0 ? kNumPixels : config.width,
+                                      .num_outputs = config.width,
+                                      .activation = Activation::kRelu,
+                                      .is_recomputed = recomputes_activations(config)})));
   }
   register_module("head", head_);
 }
 
 at::Tensor ImageMlp::forward(const at::Tensor& images) {
   at::Tensor x = images.flatten(1);
-  for (LinearUnit& layer : hidden_) x = torch::relu(layer(x));
+  for (HiddenUnit& layer : hidden_) x = layer(x);
   return torch::log_softmax(head_(x), /*dim=*/1);
 }
 

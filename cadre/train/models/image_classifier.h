@@ -26,7 +26,12 @@ class MnistCnn : public Model {
   at::Tensor forward(const at::Tensor& images) override;
 
  private:
+  // (B, 1, 28, 28) to (B, 9216).
+  at::Tensor features(const at::Tensor& images);
+  bool drops() const { return has_dropout_ && is_training(); }
+
   bool has_dropout_;
+  bool is_recomputed_;  // the features
   torch::nn::Conv2d conv1_;
   torch::nn::Conv2d conv2_;
   LinearUnit fc1_;
@@ -41,7 +46,7 @@ class ImageMlp : public Model {
   at::Tensor forward(const at::Tensor& images) override;
 
  private:
-  std::vector<LinearUnit> hidden_;
+  std::vector<HiddenUnit> hidden_;
   torch::nn::Linear head_;
 };
 

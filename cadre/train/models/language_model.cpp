@@ -21,10 +21,4 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets) 
   return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
 }
 
-int64_t num_parameters(const torch::nn::Module& model) {
-  int64_t total = 0;
-  for (const at::Tensor& parameter : model.parameters()) total += parameter.numel();
-  return total;
-}
-
 }  // namespace cadre::train

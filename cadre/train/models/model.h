@@ -10,6 +10,8 @@
 #include <functional>
 
 #include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/train/config/config.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
 
 namespace cadre::train {
 
@@ -24,6 +26,38 @@ using Inference = std::function<at::Tensor(const at::Tensor& data)>;
 
 // A layer that a sharding strategy may gather by itself.
 using LinearUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
+
+bool recomputes_activations(const ModelConfig& config);
+
+// layer(input). If it is recomputed, backward does that a second time, and what it keeps until then
+// is the input. What the layer refers to lives until backward.
+template <typename Layer>
+at::Tensor run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {
+  return is_recomputed ? call_checkpointed<at::Tensor, const at::Tensor&>(layer, input)
+                       : layer(input);
+}
+
+enum class Activation { kRelu, kGelu };
+
+struct HiddenLayerOptions {
+  int64_t num_inputs = 0;
+  int64_t num_outputs = 0;
+  Activation activation = Activation::kRelu;
+  bool is_recomputed = false;
+};
+
+// A linear layer and what its outputs go through. (..., num_inputs) to (..., num_outputs).
+class HiddenLayer : public torch::nn::LinearImpl {
+ public:
+  explicit HiddenLayer(const HiddenLayerOptions& layer);
+  at::Tensor forward(const at::Tensor& input);
+
+ private:
+  Activation activation_;
+  bool is_recomputed_;
+};
+
+using HiddenUnit = torch::nn::ModuleHolder<ShardUnit<HiddenLayer>>;
 
 int64_t num_parameters(const torch::nn::Module& model);
 

@@ -17,8 +17,12 @@ WindowMlp::WindowMlp(const ModelConfig& config, int64_t vocabulary, const at::Ge
       head_(config.width, vocabulary) {
   for (int64_t i = 0; i < config.layers; ++i) {
     const int64_t num_inputs = i == 0 ? window_ * config.width : config.width;
-    hidden_.push_back(
-        register_module(cadre::format("hidden_{}", i), LinearUnit(num_inputs, config.width)));
+    hidden_.push_back(register_module(
+        cadre::format("hidden_{}", i),
+        HiddenUnit(HiddenLayerOptions{.num_inputs = num_inputs,
+                                      .num_outputs = config.width,
+                                      .activation = Activation::kGelu,
+                                      .is_recomputed = recomputes_activations(config)})));
   }
   register_module("head", head_);
 
@@ -38,7 +42,7 @@ at::Tensor WindowMlp::forward(const at::Tensor& tokens) {
   // (B, T, width), with window - 1 zeros before, to (B, T, window * width).
   const at::Tensor padded = torch::constant_pad_nd(embedding_(tokens), {0, 0, window_ - 1, 0});
   at::Tensor x = padded.unfold(/*dimension=*/1, window_, /*step=*/1).flatten(2);
-  for (LinearUnit& layer : hidden_) x = torch::gelu(layer(x));
+  for (HiddenUnit& layer : hidden_) x = layer(x);
   return head_(x);
 }
 

@@ -26,7 +26,7 @@ class WindowMlp : public LanguageModel {
   int64_t context_;
   int64_t window_;
   torch::nn::Embedding embedding_;
-  std::vector<LinearUnit> hidden_;
+  std::vector<HiddenUnit> hidden_;
   torch::nn::Linear head_;
 };
 

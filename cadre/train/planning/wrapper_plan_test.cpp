@@ -246,7 +246,7 @@ INSTANTIATE_TEST_SUITE_P(
                   .reduce_dtype = DType::kFloat32}},
         PlanCase{"fsdp_mapped", 3, {.strategy = kPlanFsdp, .is_mapped = true}},
         PlanCase{"hsdp", 4, {.strategy = PlanStrategy::kHsdp, .num_replicas = 2}}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& test) { return std::string(test.param.name); });
 
 TEST(PlanOptions, HaveTheDefaultsOfTheClasses) {
   EXPECT_EQ(PlanOptions{}.zero_bucket_cap_bytes, ZeroOptions{}.bucket_cap_bytes);

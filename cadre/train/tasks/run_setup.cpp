@@ -7,10 +7,27 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/sharded_load.h"
 #include "cadre/train/schedule.h"
+#include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/text_source.h"
 
 namespace cadre::train {
+namespace {
+
+// path: a file, or a snapshot's folder of either form.
+void load_weights(Model& model, const std::string& path) {
+  const std::string file = cadre::format("{}/{}", path, kModelFile);
+  if (!std::filesystem::is_directory(path)) {
+    load(model, path);
+  } else if (std::filesystem::exists(file)) {
+    load(model, file);
+  } else {
+    load_sharded(path, parts_of(model), {.with_optimizer = false});
+  }
+}
+
+}  // namespace
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
   const std::string& path = config.data.path;
@@ -70,7 +87,7 @@ void resolve_epochs(Config& config, const DataLoader& loader) {
 
 std::shared_ptr<Model> make_initial_model(const Config& config, const Task& task) {
   std::shared_ptr<Model> model = task.make_model();
-  if (!config.model.weights.empty()) load(*model, config.model.weights);
+  if (!config.model.weights.empty()) load_weights(*model, config.model.weights);
   return model;
 }
 

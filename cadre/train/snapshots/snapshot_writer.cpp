@@ -1,4 +1,4 @@
-#include "cadre/train/snapshot_writer.h"
+#include "cadre/train/snapshots/snapshot_writer.h"
 
 #include <ATen/ops/full.h>
 

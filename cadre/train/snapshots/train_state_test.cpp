@@ -1,4 +1,4 @@
-#include "cadre/train/train_state.h"
+#include "cadre/train/snapshots/train_state.h"
 
 #include <gtest/gtest.h>
 

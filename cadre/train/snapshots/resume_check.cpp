@@ -1,4 +1,4 @@
-#include "cadre/train/resume_check.h"
+#include "cadre/train/snapshots/resume_check.h"
 
 #include <map>
 #include <set>

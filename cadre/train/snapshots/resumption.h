@@ -15,9 +15,9 @@
 #include "cadre/group/process_group.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
+#include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/strategy.h"
 #include "cadre/train/tasks/task.h"
-#include "cadre/train/train_state.h"
 
 namespace cadre::train {
 

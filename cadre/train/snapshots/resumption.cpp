@@ -1,4 +1,4 @@
-#include "cadre/train/resumption.h"
+#include "cadre/train/snapshots/resumption.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -13,7 +13,7 @@
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
-#include "cadre/train/resume_check.h"
+#include "cadre/train/snapshots/resume_check.h"
 
 namespace cadre::train {
 namespace {
@@ -170,13 +170,21 @@ NamedTensors Resumption::load(const SnapshotParts& parts, const ProcessGroup& wo
   if (state_.format >= kFirstFormatInParts) {
     return named(load_sharded(snapshot_, parts, world).optimizer);
   }
+  const std::string model_path = cadre::format("{}/{}", snapshot_, kModelFile);
+  const std::string optimizer_path = cadre::format("{}/{}", snapshot_, kOptimizerFile);
+  SnapshotParts states;
+  on_all_ranks(*make_replica_group(world), [&] {
+    for (const std::string& path : {model_path, optimizer_path}) {
+      if (!std::filesystem::exists(path)) {
+        throw Error(ErrorCode::kCorruption, path + " is missing");
+      }
+    }
+    states = states_in(optimizer_path, parts.parameters);
+  });
   // The digests of all files were compared when the state was read.
   const LoadOptions options = {.with_optimizer = false, .with_digests = false};
-  load_sharded(cadre::format("{}/{}", snapshot_, kModelFile), parts, world, options);
-  const std::string path = cadre::format("{}/{}", snapshot_, kOptimizerFile);
-  SnapshotParts states;
-  on_all_ranks(*make_replica_group(world), [&] { states = states_in(path, parts.parameters); });
-  load_sharded(path, states, world, options);
+  load_sharded(model_path, parts, world, options);
+  load_sharded(optimizer_path, states, world, options);
   NamedTensors tensors;
   for (const SnapshotTensor& state : states.parameters)
     tensors.emplace_back(state.name, state.values);

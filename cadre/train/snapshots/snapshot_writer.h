@@ -18,8 +18,8 @@
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/checkpoint/snapshot_saver.h"
 #include "cadre/train/optimizer.h"
+#include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/strategy.h"
-#include "cadre/train/train_state.h"
 
 namespace cadre::train {
 
@@ -42,6 +42,8 @@ class SnapshotWriter {
   // Leaves the group of the thread that writes. REQUIRES: settle().
   void close();
 
+  // Whether the step's snapshot was begun, and settle() has not returned its outcome.
+  bool is_under_way(int64_t step) const { return begun_ && begun_->step == step; }
   // Whether a snapshot is still being written when begin() returns.
   bool writes_in_background() const { return saver_ != nullptr; }
 
