@@ -12,6 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/base/log.h"
 #include "cadre/buckets/sharded_gradients.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/reduction/agreement/trailer.h"
@@ -85,6 +86,17 @@ void check_same_units(const UnitAssignment& assignment,
   }
 }
 
+// It works, and saves only the memory of gradients and optimizer states.
+void warn_without_units(const UnitAssignment& assignment, ReplicaGroup& group) {
+  if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
+  group.log_sink().write(
+      LogLevel::kWarning, "fsdp",
+      format("the model has no unit beside the root parameters={} effect=\"all parameters are "
+             "gathered at once, by every forward and up to the end of backward; call fully_shard() "
+             "for the model's blocks, or set options.wrap_policy\"",
+             assignment.units[0].parameters.size()));
+}
+
 // What ranks compare before they gather for a use that was not expected.
 class UseComparison {
  public:
@@ -103,7 +115,8 @@ class UseComparison {
       if (codes[rank] == codes[0]) continue;
       throw Error(ErrorCode::kInvalidArgument,
                   format("{}, rank {}: the ranks use different units: rank 0 {}, rank {} {}. Call "
-                         "the same units in the same order on all ranks",
+                         "the same units in the same order on all ranks, and in an evaluation give "
+                         "all ranks the same number of batches",
                          kWrapper, group_->rank(), text_of_code(codes[0]), rank,
                          text_of_code(codes[rank])));
     }
@@ -259,6 +272,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
           const std::shared_ptr<ReplicaGroup>& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
     check_same_units(construction.assignment, options_, *all);
+    warn_without_units(construction.assignment, *all);
     shard_group = groups_.shard ? groups_.shard : all;
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group);
