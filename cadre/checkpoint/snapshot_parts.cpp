@@ -27,8 +27,11 @@ SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor) {
 }
 
 SnapshotTensor part_of(const ParameterShard& shard) {
-  return {
-      .name = shard.name, .sizes = shard.sizes, .boxes = boxes_of(shard), .values = shard.values};
+  return {.name = shard.name,
+          .sizes = shard.sizes,
+          .boxes = boxes_of(shard),
+          .values = shard.values,
+          .flat = shard.flat};
 }
 
 SnapshotParts parts_of(const torch::nn::Module& module) {

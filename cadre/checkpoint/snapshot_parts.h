@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,6 +29,8 @@ struct SnapshotTensor {
   std::vector<int64_t> sizes;  // of the whole tensor
   std::vector<Box> boxes;      // disjoint; none where this rank holds nothing
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
+  // See ParameterShard; loading gathers what it has changed.
+  std::shared_ptr<FlatParameters> flat = {};
 };
 
 // The state of an optimizer for one parameter. Tensors have as many elements as the parameter's

@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +21,8 @@
 #include "cadre/shard/flat_layout.h"
 
 namespace cadre {
+
+class FlatParameters;
 
 struct ParameterShard {
   std::string name;            // as in the plain module
@@ -34,6 +37,8 @@ struct ParameterShard {
   at::Tensor
       values;  // (range.size()), a leaf that an optimizer updates; its grad is the reduced one
   at::Tensor parameter;  // the plain module's, of the full shape: for rules by name or dimension
+  // Of whose shard `values` are a part, if any: for gather_changed(), after a change of values.
+  std::shared_ptr<FlatParameters> flat = {};
 };
 
 // The part of the whole tensor that the placements give this rank; `range` counts its elements.
