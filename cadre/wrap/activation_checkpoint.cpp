@@ -68,7 +68,7 @@ class Restored {
 struct Checkpointed {
   TensorFunction function;
   Surroundings surroundings;
-  std::vector<at::Tensor> buffers;       // that a forward changes, after the first one
+  std::vector<at::Tensor> buffers;       // which a second forward leaves as they are
   std::vector<bool> requires_grad = {};  // by input
 };
 
@@ -81,7 +81,7 @@ std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
 }
 
 // The values that tensors have now, for the time after a second forward and its backward, which
-// reads what it has changed.
+// reads what it has changed. Version counters do not show what batch_norm changes, and stay.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -89,7 +89,7 @@ class KeptValues {
   }
   ~KeptValues() {
     const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].copy_(values_[i]);
+    for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].variable_data().copy_(values_[i]);
   }
   KeptValues(const KeptValues&) = delete;
   KeptValues& operator=(const KeptValues&) = delete;
@@ -100,9 +100,8 @@ class KeptValues {
 };
 
 // The first forward. Refuses a function that changes what the second one is given.
-variable_list run_first(Checkpointed& checkpointed, const variable_list& inputs) {
+variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
   const std::vector<uint32_t> of_inputs = versions_of(inputs);
-  const std::vector<uint32_t> of_buffers = versions_of(checkpointed.buffers);
   variable_list outputs = checkpointed.function(inputs);
   const std::vector<uint32_t> now = versions_of(inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -114,12 +113,6 @@ variable_list run_first(Checkpointed& checkpointed, const variable_list& inputs)
                "values. Work on a copy: x.clone(), or x + y instead of x.add_(y)",
                i, inputs.size()));
   }
-  std::vector<at::Tensor> changed;
-  const std::vector<uint32_t> buffers_now = versions_of(checkpointed.buffers);
-  for (size_t i = 0; i < of_buffers.size(); ++i) {
-    if (buffers_now[i] != of_buffers[i]) changed.push_back(checkpointed.buffers[i]);
-  }
-  checkpointed.buffers = std::move(changed);
   return outputs;
 }
 

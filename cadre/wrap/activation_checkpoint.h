@@ -41,8 +41,7 @@ namespace cadre {
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 // function(inputs), now without grad, and again in backward. All inputs and outputs are defined.
-// buffers: those of them that the first call changes in place have, after the second one, the
-// values that they had before it.
+// buffers: what the second call changes in them is undone.
 CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
                                                 const std::vector<at::Tensor>& inputs,
                                                 std::vector<at::Tensor> buffers = {});
