@@ -1,6 +1,7 @@
 #include "cadre/checkpoint/optimizer_state.h"
 
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -103,8 +105,10 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
     return rule<optim::AdagradParamState, optim::AdagradOptions>("Adagrad");
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "the state of this optimizer has no form in a snapshot; expected Adam, AdamW, SGD, "
-              "RMSprop or Adagrad");
+              cadre::format("the state of {} has no form in a snapshot; expected Adam, AdamW, SGD, "
+                            "RMSprop or Adagrad. Of a cadre::ZeroRedundancyOptimizer pass "
+                            "local_optimizer(), with the parts of its parameter_shards()",
+                            c10::demangle(typeid(optimizer).name())));
 }
 
 // A parameter of the optimizer: its record, and the options of its group.

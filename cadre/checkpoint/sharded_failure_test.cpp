@@ -152,11 +152,11 @@ TEST_F(ShardedFailureTest, AManifestThatLeavesItsFolderIsRefused) {
 TEST_F(ShardedFailureTest, TheFirstTensorThatDoesNotFitIsNamed) {
   EXPECT_THAT(
       load_error([](SnapshotParts& parts) { parts.parameters.erase(parts.parameters.begin()); }),
-      HasSubstr("has a tensor 'fc.weight', which the model does not (1 of 11 are unexpected)"));
+      HasSubstr("has a tensor 'fc.weight', which the model does not (1 of 11 is unexpected)"));
   EXPECT_THAT(load_error([](SnapshotParts& parts) {
                 parts.buffers.push_back(whole_tensor("more", torch::zeros({2})));
               }),
-              HasSubstr("has no tensor 'more', which the model needs (1 are missing)"));
+              HasSubstr("has no tensor 'more', which the model needs (1 is missing)"));
   EXPECT_THAT(load_error([](SnapshotParts& parts) {
                 parts.buffers[1] = whole_tensor("mask", torch::zeros({2, 3}, at::kBool));
               }),
@@ -165,6 +165,33 @@ TEST_F(ShardedFailureTest, TheFirstTensorThatDoesNotFitIsNamed) {
                 parts.buffers[0] = whole_tensor("count", torch::zeros({}, at::kInt));
               }),
               HasSubstr("has tensor 'count' as I64 (), but the model has I32 ()"));
+}
+
+TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
+  const auto error_of = [](const std::string& path) -> std::string {
+    try {
+      load_sharded(path, SnapshotParts());
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return "none";
+  };
+  const std::string run = fs::path(snapshot_).parent_path().string();
+  EXPECT_EQ(error_of(run), run +
+                               " is no sharded snapshot: it is the folder of a run; load one of "
+                               "its snapshots, for example " +
+                               snapshot_);
+  EXPECT_EQ(error_of(run + "/none"),
+            run + "/none is no sharded snapshot: there is no such file or folder");
+  const testing::TemporaryFolder other;
+  EXPECT_EQ(error_of(other.path().string()),
+            other.path().string() + " is no sharded snapshot: it has no manifest.json");
+  std::ofstream(other.file("model.safetensors")) << "x";
+  EXPECT_EQ(error_of(other.path().string()),
+            other.path().string() +
+                " is no sharded snapshot: it is a snapshot of the trainer, which has "
+                "whole tensors; load the file " +
+                other.path().string() + "/model.safetensors, which has no state of an optimizer");
 }
 
 // What save_sharded() says on both ranks when one of them gives something else.

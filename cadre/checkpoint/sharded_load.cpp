@@ -14,6 +14,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/snapshot_reader.h"
+#include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/shard_fence.h"
 #include "cadre/wrap/named_tensors.h"
 
@@ -32,6 +33,10 @@ std::vector<Box> boxes_read(const SnapshotTensor& tensor) {
   std::ranges::copy_if(tensor.boxes, std::back_inserter(boxes),
                        [](const Box& box) { return box.numel() > 0; });
   return boxes;
+}
+
+const char* is_or_are(size_t count) {
+  return count == 1 ? "is" : "are";
 }
 
 class Loader {
@@ -90,14 +95,16 @@ class Loader {
       }
     }
     if (!missing.empty()) {
-      refuse(cadre::format("has no tensor '{}', which the model needs ({} are missing)",
-                           *missing.begin(), missing.size()));
+      refuse(cadre::format("has no tensor '{}', which the model needs ({} {} missing)",
+                           *missing.begin(), missing.size(), is_or_are(missing.size())));
     }
+    // All of the model's are there, so the others are unexpected.
+    const size_t num_unexpected = reader_.model().size() - names.size();
     for (const auto& [name, tensor] : reader_.model()) {
       if (!names.contains(name)) {
-        refuse(
-            cadre::format("has a tensor '{}', which the model does not ({} of {} are unexpected)",
-                          name, reader_.model().size() - names.size(), reader_.model().size()));
+        refuse(cadre::format("has a tensor '{}', which the model does not ({} of {} {} unexpected)",
+                             name, num_unexpected, reader_.model().size(),
+                             is_or_are(num_unexpected)));
       }
     }
   }
@@ -161,6 +168,35 @@ class Loader {
   std::vector<ParameterState> states_;
 };
 
+// In the order of the parameters, which is the same on all ranks.
+std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts) {
+  std::vector<std::shared_ptr<FlatParameters>> flats;
+  for (const SnapshotTensor& tensor : parts.parameters) {
+    const bool is_new = tensor.flat && std::ranges::find(flats, tensor.flat) == flats.end();
+    if (is_new) flats.push_back(tensor.flat);
+  }
+  return flats;
+}
+
+// No rank gathers before all have read: one that failed would leave the others waiting.
+LoadedSnapshot load_and_gather(Loader& loader,
+                               const std::vector<std::shared_ptr<FlatParameters>>& flats,
+                               const RankAgreement& ranks) {
+  if (flats.empty()) return loader.load();
+  LoadedSnapshot loaded;
+  const auto read = [&]() -> Result<std::string> {
+    try {
+      loaded = loader.load();
+      return std::string();
+    } catch (const Error& error) {
+      return error;
+    }
+  };
+  ranks.gather(read()).value_or_throw();
+  gather_changed(flats);
+  return loaded;
+}
+
 LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
                        const RankAgreement& ranks, const LoadOptions& options) {
   std::optional<Loader> loader;
@@ -179,7 +215,7 @@ LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("load {}: rank {} reads another snapshot than rank 0", path, rank));
   }
-  return loader->load();
+  return load_and_gather(*loader, flats_of(parts), ranks);
 }
 
 }  // namespace

@@ -39,8 +39,9 @@ struct LoadedSnapshot {
 };
 
 // Collective. Fills the `values` of the parameters and buffers of `parts`, and reads nothing else
-// of it. `path`: the folder of a snapshot, or a safetensors file of whole tensors, which has no
-// optimizer state.
+// of it but `flat`: the wrapper or optimizer that holds these values gathers its whole parameters
+// again, at once or in its next forward. `path`: the folder of a snapshot, or a safetensors file of
+// whole tensors, which has no optimizer state.
 CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
                                          const ProcessGroup& group,
                                          const LoadOptions& options = {});

@@ -133,6 +133,22 @@ std::vector<int64_t> SnapshotFolder::steps() const {
   return steps;
 }
 
+// A snapshot ends by a rename, as it has begun, so that none is there in part.
+Status SnapshotFolder::keep_last(size_t count) {
+  std::vector<int64_t> removed = steps();
+  removed.resize(removed.size() - std::min(count, removed.size()));
+  for (const int64_t step : removed) {
+    const std::string path = path_of(step);
+    if (path == latest() || path == best()) continue;
+    const std::string prefix = cadre::format(".{}.tmp", name_of(step));
+    CADRE_RETURN_IF_ERROR(remove_all_with_prefix(run_folder_, prefix));
+    CADRE_RETURN_IF_ERROR(
+        os::rename_path(path, cadre::format("{}/{}.removed", run_folder_, prefix)));
+    CADRE_RETURN_IF_ERROR(remove_all_with_prefix(run_folder_, prefix));
+  }
+  return {};
+}
+
 Status SnapshotFolder::mark_best(int64_t step) {
   const std::string name = name_of(step) + "\n";
   return os::replace_file(run_folder_ + "/best", std::as_bytes(std::span(name)));

@@ -7,6 +7,7 @@
 // Layout: docs/formats/snapshot.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -41,6 +42,9 @@ class CADRE_EXPORT SnapshotFolder {
   std::string path_of(int64_t step) const;
   // What the name of a snapshot's folder says; nullopt for another name.
   static std::optional<int64_t> step_of_folder(const std::string& path);
+  // Removes all snapshots but the `count` of the highest steps, and those that `latest` and `best`
+  // name. A crash leaves each of the others whole or gone. One process of a job calls it.
+  Status keep_last(size_t count);
   // Of all snapshots that are there, in rising order.
   std::vector<int64_t> steps() const;
 

@@ -53,6 +53,20 @@ TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {
   EXPECT_EQ(SnapshotFolder(run_).latest(), run_ + "/step-000200");
 }
 
+TEST_F(SnapshotFolderTest, KeepsTheLastTheLatestAndTheBest) {
+  SnapshotFolder folder(run_);
+  EXPECT_TRUE(folder.keep_last(2).ok()) << "of a run that has none";
+  for (const int64_t step : {500, 100, 200, 300, 400}) ASSERT_TRUE(save(step, "a").ok());
+  ASSERT_TRUE(folder.mark_best(100).ok());
+  ASSERT_TRUE(save(250, "b").ok());  // the latest is not the highest
+  ASSERT_TRUE(folder.keep_last(2).ok());
+  EXPECT_EQ(folder.steps(), (std::vector<int64_t>{100, 250, 400, 500}));
+  EXPECT_EQ(content_of_latest(), "b");
+  EXPECT_EQ(num_entries(), 6) << "the snapshots, latest and best";
+  ASSERT_TRUE(folder.keep_last(0).ok());
+  EXPECT_EQ(folder.steps(), (std::vector<int64_t>{100, 250}));
+}
+
 TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   EXPECT_EQ(content_of_latest(), "none");
   EXPECT_FALSE(SnapshotFolder(run_).latest_step());

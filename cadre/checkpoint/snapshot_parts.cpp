@@ -31,7 +31,8 @@ SnapshotTensor part_of(const ParameterShard& shard) {
           .sizes = shard.sizes,
           .boxes = boxes_of(shard),
           .values = shard.values,
-          .fence = shard.fence};
+          .fence = shard.fence,
+          .flat = shard.flat};
 }
 
 SnapshotParts parts_of(const torch::nn::Module& module) {

@@ -31,6 +31,8 @@ struct SnapshotTensor {
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
   // What a load holds while it writes `values`; see ParameterShard. Null: nothing.
   std::shared_ptr<ShardFence> fence = {};
+  // See ParameterShard; loading gathers what it has changed.
+  std::shared_ptr<FlatParameters> flat = {};
 };
 
 // The state of an optimizer for one parameter. Tensors have as many elements as the parameter's

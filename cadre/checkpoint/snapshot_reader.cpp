@@ -14,6 +14,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_digests.h"
+#include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/os/io/file.h"
 #include "cadre/wrap/named_tensors.h"
@@ -66,6 +67,23 @@ at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part) {
   return tensor;
 }
 
+// A path without a manifest, and what to load instead.
+std::string what_it_is(const std::string& path) {
+  std::error_code failure;
+  if (!fs::exists(path, failure)) return "there is no such file or folder";
+  if (const auto latest = SnapshotFolder(path).latest()) {
+    return cadre::format("it is the folder of a run; load one of its snapshots, for example {}",
+                         *latest);
+  }
+  if (fs::exists(path + "/model.safetensors", failure)) {
+    return cadre::format(
+        "it is a snapshot of the trainer, which has whole tensors; load the file "
+        "{}/model.safetensors, which has no state of an optimizer",
+        path);
+  }
+  return cadre::format("it has no {}", kSnapshotManifestName);
+}
+
 }  // namespace
 
 SnapshotReader::SnapshotReader(std::string path, std::string fingerprint, SnapshotManifest manifest,
@@ -94,9 +112,8 @@ SnapshotReader SnapshotReader::open(const std::string& path) {
   const std::string manifest_path = cadre::format("{}/{}", path, kSnapshotManifestName);
   const std::array<std::string_view, 1> names = {kSnapshotManifestName};
   if (!fs::exists(manifest_path, failure)) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("{} is no sharded snapshot: it has no {}", path, kSnapshotManifestName));
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("{} is no sharded snapshot: {}", path, what_it_is(path)));
   }
   cadre::check_digests(path, names).value_or_throw();
   const std::string text = os::read_file(manifest_path, kMaxSnapshotManifestBytes).value_or_throw();

@@ -26,6 +26,7 @@ class Staging {
     for (auto* tensors : {&copied.parameters, &copied.buffers}) {
       for (SnapshotTensor& tensor : *tensors) {
         tensor.values = staged("model." + tensor.name, tensor.values);
+        tensor.flat.reset();
       }
     }
     for (ParameterState& state : copied.optimizer) {

@@ -91,6 +91,7 @@ DataParallelCore::~DataParallelCore() = default;
 
 void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> num_rows) {
   if (options_.before_forward) options_.before_forward();
+  for (const auto& call : calls_before_forward_) call();
   last_num_samples_ = num_samples_ ? num_samples_ : num_rows;
   if (!reducer_ || !at::GradMode::is_enabled()) return;
   reducer_->begin_forward(last_num_samples());
@@ -197,6 +198,10 @@ double DataParallelCore::mean_over_ranks(double value) {
                        wrapper_.place_with_module(), wrapper_.number));
   }
   return values[0] / values[1];
+}
+
+void DataParallelCore::call_before_forward(std::function<void()> call) {
+  calls_before_forward_.push_back(std::move(call));
 }
 
 void DataParallelCore::zero_grad(bool set_to_none) {

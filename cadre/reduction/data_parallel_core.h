@@ -80,6 +80,8 @@ class CADRE_EXPORT DataParallelCore {
   void leave_no_sync();
   void reduce_gradients();
   double mean_over_ranks(double value);
+  // Adds to what DataParallelOptions::before_forward does.
+  void call_before_forward(std::function<void()> call);
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none);
   std::optional<BucketLayout> learned_layout() const;
@@ -96,6 +98,7 @@ class CADRE_EXPORT DataParallelCore {
   std::shared_ptr<LocatedReplicas> group_;
   Wrapper wrapper_;
   const DataParallelOptions options_;
+  std::vector<std::function<void()>> calls_before_forward_;
   // In an idle world of one there are none of these.
   // What rank 0 sends with a forward: the wrapper's number, then the buffers; or nothing.
   std::vector<NamedTensor> sent_buffers_;

@@ -159,6 +159,8 @@ void FlatParameters::take_over_parameters() {
 
 std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& mesh,
                                                              const std::string& flat_axis) const {
+  // Null where this is no shared object.
+  const auto self = std::const_pointer_cast<FlatParameters>(weak_from_this().lock());
   std::vector<ParameterShard> shards;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     shards.push_back({.name = parameters_[i].name,
@@ -169,7 +171,8 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
                       .range = layout_.range(i, group_->rank().value),
                       .values = values_[i],
                       .parameter = parameters_[i].tensor,
-                      .fence = options_.keep_full ? nullptr : options_.fence});
+                      .fence = options_.keep_full ? nullptr : options_.fence,
+                      .flat = self});
   }
   return shards;
 }
@@ -368,6 +371,18 @@ void FlatParameters::mark_stale() {
   is_stale_ = true;
   guard("have changed on their owners");
   if (was_unsharded) check_unwritten();
+}
+
+// The writer may have gone around autograd's version counters.
+void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
+  for (const auto& flat : changed) {
+    if (!flat->is_mapped()) flat->shard_.unsafeGetTensorImpl()->bump_version();
+    flat->mark_stale();
+    if (flat->options_.keep_full) flat->unshard_async();
+  }
+  for (const auto& flat : changed) {
+    if (flat->options_.keep_full) flat->wait_unsharded();
+  }
 }
 
 void FlatParameters::make_private() {

@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,7 @@ struct FlatParametersOptions {
   std::shared_ptr<ReplicaGroup> reshard_group = {};
 };
 
-class CADRE_EXPORT FlatParameters {
+class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatParameters> {
  public:
   using Options = FlatParametersOptions;
 
@@ -129,6 +130,7 @@ class CADRE_EXPORT FlatParameters {
 
  private:
   friend class ShardFence;
+  friend void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
   enum class State : uint8_t { kSharded, kOnGroup, kGathering, kFull };
 
   void check_parameters() const;
@@ -185,6 +187,11 @@ class CADRE_EXPORT FlatParameters {
   std::optional<uint32_t> filled_version_;
   uint32_t unsharded_version_ = 0;  // of mapped parameters
 };
+
+// The program has changed values() of these, on all ranks, between two steps: whole parameters that
+// are there have old values. Those with keep_full are gathered, the others when they are used next.
+// Collective.
+CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
 
 // A wrapper that may keep its parameters in such buffers; an empty list says that their gradients
 // are whole on every rank.

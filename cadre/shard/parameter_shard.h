@@ -22,6 +22,7 @@
 
 namespace cadre {
 
+class FlatParameters;
 class ShardFence;
 
 struct ParameterShard {
@@ -40,6 +41,8 @@ struct ParameterShard {
   // Where a program that writes `values` holds a ShardUpdate meanwhile: of this fence. Null where
   // it may write at any time.
   std::shared_ptr<ShardFence> fence = {};
+  // Of whose shard `values` are a part, if any: for gather_changed(), after a change of values.
+  std::shared_ptr<FlatParameters> flat = {};
 };
 
 // The part of the whole tensor that the placements give this rank; `range` counts its elements.

@@ -15,7 +15,8 @@
 namespace cadre {
 namespace {
 
-enum class Way { kUndivided, kStage1, kStage2 };
+// kStage1Later: the next forward of the wrapper waits for the parameters.
+enum class Way { kUndivided, kStage1, kStage1Later, kStage2 };
 
 // Eight steps on this rank's rows, whose number differs from rank to rank; every third step adds up
 // two backwards.
@@ -39,6 +40,9 @@ std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way w
   if (way == Way::kStage2) {
     optimizer = std::make_unique<ZeroRedundancyOptimizer<AdamW>>(ddp, options,
                                                                  ZeroOptions{.wait_in_step = true});
+  } else if (way == Way::kStage1Later) {
+    optimizer = std::make_unique<ZeroRedundancyOptimizer<AdamW>>(
+        ddp, options, ZeroOptions{.bucket_cap_bytes = 1000, .wait_in_step = false});
   } else if (way == Way::kStage1) {
     optimizer = std::make_unique<ZeroRedundancyOptimizer<AdamW>>(
         model->named_parameters(), group, options, ZeroOptions{.bucket_cap_bytes = 1000});
@@ -58,6 +62,8 @@ std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way w
     model->loss(ddp(x), x).backward();
     optimizer->step();
   }
+  const torch::NoGradGuard no_grad;
+  ddp(torch::zeros({1, testing::kContext}, torch::kLong));  // waits, also without grad
   return model;
 }
 
@@ -65,11 +71,11 @@ TEST(ZeroUnderDdp, HasTheBitsOfTheUndividedOptimizer) {
   for (const int world_size : {1, 2, 3, 4}) {
     const auto result = testing::run_groups(world_size, [](const ProcessGroup& group) {
       const auto plain = train_under_ddp(group, Way::kUndivided);
-      for (const Way way : {Way::kStage1, Way::kStage2}) {
+      for (const Way way : {Way::kStage1, Way::kStage1Later, Way::kStage2}) {
         const auto divided = train_under_ddp(group, way);
         for (const auto& item : plain->named_parameters()) {
           testing::require(torch::equal(divided->named_parameters()[item.key()], item.value()),
-                           item.key() + (way == Way::kStage1 ? " in stage 1" : " in stage 2"));
+                           item.key() + (way == Way::kStage2 ? " in stage 2" : " in stage 1"));
         }
       }
     });

@@ -18,6 +18,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -86,6 +87,11 @@ class DistributedDataParallel : public DataParallelModule<M> {
   std::vector<ParameterShard> parameter_shards() const { return replicas_.parameter_shards(); }
   // Of the ranks that have replicas of the module.
   const std::shared_ptr<ReplicaGroup>& replica_group() const { return replicas_.group; }
+  // Called at the start of each forward, also of one without grad: by an optimizer that waits there
+  // for the parameters of its last step.
+  void call_before_forward(std::function<void()> call) {
+    this->core().call_before_forward(std::move(call));
+  }
   // With GradientPlacement::kSharded, the buffers in which the parameters are, one for each bucket:
   // who changes values calls mark_stale() and unshard_async() on each, on all ranks, and the next
   // forward waits. Otherwise empty.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/testing/log_lines.h"
 #include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
@@ -341,6 +342,27 @@ TEST(FsdpMisuse, AllRanksMayChangeTheOrder) {
     }
     expect_parameters(rank, copies_of(chain.parameters()));
   });
+}
+
+TEST(FsdpMisuse, AModelWithoutUnitsIsLogged) {
+  for (const bool has_units : {false, true}) {
+    const auto log = std::make_shared<LogLines>();
+    const auto result = run_groups(
+        kRanks,
+        [&](const ProcessGroup& group, std::string&) {
+          const FullyShardedDataParallel model{
+              std::make_shared<Chain>(), group,
+              has_units ? units_of_chain() : FullyShardedDataParallelOptions()};
+        },
+        log);
+    EXPECT_TRUE(result.ok()) << result.failures();
+    if (has_units) {
+      EXPECT_THAT(log->get(), ::testing::IsEmpty());
+    } else {
+      EXPECT_THAT(log->get(), ::testing::ElementsAre(::testing::StartsWith(
+                                  "fsdp the model has no unit beside the root parameters=8 ")));
+    }
+  }
 }
 
 TEST(FsdpMisuse, WhatTheConstructorRefuses) {

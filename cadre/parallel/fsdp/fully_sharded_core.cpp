@@ -11,6 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/base/log.h"
 #include "cadre/buckets/sharded_gradients.h"
 #include "cadre/parallel/fsdp/offload.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
@@ -98,6 +99,17 @@ void check_same_units(const UnitAssignment& assignment,
   }
 }
 
+// It works, and saves only the memory of gradients and optimizer states.
+void warn_without_units(const UnitAssignment& assignment, ReplicaGroup& group) {
+  if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
+  group.log_sink().write(
+      LogLevel::kWarning, "fsdp",
+      format("the model has no unit beside the root parameters={} effect=\"all parameters are "
+             "gathered at once, by every forward and up to the end of backward; call fully_shard() "
+             "for the model's blocks, or set options.wrap_policy\"",
+             assignment.units[0].parameters.size()));
+}
+
 // What ranks compare before they gather for a use that was not expected.
 class UseComparison {
  public:
@@ -123,7 +135,8 @@ class UseComparison {
       }
       throw Error(ErrorCode::kInvalidArgument,
                   format("{}, rank {}: the ranks use different units: rank 0 {}, rank {} {}. Call "
-                         "the same units in the same order on all ranks",
+                         "the same units in the same order on all ranks, and in an evaluation give "
+                         "all ranks the same number of batches",
                          kWrapper, group_->rank(), text_of_code(codes[0]), rank,
                          text_of_code(codes[rank])));
     }
@@ -295,6 +308,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     all_ranks = all;
     const auto shard_group = groups_.shard ? groups_.shard : all;
     check_same_units(construction.assignment, options_, *shard_group, *all);
+    warn_without_units(construction.assignment, *all);
     files_ = open_offload(options_.offload, construction.assignment,
                           {.all = *all, .shard = *shard_group});
     construction.reshard_groups.emplace(shard_group);

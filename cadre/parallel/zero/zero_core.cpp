@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/wrap/replica_check.h"
 
@@ -40,6 +41,23 @@ std::shared_ptr<ReplicaGroup> group_of(
     const std::vector<std::shared_ptr<FlatParameters>>& flat_parameters) {
   const std::shared_ptr<FlatParameters>& first = flat_parameters.at(0);
   return {first, &first->group()};
+}
+
+// Up to 16 elements of the gradient, from its first to its last.
+void add_sample(Fnv1a& digest, const at::Tensor& parameter) {
+  constexpr int64_t kNumSamples = 16;
+  at::Tensor gradient = parameter.grad();
+  digest.add(gradient.defined() ? 1 : 0);
+  if (!gradient.defined() || gradient.layout() != at::kStrided || gradient.numel() == 0) return;
+  if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
+  const auto element = static_cast<int64_t>(gradient.element_size());
+  const auto* const bytes = static_cast<const char*>(gradient.const_data_ptr());
+  const int64_t last = gradient.numel() - 1;
+  const int64_t count = std::min(kNumSamples, gradient.numel());
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t index = count == 1 ? 0 : last / (count - 1) * k;
+    digest.add(std::string_view(bytes + index * element, static_cast<size_t>(element)));
+  }
 }
 
 const void* key_of(const at::Tensor& tensor) {
@@ -207,7 +225,7 @@ void ZeroCore::begin_step() {
   for (const auto& flat : buckets_) flat->check_in_place();
   if (stage_ == ZeroStage::kReplicatedGradients) {
     check_frozen();
-    if (!std::exchange(is_reduction_checked_, true)) check_reduced();
+    check_reduced();
   }
   gradients_.clear();
   for (const auto& flat : buckets_) {
@@ -260,8 +278,31 @@ void ZeroCore::finish_gathers() {
   }
 }
 
-// In the first step: gradients that nobody has reduced differ.
+// Gradients that nobody has reduced differ: in the first step their sums are compared, in the
+// others some elements of each, which costs no pass over the gradients.
 void ZeroCore::check_reduced() {
+  if (!std::exchange(is_reduction_checked_, true)) return check_sums();
+  if (samples_are_equal()) return;
+  check_sums();
+  refuse(
+      "the ranks have different gradients. With whole gradients they must be reduced before "
+      "step(): run the model through DistributedDataParallel, or reduce them in the same way on "
+      "all ranks");
+}
+
+bool ZeroCore::samples_are_equal() const {
+  Fnv1a digest;
+  for (const auto& flat : buckets_) {
+    for (const NamedTensor& parameter : flat->parameters()) add_sample(digest, parameter.tensor);
+  }
+  const auto own = static_cast<int64_t>(digest.value());
+  const at::Tensor bounds = at::tensor({own, ~own}, at::kLong);
+  group_->all_reduce(bounds, ReduceOp::kMax);
+  const int64_t* const largest = bounds.const_data_ptr<int64_t>();
+  return largest[0] == ~largest[1];
+}
+
+void ZeroCore::check_sums() const {
   std::vector<NamedTensor> stepped;
   for (const auto& flat : buckets_) {
     stepped.insert(stepped.end(), flat->parameters().begin(), flat->parameters().end());

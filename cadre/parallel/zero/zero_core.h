@@ -87,6 +87,8 @@ class CADRE_EXPORT ZeroCore {
   at::Tensor gradient_of(const FlatParameters& flat, size_t parameter) const;
   void check_frozen() const;
   void check_reduced();
+  bool samples_are_equal() const;
+  void check_sums() const;
 
   std::string optimizer_;
   ZeroStage stage_;

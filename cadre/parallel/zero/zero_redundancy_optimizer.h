@@ -65,6 +65,9 @@ concept HasReplicas = requires(Model& model) {
   { model.replica_group() } -> std::convertible_to<std::shared_ptr<ReplicaGroup>>;
 };
 
+template <typename Model>
+inline constexpr bool kHasDividedOptimizer = false;
+
 template <typename O>
 class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
  public:
@@ -96,6 +99,16 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   ZeroRedundancyOptimizer(Model& model, const Groups& groups, const Options& defaults,
                           const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(make_core_of(model, options), groups, defaults, options) {}
+
+  // Of a wrapper whose ranks own shards of the parameters already.
+  template <typename Model, OptimizerOptionsType Options>
+    requires(HasParameterShards<Model> && !HasFlatParameters<Model> && !HasReplicas<Model>)
+  ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {}) {
+    static_assert(kHasDividedOptimizer<Model>,
+                  "cadre::ZeroRedundancyOptimizer: each rank owns shards of this wrapper's "
+                  "parameters, so their optimizer's state is divided already. Make the optimizer "
+                  "itself from model.parameters(), for example cadre::AdamW");
+  }
 
   ZeroStage stage() const { return core_->stage(); }
 
@@ -174,7 +187,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   };
 
   template <typename Options>
-  ZeroRedundancyOptimizer(std::unique_ptr<ZeroCore> core, const Groups& groups,
+  ZeroRedundancyOptimizer(std::shared_ptr<ZeroCore> core, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options)
       : Optimizer(outer_groups(*core, groups), std::make_unique<Options>(defaults)),
         core_(std::move(core)),
@@ -198,7 +211,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   template <typename Group>
-  static std::unique_ptr<ZeroCore> make_core(const Named& parameters, const Group& group,
+  static std::shared_ptr<ZeroCore> make_core(const Named& parameters, const Group& group,
                                              const ZeroOptions& options) {
     std::unordered_set<const void*> seen;
     std::vector<NamedTensor> distinct;
@@ -213,18 +226,24 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     } else {
       replicas = group;
     }
-    return std::make_unique<ZeroCore>(name(), std::move(distinct), std::move(replicas), options);
+    return std::make_shared<ZeroCore>(name(), std::move(distinct), std::move(replicas), options);
   }
 
   template <typename Model>
-  static std::unique_ptr<ZeroCore> make_core_of(Model& model, const ZeroOptions& options) {
+  static std::shared_ptr<ZeroCore> make_core_of(Model& model, const ZeroOptions& options) {
     if constexpr (HasFlatParameters<Model>) {
       const std::vector<std::shared_ptr<FlatParameters>> flat = model.flat_parameters();
-      if (!flat.empty()) return std::make_unique<ZeroCore>(name(), flat, model.parameter_shards());
+      if (!flat.empty()) return std::make_shared<ZeroCore>(name(), flat, model.parameter_shards());
     }
     if constexpr (HasReplicas<Model>) {
-      return make_core(model.module()->named_parameters(),
-                       std::shared_ptr<ReplicaGroup>(model.replica_group()), options);
+      auto core = make_core(model.module()->named_parameters(),
+                            std::shared_ptr<ReplicaGroup>(model.replica_group()), options);
+      if constexpr (requires { model.call_before_forward([] {}); }) {
+        model.call_before_forward([waiting = std::weak_ptr<ZeroCore>(core)] {
+          if (const auto alive = waiting.lock()) alive->finish_gathers();
+        });
+      }
+      return core;
     } else {
       throw Error(ErrorCode::kInvalidArgument,
                   format("ZeroRedundancyOptimizer of {}: the model's gradients are whole on every "
@@ -382,7 +401,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                parameter));
   }
 
-  std::unique_ptr<ZeroCore> core_;
+  std::shared_ptr<ZeroCore> core_;  // shared with the wrapper, which waits for it in its forward
   bool waits_in_step_;
   std::unique_ptr<O> local_;
 };

@@ -388,6 +388,26 @@ TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
   }
 }
 
+// Some elements of each gradient are compared in every step.
+TEST(ZeroRedundancyOptimizer, NoticesALaterStepThatNobodyReduced) {
+  const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
+    Net net;
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, torch::optim::SGDOptions(0.1));
+    for (int step = 0; step < 3; ++step) train_step(net, group, zero, step);
+    const std::vector<Tensor> before = values_of(net);
+    zero.zero_grad();
+    net.forward(input_of(3, group.rank()), true).backward();
+    output = failure_of([&] { zero.step(); });
+    for (size_t i = 0; i < before.size(); ++i) {
+      require(torch::equal(net.parameters()[i], before[i]), "nothing was stepped");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("ranks 0 and 1 have different gradients of \"scale\""));
+  }
+}
+
 TEST(ZeroRedundancyOptimizer, SaysWhichRankLeftOutAStep) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net net;

@@ -8,8 +8,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <mutex>
+#include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/format.h"
 
 namespace cadre {
 
@@ -66,8 +68,53 @@ class Restored {
 struct Checkpointed {
   TensorFunction function;
   Surroundings surroundings;
-  std::vector<bool> requires_grad;  // by input
+  std::vector<at::Tensor> buffers;       // which a second forward leaves as they are
+  std::vector<bool> requires_grad = {};  // by input
 };
+
+std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<uint32_t> versions;
+  for (const at::Tensor& tensor : tensors) {
+    versions.push_back(tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version()));
+  }
+  return versions;
+}
+
+// The values that tensors have now, for the time after a second forward and its backward, which
+// reads what it has changed. Version counters do not show what batch_norm changes, and stay.
+class KeptValues {
+ public:
+  explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
+    for (const at::Tensor& tensor : tensors_) values_.push_back(tensor.detach().clone());
+  }
+  ~KeptValues() {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].variable_data().copy_(values_[i]);
+  }
+  KeptValues(const KeptValues&) = delete;
+  KeptValues& operator=(const KeptValues&) = delete;
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> values_;
+};
+
+// The first forward. Refuses a function that changes what the second one is given.
+variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
+  const std::vector<uint32_t> of_inputs = versions_of(inputs);
+  variable_list outputs = checkpointed.function(inputs);
+  const std::vector<uint32_t> now = versions_of(inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (now[i] == of_inputs[i]) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("cadre::ActivationCheckpoint: forward() has changed tensor {} of {} among its "
+               "arguments in place, and backward would compute it again from the changed "
+               "values. Work on a copy: x.clone(), or x + y instead of x.add_(y)",
+               i, inputs.size()));
+  }
+  return outputs;
+}
 
 // The only thing that the context can hold without knowing its type.
 struct Holder : torch::CustomClassHolder {
@@ -85,7 +132,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     }
     context->save_for_backward(given);
     context->saved_data["holder"] = c10::IValue::make_capsule(holder);
-    variable_list outputs = holder->checkpointed.function(given);
+    variable_list outputs = run_first(holder->checkpointed, given);
     variable_list without_grad;
     for (at::Tensor& output : outputs) {
       // An input that comes out as it is would become an alias that autograd does not know of.
@@ -112,6 +159,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       inputs[i] = inputs[i].detach();
       inputs[i].requires_grad_(checkpointed.requires_grad[i]);
     }
+    const KeptValues buffers(checkpointed.buffers);
     variable_list outputs;
     {
       const Restored surroundings(checkpointed.surroundings);
@@ -134,11 +182,12 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at::Tensor>& inputs,
+                                   std::vector<at::Tensor> buffers) {
   const at::Tensor leaf = at::zeros({0}).requires_grad_(true);
-  return CheckpointFunction::apply(
-      leaf, at::TensorList(inputs),
-      c10::make_intrusive<Holder>(Checkpointed{std::move(function), Surroundings{}, {}}));
+  return CheckpointFunction::apply(leaf, at::TensorList(inputs),
+                                   c10::make_intrusive<Holder>(Checkpointed{
+                                       std::move(function), Surroundings{}, std::move(buffers)}));
 }
 
 bool checkpointing_is_useful() {

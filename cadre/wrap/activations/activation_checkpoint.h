@@ -10,12 +10,15 @@
 // The second forward draws the same random numbers, from the default CPU generator, and sees the
 // same autocast state. It is a backward inside of the backward: a parameter that two checkpointed
 // modules share gets its gradient in two steps, which DistributedDataParallel refuses.
-// autograd::grad() does not go through it (it would compute no gradients of parameters).
+// autograd::grad() does not go through it (it would compute no gradients of parameters). A buffer
+// that forward() changes in place, as BatchNorm's statistics, changes once. What forward() keeps in
+// a member, for a loss of its own, has no graph: return it instead.
 //
 // Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
 // refers to the module, which must live until backward. Errors: those of M::forward(), also out of
-// backward(); c10::Error where an argument was changed in place in between. Source: T. Chen et al.,
-// arXiv:1604.06174; torch.utils.checkpoint with use_reentrant=True.
+// backward(); kInvalidArgument where it changes an argument in place, which the second forward
+// would get changed; c10::Error where an argument was changed in place in between. Source: T. Chen
+// et al., arXiv:1604.06174; torch.utils.checkpoint with use_reentrant=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +41,10 @@ namespace cadre {
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 // function(inputs), now without grad, and again in backward. All inputs and outputs are defined.
+// buffers: what the second call changes in them is undone.
 CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
-                                                const std::vector<at::Tensor>& inputs);
+                                                const std::vector<at::Tensor>& inputs,
+                                                std::vector<at::Tensor> buffers = {});
 // Whether there is anything to save: grad is on.
 CADRE_EXPORT bool checkpointing_is_useful();
 
@@ -53,7 +58,8 @@ class ActivationCheckpoint : public M {
 
 // The body of ActivationCheckpoint<M>::forward().
 template <typename Output, typename... Args, typename Call>
-Output call_checkpointed(const Call& forward, std::remove_reference_t<Args>&... args) {
+Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
+                         std::remove_reference_t<Args>&... args) {
   static_assert(
       (std::is_copy_constructible_v<std::remove_cvref_t<Args>> && ...) &&
           ((kHoldsReplaceableTensors<Args> || kHoldsNoTensor<std::remove_cvref_t<Args>>)&&...),
@@ -84,7 +90,7 @@ Output call_checkpointed(const Call& forward, std::remove_reference_t<Args>&... 
             [&](auto&... parts) { return forward(static_cast<Args&&>(parts)...); }, again));
         return tensors_of(**output);
       },
-      inputs);
+      inputs, std::move(buffers));
   // The graph keeps the inputs by itself, in a way that notices changes.
   replace_tensors(*kept, without_tensor);
   Output result = std::move(**output);
@@ -102,7 +108,7 @@ class ActivationCheckpoint<M, Output (C::*)(Args...)> : public M {
         [this](auto&&... given) -> Output {
           return M::forward(std::forward<decltype(given)>(given)...);
         },
-        args...);
+        this->buffers(), args...);
   }
 };
 
@@ -115,7 +121,7 @@ class ActivationCheckpoint<M, Output (C::*)(Args...) const> : public M {
         [this](auto&&... given) -> Output {
           return M::forward(std::forward<decltype(given)>(given)...);
         },
-        args...);
+        this->buffers(), args...);
   }
 };
 

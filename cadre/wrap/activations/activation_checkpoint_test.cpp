@@ -127,6 +127,47 @@ TEST(ActivationCheckpoint, NoticesAnArgumentThatWasChanged) {
   EXPECT_THROW(y.backward(), c10::Error);
 }
 
+struct InPlaceImpl : nn::Module {
+  Tensor forward(const Tensor& x, const Tensor& y) { return Tensor(y).add_(1) * x; }
+};
+
+TEST(ActivationCheckpoint, RefusesAModuleThatChangesAnArgument) {
+  ActivationCheckpoint<InPlaceImpl> module;
+  const Tensor x = input().clone().requires_grad_(true);
+  EXPECT_EQ(error_of([&] { module.forward(x, input().clone()); }, ErrorCode::kInvalidArgument),
+            "cadre::ActivationCheckpoint: forward() has changed tensor 1 of 2 among its arguments "
+            "in place, and backward would compute it again from the changed values. Work on a "
+            "copy: x.clone(), or x + y instead of x.add_(y)");
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(module.forward(x, input().clone()).defined());
+}
+
+struct NormImpl : nn::Module {
+  NormImpl() {
+    norm = register_module("norm", nn::BatchNorm1d(3));
+    to(kDouble);
+  }
+  Tensor forward(const Tensor& x) { return torch::tanh(norm(x)); }
+  nn::BatchNorm1d norm{nullptr};
+};
+
+TEST(ActivationCheckpoint, MovesTheStatisticsOfABatchNormOnce) {
+  NormImpl plain;
+  ActivationCheckpoint<NormImpl> checkpointed;
+  const auto expect_equal = [](const Tensor& actual, const Tensor& expected) {
+    EXPECT_TRUE(torch::allclose(actual, expected, 1e-12, 1e-14)) << actual << "\n" << expected;
+  };
+  for (int step = 0; step < 3; ++step) {
+    const Tensor x = torch::sin(torch::arange(12, kDouble) + step).view({4, 3});
+    plain.forward(plain.forward(x)).pow(2).sum().backward();
+    checkpointed.forward(checkpointed.forward(x)).pow(2).sum().backward();
+    expect_equal(checkpointed.norm->running_mean, plain.norm->running_mean);
+    expect_equal(checkpointed.norm->running_var, plain.norm->running_var);
+    EXPECT_EQ(checkpointed.norm->num_batches_tracked.item<int64_t>(), 2 * (step + 1));
+    expect_equal(checkpointed.norm->weight.grad(), plain.norm->weight.grad());
+  }
+}
+
 TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
   ActivationCheckpoint<DropImpl> module;
   const Tensor x = input().clone().requires_grad_(true);

@@ -1,0 +1,16 @@
+// Does not compile: each line that is marked gives the one sentence that says what to use.
+// compile_errors_test.py looks for it.
+#include <torch/nn/modules/linear.h>
+
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+
+void divide(const cadre::ProcessGroup& world) {
+  const torch::optim::AdamWOptions options(0.1);
+  cadre::FullyShardedDataParallel model{torch::nn::Linear(1, 1), world};
+  cadre::ZeroRedundancyOptimizer<cadre::AdamW> a{model, options};  // refused
+
+  cadre::AdamW b(model.parameters(), options);
+  b.step();
+}

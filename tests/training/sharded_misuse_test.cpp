@@ -1,0 +1,268 @@
+// What the sharded wrappers say to a mistake, whole: each sentence says what is wrong, on which
+// rank, and what to do. "{rank}" is the rank that says it.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cadre/base/error.h"
+#include "cadre/checkpoint/optimizer_state.h"
+#include "cadre/checkpoint/sharded_load.h"
+#include "cadre/checkpoint/sharded_save.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/shard/grad_scaler.h"
+#include "cadre/shard/sharded_norm.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using torch::Tensor;
+namespace nn = torch::nn;
+
+struct LayerImpl : nn::Module {
+  LayerImpl() {
+    linear = register_module("linear", nn::Linear(4, 4));
+    const torch::NoGradGuard no_grad;
+    for (Tensor& parameter : parameters()) parameter.fill_(0.25);
+  }
+  Tensor forward(const Tensor& x) { return torch::tanh(linear(x)); }
+  nn::Linear linear{nullptr};
+};
+using Layer = nn::ModuleHolder<ShardUnit<LayerImpl>>;
+
+struct Layers : nn::Module {
+  Layers() {
+    for (int i = 0; i < 2; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), Layer()));
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (const size_t i : order) h = layers[i]->forward(h);
+    return h;
+  }
+  std::vector<Layer> layers;
+  std::vector<size_t> order = {0, 1};
+};
+
+Tensor rows_of(const ProcessGroup& group) {
+  return torch::ones({3, 4}) * (1 + group.rank());
+}
+
+FullyShardedDataParallelOptions every_layer() {
+  return {.wrap_policy = wrap_by_size(1)};
+}
+
+using Sharded = FullyShardedDataParallel<Layers>;
+using Replicated = DistributedDataParallel<Layers>;
+
+template <typename Model>
+void backward(Model& model, const ProcessGroup& group) {
+  model(rows_of(group)).pow(2).mean().backward();
+}
+
+// Two ranks; `mistake` returns what it was told.
+void expect_sentence(const std::string& expected,
+                     const std::function<std::string(const ProcessGroup&)>& mistake) {
+  const auto result = testing::run_groups(
+      2, [&](const ProcessGroup& group, std::string& output) { output = mistake(group); });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (int rank = 0; rank < 2; ++rank) {
+    std::string sentence = expected;
+    for (size_t at; (at = sentence.find("{rank}")) != std::string::npos;) {
+      sentence.replace(at, 6, std::to_string(rank));
+    }
+    EXPECT_EQ(result.ranks[static_cast<size_t>(rank)].output, sentence);
+  }
+}
+
+template <typename Function>
+std::string told(Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.message();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "nothing";
+}
+
+TEST(ShardedMisuse, AnOptimizerThatWasMadeBeforeSharding) {
+  expect_sentence(
+      "The values of parameters of unit \"layer0\" of FullyShardedDataParallel are sharded: this "
+      "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
+      "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
+      "the parameters of the module.",
+      [](const ProcessGroup& group) {
+        const auto net = std::make_shared<Layers>();
+        torch::optim::SGD optimizer(net->parameters(), 0.1);
+        Sharded model{net, group, every_layer()};
+        backward(model, group);
+        return told([&] { optimizer.step(); });
+      });
+}
+
+TEST(ShardedMisuse, AnOptimizerOfTheModulesParametersUnderShardedGradients) {
+  expect_sentence(
+      "DistributedDataParallel, rank {rank}: the gradient of the module's parameter "
+      "\"layer0.linear.weight\" is gone, because it was reduced to the gradients of the ranks' "
+      "shards. With GradientPlacement::kSharded make a cadre::ZeroRedundancyOptimizer from the "
+      "wrapper; read gradients from the wrapper's parameter_shards(), and let zero_grad() set "
+      "gradients to none.",
+      [](const ProcessGroup& group) {
+        const auto net = std::make_shared<Layers>();
+        Replicated model{net, group, {.gradients = GradientPlacement::kSharded}};
+        torch::optim::SGD optimizer(model.parameters(), 0.1);
+        backward(model, group);
+        return told([&] { optimizer.step(); });
+      });
+}
+
+TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
+  expect_sentence(
+      "The values of parameters of unit \"layer1\" of FullyShardedDataParallel are sharded: this "
+      "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
+      "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
+      "the parameters of the module.",
+      [](const ProcessGroup& group) {
+        const auto net = std::make_shared<Layers>();
+        const Sharded model{net, group, every_layer()};
+        return told([&] { net->layers[1]->linear->weight.sum(); });
+      });
+}
+
+TEST(ShardedMisuse, AUnitIsCalledOutsideOfTheWrapper) {
+  expect_sentence(
+      "FullyShardedDataParallel, rank {rank}: unit \"layer1\" was called outside of the wrapper's "
+      "forward(). Call the FullyShardedDataParallel, whose forward() calls its units; for a call "
+      "of one module alone, hold summon_full_params() and use a copy of its parameters",
+      [](const ProcessGroup& group) {
+        const auto net = std::make_shared<Layers>();
+        const Sharded model{net, group, every_layer()};
+        return told([&] { net->layers[1]->forward(rows_of(group)); });
+      });
+}
+
+TEST(ShardedMisuse, RanksHaveOtherUnits) {
+  expect_sentence(
+      "FullyShardedDataParallel: rank 1 has other units or options than rank 0 (this is rank "
+      "{rank}, with {rank} units beside the root). Call fully_shard() for the same modules with "
+      "the same options on all ranks",
+      [](const ProcessGroup& group) {
+        const auto net = std::make_shared<Layers>();
+        if (group.rank() == 1) fully_shard(net->layers[0]);
+        return told([&] { const Sharded model(net, group); });
+      });
+}
+
+TEST(ShardedMisuse, RanksCallOtherUnits) {
+  expect_sentence(
+      "FullyShardedDataParallel, rank {rank}: the ranks use different units: rank 0 \"layer0\" in "
+      "forward(), rank 1 \"layer1\" in forward(). Call the same units in the same order on all "
+      "ranks, and in an evaluation give all ranks the same number of batches",
+      [](const ProcessGroup& group) {
+        const auto net = std::make_shared<Layers>();
+        Sharded model{net, group, every_layer()};
+        if (group.rank() == 1) net->order = {1, 0};
+        return told([&] { backward(model, group); });
+      });
+}
+
+TEST(ShardedMisuse, ASecondBackward) {
+  expect_sentence(
+      "FullyShardedDataParallel, rank {rank}: a second backward() through one forward; the "
+      "gradients of the first were reduced already. Add the losses and call backward() once, or "
+      "hold no_sync() during all but the last",
+      [](const ProcessGroup& group) {
+        Sharded model{std::make_shared<Layers>(), group, every_layer()};
+        const Tensor loss = model(rows_of(group)).sum();
+        loss.backward({}, /*retain_graph=*/true);
+        return told([&] { loss.backward(); });
+      });
+}
+
+TEST(ShardedMisuse, AListOfShardsIsClipped) {
+  expect_sentence(
+      "clip_grad_norm_, rank {rank}: parameter 0 of 4 in the list is this rank's shard of "
+      "\"layer0.linear.weight\", of unit \"layer0\" of FullyShardedDataParallel, so the list has "
+      "other gradients on each rank, and the ranks would come to different results. Call "
+      "clip_grad_norm_(model, max_norm) with the wrapper, which adds up the shards of all ranks",
+      [](const ProcessGroup& group) {
+        Sharded model{std::make_shared<Layers>(), group, every_layer()};
+        backward(model, group);
+        return told([&] { clip_grad_norm_(model.parameters(), 1.0); });
+      });
+}
+
+TEST(ShardedMisuse, AListOfShardsIsUnscaled) {
+  expect_sentence(
+      "GradScaler::unscale_, rank {rank}: parameter 0 of 4 in the list is this rank's shard of "
+      "\"layer0.linear.weight\", in bucket 0 of DistributedDataParallel, so the list has other "
+      "gradients on each rank, and the ranks would come to different results. Call unscale_(model) "
+      "with the wrapper, which asks all ranks",
+      [](const ProcessGroup& group) {
+        Replicated model{
+            std::make_shared<Layers>(), group, {.gradients = GradientPlacement::kSharded}};
+        ZeroRedundancyOptimizer<SGD> optimizer{model, torch::optim::SGDOptions(0.1)};
+        backward(model, group);
+        GradScaler scaler;
+        return told([&] { scaler.unscale_(optimizer.param_groups()[0].params()); });
+      });
+}
+
+TEST(ShardedMisuse, AStepWithGradientsThatNobodyReduced) {
+  expect_sentence(
+      "ZeroRedundancyOptimizer of cadre::AdamW, rank {rank}: ranks 0 and 1 have different "
+      "gradients of \"layer0.linear.weight\". With whole gradients they must be reduced before "
+      "step(): run the model through DistributedDataParallel, or reduce them in the same way on "
+      "all ranks",
+      [](const ProcessGroup& group) {
+        Layers net;
+        ZeroRedundancyOptimizer<AdamW> optimizer(net.named_parameters(), group,
+                                                 torch::optim::AdamWOptions(0.1));
+        net.forward(rows_of(group)).sum().backward();
+        return told([&] { optimizer.step(); });
+      });
+}
+
+TEST(ShardedMisuse, ASnapshotOfAnotherModel) {
+  const testing::TemporaryFolder folder;
+  SnapshotFolder run(folder.path());
+  nn::Linear other(4, 4);
+  save_sharded(run, 1, parts_of(*other)).value_or_throw();
+  expect_sentence("rank 0: " + run.path_of(1) +
+                      " has no tensor 'layer0.linear.bias', which the model needs (4 are missing)",
+                  [&](const ProcessGroup& group) {
+                    const auto net = std::make_shared<Layers>();
+                    const Sharded model{net, group, every_layer()};
+                    return told([&] {
+                      load_sharded(run.path_of(1), parts_of(model.parameter_shards(), *net), group);
+                    });
+                  });
+}
+
+TEST(ShardedMisuse, TheStateOfADividedOptimizer) {
+  expect_sentence(
+      "the state of cadre::ZeroRedundancyOptimizer<cadre::SGD> has no form in a snapshot; expected "
+      "Adam, AdamW, SGD, RMSprop or Adagrad. Of a cadre::ZeroRedundancyOptimizer pass "
+      "local_optimizer(), with the parts of its parameter_shards()",
+      [](const ProcessGroup& group) {
+        Replicated model{std::make_shared<Layers>(), group};
+        ZeroRedundancyOptimizer<SGD> optimizer{model, torch::optim::SGDOptions(0.1)};
+        const auto parts = parts_of(optimizer.parameter_shards(), *model.module());
+        return told([&] { optimizer_state(optimizer, parts.parameters); });
+      });
+}
+
+}  // namespace
+}  // namespace cadre
