@@ -107,7 +107,7 @@ class Examples(unittest.TestCase):
         for size in (1, 2):
             with self.subTest(size=size):
                 lines = run("verify_module", ranks=size)
-                self.assertEqual(sum(line.endswith("  within the bounds") for line in lines), 12)
+                self.assertEqual(sum(line.endswith("  within the bounds") for line in lines), 14)
         with self.assertRaisesRegex(AssertionError, "exit 1\n(.*\n)*.*ddp .* deviates\n"):
             run("verify_module", "batch_norm", ranks=2)
 

@@ -145,8 +145,10 @@ TEST(Comparison, NaNAndValuesWhereAllAreZeroExceedEveryBound) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const ReferenceRun run = one_tensor(10);
   Comparison of_nan(run, 0);
-  of_nan.add_gradients(1, gradient_of(10, nan));
-  of_nan.add_loss(1, nan);
+  of_nan.add_gradients(1, gradient_of(10, 10.5));  // within, and no reason to forget what follows
+  of_nan.add_loss(1, 2.1);
+  of_nan.add_gradients(2, gradient_of(10, nan));
+  of_nan.add_loss(2, nan);
   EXPECT_TRUE(std::isnan(of_nan.gradients().deviation.difference));
   EXPECT_FALSE(of_nan.gradients().deviation.is_within());
   EXPECT_FALSE(of_nan.loss().deviation.is_within());

@@ -21,6 +21,31 @@ bool selects(std::string_view word, std::string_view name) {
   return name.size() == word.size() || name[word.size()] == '/' || name[word.size()] == '-';
 }
 
+// The smallest number of ranks above 1 that divides them into several groups; 0: there is none.
+int group_size_of(int num_shards) {
+  for (int size = 2; size < num_shards; ++size) {
+    if (num_shards % size == 0) return size;
+  }
+  return 0;
+}
+
+void append_sharded(const StrategyCase& sharded, const StrategySpace& space,
+                    std::vector<StrategyCase>& cases) {
+  for (const Reshard reshard : kReshards) {
+    cases.push_back(sharded);
+    cases.back().reshard = reshard;
+  }
+  if (!space.has_every_form) return;
+  const int group_size = group_size_of(space.world_size / sharded.num_replicas);
+  if (group_size > 0) {
+    cases.push_back(sharded);
+    cases.back().reshard = Reshard::kOntoGroup;
+    cases.back().reshard_group_size = group_size;
+  }
+  cases.push_back(sharded);
+  cases.back().form = ShardForm::kMapped;
+}
+
 }  // namespace
 
 std::string_view name_of(VerifiedStrategy strategy) {
@@ -29,8 +54,8 @@ std::string_view name_of(VerifiedStrategy strategy) {
 }
 
 std::string_view name_of(Reshard reshard) {
-  constexpr std::array<std::string_view, 3> kNames{"after_forward", "after_backward",
-                                                   "after_reduction"};
+  constexpr std::array<std::string_view, 4> kNames{"after_forward", "after_backward",
+                                                   "after_reduction", "onto_group"};
   return kNames[static_cast<size_t>(reshard)];
 }
 
@@ -40,32 +65,28 @@ std::string name_of(const StrategyCase& strategy, int world_size) {
     name += format("-{}x{}", strategy.num_replicas, world_size / strategy.num_replicas);
   }
   if (is_sharded(strategy.strategy)) name += format("/{}", name_of(strategy.reshard));
+  if (strategy.form == ShardForm::kMapped) name += "/mapped";
   if (strategy.num_parts > 1) name += "/accumulate";
   return name;
 }
 
-std::vector<StrategyCase> all_strategy_cases(int world_size, int64_t num_parts) {
+std::vector<StrategyCase> all_strategy_cases(const StrategySpace& space) {
   std::vector<StrategyCase> whole;
   for (const auto strategy :
        {VerifiedStrategy::kDdp, VerifiedStrategy::kZero1, VerifiedStrategy::kZero2}) {
     whole.push_back({.strategy = strategy});
   }
-  for (const Reshard reshard : kReshards) {
-    whole.push_back({.strategy = VerifiedStrategy::kFsdp, .reshard = reshard});
-  }
-  for (int replicas = 2; replicas < world_size; ++replicas) {
-    if (world_size % replicas != 0) continue;
-    for (const Reshard reshard : kReshards) {
-      whole.push_back(
-          {.strategy = VerifiedStrategy::kHsdp, .reshard = reshard, .num_replicas = replicas});
-    }
+  append_sharded({.strategy = VerifiedStrategy::kFsdp}, space, whole);
+  for (int replicas = 2; replicas < space.world_size; ++replicas) {
+    if (space.world_size % replicas != 0) continue;
+    append_sharded({.strategy = VerifiedStrategy::kHsdp, .num_replicas = replicas}, space, whole);
   }
   std::vector<StrategyCase> cases;
   for (const StrategyCase& strategy : whole) {
     cases.push_back(strategy);
-    if (num_parts == 1) continue;
+    if (space.num_parts == 1) continue;
     cases.push_back(strategy);
-    cases.back().num_parts = num_parts;
+    cases.back().num_parts = space.num_parts;
   }
   return cases;
 }

@@ -21,6 +21,7 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/shard/gather_shards.h"
 #include "cadre/shard/sharded_norm.h"
+#include "cadre/shard/sharded_optimizer.h"
 #include "cadre/verify/stepped_training.h"
 #include "cadre/verify/strategy_case.h"
 #include "cadre/verify/verify_program.h"
@@ -195,11 +196,9 @@ class ShardedTraining final : public FsdpTraining<Program> {
  public:
   ShardedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
                   const StrategyCase& strategy)
-      : FsdpTraining<Program>(
-            program, world, strategy, groups_of(*program, world, strategy),
-            FullyShardedDataParallelOptions{.reshard = strategy.reshard,
-                                            .wrap_policy = program->options.wrap_policy}),
-        optimizer_(this->model_.parameters(), program->optimizer) {}
+      : FsdpTraining<Program>(program, world, strategy, groups_of(*program, world, strategy),
+                              options_of(*program, strategy)),
+        optimizer_(this->model_, program->optimizer) {}
 
   std::vector<NamedTensor> gradients() override {
     return gather_gradients(this->model_.parameter_shards(), this->world_);
@@ -209,6 +208,17 @@ class ShardedTraining final : public FsdpTraining<Program> {
   }
 
  private:
+  static FullyShardedDataParallelOptions options_of(const Program& program,
+                                                    const StrategyCase& strategy) {
+    FullyShardedDataParallelOptions options;
+    options.reshard = strategy.reshard;
+    options.form = strategy.form;
+    if (strategy.reshard == Reshard::kOntoGroup) {
+      options.reshard_group_size = strategy.reshard_group_size;
+    }
+    options.wrap_policy = program.options.wrap_policy;
+    return options;
+  }
   static ShardGroups groups_of(const Program& program, const ProcessGroup& world,
                                const StrategyCase& strategy) {
     const auto& make_replicas = program.options.make_replicas;
@@ -228,7 +238,7 @@ class ShardedTraining final : public FsdpTraining<Program> {
   }
   torch::optim::Optimizer& optimizer() override { return optimizer_; }
 
-  typename Program::RankOptimizer optimizer_;
+  ShardedOptimizer<typename Program::RankOptimizer> optimizer_;
 };
 
 template <typename Program>

@@ -53,7 +53,7 @@ VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module
            [&](const StrategyCase& strategy) {
              return make_wrapped_training(program, world, strategy);
            }},
-      select_strategy_cases(all_strategy_cases(world.world_size(), /*num_parts=*/2),
+      select_strategy_cases(all_strategy_cases({.world_size = world.world_size()}),
                             options.strategies, world.world_size()),
       {.num_steps = options.num_steps, .bounds = options.bounds, .progress = options.progress});
 }

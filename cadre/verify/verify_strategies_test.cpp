@@ -71,8 +71,9 @@ TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
     return verify_strategies(group, make_module, make_batch, loss, kAdamw, options);
   });
   EXPECT_TRUE(report.is_within()) << report.to_text();
-  // ddp, zero1, zero2, three of fsdp and of each mesh, each with one part and with two.
-  EXPECT_EQ(report.strategies.size(), world_size == 4 ? 18U : 12U);
+  // ddp, zero1, zero2; of fsdp and of each mesh three modes and mapped, of fsdp on 4 onto groups;
+  // each with one part and with two.
+  EXPECT_EQ(report.strategies.size(), world_size == 4 ? 24U : 14U);
   EXPECT_EQ(report.num_steps, 3);
   EXPECT_EQ(report.world_size, world_size);
 }
@@ -262,11 +263,10 @@ TEST(VerifyFaults, AMissingReductionIsReported) {
 }
 
 TEST(VerifyFaults, AMissingDivisionIsReported) {
-  const VerifyReport report = verify_with_fault(
-      {"ddp", "zero1", "fsdp/after_forward", "fsdp/after_reduction"}, [](GroupCall& call) {
-        if (call.op == ReduceOp::kAvg) call.op = ReduceOp::kSum;
-        call.pass_on();
-      });
+  const VerifyReport report = verify_with_fault({"ddp", "zero1", "fsdp"}, [](GroupCall& call) {
+    if (call.op == ReduceOp::kAvg) call.op = ReduceOp::kSum;
+    call.pass_on();
+  });
   for (const StrategyReport& strategy : report.strategies) {
     EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
     EXPECT_NEAR(strategy.gradients.difference, 1, 1e-9) << strategy.strategy;
@@ -276,20 +276,21 @@ TEST(VerifyFaults, AMissingDivisionIsReported) {
 
 // Of one element.
 TEST(VerifyFaults, ACorruptedGatherIsReported) {
-  const VerifyReport report = verify_with_fault({"fsdp", "zero1"}, [](GroupCall& call) {
-    call.pass_on();
-    if (call.kind != GroupCall::Kind::kAllGatherAsync) return;
-    call.wait = [wait = call.wait, output = call.output] {
-      wait();
-      const torch::NoGradGuard no_grad;
-      output.detach()[0] += 1e-3;
-    };
-  });
+  const VerifyReport report =
+      verify_with_fault({"fsdp/after_backward", "zero1"}, [](GroupCall& call) {
+        call.pass_on();
+        if (call.kind != GroupCall::Kind::kAllGatherAsync) return;
+        call.wait = [wait = call.wait, output = call.output] {
+          wait();
+          const torch::NoGradGuard no_grad;
+          output.detach()[0] += 1e-3;
+        };
+      });
   for (const StrategyReport& strategy : report.strategies) {
     EXPECT_FALSE(strategy.is_within()) << strategy.strategy;
     EXPECT_TRUE(strategy.error.empty()) << strategy.error;
   }
-  EXPECT_FALSE(report_of(report, "fsdp/after_forward").loss.is_within());
+  EXPECT_FALSE(report_of(report, "fsdp/after_backward").loss.is_within());
   EXPECT_FALSE(report_of(report, "zero1").parameters.is_within());
 }
 
@@ -301,7 +302,7 @@ TEST(VerifyFaults, AMissingReductionOverReplicasIsReported) {
         call.pass_on();
       },
       /*world_size=*/4);
-  EXPECT_EQ(report.strategies.size(), 6U);
+  EXPECT_EQ(report.strategies.size(), 8U);
   for (const StrategyReport& strategy : report.strategies) {
     EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
   }

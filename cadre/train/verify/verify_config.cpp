@@ -222,7 +222,9 @@ Prepared prepare(const Config& config, const VerifyRequest& request,
                                                     surroundings.world.rank(), world_size));
   prepared.num_steps = std::min(request.num_steps, run->config.run.steps);
   prepared.cases = select_strategy_cases(
-      all_strategy_cases(world_size, std::max<int64_t>(2, config.run.accumulate)),
+      all_strategy_cases({.world_size = world_size,
+                          .num_parts = std::max<int64_t>(2, config.run.accumulate),
+                          .has_every_form = false}),
       request.strategies, world_size);
   prepared.run = std::move(run);
   return prepared;
