@@ -8,6 +8,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/sharded_gradients.h"
+#include "cadre/deferred/materialize.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
@@ -203,12 +205,13 @@ struct FullyShardedCore::Construction {
   std::vector<ShardPrecision> precisions = {};
 
   void shard_unit(FullyShardedCore& core, const AssignedUnit& assigned,
-                  const std::shared_ptr<ReplicaGroup>& group);
+                  const std::shared_ptr<ReplicaGroup>& group, ReplicaGroup& all);
 };
 
 void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                                                 const AssignedUnit& assigned,
-                                                const std::shared_ptr<ReplicaGroup>& group) {
+                                                const std::shared_ptr<ReplicaGroup>& group,
+                                                ReplicaGroup& all) {
   const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
@@ -219,6 +222,8 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                "fully_shard()",
                assigned.name));
   }
+  // Of one unit at a time, so that no rank ever holds a deferred model whole.
+  materialize_from(kWrapper, assigned.parameters, /*root=*/0, all);
   std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
@@ -267,6 +272,9 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                options_.num_prefetched));
   }
   Construction construction{.assignment = assign_units(module_, options_)};
+  std::vector<NamedTensor> whole = distinct_buffers(*module_);
+  std::ranges::copy(construction.assignment.ignored, std::back_inserter(whole));
+  materialize_tensors(kWrapper, whole);
   std::shared_ptr<ReplicaGroup> shard_group;
   // The storage may outlive this, with a NoSync.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
@@ -277,7 +285,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     check_same_units(construction.assignment, options_, *all);
     shard_group = groups_.shard ? groups_.shard : all;
     for (const AssignedUnit& unit : construction.assignment.units) {
-      construction.shard_unit(*this, unit, shard_group);
+      construction.shard_unit(*this, unit, shard_group, *all);
     }
     return std::make_unique<ShardedGradients>(
         trained, flats_,
@@ -295,6 +303,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                           .component = "fsdp",
                           .weighting = options_.weighting,
                           .broadcast_buffers = options_.broadcast_buffers,
+                          .broadcast_parameters = false,  // shard_unit() does
                           .ignored = names_of(construction.assignment.ignored),
                           .is_idle_alone = false},
       make_storage);
