@@ -1,7 +1,7 @@
 # Everything above the torch line. What includes torch's C++ API (modules, optimizers) shares one
 # precompiled torch/torch.h; the rest uses per-operator ATen headers.
-set(torch_folders group wrap mesh shard buckets reduction parallel data checkpoint optim plan
-                  verify)
+set(torch_folders group wrap deferred mesh shard buckets reduction parallel data checkpoint
+                  optim plan verify)
 cadre_sources(torch_sources library ${torch_folders})
 if(NOT torch_sources)
   return()

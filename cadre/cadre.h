@@ -12,6 +12,7 @@
 #include "cadre/data/data_loader.h"
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/mnist.h"
+#include "cadre/deferred/deferred_init.h"
 #include "cadre/group/differentiable.h"
 #include "cadre/group/mapped_parts.h"
 #include "cadre/group/process_group.h"

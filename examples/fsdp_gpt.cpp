@@ -2,7 +2,8 @@
 // `cadre run --nproc-per-node 2 fsdp_gpt [FOLDER]`. Each rank owns its share of every block, and
 // gathers a block while it computes with it; blocks keep no activations but compute them again in
 // backward. With a folder on a disk, what a rank owns lies in a file there, so that the model may
-// be larger than memory.
+// be larger than memory. No rank ever holds the whole model: the wrapper gives the parameters their
+// values block by block.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -53,7 +54,7 @@ struct Gpt : nn::Module {
 int main(int argc, char** argv) {
   auto world = cadre::init_process_group();
   torch::manual_seed(0);
-  auto gpt = std::make_shared<Gpt>();
+  auto gpt = cadre::defer_init([] { return std::make_shared<Gpt>(); });  // no memory yet
   int64_t num_elements = 0;
   for (const Tensor& parameter : gpt->parameters()) num_elements += parameter.numel();
 

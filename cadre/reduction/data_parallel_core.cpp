@@ -13,6 +13,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/gradient_storage.h"
+#include "cadre/deferred/deferred_init.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/reducer.h"
 #include "cadre/wrap/autograd_hooks.h"
@@ -45,6 +46,7 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
                        module ? "group" : "module",
                        module ? "cadre::init_process_group()" : "std::make_shared<Net>()"));
   }
+  if (options_.broadcast_parameters) materialize(*module);
   wrapper_ = {.name = options_.wrapper,
               .component = options_.component,
               .module = module->name(),

@@ -41,7 +41,8 @@ struct DataParallelOptions {
   GradientWeighting weighting = GradientWeighting::kSamples;
   // Rank 0's buffers everywhere before each synchronized forward in training mode.
   bool broadcast_buffers = true;
-  // Rank 0's parameters everywhere at construction; otherwise the caller has made them equal.
+  // Rank 0's parameters everywhere at construction, and deferred ones materialized; otherwise the
+  // caller, or what makes the storage, does both.
   bool broadcast_parameters = true;
   // Names of parameters that stay as they are: neither broadcast nor reduced.
   std::vector<std::string> ignored = {};

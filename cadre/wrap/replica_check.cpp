@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
@@ -15,6 +16,8 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
+// Tensors of this size are sent where they lie, without a copy.
+constexpr size_t kLargeTensorBytes = size_t{1} << 20;
 
 // One line for each tensor: what kind, its name, then what must agree.
 std::string describe(const ReplicaTensors& tensors) {
@@ -94,8 +97,13 @@ uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& te
                      first_difference(zero, other, differing)));
 }
 
-void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group) {
-  const at::NoGradGuard no_grad;
+namespace {
+
+bool is_sent_in_place(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && tensor.nbytes() >= kLargeTensorBytes;
+}
+
+void broadcast_packed(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group) {
   const bool is_root = group.rank() == root;
   size_t first = 0;
   while (first < tensors.size()) {
@@ -137,6 +145,21 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaG
     }
     first = end;
   }
+}
+
+}  // namespace
+
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group) {
+  const at::NoGradGuard no_grad;
+  std::vector<NamedTensor> packed;
+  for (const NamedTensor& named : tensors) {
+    if (is_sent_in_place(named.tensor)) {
+      group.broadcast(named.tensor.detach().view(-1).view(at::kByte), root);
+    } else {
+      packed.push_back(named);
+    }
+  }
+  broadcast_packed(packed, root, group);
 }
 
 }  // namespace cadre

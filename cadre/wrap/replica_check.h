@@ -29,7 +29,7 @@ struct ReplicaTensors {
 uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
                               ReplicaGroup& group);
 
-// Rank `root`'s values everywhere, in few messages. Any dtype.
+// Rank `root`'s values everywhere, in few messages. Any dtype. Versions do not change.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group);
 
 }  // namespace cadre

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "cadre/base/format.h"
 #include "cadre/base/log.h"
 #include "cadre/buckets/sharded_gradients.h"
+#include "cadre/deferred/materialize.h"
 #include "cadre/parallel/fsdp/offload.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
@@ -97,6 +99,25 @@ void check_same_units(const UnitAssignment& assignment,
                "on all ranks",
                rank, group.rank(), assignment.units.size() - 1));
   }
+}
+
+void check_arguments(const torch::nn::Module* module,
+                     const FullyShardedDataParallelOptions& options) {
+  if (module == nullptr) {
+    refuse_model("the module is null; make it first, for example with std::make_shared<Net>()");
+  }
+  if (options.num_prefetched >= 0 && options.num_prefetched <= 1) return;
+  refuse_model(
+      format("options.num_prefetched is {}; choose 0 or 1: more units ahead cost memory and hide "
+             "nothing that one does not",
+             options.num_prefetched));
+}
+
+// What every rank keeps whole.
+void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment) {
+  std::vector<NamedTensor> whole = distinct_buffers(module);
+  std::ranges::copy(assignment.ignored, std::back_inserter(whole));
+  materialize_tensors(kWrapper, whole);
 }
 
 // It works, and saves only the memory of gradients and optimizer states.
@@ -228,12 +249,13 @@ struct FullyShardedCore::Construction {
   std::vector<ShardPrecision> precisions = {};
 
   void shard_unit(FullyShardedCore& core, const AssignedUnit& assigned,
-                  const std::shared_ptr<ReplicaGroup>& group);
+                  const std::shared_ptr<ReplicaGroup>& group, ReplicaGroup& all);
 };
 
 void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                                                 const AssignedUnit& assigned,
-                                                const std::shared_ptr<ReplicaGroup>& group) {
+                                                const std::shared_ptr<ReplicaGroup>& group,
+                                                ReplicaGroup& all) {
   const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
@@ -244,6 +266,8 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                "fully_shard()",
                assigned.name));
   }
+  // Of one unit at a time, so that no rank ever holds a deferred model whole.
+  materialize_from(kWrapper, assigned.parameters, /*root=*/0, all);
   std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
@@ -289,16 +313,10 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       options_(std::move(options)),
       pool_(std::make_shared<FlatBufferPool>()),
       fence_(std::make_shared<ShardFence>()) {
-  if (!module_)
-    refuse_model("the module is null; make it first, for example with std::make_shared<Net>()");
-  if (options_.num_prefetched < 0 || options_.num_prefetched > 1) {
-    refuse_model(
-        format("options.num_prefetched is {}; choose 0 or 1: more units ahead cost memory and "
-               "hide nothing that one does not",
-               options_.num_prefetched));
-  }
+  check_arguments(module_.get(), options_);
   Construction construction{.assignment = assign_units(module_, options_)};
   std::shared_ptr<ReplicaGroup> all_ranks;
+  materialize_unsharded(*module_, construction.assignment);
   // The storage may outlive this, with a NoSync.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
   const auto make_storage =
@@ -313,7 +331,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                           {.all = *all, .shard = *shard_group});
     construction.reshard_groups.emplace(shard_group);
     for (const AssignedUnit& unit : construction.assignment.units) {
-      construction.shard_unit(*this, unit, shard_group);
+      construction.shard_unit(*this, unit, shard_group, *all);
     }
     // The first backward comes to the units from the last to the first: in another order of
     // reduction the whole gradients of all units would be there at once.
@@ -336,6 +354,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                           .component = "fsdp",
                           .weighting = options_.weighting,
                           .broadcast_buffers = options_.broadcast_buffers,
+                          .broadcast_parameters = false,  // shard_unit() does
                           .ignored = names_of(construction.assignment.ignored),
                           .is_idle_alone = false},
       make_storage);

@@ -76,6 +76,12 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named,
   group_->enter({kInConstruction, 0});
   check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, *group_);
   for (const NamedTensor& parameter : named_) {
+    if (parameter.tensor.is_meta()) {
+      refuse(
+          format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
+                 "before, on all ranks",
+                 parameter.name));
+    }
     if (parameter.tensor.is_contiguous()) continue;
     refuse(
         format("\"{}\" is not contiguous, and a part of a flat buffer is; call "

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/deferred/deferred_init.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/zero/zero_test_support.h"
@@ -443,6 +444,10 @@ TEST(ZeroRedundancyOptimizer, RefusesWhatItCannotDivide) {
   transposed.out->weight.set_data(torch::ones({7, 5}).t());
   EXPECT_THAT(failure_of([&] { make(transposed, transposed); }),
               HasSubstr("\"out.weight\" is not contiguous"));
+  const auto deferred = defer_init([] { return std::make_shared<Net>(); });
+  EXPECT_THAT(
+      failure_of([&] { make(*deferred, *deferred); }),
+      HasSubstr("is on the meta device and has no values; call cadre::materialize(module)"));
   EXPECT_THAT(failure_of([&] {
                 ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(),
                                                   std::shared_ptr<ReplicaGroup>(),

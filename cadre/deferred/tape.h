@@ -1,0 +1,117 @@
+// The operations that deferred tensors have gone through, in order.
+//
+// A tensor is recorded as a place in a storage: libtorch makes several tensors of one storage
+// without an operation (set_data(), variable_data()), so a tensor's identity says nothing. An
+// operation is recorded if it creates a storage or writes to one; a view is nothing but a place.
+//
+// Threads: one at a time. Blocking: never.
+// Lifetime: every deferred storage keeps its tape; the tape keeps no storage. Errors: none.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace cadre {
+
+using StorageId = uint64_t;
+
+// A tensor of a deferred storage.
+struct Place {
+  StorageId storage = 0;
+  at::ScalarType dtype = at::kFloat;
+  int64_t offset = 0;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+};
+
+struct RecordedOperation {
+  struct Write {
+    StorageId storage = 0;
+    // Of the storage, if the operation gives each of its bytes a value that does not depend on
+    // what was there.
+    std::optional<size_t> whole_bytes = {};
+  };
+
+  uint64_t sequence = 0;
+  c10::OperatorHandle handle;
+  // Deferred tensors are undefined here.
+  std::vector<c10::IValue> arguments;
+  // For each tensor of the arguments, in order; nothing for one with values of its own.
+  std::vector<std::optional<Place>> inputs;
+  // For each tensor of the results, in order: one whose storage the operation creates.
+  std::vector<std::optional<Place>> created;
+  std::vector<Write> writes;
+  // As it was before the operation.
+  std::optional<at::Generator> generator = {};
+  // What the program has written to a created storage before the next operation.
+  struct Bytes {
+    size_t size = 0;
+    std::vector<std::byte> content = {};  // empty: zeros
+  };
+  std::optional<Bytes> bytes = {};
+};
+
+class Tape;
+
+// Memory of a small tensor made by empty(), so that the program may write to it directly
+// (torch::tensor({...}) does), until an operation uses it.
+struct WritableBytes {
+  std::vector<std::byte> memory;
+  std::shared_ptr<RecordedOperation> created_by;
+  c10::StorageImpl* storage = nullptr;  // null once that is gone
+};
+
+// What a deferred storage keeps.
+struct DeferredStorage {
+  std::shared_ptr<Tape> tape;
+  StorageId id = 0;
+  std::shared_ptr<WritableBytes> writable;
+};
+
+class Tape {
+ public:
+  // The one with which this one has been joined, or itself.
+  static std::shared_ptr<Tape> joined(std::shared_ptr<Tape> tape);
+  // Makes one tape of both.
+  static std::shared_ptr<Tape> join(const std::shared_ptr<Tape>& a, const std::shared_ptr<Tape>& b);
+
+  // Makes the tensor a deferred one. created_by: with the memory for direct writes, or null.
+  static void adopt(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
+                    const std::shared_ptr<RecordedOperation>& created_by);
+  // Null for a tensor that is not deferred.
+  static DeferredStorage* storage_of(const at::Tensor& tensor);
+  static Place place_of(const at::Tensor& tensor);
+  // Whether access to the memory of a deferred tensor throws; where it may be written, never.
+  static void guard_memory(const at::Tensor& tensor, bool is_guarded);
+
+  void add(std::shared_ptr<RecordedOperation> operation);
+  const std::vector<std::shared_ptr<RecordedOperation>>& operations() const { return operations_; }
+
+  // Direct writes are recorded until now; see DeferredScope::finish().
+  static void take_bytes(WritableBytes& writable);
+  void end_direct_writes();
+
+  // No operation is recorded any more: a tensor has been materialized.
+  bool is_closed() const { return is_closed_; }
+  void close() { is_closed_ = true; }
+
+ private:
+  std::vector<std::shared_ptr<RecordedOperation>> operations_;
+  std::vector<std::shared_ptr<WritableBytes>> writable_;
+  std::shared_ptr<Tape> joined_with_;
+  bool is_closed_ = false;
+};
+
+// The value with each of its tensors replaced; undefined ones are passed, too.
+c10::IValue map_tensors_in(const c10::IValue& value,
+                           const std::function<at::Tensor(const at::Tensor&)>& map);
+
+}  // namespace cadre

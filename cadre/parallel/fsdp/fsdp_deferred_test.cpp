@@ -1,0 +1,261 @@
+// Deferred modules under FullyShardedDataParallel: rank 0's values with the bits of plain
+// construction, in the memory of the shards and one unit.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cadre/deferred/deferred_init.h"
+#include "cadre/parallel/fsdp/fsdp_test_tower.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+
+// The ranks of these tests share the generator of the process.
+std::mutex& construction() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+template <typename Make>
+auto constructed(uint64_t seed, const Make& make) {
+  const std::lock_guard<std::mutex> lock(construction());
+  torch::manual_seed(seed);
+  return make();
+}
+
+template <typename Make>
+auto deferred(uint64_t seed, const Make& make) {
+  return constructed(seed, [&] { return defer_init(make); });
+}
+
+void expect_same(const Snapshot& got, const Snapshot& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(got[i].equal(expected[i])) << "tensor " << i;
+}
+
+Snapshot copies_of(const std::vector<Tensor>& tensors) {
+  Snapshot copies;
+  for (const Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
+}
+
+// What every layer of a transformer needs, units, tied weights and a pass over all modules.
+struct TiedHead : nn::Module {
+  explicit TiedHead(const Tensor& tied) : weight(register_parameter("weight", tied)) {}
+  Tensor weight;
+};
+
+struct DeferredGpt : UnitGpt {
+  DeferredGpt() {
+    head = register_module("head", std::make_shared<TiedHead>(tokens->weight));
+    attention->norm->weight.set_requires_grad(false);
+    register_buffer("scale", torch::linspace(0, 1, 8).exp());
+    statistics = register_module("statistics", nn::BatchNorm1d(8));
+    apply([](nn::Module& module) {
+      const torch::NoGradGuard no_grad;
+      if (auto* linear = module.as<nn::Linear>()) nn::init::normal_(linear->weight, 0.0, 0.02);
+    });
+  }
+  std::shared_ptr<TiedHead> head;
+  nn::BatchNorm1d statistics{nullptr};
+};
+
+TEST(FsdpDeferred, AllRanksGetTheBitsOfPlainConstructionOnRank0) {
+  const auto make = [] { return std::make_shared<DeferredGpt>(); };
+  const auto plain = constructed(7, make);
+  const Snapshot expected = copies_of(parameters_of(*plain));
+  for (int world_size = 1; world_size <= 4; ++world_size) {
+    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+      const auto gpt = deferred(7 + static_cast<uint64_t>(group.rank()), make);
+      FullyShardedDataParallel model{gpt, group, every_unit()};
+      expect_same(assembled_parameters(model, group), expected);
+      expect_same(gpt->buffers(), plain->buffers());
+      for (const Tensor& tensor : gpt->parameters()) EXPECT_TRUE(tensor.is_cpu());
+      EXPECT_TRUE(gpt->head->weight.is_same(gpt->tokens->weight));
+      EXPECT_FALSE(gpt->attention->norm->weight.requires_grad());
+    });
+    EXPECT_TRUE(result.ok()) << world_size << " ranks: " << result.failures();
+  }
+}
+
+TEST(FsdpDeferred, TrainsAsFromPlainConstruction) {
+  for (const char* name : {"mlp", "cnn", "gpt"}) {
+    const Case test_case{.model = name, .optimizer = "adamw", .batch = 6, .dtype = torch::kFloat};
+    const auto make = [&]() -> std::shared_ptr<Model> {
+      if (test_case.model == "mlp") return std::make_shared<UnitMlp>();
+      if (test_case.model == "cnn") return std::make_shared<UnitCnn>(torch::kFloat);
+      return std::make_shared<UnitGpt>();
+    };
+    std::vector<Training> trainings;
+    const std::vector<Tensor> batches = constructed(5, [&] {
+      const auto model = make();
+      return std::vector<Tensor>{model->make_batch(6), model->make_batch(6)};
+    });
+    for (const bool is_deferred : {false, true}) {
+      trainings.emplace_back();
+      const auto result = run_groups(2, [&](const ProcessGroup& group) {
+        const auto module = is_deferred ? deferred(7, make) : constructed(7, make);
+        Training training = train_sharded_rank(test_case, batches, group, module,
+                                               all_units(test_case, 2), make_replica_group(group));
+        if (group.rank() == 0) trainings.back() = std::move(training);
+      });
+      ASSERT_TRUE(result.ok()) << name << ": " << result.failures();
+    }
+    expect_same(trainings[1].parameters, trainings[0].parameters);
+  }
+}
+
+TEST(FsdpDeferred, RanksMayConstructDifferently) {
+  const auto make = [] { return std::make_shared<UnitGpt>(); };
+  const Snapshot expected = copies_of(parameters_of(*constructed(7, make)));
+  for (const int plain_rank : {0, 1}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const uint64_t seed = group.rank() == 0 ? 7 : 8;
+      const auto gpt = group.rank() == plain_rank ? constructed(seed, make) : deferred(seed, make);
+      FullyShardedDataParallel model{gpt, group, every_unit()};
+      expect_same(assembled_parameters(model, group), expected);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+TEST(FsdpDeferred, OtherPrecisionsIgnoredParametersAndTwoAxes) {
+  const auto make = [] { return std::make_shared<DeferredGpt>(); };
+  const auto plain = constructed(7, make);
+  const auto result = run_groups(4, [&](const ProcessGroup& group) {
+    const auto gpt = deferred(7, make);
+    auto options = every_unit();
+    options.ignored = {"positions"};
+    options.precision.parameters = torch::kBFloat16;
+    FullyShardedDataParallel model{gpt, DeviceMesh(group, {{"replicate", 2}, {"shard", 2}}),
+                                   options};
+    EXPECT_TRUE(gpt->positions->weight.equal(plain->positions->weight));
+    const auto full = model.summon_full_params();
+    EXPECT_TRUE(
+        gpt->feed_forward->up->weight.equal(plain->feed_forward->up->weight.to(torch::kBFloat16)));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpDeferred, RefusesMetaTensorsOfTheProgram) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto options = torch::TensorOptions().device(torch::kMeta);
+    auto net = std::make_shared<nn::Module>();
+    net->register_parameter("weight", torch::empty({3}, options));
+    try {
+      const FullyShardedCore core(net, ShardGroups::of(group), {});
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(
+          error.message(),
+          "FullyShardedDataParallel: \"weight\" is on the meta device, and nothing says which "
+          "values it shall have. Construct the module inside cadre::defer_init(), without a "
+          "device");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Counts what libtorch allocates on the CPU while it lives, in all threads.
+class CountedMemory final : public c10::Allocator {
+ public:
+  CountedMemory() : plain_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, kPriority); }
+  ~CountedMemory() override { c10::SetCPUAllocator(plain_, kPriority); }
+
+  at::DataPtr allocate(size_t num_bytes) override {
+    at::DataPtr memory = plain_->allocate(num_bytes);
+    const auto used =
+        used_->now.fetch_add(static_cast<int64_t>(num_bytes)) + static_cast<int64_t>(num_bytes);
+    int64_t peak = used_->peak;
+    while (peak < used && !used_->peak.compare_exchange_weak(peak, used)) {
+    }
+    void* const data = memory.get();
+    auto block = std::make_unique<Block>(Block{std::move(memory), num_bytes, used_});
+    return {data, block.release(), &free_block, at::Device(at::kCPU)};
+  }
+  at::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t num_bytes) const override {
+    default_copy_data(to, from, num_bytes);
+  }
+
+  int64_t now() const { return used_->now; }
+  int64_t peak() const { return used_->peak; }
+  void start_peak() { used_->peak = used_->now.load(); }
+
+ private:
+  static constexpr uint8_t kPriority = 100;
+  struct Used {
+    std::atomic<int64_t> now{0};
+    std::atomic<int64_t> peak{0};
+  };
+  struct Block {
+    at::DataPtr memory;
+    size_t num_bytes;
+    std::shared_ptr<Used> used;
+  };
+  static void free_block(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    block->used->now -= static_cast<int64_t>(block->num_bytes);
+  }
+
+  c10::Allocator* plain_;
+  std::shared_ptr<Used> used_ = std::make_shared<Used>();
+};
+
+// 200 MB in units of 8.4 MB.
+struct LargeTower : nn::Module {
+  LargeTower() {
+    for (int i = 0; i < 24; ++i) {
+      units.push_back(register_module("unit" + std::to_string(i), LinearUnit(kSide, kSide)));
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (auto& unit : units) h = unit->forward(h);
+    return h;
+  }
+  static constexpr int64_t kSide = 1448;
+  static constexpr int64_t kUnitBytes = (kSide * kSide + kSide) * 4;
+  std::vector<LinearUnit> units;
+};
+
+TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kSmall = 1 << 20;
+  const auto memory = std::make_unique<CountedMemory>();
+  const int64_t before = memory->now();
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    const auto tower = deferred(7, [] { return std::make_shared<LargeTower>(); });
+    // Ranks record one after the other.
+    EXPECT_LE(memory->peak() - before, LargeTower::kUnitBytes + kSmall) << "while it is recorded";
+    group.barrier();
+    if (group.rank() == 0) {
+      EXPECT_LE(memory->now() - before, kSmall) << "deferred";
+      memory->start_peak();
+    }
+    group.barrier();
+    FullyShardedDataParallel model{tower, group, every_unit()};
+    group.barrier();
+    const int64_t shards = 24 * (LargeTower::kUnitBytes + kSmall / 24);
+    EXPECT_LE(memory->now() - before, shards) << "sharded, of both ranks";
+    // Beside the shards of both ranks, a unit of each.
+    EXPECT_LE(memory->peak() - memory->now(), kRanks * LargeTower::kUnitBytes + kSmall);
+    EXPECT_GE(memory->peak() - before, LargeTower::kUnitBytes) << "the counter counts";
+    group.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
