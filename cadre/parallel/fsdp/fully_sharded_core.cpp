@@ -186,6 +186,16 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   return names;
 }
 
+// From here on calls of the units go to the schedule.
+void bind_units(const UnitAssignment& assignment, const std::shared_ptr<ShardedUnits>& units) {
+  for (size_t i = 1; i < assignment.units.size(); ++i) {
+    ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
+    binding.is_sharded = true;
+    binding.units = units;
+    binding.index = i;
+  }
+}
+
 }  // namespace
 
 ShardGroups ShardGroups::of(const ProcessGroup& world) {
