@@ -47,6 +47,10 @@ const char* name_of(Plant plant) {
   return "no_broadcast";
 }
 
+std::ostream& operator<<(std::ostream& out, Plant plant) {
+  return out << name_of(plant);
+}
+
 // What is gathered before are the values of the initial broadcast.
 constexpr int kNumRightGathers = 8;
 

@@ -131,20 +131,22 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
   }
   auto core =
       std::make_shared<DataParallelCore>(module, group, std::move(core_options), make_storage);
-  return {.core = std::move(core),
-          .group = std::move(group),
-          .flat_parameters = *flat_parameters,
-          .shards = {}};
+  DdpReplicas replicas{.core = std::move(core),
+                       .group = std::move(group),
+                       .flat_parameters = *flat_parameters,
+                       .shards = {}};
+  // Peers that are a formula have no mesh.
+  const ProcessGroup* const ranks = replicas.group->process_group();
+  if (replicas.flat_parameters.empty() || ranks == nullptr) return replicas;
+  const DeviceMesh mesh(*ranks, {{kShardAxis, ranks->world_size()}});
+  replicas.shards = shards_of(*module, replicas.flat_parameters, mesh);
+  return replicas;
 }
 
 DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                               const ProcessGroup& group,
                               const DistributedDataParallelOptions& options) {
-  DdpReplicas replicas = make_ddp_replicas(module, make_replica_group(group), options);
-  if (replicas.flat_parameters.empty()) return replicas;
-  const DeviceMesh mesh(group, {{kShardAxis, group.world_size()}});
-  replicas.shards = shards_of(*module, replicas.flat_parameters, mesh);
-  return replicas;
+  return make_ddp_replicas(module, make_replica_group(group), options);
 }
 
 }  // namespace cadre
