@@ -30,10 +30,10 @@ using LinearUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 bool recomputes_activations(const ModelConfig& config);
 
 // layer(input). If it is recomputed, backward does that a second time, and what it keeps until then
-// is the input. What the layer refers to lives until backward.
+// is the input. What the layer refers to lives until backward, and has no buffer that it changes.
 template <typename Layer>
 at::Tensor run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {
-  return is_recomputed ? call_checkpointed<at::Tensor, const at::Tensor&>(layer, input)
+  return is_recomputed ? call_checkpointed<at::Tensor, const at::Tensor&>(layer, {}, input)
                        : layer(input);
 }
 
