@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -167,21 +166,34 @@ TEST(FsdpDeferred, RefusesMetaTensorsOfTheProgram) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Bytes, now and at most.
+struct Usage {
+  std::atomic<int64_t> now{0};
+  std::atomic<int64_t> peak{0};
+
+  void add(int64_t num_bytes) {
+    const int64_t used = now.fetch_add(num_bytes) + num_bytes;
+    int64_t highest = peak;
+    while (highest < used && !peak.compare_exchange_weak(highest, used)) {
+    }
+  }
+};
+
 // Counts what libtorch allocates on the CPU while it lives, in all threads.
 class CountedMemory final : public c10::Allocator {
  public:
-  CountedMemory() : plain_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, kPriority); }
+  explicit CountedMemory(int64_t large_bytes)
+      : plain_(c10::GetCPUAllocator()), large_bytes_(large_bytes) {
+    c10::SetCPUAllocator(this, kPriority);
+  }
   ~CountedMemory() override { c10::SetCPUAllocator(plain_, kPriority); }
 
   at::DataPtr allocate(size_t num_bytes) override {
-    at::DataPtr memory = plain_->allocate(num_bytes);
-    const auto used =
-        used_->now.fetch_add(static_cast<int64_t>(num_bytes)) + static_cast<int64_t>(num_bytes);
-    int64_t peak = used_->peak;
-    while (peak < used && !used_->peak.compare_exchange_weak(peak, used)) {
-    }
-    void* const data = memory.get();
-    auto block = std::make_unique<Block>(Block{std::move(memory), num_bytes, used_});
+    const auto counted = static_cast<int64_t>(num_bytes);
+    auto block = std::make_unique<Block>(Block{plain_->allocate(num_bytes), counted, {all_}});
+    if (counted >= large_bytes_) block->counts.push_back(large_);
+    for (const auto& count : block->counts) count->add(counted);
+    void* const data = block->memory.get();
     return {data, block.release(), &free_block, at::Device(at::kCPU)};
   }
   at::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -189,28 +201,25 @@ class CountedMemory final : public c10::Allocator {
     default_copy_data(to, from, num_bytes);
   }
 
-  int64_t now() const { return used_->now; }
-  int64_t peak() const { return used_->peak; }
-  void start_peak() { used_->peak = used_->now.load(); }
+  const Usage& all() const { return *all_; }
+  const Usage& large() const { return *large_; }  // blocks of that size or more
 
  private:
   static constexpr uint8_t kPriority = 100;
-  struct Used {
-    std::atomic<int64_t> now{0};
-    std::atomic<int64_t> peak{0};
-  };
   struct Block {
     at::DataPtr memory;
-    size_t num_bytes;
-    std::shared_ptr<Used> used;
+    int64_t num_bytes;
+    std::vector<std::shared_ptr<Usage>> counts;
   };
   static void free_block(void* context) {
     const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    block->used->now -= static_cast<int64_t>(block->num_bytes);
+    for (const auto& count : block->counts) count->add(-block->num_bytes);
   }
 
   c10::Allocator* plain_;
-  std::shared_ptr<Used> used_ = std::make_shared<Used>();
+  const int64_t large_bytes_;
+  std::shared_ptr<Usage> all_ = std::make_shared<Usage>();
+  std::shared_ptr<Usage> large_ = std::make_shared<Usage>();
 };
 
 // 200 MB in units of 8.4 MB.
@@ -233,25 +242,27 @@ struct LargeTower : nn::Module {
 TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
   constexpr int kRanks = 2;
   constexpr int64_t kSmall = 1 << 20;
-  const auto memory = std::make_unique<CountedMemory>();
-  const int64_t before = memory->now();
+  // A shard of a unit is half as large.
+  constexpr int64_t kWeightBytes = LargeTower::kSide * LargeTower::kSide * 4;
+  const auto memory = std::make_unique<CountedMemory>(kWeightBytes);
+  std::atomic<int64_t> shards{0};
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    // One rank after the other records.
     const auto tower = deferred(7, [] { return std::make_shared<LargeTower>(); });
-    // Ranks record one after the other.
-    EXPECT_LE(memory->peak() - before, LargeTower::kUnitBytes + kSmall) << "while it is recorded";
+    EXPECT_LE(memory->all().peak, LargeTower::kUnitBytes + kSmall) << "while it is recorded";
     group.barrier();
-    if (group.rank() == 0) {
-      EXPECT_LE(memory->now() - before, kSmall) << "deferred";
-      memory->start_peak();
-    }
+    EXPECT_LE(memory->all().now, kSmall) << "deferred";
     group.barrier();
     FullyShardedDataParallel model{tower, group, every_unit()};
+    for (const Tensor& values : model.parameters()) {
+      shards += static_cast<int64_t>(values.nbytes());
+    }
     group.barrier();
-    const int64_t shards = 24 * (LargeTower::kUnitBytes + kSmall / 24);
-    EXPECT_LE(memory->now() - before, shards) << "sharded, of both ranks";
-    // Beside the shards of both ranks, a unit of each.
-    EXPECT_LE(memory->peak() - memory->now(), kRanks * LargeTower::kUnitBytes + kSmall);
-    EXPECT_GE(memory->peak() - before, LargeTower::kUnitBytes) << "the counter counts";
+    // Of each rank one weight at a time, and no copy of it.
+    EXPECT_EQ(memory->large().peak, kRanks * kWeightBytes);
+    EXPECT_EQ(memory->large().now, 0) << "sharded";
+    // The shards themselves are in memory that ranks share, those of the gradients are not.
+    EXPECT_LE(memory->all().peak, shards + kRanks * LargeTower::kUnitBytes + kSmall);
     group.barrier();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
