@@ -246,8 +246,8 @@ class ShardedRank {
     if (has_shards) options.gradients = GradientPlacement::kSharded;
     const auto model =
         std::make_shared<DistributedDataParallel<WideNet>>(net, watched(group_, watches), options);
-    const auto optimizer = std::make_shared<Zero>(*model, torch::optim::AdamWOptions(0.01),
-                                                  ZeroOptions{.bucket_cap_bytes = 3000});
+    const ZeroOptions zero{.bucket_cap_bytes = 3000, .wait_in_step = !has_shards};
+    const auto optimizer = std::make_shared<Zero>(*model, torch::optim::AdamWOptions(0.01), zero);
     local_ = &optimizer->local_optimizer();
     shards_ = [optimizer] { return optimizer->parameter_shards(); };
     zero_grad_ = [optimizer] { optimizer->zero_grad(); };
