@@ -12,6 +12,7 @@
 #include "cadre/plan/unit_residency.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/shard/flat_layout.h"
+#include "cadre/wrap/sample_weight.h"
 
 namespace cadre {
 
@@ -115,12 +116,32 @@ class Planner {
         break;
     }
     for (const PlannedPart& part : plan_.parts) plan_.traffic += part.traffic;
+    add_agreements();
     plan_.host_bytes = plan_.held.total() * std::min(options().ranks_per_host, options().num_ranks);
     return std::move(plan_);
   }
 
  private:
   const PlanOptions& options() const { return plan_.options; }
+
+  // What ranks compare in each step, beside the trailer of the gradients.
+  void add_agreements() {
+    constexpr int64_t kWordBytes = sizeof(int64_t);
+    if (options().strategy == PlanStrategy::kSingle || trained_.empty()) return;
+    plan_.traffic.all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
+    // The bounds of a digest, see ZeroCore.
+    if (options().strategy == PlanStrategy::kZero1) {
+      plan_.traffic.all_reduce += all_reduced(2 * kWordBytes, num_ranks());
+    }
+    // The start of an update, see ShardFence.
+    const int num_shards = num_ranks() / options().num_replicas;
+    if (plan_.is_mapped) plan_.traffic.all_reduce += all_reduced(kWordBytes, num_shards);
+    // With accumulation a backward is followed by a forward or by the update, so units are compared
+    // at each change, see UnitSchedule.
+    if (has_units(options().strategy) && options().accumulate > 1) {
+      plan_.traffic.all_gather += gathered(kWordBytes * num_ranks(), num_ranks(), 2);
+    }
+  }
 
   // One buffer of ProcessGroup::empty_symmetric(): whole pages, behind those of its signals.
   int64_t symmetric_bytes(int64_t num_bytes, int group_size) {

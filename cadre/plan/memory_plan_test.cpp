@@ -18,6 +18,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kTrailer = 87 * 4;
+constexpr int64_t kSamples = 128;  // of the agreement on weights
+constexpr int64_t kDigest = 16;    // of gradients, under ZeRO-1
 
 // Two layers of 64 x 64 and 64, each a unit, and a head of 64 of the root. 8,384 elements, 33,536
 // bytes.
@@ -56,11 +58,11 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   EXPECT_EQ(plan.held.optimizer_state, 2 * kAll);
   EXPECT_EQ(plan.held.transient, 4 * 64 * 64) << "the largest gradient";
   EXPECT_EQ(plan.shared_bytes, 10 * kPage);
-  EXPECT_EQ(plan.traffic.all_reduce.num_calls, 1);
-  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer);
-  EXPECT_EQ(plan.traffic.received_bytes(), kAll + kTrailer);  // 2 (N - 1) / N
+  EXPECT_EQ(plan.traffic.all_reduce.num_calls, 2);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples);
+  EXPECT_EQ(plan.traffic.received_bytes(), kAll + kTrailer + kSamples);  // 2 (N - 1) / N
   EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 4)).traffic.received_bytes(),
-            6 * ((kAll + kTrailer) / 4));
+            6 * ((kAll + kTrailer + kSamples) / 4));
 }
 
 TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
@@ -75,7 +77,7 @@ TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   EXPECT_EQ(plan.traffic.all_gather.num_calls, 2);
   EXPECT_EQ(plan.traffic.all_gather.payload_bytes, 2 * 4 * 4 * 1056);
   EXPECT_EQ(plan.traffic.all_gather.received_bytes, 2 * 3 * 4 * 1056);
-  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples + kDigest);
 }
 
 TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
@@ -92,7 +94,7 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
   EXPECT_EQ(plan.held.transient, kLayer);
   EXPECT_EQ(plan.traffic.reduce_scatter.received_bytes, kAll / 2);
   EXPECT_EQ(plan.traffic.all_gather.received_bytes, kAll / 2);
-  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kTrailer);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kTrailer + kSamples);
 }
 
 TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
@@ -159,8 +161,8 @@ TEST(MemoryPlan, OfReplicasReducesShardsOverThem) {
   EXPECT_EQ(plan.held.parameters, of_two.held.parameters);
   EXPECT_EQ(plan.held.gradients, (2 + 4 + 4) * kPage) << "in shared memory";
   EXPECT_EQ(plan.traffic.all_gather, of_two.traffic.all_gather);
-  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll / 2 + kTrailer);
-  EXPECT_EQ(plan.traffic.all_reduce.num_calls, 4);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll / 2 + kTrailer + kSamples);
+  EXPECT_EQ(plan.traffic.all_reduce.num_calls, 5);
 }
 
 TEST(MemoryPlan, OfMappedUnitsCopiesNothing) {
@@ -185,7 +187,9 @@ TEST(MemoryPlan, OfFrozenParametersHasNoGradientsOfThem) {
   for (const PlanStrategy strategy : {PlanStrategy::kDdp, PlanStrategy::kZero1}) {
     const MemoryPlan plan = plan_memory(model, on_ranks(strategy, 2));
     EXPECT_EQ(plan.held.gradients, 2 * kPage) << to_string(strategy);
-    EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kHead + kTrailer) << to_string(strategy);
+    const int64_t digest = strategy == PlanStrategy::kZero1 ? kDigest : 0;
+    EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kHead + kTrailer + kSamples + digest)
+        << to_string(strategy);
   }
   const MemoryPlan sharded = plan_memory(model, on_ranks(PlanStrategy::kFsdp, 2));
   EXPECT_EQ(sharded.held.gradients, kHead / 2);

@@ -22,6 +22,7 @@ enum Place : size_t {
   kFirstForward
 };
 constexpr size_t kNumForwards = 10;
+static_assert((kFirstForward + kNumForwards) * sizeof(int64_t) == kSampleMessageBytes);
 
 // With at most so many samples on each rank, the sum of the squares fits into 64 bits.
 constexpr int64_t kMaxSquared = int64_t{1} << 20;

@@ -23,6 +23,9 @@ enum class GradientWeighting {
   kSamples,
 };
 
+// Of that message.
+inline constexpr int64_t kSampleMessageBytes = 128;
+
 struct PassSamples {
   int64_t num_accumulated = 0;                // under no_sync(), since the last pass
   std::span<const int64_t> of_forwards = {};  // the first is weighted; empty without a forward
