@@ -64,6 +64,8 @@ class CADRE_EXPORT GradientStorage {
   size_t num_launched() const { return num_launched_; }
   // How many launch_next() launches; the rest belongs to reduce_last().
   virtual size_t num_early_buckets() const = 0;
+  // How many of these are launched during backward, each when its parameters have been placed.
+  virtual size_t num_eager_buckets() const { return num_early_buckets(); }
   virtual void launch_next() = 0;
   virtual bool is_last_launched() const = 0;
   // (trailer_numel) of a floating-point dtype, reduced by reduce_last() with the same combination

@@ -44,7 +44,10 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
                {.place = format("{}, rank {}", options_.wrapper, groups_.all->rank()),
                 .remedy = options_.remedy},
                [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); }) {
+  first_late_unit_ = units.size() - std::min(options_.num_late_units, units.size());
   make_buckets(units);
+  num_late_buckets_ = static_cast<size_t>(std::ranges::count_if(
+      buckets_, [this](const Bucket& bucket) { return bucket.unit >= first_late_unit_; }));
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
   allocate();
@@ -166,7 +169,9 @@ void ShardedGradients::learn(std::span<const int64_t> order) {
   }
   std::vector<size_t> by_readiness(buckets_.size());
   for (size_t b = 0; b < by_readiness.size(); ++b) by_readiness[b] = b;
-  std::ranges::sort(by_readiness, {}, [&last](size_t b) { return last[b]; });
+  std::ranges::sort(by_readiness, {}, [&](size_t b) {
+    return std::pair(buckets_[b].unit >= first_late_unit_, last[b]);
+  });
   arrange(by_readiness);
 }
 

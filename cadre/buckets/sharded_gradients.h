@@ -58,6 +58,9 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     std::optional<at::ScalarType> reduce_dtype = {};
     std::optional<BucketLayout> layout = {};  // none: the order is learned in the first pass
     int64_t trailer_numel = 0;
+    // The last of `units` that are reduced at the end of backward only: those with parameters that
+    // a rank may leave unused, and so complete later than others, while units are gathered.
+    size_t num_late_units = 0;
     std::string wrapper = {};  // the name with which errors begin
     // What an optimizer is made from, for one that was made from the full parameters.
     std::string remedy = "Make the optimizer from the shards";
@@ -75,6 +78,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void place(size_t parameter) override { is_ready_[parameter] = true; }
   void place_unused(size_t) override {}
   size_t num_early_buckets() const override { return num_buckets(); }
+  size_t num_eager_buckets() const override { return num_buckets() - num_late_buckets_; }
   void launch_next() override;
   bool is_last_launched() const override { return is_trailer_launched_; }
   const at::Tensor& trailer() const override { return trailer_; }
@@ -141,6 +145,8 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
 
   Groups groups_;
   Options options_;
+  size_t first_late_unit_ = 0;
+  size_t num_late_buckets_ = 0;
   std::vector<Bucket> buckets_;  // in the order of reduction
   std::vector<Slot> slots_;      // by parameter
   std::map<at::ScalarType, Buffers> buffers_;

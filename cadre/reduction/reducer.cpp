@@ -204,7 +204,7 @@ void Reducer::place_gradient(size_t parameter) {
 }
 
 void Reducer::launch_complete_buckets() {
-  while (storage_->num_launched() < storage_->num_early_buckets() &&
+  while (storage_->num_launched() < storage_->num_eager_buckets() &&
          pass_.num_missing[storage_->num_launched()] == 0) {
     storage_->launch_next();
   }

@@ -340,8 +340,10 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     files_ = open_offload(options_.offload, construction.assignment,
                           {.all = *all, .shard = *shard_group});
     construction.reshard_groups.emplace(shard_group);
+    size_t num_root_flats = 0;
     for (const AssignedUnit& unit : construction.assignment.units) {
       construction.shard_unit(*this, unit, shard_group, *all);
+      if (unit.unit == nullptr) num_root_flats = flats_.size();
     }
     // The first backward comes to the units from the last to the first: in another order of
     // reduction the whole gradients of all units would be there at once.
@@ -351,6 +353,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,
+                                  .num_late_units = num_root_flats,
                                   .wrapper = kWrapper,
                                   .remedy = "Make the optimizer from the wrapper "
                                             "(model.parameters())",
