@@ -484,20 +484,6 @@ class Planner {
 
 }  // namespace
 
-OperationTraffic& OperationTraffic::operator+=(const OperationTraffic& other) {
-  num_calls += other.num_calls;
-  payload_bytes += other.payload_bytes;
-  received_bytes += other.received_bytes;
-  return *this;
-}
-
-StepTraffic& StepTraffic::operator+=(const StepTraffic& other) {
-  all_reduce += other.all_reduce;
-  reduce_scatter += other.reduce_scatter;
-  all_gather += other.all_gather;
-  return *this;
-}
-
 MemoryPlan plan_memory(const ModelSizes& model, const PlanOptions& options) {
   check_plan_options(options);
   check_model(model);

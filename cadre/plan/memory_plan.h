@@ -54,7 +54,12 @@ struct OperationTraffic {
   int64_t num_calls = 0;
   int64_t payload_bytes = 0;   // of the whole tensor: the output of a gather, the input otherwise
   int64_t received_bytes = 0;  // by one rank
-  OperationTraffic& operator+=(const OperationTraffic& other);
+  OperationTraffic& operator+=(const OperationTraffic& other) {
+    num_calls += other.num_calls;
+    payload_bytes += other.payload_bytes;
+    received_bytes += other.received_bytes;
+    return *this;
+  }
   friend bool operator==(const OperationTraffic&, const OperationTraffic&) = default;
 };
 
@@ -66,7 +71,12 @@ struct StepTraffic {
   int64_t received_bytes() const {
     return all_reduce.received_bytes + reduce_scatter.received_bytes + all_gather.received_bytes;
   }
-  StepTraffic& operator+=(const StepTraffic& other);
+  StepTraffic& operator+=(const StepTraffic& other) {
+    all_reduce += other.all_reduce;
+    reduce_scatter += other.reduce_scatter;
+    all_gather += other.all_gather;
+    return *this;
+  }
 };
 
 // Parameters that are moved together: a bucket of gradients, a buffer of zero1, or a unit.

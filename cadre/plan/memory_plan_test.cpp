@@ -127,12 +127,13 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3);
+  constexpr int kComparisons = 2;  // of the order of uses, which accumulation changes
+  EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
   options.reshard = options.reshard_root = Reshard::kAfterReduction;
-  EXPECT_EQ(plan_memory(small_model(), options).traffic.all_gather.num_calls, 3);
+  EXPECT_EQ(plan_memory(small_model(), options).traffic.all_gather.num_calls, 3 + kComparisons);
   options.reshard = options.reshard_root = Reshard::kAfterForward;
-  EXPECT_EQ(plan_memory(small_model(), options).traffic.all_gather.num_calls, 3 * 6);
+  EXPECT_EQ(plan_memory(small_model(), options).traffic.all_gather.num_calls, 3 * 6 + kComparisons);
   EXPECT_EQ(plan_memory(small_model(), options).traffic.reduce_scatter.num_calls, 3);
 }
 
