@@ -36,6 +36,11 @@ std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
   return numels;
 }
 
+at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
+  const bool has_dtype = !parameters.empty() && parameters[0].tensor.defined();
+  return has_dtype ? parameters[0].tensor.scalar_type() : at::kFloat;
+}
+
 }  // namespace
 
 FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
@@ -43,7 +48,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
-      dtype_(at::kFloat),
+      dtype_(dtype_of(parameters_)),
       layout_(numels_of(parameters_), group_ ? group_->world_size() : 1,
               {.of_shards = alignment(), .of_tensors = options_.alignment}) {
   if (!group_) refuse("FlatParameters", "the group is null; make it first");
@@ -53,7 +58,6 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
   if (options_.name.empty()) options_.name = default_name(parameters_);
   if (!options_.pool) options_.pool = std::make_shared<FlatBufferPool>();
   if (!options_.fence) options_.fence = std::make_shared<ShardFence>();
-  if (parameters_[0].tensor.defined()) dtype_ = parameters_[0].tensor.scalar_type();
   check_parameters();
   const at::NoGradGuard no_grad;
   if (options_.form == ShardForm::kMapped) map_memory();
