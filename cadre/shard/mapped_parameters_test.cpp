@@ -201,6 +201,20 @@ TEST(MappedParameters, AreNotThereAfterAFailureOfTheGroup) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(MappedParameters, OfEveryDtypeFillWholePagesAndNoMore) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
+      const Tensor weight = parameter_of(torch::ones({100}, dtype));
+      FlatParameters flat({{"weight", weight}}, make_replica_group(group),
+                          {.form = ShardForm::kMapped});
+      require(flat.is_mapped(), "they are mapped");
+      const auto bytes = static_cast<size_t>(flat.layout().shard_numel()) * weight.element_size();
+      require(bytes == MappedParts::kPageBytes, std::to_string(bytes) + " bytes of a rank");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(MappedParameters, LieInPagesOfTheirOwners) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     const Tensor weight = parameter_of(torch::arange(5000, torch::kFloat));

@@ -143,17 +143,18 @@ using PlainUnit = M;
 // a weight that two units share, a unit that is called twice, parameters outside of units for some
 // rows only, which some ranks or all may lack, a unit that is never used, and sizes that no number
 // of ranks divides. With bfloat16 one unit has that dtype, and one parameter of another unit.
-// Unit and TiedUnit: of modules that have their parameters alone, and of others.
+// Unit and TiedUnit: of modules that have their parameters alone, and of others; also of the one in
+// front, after whose backward nothing is left to do.
 template <template <typename> typename Unit, template <typename> typename TiedUnit = Unit>
 struct Mixed : Model {
   explicit Mixed(bool has_bfloat16) : has_bfloat16_(has_bfloat16) {
     const Tensor tied = torch::randn({kWidth, kWidth}) / 4;
-    stem = register_module("stem", LinearUnit(7, kWidth));
+    stem = register_module("stem", TiedLinear(7, kWidth));
     entry = register_module("entry", nn::Linear(kWidth, kWidth));
     first = register_module("first", TiedGain(tied, 1.5));
     fixed = register_module("fixed", LinearUnit(kWidth, kWidth));
     second = register_module("second", TiedGain(first->weight, 0.5));
-    twice = register_module("twice", nn::ModuleHolder<TiedUnit<nn::LinearImpl>>(kWidth, kWidth));
+    twice = register_module("twice", TiedLinear(kWidth, kWidth));
     rare = register_module("rare", nn::ModuleHolder<RareLinearImpl>(kWidth, kWidth));
     never = register_module("never", LinearUnit(kWidth, 3));
     narrow = register_module("narrow", Gain(torch::randn({kWidth, kWidth}) / 4, 1.0));
@@ -184,11 +185,12 @@ struct Mixed : Model {
   Tensor make_batch(int64_t rows) override { return torch::randn({rows, 7}, head->weight.dtype()); }
 
   using LinearUnit = nn::ModuleHolder<Unit<nn::LinearImpl>>;
+  using TiedLinear = nn::ModuleHolder<TiedUnit<nn::LinearImpl>>;
   using Gain = nn::ModuleHolder<Unit<GainedLinearImpl>>;
   using TiedGain = nn::ModuleHolder<TiedUnit<GainedLinearImpl>>;
   static constexpr int64_t kWidth = 13;
-  LinearUnit stem{nullptr}, fixed{nullptr}, never{nullptr};
-  nn::ModuleHolder<TiedUnit<nn::LinearImpl>> twice{nullptr};
+  LinearUnit fixed{nullptr}, never{nullptr};
+  TiedLinear stem{nullptr}, twice{nullptr};
   TiedGain first{nullptr}, second{nullptr};
   Gain narrow{nullptr};
   nn::ModuleHolder<RareLinearImpl> rare{nullptr};

@@ -150,6 +150,40 @@ TEST_P(ShardedEquality, OfEveryStrategyWithOneProcess) {
   }
 }
 
+using RareUnit = torch::nn::ModuleHolder<ShardUnit<testing::RareLinearImpl>>;
+
+// The second unit has parameters for rows of which only rank 0 has some.
+struct PartlyUsed : torch::nn::Module {
+  PartlyUsed() {
+    first = register_module("first", testing::LinearUnit(4, 4));
+    second = register_module("second", RareUnit(4, 4));
+    head = register_module("head", testing::LinearUnit(4, 1));
+    testing::set_values(*this);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return head(second(torch::tanh(first(x)), x.select(1, 0)));
+  }
+  testing::LinearUnit first{nullptr}, head{nullptr};
+  RareUnit second{nullptr};
+};
+
+// Its gradients are reduced at different places of the order in which units are gathered. That is
+// refused, and never numbers of other units.
+TEST(ShardedEqualityLimit, AUnitThatOnlySomeRanksUseIsAnErrorOnAllRanks) {
+  const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel model{
+        std::make_shared<PartlyUsed>(), group,
+        FullyShardedDataParallelOptions{.num_prefetched = 0, .wrap_policy = wrap_by_size(1)}};
+    const torch::Tensor x = torch::full({3, 4}, group.rank() == 0 ? 2.0 : 1.0);
+    const std::string failure = testing::failure_of([&] { model(x).pow(2).mean().backward(); });
+    testing::require(failure.starts_with("kInvalidArgument: ") &&
+                         failure.find("the ranks are not at the same place of the same step") !=
+                             std::string::npos,
+                     "it is refused, not: " + failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 std::vector<ShardedCase> sharded_cases() {
   std::vector<ShardedCase> cases;
   const auto add_divisions = [&](Case training, bool is_fused) {

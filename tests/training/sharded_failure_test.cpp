@@ -147,7 +147,8 @@ class ShardedRank {
     if ((number + 1) % kStepsPerSnapshot != 0) return;
     if (watches.at_snapshot) watches.at_snapshot();
     SnapshotFolder snapshots(folder);
-    save_sharded(snapshots, number + 1, parts(), group_).value_or_throw();
+    save_sharded(snapshots, number + 1, parts(), group_, {.timeout = snapshot_timeout})
+        .value_or_throw();
   }
 
   // The number of steps that the loaded snapshot has behind it; 0 without one.
@@ -204,6 +205,7 @@ class ShardedRank {
 
   std::shared_ptr<WideNet> net = std::make_shared<WideNet>();
   Watches watches;
+  Duration snapshot_timeout = kDefaultSnapshotTimeout;  // a deadline of its own
 
  private:
   using Zero = ZeroRedundancyOptimizer<WatchedAdamW>;
@@ -306,6 +308,7 @@ void survive_sharded_step(RankContext& context, const Membership& membership,
     victim_pid = group.communicator().peers()[kVictim].pid;
     {
       ShardedRank rank(test.strategy, group);
+      rank.snapshot_timeout = options.timeout;
       testing::FailureReport report;
       report.message = testing::failure_of(
           [&] { train_until_disturbed(context, rank, test, folder, moment_file); });
