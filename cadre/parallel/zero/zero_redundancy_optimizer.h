@@ -103,7 +103,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   // Of a wrapper whose ranks own shards of the parameters already.
   template <typename Model, OptimizerOptionsType Options>
     requires(HasParameterShards<Model> && !HasFlatParameters<Model> && !HasReplicas<Model>)
-  ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {}) {
+  ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {})
+      : torch::optim::Optimizer(std::vector<at::Tensor>(),
+                                std::unique_ptr<torch::optim::OptimizerOptions>()) {
     static_assert(kHasDividedOptimizer<Model>,
                   "cadre::ZeroRedundancyOptimizer: each rank owns shards of this wrapper's "
                   "parameters, so their optimizer's state is divided already. Make the optimizer "
