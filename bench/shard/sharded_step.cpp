@@ -3,10 +3,11 @@
 // percentile, the medians of a step's parts, its CPU time, and the loss of the last step, which all
 // ways have in common, as one line of JSON. Blocks until done.
 //
-//   cadre run --nproc-per-node 2 --no-python sharded_step WAY [--form gathered|mapped]
+//   cadre run --nproc-per-node 2 --no-python sharded_step WAY [--form gathered|mapped] [--tcp]
 //     [--model mlp|gpt] [steps [layers [width [batch]]]]
-//   WAY: ddp, zero1, zero2, fsdp. --form: how ranks come to the shards, of fsdp.
-//   batch: rows of the MLP, sequences of 64 tokens of the GPT.
+//   WAY: ddp, zero1, zero2, fsdp. --form: how ranks come to the shards, of fsdp. --tcp: over
+//   loopback TCP instead of shared memory. batch: rows of the MLP, sequences of 64 tokens of the
+//   GPT.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -63,6 +64,7 @@ struct Settings {
   std::string way;
   std::string model = "mlp";
   cadre::ShardForm form = cadre::ShardForm::kGathered;
+  cadre::TransportChoice transport = cadre::TransportChoice::kAuto;
   int steps = 20;
   int layers = 6;
   int width = 1024;
@@ -196,6 +198,8 @@ bool parse(std::vector<std::string> arguments, Settings& settings) {
     } else if (arguments[i] == "--model" && (next == "mlp" || next == "gpt")) {
       settings.model = next;
       ++i;
+    } else if (arguments[i] == "--tcp") {
+      settings.transport = cadre::TransportChoice::kTcp;
     } else if (num_given < numbers.size()) {
       *numbers[num_given] = std::atoi(arguments[i].c_str());
       if (*numbers[num_given++] <= 0) return false;
@@ -211,13 +215,13 @@ bool parse(std::vector<std::string> arguments, Settings& settings) {
 int main(int argc, char** argv) {
   Settings settings;
   if (!parse({argv + 1, argv + argc}, settings)) {
-    std::cerr << "usage: sharded_step ddp|zero1|zero2|fsdp [--form gathered|mapped] "
+    std::cerr << "usage: sharded_step ddp|zero1|zero2|fsdp [--form gathered|mapped] [--tcp] "
                  "[--model mlp|gpt] [steps [layers [width [batch]]]], numbers above 0"
               << std::endl;
     return 2;
   }
   at::set_num_threads(1);
-  const auto world = cadre::init_process_group();
+  const auto world = cadre::init_process_group({.transport = settings.transport});
   const Times times =
       settings.model == "gpt" ? run<Gpt>(world, settings) : run<Mlp>(world, settings);
   if (world.rank() == 0) {
