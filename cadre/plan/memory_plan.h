@@ -20,7 +20,7 @@
 // memory, buckets, the buffers in which gradients are reduced, full units with the one that is
 // prefetched, and whole gradients between their computation and their reduction. So the sum is the
 // peak of a rank without activations, without libraries, and after construction, where the whole
-// model is there once. Rank 0 holds the most.
+// model is there once unless it is deferred. Rank 0 holds the most.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,11 @@ constexpr int64_t kNumFields = 2;
 
 }  // namespace
 
+bool is_of_group(const Error& error) {
+  return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost ||
+         error.code() == ErrorCode::kAborted;
+}
+
 void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare) {
   std::optional<Error> own;
   try {

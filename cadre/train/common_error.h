@@ -17,6 +17,9 @@ class CommonError : public Error {
   explicit CommonError(const Error& error) : Error(error) {}
 };
 
+// Whether the group of ranks has failed, of which each rank may report another side.
+bool is_of_group(const Error& error);
+
 // Runs `prepare` on every rank. When it throws an Error on some of them, every rank throws the one
 // of the lowest of these ranks. REQUIRES: `prepare` contains nothing collective.
 void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare);

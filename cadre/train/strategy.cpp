@@ -170,7 +170,7 @@ c10::ScalarType dtype_of(const std::string& name) {
 
 FullyShardedDataParallelOptions sharding_options(const ParallelConfig& config) {
   FullyShardedDataParallelOptions options;
-  options.form = config.form == "mapped" ? ShardForm::kMapped : ShardForm::kGathered;
+  options.form = shard_form(config);
   if (config.offload != "none") options.offload = FileOffload{.folder = config.offload};
   options.reshard = config.reshard == "after_forward"    ? Reshard::kAfterForward
                     : config.reshard == "after_backward" ? Reshard::kAfterBackward
@@ -228,6 +228,10 @@ std::vector<MeshAxis> hybrid_axes(const ParallelConfig& config, int world_size) 
 
 }  // namespace
 
+bool shards_parameters(const ParallelConfig& config) {
+  return config.strategy == "fsdp" || config.strategy == "hsdp";
+}
+
 void check_strategy(const ParallelConfig& config, int world_size) {
   if (config.strategy == "single" && world_size > 1) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -241,8 +245,8 @@ void check_strategy(const ParallelConfig& config, int world_size) {
                 cadre::format("parallel.replicas is {}, which does not divide the {} processes",
                               config.replicas, world_size));
   }
-  const bool has_units = config.strategy == "fsdp" || config.strategy == "hsdp";
-  if (has_units && config.offload != "none" && !std::filesystem::is_directory(config.offload)) {
+  if (shards_parameters(config) && config.offload != "none" &&
+      !std::filesystem::is_directory(config.offload)) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("parallel.offload: there is no folder {}; make it, or choose none",
                               config.offload));

@@ -63,6 +63,9 @@ class Strategy {
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
 };
 
+// Whether each process holds a part of the parameters only: fsdp and hsdp.
+bool shards_parameters(const ParallelConfig& config);
+
 struct StrategyGroups {
   ProcessGroup world;
   std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp

@@ -38,7 +38,11 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
   strategy_ = make_strategy(config_.parallel, model_, groups,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
   optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
-  if (resumption_) resumption_->restore(*strategy_, *optimizer_, groups.world);
+  if (resumption_) {
+    resumption_->restore(*strategy_, *optimizer_, groups.world);
+  } else if (shards_parameters(config_.parallel)) {
+    load_weights();
+  }
   on_all_ranks(*groups.replicas, [this] {
     if (is_first_rank()) open_run_folder();
   });
@@ -59,7 +63,8 @@ void Trainer::prepare() {
   const ReplicaGroup& replicas = *surroundings_.replicas;
   loader_ = make_training_loader(config_, *task_, replicas.rank(), replicas.world_size());
   resolve_epochs(config_, *loader_);
-  model_ = make_initial_model(config_, *task_);
+  model_ = shards_parameters(config_.parallel) ? make_deferred_model(*task_)
+                                               : make_initial_model(config_, *task_);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (!snapshot) return;
   resumption_ = Resumption::open(*snapshot, config_, *task_);
@@ -68,6 +73,17 @@ void Trainer::prepare() {
   first_step_ = step_ = saved_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
   resumption_->restore_generator(surroundings_.replicas->rank());
+}
+
+// Into the parts of the ranks; a whole model has them from prepare().
+void Trainer::load_weights() {
+  try {
+    const bool is_loaded = load_initial_weights(config_, strategy_->parts(), surroundings_.world);
+    if (is_loaded) strategy_->parts_were_filled();
+  } catch (const Error& error) {
+    if (is_of_group(error)) throw;
+    throw CommonError(error);
+  }
 }
 
 void Trainer::open_run_folder() {

@@ -74,6 +74,7 @@ class Trainer {
 
   // All that a rank does alone before the first collective.
   void prepare();
+  void load_weights();
   void open_run_folder();
   void introduce();
   StepSums step(const Batch& batch);

@@ -9,8 +9,10 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/sharded_save.h"
+#include "cadre/deferred/deferred_init.h"
 #include "cadre/testing/file_size_limit.h"
 #include "cadre/testing/seeds.h"
+#include "cadre/train/tasks/run_setup.h"
 #include "cadre/train/trainer_test.h"
 
 namespace cadre::train {
@@ -191,6 +193,35 @@ TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
   ASSERT_EQ(run(config).failures, "");
   EXPECT_EQ(losses("b"), losses("c"));
   EXPECT_LT(losses("b").at(0), losses("a").at(0));
+
+  // Into the parts of a model that no rank has whole.
+  for (const std::string& weights : {snapshot("a", kLastStep), config.model.weights}) {
+    config = config_of("fsdp", "d");
+    config.model.weights = weights;
+    config.schedule.warmup_steps = 0;
+    config.run.steps = 1;
+    ASSERT_EQ(run(config, 2).failures, "");
+    EXPECT_NEAR(losses("d").at(0), losses("b").at(0), 1e-5) << weights;
+  }
+  config.model.weights = folder_ + "/nothing";
+  EXPECT_THAT(run(config, 2).failures, AllOf(HasSubstr("nothing"), HasSubstr("kInvalidArgument")));
+}
+
+// No rank has memory for the values of the whole model, from the beginning on.
+TEST_F(TrainerPartsTest, AShardedModelIsConstructedDeferred) {
+  const Config config = config_of("fsdp", "a");
+  const auto system = os::make_native_system();
+  const auto task = open_task(config, system->deadline_in(kTextSourceTimeout));
+  const auto whole = make_initial_model(config, *task);
+  const auto deferred = make_deferred_model(*task);
+  for (const auto& item : deferred->named_parameters()) {
+    EXPECT_TRUE(is_deferred(item.value())) << item.key();
+  }
+  materialize(*deferred);
+  const auto values = deferred->named_parameters();
+  for (const auto& item : whole->named_parameters()) {
+    EXPECT_TRUE(torch::equal(values[item.key()], item.value())) << item.key();
+  }
 }
 
 TEST_F(TrainerPartsTest, AFailedSnapshotIsSaidAndTrainingGoesOn) {

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "cadre/shard/shard_form.h"
+
 namespace cadre::train {
 
 struct ModelConfig {
@@ -80,12 +82,15 @@ OptimizerConfig default_optimizer(const std::string& kind);
 struct ParallelConfig {
   std::string strategy = "ddp";
   int64_t replicas = 2;
-  std::string form = "gathered";
+  std::string form = "auto";
   std::string reshard = "after_forward";
   std::string offload = "none";
   std::string parameter_dtype = "float32";
   std::string reduce_dtype = "float32";
 };
+
+// Of fsdp and hsdp. "auto" is mapped, unless the shards are offloaded to files.
+ShardForm shard_form(const ParallelConfig& parallel);
 
 struct SampleConfig {
   int64_t tokens = 400;

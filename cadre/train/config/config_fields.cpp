@@ -180,10 +180,11 @@ void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& paral
   fields.push_back({.name = "parallel.form",
                     .meaning = "of fsdp and hsdp: gathered: each process copies the parameters of "
                                "a block from the others; mapped: the processes of a host read them "
-                               "where they lie, and it holds them once; between hosts they are "
-                               "gathered in any case",
+                               "in shared memory, which holds them once; between hosts they are "
+                               "gathered in any case; auto: mapped without parallel.offload, else "
+                               "gathered",
                     .value = &parallel.form,
-                    .choices = {"gathered", "mapped"}});
+                    .choices = {"auto", "gathered", "mapped"}});
   fields.push_back({.name = "parallel.reshard",
                     .meaning = "of fsdp and hsdp: until when the parameters of a block stay whole: "
                                "after_forward needs the least memory, after_backward gathers them "
@@ -260,6 +261,12 @@ std::string check_value(const ConfigField& field) {
   return "";
 }
 
+ShardForm shard_form(const ParallelConfig& parallel) {
+  const bool is_mapped =
+      parallel.form == "mapped" || (parallel.form == "auto" && parallel.offload == "none");
+  return is_mapped ? ShardForm::kMapped : ShardForm::kGathered;
+}
+
 OptimizerConfig default_optimizer(const std::string& kind) {
   OptimizerConfig config;
   config.kind = kind;
@@ -303,6 +310,11 @@ std::optional<ConfigConflict> find_model_conflict(const Config& config) {
 
 // Keys that only save memory or time may be there under any strategy; these change the numbers.
 std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& parallel) {
+  if (parallel.form == "mapped" && parallel.offload != "none") {
+    return ConfigConflict{"parallel.form",
+                          "is mapped, but parallel.offload keeps the parameters in files, which "
+                          "are gathered: choose auto, or parallel.offload=none"};
+  }
   if (parallel.strategy == "fsdp" || parallel.strategy == "hsdp") return std::nullopt;
   const std::array<std::pair<const char*, std::string>, 2> dtypes = {
       {{"parallel.parameter_dtype", parallel.parameter_dtype},

@@ -78,7 +78,7 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
     options.num_replicas = static_cast<int>(parallel.replicas);
   }
   if (!has_units(options.strategy)) return options;
-  options.is_mapped = parallel.form == "mapped";
+  options.is_mapped = shard_form(parallel) == ShardForm::kMapped;
   const auto dtype_named = [](const std::string& name) {
     return name == "bfloat16" ? DType::kBfloat16 : DType::kFloat32;
   };

@@ -73,11 +73,6 @@ Error with_remedy(const Error& error, const std::string& snapshot) {
   return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
 }
 
-bool is_of_group(const Error& error) {
-  return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost ||
-         error.code() == ErrorCode::kAborted;
-}
-
 NamedTensors named(const std::vector<ParameterState>& states) {
   NamedTensors named;
   for (const ParameterState& state : states) {

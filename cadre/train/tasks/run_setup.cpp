@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/sharded_load.h"
+#include "cadre/deferred/deferred_init.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/text_source.h"
@@ -15,15 +16,19 @@
 namespace cadre::train {
 namespace {
 
-// path: a file, or a snapshot's folder of either form.
-void load_weights(Model& model, const std::string& path) {
+// model.weights is a file, or the folder of a snapshot: one with the model in a file, which is
+// returned then, or one in parts.
+std::string weights_source(const std::string& path) {
   const std::string file = cadre::format("{}/{}", path, kModelFile);
-  if (!std::filesystem::is_directory(path)) {
-    load(model, path);
-  } else if (std::filesystem::exists(file)) {
-    load(model, file);
+  return std::filesystem::exists(file) ? file : path;
+}
+
+void load_weights(Model& model, const std::string& path) {
+  const std::string source = weights_source(path);
+  if (std::filesystem::is_directory(source)) {
+    load_sharded(source, parts_of(model), {.with_optimizer = false});
   } else {
-    load_sharded(path, parts_of(model), {.with_optimizer = false});
+    load(model, source);
   }
 }
 
@@ -89,6 +94,17 @@ std::shared_ptr<Model> make_initial_model(const Config& config, const Task& task
   std::shared_ptr<Model> model = task.make_model();
   if (!config.model.weights.empty()) load_weights(*model, config.model.weights);
   return model;
+}
+
+std::shared_ptr<Model> make_deferred_model(const Task& task) {
+  return defer_init([&task] { return task.make_model(); });
+}
+
+bool load_initial_weights(const Config& config, const SnapshotParts& parts,
+                          const ProcessGroup& world) {
+  if (config.model.weights.empty()) return false;
+  load_sharded(weights_source(config.model.weights), parts, world, {.with_optimizer = false});
+  return true;
 }
 
 }  // namespace cadre::train
