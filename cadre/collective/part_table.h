@@ -12,7 +12,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
-#include "cadre/collective/backend.h"
+#include "cadre/collective/collective.h"
 #include "cadre/collective/op.h"
 
 namespace cadre {

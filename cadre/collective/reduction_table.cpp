@@ -108,13 +108,4 @@ Status check_reduction(DType dtype, ReduceOp op) {
                format("{} of {} is refused: {}", op, dtype, rule.meaning));
 }
 
-Status check_engine_reduction(DType dtype, ReduceOp op) {
-  CADRE_RETURN_IF_ERROR(check_reduction(dtype, op));
-  if (op != ReduceOp::kPremulSum) return {};
-  return Error(ErrorCode::kInternal,
-               format("{} of {} reached an engine; its inputs are multiplied before, and it runs "
-                      "as {}",
-                      op, dtype, ReduceOp::kSum));
-}
-
 }  // namespace cadre

@@ -28,8 +28,4 @@ CADRE_EXPORT bool is_supported(DType dtype, ReduceOp op);
 // sentence wherever it is refused.
 CADRE_EXPORT Status check_reduction(DType dtype, ReduceOp op);
 
-// For engines, to which a PREMUL_SUM comes as a SUM of inputs that are multiplied already: it is
-// kInternal here.
-Status check_engine_reduction(DType dtype, ReduceOp op);
-
 }  // namespace cadre

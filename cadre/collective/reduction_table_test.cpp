@@ -62,13 +62,6 @@ TEST(ReductionTableTest, ValuesThatDoNotExistAreRefused) {
   EXPECT_FALSE(check_reduction(DType::kFloat32, static_cast<ReduceOp>(kNumReduceOps)).ok());
 }
 
-TEST(ReductionTableTest, AnEngineNeverSeesAPremulSum) {
-  EXPECT_TRUE(check_engine_reduction(DType::kFloat32, ReduceOp::kSum).ok());
-  const Status status = check_engine_reduction(DType::kFloat32, ReduceOp::kPremulSum);
-  ASSERT_FALSE(status.ok());
-  EXPECT_EQ(status.error().code(), ErrorCode::kInternal);
-}
-
 // The part of the page between its markers, as the table gives it.
 std::string rendered_table() {
   std::string text;

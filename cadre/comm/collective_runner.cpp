@@ -53,76 +53,36 @@ Status CollectiveRunner::run(Operation& operation) {
 // An exception is this rank's own: its peers have done nothing wrong.
 Status CollectiveRunner::execute_caught(Operation& operation, const OpContext& context) {
   try {
-    return execute(operation, context);
+    if (operation.descriptor.kind == OpKind::kAllocate) return allocate(operation, context);
+    return execute(operation.collective, context);
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
     return fail(operation, {error.code(), parts_.monitor.roster().self.value, error.message(), {}});
   }
 }
 
-Status CollectiveRunner::execute(Operation& operation, const OpContext& context) {
-  const OpDescriptor& op = operation.descriptor;
-  if (op.kind == OpKind::kAllocate) return allocate(operation, context);
-  if (operation.premul_factor) {
-    Operation sum = premultiplied(operation);
-    return execute(sum, context);
-  }
-  if (parts_.backend == nullptr) {
-    if (operation.in.data() != operation.out.data() && !operation.out.empty()) {
-      std::memmove(operation.out.data(), operation.in.data(), operation.out.size());
-    }
-    return {};
-  }
-  Backend& backend = *parts_.backend;
-  switch (op.kind) {
-    case OpKind::kBroadcast:
-      return backend.broadcast(context, operation.out, op.root);
-    case OpKind::kAllReduce:
-      return backend.all_reduce(context, operation.in, operation.out, op.dtype, op.reduce_op);
-    case OpKind::kAllGather:
-      return backend.all_gather(context, operation.in, operation.out);
-    case OpKind::kReduceScatter:
-      return backend.reduce_scatter(context, operation.in, operation.out, op.dtype, op.reduce_op);
-    case OpKind::kBarrier:
-      return backend.barrier(context);
-    case OpKind::kReduce:
-      return backend.reduce(context, operation.in, operation.out, op.dtype, op.reduce_op, op.root);
-    case OpKind::kGather:
-      return backend.gather(context, operation.in, operation.out, op.root);
-    case OpKind::kScatter:
-      return backend.scatter(context, operation.in, operation.out, op.root);
-    case OpKind::kAllToAll:
-      return backend.all_to_all(context, operation.in, operation.out);
-    case OpKind::kAllToAllV: {
-      const std::span<const uint64_t> parts = operation.part_bytes;
-      const size_t world_size = parts.size() / 2;
-      return backend.all_to_all_v(context, operation.in, operation.out,
-                                  {parts.first(world_size), parts.subspan(world_size)});
-    }
-    case OpKind::kSend:
-    case OpKind::kRecv:
-    case OpKind::kAllocate:
-    case OpKind::kWaitSignal:
-      break;
-  }
-  return Error(ErrorCode::kInternal, format("{} is not a collective", op.kind));
+Status CollectiveRunner::execute(const Collective& collective, const OpContext& context) {
+  if (collective.reduction.factor()) return execute(premultiplied(collective), context);
+  if (parts_.backend != nullptr) return parts_.backend->run(context, collective);
+  const auto& [in, out] = std::pair(collective.in, collective.out);
+  if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());
+  return {};
 }
 
 // What is left of a PREMUL_SUM is a SUM, in place where the output has room for the whole input. To
 // the peers and in messages it is still a PREMUL_SUM: its fingerprint stands in the context.
-Operation CollectiveRunner::premultiplied(const Operation& operation) {
-  const size_t num_bytes = operation.in.size();
-  std::byte* scaled = operation.out.data();
-  if (operation.out.size() != num_bytes) {
+Collective CollectiveRunner::premultiplied(const Collective& collective) {
+  const size_t num_bytes = collective.in.size();
+  std::byte* scaled = collective.out.data();
+  if (collective.out.size() != num_bytes) {
     if (scaled_.size() < num_bytes) scaled_.resize(num_bytes);
     scaled = scaled_.data();
   }
-  const DType dtype = operation.descriptor.dtype;
-  scale(scaled, operation.in.data(), num_bytes / size_of(dtype), dtype, *operation.premul_factor);
-  Operation sum = operation;
+  scale(scaled, collective.in.data(), num_bytes / size_of(collective.dtype), collective.dtype,
+        *collective.reduction.factor());
+  Collective sum = collective;
   sum.in = {scaled, num_bytes};
-  sum.descriptor.reduce_op = ReduceOp::kSum;
-  sum.premul_factor.reset();
+  sum.reduction = ReduceOp::kSum;
   return sum;
 }
 

@@ -40,8 +40,8 @@ class CollectiveRunner final : public OperationRunner {
  private:
   // What the engine throws, too, is the failure of the group.
   Status execute_caught(Operation& operation, const OpContext& context);
-  Status execute(Operation& operation, const OpContext& context);
-  Operation premultiplied(const Operation& operation);
+  Status execute(const Collective& collective, const OpContext& context);
+  Collective premultiplied(const Collective& collective);
   Status allocate(Operation& operation, const OpContext& context);
   // Makes the failure of the group out of what the engine reported.
   Error explain(const Operation& operation, const OpContext& context, const Error& error);

@@ -6,62 +6,24 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/calls/checks.h"
-#include "cadre/comm/calls/exchange_calls.h"
-#include "cadre/comm/calls/make_operation.h"
 #include "cadre/comm/communicator_impl.h"
 
 namespace cadre {
 namespace {
 
-Operation broadcast_of(Bytes data, DType dtype, Rank root, int world_size,
+Operation operation_of(Collective collective, Rank rank, int world_size,
                        const CollectiveOptions& options) {
-  check_elements("broadcast", data, dtype);
-  check_rank("broadcast", "root", root, world_size);
-  return make_operation(
-      {OpKind::kBroadcast, dtype, ReduceOp::kSum, root, data.size() / size_of(dtype)}, data, data,
-      options);
-}
-
-Operation all_reduce_of(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                        const CollectiveOptions& options) {
-  check_elements("all_reduce", in, dtype);
-  check_sizes("all_reduce", out.size(), in.size(), "the output");
-  check_in_place("all_reduce", in, out, 0);
-  check_reduction("all_reduce", dtype, op);
-  return make_operation({OpKind::kAllReduce, dtype, op, 0, in.size() / size_of(dtype)}, in, out,
-                        options);
-}
-
-Operation all_gather_of(ConstBytes in, Bytes out, DType dtype, const Caller& caller,
-                        const CollectiveOptions& options) {
-  check_elements("all_gather", in, dtype);
-  check_sizes("all_gather", out.size(), in.size() * static_cast<size_t>(caller.world_size),
-              "the output");
-  check_in_place("all_gather", in, out, caller.rank);
-  return make_operation({OpKind::kAllGather, dtype, ReduceOp::kSum, 0, in.size() / size_of(dtype)},
-                        in, out, options);
-}
-
-Operation reduce_scatter_of(ConstBytes in, Bytes out, const ReduceKind& kind, const Caller& caller,
-                            const CollectiveOptions& options) {
-  const auto [dtype, op] = kind;
-  check_elements("reduce_scatter", out, dtype);
-  check_sizes("reduce_scatter", in.size(), out.size() * static_cast<size_t>(caller.world_size),
-              "the input");
-  check_in_place("reduce_scatter", out, in, caller.rank);
-  check_reduction("reduce_scatter", dtype, op);
-  return make_operation({OpKind::kReduceScatter, dtype, op, 0, out.size() / size_of(dtype)}, in,
-                        out, options);
-}
-
-Operation barrier_of(const CollectiveOptions& options) {
-  return make_operation({.kind = OpKind::kBarrier}, {}, {}, options);
+  OpDescriptor descriptor = validate(collective, rank, world_size).value_or_throw();
+  collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
+  return {.descriptor = std::move(descriptor),
+          .collective = std::move(collective),
+          .deadline = options.deadline,
+          .keep_alive = options.keep_alive};
 }
 
 Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
                 const CollectiveOptions& options) {
   check_elements("send", data, dtype);
-  check_factor({.kind = OpKind::kSend}, options);
   return {.kind = OpKind::kSend,
           .peer = destination,
           .tag = tag,
@@ -76,7 +38,6 @@ constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
 
 Message recv_of(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options) {
   check_elements("recv", data, dtype);
-  check_factor({.kind = OpKind::kRecv}, options);
   return {.kind = OpKind::kRecv,
           .peer = source,
           .tag = tag,
@@ -163,99 +124,13 @@ uint64_t Communicator::num_collectives() const {
   return impl_->at_home().queue->num_issued();
 }
 
-void Communicator::broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options) {
-  Operation operation = broadcast_of(data, dtype, root, world_size(), options);
+void Communicator::run(Collective collective, const CollectiveOptions& options) {
+  Operation operation = operation_of(std::move(collective), rank(), world_size(), options);
   impl_->at_home().queue->run(operation);
 }
-void Communicator::all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                              const CollectiveOptions& options) {
-  Operation operation = all_reduce_of(in, out, dtype, op, options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::all_gather(ConstBytes in, Bytes out, DType dtype,
-                              const CollectiveOptions& options) {
-  Operation operation = all_gather_of(in, out, dtype, {rank(), world_size()}, options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                                  const CollectiveOptions& options) {
-  Operation operation = reduce_scatter_of(in, out, {dtype, op}, {rank(), world_size()}, options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::barrier(const CollectiveOptions& options) {
-  Operation operation = barrier_of(options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
-                          const CollectiveOptions& options) {
-  Operation operation = reduce_of(in, out, {dtype, op}, root, {rank(), world_size()}, options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::gather(ConstBytes in, Bytes out, DType dtype, Rank root,
-                          const CollectiveOptions& options) {
-  Operation operation = gather_of(in, out, dtype, root, {rank(), world_size()}, options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::scatter(ConstBytes in, Bytes out, DType dtype, Rank root,
-                           const CollectiveOptions& options) {
-  Operation operation = scatter_of(in, out, dtype, root, {rank(), world_size()}, options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::all_to_all(ConstBytes in, Bytes out, DType dtype,
-                              const CollectiveOptions& options) {
-  Operation operation = all_to_all_of(in, out, dtype, {rank(), world_size()}, options);
-  impl_->at_home().queue->run(operation);
-}
-void Communicator::all_to_all_v(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
-                                const CollectiveOptions& options) {
-  Operation operation = all_to_all_v_of(in, out, dtype, counts, {rank(), world_size()}, options);
-  impl_->at_home().queue->run(operation);
-}
-Work Communicator::broadcast_async(Bytes data, DType dtype, Rank root,
-                                   const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(broadcast_of(data, dtype, root, world_size(), options));
-}
-Work Communicator::all_reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                                    const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(all_reduce_of(in, out, dtype, op, options));
-}
-Work Communicator::all_gather_async(ConstBytes in, Bytes out, DType dtype,
-                                    const CollectiveOptions& options) {
+Work Communicator::issue(Collective collective, const CollectiveOptions& options) {
   return impl_->at_home().queue->issue(
-      all_gather_of(in, out, dtype, {rank(), world_size()}, options));
-}
-Work Communicator::reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                                        const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(
-      reduce_scatter_of(in, out, {dtype, op}, {rank(), world_size()}, options));
-}
-Work Communicator::barrier_async(const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(barrier_of(options));
-}
-Work Communicator::reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
-                                const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(
-      reduce_of(in, out, {dtype, op}, root, {rank(), world_size()}, options));
-}
-Work Communicator::gather_async(ConstBytes in, Bytes out, DType dtype, Rank root,
-                                const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(
-      gather_of(in, out, dtype, root, {rank(), world_size()}, options));
-}
-Work Communicator::scatter_async(ConstBytes in, Bytes out, DType dtype, Rank root,
-                                 const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(
-      scatter_of(in, out, dtype, root, {rank(), world_size()}, options));
-}
-Work Communicator::all_to_all_async(ConstBytes in, Bytes out, DType dtype,
-                                    const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(
-      all_to_all_of(in, out, dtype, {rank(), world_size()}, options));
-}
-Work Communicator::all_to_all_v_async(ConstBytes in, Bytes out, DType dtype,
-                                      const SplitCounts& counts, const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(
-      all_to_all_v_of(in, out, dtype, counts, {rank(), world_size()}, options));
+      operation_of(std::move(collective), rank(), world_size(), options));
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
@@ -290,8 +165,9 @@ std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
         format("allocate_symmetric: {} bytes; expected at most {}, is it a negative number?",
                num_bytes, kMaxSymmetricBytes));
   }
-  Operation operation = make_operation(
-      {OpKind::kAllocate, DType::kUint8, ReduceOp::kSum, 0, num_bytes}, {}, {}, options);
+  Operation operation{.descriptor = {.kind = OpKind::kAllocate, .count = num_bytes},
+                      .deadline = options.deadline,
+                      .keep_alive = options.keep_alive};
   impl_->at_home().queue->run(operation);
   return operation.allocated;
 }

@@ -19,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/deadline.h"
@@ -26,6 +27,7 @@
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
 #include "cadre/base/types.h"
+#include "cadre/collective/collective.h"
 #include "cadre/comm/defaults.h"
 #include "cadre/comm/flight_record.h"
 #include "cadre/comm/work.h"
@@ -91,21 +93,6 @@ struct CollectiveOptions {
   // Of an asynchronous call: released when the operation is done, by the thread that ran it and
   // without a lock held. What its deleter does may use the group, but must not wait for it.
   std::shared_ptr<const void> keep_alive;
-  // Of ReduceOp::kPremulSum, which is refused without it, and of no other: what this rank's input
-  // is multiplied by before the sum. It may differ from rank to rank, as in NCCL.
-  std::optional<double> premul_factor = {};
-  // The shape of the tensor whose elements a collective counts (see OpDescriptor). Ranks with
-  // different shapes of as many elements then throw. Borrowed for the call. Without it, one
-  // dimension; not used by barrier and all_to_all_v.
-  std::optional<std::span<const int64_t>> sizes = {};
-};
-
-// Elements of each rank's part of the buffers of an all_to_all_v, one count for each rank, 0
-// allowed: input[r] go to rank r, output[r] come from it; each adds up to its buffer. Borrowed for
-// the call.
-struct SplitCounts {
-  std::span<const uint64_t> input;
-  std::span<const uint64_t> output;
 };
 
 // What one rank was last known to do, for messages and traces.
@@ -150,35 +137,87 @@ class CADRE_EXPORT Communicator {
   // Issued so far on this rank; equal on all ranks between operations.
   uint64_t num_collectives() const;
 
-  // Shapes as in collective/backend.h; which operations a dtype supports, and why others are
-  // refused: collective/reduction_table.h. In place when `in` and `out` are the same memory, or the
-  // shorter one is this rank's slice of the other; buffers that overlap otherwise are refused.
-  void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
-  void all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                  const CollectiveOptions& options = {});
-  void all_gather(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {});
-  void reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                      const CollectiveOptions& options = {});
-  void barrier(const CollectiveOptions& options = {});
-  // The root's `out` becomes what all_reduce would give, bit for bit; it may be `in`. Elsewhere
-  // `out` is ignored and may be empty, and `in` is only read.
-  void reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
-              const CollectiveOptions& options = {});
-  // The root's `out`, world_size times `in`, becomes all inputs in rank order. Elsewhere it is
-  // ignored.
+  // Runs a collective, or issues it and returns at once. Buffers, shapes and what may be in place:
+  // collective/collective.h; which operations a dtype supports, and why others are refused:
+  // collective/reduction_table.h. The verbs below are run() and issue() by name.
+  void run(Collective collective, const CollectiveOptions& options = {});
+  Work issue(Collective collective, const CollectiveOptions& options = {});
+
+  void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {}) {
+    run(Collective::broadcast(data, dtype, root), options);
+  }
+  Work broadcast_async(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {}) {
+    return issue(Collective::broadcast(data, dtype, root), options);
+  }
+  void all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                  const CollectiveOptions& options = {}) {
+    run(Collective::all_reduce(in, out, dtype, reduction), options);
+  }
+  Work all_reduce_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                        const CollectiveOptions& options = {}) {
+    return issue(Collective::all_reduce(in, out, dtype, reduction), options);
+  }
+  void all_gather(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {}) {
+    run(Collective::all_gather(in, out, dtype), options);
+  }
+  Work all_gather_async(ConstBytes in, Bytes out, DType dtype,
+                        const CollectiveOptions& options = {}) {
+    return issue(Collective::all_gather(in, out, dtype), options);
+  }
+  void reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                      const CollectiveOptions& options = {}) {
+    run(Collective::reduce_scatter(in, out, dtype, reduction), options);
+  }
+  Work reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                            const CollectiveOptions& options = {}) {
+    return issue(Collective::reduce_scatter(in, out, dtype, reduction), options);
+  }
+  void barrier(const CollectiveOptions& options = {}) { run(Collective::barrier(), options); }
+  Work barrier_async(const CollectiveOptions& options = {}) {
+    return issue(Collective::barrier(), options);
+  }
+  // The root gets the bits of all_reduce.
+  void reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root,
+              const CollectiveOptions& options = {}) {
+    run(Collective::reduce(in, out, dtype, reduction, root), options);
+  }
+  Work reduce_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root,
+                    const CollectiveOptions& options = {}) {
+    return issue(Collective::reduce(in, out, dtype, reduction, root), options);
+  }
   void gather(ConstBytes in, Bytes out, DType dtype, Rank root,
-              const CollectiveOptions& options = {});
-  // `out` becomes this rank's slice of the root's `in`, which is world_size times as large.
-  // Elsewhere `in` is ignored.
+              const CollectiveOptions& options = {}) {
+    run(Collective::gather(in, out, dtype, root), options);
+  }
+  Work gather_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                    const CollectiveOptions& options = {}) {
+    return issue(Collective::gather(in, out, dtype, root), options);
+  }
   void scatter(ConstBytes in, Bytes out, DType dtype, Rank root,
-               const CollectiveOptions& options = {});
-  // Slice i of rank j's `out` becomes slice j of rank i's `in`, of world_size equal slices. The two
-  // buffers must not overlap, here and in the next.
-  void all_to_all(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {});
-  // The same with slices of any sizes. When one rank sends what the other does not expect, all
-  // ranks throw kInvalidArgument that names both, before any data moves.
-  void all_to_all_v(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
-                    const CollectiveOptions& options = {});
+               const CollectiveOptions& options = {}) {
+    run(Collective::scatter(in, out, dtype, root), options);
+  }
+  Work scatter_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                     const CollectiveOptions& options = {}) {
+    return issue(Collective::scatter(in, out, dtype, root), options);
+  }
+  void all_to_all(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {}) {
+    run(Collective::all_to_all(in, out, dtype), options);
+  }
+  Work all_to_all_async(ConstBytes in, Bytes out, DType dtype,
+                        const CollectiveOptions& options = {}) {
+    return issue(Collective::all_to_all(in, out, dtype), options);
+  }
+  // When one rank sends what the other does not expect, all ranks throw kInvalidArgument that names
+  // both, before any data moves.
+  void all_to_all_v(ConstBytes in, Bytes out, DType dtype, SplitCounts splits,
+                    const CollectiveOptions& options = {}) {
+    run(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
+  }
+  Work all_to_all_v_async(ConstBytes in, Bytes out, DType dtype, SplitCounts splits,
+                          const CollectiveOptions& options = {}) {
+    return issue(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
+  }
   // Messages between one pair and with one tag arrive in order; sizes and types must match. A send
   // of up to 16 KiB may return before it is received, a longer one waits for its receive. A rank
   // buffers at most 4 MiB from each peer that no recv has taken. Sending to this rank itself is
@@ -191,24 +230,6 @@ class CADRE_EXPORT Communicator {
   // messages in the order in which they were called.
   Rank recv_from_any(Bytes data, DType dtype, int tag, const CollectiveOptions& options = {});
 
-  Work broadcast_async(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {});
-  Work all_reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                        const CollectiveOptions& options = {});
-  Work all_gather_async(ConstBytes in, Bytes out, DType dtype,
-                        const CollectiveOptions& options = {});
-  Work reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op,
-                            const CollectiveOptions& options = {});
-  Work barrier_async(const CollectiveOptions& options = {});
-  Work reduce_async(ConstBytes in, Bytes out, DType dtype, ReduceOp op, Rank root,
-                    const CollectiveOptions& options = {});
-  Work gather_async(ConstBytes in, Bytes out, DType dtype, Rank root,
-                    const CollectiveOptions& options = {});
-  Work scatter_async(ConstBytes in, Bytes out, DType dtype, Rank root,
-                     const CollectiveOptions& options = {});
-  Work all_to_all_async(ConstBytes in, Bytes out, DType dtype,
-                        const CollectiveOptions& options = {});
-  Work all_to_all_v_async(ConstBytes in, Bytes out, DType dtype, const SplitCounts& counts,
-                          const CollectiveOptions& options = {});
   Work send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                   const CollectiveOptions& options = {});
   Work recv_async(Bytes data, DType dtype, Rank source, int tag,

@@ -130,26 +130,21 @@ TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
 TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   const auto result = run([](RankContext& context, Communicator& group) {
     const int world = context.world_size;
-    const CollectiveOptions options{.premul_factor = (context.rank + 2) / 2.0};
+    const Reduction premul_sum = Reduction::premul_sum((context.rank + 2) / 2.0);
     double expected = 0;
     for (int rank = 0; rank < world; ++rank) expected += (rank + 1) * (rank + 2) / 2.0;
     for (const size_t count : {0UL, 1UL, 7UL, 30'001UL}) {
       const std::vector<double> mine(count, context.rank + 1.0);
       std::vector<double> out(count);
-      group.all_reduce(in_bytes(mine), out_bytes(out), DType::kFloat64, ReduceOp::kPremulSum,
-                       options);
+      group.all_reduce(in_bytes(mine), out_bytes(out), DType::kFloat64, premul_sum);
       require(out == std::vector<double>(count, expected), "all_reduce");
       require(mine == std::vector<double>(count, context.rank + 1.0), "the input is as it was");
       out = mine;
-      group
-          .all_reduce_async(in_bytes(out), out_bytes(out), DType::kFloat64, ReduceOp::kPremulSum,
-                            options)
-          .wait();
+      group.all_reduce_async(in_bytes(out), out_bytes(out), DType::kFloat64, premul_sum).wait();
       require(out == std::vector<double>(count, expected), "all_reduce in place");
       const std::vector<double> whole(count * static_cast<size_t>(world), context.rank + 1.0);
       std::vector<double> part(count);
-      group.reduce_scatter(in_bytes(whole), out_bytes(part), DType::kFloat64, ReduceOp::kPremulSum,
-                           options);
+      group.reduce_scatter(in_bytes(whole), out_bytes(part), DType::kFloat64, premul_sum);
       require(part == std::vector<double>(count, expected), "reduce_scatter");
     }
     require(to_json(group.flight_record()).find("premul_sum") != std::string::npos,
@@ -158,25 +153,16 @@ TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-TEST_P(CommunicatorTest, AFactorAndItsOperationComeTogetherOrAreRefused) {
+TEST_P(CommunicatorTest, APremulSumWithoutAFactorIsRefused) {
   const auto result = run([](RankContext&, Communicator& group) {
     std::vector<float> data(3, 1);
-    const auto reduce = [&](ReduceOp op, const CollectiveOptions& options) {
-      return testing::failure_of(
-          [&] { group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32, op, options); });
-    };
-    require(reduce(ReduceOp::kPremulSum, {}) ==
-                "kInvalidArgument: all_reduce: premul_sum needs this rank's factor; set "
-                "premul_factor beside the operation",
-            "without a factor");
-    const CollectiveOptions with_factor{.premul_factor = 0.5};
-    require(reduce(ReduceOp::kSum, with_factor) ==
-                "kInvalidArgument: all_reduce: a premul_factor of 0.5 was given, which only "
-                "premul_sum uses; leave it out or call premul_sum",
-            "with another operation");
-    const std::string said = testing::failure_of(
-        [&] { group.broadcast(out_bytes(data), DType::kFloat32, 0, with_factor); });
-    require(said.find("broadcast: a premul_factor of 0.5") != std::string::npos, said);
+    const std::string said = testing::failure_of([&] {
+      group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32, ReduceOp::kPremulSum);
+    });
+    require(said ==
+                "kInvalidArgument: all_reduce: premul_sum needs this rank's factor; pass "
+                "Reduction::premul_sum(factor)",
+            said);
     group.barrier();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -187,13 +173,15 @@ TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
     std::vector<float> data(6, 1);
     const auto reduce_as = [&](const std::vector<int64_t>& sizes) {
       return testing::failure_of([&] {
-        group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32, ReduceOp::kMax,
-                         {.sizes = sizes});
+        Collective collective = Collective::all_reduce(in_bytes(data), out_bytes(data),
+                                                       DType::kFloat32, ReduceOp::kMax);
+        collective.shape = sizes;
+        group.run(collective);
       });
     };
     require(reduce_as({2, 4}) ==
-                "kInvalidArgument: all_reduce: CollectiveOptions::sizes have 8 elements, but the "
-                "buffer that is compared between ranks has 6",
+                "kInvalidArgument: all_reduce: the shape has 8 elements, but the buffer that is "
+                "compared between ranks has 6",
             reduce_as({2, 4}));
     require(reduce_as({2, 3}).empty(), "as many as the buffer has");
     require(to_json(group.flight_record()).find("all_reduce(max, float32 x [2, 3])") !=
@@ -212,8 +200,7 @@ TEST(CommunicatorMismatchTest, ASumIsNoPremulSum) {
     const bool is_premul = context.rank == 1;
     const std::string said = testing::failure_of([&] {
       group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32,
-                       is_premul ? ReduceOp::kPremulSum : ReduceOp::kSum,
-                       is_premul ? CollectiveOptions{.premul_factor = 2} : CollectiveOptions{});
+                       is_premul ? Reduction::premul_sum(2) : ReduceOp::kSum);
     });
     require(said.starts_with("kInvalidArgument") &&
                 said.find("all_reduce(sum, float32 x 3)") != std::string::npos &&

@@ -28,24 +28,7 @@ constexpr Duration kPatience = seconds(20);
 class ThrowingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
-  Status broadcast(const OpContext&, Bytes, Rank) override { throw std::bad_alloc(); }
-  Status all_reduce(const OpContext&, ConstBytes, Bytes, DType, ReduceOp) override {
-    throw std::bad_alloc();
-  }
-  Status all_gather(const OpContext&, ConstBytes, Bytes) override { throw std::bad_alloc(); }
-  Status reduce_scatter(const OpContext&, ConstBytes, Bytes, DType, ReduceOp) override {
-    throw std::bad_alloc();
-  }
-  Status barrier(const OpContext&) override { throw std::bad_alloc(); }
-  Status reduce(const OpContext&, ConstBytes, Bytes, DType, ReduceOp, Rank) override {
-    throw std::bad_alloc();
-  }
-  Status gather(const OpContext&, ConstBytes, Bytes, Rank) override { throw std::bad_alloc(); }
-  Status scatter(const OpContext&, ConstBytes, Bytes, Rank) override { throw std::bad_alloc(); }
-  Status all_to_all(const OpContext&, ConstBytes, Bytes) override { throw std::bad_alloc(); }
-  Status all_to_all_v(const OpContext&, ConstBytes, Bytes, const PartSizes&) override {
-    throw std::bad_alloc();
-  }
+  Status run(const OpContext&, const Collective&) override { throw std::bad_alloc(); }
 };
 
 class ThrowingChannel final : public Channel {
@@ -170,7 +153,7 @@ class ExceptionTest : public ::testing::Test {
 };
 
 Operation throwing_barrier() {
-  return {.descriptor = {.kind = OpKind::kBarrier}, .in = {}, .out = {}};
+  return {.descriptor = {.kind = OpKind::kBarrier}};
 }
 
 TEST_F(ExceptionTest, OfACollectiveInTheCallersThread) {

@@ -141,12 +141,10 @@ TEST_P(ExchangeCallsTest, AllToAllMovesEvenAndUnevenParts) {
         const auto sent = exchange_input(sizes, context.rank);
         const auto expected = exchange_output(sizes, context.rank);
         std::vector<std::byte> received(expected.size());
-        // The counts may go when the call returns, also before the operation runs.
-        auto counts = std::make_unique<std::vector<uint64_t>>(received_sizes(sizes, context.rank));
-        const SplitCounts splits{sizes[static_cast<size_t>(context.rank.value)], *counts};
+        const SplitCounts splits{.input = sizes[static_cast<size_t>(context.rank.value)],
+                                 .output = received_sizes(sizes, context.rank)};
         if (is_async) {
           const Work work = group.all_to_all_v_async(sent, received, DType::kUint8, splits);
-          counts.reset();
           work.wait();
         } else {
           group.all_to_all_v(sent, received, DType::kUint8, splits);

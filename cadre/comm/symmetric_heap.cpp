@@ -181,7 +181,9 @@ void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
 Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext& op,
                                                                  size_t num_bytes) {
   if (parts_.memory != nullptr) return allocate_shared(op, num_bytes);
-  if (parts_.backend != nullptr) CADRE_RETURN_IF_ERROR(parts_.backend->barrier(op));
+  if (parts_.backend != nullptr) {
+    CADRE_RETURN_IF_ERROR(parts_.backend->run(op, Collective::barrier()));
+  }
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   made.pages.resize((signal_bytes(parts_.world_size) + round_to_page(num_bytes)) / kPageBytes);
   made.pieces.resize(static_cast<size_t>(parts_.world_size));
@@ -199,8 +201,9 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const Op
   if (!piece.ok()) return piece.error();
   std::vector<Place> places(parts_.slots.size());
   const std::array<Place, 1> own = {piece->place()};
-  CADRE_RETURN_IF_ERROR(parts_.backend->all_gather(op, std::as_bytes(std::span(own)),
-                                                   std::as_writable_bytes(std::span(places))));
+  CADRE_RETURN_IF_ERROR(parts_.backend->run(
+      op, Collective::all_gather(std::as_bytes(std::span(own)),
+                                 std::as_writable_bytes(std::span(places)), DType::kUint8)));
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   for (size_t rank = 0; rank < places.size(); ++rank) {
     made.places.push_back({parts_.slots[rank], places[rank]});

@@ -205,8 +205,8 @@ at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
   constexpr std::string_view kName = "all_reduce";
   const at::Tensor input = checked_input(group, kName, tensor);
   const bool records = records_gradients(input);
-  if (records && options.op == ReduceOp::kProduct) {
-    refuse_backward(group, kName, options.op,
+  if (records && options.op.op() == ReduceOp::kProduct) {
+    refuse_backward(group, kName, options.op.op(),
                     "all_gather the inputs and multiply them: view({world_size, ...}).prod(0)");
   }
   at::Tensor output = copy_of_values(input);
@@ -214,7 +214,7 @@ at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
   if (!records) return output;
   at::Tensor saved;
   Backward backward;
-  switch (options.op) {
+  switch (options.op.op()) {
     case ReduceOp::kMax:
     case ReduceOp::kMin:
       saved = input.detach().eq(output);
@@ -223,8 +223,8 @@ at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
       };
       break;
     case ReduceOp::kPremulSum:
-      backward = [group, factor = *options.premul_factor](const at::Tensor& gradient,
-                                                          const at::Tensor&) {
+      backward = [group, factor = *options.op.factor()](const at::Tensor& gradient,
+                                                        const at::Tensor&) {
         return all_reduce(gradient, group) * factor;
       };
       break;
@@ -257,10 +257,10 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, const ProcessGroup& group,
   constexpr std::string_view kName = "reduce_scatter";
   const at::Tensor input = checked_input(group, kName, tensor);
   const bool records = records_gradients(input);
-  const bool is_sum = options.op == ReduceOp::kSum || options.op == ReduceOp::kAvg ||
-                      options.op == ReduceOp::kPremulSum;
+  const ReduceOp op = options.op.op();
+  const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum;
   if (records && !is_sum) {
-    refuse_backward(group, kName, options.op,
+    refuse_backward(group, kName, options.op.op(),
                     "exchange the parts with all_to_all_single and reduce them: "
                     "view({world_size, ...}).amax(0), .amin(0) or .prod(0)");
   }
@@ -268,8 +268,8 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, const ProcessGroup& group,
   group.reduce_scatter(output, contiguous_values(input), options);
   if (!records) return output;
   attach(output, input, std::string(kName),
-         [group, op = options.op, factor = options.premul_factor](const at::Tensor& gradient,
-                                                                  const at::Tensor&) -> at::Tensor {
+         [group, op, factor = options.op.factor()](const at::Tensor& gradient,
+                                                   const at::Tensor&) -> at::Tensor {
            const at::Tensor gathered = all_gather(gradient, group);
            if (op == ReduceOp::kAvg) return gathered / group.world_size();
            return factor ? gathered * *factor : gathered;

@@ -34,7 +34,7 @@ Tensor values(int rank, at::IntArrayRef shape, int64_t seed = 0) {
 }
 
 // One collective: on ranks, and as a function of the inputs of all ranks.
-struct Collective {
+struct DifferentiableCall {
   std::string name;
   std::function<std::vector<int64_t>(int rank, int world_size)> shape;
   std::function<Tensor(const Tensor&, const ProcessGroup&)> on_ranks;
@@ -94,7 +94,7 @@ Tensor uneven_all_to_all(const Tensor& x, const ProcessGroup& group) {
        .input_split_sizes = splits(size, [&](int to) { return rows_between(me, to); })});
 }
 
-std::vector<Collective> reductions() {
+std::vector<DifferentiableCall> reductions() {
   const auto same = [](int, int) { return std::vector<int64_t>{4, 3}; };
   const auto reduced = [](ReduceOp op) {
     return [op](const Tensor& x, const ProcessGroup& group) {
@@ -113,8 +113,7 @@ std::vector<Collective> reductions() {
        false},
       {"premul_sum", same,
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::all_reduce(
-             x, group, {.op = ReduceOp::kPremulSum, .premul_factor = 0.5 + group.rank()});
+         return functional::all_reduce(x, group, {.op = Reduction::premul_sum(0.5 + group.rank())});
        },
        [](const Tensors& all) { return copies(premultiplied(all), all.size()); }},
       {"sum of a number", [](int, int) { return std::vector<int64_t>{}; }, reduced(ReduceOp::kSum),
@@ -127,16 +126,13 @@ std::vector<Collective> reductions() {
   };
 }
 
-std::vector<Collective> exchanges() {
+std::vector<DifferentiableCall> exchanges() {
   const auto large = [](int, int world_size) { return std::vector<int64_t>{2 * world_size, 3}; };
   const auto same = [](int, int) { return std::vector<int64_t>{4, 3}; };
   const auto scattered = [](ReduceOp op) {
     return [op](const Tensor& x, const ProcessGroup& group) {
-      return functional::reduce_scatter(
-          x, group,
-          {.op = op,
-           .premul_factor =
-               op == ReduceOp::kPremulSum ? std::optional(0.5 + group.rank()) : std::nullopt});
+      const Reduction premul = Reduction::premul_sum(0.5 + group.rank());
+      return functional::reduce_scatter(x, group, {.op = op == ReduceOp::kPremulSum ? premul : op});
     };
   };
   const auto gathered = [](const Tensor& x, const ProcessGroup& group) {
@@ -185,9 +181,9 @@ std::vector<Collective> exchanges() {
   };
 }
 
-std::vector<Collective> all_collectives() {
-  std::vector<Collective> all = reductions();
-  for (Collective& exchange : exchanges()) all.push_back(std::move(exchange));
+std::vector<DifferentiableCall> all_collectives() {
+  std::vector<DifferentiableCall> all = reductions();
+  for (DifferentiableCall& exchange : exchanges()) all.push_back(std::move(exchange));
   return all;
 }
 
@@ -203,7 +199,7 @@ struct Truth {
   Tensors results;
   Tensor objective;
 
-  Truth(const Collective& collective, int world_size) {
+  Truth(const DifferentiableCall& collective, int world_size) {
     for (int rank = 0; rank < world_size; ++rank) {
       inputs.push_back(values(rank, collective.shape(rank, world_size)).requires_grad_(true));
     }
@@ -237,10 +233,10 @@ Tensor or_zeros(const Tensor& gradient, const Tensor& input) {
 class Differentiable : public ::testing::TestWithParam<int> {
  protected:
   // body(collective, truth, group) on all ranks, for each collective.
-  void expect_of_each(
-      const std::function<void(const Collective&, const Truth&, const ProcessGroup&)>& body) {
+  void expect_of_each(const std::function<void(const DifferentiableCall&, const Truth&,
+                                               const ProcessGroup&)>& body) {
     const testing::RanksResult result = run_groups(GetParam(), [&](const ProcessGroup& group) {
-      for (const Collective& collective : all_collectives()) {
+      for (const DifferentiableCall& collective : all_collectives()) {
         body(collective, Truth(collective, group.world_size()), group);
       }
     });
@@ -259,49 +255,52 @@ Tensor leaf(const Truth& truth, int rank, at::ScalarType type = torch::kDouble) 
 }
 
 TEST_P(Differentiable, ResultsAndGradientsEqualOneProcess) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
-    const int rank = group.rank();
-    // The values are exact in every dtype; bfloat16 rounds losses and gradients to 2^-8.
-    for (const auto& [type, tolerance] :
-         {std::pair(torch::kDouble, 1e-12), std::pair(torch::kFloat, 1e-5),
-          std::pair(torch::kBFloat16, 0.05)}) {
-      const std::string what = collective.name + " of " + c10::toString(type);
-      const Tensor input = leaf(truth, rank, type);
-      const Tensor result = collective.on_ranks(input, group);
-      require(result.scalar_type() == type && result.is_contiguous(), what);
-      require_close(result.detach(), truth.results[static_cast<size_t>(rank)].detach(), tolerance,
-                    what);
-      loss_of(result, rank).backward();
-      require_close(input.grad(),
-                    or_zeros(truth.gradient(rank), truth.inputs[static_cast<size_t>(rank)]),
-                    tolerance, what + ", gradient");
-    }
-  });
+  expect_of_each(
+      [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
+        const int rank = group.rank();
+        // The values are exact in every dtype; bfloat16 rounds losses and gradients to 2^-8.
+        for (const auto& [type, tolerance] :
+             {std::pair(torch::kDouble, 1e-12), std::pair(torch::kFloat, 1e-5),
+              std::pair(torch::kBFloat16, 0.05)}) {
+          const std::string what = collective.name + " of " + c10::toString(type);
+          const Tensor input = leaf(truth, rank, type);
+          const Tensor result = collective.on_ranks(input, group);
+          require(result.scalar_type() == type && result.is_contiguous(), what);
+          require_close(result.detach(), truth.results[static_cast<size_t>(rank)].detach(),
+                        tolerance, what);
+          loss_of(result, rank).backward();
+          require_close(input.grad(),
+                        or_zeros(truth.gradient(rank), truth.inputs[static_cast<size_t>(rank)]),
+                        tolerance, what + ", gradient");
+        }
+      });
 }
 
 // A penalty on the gradients: the sum over ranks of squares of the gradients of all ranks.
 TEST_P(Differentiable, GradientsOfGradientsEqualOneProcess) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
-    const int rank = group.rank();
-    Tensor penalty = torch::zeros({}, torch::kDouble);
-    for (int other = 0; other < group.world_size(); ++other) {
-      const Tensor gradient = truth.gradient(other, /*create_graph=*/true);
-      if (gradient.defined()) penalty = penalty + loss_of(gradient, other);
-    }
-    const Tensor expected = torch::autograd::grad(
-        {penalty}, {truth.inputs[static_cast<size_t>(rank)]}, {}, true, false, true)[0];
+  expect_of_each(
+      [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
+        const int rank = group.rank();
+        Tensor penalty = torch::zeros({}, torch::kDouble);
+        for (int other = 0; other < group.world_size(); ++other) {
+          const Tensor gradient = truth.gradient(other, /*create_graph=*/true);
+          if (gradient.defined()) penalty = penalty + loss_of(gradient, other);
+        }
+        const Tensor expected = torch::autograd::grad(
+            {penalty}, {truth.inputs[static_cast<size_t>(rank)]}, {}, true, false, true)[0];
 
-    const Tensor input = leaf(truth, rank);
-    const Tensor loss = loss_of(collective.on_ranks(input, group), rank);
-    const Tensor gradient = torch::autograd::grad({loss}, {input}, {}, true, true)[0];
-    loss_of(gradient, rank).backward();
-    require_close(input.grad(), or_zeros(expected, input), 1e-12, collective.name);
-  });
+        const Tensor input = leaf(truth, rank);
+        const Tensor loss = loss_of(collective.on_ranks(input, group), rank);
+        const Tensor gradient = torch::autograd::grad({loss}, {input}, {}, true, true)[0];
+        loss_of(gradient, rank).backward();
+        require_close(input.grad(), or_zeros(expected, input), 1e-12, collective.name);
+      });
 }
 
 // In turn, the input of one rank does not require grad; its backward takes part nevertheless.
 TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
+  expect_of_each([](const DifferentiableCall& collective, const Truth& truth,
+                    const ProcessGroup& group) {
     const int rank = group.rank();
     for (int frozen = 0; frozen < group.world_size(); ++frozen) {
       const Tensor input = leaf(truth, rank).detach().requires_grad_(rank != frozen);
@@ -319,46 +318,49 @@ TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
 
 // Not contiguous: a transposed input, and the expanded gradient of a sum.
 TEST_P(Differentiable, InputsAndGradientsNeedNotBeContiguous) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
-    const int rank = group.rank();
-    const Tensor mine = truth.inputs[static_cast<size_t>(rank)];
-    Tensor sum = torch::zeros({}, torch::kDouble);
-    for (const Tensor& result : truth.results) sum = sum + result.sum();
-    const Tensor expected = torch::autograd::grad({sum}, {mine}, {}, true, false, true)[0];
+  expect_of_each(
+      [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
+        const int rank = group.rank();
+        const Tensor mine = truth.inputs[static_cast<size_t>(rank)];
+        Tensor sum = torch::zeros({}, torch::kDouble);
+        for (const Tensor& result : truth.results) sum = sum + result.sum();
+        const Tensor expected = torch::autograd::grad({sum}, {mine}, {}, true, false, true)[0];
 
-    const Tensor transposed = mine.detach().t().contiguous().requires_grad_(true);
-    const Tensor result = collective.on_ranks(transposed.t(), group);
-    result.sum().backward();
-    require_close(result.detach(), truth.results[static_cast<size_t>(rank)].detach(), 1e-12,
-                  collective.name);
-    require_close(transposed.grad().t(), or_zeros(expected, mine), 1e-12, collective.name);
-  });
+        const Tensor transposed = mine.detach().t().contiguous().requires_grad_(true);
+        const Tensor result = collective.on_ranks(transposed.t(), group);
+        result.sum().backward();
+        require_close(result.detach(), truth.results[static_cast<size_t>(rank)].detach(), 1e-12,
+                      collective.name);
+        require_close(transposed.grad().t(), or_zeros(expected, mine), 1e-12, collective.name);
+      });
 }
 
 TEST_P(Differentiable, AGraphThatIsKeptGoesBackTwice) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
-    const Tensor input = leaf(truth, group.rank());
-    const Tensor loss = loss_of(collective.on_ranks(input, group), group.rank());
-    loss.backward({}, /*retain_graph=*/true);
-    loss.backward();
-    require_close(input.grad(), 2 * or_zeros(truth.gradient(group.rank()), input), 1e-12,
-                  collective.name);
-  });
+  expect_of_each(
+      [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
+        const Tensor input = leaf(truth, group.rank());
+        const Tensor loss = loss_of(collective.on_ranks(input, group), group.rank());
+        loss.backward({}, /*retain_graph=*/true);
+        loss.backward();
+        require_close(input.grad(), 2 * or_zeros(truth.gradient(group.rank()), input), 1e-12,
+                      collective.name);
+      });
 }
 
 // The result is changed in place: neither the input nor tensors saved for backward change.
 TEST_P(Differentiable, AResultMayBeChangedInPlace) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
-    const int rank = group.rank();
-    const Tensor input = leaf(truth, rank);
-    Tensor result = collective.on_ranks(input, group);
-    require(!result.is_alias_of(input), collective.name);
-    result.mul_(-1).mul_(-1);
-    loss_of(result, rank).backward();
-    require(torch::equal(input.detach(), truth.inputs[static_cast<size_t>(rank)].detach()),
-            collective.name);
-    require_close(input.grad(), or_zeros(truth.gradient(rank), input), 1e-12, collective.name);
-  });
+  expect_of_each(
+      [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
+        const int rank = group.rank();
+        const Tensor input = leaf(truth, rank);
+        Tensor result = collective.on_ranks(input, group);
+        require(!result.is_alias_of(input), collective.name);
+        result.mul_(-1).mul_(-1);
+        loss_of(result, rank).backward();
+        require(torch::equal(input.detach(), truth.inputs[static_cast<size_t>(rank)].detach()),
+                collective.name);
+        require_close(input.grad(), or_zeros(truth.gradient(rank), input), 1e-12, collective.name);
+      });
 }
 
 // An undefined gradient counts as zero.
@@ -371,7 +373,8 @@ struct DropGradient : torch::autograd::Function<DropGradient> {
 };
 
 TEST_P(Differentiable, AnUndefinedGradientIsZeroAndTakesPart) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
+  expect_of_each([](const DifferentiableCall& collective, const Truth& truth,
+                    const ProcessGroup& group) {
     const int rank = group.rank();
     Tensor others = torch::zeros({}, torch::kDouble);  // the losses of all ranks but rank 0
     for (int other = 1; other < group.world_size(); ++other) {
@@ -390,7 +393,8 @@ TEST_P(Differentiable, AnUndefinedGradientIsZeroAndTakesPart) {
 }
 
 TEST_P(Differentiable, WithoutGradModeAndOfIntegersThereIsNoGraph) {
-  expect_of_each([](const Collective& collective, const Truth& truth, const ProcessGroup& group) {
+  expect_of_each([](const DifferentiableCall& collective, const Truth& truth,
+                    const ProcessGroup& group) {
     const int rank = group.rank();
     const Tensor input = leaf(truth, rank);
     {

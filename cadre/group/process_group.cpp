@@ -28,21 +28,17 @@ ConstBytes const_bytes_of(const at::Tensor& tensor) {
 }
 
 // `compared` is the tensor whose shape must be the same on all ranks.
-CollectiveOptions comparing(const at::Tensor& compared, std::optional<Deadline> deadline) {
+Collective comparing(const at::Tensor& compared, Collective collective) {
   const at::IntArrayRef sizes = compared.sizes();
-  return {.deadline = deadline, .sizes = std::span(sizes.data(), sizes.size())};
+  collective.shape = std::span(sizes.data(), sizes.size());
+  return collective;
 }
 
 template <typename... Tensors>
-CollectiveOptions keeping(CollectiveOptions options, const Tensors&... tensors) {
+CollectiveOptions keeping(std::optional<Deadline> deadline, const Tensors&... tensors) {
   using Kept = std::array<std::shared_ptr<const void>, sizeof...(Tensors)>;
-  options.keep_alive = std::make_shared<const Kept>(Kept{hold_memory(tensors)...});
-  return options;
-}
-
-CollectiveOptions with_factor(CollectiveOptions options, std::optional<double> premul_factor) {
-  options.premul_factor = premul_factor;
-  return options;
+  return {.deadline = deadline,
+          .keep_alive = std::make_shared<const Kept>(Kept{hold_memory(tensors)...})};
 }
 
 // Runs `operation` on the tensor's memory, or on a packed copy that is copied back.
@@ -88,29 +84,31 @@ Communicator& ProcessGroup::communicator() const {
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) const {
   const DType dtype = check_tensor(*communicator_, "all_reduce", kInPlace, tensor);
-  check_reduce_op(*communicator_, "all_reduce", dtype, options.op);
+  check_reduce_op(*communicator_, "all_reduce", dtype, options.op.op());
   run_packed(*communicator_, "all_reduce", tensor, [&](const at::Tensor& data) {
-    communicator_->all_reduce(
-        const_bytes_of(data), bytes_of(data), dtype, options.op,
-        with_factor(comparing(tensor, options.deadline), options.premul_factor));
+    const Bytes bytes = bytes_of(data);
+    communicator_->run(comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
+                       {.deadline = options.deadline});
   });
 }
 
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor,
                                     const AllReduceOptions& options) const {
   const DType dtype = check_tensor(*communicator_, "all_reduce_async", kInPlace, tensor);
-  check_reduce_op(*communicator_, "all_reduce_async", dtype, options.op);
+  check_reduce_op(*communicator_, "all_reduce_async", dtype, options.op.op());
   check_contiguous(*communicator_, "all_reduce_async", kInPlace, tensor);
-  return communicator_->all_reduce_async(
-      const_bytes_of(tensor), bytes_of(tensor), dtype, options.op,
-      with_factor(keeping(comparing(tensor, options.deadline), tensor), options.premul_factor));
+  const Bytes bytes = bytes_of(tensor);
+  return communicator_->issue(
+      comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
+      keeping(options.deadline, tensor));
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& options) const {
   const DType dtype = check_tensor(*communicator_, "broadcast", kInPlace, tensor);
   run_packed(*communicator_, "broadcast", tensor, [&](const at::Tensor& data) {
-    communicator_->broadcast(bytes_of(data), dtype, options.root,
-                             comparing(tensor, options.deadline));
+    communicator_->run(
+        comparing(tensor, Collective::broadcast(bytes_of(data), dtype, options.root)),
+        {.deadline = options.deadline});
   });
 }
 
@@ -118,132 +116,143 @@ Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
                                    const BroadcastOptions& options) const {
   const DType dtype = check_tensor(*communicator_, "broadcast_async", kInPlace, tensor);
   check_contiguous(*communicator_, "broadcast_async", kInPlace, tensor);
-  return communicator_->broadcast_async(bytes_of(tensor), dtype, options.root,
-                                        keeping(comparing(tensor, options.deadline), tensor));
+  return communicator_->issue(
+      comparing(tensor, Collective::broadcast(bytes_of(tensor), dtype, options.root)),
+      keeping(options.deadline, tensor));
 }
 
 void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input,
                               const AllGatherOptions& options) const {
   const DType dtype = check_pair(*communicator_, "all_gather", output, input, true);
-  communicator_->all_gather(const_bytes_of(input), bytes_of(output), dtype,
-                            comparing(input, options.deadline));
+  communicator_->run(
+      comparing(input, Collective::all_gather(const_bytes_of(input), bytes_of(output), dtype)),
+      {.deadline = options.deadline});
 }
 
 Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
                                     const AllGatherOptions& options) const {
   const DType dtype = check_pair(*communicator_, "all_gather_async", output, input, true);
-  return communicator_->all_gather_async(
-      const_bytes_of(input), bytes_of(output), dtype,
-      keeping(comparing(input, options.deadline), output, input));
+  return communicator_->issue(
+      comparing(input, Collective::all_gather(const_bytes_of(input), bytes_of(output), dtype)),
+      keeping(options.deadline, output, input));
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                   const ReduceScatterOptions& options) const {
   const DType dtype = check_pair(*communicator_, "reduce_scatter", output, input, false);
-  check_reduce_op(*communicator_, "reduce_scatter", dtype, options.op);
-  communicator_->reduce_scatter(
-      const_bytes_of(input), bytes_of(output), dtype, options.op,
-      with_factor(comparing(output, options.deadline), options.premul_factor));
+  check_reduce_op(*communicator_, "reduce_scatter", dtype, options.op.op());
+  communicator_->run(
+      comparing(output, Collective::reduce_scatter(const_bytes_of(input), bytes_of(output), dtype,
+                                                   options.op)),
+      {.deadline = options.deadline});
 }
 
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                         const ReduceScatterOptions& options) const {
   const DType dtype = check_pair(*communicator_, "reduce_scatter_async", output, input, false);
-  check_reduce_op(*communicator_, "reduce_scatter_async", dtype, options.op);
-  return communicator_->reduce_scatter_async(
-      const_bytes_of(input), bytes_of(output), dtype, options.op,
-      with_factor(keeping(comparing(output, options.deadline), output, input),
-                  options.premul_factor));
+  check_reduce_op(*communicator_, "reduce_scatter_async", dtype, options.op.op());
+  return communicator_->issue(
+      comparing(output, Collective::reduce_scatter(const_bytes_of(input), bytes_of(output), dtype,
+                                                   options.op)),
+      keeping(options.deadline, output, input));
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
   const DType dtype = check_tensor(*communicator_, "reduce", kInPlace, tensor);
-  check_reduce_op(*communicator_, "reduce", dtype, options.op);
-  const CollectiveOptions call =
-      with_factor(comparing(tensor, options.deadline), options.premul_factor);
+  check_reduce_op(*communicator_, "reduce", dtype, options.op.op());
+  const auto run = [&](ConstBytes in, Bytes out) {
+    communicator_->run(
+        comparing(tensor, Collective::reduce(in, out, dtype, options.op, options.root)),
+        {.deadline = options.deadline});
+  };
   if (rank() != options.root) {
     const at::Tensor data = tensor.detach().contiguous();
-    communicator_->reduce(const_bytes_of(data), {}, dtype, options.op, options.root, call);
+    run(const_bytes_of(data), {});
     return;
   }
-  run_packed(*communicator_, "reduce", tensor, [&](const at::Tensor& data) {
-    communicator_->reduce(const_bytes_of(data), bytes_of(data), dtype, options.op, options.root,
-                          call);
-  });
+  run_packed(*communicator_, "reduce", tensor,
+             [&](const at::Tensor& data) { run(const_bytes_of(data), bytes_of(data)); });
 }
 
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
   const DType dtype = check_tensor(*communicator_, "reduce_async", kInPlace, tensor);
-  check_reduce_op(*communicator_, "reduce_async", dtype, options.op);
+  check_reduce_op(*communicator_, "reduce_async", dtype, options.op.op());
   check_contiguous(*communicator_, "reduce_async", kInPlace, tensor);
   const Bytes out = rank() == options.root ? bytes_of(tensor) : Bytes();
-  return communicator_->reduce_async(
-      const_bytes_of(tensor), out, dtype, options.op, options.root,
-      with_factor(keeping(comparing(tensor, options.deadline), tensor), options.premul_factor));
+  return communicator_->issue(
+      comparing(tensor,
+                Collective::reduce(const_bytes_of(tensor), out, dtype, options.op, options.root)),
+      keeping(options.deadline, tensor));
 }
 
 void ProcessGroup::gather(const at::Tensor& output, const at::Tensor& input,
                           const GatherOptions& options) const {
   const DType dtype =
       check_rooted(*communicator_, "gather", options.root, output, input, /*output_is_large=*/true);
-  const Bytes out = rank() == options.root ? bytes_of(output) : Bytes();
-  communicator_->gather(const_bytes_of(input), out, dtype, options.root,
-                        comparing(input, options.deadline));
+  communicator_->run(
+      comparing(input, Collective::gather(const_bytes_of(input),
+                                          rank() == options.root ? bytes_of(output) : Bytes(),
+                                          dtype, options.root)),
+      {.deadline = options.deadline});
 }
 
 Work ProcessGroup::gather_async(const at::Tensor& output, const at::Tensor& input,
                                 const GatherOptions& options) const {
   const DType dtype = check_rooted(*communicator_, "gather_async", options.root, output, input,
                                    /*output_is_large=*/true);
-  const Bytes out = rank() == options.root ? bytes_of(output) : Bytes();
-  return communicator_->gather_async(const_bytes_of(input), out, dtype, options.root,
-                                     keeping(comparing(input, options.deadline), output, input));
+  return communicator_->issue(
+      comparing(input, Collective::gather(const_bytes_of(input),
+                                          rank() == options.root ? bytes_of(output) : Bytes(),
+                                          dtype, options.root)),
+      keeping(options.deadline, output, input));
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, const at::Tensor& input,
                            const ScatterOptions& options) const {
   const DType dtype = check_rooted(*communicator_, "scatter", options.root, output, input,
                                    /*output_is_large=*/false);
-  const ConstBytes in = rank() == options.root ? const_bytes_of(input) : ConstBytes();
-  communicator_->scatter(in, bytes_of(output), dtype, options.root,
-                         comparing(output, options.deadline));
+  communicator_->run(
+      comparing(output,
+                Collective::scatter(rank() == options.root ? const_bytes_of(input) : ConstBytes(),
+                                    bytes_of(output), dtype, options.root)),
+      {.deadline = options.deadline});
 }
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& input,
                                  const ScatterOptions& options) const {
   const DType dtype = check_rooted(*communicator_, "scatter_async", options.root, output, input,
                                    /*output_is_large=*/false);
-  const ConstBytes in = rank() == options.root ? const_bytes_of(input) : ConstBytes();
-  return communicator_->scatter_async(in, bytes_of(output), dtype, options.root,
-                                      keeping(comparing(output, options.deadline), output, input));
+  return communicator_->issue(
+      comparing(output,
+                Collective::scatter(rank() == options.root ? const_bytes_of(input) : ConstBytes(),
+                                    bytes_of(output), dtype, options.root)),
+      keeping(options.deadline, output, input));
 }
 
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                      const AllToAllOptions& options) const {
-  const Exchange exchange =
-      check_exchange(*communicator_, "all_to_all_single", output, input, options);
-  if (exchange.input_counts.empty()) {
-    communicator_->all_to_all(const_bytes_of(input), bytes_of(output), exchange.dtype,
-                              comparing(input, options.deadline));
-    return;
-  }
-  communicator_->all_to_all_v(const_bytes_of(input), bytes_of(output), exchange.dtype,
-                              {exchange.input_counts, exchange.output_counts},
-                              {.deadline = options.deadline});
+  communicator_->run(exchange_of("all_to_all_single", output, input, options),
+                     {.deadline = options.deadline});
 }
 
 Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const AllToAllOptions& options) const {
-  const Exchange exchange =
-      check_exchange(*communicator_, "all_to_all_single_async", output, input, options);
+  return communicator_->issue(exchange_of("all_to_all_single_async", output, input, options),
+                              keeping(options.deadline, output, input));
+}
+
+Collective ProcessGroup::exchange_of(std::string_view call, const at::Tensor& output,
+                                     const at::Tensor& input,
+                                     const AllToAllOptions& options) const {
+  Exchange exchange = check_exchange(*communicator_, call, output, input, options);
+  const ConstBytes in = const_bytes_of(input);
+  const Bytes out = bytes_of(output);
   if (exchange.input_counts.empty()) {
-    return communicator_->all_to_all_async(
-        const_bytes_of(input), bytes_of(output), exchange.dtype,
-        keeping(comparing(input, options.deadline), output, input));
+    return comparing(input, Collective::all_to_all(in, out, exchange.dtype));
   }
-  return communicator_->all_to_all_v_async(const_bytes_of(input), bytes_of(output), exchange.dtype,
-                                           {exchange.input_counts, exchange.output_counts},
-                                           keeping({.deadline = options.deadline}, output, input));
+  return Collective::all_to_all_v(
+      in, out, exchange.dtype,
+      {.input = std::move(exchange.input_counts), .output = std::move(exchange.output_counts)});
 }
 
 void ProcessGroup::barrier(const BarrierOptions& options) const {
@@ -263,7 +272,7 @@ Work ProcessGroup::send_async(const at::Tensor& tensor, Rank destination,
   const DType dtype = check_tensor(*communicator_, "send_async", kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
   return communicator_->send_async(const_bytes_of(packed), dtype, destination, options.tag,
-                                   keeping({.deadline = options.deadline}, packed));
+                                   keeping(options.deadline, packed));
 }
 
 void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions& options) const {
@@ -278,7 +287,7 @@ Work ProcessGroup::recv_async(const at::Tensor& tensor, Rank source,
   const DType dtype = check_tensor(*communicator_, "recv_async", kInPlace, tensor);
   check_contiguous(*communicator_, "recv_async", kInPlace, tensor);
   return communicator_->recv_async(bytes_of(tensor), dtype, source, options.tag,
-                                   keeping({.deadline = options.deadline}, tensor));
+                                   keeping(options.deadline, tensor));
 }
 
 at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) const {

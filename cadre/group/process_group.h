@@ -14,21 +14,22 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
+#include "cadre/collective/collective.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/comm/work.h"
 
 namespace cadre {
 
-// premul_factor: of ReduceOp::kPremulSum and of no other, what this rank's input is multiplied by.
+// op: a ReduceOp, or Reduction::premul_sum(factor).
 struct AllReduceOptions {
-  ReduceOp op = ReduceOp::kSum;
-  std::optional<double> premul_factor = {};
+  Reduction op = ReduceOp::kSum;
   std::optional<Deadline> deadline = {};
 };
 struct BroadcastOptions {
@@ -36,8 +37,7 @@ struct BroadcastOptions {
   std::optional<Deadline> deadline = {};
 };
 struct ReduceScatterOptions {
-  ReduceOp op = ReduceOp::kSum;
-  std::optional<double> premul_factor = {};
+  Reduction op = ReduceOp::kSum;
   std::optional<Deadline> deadline = {};
 };
 struct AllGatherOptions {
@@ -48,8 +48,7 @@ struct BarrierOptions {
 };
 struct ReduceOptions {
   Rank root = 0;
-  ReduceOp op = ReduceOp::kSum;
-  std::optional<double> premul_factor = {};
+  Reduction op = ReduceOp::kSum;
   std::optional<Deadline> deadline = {};
 };
 struct GatherOptions {
@@ -161,6 +160,8 @@ class CADRE_EXPORT ProcessGroup {
   void close() const;
 
  private:
+  Collective exchange_of(std::string_view call, const at::Tensor& output, const at::Tensor& input,
+                         const AllToAllOptions& options) const;
   std::optional<ProcessGroup> child(std::unique_ptr<Communicator> communicator) const;
 
   std::shared_ptr<Communicator> communicator_;

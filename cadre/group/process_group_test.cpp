@@ -94,11 +94,11 @@ TEST_P(OnRanks, AllReduceOfEveryOperationEqualsTorch) {
             "bxor");
     Tensor weighted = torch::zeros({7}, torch::kDouble);
     for (int rank = 0; rank < n; ++rank) weighted += stacked[rank] * (rank + 0.5);
-    const AllReduceOptions premul{.op = ReduceOp::kPremulSum, .premul_factor = group.rank() + 0.5};
+    const AllReduceOptions premul{.op = Reduction::premul_sum(group.rank() + 0.5)};
     require(torch::equal(reduced(torch::kHalf, premul), weighted), "premul_sum");
     const Tensor part = torch::empty({7}, torch::kDouble);
     group.reduce_scatter(part, brought(group.rank()).to(torch::kDouble).repeat({n}),
-                         {.op = ReduceOp::kPremulSum, .premul_factor = group.rank() + 0.5});
+                         {.op = Reduction::premul_sum(group.rank() + 0.5)});
     require(torch::equal(part, weighted), "premul_sum, scattered");
   });
 }
@@ -423,7 +423,6 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     expect([&] { group.reduce_scatter(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); }, "share memory");
     expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
            "premul_sum needs this rank's factor");
-    expect([&] { group.all_reduce(six, {.premul_factor = 2}); }, "which only premul_sum uses");
     expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },

@@ -277,7 +277,8 @@ std::vector<ReduceKind> all_reduce_kinds() {
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const ReduceKind kind{static_cast<DType>(dtype), static_cast<ReduceOp>(op)};
-      if (check_engine_reduction(kind.dtype, kind.op).ok()) kinds.push_back(kind);
+      if (kind.op == ReduceOp::kPremulSum) continue;  // to an engine it comes as a sum
+      if (is_supported(kind.dtype, kind.op)) kinds.push_back(kind);
     }
   }
   return kinds;

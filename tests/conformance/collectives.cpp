@@ -10,10 +10,8 @@ namespace {
 
 using Buffer = std::vector<std::byte>;
 
-CollectiveOptions options_of(const Communicator& group, const Case& c) {
-  CollectiveOptions options;
-  if (c.op == ReduceOp::kPremulSum) options.premul_factor = factor_of(group.rank());
-  return options;
+Reduction reduction_of(const Communicator& group, const Case& c) {
+  return c.op == ReduceOp::kPremulSum ? Reduction::premul_sum(factor_of(group.rank())) : c.op;
 }
 
 uint64_t begin_of(const Case& c, Rank rank) {
@@ -33,7 +31,7 @@ Buffer expected_of_broadcast(const Case& c, Rank, int world_size) {
 Buffer run_all_reduce(Communicator& group, const Case& c, const Brought& brought) {
   const Buffer in = brought(c.count);
   Buffer out(in.size());
-  group.all_reduce(in, out, c.dtype, c.op, options_of(group, c));
+  group.all_reduce(in, out, c.dtype, reduction_of(group, c));
   return out;
 }
 
@@ -60,7 +58,7 @@ Buffer expected_of_all_gather(const Case& c, Rank, int world_size) {
 Buffer run_reduce_scatter(Communicator& group, const Case& c, const Brought& brought) {
   const Buffer in = brought(c.count * static_cast<uint64_t>(group.world_size()));
   Buffer out(c.count * size_of(c.dtype));
-  group.reduce_scatter(in, out, c.dtype, c.op, options_of(group, c));
+  group.reduce_scatter(in, out, c.dtype, reduction_of(group, c));
   return out;
 }
 
@@ -71,7 +69,7 @@ Buffer expected_of_reduce_scatter(const Case& c, Rank rank, int world_size) {
 Buffer run_reduce(Communicator& group, const Case& c, const Brought& brought) {
   const Buffer in = brought(c.count);
   Buffer out(group.rank() == c.root ? in.size() : 0);
-  group.reduce(in, out, c.dtype, c.op, c.root, options_of(group, c));
+  group.reduce(in, out, c.dtype, reduction_of(group, c), c.root);
   return out;
 }
 

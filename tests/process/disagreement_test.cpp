@@ -68,24 +68,27 @@ void call(Communicator& group, const Args& args) {
   std::vector<std::byte> other(large.size());
   const std::vector<uint64_t> counts(kWorldSize, args.count);
   const std::vector<int64_t> sizes = sizes_of(args);
-  const CollectiveOptions options{.sizes = sizes};
+  const auto run = [&](Collective collective) {
+    collective.shape = sizes;
+    group.run(std::move(collective));
+  };
   switch (args.kind) {
     case OpKind::kBroadcast:
-      return group.broadcast(small, args.dtype, args.root, options);
+      return run(Collective::broadcast(small, args.dtype, args.root));
     case OpKind::kAllReduce:
-      return group.all_reduce(small, small, args.dtype, ReduceOp::kSum, options);
+      return run(Collective::all_reduce(small, small, args.dtype, ReduceOp::kSum));
     case OpKind::kAllGather:
-      return group.all_gather(small, large, args.dtype, options);
+      return run(Collective::all_gather(small, large, args.dtype));
     case OpKind::kReduceScatter:
-      return group.reduce_scatter(large, small, args.dtype, ReduceOp::kSum, options);
+      return run(Collective::reduce_scatter(large, small, args.dtype, ReduceOp::kSum));
     case OpKind::kReduce:
-      return group.reduce(small, small, args.dtype, ReduceOp::kSum, args.root, options);
+      return run(Collective::reduce(small, small, args.dtype, ReduceOp::kSum, args.root));
     case OpKind::kGather:
-      return group.gather(small, large, args.dtype, args.root, options);
+      return run(Collective::gather(small, large, args.dtype, args.root));
     case OpKind::kScatter:
-      return group.scatter(large, small, args.dtype, args.root, options);
+      return run(Collective::scatter(large, small, args.dtype, args.root));
     case OpKind::kAllToAll:
-      return group.all_to_all(large, other, args.dtype, options);
+      return run(Collective::all_to_all(large, other, args.dtype));
     case OpKind::kAllToAllV:
       return group.all_to_all_v(large, other, args.dtype, {counts, counts});
     case OpKind::kSend:

@@ -95,8 +95,7 @@ std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator
   static std::array<std::byte, 12> small{};
   static std::array<std::byte, 36> large{};
   static std::array<std::byte, 36> other{};
-  static const std::array<uint64_t, 3> counts = {3, 3, 3};
-  const SplitCounts parts{counts, counts};
+  const SplitCounts parts{.input = {3, 3, 3}, .output = {3, 3, 3}};
   constexpr DType kType = DType::kInt32;
   constexpr ReduceOp kSum = ReduceOp::kSum;
   const Deadline soon = group.system().deadline_in(seconds(5));

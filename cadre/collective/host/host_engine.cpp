@@ -8,7 +8,6 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/copy.h"
 #include "cadre/collective/host/staged.h"
-#include "cadre/collective/reduction_table.h"
 
 namespace cadre {
 
@@ -37,12 +36,8 @@ std::vector<host::Range> ranges_of(std::span<const uint64_t> sizes) {
   return ranges;
 }
 
-Status check_supported(const OpContext& op, DType dtype, ReduceOp reduce_op) {
-  const Status status = check_engine_reduction(dtype, reduce_op);
-  if (status.ok()) return {};
-  return status.error().with_context(
-      format("host engine: {} #{}", OpDescriptor::from_fingerprint(op.fingerprint).to_string(),
-             op.number));
+ReduceKind kind_of(const Collective& c) {
+  return {c.dtype, c.reduction.op()};
 }
 
 host::Arena arena_of(const HostEngineSetup& setup) {
@@ -100,194 +95,208 @@ Capabilities HostEngine::capabilities() const {
                                host::kInlineBytes, host::kFlatBytes, host::kChunkBytes)};
 }
 
-Status HostEngine::broadcast(const OpContext& op, Bytes data, Rank root) try {
-  const bool is_root = peers_.rank() == root;
+Status HostEngine::run(const OpContext& op, const Collective& collective) try {
+  return run_inside(op, collective);
+} catch (const std::exception& thrown) {
+  leave_by_exception(thrown.what());
+}
+
+Status HostEngine::run_inside(const OpContext& op, const Collective& c) {
+  switch (c.kind) {
+    case OpKind::kBroadcast:
+      return broadcast(op, c);
+    case OpKind::kAllReduce:
+      return all_reduce(op, c);
+    case OpKind::kAllGather:
+      return all_gather(op, c);
+    case OpKind::kReduceScatter:
+      return reduce_scatter(op, c);
+    case OpKind::kBarrier:
+      return barrier(op);
+    case OpKind::kReduce:
+      return reduce(op, c);
+    case OpKind::kGather:
+      return gather(op, c);
+    case OpKind::kScatter:
+      return scatter(op, c);
+    case OpKind::kAllToAll:
+      return all_to_all(op, c);
+    case OpKind::kAllToAllV:
+      return all_to_all_v(op, c);
+    case OpKind::kSend:
+    case OpKind::kRecv:
+    case OpKind::kAllocate:
+    case OpKind::kWaitSignal:
+      break;
+  }
+  return Error(ErrorCode::kInternal, format("host engine: {} is not a collective", c.kind));
+}
+
+Status HostEngine::broadcast(const OpContext& op, const Collective& c) {
+  const bool is_root = peers_.rank() == c.root;
+  const Bytes data = c.out;
   if (data.size() <= host::kFlatBytes) {
     CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes(data) : ConstBytes()));
     if (!is_root && !data.empty()) {
-      std::memcpy(data.data(), payload_of(root, data.size()), data.size());
+      std::memcpy(data.data(), payload_of(c.root, data.size()), data.size());
     }
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, data, data));
   return run_large(
-      {.sharing = host::Sharing::kRootInput, .root = root, .in_bytes = {data.size()}},
+      {.sharing = host::Sharing::kRootInput, .root = c.root, .in_bytes = {data.size()}},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_broadcast(peers_, op, shared, data, root);
+        return host::direct_broadcast(peers_, op, shared, data, c.root);
       },
-      [&] { return host::staged_broadcast(peers_, op, data, root); });
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
+      [&] { return host::staged_broadcast(peers_, op, data, c.root); });
 }
 
-Status HostEngine::all_reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                              ReduceOp reduce_op) try {
-  CADRE_RETURN_IF_ERROR(check_supported(op, dtype, reduce_op));
-  const Buffers buffers{in, out};
-  const ReduceKind kind{dtype, reduce_op};
-  if (in.size() <= flat_limit(peers_.world_size())) {
-    CADRE_RETURN_IF_ERROR(enter_with(op, in));
+Status HostEngine::all_reduce(const OpContext& op, const Collective& c) {
+  const Buffers buffers{c.in, c.out};
+  const ReduceKind kind = kind_of(c);
+  if (c.in.size() <= flat_limit(peers_.world_size())) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
     reduce_payloads(buffers, 0, kind);
     return finish({});
   }
-  CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   return run_large(
       {.sharing = host::Sharing::kInputsAndOutputs,
-       .in_bytes = {in.size()},
-       .out_bytes = in.size()},
+       .in_bytes = {c.in.size()},
+       .out_bytes = c.in.size()},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_all_reduce(peers_, op, shared, in.size(), kind);
+        return host::direct_all_reduce(peers_, op, shared, c.in.size(), kind);
       },
       [&] { return host::staged_all_reduce(peers_, op, buffers, kind); });
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
 }
 
-Status HostEngine::all_gather(const OpContext& op, ConstBytes in, Bytes out) try {
-  const Buffers buffers{in, out};
-  if (in.size() <= host::kFlatBytes) {
-    CADRE_RETURN_IF_ERROR(enter_with(op, in));
+Status HostEngine::all_gather(const OpContext& op, const Collective& c) {
+  const Buffers buffers{c.in, c.out};
+  if (c.in.size() <= host::kFlatBytes) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
     for (int rank = 0; rank < peers_.world_size(); ++rank) {
-      std::byte* share = out.data() + static_cast<size_t>(rank) * in.size();
-      const std::byte* from = rank == peers_.rank() ? in.data() : payload_of(rank, in.size());
-      if (share != from) copy(share, from, in.size(), StorePolicy::kCached);
+      std::byte* share = c.out.data() + static_cast<size_t>(rank) * c.in.size();
+      const std::byte* from = rank == peers_.rank() ? c.in.data() : payload_of(rank, c.in.size());
+      if (share != from) copy(share, from, c.in.size(), StorePolicy::kCached);
     }
     return finish({});
   }
-  CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   return run_large(
-      {.sharing = host::Sharing::kInputs, .in_bytes = {in.size()}},
+      {.sharing = host::Sharing::kInputs, .in_bytes = {c.in.size()}},
       [&](const host::SharedBuffers& shared) {
         return host::direct_all_gather(peers_, op, shared, buffers);
       },
       [&] { return host::staged_all_gather(peers_, op, buffers); });
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
 }
 
-Status HostEngine::reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                                  ReduceOp reduce_op) try {
-  CADRE_RETURN_IF_ERROR(check_supported(op, dtype, reduce_op));
-  const Buffers buffers{in, out};
-  const ReduceKind kind{dtype, reduce_op};
-  if (in.size() <= host::kFlatBytes) {
-    CADRE_RETURN_IF_ERROR(enter_with(op, in));
-    reduce_payloads(buffers, out.size() * static_cast<size_t>(peers_.rank().value), kind);
+Status HostEngine::reduce_scatter(const OpContext& op, const Collective& c) {
+  const Buffers buffers{c.in, c.out};
+  const ReduceKind kind = kind_of(c);
+  if (c.in.size() <= host::kFlatBytes) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
+    reduce_payloads(buffers, c.out.size() * static_cast<size_t>(peers_.rank().value), kind);
     return finish({});
   }
-  CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   return run_large(
-      {.sharing = host::Sharing::kInputs, .in_bytes = {in.size()}},
+      {.sharing = host::Sharing::kInputs, .in_bytes = {c.in.size()}},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_reduce_scatter(peers_, op, shared, out, kind);
+        return host::direct_reduce_scatter(peers_, op, shared, c.out, kind);
       },
       [&] { return host::staged_reduce_scatter(peers_, op, buffers, kind); });
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
 }
 
-Status HostEngine::barrier(const OpContext& op) try {
+Status HostEngine::barrier(const OpContext& op) {
   CADRE_RETURN_IF_ERROR(enter_with(op, {}));
   return finish({});
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
 }
 
-Status HostEngine::reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                          ReduceOp reduce_op, Rank root) try {
-  CADRE_RETURN_IF_ERROR(check_supported(op, dtype, reduce_op));
-  const Buffers buffers{in, out};
-  const ReduceKind kind{dtype, reduce_op};
-  const bool is_root = peers_.rank() == root;
-  if (in.size() <= flat_limit(peers_.world_size())) {
-    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes() : in));
+Status HostEngine::reduce(const OpContext& op, const Collective& c) {
+  const Buffers buffers{c.in, c.out};
+  const ReduceKind kind = kind_of(c);
+  const bool is_root = peers_.rank() == c.root;
+  if (c.in.size() <= flat_limit(peers_.world_size())) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes() : c.in));
     if (is_root) reduce_payloads(buffers, 0, kind);
     return finish({});
   }
-  CADRE_RETURN_IF_ERROR(enter_large(op, in, is_root ? out : Bytes()));
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   return run_large(
       {.sharing = host::Sharing::kInputsAndRootOutput,
-       .root = root,
-       .in_bytes = {in.size()},
-       .out_bytes = in.size()},
+       .root = c.root,
+       .in_bytes = {c.in.size()},
+       .out_bytes = c.in.size()},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_all_reduce(peers_, op, shared, in.size(), kind);
+        return host::direct_all_reduce(peers_, op, shared, c.in.size(), kind);
       },
-      [&] { return host::staged_reduce(peers_, op, buffers, kind, root); });
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
+      [&] { return host::staged_reduce(peers_, op, buffers, kind, c.root); });
 }
 
-Status HostEngine::gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) try {
-  const Buffers buffers{in, out};
-  const bool is_root = peers_.rank() == root;
-  if (in.size() <= host::kFlatBytes) {
-    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes() : in));
+Status HostEngine::gather(const OpContext& op, const Collective& c) {
+  const Buffers buffers{c.in, c.out};
+  const bool is_root = peers_.rank() == c.root;
+  if (c.in.size() <= host::kFlatBytes) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? ConstBytes() : c.in));
     for (int rank = 0; is_root && rank < peers_.world_size(); ++rank) {
-      std::byte* share = out.data() + static_cast<size_t>(rank) * in.size();
-      const std::byte* from = rank == root ? in.data() : payload_of(rank, in.size());
-      if (share != from) copy(share, from, in.size(), StorePolicy::kCached);
+      std::byte* share = c.out.data() + static_cast<size_t>(rank) * c.in.size();
+      const std::byte* from = rank == c.root ? c.in.data() : payload_of(rank, c.in.size());
+      if (share != from) copy(share, from, c.in.size(), StorePolicy::kCached);
     }
     return finish({});
   }
-  CADRE_RETURN_IF_ERROR(enter_large(op, in, {}));
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, {}));
   return run_large(
-      {.sharing = host::Sharing::kInputs, .in_bytes = {in.size()}},
+      {.sharing = host::Sharing::kInputs, .in_bytes = {c.in.size()}},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_gather(peers_, op, shared, buffers, root);
+        return host::direct_gather(peers_, op, shared, buffers, c.root);
       },
-      [&] { return host::staged_gather(peers_, op, buffers, root); });
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
+      [&] { return host::staged_gather(peers_, op, buffers, c.root); });
 }
 
-Status HostEngine::scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) try {
-  const bool is_root = peers_.rank() == root;
-  const size_t total = out.size() * static_cast<size_t>(peers_.world_size());
+Status HostEngine::scatter(const OpContext& op, const Collective& c) {
+  const bool is_root = peers_.rank() == c.root;
+  const size_t total = c.out.size() * static_cast<size_t>(peers_.world_size());
   if (total <= host::kFlatBytes) {
-    CADRE_RETURN_IF_ERROR(enter_with(op, is_root ? in : ConstBytes()));
-    const std::byte* share = (is_root ? in.data() : payload_of(root, total)) +
-                             out.size() * static_cast<size_t>(peers_.rank().value);
-    if (out.data() != share) copy(out.data(), share, out.size(), StorePolicy::kCached);
+    CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
+    const std::byte* share = (is_root ? c.in.data() : payload_of(c.root, total)) +
+                             c.out.size() * static_cast<size_t>(peers_.rank().value);
+    if (c.out.data() != share) copy(c.out.data(), share, c.out.size(), StorePolicy::kCached);
     return finish({});
   }
-  CADRE_RETURN_IF_ERROR(enter_large(op, is_root ? in : ConstBytes(), out));
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   return run_large(
-      {.sharing = host::Sharing::kRootInput, .root = root, .in_bytes = {total}},
+      {.sharing = host::Sharing::kRootInput, .root = c.root, .in_bytes = {total}},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_scatter(peers_, op, shared, out, root);
+        return host::direct_scatter(peers_, op, shared, c.out, c.root);
       },
       [&] {
-        return host::staged_scatter(peers_, op, {in, out}, root);
+        return host::staged_scatter(peers_, op, {c.in, c.out}, c.root);
       });
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
 }
 
-Status HostEngine::all_to_all(const OpContext& op, ConstBytes in, Bytes out) try {
+Status HostEngine::all_to_all(const OpContext& op, const Collective& c) {
   const auto num_ranks = static_cast<size_t>(peers_.world_size());
-  const size_t part = in.size() / num_ranks;
+  const size_t part = c.in.size() / num_ranks;
   const size_t mine = part * static_cast<size_t>(peers_.rank().value);
-  if (in.size() <= host::kFlatBytes) {
-    CADRE_RETURN_IF_ERROR(enter_with(op, in));
+  if (c.in.size() <= host::kFlatBytes) {
+    CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
     for (int rank = 0; rank < peers_.world_size(); ++rank) {
-      const std::byte* from = rank == peers_.rank() ? in.data() : payload_of(rank, in.size());
-      copy(out.data() + part * static_cast<size_t>(rank), from + mine, part, StorePolicy::kCached);
+      const std::byte* from = rank == peers_.rank() ? c.in.data() : payload_of(rank, c.in.size());
+      copy(c.out.data() + part * static_cast<size_t>(rank), from + mine, part,
+           StorePolicy::kCached);
     }
     return finish({});
   }
-  CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   const std::vector<host::Range> slices = ranges_of(std::vector<uint64_t>(num_ranks, part));
-  return exchange_large(op, {in, out}, {slices, slices, part},
+  return exchange_large(op, {c.in, c.out}, {slices, slices, part},
                         std::vector<size_t>(num_ranks, mine));
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
 }
 
 // Each rank puts its row of the table into its slot and its data behind it, if there is room; what
 // all have announced decides whether all have.
-Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
-                                const PartSizes& sizes) try {
+Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   const int world_size = peers_.world_size();
   const auto me = static_cast<size_t>(peers_.rank().value);
   const size_t row = PartTable::row_bytes(world_size);
@@ -296,14 +305,15 @@ Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
                  format("host engine: all_to_all_v takes at most {} ranks of one host, not {}",
                         host::kFlatBytes / PartTable::row_bytes(1), world_size));
   }
+  const PartSizes sizes = part_sizes(c);
   PartTable table(world_size);
   table.set_row(peers_.rank(), sizes);
   const size_t room = host::kFlatBytes - row;
   CADRE_RETURN_IF_ERROR(commit_flat());
   std::byte* const slot = peers_.arena().flat(peers_.rank(), peers_.next_round());
   copy(slot, table.row(peers_.rank()).data(), row, StorePolicy::kCached);
-  if (in.size() <= room) copy(slot + row, in.data(), in.size(), StorePolicy::kCached);
-  CADRE_RETURN_IF_ERROR(enter_large(op, in, out));
+  if (c.in.size() <= room) copy(slot + row, c.in.data(), c.in.size(), StorePolicy::kCached);
+  CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   const auto slot_of = [&](int rank) { return peers_.arena().flat(rank, peers_.round()); };
   for (int rank = 0; rank < world_size; ++rank) {
     copy(table.row(rank).data(), slot_of(rank), row, StorePolicy::kCached);
@@ -319,16 +329,14 @@ Status HostEngine::all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
   }
   const host::ExchangeParts parts{ranges_of(sizes.sent), ranges_of(sizes.received),
                                   table.longest_part()};
-  if (table.most_sent() > room) return exchange_large(op, {in, out}, parts, offsets);
+  if (table.most_sent() > room) return exchange_large(op, {c.in, c.out}, parts, offsets);
   for (int rank = 0; rank < world_size; ++rank) {
     const auto index = static_cast<size_t>(rank);
-    const std::byte* from = index == me ? in.data() : slot_of(rank) + row;
-    copy(out.data() + parts.received[index].begin, from + offsets[index],
+    const std::byte* from = index == me ? c.in.data() : slot_of(rank) + row;
+    copy(c.out.data() + parts.received[index].begin, from + offsets[index],
          parts.received[index].size, StorePolicy::kCached);
   }
   return finish({});
-} catch (const std::exception& thrown) {
-  leave_by_exception(thrown.what());
 }
 
 // offsets[r] is the place of this rank's part in rank r's input.

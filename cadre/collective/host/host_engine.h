@@ -4,7 +4,7 @@
 // Blocking: every operation, until all ranks have entered it and this rank has its result.
 // Lifetime: shares the memory; borrows the System and the Interrupt. Its end releases the holds on
 // the blocks of the others.
-// Errors: as Backend says. What reduction_table.h refuses is kInvalidArgument. kUnavailable when
+// Errors: as Backend says. kUnavailable when
 // there is no memory for a part of this rank's block. kAborted for a large operand in memory that
 // this rank has taken back from its peers: it is not announced. The constructor throws kCorruption
 // for blocks that lie in no slice. An exception out of an operation ends it for this rank as an
@@ -61,22 +61,20 @@ class HostEngine final : public Backend {
   HostEngine& operator=(const HostEngine&) = delete;
 
   Capabilities capabilities() const override;
-  Status broadcast(const OpContext& op, Bytes data, Rank root) override;
-  Status all_reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                    ReduceOp reduce_op) override;
-  Status all_gather(const OpContext& op, ConstBytes in, Bytes out) override;
-  Status reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                        ReduceOp reduce_op) override;
-  Status barrier(const OpContext& op) override;
-  Status reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype, ReduceOp reduce_op,
-                Rank root) override;
-  Status gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
-  Status scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
-  Status all_to_all(const OpContext& op, ConstBytes in, Bytes out) override;
-  Status all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
-                      const PartSizes& sizes) override;
+  Status run(const OpContext& op, const Collective& collective) override;
 
  private:
+  Status run_inside(const OpContext& op, const Collective& c);
+  Status broadcast(const OpContext& op, const Collective& c);
+  Status all_reduce(const OpContext& op, const Collective& c);
+  Status all_gather(const OpContext& op, const Collective& c);
+  Status reduce_scatter(const OpContext& op, const Collective& c);
+  Status barrier(const OpContext& op);
+  Status reduce(const OpContext& op, const Collective& c);
+  Status gather(const OpContext& op, const Collective& c);
+  Status scatter(const OpContext& op, const Collective& c);
+  Status all_to_all(const OpContext& op, const Collective& c);
+  Status all_to_all_v(const OpContext& op, const Collective& c);
   Status enter_with(const OpContext& op, ConstBytes payload);
   const std::byte* payload_of(Rank rank, size_t num_bytes) const;
   void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);

@@ -282,30 +282,5 @@ TEST(HostEngineProcessTest, TwoRunsGiveTheSameBitsOnAllRanks) {
   for (const std::string& output : results) EXPECT_EQ(output, results[0]);
 }
 
-TEST(HostEngineRefusalTest, WhatTheTableRefusesIsRefusedWithItsSentence) {
-  TestMemory memory(1);
-  const auto result = run_ranks_as_threads(1, [&](RankContext& context) {
-    TestRank rank(context, memory);
-    int num_refused = 0;
-    for (int d = 0; d < kNumDTypes; ++d) {
-      for (int o = 0; o < kNumReduceOps; ++o) {
-        const ReduceKind kind{static_cast<DType>(d), static_cast<ReduceOp>(o)};
-        const Status rule = check_engine_reduction(kind.dtype, kind.op);
-        if (rule.ok()) continue;
-        ++num_refused;
-        std::vector<std::byte> data(8);
-        for (const Status& status :
-             {rank.all_reduce(data, data, kind), rank.reduce_scatter(data, data, kind)}) {
-          require(!status.ok() && status.error().code() == rule.error().code() &&
-                      status.error().message().ends_with(": " + rule.error().message()),
-                  rule.error().message());
-        }
-      }
-    }
-    require(num_refused == 28, "six dtypes without avg, four without bits, premul_sum everywhere");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
 }  // namespace
 }  // namespace cadre

@@ -98,7 +98,8 @@ class TestRank {
       : TestRank(context, memory.setup_of(context.rank)) {}
   TestRank(testing::RankContext& context, HostEngineSetup setup)
       : system_(context.system),
-
+        rank_(context.rank),
+        world_size_(context.world_size),
         engine_(context.system, interrupt_, with_crowding(context, std::move(setup))) {}
 
   HostEngine& engine() { return engine_; }
@@ -107,57 +108,46 @@ class TestRank {
   void set_patience(Duration patience) { patience_ = patience; }
 
   Status all_reduce(ConstBytes in, Bytes out, ReduceKind kind) {
-    const OpContext op = next({.kind = OpKind::kAllReduce,
-                               .dtype = kind.dtype,
-                               .reduce_op = kind.op,
-                               .count = in.size() / size_of(kind.dtype)});
-    return engine_.all_reduce(op, in, out, kind.dtype, kind.op);
+    return run(Collective::all_reduce(in, out, kind.dtype, kind.op));
   }
   Status reduce_scatter(ConstBytes in, Bytes out, ReduceKind kind) {
-    const OpContext op = next({.kind = OpKind::kReduceScatter,
-                               .dtype = kind.dtype,
-                               .reduce_op = kind.op,
-                               .count = out.size() / size_of(kind.dtype)});
-    return engine_.reduce_scatter(op, in, out, kind.dtype, kind.op);
+    return run(Collective::reduce_scatter(in, out, kind.dtype, kind.op));
   }
   Status all_gather(ConstBytes in, Bytes out) {
-    return engine_.all_gather(next({.kind = OpKind::kAllGather, .count = in.size()}), in, out);
+    return run(Collective::all_gather(in, out, DType::kUint8));
   }
   Status broadcast(Bytes data, Rank root) {
-    const OpContext op = next({.kind = OpKind::kBroadcast, .root = root, .count = data.size()});
-    return engine_.broadcast(op, data, root);
+    return run(Collective::broadcast(data, DType::kUint8, root));
   }
   // `out` of other ranks than the root may be empty.
   Status reduce(ConstBytes in, Bytes out, ReduceKind kind, Rank root) {
-    const OpContext op = next({.kind = OpKind::kReduce,
-                               .dtype = kind.dtype,
-                               .reduce_op = kind.op,
-                               .root = root,
-                               .count = in.size() / size_of(kind.dtype)});
-    return engine_.reduce(op, in, out, kind.dtype, kind.op, root);
+    return run(Collective::reduce(in, out, kind.dtype, kind.op, root));
   }
   Status gather(ConstBytes in, Bytes out, Rank root) {
-    return engine_.gather(next({.kind = OpKind::kGather, .root = root, .count = in.size()}), in,
-                          out, root);
+    return run(Collective::gather(in, out, DType::kUint8, root));
   }
   Status scatter(ConstBytes in, Bytes out, Rank root) {
-    return engine_.scatter(next({.kind = OpKind::kScatter, .root = root, .count = out.size()}), in,
-                           out, root);
+    return run(Collective::scatter(in, out, DType::kUint8, root));
   }
   Status all_to_all(ConstBytes in, Bytes out) {
-    return engine_.all_to_all(next({.kind = OpKind::kAllToAll, .count = in.size()}), in, out);
+    return run(Collective::all_to_all(in, out, DType::kUint8));
   }
   Status all_to_all_v(ConstBytes in, Bytes out, const PartSizes& sizes) {
-    return engine_.all_to_all_v(next({.kind = OpKind::kAllToAllV}), in, out, sizes);
+    return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
   }
-  Status barrier() { return engine_.barrier(next({.kind = OpKind::kBarrier})); }
+  Status barrier() { return run(Collective::barrier()); }
+  // As an operation that fails before it is announced.
+  void skip_number() { ++number_; }
 
  private:
-  OpContext next(const OpDescriptor& descriptor) {
-    return {.number = ++number_,
-            .fingerprint = descriptor.fingerprint(),
-            .deadline = system_.deadline_in(patience_),
-            .progress = progress_};
+  Status run(Collective collective) {
+    const auto descriptor = validate(collective, rank_, world_size_);
+    if (!descriptor.ok()) return descriptor.error();
+    return engine_.run({.number = ++number_,
+                        .fingerprint = descriptor->fingerprint(),
+                        .deadline = system_.deadline_in(patience_),
+                        .progress = progress_},
+                       collective);
   }
 
   static HostEngineSetup with_crowding(const testing::RankContext& context, HostEngineSetup setup) {
@@ -166,6 +156,8 @@ class TestRank {
   }
 
   os::System& system_;
+  Rank rank_;
+  int world_size_;
   os::Interrupt interrupt_;
   HostEngine engine_;
   uint64_t number_ = 0;

@@ -17,55 +17,58 @@ inline constexpr int kMaxRanks = 9;  // of the groups of in-process ranks
 class EngineRank {
  public:
   EngineRank(os::System& system, Transport& transport, const CrossoverTable& table = {})
-      : system_(system), engine_(system, transport, table) {}
+      : system_(system),
+        rank_(transport.rank()),
+        world_size_(transport.world_size()),
+        engine_(system, transport, table) {}
 
   OpProgress& progress() { return progress_; }
   void set_patience(Duration patience) { patience_ = patience; }
 
   Status all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op) {
-    return engine_.all_reduce(next({OpKind::kAllReduce, dtype, op, 0, in.size() / size_of(dtype)}),
-                              in, out, dtype, op);
+    return run(Collective::all_reduce(in, out, dtype, op));
   }
   Status reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op) {
-    return engine_.reduce_scatter(
-        next({OpKind::kReduceScatter, dtype, op, 0, out.size() / size_of(dtype)}), in, out, dtype,
-        op);
+    return run(Collective::reduce_scatter(in, out, dtype, op));
   }
   Status all_gather(ConstBytes in, Bytes out) {
-    return engine_.all_gather(next({.kind = OpKind::kAllGather, .count = in.size()}), in, out);
+    return run(Collective::all_gather(in, out, DType::kUint8));
   }
   Status broadcast(Bytes data, Rank root) {
-    return engine_.broadcast(next({.kind = OpKind::kBroadcast, .root = root, .count = data.size()}),
-                             data, root);
+    return run(Collective::broadcast(data, DType::kUint8, root));
   }
   // `out` of other ranks than the root may be empty.
   Status reduce(ConstBytes in, Bytes out, ReduceKind kind, Rank root) {
-    const OpContext op =
-        next({OpKind::kReduce, kind.dtype, kind.op, root, in.size() / size_of(kind.dtype)});
-    return engine_.reduce(op, in, out, kind.dtype, kind.op, root);
+    return run(Collective::reduce(in, out, kind.dtype, kind.op, root));
   }
   Status gather(ConstBytes in, Bytes out, Rank root) {
-    return engine_.gather(next({.kind = OpKind::kGather, .root = root, .count = in.size()}), in,
-                          out, root);
+    return run(Collective::gather(in, out, DType::kUint8, root));
   }
   Status scatter(ConstBytes in, Bytes out, Rank root) {
-    return engine_.scatter(next({.kind = OpKind::kScatter, .root = root, .count = out.size()}), in,
-                           out, root);
+    return run(Collective::scatter(in, out, DType::kUint8, root));
   }
   Status all_to_all(ConstBytes in, Bytes out) {
-    return engine_.all_to_all(next({.kind = OpKind::kAllToAll, .count = in.size()}), in, out);
+    return run(Collective::all_to_all(in, out, DType::kUint8));
   }
   Status all_to_all_v(ConstBytes in, Bytes out, const PartSizes& sizes) {
-    return engine_.all_to_all_v(next({.kind = OpKind::kAllToAllV}), in, out, sizes);
+    return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
   }
-  Status barrier() { return engine_.barrier(next({.kind = OpKind::kBarrier})); }
+  Status barrier() { return run(Collective::barrier()); }
 
  private:
-  OpContext next(const OpDescriptor& descriptor) {
-    return {++number_, descriptor.fingerprint(), system_.deadline_in(patience_), progress_};
+  Status run(Collective collective) {
+    const auto descriptor = validate(collective, rank_, world_size_);
+    if (!descriptor.ok()) return descriptor.error();
+    return engine_.run({.number = ++number_,
+                        .fingerprint = descriptor->fingerprint(),
+                        .deadline = system_.deadline_in(patience_),
+                        .progress = progress_},
+                       collective);
   }
 
   os::System& system_;
+  Rank rank_;
+  int world_size_;
   NetEngine engine_;
   uint64_t number_ = 0;
   Duration patience_ = std::chrono::seconds(20);

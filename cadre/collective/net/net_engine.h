@@ -2,10 +2,9 @@
 //
 // Threads: one operation at a time, from any thread. Blocking: every operation, until done, its
 // deadline or the Interrupt of its Transport. Lifetime: borrows the System and the Transport.
-// Errors: as Backend says. What reduction_table.h refuses and sizes that do not fit are
-// kInvalidArgument. Numerics: the order of additions stands in the Schedule; sums, averages and
-// products of float16 and bfloat16 travel as float32 until they are complete and are rounded once.
-// Both: docs/decisions/0005-net-engine.md.
+// Errors: as Backend says. Numerics: the order of additions stands in the Schedule; sums, averages
+// and products of float16 and bfloat16 travel as float32 until they are complete and are rounded
+// once. Both: docs/decisions/0005-net-engine.md.
 #pragma once
 
 #include <map>
@@ -27,20 +26,7 @@ class NetEngine final : public Backend {
   Capabilities capabilities() const override {
     return {.name = "net", .shares_memory = false, .algorithms = to_string(table_)};
   }
-  Status broadcast(const OpContext& op, Bytes data, Rank root) override;
-  Status all_reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                    ReduceOp reduce_op) override;
-  Status all_gather(const OpContext& op, ConstBytes in, Bytes out) override;
-  Status reduce_scatter(const OpContext& op, ConstBytes in, Bytes out, DType dtype,
-                        ReduceOp reduce_op) override;
-  Status barrier(const OpContext& op) override;
-  Status reduce(const OpContext& op, ConstBytes in, Bytes out, DType dtype, ReduceOp reduce_op,
-                Rank root) override;
-  Status gather(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
-  Status scatter(const OpContext& op, ConstBytes in, Bytes out, Rank root) override;
-  Status all_to_all(const OpContext& op, ConstBytes in, Bytes out) override;
-  Status all_to_all_v(const OpContext& op, ConstBytes in, Bytes out,
-                      const PartSizes& sizes) override;
+  Status run(const OpContext& op, const Collective& collective) override;
 
  private:
   // Memory that grows to the largest need and is kept, because touching new pages costs more than
@@ -54,8 +40,16 @@ class NetEngine final : public Backend {
     size_t size_ = 0;
   };
 
+  // Without arithmetic, and with it.
+  Status move(const OpContext& op, const Collective& c);
+  Status reduce(const OpContext& op, const Collective& c);
+  Status all_to_all_v(const OpContext& op, const Collective& c);
+  // part: bytes of a rank.
+  void copy_own_part(const Collective& c, size_t part) const;
+
   const Schedule& schedule_for(const Choice& choice, uint64_t count, Rank root);
-  Status run(const OpContext& op, const Schedule& schedule, SlotMemory memory, ReduceKind kind);
+  Status run_schedule(const OpContext& op, const Schedule& schedule, SlotMemory memory,
+                      ReduceKind kind);
   Status all_reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
                             ReduceKind kind);
   Status reduce_scatter_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,

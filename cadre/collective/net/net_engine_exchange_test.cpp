@@ -200,24 +200,5 @@ TEST_P(NetExchangeTest, AnAnnouncementOfAPastOperationIsNoMismatch) {
   EXPECT_EQ(failures, "");
 }
 
-TEST_P(NetExchangeTest, AWrongCallIsRefusedBeforeAnythingIsSent) {
-  const TransportGroup group(*system_, GetParam(), 2);
-  EngineRank engine(*system_, group.of(0));
-  std::vector<std::byte> data(12);
-  std::vector<std::byte> other(13);
-  const std::vector<uint64_t> six_each = {6, 6};
-  const auto is_refused = [](const Status& status) {
-    return !status.ok() && status.error().code() == ErrorCode::kInvalidArgument;
-  };
-  EXPECT_TRUE(is_refused(engine.reduce(data, other, {DType::kInt32, ReduceOp::kSum}, 0)));
-  EXPECT_TRUE(is_refused(engine.reduce(data, data, {DType::kInt32, ReduceOp::kAvg}, 1)));
-  EXPECT_TRUE(is_refused(engine.gather(data, other, 0)));
-  EXPECT_TRUE(is_refused(engine.scatter(other, data, 0)));
-  EXPECT_TRUE(is_refused(engine.all_to_all(other, data)));
-  EXPECT_TRUE(is_refused(engine.all_to_all_v(data, other, {six_each, six_each})));
-  std::vector<std::byte> sink(24);
-  EXPECT_EQ(*group.of(1).channel(0).try_recv(sink), 0u);
-}
-
 }  // namespace
 }  // namespace cadre

@@ -273,21 +273,5 @@ TEST_P(NetEngineFailureTest, APeerThatIsGoneIsNamed) {
   EXPECT_EQ(engine.progress().waiting_for(), 1);
 }
 
-TEST_P(NetEngineFailureTest, AWrongCallIsRefusedBeforeAnythingIsSent) {
-  const TransportGroup group(*system_, GetParam(), 2);
-  EngineRank engine(*system_, group.of(0));
-  std::array<std::byte, 12> data{};
-  const auto code_of = [](const Status& status) {
-    return status.ok() ? std::string_view("ok") : to_string(status.error().code());
-  };
-  EXPECT_EQ(code_of(engine.all_reduce(data, data, DType::kInt32, ReduceOp::kAvg)),
-            "kInvalidArgument");
-  EXPECT_EQ(code_of(engine.all_reduce(data, data, DType::kInt64, ReduceOp::kSum)),
-            "kInvalidArgument");
-  EXPECT_EQ(code_of(engine.all_gather(data, data)), "kInvalidArgument");
-  std::array<std::byte, 24> sink{};
-  EXPECT_EQ(*group.of(1).channel(0).try_recv(sink), 0u);
-}
-
 }  // namespace
 }  // namespace cadre

@@ -211,41 +211,6 @@ TEST_P(NetEngineTest, RecursiveDoublingOfMuchInPlace) {
   }
 }
 
-TEST_P(NetEngineTest, RefusesWhatTheTableRefusesWithItsSentence) {
-  for_each_world([](EngineRank& engine, int, int) {
-    std::set<std::pair<DType, ReduceOp>> refused;
-    for (int d = 0; d < kNumDTypes; ++d) {
-      for (int o = 0; o < kNumReduceOps; ++o) {
-        const auto dtype = static_cast<DType>(d);
-        const auto op = static_cast<ReduceOp>(o);
-        const Status rule = check_engine_reduction(dtype, op);
-        if (rule.ok()) continue;
-        refused.emplace(dtype, op);
-        std::vector<std::byte> data(8);
-        for (const Status& status : {engine.all_reduce(data, data, dtype, op),
-                                     engine.reduce_scatter(data, data, dtype, op),
-                                     engine.reduce(data, data, {dtype, op}, 0)}) {
-          require(!status.ok() && status.error().code() == rule.error().code() &&
-                      status.error().message().ends_with(": " + rule.error().message()),
-                  rule.error().message());
-        }
-      }
-    }
-    // Without these the loop would have proved nothing.
-    for (int d = 0; d < kNumDTypes; ++d) {
-      const auto dtype = static_cast<DType>(d);
-      const bool is_floating = dtype == DType::kFloat16 || dtype == DType::kBfloat16 ||
-                               dtype == DType::kFloat32 || dtype == DType::kFloat64;
-      for (const ReduceOp op : {ReduceOp::kBand, ReduceOp::kBor, ReduceOp::kBxor}) {
-        require(refused.contains({dtype, op}) == is_floating, format("{} of {}", op, dtype));
-      }
-      require(refused.contains({dtype, ReduceOp::kAvg}) != is_floating, format("avg of {}", dtype));
-      require(refused.contains({dtype, ReduceOp::kPremulSum}), format("premul_sum of {}", dtype));
-      require(!refused.contains({dtype, ReduceOp::kSum}), format("sum of {}", dtype));
-    }
-  });
-}
-
 // No rank leaves before the last one has entered: each counts itself in before it enters.
 TEST_P(NetEngineTest, NobodyLeavesABarrierBeforeAllHaveEntered) {
   constexpr int kRounds = 20;

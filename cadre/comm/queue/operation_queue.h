@@ -24,6 +24,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
+#include "cadre/collective/collective.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/home_process.h"
@@ -34,17 +35,14 @@
 
 namespace cadre {
 
+// A validated collective, or an allocation of symmetric memory, on its way through the queue.
 struct Operation {
-  OpDescriptor descriptor;
-  ConstBytes in;
-  Bytes out;
+  OpDescriptor descriptor;     // what the ranks compare
+  Collective collective = {};  // of all kinds but kAllocate
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;      // released without a lock held
-  std::optional<double> premul_factor = {};              // of kPremulSum
   uint64_t number = 0;                                   // set by the queue, from 1
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of kAllocate
-  // Of kAllToAllV: what goes to each rank, then what comes from each.
-  std::vector<uint64_t> part_bytes = {};
 };
 
 // Runs one operation to its end.

@@ -40,7 +40,7 @@ Status out_of_memory_at_first(const Operation& operation) {
 }
 
 Operation barrier_operation() {
-  return {.descriptor = {.kind = OpKind::kBarrier}, .in = {}, .out = {}};
+  return {.descriptor = {.kind = OpKind::kBarrier}};
 }
 
 class OperationQueueTest : public ::testing::Test {

@@ -1,0 +1,104 @@
+// One collective of one rank as a value: what it computes, and on which memory. It is checked once,
+// by validate(), and read by everything between the call and the engine.
+//
+// Threads: plain values; validate() is pure. Blocking: never. Lifetime: borrows the buffers and the
+// shape; owns the splits.
+// Errors: validate() returns kInvalidArgument; the message begins with the name of the collective
+// and says what was passed and what was expected.
+// Sizes of `in` and `out`, for n elements of a rank and P ranks (n is what OpDescriptor::count
+// compares between ranks):
+//
+//   kind             in          out
+//   broadcast        n, and `out` is the same memory
+//   all_reduce       n           n
+//   all_gather       n           P n, in rank order
+//   reduce_scatter   P n         n
+//   reduce           n           n on the root
+//   gather           n           P n on the root
+//   scatter          P n on the root   n
+//   all_to_all       n, which P divides   n
+//   all_to_all_v     the sum of splits.input   the sum of splits.output
+//   barrier          none        none
+//
+// In place, where not excluded: `in` and `out` are the same memory, or the shorter one is this
+// rank's slice of the longer one. The two buffers of all_to_all and all_to_all_v never overlap.
+// Source: the arguments of c10d::Backend, and of NCCL's calls.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/base/types.h"
+#include "cadre/collective/op.h"
+
+namespace cadre {
+
+// How the inputs of the ranks become one. Converts from a ReduceOp, as which it is mostly written;
+// the factor of a premul_sum belongs to it, so that neither goes without the other.
+class CADRE_EXPORT Reduction {
+ public:
+  // kPremulSum by itself has no factor, and is refused by validate().
+  constexpr Reduction(ReduceOp op = ReduceOp::kSum) : op_(op) {}  // NOLINT: implicit by design
+  // The sum of each rank's input times its own factor, which may differ from rank to rank.
+  // Source: ncclRedOpCreatePreMulSum.
+  static constexpr Reduction premul_sum(double factor) {
+    Reduction reduction(ReduceOp::kPremulSum);
+    reduction.factor_ = factor;
+    return reduction;
+  }
+
+  constexpr ReduceOp op() const { return op_; }
+  constexpr std::optional<double> factor() const { return factor_; }
+
+ private:
+  ReduceOp op_;
+  std::optional<double> factor_ = {};
+};
+
+// Elements of each rank's part of the buffers of an all_to_all_v, one count for each rank, 0
+// allowed: input[r] go to rank r, output[r] come from it.
+struct SplitCounts {
+  std::vector<uint64_t> input = {};
+  std::vector<uint64_t> output = {};
+};
+
+struct CADRE_EXPORT Collective {
+  static Collective broadcast(Bytes data, DType dtype, Rank root);
+  static Collective all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
+  static Collective all_gather(ConstBytes in, Bytes out, DType dtype);
+  static Collective reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
+  static Collective reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root);
+  static Collective gather(ConstBytes in, Bytes out, DType dtype, Rank root);
+  static Collective scatter(ConstBytes in, Bytes out, DType dtype, Rank root);
+  static Collective all_to_all(ConstBytes in, Bytes out, DType dtype);
+  static Collective all_to_all_v(ConstBytes in, Bytes out, DType dtype, SplitCounts splits);
+  static Collective barrier() { return {}; }
+
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUint8;
+  Reduction reduction = {};  // of all_reduce, reduce_scatter and reduce
+  Rank root = 0;             // of broadcast, reduce, gather and scatter
+  ConstBytes in = {};
+  Bytes out = {};
+  SplitCounts splits = {};  // of all_to_all_v
+  // The sizes of the tensor that has the n elements, for collectives whose shape all ranks share:
+  // ranks with different shapes of as many elements are refused. Without it, one dimension.
+  std::optional<std::span<const int64_t>> shape = {};
+};
+
+// What the ranks compare. Empties the buffers that this rank does not use: the output of reduce and
+// gather, and the input of scatter, on ranks other than the root.
+CADRE_EXPORT Result<OpDescriptor> validate(Collective& collective, Rank rank, int world_size);
+
+// The parts of a validated all_to_all_v in bytes.
+struct PartSizes {
+  std::vector<uint64_t> sent;      // sent[r] bytes of `in` go to rank r
+  std::vector<uint64_t> received;  // received[r] bytes of `out` come from rank r
+};
+PartSizes part_sizes(const Collective& collective);
+
+}  // namespace cadre
