@@ -13,7 +13,7 @@ constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {
 constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
     "broadcast", "all_reduce", "all_gather",         "reduce_scatter", "barrier",
     "send",      "recv",       "allocate_symmetric", "reduce",         "gather",
-    "scatter",   "all_to_all", "all_to_all_v",       "wait_signal"};
+    "scatter",   "all_to_all", "all_to_all_v",       "wait_signal",    "all_gather_v"};
 
 // Values may come from the wire, so the index is checked.
 template <typename Enum, size_t kCount>

@@ -83,9 +83,10 @@ enum class OpKind : uint8_t {
   kScatter,
   kAllToAll,
   kAllToAllV,  // with parts of any sizes
-  kWaitSignal  // of symmetric memory
+  kWaitSignal,  // of symmetric memory
+  kAllGatherV   // with parts of any sizes
 };
-inline constexpr int kNumOpKinds = 14;
+inline constexpr int kNumOpKinds = 15;
 
 CADRE_EXPORT std::string_view to_string(DType dtype);  // "float32"
 CADRE_EXPORT std::string_view to_string(ReduceOp op);  // "sum"

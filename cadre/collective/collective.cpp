@@ -1,6 +1,7 @@
 #include "cadre/collective/collective.h"
 
 #include <functional>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +16,7 @@ enum class Extent : uint8_t {
   kNone,
   kPart,   // n
   kWhole,  // n for each rank
+  kOwnSplit,
   kSplits,
 };
 
@@ -35,6 +37,8 @@ Rules rules_of(OpKind kind) {
       return {.in = Extent::kPart, .out = Extent::kPart, .reduces = true};
     case OpKind::kAllGather:
       return {.in = Extent::kPart, .out = Extent::kWhole};
+    case OpKind::kAllGatherV:
+      return {.in = Extent::kOwnSplit, .out = Extent::kSplits};
     case OpKind::kReduceScatter:
       return {.in = Extent::kWhole, .out = Extent::kPart, .reduces = true};
     case OpKind::kReduce:
@@ -84,15 +88,14 @@ bool overlap(ConstBytes a, ConstBytes b) {
          is_before(b.data(), a.data() + a.size());
 }
 
-// `part` is the buffer of n elements.
-Status check_overlap(const Collective& c, ConstBytes part, ConstBytes other, Rank rank) {
+// `part` is the buffer of one rank; `offset`, its place in the other one if that is of all ranks.
+Status check_overlap(const Collective& c, ConstBytes part, ConstBytes other, size_t offset) {
   if (!overlap(part, other)) return {};
   if (!rules_of(c.kind).may_be_in_place) {
     return refused(format("{}: the input and the output overlap; pass separate buffers", c.kind));
   }
   const bool is_slice = part.size() != other.size();
-  const size_t offset = is_slice ? static_cast<size_t>(rank.value) * part.size() : 0;
-  if (part.data() == other.data() + offset) return {};
+  if (part.data() == other.data() + (is_slice ? offset : 0)) return {};
   return refused(
       format("{}: the input and the output overlap, but not in place, where {}; pass separate "
              "buffers",
@@ -140,6 +143,24 @@ Status check_splits(const Collective& c, int world_size) {
   return check_size(c.kind, "the output", c.out.size(), c.in.size());
 }
 
+// Of an all_gather_v. Returns what ranks compare: the elements of all, and the counts as a shape.
+Result<OpDescriptor> check_gathered_parts(const Collective& c, Rank rank, int world_size) {
+  CADRE_RETURN_IF_ERROR(check_elements(c.kind, c.out, c.dtype));
+  const std::vector<uint64_t>& counts = c.splits.output;
+  CADRE_RETURN_IF_ERROR(check_counts(c, "output", c.out, counts, world_size));
+  const auto own = static_cast<size_t>(rank.value);
+  const std::vector<uint64_t> sizes = part_sizes(c).received;
+  CADRE_RETURN_IF_ERROR(check_size(c.kind, "the input", c.in.size(), sizes[own]));
+  const uint64_t offset =
+      std::accumulate(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(own), uint64_t{0});
+  CADRE_RETURN_IF_ERROR(check_overlap(c, c.in, c.out, offset));
+  const std::vector<int64_t> shape(counts.begin(), counts.end());
+  return OpDescriptor{.kind = c.kind,
+                      .dtype = c.dtype,
+                      .count = c.out.size() / size_of(c.dtype),
+                      .shape = PackedShape(shape)};
+}
+
 // Of a collective with a buffer of n elements. Returns n.
 Result<uint64_t> check_buffers(Collective& c, Rank rank, int world_size) {
   const Rules rules = rules_of(c.kind);
@@ -168,7 +189,8 @@ Result<uint64_t> check_buffers(Collective& c, Rank rank, int world_size) {
   if (c.kind == OpKind::kBroadcast && part.data() != other.data()) {
     return refused(format("{}: the input and the output are different buffers", c.kind));
   }
-  CADRE_RETURN_IF_ERROR(check_overlap(c, part, other, rank));
+  CADRE_RETURN_IF_ERROR(
+      check_overlap(c, part, other, static_cast<size_t>(rank.value) * part.size()));
   return count;
 }
 
@@ -199,6 +221,14 @@ Collective Collective::all_reduce(ConstBytes in, Bytes out, DType dtype, Reducti
 }
 Collective Collective::all_gather(ConstBytes in, Bytes out, DType dtype) {
   return {.kind = OpKind::kAllGather, .dtype = dtype, .in = in, .out = out};
+}
+Collective Collective::all_gather_v(ConstBytes in, Bytes out, DType dtype,
+                                    std::vector<uint64_t> counts) {
+  return {.kind = OpKind::kAllGatherV,
+          .dtype = dtype,
+          .in = in,
+          .out = out,
+          .splits = {.output = std::move(counts)}};
 }
 Collective Collective::reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction) {
   return {
@@ -247,6 +277,7 @@ Result<OpDescriptor> validate(Collective& c, Rank rank, int world_size) {
   } else {
     c.root = 0;
   }
+  if (rules.in == Extent::kOwnSplit) return check_gathered_parts(c, rank, world_size);
   if (rules.reduces) descriptor.reduce_op = c.reduction.op();
   if (rules.in == Extent::kSplits) {
     CADRE_RETURN_IF_ERROR(check_splits(c, world_size));

@@ -12,6 +12,7 @@
 //   broadcast        n, and `out` is the same memory
 //   all_reduce       n           n
 //   all_gather       n           P n, in rank order
+//   all_gather_v     splits.output[rank]   the sum of splits.output, in rank order
 //   reduce_scatter   P n         n
 //   reduce           n           n on the root
 //   gather           n           P n on the root
@@ -59,8 +60,9 @@ class CADRE_EXPORT Reduction {
   std::optional<double> factor_ = {};
 };
 
-// Elements of each rank's part of the buffers of an all_to_all_v, one count for each rank, 0
-// allowed: input[r] go to rank r, output[r] come from it.
+// Elements of each rank's part of the buffers, one count for each rank, 0 allowed: input[r] go to
+// rank r, output[r] come from it. An all_gather_v has the same output counts on all ranks, and no
+// input counts.
 struct SplitCounts {
   std::vector<uint64_t> input = {};
   std::vector<uint64_t> output = {};
@@ -70,6 +72,9 @@ struct CADRE_EXPORT Collective {
   static Collective broadcast(Bytes data, DType dtype, Rank root);
   static Collective all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
   static Collective all_gather(ConstBytes in, Bytes out, DType dtype);
+  // counts: elements of each rank's input, the same on all ranks.
+  static Collective all_gather_v(ConstBytes in, Bytes out, DType dtype,
+                                 std::vector<uint64_t> counts);
   static Collective reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
   static Collective reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root);
   static Collective gather(ConstBytes in, Bytes out, DType dtype, Rank root);
@@ -84,8 +89,8 @@ struct CADRE_EXPORT Collective {
   Rank root = 0;             // of broadcast, reduce, gather and scatter
   ConstBytes in = {};
   Bytes out = {};
-  SplitCounts splits = {};  // of all_to_all_v
-  // The sizes of the tensor that has the n elements, for collectives whose shape all ranks share:
+  SplitCounts splits = {};  // of all_gather_v and all_to_all_v
+  // The sizes of the tensor that has the n elements, for collectives of which all ranks have n:
   // ranks with different shapes of as many elements are refused. Without it, one dimension.
   std::optional<std::span<const int64_t>> shape = {};
 };

@@ -144,6 +144,23 @@ TEST(Collective, SplitsAddUpToTheBuffers) {
   EXPECT_THAT(refusal({{3, kHuge, 4}, {2, 2, 2}}), HasSubstr("more than its 6 int32"));
 }
 
+TEST(Collective, TheCountsOfAnUnevenGatherAreItsShape) {
+  Buffers b;
+  const auto gather = [&](ConstBytes in, Bytes out, std::vector<uint64_t> counts) {
+    return Collective::all_gather_v(in, out, DType::kInt32, std::move(counts));
+  };
+  const Bytes out = Bytes(b.whole).first(44);
+  EXPECT_EQ(descriptor_of(gather(b.in(), out, {5, 6, 0})).to_string(),
+            "all_gather_v(int32 x [5, 6, 0])");
+  EXPECT_EQ(refusal_of(gather(out.subspan(20, 24), out, {5, 6, 0})), "");
+  EXPECT_THAT(refusal_of(gather(out.subspan(16, 24), out, {5, 6, 0})),
+              HasSubstr("overlap, but not in place"));
+  EXPECT_EQ(refusal_of(gather(b.in(), out, {6, 5, 0})),
+            "all_gather_v: the input has 24 bytes, expected 20");
+  EXPECT_THAT(refusal_of(gather(b.in(), out, {5, 6, 1})), HasSubstr("more than its 11 int32"));
+  EXPECT_THAT(refusal_of(gather(b.in(), out, {5, 6})), HasSubstr("2 counts for the output"));
+}
+
 TEST(Collective, ARootOutsideTheGroupAndAnotherShapeAreRefused) {
   Buffers b;
   for (const Rank root : {-1, kWorldSize}) {

@@ -63,6 +63,7 @@ std::string OpDescriptor::to_string() const {
     case OpKind::kWaitSignal:
       return format("{}(slot {})", kind, count);
     case OpKind::kAllGather:
+    case OpKind::kAllGatherV:
     case OpKind::kAllToAll:
     case OpKind::kSend:
     case OpKind::kRecv:

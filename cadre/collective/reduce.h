@@ -32,9 +32,9 @@ struct ReduceOptions {
   InstructionSet instruction_set = best_instruction_set();
 };
 
-// REQUIRES: is_supported(kind.dtype, kind.op), and premul_sum comes as sum of products; at least one
-// input; `out` is disjoint from each input or identical to it. Buffers need no alignment.
-// One input is copied as it is.
+// REQUIRES: is_supported(kind.dtype, kind.op), and premul_sum comes as sum of products; at least
+// one input; `out` is disjoint from each input or identical to it. Buffers need no alignment. One
+// input is copied as it is.
 void reduce(std::byte* out, std::span<const std::byte* const> inputs, size_t count, ReduceKind kind,
             const ReduceOptions& options = {});
 

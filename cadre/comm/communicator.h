@@ -164,6 +164,15 @@ class CADRE_EXPORT Communicator {
                         const CollectiveOptions& options = {}) {
     return issue(Collective::all_gather(in, out, dtype), options);
   }
+  // counts: elements of each rank's input, the same on all ranks; ranks with others are refused.
+  void all_gather_v(ConstBytes in, Bytes out, DType dtype, std::vector<uint64_t> counts,
+                    const CollectiveOptions& options = {}) {
+    run(Collective::all_gather_v(in, out, dtype, std::move(counts)), options);
+  }
+  Work all_gather_v_async(ConstBytes in, Bytes out, DType dtype, std::vector<uint64_t> counts,
+                          const CollectiveOptions& options = {}) {
+    return issue(Collective::all_gather_v(in, out, dtype, std::move(counts)), options);
+  }
   void reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
                       const CollectiveOptions& options = {}) {
     run(Collective::reduce_scatter(in, out, dtype, reduction), options);

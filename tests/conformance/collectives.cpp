@@ -55,6 +55,29 @@ Buffer expected_of_all_gather(const Case& c, Rank, int world_size) {
   return all;
 }
 
+// Elements of one rank: some are empty, and all counts occur.
+uint64_t uneven_part(const Case& c, int rank) {
+  return rank % 4 == 3 ? 0 : c.count + static_cast<uint64_t>(2 * rank % 3);
+}
+
+Buffer run_all_gather_v(Communicator& group, const Case& c, const Brought& brought) {
+  std::vector<uint64_t> counts;
+  for (int rank = 0; rank < group.world_size(); ++rank) counts.push_back(uneven_part(c, rank));
+  const Buffer in = brought(counts[static_cast<size_t>(group.rank().value)]);
+  Buffer out(std::accumulate(counts.begin(), counts.end(), uint64_t{0}) * size_of(c.dtype));
+  group.all_gather_v(in, out, c.dtype, counts);
+  return out;
+}
+
+Buffer expected_of_all_gather_v(const Case& c, Rank, int world_size) {
+  Buffer all;
+  for (int rank = 0; rank < world_size; ++rank) {
+    const Buffer part = numbers(c, rank, world_size, 0, uneven_part(c, rank));
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
 Buffer run_reduce_scatter(Communicator& group, const Case& c, const Brought& brought) {
   const Buffer in = brought(c.count * static_cast<uint64_t>(group.world_size()));
   Buffer out(c.count * size_of(c.dtype));
@@ -199,7 +222,7 @@ Buffer expected_of_send_recv(const Case& c, Rank rank, int world_size) {
   return numbers(c, (rank + world_size - 1) % world_size, world_size, 0, c.count);
 }
 
-constexpr std::array<Collective, 11> kCollectives = {{
+constexpr std::array<Collective, 12> kCollectives = {{
     {.name = "broadcast",
      .has_root = true,
      .is_same_everywhere = true,
@@ -215,6 +238,11 @@ constexpr std::array<Collective, 11> kCollectives = {{
      .is_same_everywhere = true,
      .run = run_all_gather,
      .expected = expected_of_all_gather},
+    {.name = "all_gather_v",
+     .takes_count_per_rank = true,
+     .is_same_everywhere = true,
+     .run = run_all_gather_v,
+     .expected = expected_of_all_gather_v},
     {.name = "reduce_scatter",
      .has_op = true,
      .takes_count_per_rank = true,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/types.h"
@@ -23,6 +24,29 @@ using Range = ByteRange;
 constexpr size_t divide_rounding_up(size_t a, size_t b) {
   return (a + b - 1) / b;
 }
+
+// Where the input of each rank lies in the output of a gather.
+class GatheredParts {
+ public:
+  // Equal ones, in rank order.
+  explicit GatheredParts(size_t each) : each_(each) {}
+  // By rank.
+  explicit GatheredParts(std::vector<Range> parts) : parts_(std::move(parts)) {}
+
+  Range of(int rank) const {
+    const auto index = static_cast<size_t>(rank);
+    return parts_.empty() ? Range{index * each_, each_} : parts_[index];
+  }
+  size_t longest() const {
+    size_t longest = each_;
+    for (const Range& part : parts_) longest = std::max(longest, part.size);
+    return longest;
+  }
+
+ private:
+  size_t each_ = 0;
+  std::vector<Range> parts_;
+};
 
 // How an all_to_all divides the buffers of one rank.
 struct ExchangeParts {

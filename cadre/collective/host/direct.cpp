@@ -62,14 +62,15 @@ Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuff
 
 // Starting with the next rank, so that not all read one rank's memory at the same time.
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                         const Buffers& buffers) {
+                         const Buffers& buffers, const GatheredParts& parts) {
   op.progress.set_phase("copy out");
   CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
-  const size_t share = buffers.in.size();
   for (int i = 0; i < peers.world_size(); ++i) {
-    const auto rank = static_cast<size_t>((peers.rank() + 1 + i) % peers.world_size());
-    std::byte* out = buffers.out.data() + rank * share;
-    if (out != shared.ins[rank]) copy(out, shared.ins[rank], share, StorePolicy::kCached);
+    const int rank = (peers.rank() + 1 + i) % peers.world_size();
+    const Range part = parts.of(rank);
+    std::byte* const out = buffers.out.data() + part.begin;
+    const std::byte* const in = shared.ins[static_cast<size_t>(rank)];
+    if (out != in) copy(out, in, part.size, StorePolicy::kCached);
   }
   return leave_together(peers, op, shared);
 }
@@ -86,9 +87,9 @@ Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& 
 }
 
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                     const Buffers& buffers, Rank root) {
+                     const Buffers& buffers, const GatheredParts& parts, Rank root) {
   if (peers.rank() != root) return leave_together(peers, op, shared);
-  return direct_all_gather(peers, op, shared, buffers);
+  return direct_all_gather(peers, op, shared, buffers, parts);
 }
 
 Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,

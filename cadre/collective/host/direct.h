@@ -25,12 +25,12 @@ Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers&
 Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                              Bytes out, ReduceKind kind);
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                         const Buffers& buffers);
+                         const Buffers& buffers, const GatheredParts& parts);
 Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
                         Rank root);
 // The root reads all inputs.
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                     const Buffers& buffers, Rank root);
+                     const Buffers& buffers, const GatheredParts& parts, Rank root);
 // Of `ins` only the root's is looked at.
 Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                       Rank root);

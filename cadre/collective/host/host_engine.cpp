@@ -1,5 +1,6 @@
 #include "cadre/collective/host/host_engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -34,6 +35,11 @@ std::vector<host::Range> ranges_of(std::span<const uint64_t> sizes) {
     begin += size;
   }
   return ranges;
+}
+
+host::GatheredParts gathered_parts(const Collective& c) {
+  if (c.kind != OpKind::kAllGatherV) return host::GatheredParts(c.in.size());
+  return host::GatheredParts(ranges_of(part_sizes(c).received));
 }
 
 ReduceKind kind_of(const Collective& c) {
@@ -108,6 +114,7 @@ Status HostEngine::run_inside(const OpContext& op, const Collective& c) {
     case OpKind::kAllReduce:
       return all_reduce(op, c);
     case OpKind::kAllGather:
+    case OpKind::kAllGatherV:
       return all_gather(op, c);
     case OpKind::kReduceScatter:
       return reduce_scatter(op, c);
@@ -171,23 +178,27 @@ Status HostEngine::all_reduce(const OpContext& op, const Collective& c) {
 }
 
 Status HostEngine::all_gather(const OpContext& op, const Collective& c) {
-  const Buffers buffers{c.in, c.out};
-  if (c.in.size() <= host::kFlatBytes) {
+  const host::GatheredParts parts = gathered_parts(c);
+  if (parts.longest() <= host::kFlatBytes) {
     CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
     for (int rank = 0; rank < peers_.world_size(); ++rank) {
-      std::byte* share = c.out.data() + static_cast<size_t>(rank) * c.in.size();
-      const std::byte* from = rank == peers_.rank() ? c.in.data() : payload_of(rank, c.in.size());
-      if (share != from) copy(share, from, c.in.size(), StorePolicy::kCached);
+      const host::Range part = parts.of(rank);
+      std::byte* out = c.out.data() + part.begin;
+      const std::byte* from = rank == peers_.rank() ? c.in.data() : payload_of(rank, part.size);
+      if (out != from) copy(out, from, part.size, StorePolicy::kCached);
     }
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
+  const Buffers buffers{c.in, c.out};
+  std::vector<size_t> in_bytes;
+  for (int rank = 0; rank < peers_.world_size(); ++rank) in_bytes.push_back(parts.of(rank).size);
   return run_large(
-      {.sharing = host::Sharing::kInputs, .in_bytes = {c.in.size()}},
+      {.sharing = host::Sharing::kInputs, .in_bytes = std::move(in_bytes)},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_all_gather(peers_, op, shared, buffers);
+        return host::direct_all_gather(peers_, op, shared, buffers, parts);
       },
-      [&] { return host::staged_all_gather(peers_, op, buffers); });
+      [&] { return host::staged_all_gather(peers_, op, buffers, parts); });
 }
 
 Status HostEngine::reduce_scatter(const OpContext& op, const Collective& c) {
@@ -249,7 +260,7 @@ Status HostEngine::gather(const OpContext& op, const Collective& c) {
   return run_large(
       {.sharing = host::Sharing::kInputs, .in_bytes = {c.in.size()}},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_gather(peers_, op, shared, buffers, c.root);
+        return host::direct_gather(peers_, op, shared, buffers, gathered_parts(c), c.root);
       },
       [&] { return host::staged_gather(peers_, op, buffers, c.root); });
 }

@@ -180,25 +180,26 @@ Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& b
   return run_pipeline(peers, op, num_parts(share, part), fill, drain);
 }
 
-Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers) {
-  const size_t share = buffers.in.size();
-  const auto me = static_cast<size_t>(peers.rank().value);
+Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers,
+                         const GatheredParts& parts) {
+  const Range own = parts.of(peers.rank());
   const auto fill = [&](uint32_t i) {
-    const Range range = part_of(share, kChunkBytes, i);
-    const std::byte* own = buffers.in.data() + range.begin;
-    copy(peers.arena().chunk(peers.rank(), i), own, range.size, StorePolicy::kCached);
-    std::byte* own_out = buffers.out.data() + me * share + range.begin;
-    if (own_out != own) copy(own_out, own, range.size, StorePolicy::kCached);
+    const Range range = part_of(own.size, kChunkBytes, i);
+    const std::byte* from = buffers.in.data() + range.begin;
+    copy(peers.arena().chunk(peers.rank(), i), from, range.size, StorePolicy::kCached);
+    std::byte* own_out = buffers.out.data() + own.begin + range.begin;
+    if (own_out != from) copy(own_out, from, range.size, StorePolicy::kCached);
   };
   const auto drain = [&](uint32_t i) {
-    const Range range = part_of(share, kChunkBytes, i);
     for (int rank = 0; rank < peers.world_size(); ++rank) {
       if (rank == peers.rank()) continue;
-      copy(buffers.out.data() + static_cast<size_t>(rank) * share + range.begin,
-           peers.arena().chunk(rank, i), range.size, StorePolicy::kCached);
+      const Range part = parts.of(rank);
+      const Range range = part_of(part.size, kChunkBytes, i);
+      copy(buffers.out.data() + part.begin + range.begin, peers.arena().chunk(rank, i), range.size,
+           StorePolicy::kCached);
     }
   };
-  return run_pipeline(peers, op, num_parts(share, kChunkBytes), fill, drain);
+  return run_pipeline(peers, op, num_parts(parts.longest(), kChunkBytes), fill, drain);
 }
 
 Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root) {

@@ -9,6 +9,8 @@
 // equal those of any other way to reduce in rank order.
 #pragma once
 
+#include <vector>
+
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/host/buffers.h"
@@ -24,7 +26,8 @@ Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& b
 // As staged_all_reduce, but only the root takes the result; `out` is empty elsewhere.
 Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind,
                      Rank root);
-Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers);
+Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers,
+                         const GatheredParts& parts);
 Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root);
 // Elsewhere than on the root, gather's output and scatter's input are empty.
 Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);

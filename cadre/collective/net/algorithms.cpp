@@ -223,23 +223,44 @@ void add_pairwise_exchange(Schedule& schedule) {
   }
 }
 
+namespace {
+
+// Where the part of a rank lies behind those of the ranks before it.
+Block part_in_order(Slot slot, std::span<const uint64_t> counts, int rank) {
+  const auto index = static_cast<size_t>(rank);
+  const auto before = counts.first(index);
+  return {slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), counts[index]};
+}
+
+}  // namespace
+
+// The ranks have compared their counts before, so an empty part needs no message.
 void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts) {
   const ScheduleKey& key = schedule.key;
-  const auto part = [](Slot slot, std::span<const uint64_t> all, int rank) {
-    const auto index = static_cast<size_t>(rank);
-    const auto before = all.first(index);
-    return Block{slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), all[index]};
-  };
   for (int step = 1; step < key.world_size; ++step) {
     const int to = around(key, step);
     const int from = around(key, -step);
-    Step exchange{.send = part(Slot::kInput, counts.sent, to),
-                  .recv = part(Slot::kOutput, counts.received, from)};
+    Step exchange{.send = part_in_order(Slot::kInput, counts.sent, to),
+                  .recv = part_in_order(Slot::kOutput, counts.received, from)};
     if (exchange.send.count > 0) exchange.send_to = to;
     if (exchange.recv.count > 0) exchange.recv_from = from;
     if (exchange.send_to != kNobody || exchange.recv_from != kNobody) {
       schedule.steps.push_back(exchange);
     }
+  }
+}
+
+// Empty parts are messages, too: they carry the fingerprint, by which ranks with other counts are
+// found.
+void add_pairwise_gather_of(Schedule& schedule, std::span<const uint64_t> counts) {
+  const ScheduleKey& key = schedule.key;
+  const Block own{Slot::kInput, 0, counts[static_cast<size_t>(key.rank.value)]};
+  for (int step = 1; step < key.world_size; ++step) {
+    const int from = around(key, -step);
+    schedule.steps.push_back({.send_to = around(key, step),
+                              .send = own,
+                              .recv_from = from,
+                              .recv = part_in_order(Slot::kOutput, counts, from)});
   }
 }
 

@@ -59,6 +59,7 @@ void add_linear_scatter(Schedule& schedule);
 void add_pairwise_exchange(Schedule& schedule);
 // Empty parts are not sent.
 void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts);
+void add_pairwise_gather_of(Schedule& schedule, std::span<const uint64_t> counts);
 
 // log2(P) a.  Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
 void add_dissemination_barrier(Schedule& schedule);

@@ -51,6 +51,7 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
                                                           : Algorithm::kLinear;
     case OpKind::kAllToAll:
     case OpKind::kAllToAllV:
+    case OpKind::kAllGatherV:
       return Algorithm::kPairwise;
     case OpKind::kReduceScatter:
       return Algorithm::kRing;

@@ -28,6 +28,8 @@ const char* phase_of(const ScheduleRun& run, size_t step) {
     case OpKind::kAllToAll:
     case OpKind::kAllToAllV:
       return "exchange";
+    case OpKind::kAllGatherV:
+      return "gather";
     default:
       return step < run.schedule.num_reduce_steps ? "reduce" : "gather";
   }

@@ -74,6 +74,8 @@ Status NetEngine::run(const OpContext& op, const Collective& c) {
     case OpKind::kReduceScatter:
     case OpKind::kReduce:
       return reduce(op, c);
+    case OpKind::kAllGatherV:
+      return all_gather_v(op, c);
     case OpKind::kAllToAllV:
       return all_to_all_v(op, c);
     case OpKind::kSend:
@@ -179,6 +181,14 @@ Status NetEngine::reduce_widened(const OpContext& op, const Schedule& schedule, 
                                      {DType::kFloat32, kind.op}));
   if (transport_.rank() == schedule.key.root) narrow(memory.out, wide, count, kind.dtype);
   return {};
+}
+
+Status NetEngine::all_gather_v(const OpContext& op, const Collective& c) {
+  const Rank rank = transport_.rank();
+  const std::vector<uint64_t> sizes = part_sizes(c).received;
+  copy_unless_same(c.out.data() + sum_of_first(sizes, static_cast<size_t>(rank.value)), c.in);
+  return run_schedule(op, make_all_gather_v_schedule(rank, sizes),
+                      {.in = c.in.data(), .out = c.out.data()}, {.dtype = DType::kUint8});
 }
 
 Status NetEngine::all_to_all_v(const OpContext& op, const Collective& c) {

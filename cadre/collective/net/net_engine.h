@@ -43,6 +43,7 @@ class NetEngine final : public Backend {
   // Without arithmetic, and with it.
   Status move(const OpContext& op, const Collective& c);
   Status reduce(const OpContext& op, const Collective& c);
+  Status all_gather_v(const OpContext& op, const Collective& c);
   Status all_to_all_v(const OpContext& op, const Collective& c);
   // part: bytes of a rank.
   void copy_own_part(const Collective& c, size_t part) const;

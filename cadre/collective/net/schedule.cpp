@@ -110,7 +110,7 @@ bool implements(Algorithm algorithm, OpKind kind) {
     case Algorithm::kLinear:
       return kind == OpKind::kGather || kind == OpKind::kScatter;
     case Algorithm::kPairwise:
-      return kind == OpKind::kAllToAll || kind == OpKind::kAllToAllV;
+      return kind == OpKind::kAllToAll || kind == OpKind::kAllToAllV || kind == OpKind::kAllGatherV;
   }
   return false;
 }
@@ -160,6 +160,15 @@ Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts) {
                             .rank = rank,
                             .world_size = static_cast<int>(counts.sent.size())}};
   if (schedule.key.world_size > 1) add_pairwise_exchange_of(schedule, counts);
+  return schedule;
+}
+
+Schedule make_all_gather_v_schedule(Rank rank, std::span<const uint64_t> counts) {
+  Schedule schedule{.key = {.algorithm = Algorithm::kPairwise,
+                            .kind = OpKind::kAllGatherV,
+                            .rank = rank,
+                            .world_size = static_cast<int>(counts.size())}};
+  add_pairwise_gather_of(schedule, counts);
   return schedule;
 }
 

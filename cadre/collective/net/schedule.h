@@ -113,6 +113,10 @@ struct PartCounts {
 // the others send.
 Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts);
 
+// Of all_gather_v, pairwise: each rank sends its whole input to every other one, which is as much
+// as a ring sends. counts: elements of each rank's input, the same on all ranks.
+Schedule make_all_gather_v_schedule(Rank rank, std::span<const uint64_t> counts);
+
 // The part of `count` elements that belongs to a rank, where they are divided: the first
 // count % world_size parts have one element more.
 Block part_of(uint64_t count, int world_size, Rank rank);
