@@ -155,6 +155,40 @@ TEST_P(ExchangeCallsTest, AllToAllMovesEvenAndUnevenParts) {
   });
 }
 
+// Also of a rank that brings nothing, and in place.
+TEST_P(ExchangeCallsTest, AllGatherVMovesPartsOfAnySizes) {
+  expect_on_all([](RankContext& context, Communicator& group) {
+    const auto me = static_cast<size_t>(context.rank.value);
+    for (const uint64_t size : {uint64_t{0}, uint64_t{3}, uint64_t{70'000}}) {
+      std::vector<uint64_t> counts;
+      std::vector<int32_t> expected;
+      size_t begin = 0;
+      for (int rank = 0; rank < group.world_size(); ++rank) {
+        counts.push_back(rank % 3 == 1 ? 0 : size + static_cast<uint64_t>(rank));
+        if (rank == context.rank) begin = expected.size();
+        for (uint64_t i = 0; i < counts.back(); ++i) {
+          expected.push_back(static_cast<int32_t>(i * 7 + static_cast<uint64_t>(rank)));
+        }
+      }
+      const auto first = expected.begin() + static_cast<ptrdiff_t>(begin);
+      const std::vector<int32_t> in(first, first + static_cast<ptrdiff_t>(counts[me]));
+      for (const bool is_async : {false, true}) {
+        std::vector<int32_t> out(expected.size());
+        std::copy(in.begin(), in.end(), out.begin() + static_cast<ptrdiff_t>(begin));
+        const Bytes all = std::as_writable_bytes(std::span(out));
+        const ConstBytes own =
+            is_async
+                ? std::as_bytes(std::span(in))
+                : ConstBytes(all.subspan(begin * sizeof(int32_t), counts[me] * sizeof(int32_t)));
+        call(
+            is_async, [&] { group.all_gather_v(own, all, DType::kInt32, counts); },
+            [&] { return group.all_gather_v_async(own, all, DType::kInt32, counts); });
+        require(out == expected, format("parts of about {}", size));
+      }
+    }
+  });
+}
+
 // Its fingerprint tells what was called, to peers and to the record.
 TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   expect_on_all([](RankContext&, Communicator& group) {
@@ -330,6 +364,18 @@ TEST_P(ExchangeMismatchTest, EvenAgainstUnevenIsExplainedAlikeOnAllRanks) {
   });
   expect_on_all(result,
                 {"called all_to_all(uint8 x 12) as #1", "called all_to_all_v(uint8) as #1"});
+}
+
+// Also where no rank has anything to send.
+TEST_P(ExchangeMismatchTest, OtherCountsOfAGatherAreExplainedAlikeOnAllRanks) {
+  const auto result = run_group({GetParam(), 3}, [](RankContext& context, Communicator& group) {
+    std::vector<uint64_t> counts = {0, 0, 0};
+    if (context.rank == 1) counts[2] = 4;
+    std::vector<std::byte> out(context.rank == 1 ? 4 : 0);
+    group.all_gather_v({}, out, DType::kUint8, counts);
+  });
+  expect_on_all(result, {"called all_gather_v(uint8 x [0, 0, 0]) as #1",
+                         "called all_gather_v(uint8 x [0, 0, 4]) as #1"});
 }
 
 }  // namespace

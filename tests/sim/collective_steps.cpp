@@ -128,6 +128,20 @@ class Part {
     check_input();
   }
 
+  void all_gather_v() {
+    std::vector<uint64_t> counts;
+    Values expected;
+    for (int rank = 0; rank < group_.world_size(); ++rank) {
+      counts.push_back(slice_count(rank, 0));
+      for (size_t i = 0; i < counts.back(); ++i) expected.push_back(value_of(step_, rank, i));
+    }
+    const Span in = make_input(counts[me()]);
+    Values out(expected.size());
+    group_.all_gather_v(std::as_bytes(in), bytes_of(out), kType, counts);
+    check(out, [&](size_t i) { return expected[i]; });
+    check_input();
+  }
+
  private:
   static Bytes bytes_of(Values& values) { return std::as_writable_bytes(std::span(values)); }
 
@@ -135,7 +149,7 @@ class Part {
   size_t me() const { return static_cast<size_t>(group_.rank().value); }
   bool is_root() const { return group_.rank() == step_.root; }
 
-  // Of all_to_all_v; every fourth is empty.
+  // Of all_to_all_v and all_gather_v; every fourth is empty.
   size_t slice_count(int from, int to) const {
     Random random(step_.seed ^ static_cast<uint64_t>(from * group_.world_size() + to));
     return random.below(4) == 0 ? 0 : random.below(2 * step_.count / world_size() + 2);
@@ -186,8 +200,9 @@ class Part {
 
 std::string_view to_string(Step::Kind kind) {
   constexpr std::array<std::string_view, Step::kNumKinds> kNames = {
-      "all_reduce", "all_gather", "reduce_scatter", "broadcast",    "barrier",    "reduce",
-      "gather",     "scatter",    "all_to_all",     "all_to_all_v", "two groups", "messages"};
+      "all_reduce",   "all_gather", "reduce_scatter", "broadcast",  "barrier",
+      "reduce",       "gather",     "scatter",        "all_to_all", "all_to_all_v",
+      "all_gather_v", "two groups", "messages"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -218,6 +233,8 @@ void run_collective(Communicator& group, const Step& step, Bytes symmetric) {
       return part.all_to_all();
     case Step::Kind::kAllToAllV:
       return part.all_to_all_v();
+    case Step::Kind::kAllGatherV:
+      return part.all_gather_v();
     case Step::Kind::kTwoGroups:
     case Step::Kind::kMessages:
       throw Error(ErrorCode::kInternal, "messages are no collective");

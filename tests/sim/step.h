@@ -32,10 +32,11 @@ struct Step {
     kScatter,
     kAllToAll,
     kAllToAllV,
+    kAllGatherV,
     kTwoGroups,
     kMessages,
   };
-  static constexpr int kNumKinds = 12;
+  static constexpr int kNumKinds = 13;
 
   Kind kind = Kind::kBarrier;
   uint64_t seed = 0;          // of the values, and of each rank's order of receives
