@@ -82,7 +82,7 @@ enum class OpKind : uint8_t {
   kGather,
   kScatter,
   kAllToAll,
-  kAllToAllV,  // with parts of any sizes
+  kAllToAllV,   // with parts of any sizes
   kWaitSignal,  // of symmetric memory
   kAllGatherV   // with parts of any sizes
 };

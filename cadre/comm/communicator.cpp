@@ -77,7 +77,7 @@ Communicator::Communicator(Key, std::unique_ptr<Impl> impl) : impl_(std::move(im
 // A child's copy cannot be taken apart: its locks and connections may be in any state, and its
 // threads are not there. It goes with the child.
 Communicator::~Communicator() {
-  if (impl_->home->is_left()) static_cast<void>(impl_.release());
+  if (impl_->fork_guard->is_in_child()) static_cast<void>(impl_.release());
 }
 
 Rank Communicator::rank() const {
@@ -102,7 +102,7 @@ bool Communicator::shares_memory() const {
   return impl_->backend_name == "host";
 }
 const Membership& Communicator::membership() const {
-  return impl_->at_home().members.membership;
+  return impl_->checked().members.membership;
 }
 const CommunicatorOptions& Communicator::options() const {
   return impl_->options;
@@ -121,41 +121,41 @@ std::optional<Rank> Communicator::group_rank(Rank global_rank) const {
   return static_cast<int>(found - ranks.begin());
 }
 uint64_t Communicator::num_collectives() const {
-  return impl_->at_home().queue->num_issued();
+  return impl_->checked().queue->num_issued();
 }
 
 void Communicator::run(Collective collective, const CollectiveOptions& options) {
   Operation operation = operation_of(std::move(collective), rank(), world_size(), options);
-  impl_->at_home().queue->run(operation);
+  impl_->checked().queue->run(operation);
 }
 Work Communicator::issue(Collective collective, const CollectiveOptions& options) {
-  return impl_->at_home().queue->issue(
+  return impl_->checked().queue->issue(
       operation_of(std::move(collective), rank(), world_size(), options));
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
   check_peer("send", destination, rank(), world_size());
-  impl_->at_home().messages->run(send_of(data, dtype, destination, tag, options));
+  impl_->checked().messages->run(send_of(data, dtype, destination, tag, options));
 }
 void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
                         const CollectiveOptions& options) {
   check_peer("recv", source, rank(), world_size());
-  impl_->at_home().messages->run(recv_of(data, dtype, source, tag, options));
+  impl_->checked().messages->run(recv_of(data, dtype, source, tag, options));
 }
 Rank Communicator::recv_from_any(Bytes data, DType dtype, int tag,
                                  const CollectiveOptions& options) {
   if (world_size() == 1) refuse_call("recv_from_any: a world of one has no other rank");
-  return impl_->at_home().messages->run(recv_of(data, dtype, kAnySource, tag, options));
+  return impl_->checked().messages->run(recv_of(data, dtype, kAnySource, tag, options));
 }
 Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                               const CollectiveOptions& options) {
   check_peer("send", destination, rank(), world_size());
-  return impl_->at_home().messages->issue(send_of(data, dtype, destination, tag, options));
+  return impl_->checked().messages->issue(send_of(data, dtype, destination, tag, options));
 }
 Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
                               const CollectiveOptions& options) {
   check_peer("recv", source, rank(), world_size());
-  return impl_->at_home().messages->issue(recv_of(data, dtype, source, tag, options));
+  return impl_->checked().messages->issue(recv_of(data, dtype, source, tag, options));
 }
 
 std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
@@ -168,28 +168,28 @@ std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
   Operation operation{.descriptor = {.kind = OpKind::kAllocate, .count = num_bytes},
                       .deadline = options.deadline,
                       .keep_alive = options.keep_alive};
-  impl_->at_home().queue->run(operation);
+  impl_->checked().queue->run(operation);
   return operation.allocated;
 }
 
 Duration Communicator::time_in_operations() const {
-  return impl_->at_home().runner->time_spent();
+  return impl_->checked().runner->time_spent();
 }
 
 std::vector<PeerStatus> Communicator::peers() const {
-  const Roster& roster = impl_->at_home().monitor->roster();
-  const std::vector<PeerView> views = impl_->at_home().monitor->peers();
+  const Roster& roster = impl_->checked().monitor->roster();
+  const std::vector<PeerView> views = impl_->checked().monitor->peers();
   std::vector<PeerStatus> peers;
   for (int i = 0; i < impl_->world_size; ++i) {
     const auto at = static_cast<size_t>(i);
-    const wire::RankCard& card = roster.card(i);
+    const wire::RankAddress& card = roster.card(i);
     peers.push_back({i, card.host, card.pid, describe_peer(views[at])});
   }
   return peers;
 }
 
 std::vector<Rank> Communicator::lost_ranks() const {
-  const std::vector<PeerView> views = impl_->at_home().monitor->peers();
+  const std::vector<PeerView> views = impl_->checked().monitor->peers();
   std::vector<Rank> lost;
   for (size_t i = 0; i < views.size(); ++i) {
     if (views[i].is_gone || views[i].left_after) lost.push_back(static_cast<int>(i));
@@ -198,14 +198,14 @@ std::vector<Rank> Communicator::lost_ranks() const {
 }
 
 FlightRecord Communicator::flight_record() const {
-  return impl_->at_home().recorder->read();
+  return impl_->checked().recorder->read();
 }
 
 void Communicator::abort(const std::string& reason) {
-  impl_->at_home().abort(reason);
+  impl_->checked().abort(reason);
 }
 void Communicator::close(Deadline deadline) {
-  Impl& impl = impl_->at_home();
+  Impl& impl = impl_->checked();
   if (!impl.close(deadline)) return;
   if (const auto late = impl.fabric->late_errors()->take()) throw *late;
 }

@@ -69,8 +69,8 @@ Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOp
       members(named(std::move(members_in), id)),
       rank(members.self),
       world_size(static_cast<int>(members.ranks.size())),
-      home(std::make_shared<const HomeProcess>(options.name, rank, own_card().pid,
-                                               fabric->fork_mark())),
+      fork_guard(std::make_shared<const ForkGuard>(options.name, rank, own_card().pid,
+                                                   fabric->fork_mark())),
       recorder(make_recorder()),
       monitor(make_monitor()) {
   fabric->join_group();
@@ -78,7 +78,7 @@ Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOp
 }
 
 std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
-  const wire::RankCard& own = own_card();
+  const wire::RankAddress& own = own_card();
   const std::string& path = options.flight_record_path;
   FlightIdentity identity{options.name, own.host, rank,
                           world_size,   own.pid,  members.membership.round};
@@ -183,19 +183,19 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
       SignalWaits::Parts{system, *monitor, *recorder, fabric->is_crowded()});
   heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{
       system, rank, world_size, engine.get(), has_memory ? fabric->host_memory() : nullptr,
-      has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, home});
+      has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, fork_guard});
   runner = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
       system, *monitor, *recorder, engine.get(), heap.get(), options.timeout});
   if (message_transport != nullptr) {
     messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
-        system, *monitor, *recorder, *message_transport, options.timeout, home});
+        system, *monitor, *recorder, *message_transport, options.timeout, fork_guard});
   }
-  queue = std::make_shared<OperationQueue>(system, *runner, home);
+  queue = std::make_shared<OperationQueue>(system, *runner, fork_guard);
 }
 
 // Logs one line with the connected group and the transport and algorithm of each size.
 void Communicator::Impl::log_start() const {
-  const wire::RankCard& own = own_card();
+  const wire::RankAddress& own = own_card();
   const Capabilities can = engine == nullptr ? Capabilities{} : engine->capabilities();
   std::set<int> hosts;
   for (const int member : members.ranks) hosts.insert(fabric->layout().host_of(member));
@@ -351,7 +351,7 @@ void Communicator::Impl::release(Deadline deadline) {
 }
 
 Communicator::Impl& CommunicatorParts::impl_of(const Communicator& group) {
-  return group.impl_->at_home();
+  return group.impl_->checked();
 }
 
 std::unique_ptr<Communicator> CommunicatorParts::make(std::unique_ptr<Communicator::Impl> impl) {

@@ -15,7 +15,7 @@
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/fabric/fabric.h"
 #include "cadre/comm/flight_recorder.h"
-#include "cadre/comm/home_process.h"
+#include "cadre/comm/fork_guard.h"
 #include "cadre/comm/messages/message_queue.h"
 #include "cadre/comm/messages/signal_waits.h"
 #include "cadre/comm/monitor.h"
@@ -68,9 +68,9 @@ class Communicator::Impl {
   // The group of all ranks, which finds the places of the others by itself.
   void open_first(Deadline deadline);
 
-  // Throws in a child of the group's process: what every call begins with.
-  Impl& at_home() {
-    home->check();
+  // What every call begins with: throws in a forked child of the process that connected the group.
+  Impl& checked() {
+    fork_guard->check();
     return *this;
   }
   // Refuses a group that was closed.
@@ -91,7 +91,7 @@ class Communicator::Impl {
   std::string_view backend_name = "solo";
 
   // Shared with Works and symmetric buffers, which may outlive the group.
-  const std::shared_ptr<const HomeProcess> home;
+  const std::shared_ptr<const ForkGuard> fork_guard;
 
   // Declared before the parts that use them.
   std::unique_ptr<FlightRecorder> recorder;
@@ -107,7 +107,7 @@ class Communicator::Impl {
   std::shared_ptr<MessageQueue> messages;  // null for a world of one
 
  private:
-  const wire::RankCard& own_card() const { return fabric->layout().card(fabric->rank().value); }
+  const wire::RankAddress& own_card() const { return fabric->layout().card(fabric->rank().value); }
   std::unique_ptr<FlightRecorder> make_recorder() const;
   std::shared_ptr<Monitor> make_monitor() const;
   Error closed_error() const;

@@ -31,7 +31,7 @@ struct Roster {
   std::vector<int> members;              // ranks of the layout, by rank of the group
 
   int world_size() const { return static_cast<int>(members.size()); }
-  const wire::RankCard& card(int rank) const {
+  const wire::RankAddress& card(int rank) const {
     return layout->card(members[static_cast<size_t>(rank)]);
   }
   // "rank 3 (node1, pid 812)"

@@ -18,9 +18,9 @@ using wire::ActivityState;
 constexpr int64_t kSecond = 1'000'000'000;
 
 Roster roster() {
-  std::vector<wire::RankCard> cards;
+  std::vector<wire::RankAddress> cards;
   for (int rank = 0; rank < 4; ++rank) {
-    wire::RankCard card;
+    wire::RankAddress card;
     card.host = rank < 2 ? "node0" : "node1";
     card.pid = 4711 + rank;
     cards.push_back(card);

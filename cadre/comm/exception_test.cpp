@@ -72,8 +72,8 @@ class ExceptionTest : public ::testing::Test {
     here_ = make_monitor(0);
     there_ = make_monitor(1);
     recorder_ = FlightRecorder::create("", {}).value_or_throw();
-    home_ = std::make_shared<const HomeProcess>("world", 0, system_->host().pid,
-                                                std::make_shared<const os::ForkMark>());
+    home_ = std::make_shared<const ForkGuard>("world", 0, system_->host().pid,
+                                              std::make_shared<const os::ForkMark>());
   }
   ~ExceptionTest() override {
     if (collectives_ != nullptr) collectives_->close();
@@ -83,7 +83,7 @@ class ExceptionTest : public ::testing::Test {
   }
 
   static Layout make_layout() {
-    wire::RankCard card;
+    wire::RankAddress card;
     card.host = "node0";
     card.pid = 4711;
     return Layout({card, card});
@@ -146,7 +146,7 @@ class ExceptionTest : public ::testing::Test {
   std::shared_ptr<Monitor> here_;
   std::shared_ptr<Monitor> there_;
   std::unique_ptr<FlightRecorder> recorder_;
-  std::shared_ptr<const HomeProcess> home_;
+  std::shared_ptr<const ForkGuard> fork_guard_;
   std::unique_ptr<CollectiveRunner> runner_;
   std::shared_ptr<OperationQueue> collectives_;
   std::shared_ptr<MessageQueue> messages_;

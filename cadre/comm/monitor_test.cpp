@@ -18,14 +18,14 @@ namespace {
 // Of rank 0 in a group of all ranks.
 MonitorSetup setup_of(int world_size, ControlPlane* plane) {
   const auto num_ranks = static_cast<size_t>(world_size);
-  return {
-      .roster = {"world", 0, std::make_shared<const Layout>(std::vector<wire::RankCard>(num_ranks)),
-                 all_ranks(world_size)},
-      .key = 1,
-      .plane = plane,
-      .slots = std::vector<int>(num_ranks, -1),
-      .record_path = "",
-      .log = nullptr};
+  return {.roster = {"world", 0,
+                     std::make_shared<const Layout>(std::vector<wire::RankAddress>(num_ranks)),
+                     all_ranks(world_size)},
+          .key = 1,
+          .plane = plane,
+          .slots = std::vector<int>(num_ranks, -1),
+          .record_path = "",
+          .log = nullptr};
 }
 
 class MonitorTest : public ::testing::Test {

@@ -39,7 +39,7 @@ struct BufferParts {
   std::shared_ptr<HostMemory> memory;  // as SymmetricHeap::Parts, which says why it is shared
   std::vector<SlotPlace> places = {};  // of the pieces, if the memory is shared
   std::weak_ptr<SignalWaits> waits;
-  std::shared_ptr<const HomeProcess> home;
+  std::shared_ptr<const ForkGuard> fork_guard;
 };
 
 class HeapBuffer final : public SymmetricBuffer {
@@ -74,7 +74,7 @@ class HeapBuffer final : public SymmetricBuffer {
 
 // In a forked child the piece is the parent's, and so are the holds.
 HeapBuffer::~HeapBuffer() {
-  if (parts_.home->is_left()) {
+  if (parts_.fork_guard->is_in_child()) {
     static_cast<void>(std::make_unique<Piece>(std::move(parts_.piece)).release());
     return;
   }
@@ -97,7 +97,7 @@ os::WaitWord& HeapBuffer::word(Rank from, Rank to, uint32_t slot) const {
 }
 
 void HeapBuffer::check(std::string_view call, Rank peer) const {
-  parts_.home->check();
+  parts_.fork_guard->check();
   check_rank(call, "the peer", peer, static_cast<int>(parts_.pieces.size()));
   if (parts_.pieces[static_cast<size_t>(peer.value)] == nullptr) refuse_reach(call);
   check_not_revoked(call, peer);
@@ -134,7 +134,7 @@ Bytes HeapBuffer::writable_peer(Rank rank) const {
 }
 
 Bytes HeapBuffer::contiguous() {
-  parts_.home->check();
+  parts_.fork_guard->check();
   if (parts_.memory == nullptr) refuse_reach("contiguous");
   for (size_t rank = 0; rank < parts_.places.size(); ++rank) {
     check_not_revoked("contiguous", static_cast<int>(rank));
@@ -189,7 +189,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
   made.pieces.resize(static_cast<size_t>(parts_.world_size));
   made.pieces[static_cast<size_t>(parts_.rank.value)] = made.pages.data()->bytes;
   made.waits = parts_.waits;
-  made.home = parts_.home;
+  made.fork_guard = parts_.fork_guard;
   return std::shared_ptr<SymmetricBuffer>(std::make_shared<HeapBuffer>(std::move(made)));
 }
 
@@ -218,7 +218,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const Op
   made.piece = std::move(piece).value();
   made.memory = parts_.memory;
   made.waits = parts_.waits;
-  made.home = parts_.home;
+  made.fork_guard = parts_.fork_guard;
   return std::shared_ptr<SymmetricBuffer>(std::make_shared<HeapBuffer>(std::move(made)));
 }
 

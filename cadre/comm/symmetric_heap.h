@@ -16,7 +16,7 @@
 #include "cadre/base/types.h"
 #include "cadre/collective/backend.h"
 #include "cadre/comm/communicator.h"
-#include "cadre/comm/home_process.h"
+#include "cadre/comm/fork_guard.h"
 #include "cadre/comm/messages/signal_waits.h"
 #include "cadre/memory/host_memory.h"
 #include "cadre/os/system.h"
@@ -29,11 +29,11 @@ class SymmetricHeap {
     os::System& system;
     Rank rank = 0;
     int world_size = 1;
-    Backend* backend = nullptr;               // null for a world of one
-    std::shared_ptr<HostMemory> memory;       // shared with the buffers; null: none is shared
-    std::vector<int> slots;                   // in the memory, by rank
-    std::shared_ptr<SignalWaits> waits;       // shared with the buffers, weakly
-    std::shared_ptr<const HomeProcess> home;  // shared with the group and the buffers
+    Backend* backend = nullptr;                   // null for a world of one
+    std::shared_ptr<HostMemory> memory;           // shared with the buffers; null: none is shared
+    std::vector<int> slots;                       // in the memory, by rank
+    std::shared_ptr<SignalWaits> waits;           // shared with the buffers, weakly
+    std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group and the buffers
   };
   explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
 

@@ -1,7 +1,7 @@
 #include "cadre/rendezvous/file_rendezvous.h"
 
 #include "cadre/base/format.h"
-#include "cadre/rendezvous/meeting.h"
+#include "cadre/rendezvous/exchange_addresses.h"
 #include "cadre/store/file_store.h"
 
 namespace cadre {
@@ -30,14 +30,14 @@ Result<Membership> FileRendezvous::join(Deadline deadline) {
     return store.error().with_context(format("rank {} of {}", options_.rank, world_size));
   }
   membership.store = std::move(store).value();
-  const auto views = meet(system_, *membership.store,
-                          {.rank = options_.rank,
-                           .world_size = world_size,
-                           .round = options_.round,
-                           .view = {},
-                           .warn_after = options_.warn_after,
-                           .log = options_.log},
-                          deadline);
+  const auto views = exchange_addresses(system_, *membership.store,
+                                        {.rank = options_.rank,
+                                         .world_size = world_size,
+                                         .round = options_.round,
+                                         .view = {},
+                                         .warn_after = options_.warn_after,
+                                         .log = options_.log},
+                                        deadline);
   if (!views.ok()) return views.error();
   return membership;
 }

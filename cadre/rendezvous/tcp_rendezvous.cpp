@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/rendezvous/meeting.h"
+#include "cadre/rendezvous/exchange_addresses.h"
 #include "cadre/rendezvous/presence.h"
 #include "cadre/store/tcp_store_server.h"
 
@@ -74,14 +74,14 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
   membership.store_host = host_of(route.server);
   // Before the others can know of this rank, so that none waits for one that has died since.
   CADRE_RETURN_IF_ERROR(leave_presence_will(system_, membership, deadline));
-  const auto views = meet(system_, *membership.store,
-                          {.rank = options_.rank,
-                           .world_size = world_size,
-                           .round = options_.round,
-                           .view = {host_of(route.local), membership.store_host},
-                           .warn_after = options_.warn_after,
-                           .log = options_.log},
-                          deadline);
+  const auto views = exchange_addresses(system_, *membership.store,
+                                        {.rank = options_.rank,
+                                         .world_size = world_size,
+                                         .round = options_.round,
+                                         .view = {host_of(route.local), membership.store_host},
+                                         .warn_after = options_.warn_after,
+                                         .log = options_.log},
+                                        deadline);
   if (!views.ok()) {
     // The others learn the contradiction from this store, which may end with this rank.
     const bool hosts = options_.rank == 0 && options_.may_host_store;

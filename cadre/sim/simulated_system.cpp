@@ -116,7 +116,7 @@ bool SimulatedSystem::wait_while(os::WaitWord& word, uint32_t old, Deadline dead
         now() + Duration(static_cast<int64_t>(scheduler.random().below(kSpuriousWakeSpreadNs)));
     world_.counts.add(FaultKind::kSpuriousWake);
   }
-  Words::Sleep sleep(world_.words, word);
+  SleepingThreads::Sleep sleep(world_.words, word);
   scheduler.wait(
       cadre::format("a word that is {}", old), [&sleep] { return sleep.is_over(); },
       Deadline(nap_end).earlier(deadline));

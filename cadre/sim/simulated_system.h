@@ -10,7 +10,7 @@
 #include "cadre/sim/network.h"
 #include "cadre/sim/options.h"
 #include "cadre/sim/scheduler.h"
-#include "cadre/sim/words.h"
+#include "cadre/sim/sleeping_threads.h"
 
 namespace cadre::sim {
 
@@ -23,7 +23,7 @@ struct World {
   FaultCounts counts;
   Scheduler scheduler;
   Network network;
-  Words words;
+  SleepingThreads words;
   os::SegmentTable segments;
 };
 

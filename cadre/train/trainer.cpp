@@ -26,14 +26,14 @@ double seconds(Duration duration) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, Surroundings surroundings)
+Trainer::Trainer(const Config& config, TrainerContext context)
     : config_(config),
-      surroundings_(std::move(surroundings)),
+      context_(std::move(context)),
       run_path_(config.run.folder + "/" + config.run.name),
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
-  if (!surroundings_.replicas) surroundings_.replicas = make_replica_group(surroundings_.world);
-  const StrategyGroups groups = {.world = surroundings_.world, .replicas = surroundings_.replicas};
+  if (!context_.replicas) context_.replicas = make_replica_group(context_.world);
+  const StrategyGroups groups = {.world = context_.world, .replicas = context_.replicas};
   on_all_ranks(*groups.replicas, [this] { prepare(); });
   strategy_ = make_strategy(config_.parallel, model_, groups,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
@@ -58,9 +58,9 @@ Trainer::Trainer(const Config& config, Surroundings surroundings)
 Trainer::~Trainer() = default;
 
 void Trainer::prepare() {
-  check_strategy(config_.parallel, surroundings_.world.world_size());
-  task_ = open_task(config_, surroundings_.system.deadline_in(kTextSourceTimeout));
-  const ReplicaGroup& replicas = *surroundings_.replicas;
+  check_strategy(config_.parallel, context_.world.world_size());
+  task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));
+  const ReplicaGroup& replicas = *context_.replicas;
   loader_ = make_training_loader(config_, *task_, replicas.rank(), replicas.world_size());
   resolve_epochs(config_, *loader_);
   model_ = shards_parameters(config_.parallel) ? make_deferred_model(*task_)
@@ -72,13 +72,13 @@ void Trainer::prepare() {
   loader_->seek(state.loader);
   first_step_ = step_ = saved_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
-  resumption_->restore_generator(surroundings_.replicas->rank());
+  resumption_->restore_generator(context_.replicas->rank());
 }
 
 // Into the parts of the ranks; a whole model has them from prepare().
 void Trainer::load_weights() {
   try {
-    const bool is_loaded = load_initial_weights(config_, strategy_->parts(), surroundings_.world);
+    const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
     if (is_loaded) strategy_->parts_were_filled();
   } catch (const Error& error) {
     if (is_of_group(error)) throw;
@@ -91,8 +91,8 @@ void Trainer::open_run_folder() {
   if (resumption_) snapshot = resumption_->snapshot();
   run_folder_ = std::make_unique<RunFolder>(run_path_, snapshot);
   progress_ =
-      std::make_unique<Progress>(ProgressOptions{.print = surroundings_.print,
-                                                 .is_terminal = surroundings_.is_terminal,
+      std::make_unique<Progress>(ProgressOptions{.print = context_.print,
+                                                 .is_terminal = context_.is_terminal,
                                                  .metrics_path = run_path_ + "/metrics.jsonl",
                                                  .keep_metrics_until_step = first_step_});
   const std::string& moved_to = run_folder_->moved_to();
@@ -108,7 +108,7 @@ void Trainer::introduce() {
                     num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
                     is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
   if (is_first_rank()) {
-    const int count = surroundings_.world.world_size();
+    const int count = context_.world.world_size();
     say(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
   }
   if (step_ >= run.steps) {
@@ -120,7 +120,7 @@ void Trainer::introduce() {
 }
 
 TrainResult Trainer::run() {
-  run_started_ = surroundings_.system.now();
+  run_started_ = context_.system.now();
   while (step_ < config_.run.steps && !result_.was_stopped) {
     for (const Batch& batch : loader_->epoch(loader_->position().epoch)) {
       const StepSums sums = step(batch);
@@ -142,8 +142,8 @@ TrainResult Trainer::run() {
 }
 
 Trainer::StepSums Trainer::step(const Batch& batch) {
-  const TimePoint started = surroundings_.system.now();
-  const Duration communicated = surroundings_.time_in_communication();
+  const TimePoint started = context_.system.now();
+  const Duration communicated = context_.time_in_communication();
   const double loss = backward_in_parts(
       *strategy_, *task_, batch, config_.run.accumulate,
       [this](const at::Tensor& data, int64_t num_samples) {
@@ -183,15 +183,15 @@ at::Tensor Trainer::infer(const at::Tensor& data) {
 Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
   const auto count = static_cast<double>(num_samples);
   const at::Tensor sums = torch::tensor(
-      {mean_loss * count, count, surroundings_.stop_is_requested() ? 1.0 : 0.0}, torch::kFloat64);
-  surroundings_.replicas->all_reduce(sums, ReduceOp::kSum);
+      {mean_loss * count, count, context_.stop_is_requested() ? 1.0 : 0.0}, torch::kFloat64);
+  context_.replicas->all_reduce(sums, ReduceOp::kSum);
   const auto* values = sums.const_data_ptr<double>();
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
 
 void Trainer::report(double loss, double gradient_norm, TimePoint started, Duration communicated) {
   if (!progress_) return;
-  const TimePoint now = surroundings_.system.now();
+  const TimePoint now = context_.system.now();
   const double elapsed = seconds(now - started);
   const double per_step = seconds(now - run_started_) / static_cast<double>(step_ - first_step_);
   progress_->report(StepReport{
@@ -204,8 +204,7 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
       .items_per_second =
           static_cast<double>(config_.run.batch_size * task_->items_per_sample()) / elapsed,
       .item_name = task_->item_name(),
-      .communication_share =
-          seconds(surroundings_.time_in_communication() - communicated) / elapsed,
+      .communication_share = seconds(context_.time_in_communication() - communicated) / elapsed,
       .memory_bytes = resident_memory_bytes(),
       .seconds_left = per_step * static_cast<double>(config_.run.steps - step_)});
 }
@@ -213,7 +212,7 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 void Trainer::evaluate() {
   model_->eval();
   result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
-                                     *surroundings_.replicas);
+                                     *context_.replicas);
   model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   if (!config_.run.keep_best) return;
@@ -274,9 +273,9 @@ TrainState Trainer::state() {
 
 std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   const at::Tensor own = at::detail::getDefaultCPUGenerator().get_state();
-  const int world_size = surroundings_.replicas->world_size();
+  const int world_size = context_.replicas->world_size();
   const at::Tensor all = torch::empty({world_size * own.numel()}, torch::kByte);
-  surroundings_.replicas->all_gather(all, own);
+  context_.replicas->all_gather(all, own);
   return all.view({world_size, own.numel()}).unbind();
 }
 

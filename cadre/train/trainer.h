@@ -5,7 +5,7 @@
 // small sum carries loss, sample count and "stop was asked for" between the ranks; clip, update,
 // report. So all ranks see the same loss and stop after the same step, with no message beyond those
 // two. Threads: one. Blocking: run() until the last step; every collective has the group's
-// deadline. Lifetime: the functions of Surroundings are called until run() returns. Errors:
+// deadline. Lifetime: the functions of TrainerContext are called until run() returns. Errors:
 // cadre::Error: data, a snapshot or a configuration that does not fit, a loss that is no number, a
 // failed group, a last snapshot that could not be written. What is no failure of the group is a
 // CommonError: all ranks throw it alike. An earlier snapshot that fails is said, and
@@ -40,7 +40,7 @@ namespace cadre::train {
 class Model;
 
 // What a trainer needs of the world; main makes it for a process, tests for a thread.
-struct Surroundings {
+struct TrainerContext {
   ProcessGroup world;
   // What the wrapper of ddp reduces gradients with; null: make_replica_group(world).
   std::shared_ptr<ReplicaGroup> replicas = {};
@@ -60,7 +60,7 @@ struct TrainResult {
 
 class Trainer {
  public:
-  Trainer(const Config& config, Surroundings surroundings);
+  Trainer(const Config& config, TrainerContext context);
   ~Trainer();
 
   TrainResult run();
@@ -92,10 +92,10 @@ class Trainer {
   std::string sample_of_model();
   [[noreturn]] void refuse_unsaved_end() const;
   void say(const std::string& line);
-  bool is_first_rank() const { return surroundings_.world.rank() == 0; }
+  bool is_first_rank() const { return context_.world.rank() == 0; }
 
   Config config_;
-  Surroundings surroundings_;
+  TrainerContext context_;
   std::string run_path_;
   SnapshotFolder snapshots_;
   std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only

@@ -266,7 +266,7 @@ Result<ControlMessage> decode_as(size_t type, ByteReader& in) {
 
 }  // namespace
 
-std::string encode_card(const RankCard& card) {
+std::string encode_card(const RankAddress& card) {
   ByteWriter out;
   out.integer(kCardMagic);
   out.text(cut(card.version));
@@ -281,10 +281,10 @@ std::string encode_card(const RankCard& card) {
   return std::string(as_text(out.bytes()));
 }
 
-Result<RankCard> decode_card(std::string_view text) {
+Result<RankAddress> decode_card(std::string_view text) {
   ByteReader in(as_bytes(text));
   const auto magic = in.integer<uint32_t>();
-  RankCard card;
+  RankAddress card;
   card.version = in.text(kMaxControlTextBytes);
   card.host = in.text(kMaxControlTextBytes);
   card.boot_id = in.text(kMaxControlTextBytes);

@@ -37,7 +37,7 @@ using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
 
 // The identity and addresses of a rank; published in the store under a key of the round.
-struct RankCard {
+struct RankAddress {
   std::string version;  // of the library; all ranks must have the same
   std::string host;
   std::string boot_id;
@@ -48,7 +48,7 @@ struct RankCard {
   std::string core_mask;       // cores it may run on, as in os::HostInfo
   uint64_t pid_namespace = 0;  // in which `pid` counts; 0: unknown
 
-  friend bool operator==(const RankCard&, const RankCard&) = default;
+  friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
 
 enum class LinkPurpose : uint8_t { kControl, kData };
@@ -216,8 +216,8 @@ struct LeaveReceipt {
 using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, AbortNotice, Acceptance,
                                     EventBatch, Heartbeat, LeaveReceipt>;
 
-std::string encode_card(const RankCard& card);
-Result<RankCard> decode_card(std::string_view text);
+std::string encode_card(const RankAddress& card);
+Result<RankAddress> decode_card(std::string_view text);
 
 // With its frame: a 32-bit length, the type, the fields. Over-long texts are cut.
 // REQUIRES: of an EventBatch, that it fits a frame; encode_events() sees to that.

@@ -260,7 +260,7 @@ TEST(Control, WhatIsOverTheBoundsOfAnEventIsCutOrRefused) {
 }
 
 TEST(Control, GoldenBytesOfACard) {
-  const RankCard card{"1.2", "n0", "b", 4711, "tcp:h:1", "unix:@c", 42, "\x03", 9};
+  const RankAddress card{"1.2", "n0", "b", 4711, "tcp:h:1", "unix:@c", 42, "\x03", 9};
   EXPECT_EQ(hex_of(as_bytes(encode_card(card))),
             "43444331"
             "03000000"
@@ -339,8 +339,8 @@ TEST(Control, LongTextsAreCutSoThatAFrameAlwaysFits) {
 }
 
 TEST(Control, CardsSurviveARoundTripAndDamageIsRefused) {
-  const RankCard card{"0.1.0",         "node0", "boot", 4711, "tcp:127.0.0.1:29500",
-                      "unix:@cadre-1", 42,      "\x03", 9};
+  const RankAddress card{"0.1.0",         "node0", "boot", 4711, "tcp:127.0.0.1:29500",
+                         "unix:@cadre-1", 42,      "\x03", 9};
   const std::string text = encode_card(card);
   const auto decoded = decode_card(text);
   ASSERT_TRUE(decoded.ok());

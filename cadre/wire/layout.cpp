@@ -51,8 +51,8 @@ std::vector<std::string> read_texts(ByteReader& in) {
   return texts;
 }
 
-RankCard read_card(ByteReader& in, const std::vector<std::string>& texts) {
-  RankCard card;
+RankAddress read_card(ByteReader& in, const std::vector<std::string>& texts) {
+  RankAddress card;
   for (std::string* const text : {&card.version, &card.host, &card.boot_id, &card.core_mask}) {
     const auto place = in.integer<uint32_t>();
     if (place < texts.size()) {
@@ -90,10 +90,10 @@ Result<Ticket> decode_ticket(std::string_view text) {
   return ticket;
 }
 
-std::vector<std::byte> encode_layout(std::span<const RankCard> cards_by_rank) {
+std::vector<std::byte> encode_layout(std::span<const RankAddress> cards_by_rank) {
   TextTable table;
   ByteWriter cards;
-  for (const RankCard& card : cards_by_rank) {
+  for (const RankAddress& card : cards_by_rank) {
     for (const std::string* text : {&card.version, &card.host, &card.boot_id, &card.core_mask}) {
       cards.integer(table.place_of(*text));
     }
@@ -124,14 +124,14 @@ Result<size_t> decode_layout_prefix(ConstBytes prefix) {
   return size_t{size};
 }
 
-Result<std::vector<RankCard>> decode_layout(ConstBytes body) {
+Result<std::vector<RankAddress>> decode_layout(ConstBytes body) {
   ByteReader in(body);
   const auto magic = in.integer<uint32_t>();
   const std::vector<std::string> texts = read_texts(in);
   const auto num_ranks = in.integer<uint32_t>();
   const bool has_ranks = num_ranks > 0 && num_ranks <= kMaxLayoutRanks;
   if (magic != kLayoutMagic || !has_ranks || num_ranks > in.remaining() / kMinCardBytes) in.fail();
-  std::vector<RankCard> cards;
+  std::vector<RankAddress> cards;
   for (uint32_t i = 0; i < num_ranks && in.ok(); ++i) cards.push_back(read_card(in, texts));
   if (!in.is_complete()) return malformed("layout of a job");
   return cards;

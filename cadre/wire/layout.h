@@ -24,7 +24,7 @@ inline constexpr size_t kLayoutPrefixBytes = sizeof(uint32_t);  // the length be
 // The rank that hands the layout to the owner of the ticket.
 struct Ticket {
   int32_t sponsor = 0;
-  RankCard card;  // the sponsor's
+  RankAddress card;  // the sponsor's
 
   friend bool operator==(const Ticket&, const Ticket&) = default;
 };
@@ -33,10 +33,10 @@ std::string encode_ticket(const Ticket& ticket);
 Result<Ticket> decode_ticket(std::string_view text);
 
 // With its length before it. Texts that several cards have are written once.
-std::vector<std::byte> encode_layout(std::span<const RankCard> cards_by_rank);
+std::vector<std::byte> encode_layout(std::span<const RankAddress> cards_by_rank);
 // Of the length before a layout: the number of bytes that follow.
 Result<size_t> decode_layout_prefix(ConstBytes prefix);
 // Without its length.
-Result<std::vector<RankCard>> decode_layout(ConstBytes body);
+Result<std::vector<RankAddress>> decode_layout(ConstBytes body);
 
 }  // namespace cadre::wire

@@ -9,8 +9,8 @@
 namespace cadre::wire {
 namespace {
 
-std::vector<RankCard> cards_of(int num_ranks, int ranks_per_host) {
-  std::vector<RankCard> cards;
+std::vector<RankAddress> cards_of(int num_ranks, int ranks_per_host) {
+  std::vector<RankAddress> cards;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const int host = rank / ranks_per_host;
     cards.push_back({"1.2.3", format("node{}", host), format("boot-{}", host), 1000 + rank,
@@ -25,7 +25,7 @@ ConstBytes body_of(const std::vector<std::byte>& message) {
 }
 
 TEST(LayoutMessage, SurvivesARoundTripAndHasItsLengthBeforeIt) {
-  const std::vector<RankCard> cards = cards_of(12, 4);
+  const std::vector<RankAddress> cards = cards_of(12, 4);
   const std::vector<std::byte> message = encode_layout(cards);
   const auto size = decode_layout_prefix(ConstBytes(message).first(kLayoutPrefixBytes));
   ASSERT_TRUE(size.ok());
@@ -36,9 +36,9 @@ TEST(LayoutMessage, SurvivesARoundTripAndHasItsLengthBeforeIt) {
 }
 
 TEST(LayoutMessage, TextsThatCardsShareAreWrittenOnce) {
-  std::vector<RankCard> cards = cards_of(64, 8);
+  std::vector<RankAddress> cards = cards_of(64, 8);
   const size_t short_bytes = encode_layout(cards).size();
-  for (RankCard& card : cards) {
+  for (RankAddress& card : cards) {
     card.version += std::string(100, 'v');
     card.host += std::string(100, 'h');
     card.boot_id += std::string(100, 'b');
@@ -50,7 +50,7 @@ TEST(LayoutMessage, TextsThatCardsShareAreWrittenOnce) {
 
 // Written out by hand from docs/formats/layout.md: a change of the format must be seen.
 TEST(LayoutMessage, HasTheDocumentedBytes) {
-  const std::vector<RankCard> cards = {{"v", "h", "b", 1, "t", "u", 2, "v", 9}};
+  const std::vector<RankAddress> cards = {{"v", "h", "b", 1, "t", "u", 2, "v", 9}};
   const std::string expected(
       "\x49\0\0\0"
       "CDL1"
@@ -85,7 +85,7 @@ TEST(LayoutMessage, CutAndMadeUpBytesAreRefused) {
 
 TEST(LayoutMessage, APlaceBeyondTheTextsIsRefused) {
   std::vector<std::byte> message =
-      encode_layout(std::vector<RankCard>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
+      encode_layout(std::vector<RankAddress>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
   message[4 + 8 + 15 + 4] = std::byte{3};  // of the version; there are three texts
   EXPECT_FALSE(decode_layout(body_of(message)).ok());
 }

@@ -8,16 +8,17 @@
 namespace cadre::host {
 namespace {
 
-// After an error this rank accesses no memory of its peers any more; reach(1) signals that to them.
+// After an error this rank accesses no memory of its peers any more; signal_step(1) signals that to
+// them.
 Status begin(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   Status status = shared.check(peers, op);
-  if (!status.ok()) peers.reach(1);
+  if (!status.ok()) peers.signal_step(1);
   return status;
 }
 
 // No rank may reuse its buffers before all ranks have read and written what they share.
 Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
-  peers.reach(1);
+  peers.signal_step(1);
   op.progress.set_phase("leave");
   CADRE_RETURN_IF_ERROR(peers.wait_for_all(1, op));
   CADRE_RETURN_IF_ERROR(shared.check(peers, op));

@@ -407,7 +407,7 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   if (entered.ok()) {
     // Called here and not at the end, since a rank that entered early would otherwise sleep during
     // all the work in between.
-    peers_.settle();
+    peers_.wake_sleepers();
     entered = peers_.check_left(op);
   }
   return entered.ok() ? entered : finish(entered);
@@ -438,7 +438,7 @@ Status HostEngine::finish(Status status) {
   const Status holds = host::check_holds(peers_, *setup_.memory);
   if (!holds.ok()) status = holds;
   if (status.ok()) {
-    peers_.settle();
+    peers_.wake_sleepers();
     is_inside_ = false;
     return {};
   }

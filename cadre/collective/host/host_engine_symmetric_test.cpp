@@ -272,7 +272,7 @@ TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile)
     peers.enter(op, std::as_bytes(std::span(&places, 1))).value_or_throw();
     peers.wait_for(0, 1, op).value_or_throw();  // rank 0 has copied
     memory.of(1).revoke(memory.place(1), 4096, "another group failed").value_or_throw();
-    peers.reach(1);
+    peers.signal_step(1);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -50,9 +50,9 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
   mine.fingerprint = op.fingerprint;
   if (!payload.empty()) std::memcpy(mine.payload.data(), payload.data(), payload.size());
   if (spin_limit_ > 0) {
-    // A publish() would stall here until this core owns the line; see settle().
+    // A publish() would stall here until this core owns the line; see wake_sleepers().
     mine.round.value.store(round_, std::memory_order_release);
-    is_settled_ = false;
+    are_sleepers_awake_ = false;
   } else {
     system_.publish(mine.round, round_);
   }
@@ -68,15 +68,15 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
 // costs a transfer of the line when it is done at once. Later the store has long left this core,
 // and the exchange on a line of our own is nearly free. A sleeper that is still missed naps for
 // System::kMaxNap at most.
-void Peers::settle() {
-  if (is_settled_) return;
-  is_settled_ = true;
+void Peers::wake_sleepers() {
+  if (are_sleepers_awake_) return;
+  are_sleepers_awake_ = true;
   barrier_.exchange(round_, std::memory_order_seq_cst);
   os::WaitWord& word = arena_.entry(rank_, round_).round;
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) system_.wake(word);
 }
 
-void Peers::reach(uint32_t step) {
+void Peers::signal_step(uint32_t step) {
   system_.publish(arena_.step_flag(rank_).step, step_base_ + step);
 }
 
@@ -143,7 +143,7 @@ Status Peers::wait(const Goal& goal, const OpContext& op) {
   // In vain: perhaps the scheduler has put the two of us on one core, where spinning only keeps the
   // other from running.
   spin_budget_ = std::min(spin_limit_, std::max(kEagerSpins, spin_budget_ / 2));
-  settle();
+  wake_sleepers();
   op.progress.set_waiting_for(goal.rank);
   Status status = sleep(goal, op);
   // After a time-out the name stays for whoever reports it.

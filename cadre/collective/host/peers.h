@@ -50,9 +50,9 @@ class Peers {
   // What `rank` gave to the last enter().
   const std::byte* payload_of(Rank rank) const { return arena_.entry(rank, round_).payload.data(); }
 
-  // Steps are counted from 0 in each operation. Everything written before reach(n) is visible to
-  // whoever has waited for n.
-  void reach(uint32_t step);
+  // Steps are counted from 0 in each operation. Everything written before signal_step(n) is visible
+  // to whoever has waited for n.
+  void signal_step(uint32_t step);
   Status wait_for(Rank rank, uint32_t step, const OpContext& op);
   Status wait_for_all(uint32_t step, const OpContext& op);
   // Ends an operation in which no rank reaches a step above `last`.
@@ -69,7 +69,7 @@ class Peers {
   bool are_done(Duration patience);
   // Wakes the ranks that sleep on this rank's entry, unless that is done. Call it after each
   // enter() that succeeded: before much work, else at the end of the operation.
-  void settle();
+  void wake_sleepers();
 
  private:
   // What a wait is for; both kinds name the rank that is waited for.
@@ -98,8 +98,8 @@ class Peers {
   int spin_budget_;  // of the next wait: grows when spinning pays, shrinks when it does not
   uint32_t round_;
   uint32_t step_base_;
-  bool is_settled_ = true;
-  std::atomic<uint32_t> barrier_{0};  // see settle()
+  bool are_sleepers_awake_ = true;
+  std::atomic<uint32_t> barrier_{0};  // see wake_sleepers()
 };
 
 }  // namespace cadre::host

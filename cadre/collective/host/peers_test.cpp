@@ -155,11 +155,11 @@ TEST(PeersTest, CountersWrap) {
       peers.enter(op, {}).value_or_throw();
       require(arrived.load() >= (2 * i - 1) * kNumRanks, "entered alone");
       arrived.fetch_add(1);
-      peers.reach(1);
+      peers.signal_step(1);
       peers.wait_for_all(1, op).value_or_throw();
       require(arrived.load() >= 2 * i * kNumRanks, "stepped alone");
       peers.end_steps(1);
-      peers.settle();
+      peers.wake_sleepers();
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -25,7 +25,7 @@ Status run_pipeline(Peers& peers, const OpContext& op, uint32_t num_chunks, cons
       op.progress.set_phase("copy in");
       if (i >= kNumChunks) CADRE_RETURN_IF_ERROR(peers.wait_for_all(i - 1, op));
       fill(i);
-      peers.reach(i + 1);
+      peers.signal_step(i + 1);
     }
     if (i > 0) {
       CADRE_RETURN_IF_ERROR(peers.wait_for_all(i, op));
@@ -123,13 +123,13 @@ Status run_reduction(Peers& peers, const OpContext& op, const Buffers& buffers, 
       op.progress.set_phase("copy in");
       if (i >= kNumChunks) CADRE_RETURN_IF_ERROR(peers.wait_for_all(2 * i - 1, op));
       chunks.copy_in(i);
-      peers.reach(2 * i + 1);
+      peers.signal_step(2 * i + 1);
     }
     if (i >= 1 && i <= num_chunks) {
       CADRE_RETURN_IF_ERROR(peers.wait_for_all(2 * i - 1, op));
       op.progress.set_phase("reduce");
       chunks.reduce_own(i - 1);
-      peers.reach(2 * i + 2);
+      peers.signal_step(2 * i + 2);
     }
     if (i >= 2) {
       CADRE_RETURN_IF_ERROR(peers.wait_for_all(2 * i, op));

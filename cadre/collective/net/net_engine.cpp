@@ -32,7 +32,7 @@ bool needs_widening(ReduceKind kind) {
 NetEngine::NetEngine(os::System& system, Transport& transport, const CrossoverTable& table)
     : transport_(transport), table_(table), executor_(system, transport) {}
 
-std::byte* NetEngine::Room::bytes(size_t num_bytes) {
+std::byte* NetEngine::GrowingBuffer::bytes(size_t num_bytes) {
   if (num_bytes > size_) {
     memory_ = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
     size_ = num_bytes;

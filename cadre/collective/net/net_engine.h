@@ -31,7 +31,7 @@ class NetEngine final : public Backend {
  private:
   // Memory that grows to the largest need and is kept, because touching new pages costs more than
   // an operation.
-  class Room {
+  class GrowingBuffer {
    public:
     std::byte* bytes(size_t num_bytes);
 
@@ -63,8 +63,8 @@ class NetEngine final : public Backend {
   CrossoverTable table_;
   Executor executor_;
   std::map<ScheduleKey, Schedule> schedules_;
-  Room scratch_;
-  Room wide_;
+  GrowingBuffer scratch_;
+  GrowingBuffer wide_;
 };
 
 }  // namespace cadre

@@ -31,7 +31,7 @@ Status find_missing(Store& store, std::span<const std::string> keys, int first,
   return find_missing(store, keys.subspan(half), first + static_cast<int>(half), missing, deadline);
 }
 
-Status check_versions(std::span<const wire::RankCard> cards) {
+Status check_versions(std::span<const wire::RankAddress> cards) {
   for (size_t i = 0; i < cards.size(); ++i) {
     if (cards[i].version != cards[0].version) {
       return Error(ErrorCode::kInvalidArgument,
@@ -66,17 +66,17 @@ std::vector<std::string> CardExchange::card_keys() const {
   return keys;
 }
 
-Status CardExchange::publish(const wire::RankCard& card, Deadline deadline) {
+Status CardExchange::publish(const wire::RankAddress& card, Deadline deadline) {
   return site_.membership.store->set(card_key(site_.membership.rank), wire::encode_card(card),
                                      deadline);
 }
 
-Result<std::vector<wire::RankCard>> CardExchange::collect(Deadline deadline) {
+Result<std::vector<wire::RankAddress>> CardExchange::collect(Deadline deadline) {
   const auto values = wait_for(card_keys(), deadline);
   if (!values.ok())
     return is_own_timeout(values.error(), deadline) ? missing_cards(values.error())
                                                     : values.error();
-  std::vector<wire::RankCard> cards;
+  std::vector<wire::RankAddress> cards;
   for (const std::string& value : *values) {
     auto card = wire::decode_card(value);
     if (!card.ok()) return card.error().with_context(format("card of rank {}", cards.size()));

@@ -40,9 +40,9 @@ class CardExchange {
   // Of the group, the round and an attempt in the store.
   static std::string prefix_of(const std::string& group_prefix, uint64_t attempt);
 
-  Status publish(const wire::RankCard& card, Deadline deadline);
+  Status publish(const wire::RankAddress& card, Deadline deadline);
   // Rank 0: the cards of all ranks, which have one version.
-  Result<std::vector<wire::RankCard>> collect(Deadline deadline);
+  Result<std::vector<wire::RankAddress>> collect(Deadline deadline);
   // Rank 0: of ranks 1, 2, ...
   Status hand_out(std::span<const wire::Ticket> tickets, Deadline deadline);
   // The other ranks.

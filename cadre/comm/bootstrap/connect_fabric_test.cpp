@@ -163,7 +163,7 @@ TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
     const Deadline deadline = context.system.deadline_in(seconds(10));
     if (context.rank == 1) {
       const std::string text = store_->get("cadre/9/world/0/card/0", deadline).value_or_throw();
-      const wire::RankCard card = wire::decode_card(text).value_or_throw();
+      const wire::RankAddress card = wire::decode_card(text).value_or_throw();
       const auto address = os::Address::parse(card.unix_address).value_or_throw();
       for (const size_t num_bytes : {0, 1, 4}) {
         strangers.push_back(context.system.connect(address, deadline).value_or_throw());
@@ -194,7 +194,7 @@ TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) 
       testing::require(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
     } else {
       const std::string text = store->get("cadre/9/world/0/card/0", deadline).value_or_throw();
-      const wire::RankCard card = wire::decode_card(text).value_or_throw();
+      const wire::RankAddress card = wire::decode_card(text).value_or_throw();
       for (const std::string& where : {card.tcp_address, card.unix_address}) {
         const auto address = os::Address::parse(where).value_or_throw();
         for (int i = 0; i < 100; ++i) {

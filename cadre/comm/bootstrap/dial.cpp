@@ -7,7 +7,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/defaults.h"
-#include "cadre/rendezvous/meeting.h"
+#include "cadre/rendezvous/exchange_addresses.h"
 
 namespace cadre {
 namespace {
@@ -31,7 +31,7 @@ Status finish(os::System& system, Handshake& handshake, const Route& route, Dead
 
 }  // namespace
 
-std::string describe_rank(const wire::RankCard& card, int rank) {
+std::string describe_rank(const wire::RankAddress& card, int rank) {
   return format("rank {} ({}, pid {})", rank, card.host, card.pid);
 }
 

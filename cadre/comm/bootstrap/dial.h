@@ -27,11 +27,11 @@ namespace cadre {
 inline constexpr Duration kRedialPause = std::chrono::milliseconds(100);
 
 // "rank 3 (node1, pid 812)"
-std::string describe_rank(const wire::RankCard& card, int rank);
+std::string describe_rank(const wire::RankAddress& card, int rank);
 
 // One end of a connection to come; borrowed.
 struct End {
-  const wire::RankCard& card;
+  const wire::RankAddress& card;
   int rank = 0;
 };
 

@@ -13,7 +13,7 @@ Links::Links(Site site, Deadline deadline)
       callers_(site_.system, site_.terms, site_.listeners, static_cast<size_t>(site_.num_ranks)),
       sockets_(static_cast<size_t>(site_.num_ranks)) {}
 
-void Links::call(int peer, const wire::RankCard& card) {
+void Links::call(int peer, const wire::RankAddress& card) {
   calls_.push_back({peer, &card});
 }
 

@@ -33,14 +33,14 @@ class Links {
     const LinkTerms& terms;
     BootstrapWatch& watch;
     std::vector<os::Listener*> listeners;
-    const wire::RankCard& card;  // of this rank
+    const wire::RankAddress& card;  // of this rank
     std::string store_host;
     int num_ranks = 0;
   };
   Links(Site site, Deadline deadline);
 
   // From now on this rank calls the peer, until they are connected. REQUIRES: `card` outlives that.
-  void call(int peer, const wire::RankCard& card);
+  void call(int peer, const wire::RankAddress& card);
   // The first bytes on the connection of each of these peers, whenever it is made. Borrowed.
   void greet_with(ConstBytes greeting, std::span<const int> peers);
   // Until there is a connection to each of these peers, and those to be greeted have been.
@@ -69,7 +69,7 @@ class Links {
   // A connection that this rank opens; without a handshake while it is to be opened.
   struct Call {
     int peer = 0;
-    const wire::RankCard* card = nullptr;
+    const wire::RankAddress* card = nullptr;
     TimePoint not_before{};
     std::optional<Handshake> handshake{};
   };

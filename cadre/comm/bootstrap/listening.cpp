@@ -5,7 +5,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/process_watcher.h"
-#include "cadre/rendezvous/meeting.h"
+#include "cadre/rendezvous/exchange_addresses.h"
 
 namespace cadre {
 namespace {
@@ -50,9 +50,9 @@ std::vector<os::Listener*> Listening::all() const {
   return listeners;
 }
 
-wire::RankCard card_of_this_process(os::System& system) {
+wire::RankAddress card_of_this_process(os::System& system) {
   const os::HostInfo host = system.host();
-  wire::RankCard card;
+  wire::RankAddress card;
   card.host = host.name;
   card.boot_id = host.boot_id;
   card.pid = host.pid;

@@ -25,14 +25,14 @@ struct ListeningTerms {
 struct Listening {
   std::vector<std::unique_ptr<os::Listener>> tcp;  // one for each address of this host
   std::unique_ptr<os::Listener> unix;
-  wire::RankCard card;
+  wire::RankAddress card;
 
   std::vector<os::Listener*> all() const;
 };
 
 // What every card says of this process; where it listens is not in it yet. Its probe is random and
 // never the zero of fresh memory.
-wire::RankCard card_of_this_process(os::System& system);
+wire::RankAddress card_of_this_process(os::System& system);
 
 Result<Listening> start_listening(os::System& system, const Membership& membership,
                                   const ListeningTerms& terms);

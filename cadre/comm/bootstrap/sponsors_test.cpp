@@ -15,8 +15,8 @@ namespace {
 // Ranks on hosts in any order, as a seed says.
 Layout scattered_layout(uint64_t seed, int num_ranks, int num_hosts) {
   Random random(seed);
-  std::vector<wire::RankCard> cards(static_cast<size_t>(num_ranks));
-  for (wire::RankCard& card : cards) {
+  std::vector<wire::RankAddress> cards(static_cast<size_t>(num_ranks));
+  for (wire::RankAddress& card : cards) {
     card.boot_id = std::to_string(random.below(static_cast<uint64_t>(num_hosts)));
   }
   return Layout(std::move(cards));
@@ -54,7 +54,7 @@ TEST(Sponsors, BothEndsAgreeOnEachEdgeAndHeightsGrowUpwards) {
 }
 
 TEST(Sponsors, OfOneHostAllHaveItsLowestRank) {
-  std::vector<wire::RankCard> cards(5);
+  std::vector<wire::RankAddress> cards(5);
   cards[0].boot_id = "other";
   const Layout layout(std::move(cards));
   EXPECT_EQ(sponsored_by(layout, 0), (std::vector<int>{1}));
@@ -66,7 +66,7 @@ TEST(Sponsors, OfOneHostAllHaveItsLowestRank) {
 
 // 8 hosts of one rank: 0 serves 4, 2 and 1; 4 serves 6 and 5; 6 serves 7; 2 serves 3.
 TEST(Sponsors, TheRankWithTheMostBelowItIsServedFirst) {
-  std::vector<wire::RankCard> cards(8);
+  std::vector<wire::RankAddress> cards(8);
   for (size_t i = 0; i < cards.size(); ++i) cards[i].boot_id = std::to_string(i);
   const Layout layout(std::move(cards));
   EXPECT_EQ(sponsored_by(layout, 0), (std::vector<int>{4, 2, 1}));

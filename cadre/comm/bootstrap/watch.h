@@ -31,7 +31,7 @@ class BootstrapWatch {
 
   // The cards of all ranks, borrowed, once they are known: who died is then told from who is of
   // another group.
-  void know(std::span<const wire::RankCard> cards) { cards_ = cards; }
+  void know(std::span<const wire::RankAddress> cards) { cards_ = cards; }
 
   // System::poll, with a look now and then. False at the deadline. Both count by time, also in many
   // calls of which each finds something ready: strangers can see to that.
@@ -62,7 +62,7 @@ class BootstrapWatch {
   const Membership& membership_;
   const std::string trouble_key_;
   const std::string lost_key_;
-  std::span<const wire::RankCard> cards_;
+  std::span<const wire::RankAddress> cards_;
   Duration pause_;
   std::optional<Deadline> look_at_;  // the next look of poll(); none before its first call
   Duration store_time_;              // for an answer of the store

@@ -18,7 +18,8 @@ ControlPlane::ControlPlane(os::System& system, Setup setup)
       state_(std::make_unique<PlaneState>(
           system, PlaneState::Identity{layout_->num_ranks(), setup.rank}, *wake_up_)),
       loop_(std::make_unique<PlaneLoop>(
-          PlaneLoop::Site{system, {*layout_, terms_, store_host_}, *state_, *wake_up_, meter_},
+          PlaneLoop::PlaneContext{
+              system, {*layout_, terms_, store_host_}, *state_, *wake_up_, meter_},
           std::move(setup))) {
   // A world of one has no peers to watch.
   if (layout_->num_ranks() > 1) {

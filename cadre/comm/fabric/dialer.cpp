@@ -18,7 +18,7 @@ constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
 
 // Ranks of one host meet at unix addresses, all others over TCP.
 Result<os::Address> address_of(const DialPlan& plan, int peer) {
-  const wire::RankCard& card = plan.layout.card(peer);
+  const wire::RankAddress& card = plan.layout.card(peer);
   const int self = plan.terms.rank;
   if (plan.layout.host_of(peer) == plan.layout.host_of(self)) {
     return os::Address::parse(card.unix_address);

@@ -209,10 +209,10 @@ Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
 std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log) const {
   std::vector<std::unique_ptr<os::Pollable>> processes(static_cast<size_t>(layout_->num_ranks()));
   auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system_);
-  const wire::RankCard& own = layout_->card(rank_.value);
+  const wire::RankAddress& own = layout_->card(rank_.value);
   if (watcher == nullptr || own.pid_namespace == 0) return processes;
   for (const int rank : layout_->ranks_of(layout_->host_of(rank_.value))) {
-    const wire::RankCard& card = layout_->card(rank);
+    const wire::RankAddress& card = layout_->card(rank);
     if (card.pid == own.pid || card.pid_namespace != own.pid_namespace) continue;
     auto& process = processes[static_cast<size_t>(rank)];
     process = watcher->watch_process(card.pid);

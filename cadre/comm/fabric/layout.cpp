@@ -8,7 +8,7 @@
 
 namespace cadre {
 
-Layout::Layout(std::vector<wire::RankCard> cards_by_rank) : cards(std::move(cards_by_rank)) {
+Layout::Layout(std::vector<wire::RankAddress> cards_by_rank) : cards(std::move(cards_by_rank)) {
   std::map<std::string_view, int> host_of_boot_id;
   for (int rank = 0; rank < num_ranks(); ++rank) {
     const auto [found, is_new] = host_of_boot_id.try_emplace(card(rank).boot_id, num_hosts());

@@ -15,11 +15,11 @@ namespace cadre {
 
 struct Layout {
   Layout() = default;
-  explicit Layout(std::vector<wire::RankCard> cards_by_rank);
+  explicit Layout(std::vector<wire::RankAddress> cards_by_rank);
 
   int num_ranks() const { return static_cast<int>(cards.size()); }
   int num_hosts() const { return static_cast<int>(ranks_of_host.size()); }
-  const wire::RankCard& card(int rank) const { return cards[static_cast<size_t>(rank)]; }
+  const wire::RankAddress& card(int rank) const { return cards[static_cast<size_t>(rank)]; }
   int host_of(int rank) const { return host_of_rank[static_cast<size_t>(rank)]; }
   const std::vector<int>& ranks_of(int host) const {
     return ranks_of_host[static_cast<size_t>(host)];
@@ -29,7 +29,7 @@ struct Layout {
   // "rank 3 (node1, pid 812)"
   std::string describe(int rank) const;
 
-  std::vector<wire::RankCard> cards;            // by rank
+  std::vector<wire::RankAddress> cards;         // by rank
   std::vector<int> host_of_rank;                // by rank
   std::vector<int> slot_of_rank;                // by rank
   std::vector<std::vector<int>> ranks_of_host;  // by host, ascending

@@ -178,7 +178,7 @@ class PlaneJob {
     setup.unix_listener =
         system.listen({os::Address::Kind::kUnix, format("cadre-plane-{:016x}", random), 0})
             .value_or_throw();
-    wire::RankCard card;
+    wire::RankAddress card;
     card.host = format("node{}", host);
     card.boot_id = format("boot-{}", host);
     card.pid = 100 + rank;
@@ -196,7 +196,7 @@ class PlaneJob {
   const ListenHost listen_host_;
   std::vector<int> host_of_;
   mutable std::mutex mutex_;
-  std::vector<wire::RankCard> cards_;
+  std::vector<wire::RankAddress> cards_;
   int num_listening_ = 0;
   std::map<std::string, int> arrived_;
   std::shared_ptr<const Layout> layout_;

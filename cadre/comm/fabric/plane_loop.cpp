@@ -22,19 +22,19 @@ std::vector<std::unique_ptr<os::Listener>> take_listeners(ControlPlane::Setup& s
 
 }  // namespace
 
-PlaneLoop::PlaneLoop(Site site, ControlPlane::Setup setup)
-    : site_(std::move(site)),
+PlaneLoop::PlaneLoop(PlaneContext context, ControlPlane::Setup setup)
+    : context_(std::move(context)),
       setup_(std::move(setup)),
-      layout_(site_.plan.layout),
+      layout_(context_.plan.layout),
       self_(setup_.rank),
-      healer_(site_.system, {.plan = site_.plan,
-                             .listeners = take_listeners(setup_),
-                             .silence_limit = setup_.silence_limit,
-                             .wake_up = site_.wake_up,
-                             .log = setup_.log != nullptr ? *setup_.log : null_log_sink(),
-                             .meter = site_.meter,
-                             .on_data_connection = setup_.on_data_connection}),
-      heartbeat_at_(site_.system.now()),
+      healer_(context_.system, {.plan = context_.plan,
+                                .listeners = take_listeners(setup_),
+                                .silence_limit = setup_.silence_limit,
+                                .wake_up = context_.wake_up,
+                                .log = setup_.log != nullptr ? *setup_.log : null_log_sink(),
+                                .meter = context_.meter,
+                                .on_data_connection = setup_.on_data_connection}),
+      heartbeat_at_(context_.system.now()),
       silence_judged_at_(heartbeat_at_) {
   for (int peer = 0; static_cast<size_t>(peer) < setup_.control.size(); ++peer) {
     auto& socket = setup_.control[static_cast<size_t>(peer)];
@@ -47,27 +47,27 @@ void PlaneLoop::run() {
   while (true) {
     obey_orders();
     for (const auto& link : links_) link->flush();
-    site_.state.deliver();
+    context_.state.deliver();
     if (has_left()) break;
-    std::vector<os::PollItem> items = {{.target = &site_.wake_up, .want_read = true}};
+    std::vector<os::PollItem> items = {{.target = &context_.wake_up, .want_read = true}};
     for (const auto& link : links_) items.push_back(link->interest());
     for (const auto& process : setup_.processes) {
       if (process != nullptr) items.push_back({.target = process.get(), .want_read = true});
     }
     healer_.add_interests(items);
-    site_.system.poll(items, next_look(site_.system.now()));
+    context_.system.poll(items, next_look(context_.system.now()));
     look(items);
   }
   healer_.stop();
-  site_.state.end();
+  context_.state.end();
 }
 
 // Processes `items` in the order in which run() has listed them. All connections are read before
 // ended ones are judged: an event from one connection may explain the end of another.
 void PlaneLoop::look(std::vector<os::PollItem>& items) {
-  const TimePoint now = site_.system.now();
+  const TimePoint now = context_.system.now();
   auto item = items.begin();
-  if ((item++)->can_read) site_.wake_up.clear();
+  if ((item++)->can_read) context_.wake_up.clear();
   for (const auto& link : links_) {
     if ((item++)->can_read) receive_from(*link);
   }
@@ -83,7 +83,7 @@ void PlaneLoop::look(std::vector<os::PollItem>& items) {
   judge_ends();
   bury_ended(now);
   heal(is_healer_ready);
-  send_heartbeats(site_.system.now());
+  send_heartbeats(context_.system.now());
 }
 
 Deadline PlaneLoop::next_look(TimePoint now) const {
@@ -106,9 +106,9 @@ bool PlaneLoop::is_near(int rank) const {
 void PlaneLoop::add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed) {
   links_.push_back(std::make_unique<ControlLink>(
       ControlLink::Setup{++num_links_, peer, !is_near(peer), is_healed, std::move(socket)},
-      site_.meter));
+      context_.meter));
   if (!is_healed) return;
-  for (const Event& event : site_.state.all_events()) links_.back()->post(event);
+  for (const Event& event : context_.state.all_events()) links_.back()->post(event);
 }
 
 ControlLink* PlaneLoop::find_link(uint64_t id) {
@@ -122,7 +122,7 @@ bool PlaneLoop::has_link(int peer) const {
 }
 
 void PlaneLoop::obey_orders() {
-  const PlaneState::Orders orders = site_.state.take_orders();
+  const PlaneState::Orders orders = context_.state.take_orders();
   for (const Event& event : orders.events) {
     if (std::holds_alternative<wire::StatusQuestion>(event)) {
       spread(event, Scope::kEverywhere, kNoLink);
@@ -144,7 +144,7 @@ void PlaneLoop::start_leaving(Deadline receipts_by) {
 // new neighbours before it leaves. Otherwise all ranks that know the cause might leave before the
 // remaining ones have received it.
 bool PlaneLoop::has_news_of_failure() const {
-  return failure_heard_at_ && site_.system.now() - *failure_heard_at_ < kFailureNewsTime;
+  return failure_heard_at_ && context_.system.now() - *failure_heard_at_ < kFailureNewsTime;
 }
 
 // A leave that is published to a single peer may not reach the others: the peer may be stopped, or
@@ -159,9 +159,9 @@ bool PlaneLoop::has_few_peers(const std::vector<bool>& is_present) const {
 }
 
 EdgeHealer::View PlaneLoop::healer_view() const {
-  EdgeHealer::View view{.is_present = site_.state.presence(),
+  EdgeHealer::View view{.is_present = context_.state.presence(),
                         .has_link = [this](int rank) { return has_link(rank); },
-                        .may_dial = !site_.state.is_lost(self_)};
+                        .may_dial = !context_.state.is_lost(self_)};
   if (receipts_by_) view.may_dial &= has_news_of_failure() || has_few_peers(view.is_present);
   return view;
 }
@@ -170,10 +170,10 @@ EdgeHealer::View PlaneLoop::healer_view() const {
 // or the deadlines of these steps have passed. Lost ranks are not waited for.
 bool PlaneLoop::has_left() {
   if (!receipts_by_) return false;
-  const TimePoint now = site_.system.now();
+  const TimePoint now = context_.system.now();
   const auto all_of_living = [&](auto&& holds) {
     return std::ranges::all_of(links_, [&](const auto& link) {
-      return holds(*link) || site_.state.is_lost(link->peer());
+      return holds(*link) || context_.state.is_lost(link->peer());
     });
   };
   const EdgeHealer::View view = healer_view();
@@ -216,7 +216,7 @@ void PlaneLoop::handle_question(ControlLink& link, const wire::StatusQuestion& q
       question.origin >= 0 && question.origin < layout_.num_ranks() && question.origin != self_;
   if (!is_foreign || !routes_.add(question, link.id())) return;
   spread(question, scope_of(&link), link.id());
-  const std::shared_ptr<GroupEvents> group = site_.state.group(question.group);
+  const std::shared_ptr<GroupEvents> group = context_.state.group(question.group);
   const auto activity = group == nullptr ? std::nullopt : group->own_activity();
   if (activity) {
     link.post(wire::StatusAnswer{question.origin, question.number, self_, *activity});
@@ -224,7 +224,7 @@ void PlaneLoop::handle_question(ControlLink& link, const wire::StatusQuestion& q
 }
 
 void PlaneLoop::handle_answer(const wire::StatusAnswer& answer) {
-  if (answer.origin == self_) return site_.state.take_answer(answer);
+  if (answer.origin == self_) return context_.state.take_answer(answer);
   const std::optional<uint64_t> way = routes_.way_back(answer);
   ControlLink* const link = way ? find_link(*way) : nullptr;
   if (link != nullptr) link->post(answer);
@@ -234,23 +234,23 @@ void PlaneLoop::handle_answer(const wire::StatusAnswer& answer) {
 // A rank that was lost meanwhile may have reached only some of them.
 PlaneLoop::Scope PlaneLoop::scope_of(const ControlLink* by) const {
   if (by == nullptr || by->crosses_hosts()) return Scope::kEverywhere;
-  return site_.state.is_lost(by->peer()) ? Scope::kEverywhere : Scope::kOtherHosts;
+  return context_.state.is_lost(by->peer()) ? Scope::kEverywhere : Scope::kOtherHosts;
 }
 
 void PlaneLoop::learn(const Event& event, const ControlLink* by) {
   const int from = by == nullptr ? EventLog::kOwn : by->peer();
-  if (!site_.state.learn(event, from)) return;
-  ++site_.meter.events;
+  if (!context_.state.learn(event, from)) return;
+  ++context_.meter.events;
   spread(event, scope_of(by), by == nullptr ? kNoLink : by->id());
   if (std::holds_alternative<wire::FabricLeave>(event)) healer_.note_leave();
   const bool is_failure = std::holds_alternative<wire::GroupFailure>(event) ||
                           std::holds_alternative<LossReport>(event);
-  if (is_failure) failure_heard_at_ = site_.system.now();
+  if (is_failure) failure_heard_at_ = context_.system.now();
   const auto* loss = std::get_if<wire::LossReport>(&event);
   if (loss == nullptr) return;
   healer_.note_loss();
   if (!is_near(loss->rank) || loss->rank == self_) return;
-  for (const Event& told : site_.state.events_told_by(loss->rank)) {
+  for (const Event& told : context_.state.events_told_by(loss->rank)) {
     spread(told, Scope::kOwnHost, kNoLink);
   }
 }

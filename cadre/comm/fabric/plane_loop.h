@@ -29,14 +29,14 @@ class PlaneLoop {
   // How long a failure counts as recent, so that some ranks may not have received it yet.
   static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
-  struct Site {
+  struct PlaneContext {
     os::System& system;
     DialPlan plan;
     PlaneState& state;
     os::Event& wake_up;
     ControlMeter& meter;
   };
-  PlaneLoop(Site site, ControlPlane::Setup setup);
+  PlaneLoop(PlaneContext context, ControlPlane::Setup setup);
 
   void run();
 
@@ -80,7 +80,7 @@ class PlaneLoop {
   void heal(bool is_ready);
   void send_heartbeats(TimePoint now);
 
-  const Site site_;
+  const PlaneContext context_;
   ControlPlane::Setup setup_;
   const Layout& layout_;
   const int self_;

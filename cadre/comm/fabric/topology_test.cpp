@@ -13,10 +13,10 @@ namespace cadre {
 namespace {
 
 Layout layout_of(const std::vector<int>& ranks_per_host) {
-  std::vector<wire::RankCard> cards;
+  std::vector<wire::RankAddress> cards;
   for (size_t host = 0; host < ranks_per_host.size(); ++host) {
     for (int i = 0; i < ranks_per_host[host]; ++i) {
-      wire::RankCard& card = cards.emplace_back();
+      wire::RankAddress& card = cards.emplace_back();
       card.boot_id = format("boot-{}", host);
     }
   }

@@ -40,7 +40,7 @@ class MessageQueue::Pending final : public Message, public Completion {
       : Message(std::move(message)), queue_(std::move(queue)) {}
 
   void wait(std::optional<Deadline> until) override {
-    queue_->parts_.home->check();
+    queue_->parts_.fork_guard->check();
     if (!is_completed()) queue_->wait_for(*this, until);
     rethrow();
   }

@@ -24,7 +24,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/comm/flight_recorder.h"
-#include "cadre/comm/home_process.h"
+#include "cadre/comm/fork_guard.h"
 #include "cadre/comm/messages/point_to_point.h"
 #include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/held_role.h"
@@ -42,8 +42,8 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
     Monitor& monitor;
     FlightRecorder& recorder;
     Transport& transport;
-    Duration timeout;                         // of messages without a deadline
-    std::shared_ptr<const HomeProcess> home;  // shared with the group
+    Duration timeout;                             // of messages without a deadline
+    std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group
   };
   explicit MessageQueue(const Parts& parts);
   ~MessageQueue();

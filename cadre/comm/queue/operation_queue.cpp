@@ -23,7 +23,7 @@ class OperationQueue::Issued final : public Completion {
       : queue_(std::move(queue)), operation_(std::move(operation)) {}
 
   void wait(std::optional<Deadline> deadline) override {
-    queue_->home_->check();
+    queue_->fork_guard_->check();
     if (!is_completed()) queue_->wait_for(*this, deadline);
     rethrow();
   }
@@ -39,8 +39,11 @@ class OperationQueue::Issued final : public Completion {
 };
 
 OperationQueue::OperationQueue(os::System& system, OperationRunner& runner,
-                               std::shared_ptr<const HomeProcess> home)
-    : system_(system), runner_(runner), home_(std::move(home)), thread_(system, "cadre-progress") {}
+                               std::shared_ptr<const ForkGuard> fork_guard)
+    : system_(system),
+      runner_(runner),
+      fork_guard_(std::move(fork_guard)),
+      thread_(system, "cadre-progress") {}
 
 OperationQueue::~OperationQueue() = default;
 

@@ -27,7 +27,7 @@
 #include "cadre/collective/collective.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/communicator.h"
-#include "cadre/comm/home_process.h"
+#include "cadre/comm/fork_guard.h"
 #include "cadre/comm/queue/held_role.h"
 #include "cadre/comm/queue/idle_thread.h"
 #include "cadre/comm/work.h"
@@ -57,7 +57,7 @@ class OperationRunner {
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   OperationQueue(os::System& system, OperationRunner& runner,
-                 std::shared_ptr<const HomeProcess> home);
+                 std::shared_ptr<const ForkGuard> fork_guard);
   ~OperationQueue();
 
   // Issues the operation and returns when it is done, or throws its error.
@@ -95,7 +95,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   os::System& system_;
   OperationRunner& runner_;
-  const std::shared_ptr<const HomeProcess> home_;  // shared with the group
+  const std::shared_ptr<const ForkGuard> fork_guard_;  // shared with the group
 
   mutable std::mutex mutex_;
   bool is_front_running_ = false;

@@ -53,8 +53,8 @@ class OperationQueueTest : public ::testing::Test {
     runner_ = std::make_unique<ScriptedRunner>(std::move(script));
     queue_ = std::make_shared<OperationQueue>(
         system(), *runner_,
-        std::make_shared<const HomeProcess>("world", 0, native_->host().pid,
-                                            std::make_shared<const os::ForkMark>()));
+        std::make_shared<const ForkGuard>("world", 0, native_->host().pid,
+                                          std::make_shared<const os::ForkMark>()));
     return *queue_;
   }
   virtual os::System& system() { return *native_; }

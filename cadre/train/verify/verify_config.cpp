@@ -210,19 +210,18 @@ struct Prepared {
   std::vector<std::string> remarks;
 };
 
-Prepared prepare(const Config& config, const VerifyRequest& request,
-                 const VerifySurroundings& surroundings) {
+Prepared prepare(const Config& config, const VerifyRequest& request, const VerifyContext& context) {
   Prepared prepared;
   Config comparable = config;
   prepared.remarks = make_comparable(comparable);
-  auto task = open_task(comparable, surroundings.system.deadline_in(kTextSourceTimeout));
+  auto task = open_task(comparable, context.system.deadline_in(kTextSourceTimeout));
   auto run = std::make_shared<VerifiedRun>(
       VerifiedRun{.config = std::move(comparable),
                   .dtype = request.dtype == "float64" ? at::kDouble : at::kFloat,
                   .task = std::move(task)});
-  const int world_size = surroundings.world.world_size();
-  resolve_epochs(run->config, *make_training_loader(run->config, *run->task,
-                                                    surroundings.world.rank(), world_size));
+  const int world_size = context.world.world_size();
+  resolve_epochs(run->config,
+                 *make_training_loader(run->config, *run->task, context.world.rank(), world_size));
   prepared.num_steps = std::min(request.num_steps, run->config.run.steps);
   prepared.cases = select_strategy_cases(
       all_strategy_cases({.world_size = world_size,
@@ -251,15 +250,15 @@ std::string conclusion(const VerifyReport& report, const VerifyRequest& request)
 }
 
 void introduce(const Prepared& prepared, const VerifyRequest& request,
-               const VerifySurroundings& surroundings) {
-  if (surroundings.world.rank() != 0) return;
+               const VerifyContext& context) {
+  if (context.world.rank() != 0) return;
   const Config& config = prepared.run->config;
-  surroundings.print(cadre::format("{} of {} parameters on {}; {} steps of {} samples in {}\n",
-                                   config.model.kind, num_parameters(*prepared.run->make_model()),
-                                   prepared.run->task->data_text(), prepared.num_steps,
-                                   config.run.batch_size, request.dtype));
+  context.print(cadre::format("{} of {} parameters on {}; {} steps of {} samples in {}\n",
+                              config.model.kind, num_parameters(*prepared.run->make_model()),
+                              prepared.run->task->data_text(), prepared.num_steps,
+                              config.run.batch_size, request.dtype));
   for (const std::string& remark : prepared.remarks) {
-    surroundings.print(cadre::format("  {}\n", remark));
+    context.print(cadre::format("  {}\n", remark));
   }
 }
 
@@ -304,27 +303,25 @@ std::string json_of(const VerifyReport& report, const VerifyRequest& request) {
 }
 
 VerifyReport verify_config(const Config& config, const VerifyRequest& request,
-                           const VerifySurroundings& surroundings) {
+                           const VerifyContext& context) {
   at::set_num_threads(static_cast<int>(config.run.threads));
-  const auto replicas = make_replica_group(surroundings.world);
-  const bool is_first = surroundings.world.rank() == 0;
+  const auto replicas = make_replica_group(context.world);
+  const bool is_first = context.world.rank() == 0;
   Prepared prepared;
   on_all_ranks(*replicas, [&] {
-    prepared = prepare(config, request, surroundings);
-    introduce(prepared, request, surroundings);
+    prepared = prepare(config, request, context);
+    introduce(prepared, request, context);
   });
   VerificationOptions options{.num_steps = prepared.num_steps};
-  options.progress = [&](std::string_view line) {
-    surroundings.print(cadre::format("  {}\n", line));
-  };
+  options.progress = [&](std::string_view line) { context.print(cadre::format("  {}\n", line)); };
   VerifyReport report;
   try {
     report = run_verification(
-        surroundings.world,
+        context.world,
         {.make_reference = [&] { return std::make_unique<PlainRun>(prepared.run); },
          .make_training =
              [&](const StrategyCase& strategy) {
-               return std::make_unique<StrategyRun>(prepared.run, surroundings.world, strategy);
+               return std::make_unique<StrategyRun>(prepared.run, context.world, strategy);
              }},
         prepared.cases, options);
   } catch (const Error& error) {
@@ -334,7 +331,7 @@ VerifyReport verify_config(const Config& config, const VerifyRequest& request,
   }
   on_all_ranks(*replicas, [&] {
     if (!is_first) return;
-    surroundings.print(cadre::format("\n{}\n{}", report.to_text(), conclusion(report, request)));
+    context.print(cadre::format("\n{}\n{}", report.to_text(), conclusion(report, request)));
     if (!request.json_path.empty()) write_json(request.json_path, json_of(report, request));
   });
   return report;

@@ -29,7 +29,7 @@ struct VerifyRequest {
   std::string json_path = {};                // the report for programs; empty: none
 };
 
-struct VerifySurroundings {
+struct VerifyContext {
   ProcessGroup world;
   os::System& system;
   std::function<void(std::string_view)> print;  // of rank 0 only
@@ -37,7 +37,7 @@ struct VerifySurroundings {
 
 // Prints what it does, and the table.
 VerifyReport verify_config(const Config& config, const VerifyRequest& request,
-                           const VerifySurroundings& surroundings);
+                           const VerifyContext& context);
 
 // The report as a JSON object; a number that is NaN or infinite is null.
 std::string json_of(const VerifyReport& report, const VerifyRequest& request);

@@ -33,7 +33,7 @@ void set_random_state(const at::Tensor& state) {
 }
 
 // What a forward depends on beside its arguments.
-struct Surroundings {
+struct ForwardState {
   at::Tensor random = random_state();
   bool is_autocast = at::autocast::is_autocast_enabled(at::kCPU);
   at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
@@ -45,12 +45,12 @@ struct Surroundings {
   }
 };
 
-// The surroundings of a first forward, for a second one.
+// The state of a first forward, for a second one.
 class Restored {
  public:
-  explicit Restored(const Surroundings& surroundings) {
+  explicit Restored(const ForwardState& state) {
     at::autocast::increment_nesting();
-    surroundings.restore();
+    state.restore();
   }
   // Autocast keeps the casts of parameters up to the end of the outermost scope: longer, the next
   // forward would use those of the parameters before the step.
@@ -62,12 +62,12 @@ class Restored {
   Restored& operator=(const Restored&) = delete;
 
  private:
-  Surroundings before_;
+  ForwardState before_;
 };
 
 struct Checkpointed {
   TensorFunction function;
-  Surroundings surroundings;
+  ForwardState state;
   std::vector<at::Tensor> buffers;       // which a second forward leaves as they are
   std::vector<bool> requires_grad = {};  // by input
 };
@@ -162,7 +162,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     const KeptValues buffers(checkpointed.buffers);
     variable_list outputs;
     {
-      const Restored surroundings(checkpointed.surroundings);
+      const Restored state(checkpointed.state);
       const at::AutoGradMode with_grad(true);
       outputs = checkpointed.function(inputs);
     }
@@ -187,7 +187,7 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at
   const at::Tensor leaf = at::zeros({0}).requires_grad_(true);
   return CheckpointFunction::apply(leaf, at::TensorList(inputs),
                                    c10::make_intrusive<Holder>(Checkpointed{
-                                       std::move(function), Surroundings{}, std::move(buffers)}));
+                                       std::move(function), ForwardState{}, std::move(buffers)}));
 }
 
 bool checkpointing_is_useful() {

@@ -1,5 +1,5 @@
 // Where ranks are reached, worked out by hand; and what they learn of each other at the store.
-#include "cadre/rendezvous/meeting.h"
+#include "cadre/rendezvous/exchange_addresses.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

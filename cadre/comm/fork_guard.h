@@ -1,5 +1,6 @@
-// The process in which a group was connected: a child made by fork() without exec has copies of the
-// group's memory and connections, but none of its threads, and must not touch them.
+// Detects that a group is used in a child of the process that connected it. A child made by fork()
+// without exec has copies of the group's memory and connections, but none of its threads, and must
+// not touch them.
 //
 // Threads: any. Blocking: never. Lifetime: a value of the group, its Works and its buffers.
 // Errors: check() throws kInvalidArgument in such a child.
@@ -13,15 +14,15 @@
 
 namespace cadre {
 
-class HomeProcess {
+class ForkGuard {
  public:
   // `mark` was made in this process, whose id is `pid`; shared by all groups of the process.
-  HomeProcess(std::string group, Rank rank, int pid, std::shared_ptr<const os::ForkMark> mark);
+  ForkGuard(std::string group, Rank rank, int pid, std::shared_ptr<const os::ForkMark> mark);
 
-  // In a child. What is destroyed there must neither wait nor talk.
-  bool is_left() const { return mark_->is_in_child(); }
+  // Destructors in a child must neither wait nor communicate.
+  bool is_in_child() const { return mark_->is_in_child(); }
   void check() const {
-    if (is_left()) refuse();
+    if (is_in_child()) refuse();
   }
 
  private:

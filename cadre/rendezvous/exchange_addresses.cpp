@@ -1,4 +1,4 @@
-#include "cadre/rendezvous/meeting.h"
+#include "cadre/rendezvous/exchange_addresses.h"
 
 #include <algorithm>
 #include <chrono>
@@ -46,9 +46,9 @@ std::string name_ranks(const std::vector<int>& ranks) {
 }
 
 // One rank's part in the meeting.
-class Meeting {
+class AddressExchange {
  public:
-  Meeting(os::System& system, Store& store, const MeetingTerms& terms, Deadline deadline)
+  AddressExchange(os::System& system, Store& store, const ExchangeOptions& terms, Deadline deadline)
       : system_(system), store_(store), terms_(terms), deadline_(deadline) {
     const os::HostInfo host = system.host();
     own_ = format("{}, on {} (pid {})", world_, host.name, host.pid);
@@ -74,14 +74,14 @@ class Meeting {
 
   os::System& system_;
   Store& store_;
-  const MeetingTerms& terms_;
+  const ExchangeOptions& terms_;
   const Deadline deadline_;
   const std::string world_ = format("a world of {}", terms_.world_size);
   std::string own_;  // the sentence on this rank's card
   std::vector<std::string> keys_;
 };
 
-Result<std::vector<StoreView>> Meeting::run() {
+Result<std::vector<StoreView>> AddressExchange::run() {
   CADRE_RETURN_IF_ERROR(leave_card());
   // What is left after the patience is for finding out who is missing.
   const TimePoint now = system_.now();
@@ -104,7 +104,7 @@ Result<std::vector<StoreView>> Meeting::run() {
   return views;
 }
 
-Status Meeting::leave_card() {
+Status AddressExchange::leave_card() {
   const auto holder = store_.compare_set(keys_[static_cast<size_t>(terms_.rank.value)], "",
                                          write_card(own_, terms_.view), deadline_);
   if (!holder.ok()) return holder.error();
@@ -116,7 +116,7 @@ Status Meeting::leave_card() {
                       terms_.rank, sentence_of(*holder), own_));
 }
 
-Status Meeting::check_card(size_t rank, const std::string& card) const {
+Status AddressExchange::check_card(size_t rank, const std::string& card) const {
   if (card.starts_with(world_ + ",")) return {};
   return Error(ErrorCode::kInvalidArgument,
                format("rank {} joined {}, but rank {} joined {}: give all ranks the same "
@@ -124,7 +124,7 @@ Status Meeting::check_card(size_t rank, const std::string& card) const {
                       terms_.rank, own_, rank, sentence_of(card)));
 }
 
-Result<std::vector<std::string>> Meeting::collect_cards(Deadline until) {
+Result<std::vector<std::string>> AddressExchange::collect_cards(Deadline until) {
   // Rank 0 is in every world: who has another world in mind sees it here, instead of waiting for
   // ranks that do not exist.
   const auto first = store_.get(keys_[0], until);
@@ -133,7 +133,7 @@ Result<std::vector<std::string>> Meeting::collect_cards(Deadline until) {
   return store_.multi_get(keys_, until);
 }
 
-Result<std::vector<std::string>> Meeting::collect_cards_and_warn(Deadline patience) {
+Result<std::vector<std::string>> AddressExchange::collect_cards_and_warn(Deadline patience) {
   const Deadline warning = system_.deadline_in(terms_.warn_after);
   auto cards = collect_cards(patience.earlier(warning));
   if (cards.ok() || cards.error().code() != ErrorCode::kTimeout ||
@@ -145,7 +145,7 @@ Result<std::vector<std::string>> Meeting::collect_cards_and_warn(Deadline patien
 }
 
 // Says who is missing, unless those who have come have another world in mind.
-Status Meeting::warn_of_wait(Deadline until) {
+Status AddressExchange::warn_of_wait(Deadline until) {
   if (!is_lowest(until)) return {};
   const std::vector<int> missing = missing_ranks(until);
   for (size_t rank = 0; rank < keys_.size(); ++rank) {
@@ -166,7 +166,7 @@ Status Meeting::warn_of_wait(Deadline until) {
 
 // Whether this rank speaks for all that have come: none of a lower number has. So a world that
 // waits is told of once, and costs the store a few requests a rank.
-bool Meeting::is_lowest(Deadline until) {
+bool AddressExchange::is_lowest(Deadline until) {
   for (size_t rank = 0; rank < static_cast<size_t>(terms_.rank.value); ++rank) {
     const Result<bool> is_there = store_.check(key_of(rank), until);
     if (!is_there.ok() || *is_there) return false;
@@ -174,7 +174,7 @@ bool Meeting::is_lowest(Deadline until) {
   return true;
 }
 
-std::vector<int> Meeting::missing_ranks(Deadline until) {
+std::vector<int> AddressExchange::missing_ranks(Deadline until) {
   std::vector<int> missing;
   for (size_t rank = 0; rank < keys_.size(); ++rank) {
     const Result<bool> is_there = store_.check(key_of(rank), until);
@@ -190,9 +190,9 @@ bool is_loopback_host(std::string_view host) {
          host.starts_with("::ffff:127.");
 }
 
-Result<std::vector<StoreView>> meet(os::System& system, Store& store, const MeetingTerms& terms,
-                                    Deadline deadline) {
-  return Meeting(system, store, terms, deadline).run();
+Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& store,
+                                                  const ExchangeOptions& terms, Deadline deadline) {
+  return AddressExchange(system, store, terms, deadline).run();
 }
 
 Result<std::vector<std::string>> choose_listen_hosts(const std::vector<StoreView>& views,

@@ -1,4 +1,4 @@
-#include "cadre/comm/home_process.h"
+#include "cadre/comm/fork_guard.h"
 
 #include <utility>
 
@@ -7,11 +7,11 @@
 
 namespace cadre {
 
-HomeProcess::HomeProcess(std::string group, Rank rank, int pid,
-                         std::shared_ptr<const os::ForkMark> mark)
+ForkGuard::ForkGuard(std::string group, Rank rank, int pid,
+                     std::shared_ptr<const os::ForkMark> mark)
     : mark_(std::move(mark)), group_(std::move(group)), rank_(rank), pid_(pid) {}
 
-void HomeProcess::refuse() const {
+void ForkGuard::refuse() const {
   throw Error(ErrorCode::kInvalidArgument,
               format("group \"{}\" belongs to rank {}, pid {}, from which this process was forked: "
                      "it has none of the group's threads and shares its connections. Remedy: "

@@ -1,7 +1,7 @@
-// Who sleeps on which WaitWord. One table for all ranks: a word's address is the same for all of
-// them, because simulated processes share one address space.
+// Which threads sleep on which WaitWord. One table for all ranks: simulated processes share one
+// address space, so a word has the same address in all of them.
 //
-// Threads: the holder of the baton. Blocking: never.
+// Threads: only the thread that the simulator runs. Blocking: never.
 #pragma once
 
 #include <algorithm>
@@ -11,19 +11,19 @@
 
 namespace cadre::sim {
 
-class Words {
+class SleepingThreads {
  public:
   // One thread's sleep, from construction to destruction.
   class Sleep {
    public:
-    // Counts itself in the word, as the native System does: who rings may skip the call of wake()
-    // when nobody sleeps.
-    Sleep(Words& words, os::WaitWord& word) : words_(words), word_(&word) {
+    // Counts itself in the word, as the native System does: a thread that changes the word may skip
+    // wake() when no thread sleeps on it.
+    Sleep(SleepingThreads& words, os::WaitWord& word) : sleeping_threads_(words), word_(&word) {
       word_->sleepers.fetch_add(1);
-      words_.sleeps_.push_back(this);
+      sleeping_threads_.sleeps_.push_back(this);
     }
     ~Sleep() {
-      std::erase(words_.sleeps_, this);
+      std::erase(sleeping_threads_.sleeps_, this);
       word_->sleepers.fetch_sub(1);
     }
     Sleep(const Sleep&) = delete;
@@ -32,8 +32,8 @@ class Words {
     bool is_over() const { return is_over_; }
 
    private:
-    friend class Words;
-    Words& words_;
+    friend class SleepingThreads;
+    SleepingThreads& sleeping_threads_;
     os::WaitWord* word_;
     bool is_over_ = false;
   };
