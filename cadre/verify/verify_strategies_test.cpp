@@ -410,6 +410,27 @@ TEST(VerifyStrategies, MisuseIsASentence) {
 }
 
 // A wrapper that refuses the module is no failure of the verification.
+// One strategy that deviates, or fails, in one respect decides.
+TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
+  const Deviation within{.difference = 1e-6, .bound = 1e-5};
+  const Deviation beyond{.difference = 1.1e-5, .bound = 1e-5};
+  const StrategyReport good{.loss = within, .gradients = within, .parameters = within};
+  const auto report_with = [&](const StrategyReport& strategy) {
+    return VerifyReport{.world_size = 2, .num_steps = 1, .strategies = {good, strategy, good}};
+  };
+  EXPECT_TRUE(report_with(good).is_within());
+  for (const auto part :
+       {&StrategyReport::loss, &StrategyReport::gradients, &StrategyReport::parameters}) {
+    StrategyReport bad = good;
+    bad.*part = beyond;
+    EXPECT_FALSE(bad.is_within());
+    EXPECT_FALSE(report_with(bad).is_within());
+  }
+  StrategyReport failed = good;
+  failed.error = "rank 1: out of luck";
+  EXPECT_FALSE(report_with(failed).is_within());
+}
+
 TEST(VerifyStrategies, ARefusedModuleIsInTheReport) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(
