@@ -126,6 +126,24 @@ TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
 
 // By the reader's own formula for where things lie: torch.distributed.checkpoint takes the offsets
 // from the metadata and the sizes from the entries.
+// Statistics of a batch norm differ by rank; those of rank 0 are kept, as DDP broadcasts them.
+TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
+  const testing::TemporaryFolder run;
+  const World world{Strategy::kFlat, 3};
+  const auto result = run_groups(world.size, [&](const ProcessGroup& group) {
+    SnapshotFolder folder(run.path());
+    SnapshotParts parts = make_parts(world, group.rank(), true);
+    for (const SnapshotTensor& buffer : parts.buffers) buffer.values.fill_(group.rank() == 0);
+    save_sharded(folder, 1, parts, group).value_or_throw();
+    for (const SnapshotTensor& buffer : parts.buffers) buffer.values.zero_();
+    load_sharded(folder.path_of(1), parts, group);
+    for (const SnapshotTensor& buffer : parts.buffers) {
+      testing::require(buffer.values.eq(1).all().item<bool>(), buffer.name);
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
   const testing::TemporaryFolder run;
   const World world{Strategy::kFlat, 3};

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cadre/base/format.h"
+#include "cadre/shard/gather_shards.h"
 #include "cadre/shard/grad_scaler.h"
 #include "cadre/shard/nonfinite_gradients.h"
 #include "cadre/shard/sharded_norm.h"
@@ -67,6 +68,21 @@ TEST_P(GradientToolsOnRanks, DecideAlikeWhatBecomesOfAStep) {
                 ::testing::ElementsAre(HasSubstr("gradients step 18: the gradient of \"p0\"")));
     EXPECT_TRUE(check_gradients_finite(std::span(shards),
                                        {.policy = NonFinitePolicy::kContinue, .log = log}));
+  });
+}
+
+// A rank whose part of a parameter has no gradient takes part, with zeros.
+TEST_P(GradientToolsOnRanks, GatherGradientsThatSomeRanksHave) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {8, 4});
+    if (group.rank() > 0) shards[0].values.mutable_grad().reset();
+    shards[1].values.mutable_grad().reset();
+    const std::vector<NamedTensor> gradients = gather_gradients(shards, group);
+    Tensor expected = torch::zeros({8});
+    expected.narrow(0, 0, (8 + group.world_size() - 1) / group.world_size()).fill_(1);
+    EXPECT_TRUE(torch::equal(gradients[0].tensor, expected)) << gradients[0].tensor;
+    EXPECT_FALSE(gradients[1].tensor.defined());
   });
 }
 

@@ -321,6 +321,27 @@ TEST(FsdpMisuse, RanksHaveOtherUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(FsdpMisuse, RanksHaveOtherOptions) {
+  using Choice = FullyShardedDataParallelOptions;
+  for (const Choice& other :
+       {Choice{.precision = {.parameters = torch::kBFloat16}},
+        Choice{.precision = {.reduce = torch::kDouble}}, Choice{.num_prefetched = 0},
+        Choice{.reshard = Reshard::kAfterReduction}, Choice{.form = ShardForm::kMapped}}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const auto module = std::make_shared<Chain>();
+      fully_shard(module->units[0]);
+      EXPECT_THAT(error_of(
+                      [&] {
+                        FullyShardedDataParallel(module, group,
+                                                 group.rank() == 1 ? other : Choice());
+                      },
+                      ErrorCode::kInvalidArgument),
+                  HasSubstr("rank 1 has other units or options than rank 0"));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
 TEST(FsdpMisuse, AllRanksMayChangeTheOrder) {
   on_ranks([](TrainedRank& rank) {
     for (const std::vector<size_t>& order :

@@ -165,6 +165,29 @@ TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
   }
 }
 
+// A shard and gradients of five units, and the state of those parameters of which the rank has a
+// part.
+TEST(FsdpOffloadErrors, EachRankReservesForItsOwnParts) {
+  const auto result = run_groups(8, [](const ProcessGroup& group, std::string& output) {
+    size_t num_pages = 5 * 2;
+    {
+      FullyShardedDataParallel model{std::make_shared<Tower>(), group, every_unit()};
+      for (const Tensor& values : model.parameters()) num_pages += values.numel() > 0 ? 2 : 0;
+    }
+    const SmallDisk disk(num_pages * 4096);
+    output = disk.is_there() ? std::to_string(num_pages) : "";
+    FullyShardedDataParallelOptions options = every_unit();
+    if (disk.is_there()) options.offload = {.folder = disk.folder().path()};
+    EXPECT_EQ(failure_of([&] {
+                FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+              }),
+              "");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  if (result.ranks[0].output.empty()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN";
+  EXPECT_NE(result.ranks[0].output, result.ranks[7].output);
+}
+
 TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
   const TemporaryFolder folder;
   const auto result = run_groups(3, [&](const ProcessGroup& group) {

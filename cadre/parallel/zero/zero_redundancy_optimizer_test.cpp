@@ -259,10 +259,20 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
   EXPECT_THAT(refusal({.name = "fc", .step = 1}), HasSubstr("\"fc\", which is none of this"));
   EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"momentum_buffer", ones}}}),
               HasSubstr("has 1 tensors, of which 0 are"));
+  EXPECT_THAT(refusal({.name = "in.weight",
+                       .step = 1,
+                       .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}, {"sum", ones}}}),
+              HasSubstr("has 3 tensors, of which 2 are"));
   EXPECT_THAT(refusal({.name = "in.weight", .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}}),
               HasSubstr("has no step"));
   EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"exp_avg", ones.t()}}}),
               HasSubstr("\"exp_avg\" of \"in.weight\" has sizes (5, 7), expected (7, 5)"));
+  EXPECT_TRUE(zero.state_dict().empty());
+  const FullParameterState given{
+      .name = "in.weight", .step = 1, .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}};
+  zero.load_state_dict(std::vector<FullParameterState>{given});
+  EXPECT_EQ(zero.state_dict().size(), 1U);
+  zero.load_state_dict({});  // a list without a parameter takes its state away
   EXPECT_TRUE(zero.state_dict().empty());
 }
 
