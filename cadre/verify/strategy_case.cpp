@@ -35,13 +35,13 @@ void append_sharded(const StrategyCase& sharded, const StrategySpace& space,
     cases.push_back(sharded);
     cases.back().reshard = reshard;
   }
-  if (!space.has_every_form) return;
   const int group_size = group_size_of(space.world_size / sharded.num_replicas);
-  if (group_size > 0) {
+  if (space.has_onto_group && group_size > 0) {
     cases.push_back(sharded);
     cases.back().reshard = Reshard::kOntoGroup;
     cases.back().reshard_group_size = group_size;
   }
+  if (!space.has_mapped) return;
   cases.push_back(sharded);
   cases.back().form = ShardForm::kMapped;
 }
