@@ -242,11 +242,6 @@ void check_strategy(const ParallelConfig& config, int world_size) {
                               config.replicas, world_size));
   }
   const bool has_units = config.strategy == "fsdp" || config.strategy == "hsdp";
-  if (has_units && config.offload != "none" && config.form == "mapped") {
-    throw Error(ErrorCode::kInvalidArgument,
-                "parallel.form is mapped, and parallel.offload keeps the parts in files, which "
-                "other processes cannot read in place: choose gathered, or offload = \"none\"");
-  }
   if (has_units && config.offload != "none" && !std::filesystem::is_directory(config.offload)) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("parallel.offload: there is no folder {}; make it, or choose none",

@@ -180,9 +180,6 @@ TEST_F(TrainerStrategyTest, AFolderForOffloadThatIsNotThereIsNamed) {
   config.parallel.offload = folder_ + "/nothing";
   EXPECT_THAT(run(config, 2).failures,
               HasSubstr("parallel.offload: there is no folder " + folder_ + "/nothing; make it"));
-  config.parallel.form = "mapped";
-  EXPECT_THAT(run(config, 2).failures,
-              HasSubstr("parallel.form is mapped, and parallel.offload keeps the parts in files"));
 }
 
 // The second forward has the arguments and the random numbers of the first.

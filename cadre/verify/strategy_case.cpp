@@ -36,12 +36,11 @@ void append_sharded(const StrategyCase& sharded, const StrategySpace& space,
     cases.back().reshard = reshard;
   }
   const int group_size = group_size_of(space.world_size / sharded.num_replicas);
-  if (space.has_onto_group && group_size > 0) {
+  if (space.has_group_reshard && group_size > 0) {
     cases.push_back(sharded);
     cases.back().reshard = Reshard::kOntoGroup;
     cases.back().reshard_group_size = group_size;
   }
-  if (!space.has_mapped) return;
   cases.push_back(sharded);
   cases.back().form = ShardForm::kMapped;
 }

@@ -42,10 +42,8 @@ struct StrategySpace {
   int world_size = 1;
   // Each case with one part, and with so many.
   int64_t num_parts = 2;
-  // Without: no kOntoGroup, which the trainer has no key for.
-  bool has_onto_group = true;
-  // Without: no ShardForm::kMapped, which shards in files (FileOffload) exclude.
-  bool has_mapped = true;
+  // Without: no Reshard::kOntoGroup, which the trainer has no key for.
+  bool has_group_reshard = true;
 };
 // Every case for so many ranks: hsdp for each two factors above 1; kOntoGroup where the ranks that
 // own shards can be divided; mapped shards with kAfterForward.

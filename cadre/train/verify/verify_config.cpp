@@ -169,7 +169,9 @@ class StrategyRun final : public SteppedTraining {
     parallel.strategy = std::string(name_of(strategy.strategy));
     parallel.reshard = std::string(name_of(strategy.reshard));
     parallel.replicas = strategy.num_replicas;
-    parallel.form = strategy.form == ShardForm::kMapped ? "mapped" : "gathered";
+    const bool is_mapped = strategy.form == ShardForm::kMapped;
+    parallel.form = is_mapped ? "mapped" : "gathered";
+    if (is_mapped) parallel.offload = "none";
     return parallel;
   }
 
@@ -225,8 +227,7 @@ Prepared prepare(const Config& config, const VerifyRequest& request,
   prepared.cases = select_strategy_cases(
       all_strategy_cases({.world_size = world_size,
                           .num_parts = std::max<int64_t>(2, config.run.accumulate),
-                          .has_onto_group = false,
-                          .has_mapped = config.parallel.offload == "none"}),
+                          .has_group_reshard = false}),
       request.strategies, world_size);
   prepared.run = std::move(run);
   return prepared;
