@@ -49,8 +49,11 @@ Status check_writable(const NamedTensors& tensors) {
     if (!is_plain || !safetensors_dtype(tensor.scalar_type())) {
       return Error(ErrorCode::kInvalidArgument,
                    cadre::format("safetensors: '{}' is {}; expected a dense CPU tensor of a dtype "
-                                 "that the format has",
-                                 name, tensor.defined() ? tensor.toString() : "undefined"));
+                                 "that the format has{}",
+                                 name, tensor.defined() ? tensor.toString() : "undefined",
+                                 tensor.defined() && tensor.is_meta()
+                                     ? "; call cadre::materialize() for a module of defer_init()"
+                                     : ""));
     }
   }
   return {};

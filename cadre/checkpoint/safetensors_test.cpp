@@ -59,6 +59,8 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
               ::testing::HasSubstr("two tensors are named 'a'"));
   EXPECT_THAT(message({{"a", torch::ones({2, 2}).to_sparse()}}), ::testing::HasSubstr("'a'"));
   EXPECT_THAT(message({{"a", at::Tensor()}}), ::testing::HasSubstr("undefined"));
+  EXPECT_THAT(message({{"a", torch::empty({2}, torch::kMeta)}}),
+              ::testing::HasSubstr("call cadre::materialize() for a module of defer_init()"));
   EXPECT_FALSE(std::filesystem::exists(path_));
 }
 

@@ -319,6 +319,42 @@ TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   }
 }
 
+// The other rank compares a number, as FullyShardedDataParallel does before an unexpected use of a
+// unit: it must not be taken for the length of a message that memory is allocated for.
+TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    if (group.rank() == 0) {
+      SnapshotFolder folder(run.path());
+      const Status status = save_sharded(folder, 3, make_parts(kTwo, 0, true), group);
+      output = status.ok() ? "saved" : status.error().message();
+      return;
+    }
+    try {
+      group.all_gather(torch::empty({2}, torch::kLong),
+                       torch::full({1}, int64_t{1} << 60, torch::kLong));
+    } catch (const Error& error) {
+      output = error.message();
+    }
+  });
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("the ranks disagree: rank 0"));
+    EXPECT_THAT(rank.output, HasSubstr("all_gather(int64 x 1)"));
+  }
+  EXPECT_TRUE(fs::is_empty(run.path()));
+}
+
+TEST(ShardedSave, PartsWithoutTheirGroupAreRefused) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  const Status status = save_sharded(folder, 3, make_parts(kTwo, 0, true));
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.error().message()),
+              HasSubstr("without a group this process must hold the whole tensor: pass the group "
+                        "of the ranks that hold its parts"));
+  EXPECT_TRUE(fs::is_empty(run.path()));
+}
+
 TEST(SavePlan, AnyTextThatIsNoListOfTensorsIsRefused) {
   HeldTensor held{.tensor = {.name = "w", .dtype = "F32", .shape = {2, 3}, .pieces = {}},
                   .boxes = {Box{{0, 0}, {1, 3}}, Box{{1, 0}, {1, 2}}},

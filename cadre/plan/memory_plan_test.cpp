@@ -272,7 +272,8 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   EXPECT_THAT(refusal_of({}, model), HasSubstr("unit 1 has the parent 2"));
   model = small_model();
   model.parameters[0].unit = 9;
-  EXPECT_THAT(refusal_of({}, model), HasSubstr("\"a.weight\" is in unit 9 of 3"));
+  EXPECT_THAT(refusal_of({}, model),
+              HasSubstr("\"a.weight\" is in unit 9, but the model has 3 units"));
 }
 
 // A unit of 10 with two of 1 and 2 in it, then one of 5.

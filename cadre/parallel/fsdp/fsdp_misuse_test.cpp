@@ -342,6 +342,20 @@ TEST(FsdpMisuse, RanksHaveOtherOptions) {
   }
 }
 
+// Its parameters are sharded with those of the root, so the call would change nothing.
+TEST(FsdpMisuse, AModuleIsDeclaredAfterTheWrapperIsMade) {
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Chain>();
+    fully_shard(module->units[0]);
+    const FullyShardedDataParallel model(module, group);
+    EXPECT_THAT(error_of([&] { fully_shard(module->units[0]); }, ErrorCode::kInvalidArgument),
+                HasSubstr("is a unit of a FullyShardedDataParallel already"));
+    EXPECT_THAT(error_of([&] { fully_shard(module->units[1]); }, ErrorCode::kInvalidArgument),
+                HasSubstr("is in a model that a FullyShardedDataParallel has sharded already"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(FsdpMisuse, AllRanksMayChangeTheOrder) {
   on_ranks([](TrainedRank& rank) {
     for (const std::vector<size_t>& order :

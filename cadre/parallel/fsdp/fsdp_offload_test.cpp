@@ -197,8 +197,9 @@ TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
       FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
     });
     EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel"));
-    EXPECT_THAT(failure, HasSubstr(group.rank() == 1 ? "none: No such file or directory"
-                                                     : "rank 1 has no room for its files"));
+    EXPECT_THAT(failure,
+                HasSubstr(group.rank() == 1 ? "none\", which must exist on a disk: No such file"
+                                            : "rank 1 has no room for its files"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -209,10 +210,13 @@ TEST(FsdpOffloadErrors, MappedShardsAreInMemory) {
     FullyShardedDataParallelOptions options = every_unit();
     options.offload = {.folder = folder.path()};
     options.form = ShardForm::kMapped;
-    EXPECT_THAT(failure_of([&] {
-                  FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
-                }),
-                HasSubstr("choose ShardForm::kGathered without keep_full, or leave out the files"));
+    EXPECT_THAT(
+        failure_of([&] {
+          FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+        }),
+        HasSubstr("options.form is kMapped, and options.offload keeps shards in files, which "
+                  "other ranks cannot read in place: choose ShardForm::kGathered, or leave "
+                  "offload out"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -95,8 +95,8 @@ void check_same_units(const UnitAssignment& assignment,
     if (digests[rank] == digests[0]) continue;
     refuse_model(
         format("rank {} has other units or options than rank 0 (this is rank {}, with {} units "
-               "beside the root). Call fully_shard() for the same modules with the same options "
-               "on all ranks",
+               "beside the root). Call fully_shard() for the same modules, and give it and the "
+               "wrapper the same options, on all ranks",
                rank, group.rank(), assignment.units.size() - 1));
   }
 }
@@ -118,6 +118,13 @@ void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment
   std::vector<NamedTensor> whole = distinct_buffers(module);
   std::ranges::copy(assignment.ignored, std::back_inserter(whole));
   materialize_tensors(kWrapper, whole);
+}
+
+void check_form(const FullyShardedDataParallelOptions& options) {
+  if (!options.offload || options.form != ShardForm::kMapped) return;
+  refuse_model(
+      "options.form is kMapped, and options.offload keeps shards in files, which other ranks "
+      "cannot read in place: choose ShardForm::kGathered, or leave offload out");
 }
 
 // It works, and saves only the memory of gradients and optimizer states.
@@ -186,8 +193,13 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   return names;
 }
 
-// From here on calls of the units go to the schedule.
-void bind_units(const UnitAssignment& assignment, const std::shared_ptr<ShardedUnits>& units) {
+// From here on calls of the units go to the schedule, and no module becomes a unit any more.
+void bind_units(const torch::nn::Module& module, const UnitAssignment& assignment,
+                const std::shared_ptr<ShardedUnits>& units) {
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    auto* const unit = dynamic_cast<ShardUnitBase*>(part.get());
+    if (unit != nullptr) unit->binding().is_wrapped = true;
+  }
   for (size_t i = 1; i < assignment.units.size(); ++i) {
     ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
     binding.is_sharded = true;
@@ -336,6 +348,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     all_ranks = all;
     const auto shard_group = groups_.shard ? groups_.shard : all;
     check_same_units(construction.assignment, options_, *shard_group, *all);
+    check_form(options_);
     warn_without_units(construction.assignment, *all);
     files_ = open_offload(options_.offload, construction.assignment,
                           {.all = *all, .shard = *shard_group});
@@ -383,7 +396,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
-  bind_units(construction.assignment, units_);
+  bind_units(*module_, construction.assignment, units_);
 }
 
 FullyShardedCore::~FullyShardedCore() = default;
