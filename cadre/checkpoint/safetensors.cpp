@@ -87,7 +87,8 @@ Status write_safetensors(const std::string& path, const NamedTensors& tensors,
       contiguous;  // keeps the bytes alive until they are written
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
-    contiguous.emplace(name, tensor.contiguous());
+    // A lazy conjugate or negative has other bytes than values.
+    contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
     entries.push_back({.name = name,
                        .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
                        .shape = tensor.sizes().vec()});

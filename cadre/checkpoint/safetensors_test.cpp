@@ -36,6 +36,8 @@ TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
     tensors.emplace_back(c10::toString(type), torch::arange(7).to(type));
   }
   tensors.emplace_back("transposed", torch::arange(6, options(at::kFloat)).view({2, 3}).t());
+  const at::Tensor numbers = torch::complex(torch::ones({2}), torch::ones({2}));
+  tensors.emplace_back("lazy conjugate", numbers.conj());
   tensors.emplace_back("scalar", torch::tensor(2.5));
   tensors.emplace_back("empty", torch::empty({3, 0}));
   ASSERT_TRUE(write_safetensors(path_, tensors, {{"step", "7"}}).ok());

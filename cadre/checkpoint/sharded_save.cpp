@@ -64,7 +64,7 @@ class HeldBuilder {
       return invalid(name, "occurs twice");
     }
     tensor.dtype = *dtype;
-    at::Tensor flat = values.detach().contiguous().view({-1});
+    at::Tensor flat = values.detach().resolve_conj().resolve_neg().contiguous().view({-1});
     const std::string value =
         tensor.is_scalar
             ? std::string(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes())

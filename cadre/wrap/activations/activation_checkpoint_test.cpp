@@ -205,5 +205,19 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
               HasSubstr("create_graph=true does not go through"));
 }
 
+struct ReturnsItsWeight : torch::nn::Module {
+  at::Tensor weight = register_parameter("weight", torch::ones({3}));
+  std::vector<at::Tensor> forward(at::Tensor x) { return {weight, x * weight}; }
+};
+
+TEST(ActivationCheckpoint, AParameterThatIsReturnedStaysALeaf) {
+  ActivationCheckpoint<ReturnsItsWeight> module;
+  const auto outputs = module.forward(torch::full({3}, 2.0));
+  EXPECT_TRUE(module.weight.is_leaf());
+  if (!module.weight.is_leaf()) return;  // its backward would wait for itself
+  (3 * outputs[0] + outputs[1]).sum().backward();
+  EXPECT_TRUE(module.weight.grad().equal(torch::full({3}, 5.0)));
+}
+
 }  // namespace
 }  // namespace cadre
