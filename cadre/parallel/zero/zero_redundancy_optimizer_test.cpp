@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -158,6 +159,37 @@ TEST(ZeroRedundancyOptimizer, TakesGroupsThatAreAddedLater) {
       train_step(late_net, group, late, step);
     }
     require_same(late_net, plain_late_net, "added through the base");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The program takes a group out, or exchanges the parameters of two groups of one size.
+TEST(ZeroRedundancyOptimizer, FollowsWhatTheProgramDoesToItsGroups) {
+  using torch::optim::SGDOptions;
+  const std::vector<std::function<void(Groups&)>> changes = {
+      [](Groups& groups) { groups.pop_back(); },
+      [](Groups& groups) { groups.erase(groups.begin()); },
+      [](Groups& groups) { std::swap(groups[0].params(), groups[1].params()); }};
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    for (size_t i = 0; i < changes.size(); ++i) {
+      const auto groups_of_two = [](const Net& net) {
+        return Groups{{net.in->parameters(), std::make_unique<SGDOptions>(0.1)},
+                      {net.out->parameters(), std::make_unique<SGDOptions>(0.5)}};
+      };
+      Net plain_net;
+      Net net;
+      SGD plain(groups_of_two(plain_net), SGDOptions(0.1));
+      ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, groups_of_two(net),
+                                        SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        for (Groups* groups : {&plain.param_groups(), &zero.param_groups()}) {
+          if (step == 1) changes[i](*groups);
+        }
+        train_step(plain_net, group, plain, step);
+        train_step(net, group, zero, step);
+        require_same(net, plain_net, "change " + std::to_string(i));
+      }
+    }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
