@@ -247,6 +247,9 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   void mark_stale() override {
     for (const auto& flat : flats) flat->mark_stale();
   }
+  bool is_outdated() const override {
+    return std::ranges::any_of(flats, [](const auto& flat) { return flat->is_outdated(); });
+  }
 
   std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
 };
