@@ -64,6 +64,10 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
   EXPECT_THAT(message({{"a", torch::empty({2}, torch::kMeta)}}),
               ::testing::HasSubstr("call cadre::materialize() for a module of defer_init()"));
   EXPECT_FALSE(std::filesystem::exists(path_));
+  torch::nn::Module module;
+  module.register_buffer("z", torch::zeros({2}, torch::kComplexDouble));
+  EXPECT_THROW(save(module, path_), Error);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "the temporary file is left";
 }
 
 TEST_F(SafetensorsTest, NamesTheFileThatIsDamaged) {

@@ -1,5 +1,6 @@
 #include "cadre/checkpoint/sharded_load.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -130,6 +131,12 @@ class Loader {
           cadre::format("'{}' has {} elements on this rank, but its boxes have {}; expected "
                         "a CPU tensor of as many",
                         tensor.name, tensor.values.numel(), numel));
+    }
+    if (at::has_internal_overlap(tensor.values) == at::MemOverlap::Yes) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("elements of '{}' share memory, as after expand(), and cannot be "
+                                "loaded one by one; replace it by its clone()",
+                                tensor.name));
     }
     reads_.push_back({&source, std::move(boxes), tensor.values});
   }
