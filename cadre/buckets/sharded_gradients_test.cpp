@@ -329,6 +329,21 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Those of the last units are reduced at the end of backward, however early they are ready.
+TEST(ShardedGradients, BucketsOfLateUnitsStayLast) {
+  const auto result = run_groups(2, [](const ProcessGroup& world) {
+    const auto replicas = make_replica_group(world);
+    const Model model = make_model({{{{"a", 4}}}, {{{"b", 8}}}, {{{"c", 1}}}}, replicas);
+    ShardedGradients storage(model.trained, model.units, {.all = replicas, .shard = replicas},
+                             {.trailer_numel = 1, .num_late_units = 1});
+    require(storage.num_eager_buckets() == 2, "one is late");
+    storage.learn(std::vector<int64_t>{2, 1, 0});
+    require(storage.layout().to_string() == "float32:1;float32:0;float32:2", "the order");
+    require(storage.num_eager_buckets() == 2, "one is late");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // Two buffers serve all buckets, and the third launch waits for the first reduction.
 TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {

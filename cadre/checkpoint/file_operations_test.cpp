@@ -148,6 +148,17 @@ int do_fsync(int file) {
   return 0;
 }
 
+// Not counted, but after a power cut nothing is removed any more.
+int do_unlink(int folder, const char* path, int flags) {
+  const auto unlink_it = [&] {
+    return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
+  };
+  if (!state().is_armed) return unlink_it();
+  const std::lock_guard lock(state().mutex);
+  const bool is_down = state().has_struck && state().kind == FaultKind::kPowerCut;
+  return is_down ? fail_full() : unlink_it();
+}
+
 // Fills the six letters of a template and makes what `make` makes of the name.
 template <typename Make>
 int make_unique_name(char* pattern, size_t suffix_begin, const Make& make) {
@@ -167,8 +178,11 @@ int make_unique_name(char* pattern, size_t suffix_begin, const Make& make) {
 void undo(const Change& change) {
   const Rename& rename = *change.rename;
   if (rename.is_exchange) {
-    ::syscall(SYS_renameat2, AT_FDCWD, rename.from.c_str(), AT_FDCWD, rename.to.c_str(),
-              RENAME_EXCHANGE);
+    const auto failed = ::syscall(SYS_renameat2, AT_FDCWD, rename.from.c_str(), AT_FDCWD,
+                                  rename.to.c_str(), RENAME_EXCHANGE);
+    if (failed == 0) return;
+    // What was removed under the one name since then was, on the disk, under the other.
+    ::syscall(SYS_renameat2, AT_FDCWD, rename.to.c_str(), AT_FDCWD, rename.from.c_str(), 0U);
     return;
   }
   ::syscall(SYS_renameat2, AT_FDCWD, rename.to.c_str(), AT_FDCWD, rename.from.c_str(), 0U);
@@ -235,6 +249,7 @@ extern "C" {
 using cadre::snapshot_test::do_fsync;
 using cadre::snapshot_test::do_open;
 using cadre::snapshot_test::do_rename;
+using cadre::snapshot_test::do_unlink;
 using cadre::snapshot_test::do_write;
 
 int open(const char* path, int flags, ...) {
@@ -262,6 +277,16 @@ int rename(const char* from, const char* to) noexcept {
 
 int renameat2(int, const char* from, int, const char* to, unsigned flags) noexcept {
   return do_rename(from, to, flags);
+}
+
+int unlink(const char* path) noexcept {
+  return do_unlink(AT_FDCWD, path, 0);
+}
+
+// Also for std::filesystem::remove_all(), which is in a shared library.
+__attribute__((visibility("default"))) int unlinkat(int folder, const char* path,
+                                                    int flags) noexcept {
+  return do_unlink(folder, path, flags);
 }
 
 char* mkdtemp(char* pattern) noexcept {

@@ -5,7 +5,8 @@
 // every call of the program is counted while a fault is armed, and passed on to the kernel.
 // What a power cut loses, in the worst case: the content of a file that was not synced since its
 // last write, and each entry of a folder (new names, renames) that was made since the folder was
-// synced. Threads: operations from any; arm and disarm in one. Blocking: never.
+// synced; after it nothing is removed. Threads: operations from any; arm and disarm in one.
+// Blocking: never.
 #pragma once
 
 #include <cstdint>

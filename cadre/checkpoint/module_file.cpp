@@ -23,10 +23,10 @@ NamedTensors named_state(const torch::nn::Module& module) {
 
 void save(const torch::nn::Module& module, const std::string& path) {
   const std::string temporary = os::create_file_beside(path).value_or_throw();
-  write_safetensors(temporary, named_state(module), {{"format", "pt"}}).value_or_throw();
-  const Status renamed = os::rename_path(temporary, path);
-  if (!renamed.ok()) std::filesystem::remove(temporary);
-  renamed.value_or_throw();
+  Status saved = write_safetensors(temporary, named_state(module), {{"format", "pt"}});
+  if (saved.ok()) saved = os::rename_path(temporary, path);
+  if (!saved.ok()) std::filesystem::remove(temporary);
+  saved.value_or_throw();
 }
 
 void load(torch::nn::Module& module, const std::string& path) {

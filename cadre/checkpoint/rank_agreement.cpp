@@ -13,6 +13,7 @@ namespace cadre {
 namespace {
 
 constexpr uint8_t kNoError = 255;
+constexpr uint64_t kMark = 0x636164726573'6e61;  // "cadresna"
 
 std::vector<std::byte> encode(const Result<std::string>& outcome) {
   wire::ByteWriter out;
@@ -40,10 +41,22 @@ std::vector<std::vector<std::byte>> RankAgreement::gather_bytes(
   const auto size = static_cast<size_t>(world_size());
   const CollectiveOptions options{.deadline = communicator.system().deadline_in(timeout_),
                                   .keep_alive = nullptr};
-  const std::array<uint64_t, 1> length = {own.size()};
-  std::vector<uint64_t> lengths(size);
-  communicator.all_gather(std::as_bytes(std::span(length)),
-                          std::as_writable_bytes(std::span(lengths)), DType::kInt64, options);
+  // The mark makes this another operation than the numbers that wrappers compare, which a rank that
+  // saves alone would take for lengths.
+  const std::array<uint64_t, 2> header = {kMark, own.size()};
+  std::vector<std::array<uint64_t, 2>> headers(size);
+  communicator.all_gather(std::as_bytes(std::span(header)),
+                          std::as_writable_bytes(std::span(headers)), DType::kInt64, options);
+  std::vector<size_t> lengths;
+  for (const auto& [mark, length] : headers) {
+    if (mark != kMark) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("rank {} of group \"{}\" is in another operation than saving or "
+                                "loading a snapshot, which all ranks do together",
+                                lengths.size(), group_->name()));
+    }
+    lengths.push_back(length);
+  }
   const size_t longest = *std::ranges::max_element(lengths);
   std::vector<std::byte> padded = own;
   padded.resize(longest);

@@ -49,8 +49,11 @@ Status check_writable(const NamedTensors& tensors) {
     if (!is_plain || !safetensors_dtype(tensor.scalar_type())) {
       return Error(ErrorCode::kInvalidArgument,
                    cadre::format("safetensors: '{}' is {}; expected a dense CPU tensor of a dtype "
-                                 "that the format has",
-                                 name, tensor.defined() ? tensor.toString() : "undefined"));
+                                 "that the format has{}",
+                                 name, tensor.defined() ? tensor.toString() : "undefined",
+                                 tensor.defined() && tensor.is_meta()
+                                     ? "; call cadre::materialize() for a module of defer_init()"
+                                     : ""));
     }
   }
   return {};
@@ -84,7 +87,8 @@ Status write_safetensors(const std::string& path, const NamedTensors& tensors,
       contiguous;  // keeps the bytes alive until they are written
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
-    contiguous.emplace(name, tensor.contiguous());
+    // A lazy conjugate or negative has other bytes than values.
+    contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
     entries.push_back({.name = name,
                        .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
                        .shape = tensor.sizes().vec()});

@@ -36,6 +36,8 @@ TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
     tensors.emplace_back(c10::toString(type), torch::arange(7).to(type));
   }
   tensors.emplace_back("transposed", torch::arange(6, options(at::kFloat)).view({2, 3}).t());
+  const at::Tensor numbers = torch::complex(torch::ones({2}), torch::ones({2}));
+  tensors.emplace_back("lazy conjugate", numbers.conj());
   tensors.emplace_back("scalar", torch::tensor(2.5));
   tensors.emplace_back("empty", torch::empty({3, 0}));
   ASSERT_TRUE(write_safetensors(path_, tensors, {{"step", "7"}}).ok());
@@ -59,7 +61,13 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
               ::testing::HasSubstr("two tensors are named 'a'"));
   EXPECT_THAT(message({{"a", torch::ones({2, 2}).to_sparse()}}), ::testing::HasSubstr("'a'"));
   EXPECT_THAT(message({{"a", at::Tensor()}}), ::testing::HasSubstr("undefined"));
+  EXPECT_THAT(message({{"a", torch::empty({2}, torch::kMeta)}}),
+              ::testing::HasSubstr("call cadre::materialize() for a module of defer_init()"));
   EXPECT_FALSE(std::filesystem::exists(path_));
+  torch::nn::Module module;
+  module.register_buffer("z", torch::zeros({2}, torch::kComplexDouble));
+  EXPECT_THROW(save(module, path_), Error);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "the temporary file is left";
 }
 
 TEST_F(SafetensorsTest, NamesTheFileThatIsDamaged) {

@@ -84,8 +84,11 @@ class Planner {
     const Status status = check_pieces(tensor.shape, tensor.pieces);
     if (!status.ok()) {
       return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("'{}': {}; all ranks together must hold the whole tensor",
-                                 name_in_files(tensor), status.error().message()));
+                   cadre::format("'{}': {}; {}", name_in_files(tensor), status.error().message(),
+                                 load_.size() == 1
+                                     ? "without a group this process must hold the whole tensor: "
+                                       "pass the group of the ranks that hold its parts"
+                                     : "all ranks together must hold the whole tensor"));
     }
     plan_.manifest.tensors.push_back(std::move(tensor));
     return {};

@@ -1,5 +1,6 @@
 // What is wrong with a snapshot, or does not fit, is said with the file or the tensor, on all
 // ranks, and before anything is changed.
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -7,7 +8,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_digests.h"
@@ -17,7 +20,9 @@
 #include "cadre/checkpoint/sharded_snapshot_test.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/os/io/file.h"
+#include "cadre/shard/flat_parameters.h"
 #include "cadre/testing/temporary_folder.h"
+#include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
 namespace {
@@ -104,12 +109,36 @@ TEST_F(ShardedFailureTest, AFlippedByteOfAnyFileIsFound) {
   }
   ASSERT_GT(names.size(), 5u);
   for (const std::string& name : names) {
-    const auto flip = [](std::string& content) { content[content.size() / 2] ^= 1; };
-    rewrite(name, flip);
-    EXPECT_THAT(load_error(), HasSubstr("kCorruption")) << name;
-    rewrite(name, flip);
+    // The middle of a small file of tensors is in its header, its end in their values.
+    for (const bool is_last : {false, true}) {
+      const auto flip = [is_last](std::string& content) {
+        (is_last ? content.back() : content[content.size() / 2]) ^= 1;
+      };
+      rewrite(name, flip);
+      EXPECT_THAT(load_error(), HasSubstr("kCorruption")) << name;
+      rewrite(name, flip);
+    }
   }
   EXPECT_EQ(load_error(), "loaded");
+}
+
+TEST_F(ShardedFailureTest, RanksThatReadOtherSnapshotsAllSaySo) {
+  const testing::TemporaryFolder other;
+  const auto saved = testing::run_groups(2, [&](const ProcessGroup& group) {
+    SnapshotFolder folder(other.path());
+    save_sharded(folder, 2, make_parts(kTwo, group.rank(), true), group).value_or_throw();
+  });
+  ASSERT_TRUE(saved.ok()) << saved.failures();
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    const SnapshotParts parts = make_parts(kTwo, group.rank(), /*is_filled=*/false);
+    const std::string path =
+        group.rank() == 0 ? snapshot_ : SnapshotFolder(other.path()).path_of(2);
+    EXPECT_EQ(
+        testing::error_of([&] { load_sharded(path, parts, group); }, ErrorCode::kInvalidArgument),
+        cadre::format("load {}: rank 1 reads another snapshot than rank 0", path));
+    EXPECT_TRUE(parts.parameters[0].values.eq(0).all().item<bool>());
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
@@ -262,6 +291,68 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
                   },
                   1),
               HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar has none"));
+}
+
+// The other rank would wait for it before it gathers the parameters.
+TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    const DeviceMesh mesh(group, {{"shard", 2}});
+    const auto flat = std::make_shared<FlatParameters>(
+        std::vector<NamedTensor>{{"w", torch::ones({64}).requires_grad_()}},
+        make_replica_group(group), FlatParametersOptions{.keep_full = true});
+    SnapshotParts parts;
+    parts.parameters = {part_of(flat->parameter_shards(mesh, "shard").at(0))};
+    parts.buffers = {whole_tensor("b", torch::ones({3}))};
+    SnapshotFolder folder(run.path());
+    save_sharded(folder, 1, parts, group).value_or_throw();
+    if (group.rank() == 1) {
+      const c10::InferenceMode inference;
+      parts.buffers[0].values = torch::ones({3});
+    }
+    output = testing::failure_of([&] { load_sharded(folder.path_of(1), parts, group); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, ::testing::StartsWith("kInvalidArgument: rank 1: "));
+    EXPECT_THAT(rank.output, HasSubstr("nference"));
+  }
+}
+
+// The other rank compares a number, as FullyShardedDataParallel does before an unexpected use of a
+// unit: it must not be taken for the length of a message that memory is allocated for.
+TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    if (group.rank() == 0) {
+      SnapshotFolder folder(run.path());
+      const Status status = save_sharded(folder, 3, make_parts(kTwo, 0, true), group);
+      output = status.ok() ? "saved" : status.error().message();
+      return;
+    }
+    try {
+      group.all_gather(torch::empty({2}, torch::kLong),
+                       torch::full({1}, int64_t{1} << 60, torch::kLong));
+    } catch (const Error& error) {
+      output = error.message();
+    }
+  });
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("the ranks disagree: rank 0"));
+    EXPECT_THAT(rank.output, HasSubstr("all_gather(int64 x 1)"));
+  }
+  EXPECT_TRUE(fs::is_empty(run.path()));
+}
+
+TEST(ShardedSave, PartsWithoutTheirGroupAreRefused) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  const Status status = save_sharded(folder, 3, make_parts(kTwo, 0, true));
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.error().message()),
+              HasSubstr("without a group this process must hold the whole tensor: pass the group "
+                        "of the ranks that hold its parts"));
+  EXPECT_TRUE(fs::is_empty(run.path()));
 }
 
 TEST(SavePlan, AnyTextThatIsNoListOfTensorsIsRefused) {

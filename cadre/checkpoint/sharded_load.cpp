@@ -1,9 +1,12 @@
 #include "cadre/checkpoint/sharded_load.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +17,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/snapshot_reader.h"
+#include "cadre/comm/queue/thrown_error.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/shard_fence.h"
 #include "cadre/wrap/named_tensors.h"
@@ -128,6 +132,12 @@ class Loader {
                         "a CPU tensor of as many",
                         tensor.name, tensor.values.numel(), numel));
     }
+    if (at::has_internal_overlap(tensor.values) == at::MemOverlap::Yes) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("elements of '{}' share memory, as after expand(), and cannot be "
+                                "loaded one by one; replace it by its clone()",
+                                tensor.name));
+    }
     reads_.push_back({&source, std::move(boxes), tensor.values});
   }
 
@@ -168,6 +178,19 @@ class Loader {
   std::vector<ParameterState> states_;
 };
 
+// What one rank throws, libtorch's errors too, reaches the others in place of its result: they wait
+// for it.
+template <typename Run>
+Result<std::string> outcome_of(const Run& run) {
+  try {
+    return run();
+  } catch (const c10::Error& error) {
+    return Error(ErrorCode::kInvalidArgument, error.what_without_backtrace());
+  } catch (const std::exception& thrown) {
+    return error_of(thrown);
+  }
+}
+
 // In the order of the parameters, which is the same on all ranks.
 std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts) {
   std::vector<std::shared_ptr<FlatParameters>> flats;
@@ -184,15 +207,11 @@ LoadedSnapshot load_and_gather(Loader& loader,
                                const RankAgreement& ranks) {
   if (flats.empty()) return loader.load();
   LoadedSnapshot loaded;
-  const auto read = [&]() -> Result<std::string> {
-    try {
-      loaded = loader.load();
-      return std::string();
-    } catch (const Error& error) {
-      return error;
-    }
+  const auto read = [&] {
+    loaded = loader.load();
+    return std::string();
   };
-  ranks.gather(read()).value_or_throw();
+  ranks.gather(outcome_of(read)).value_or_throw();
   gather_changed(flats);
   return loaded;
 }
@@ -200,16 +219,12 @@ LoadedSnapshot load_and_gather(Loader& loader,
 LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
                        const RankAgreement& ranks, const LoadOptions& options) {
   std::optional<Loader> loader;
-  const auto prepare = [&]() -> Result<std::string> {
-    try {
-      loader.emplace(path, parts);
-      loader->prepare(options, ranks);
-      return loader->reader().fingerprint();
-    } catch (const Error& error) {
-      return error;
-    }
+  const auto prepare = [&] {
+    loader.emplace(path, parts);
+    loader->prepare(options, ranks);
+    return loader->reader().fingerprint();
   };
-  const std::vector<std::string> fingerprints = ranks.gather(prepare()).value_or_throw();
+  const std::vector<std::string> fingerprints = ranks.gather(outcome_of(prepare)).value_or_throw();
   for (size_t rank = 1; rank < fingerprints.size(); ++rank) {
     if (fingerprints[rank] == fingerprints[0]) continue;
     throw Error(ErrorCode::kInvalidArgument,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/safetensors.h"
@@ -35,12 +36,6 @@ Error invalid(const std::string& name, const std::string& what) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("'{}' {}", name, what));
 }
 
-// JSON holds no other names.
-bool is_text(const std::string& name) {
-  return nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::ignore) ==
-         nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 class HeldBuilder {
  public:
   Status add(ManifestTensor tensor, std::vector<Box> boxes, const at::Tensor& values) {
@@ -59,12 +54,12 @@ class HeldBuilder {
       return invalid(name, cadre::format("has {} elements on this rank, but its boxes have {}",
                                          values.numel(), numel));
     }
-    if (!is_text(name)) return invalid(name, "has a name that is no UTF-8 text");
+    if (!is_utf8(name)) return invalid(name, "has a name that is no UTF-8 text");
     if (!names_.emplace(tensor.state, tensor.name).second) {
       return invalid(name, "occurs twice");
     }
     tensor.dtype = *dtype;
-    at::Tensor flat = values.detach().contiguous().view({-1});
+    at::Tensor flat = values.detach().resolve_conj().resolve_neg().contiguous().view({-1});
     const std::string value =
         tensor.is_scalar
             ? std::string(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes())

@@ -20,6 +20,7 @@
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
 #include "cadre/testing/paths.h"
+#include "cadre/testing/ranks.h"
 #include "cadre/testing/temporary_folder.h"
 #include "cadre/wire/snapshot_manifest.h"
 
@@ -126,6 +127,24 @@ TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
 
 // By the reader's own formula for where things lie: torch.distributed.checkpoint takes the offsets
 // from the metadata and the sizes from the entries.
+// Statistics of a batch norm differ by rank; those of rank 0 are kept, as DDP broadcasts them.
+TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
+  const testing::TemporaryFolder run;
+  const World world{Strategy::kFlat, 3};
+  const auto result = run_groups(world.size, [&](const ProcessGroup& group) {
+    SnapshotFolder folder(run.path());
+    SnapshotParts parts = make_parts(world, group.rank(), true);
+    for (const SnapshotTensor& buffer : parts.buffers) buffer.values.fill_(group.rank() == 0);
+    save_sharded(folder, 1, parts, group).value_or_throw();
+    for (const SnapshotTensor& buffer : parts.buffers) buffer.values.zero_();
+    load_sharded(folder.path_of(1), parts, group);
+    for (const SnapshotTensor& buffer : parts.buffers) {
+      testing::require(buffer.values.eq(1).all().item<bool>(), buffer.name);
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
   const testing::TemporaryFolder run;
   const World world{Strategy::kFlat, 3};
@@ -221,6 +240,21 @@ TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {
   TiedImpl third;
   load(third, file);
   EXPECT_TRUE(third.first->weight.equal(net.tied));
+}
+
+// Found before anything is changed, here the parameters.
+TEST(ShardedSnapshot, ABufferWhoseElementsShareMemoryIsRefused) {
+  const testing::TemporaryFolder run;
+  SnapshotParts parts;
+  parts.parameters = {whole_tensor("a", torch::ones({2}))};
+  parts.buffers = {whole_tensor("b", torch::ones({4, 3}))};
+  SnapshotFolder folder(run.path());
+  ASSERT_TRUE(save_sharded(folder, 1, parts).ok());
+  parts.parameters[0].values = torch::zeros({2});
+  parts.buffers[0].values = torch::zeros({3}).expand({4, 3});
+  EXPECT_THAT(testing::failure_of([&] { load_sharded(*folder.latest(), parts); }),
+              ::testing::HasSubstr("kInvalidArgument: elements of 'b' share memory"));
+  EXPECT_EQ(parts.parameters[0].values.sum().item<float>(), 0);
 }
 
 // A wrapper may leave some parameters undivided: frozen or ignored ones.

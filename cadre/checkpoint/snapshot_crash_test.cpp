@@ -4,16 +4,19 @@
 #include <torch/types.h>
 
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string>
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_operations_test.h"
+#include "cadre/checkpoint/full_state.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/checkpoint/sharded_snapshot_test.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/testing/temporary_folder.h"
+#include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
 namespace {
@@ -78,6 +81,7 @@ void interrupt_everywhere(FaultKind kind, int64_t next) {
     }
     int64_t step = 0;
     ASSERT_EQ(problem_of_latest(run.path(), &step), "");
+    EXPECT_TRUE(next == kBefore + 1 || step == next) << "a committed step is lost";
     for (const int64_t each : SnapshotFolder(run.path()).steps()) {
       SnapshotParts parts = make_parts(kAlone, 0, /*is_filled=*/false);
       EXPECT_EQ(load_sharded(folder.path_of(each), parts).step, each);
@@ -107,6 +111,39 @@ TEST(SnapshotCrash, APowerCutAtAnyOperationLeavesTheSnapshotBefore) {
 
 TEST(SnapshotCrash, APowerCutWhileAStepIsSavedAgainLeavesOneOfTheTwo) {
   interrupt_everywhere(FaultKind::kPowerCut, 3);
+}
+
+// When the call has returned, the file is there, whatever happens then.
+TEST(SnapshotCrash, AFullStateOutlivesAPowerCut) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  ASSERT_TRUE(save_quickly(folder, 1).ok());
+  const std::string file = run.file("whole.safetensors");
+  {
+    FileFault fault(FaultKind::kPowerCut, std::numeric_limits<int64_t>::max());
+    write_full_state(folder.path_of(1), file);
+    fault.lose_what_was_not_synced(run.path());
+  }
+  SnapshotParts parts = make_parts(kAlone, 0, /*is_filled=*/false);
+  load_sharded(file, parts);
+  EXPECT_TRUE(parts.parameters[0].values.eq(1).all().item<bool>());
+}
+
+TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  ASSERT_TRUE(save_quickly(folder, 1).ok());
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path_of(1))) {
+    if (entry.path().filename().string().find("-model-") == std::string::npos) continue;
+    std::fstream stream(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(-1, std::ios::end);  // in the values
+    stream.put('\x7f');
+  }
+  const std::string file = run.file("whole.safetensors");
+  EXPECT_THAT(
+      testing::error_of([&] { write_full_state(folder.path_of(1), file); }, ErrorCode::kCorruption),
+      ::testing::HasSubstr("its bytes do not match its digest"));
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 // With two ranks the error of either reaches both, and names it.

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/sharded_load.h"
@@ -24,14 +26,30 @@ using snapshot_test::World;
 
 const World kFlatOnTwo{Strategy::kFlat, 2};
 
-void fill(const SnapshotParts& parts, double value) {
-  const at::NoGradGuard no_grad;
-  for (const SnapshotTensor& tensor : parts.parameters) tensor.values.fill_(value);
+// Every number that a step changes: parameters, buffers, and the optimizer's tensors and counters.
+std::vector<torch::Tensor> changing(const SnapshotParts& parts,
+                                    const std::vector<ParameterState>& optimizer) {
+  std::vector<torch::Tensor> tensors;
+  for (const SnapshotTensor& tensor : parts.parameters) tensors.push_back(tensor.values);
+  for (const SnapshotTensor& tensor : parts.buffers) {
+    if (tensor.values.scalar_type() != at::kBool) tensors.push_back(tensor.values);
+  }
+  for (const ParameterState& state : optimizer) {
+    for (const auto* named : {&state.tensors, &state.scalars}) {
+      for (const auto& [name, tensor] : *named) tensors.push_back(tensor);
+    }
+  }
+  return tensors;
 }
 
-bool holds(const SnapshotParts& parts, double value) {
-  return std::ranges::all_of(parts.parameters, [value](const SnapshotTensor& tensor) {
-    return tensor.values.eq(value).all().item<bool>();
+void fill(const SnapshotParts& parts, double value) {
+  const at::NoGradGuard no_grad;
+  for (const torch::Tensor& tensor : changing(parts, parts.optimizer)) tensor.fill_(value);
+}
+
+bool hold(const std::vector<torch::Tensor>& tensors, double value) {
+  return std::ranges::all_of(tensors, [value](const torch::Tensor& tensor) {
+    return tensor.eq(value).all().item<bool>();
   });
 }
 
@@ -49,8 +67,11 @@ TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
     }
     saver.close().value_or_throw();
     for (int step = 1; step <= 5; ++step) {
-      load_sharded(SnapshotFolder(run.path()).path_of(step), parts, group);
-      if (!holds(parts, step)) throw std::runtime_error(cadre::format("step {}", step));
+      const LoadedSnapshot loaded =
+          load_sharded(SnapshotFolder(run.path()).path_of(step), parts, group);
+      const auto tensors = changing(parts, loaded.optimizer);
+      testing::require(tensors.size() == changing(parts, parts.optimizer).size(), "all of them");
+      testing::require(hold(tensors, step), cadre::format("step {}", step));
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -118,6 +118,18 @@ TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(DeviceMesh, ClosesTheGroupsThatItHasMade) {
+  const auto result = run_groups(2, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"axis", 2}});
+    const ProcessGroup group = mesh.group("axis");
+    group.barrier();
+    mesh.close();
+    require(failure_of([&] { group.barrier(); }).find("closed") != std::string::npos, "closed");
+    world.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(DeviceMesh, MeshesOfOneWorldHaveGroupsOfTheirOwn) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh first(world, {{"x", 2}, {"y", 2}});

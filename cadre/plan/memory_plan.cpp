@@ -69,7 +69,8 @@ void check_model(const ModelSizes& model) {
   for (const PlannedParameter& parameter : model.parameters) {
     require_sizes(
         parameter.unit < model.units.size(),
-        format("\"{}\" is in unit {} of {}", parameter.name, parameter.unit, model.units.size()));
+        format("\"{}\" is in unit {}, but the model has {} units, numbered from 0, the root",
+               parameter.name, parameter.unit, model.units.size()));
     require_sizes(std::ranges::all_of(parameter.sizes, [](int64_t size) { return size >= 0; }),
                   format("\"{}\" has a negative size", parameter.name));
   }

@@ -8,9 +8,10 @@
 //              parameters   gradients   state   a rank receives in a step
 //   ddp        P            P           S       2 P (N-1)/N                   all_reduce
 //   zero1      P            P           S/N     3 P (N-1)/N                   and all_gather
-//   zero2      P            P/N         S/N     2 P (N-1)/N                   reduce_scatter and
-//   all_gather fsdp       P/N          P/N         S/N     3 P (N-1)/N; without reshard 2 hsdp fsdp
-//   along the shard axis, and an all_reduce of P/N over the replicas
+//   zero2      P            P/N         S/N     2 P (N-1)/N                   and reduce_scatter
+//   fsdp       P/N          P/N         S/N     3 P (N-1)/N                   the same
+//   hsdp: fsdp along the shard axis, and an all_reduce of the shards over the replicas. fsdp with
+//   Reshard::kAfterBackward gathers once in a step and receives 2 P (N-1)/N.
 // (The paper's ZeRO-1 reduces gradients to their owners, too, and so moves 2 P. Cadre's stage 1
 // keeps them whole, so that everything that reads parameter.grad() works.)
 // An all_reduce counts as a reduce_scatter and an all_gather, which is the least that any algorithm

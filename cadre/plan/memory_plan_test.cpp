@@ -205,6 +205,32 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
   EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
 }
 
+// Signals between a rank and each of the group are 256 bytes, so those of 16 ranks fill a page.
+TEST(MemoryPlan, OfManyRanksHasMorePagesOfSignals) {
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 16)).held.gradients,
+            10 * kPage);
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 17)).held.gradients,
+            11 * kPage);
+}
+
+TEST(MemoryPlan, OfAHostIsThatOfItsRanksWithTheirBuffers) {
+  ModelSizes model = small_model();
+  model.buffer_bytes = 1000;
+  PlanOptions options = on_ranks(PlanStrategy::kDdp, 6);
+  options.ranks_per_host = 2;
+  const MemoryPlan plan = plan_memory(model, options);
+  EXPECT_EQ(plan.held.buffers, 1000);
+  EXPECT_EQ(plan.held.total(), kAll + 10 * kPage + 2 * kAll + 1000 + 4 * 64 * 64);
+  EXPECT_EQ(plan.host_bytes, 2 * plan.held.total());
+}
+
+// A later backward adds to the first one's gradients, which takes one more at a time.
+TEST(MemoryPlan, OfOneRankThatAccumulatesHasOneGradientMore) {
+  PlanOptions options = on_ranks(PlanStrategy::kSingle, 1);
+  options.accumulate = 2;
+  EXPECT_EQ(plan_memory(small_model(), options).held.transient, 4 * 64 * 64);
+}
+
 std::string refusal_of(const PlanOptions& options, const ModelSizes& model = small_model()) {
   try {
     (void)plan_memory(model, options);
@@ -246,7 +272,8 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   EXPECT_THAT(refusal_of({}, model), HasSubstr("unit 1 has the parent 2"));
   model = small_model();
   model.parameters[0].unit = 9;
-  EXPECT_THAT(refusal_of({}, model), HasSubstr("\"a.weight\" is in unit 9 of 3"));
+  EXPECT_THAT(refusal_of({}, model),
+              HasSubstr("\"a.weight\" is in unit 9, but the model has 3 units"));
 }
 
 // A unit of 10 with two of 1 and 2 in it, then one of 5.

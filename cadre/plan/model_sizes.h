@@ -1,13 +1,16 @@
 // What a plan needs to know of a model: the sizes of its parameters and how they are grouped.
 //
-// Threads: plain values. All sizes are in elements unless a name says bytes.
+// Threads: plain values; model_sizes_of() as the module. Blocking: never. Lifetime: values. Errors:
+// kInvalidArgument from model_sizes_of(). All sizes are in elements unless a name says bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/parallel/fsdp/options.h"
 
@@ -41,6 +44,19 @@ struct ModelSizes {
   std::vector<PlannedUnit> units = {{.name = "", .parent = 0}};
   int64_t buffer_bytes = 0;  // of the module's buffers, which every rank has
 };
+
+// Of a module that is not wrapped yet; one that was made inside defer_init() needs no memory and
+// stays deferred. Units: the ShardUnits that fully_shard() was called for and those that the policy
+// chooses, in the order of named_modules(), as FullyShardedDataParallel makes them.
+CADRE_EXPORT ModelSizes model_sizes_of(const std::shared_ptr<torch::nn::Module>& module,
+                                       const WrapPolicy& policy = {});
+
+// A module holder.
+template <typename Holder>
+  requires requires { typename Holder::ContainedType; }
+ModelSizes model_sizes_of(const Holder& holder, const WrapPolicy& policy = {}) {
+  return model_sizes_of(std::shared_ptr<torch::nn::Module>(holder.ptr()), policy);
+}
 
 // Values that an optimizer keeps, and makes for the time of an update, for each element.
 struct OptimizerSizes {

@@ -95,7 +95,8 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   if (options_.before_forward) options_.before_forward();
   for (const auto& call : calls_before_forward_) call();
   last_num_samples_ = num_samples_ ? num_samples_ : num_rows;
-  if (!reducer_ || !at::GradMode::is_enabled()) return;
+  is_recorded_ = at::GradMode::is_enabled();
+  if (!reducer_ || !is_recorded_) return;
   reducer_->begin_forward(last_num_samples());
   check_unchanged();
   if (num_no_sync_ > 0) return;
@@ -115,7 +116,8 @@ void DataParallelCore::broadcast_buffers() {
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
-  if (!at::GradMode::is_enabled()) return;
+  // Not the mode that is set now, which forward() may have changed.
+  if (!std::exchange(is_recorded_, false)) return;
   num_samples_.reset();  // only now: a forward that throws may be tried again
   if (reducer_) reducer_->watch(outputs);
 }

@@ -107,6 +107,7 @@ class CADRE_EXPORT DataParallelCore {
   std::unique_ptr<Reducer> reducer_;
   int64_t num_forwards_ = 0;                     // synchronized ones, with grad
   int num_no_sync_ = 0;                          // guards that live
+  bool is_recorded_ = false;                     // grad was on when the forward began
   std::optional<int64_t> num_samples_;           // said for the forward to come
   std::optional<int64_t> last_num_samples_ = 0;  // of the last forward
 };

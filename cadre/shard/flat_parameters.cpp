@@ -378,6 +378,11 @@ void FlatParameters::mark_stale() {
   if (was_unsharded) check_unwritten();
 }
 
+bool FlatParameters::is_outdated() const {
+  if (state_ == State::kSharded) return false;
+  return (state_ == State::kGathering ? gathered_version_ : filled_version_) != version_of_shard();
+}
+
 // The writer may have gone around autograd's version counters.
 void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
   for (const auto& flat : changed) {

@@ -116,6 +116,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void reshard_onto_group();
   // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
   void mark_stale();
+  // Whether this rank's shard has changed since the gather whose values are there, or on their way.
+  bool is_outdated() const;
   // Until they are resharded, the parameters are a copy of this rank alone, so that the program may
   // write to them. Nothing to do where each rank has a buffer of its own. They must be unsharded.
   void make_private();

@@ -234,25 +234,29 @@ TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   EXPECT_FALSE(all_equal(unit.gradients(), alone.gradients()));
 }
 
+// Also where the writer goes around autograd's version counters, and says so.
 TEST(FlatParameters, ABackwardThroughAForwardBeforeAChangeIsRefused) {
-  for (const bool keep_full : {false, true}) {
-    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+  for (const auto& [keep_full, is_told] :
+       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+    const auto result = run_groups(2, [&, keep = keep_full, told = is_told](const auto& group) {
       Unit unit;
-      FlatParameters flat(unit.parameters, make_replica_group(group), {.keep_full = keep_full});
-      flat.unshard_async();
-      if (!keep_full) flat.wait_unsharded();
+      const auto flat = std::make_shared<FlatParameters>(unit.parameters, make_replica_group(group),
+                                                         FlatParametersOptions{.keep_full = keep});
+      flat->unshard_async();
+      if (!keep) flat->wait_unsharded();
       Tensor loss = unit.loss();
-      {
+      for (size_t i = 0; i < unit.parameters.size(); ++i) {
         const torch::NoGradGuard no_grad;
-        for (size_t i = 0; i < unit.parameters.size(); ++i) flat.values(i).add_(1);
+        told ? flat->values(i).variable_data().add_(1) : flat->values(i).add_(1);
       }
-      flat.mark_stale();
-      flat.unshard_async();
-      flat.wait_unsharded();
+      if (told) gather_changed(std::span(&flat, 1));
+      if (!told) flat->mark_stale();
+      flat->unshard_async();
+      flat->wait_unsharded();
       const std::string failure = failure_of([&] { loss.backward(); });
       require(failure.find("modified by an inplace operation") != std::string::npos, failure);
     });
-    EXPECT_TRUE(result.ok()) << result.failures();
+    EXPECT_TRUE(result.ok()) << keep_full << is_told << ": " << result.failures();
   }
 }
 
@@ -451,6 +455,9 @@ TEST(FlatParameters, RefuseWhatCannotBeSharded) {
   EXPECT_THAT(refusal({{"a", weight}}, {.compute_dtype = torch::kBFloat16}),
               HasSubstr("\"a\" has a gradient in Float"));
   EXPECT_THAT(refusal({{"a", weight}}, {.alignment = 0}), HasSubstr("alignment of 0"));
+  EXPECT_THAT(
+      refusal({{"a", weight}}, {.reshard_group = formula_of(3)}),
+      HasSubstr("the group to reshard onto has 3 ranks, which does not divide the 2 ranks"));
   EXPECT_THAT(failure_of([&] {
                 FlatParameters({{"a", weight}}, nullptr, {});
               }),

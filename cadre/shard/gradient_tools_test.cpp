@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cadre/base/format.h"
+#include "cadre/shard/gather_shards.h"
 #include "cadre/shard/grad_scaler.h"
 #include "cadre/shard/nonfinite_gradients.h"
 #include "cadre/shard/sharded_norm.h"
@@ -62,11 +63,26 @@ TEST_P(GradientToolsOnRanks, DecideAlikeWhatBecomesOfAStep) {
         HasSubstr("step 17: the gradient of \"p0\" has an element that is NaN or infinite"));
     LogLines log;
     EXPECT_FALSE(check_gradients_finite(
-        std::span(shards), {.policy = NonFinitePolicy::kSkip, .step = 18, .log = log}));
+        std::span(shards), {.policy = NonFinitePolicy::kSkip, .step = 18, .log = &log}));
     EXPECT_THAT(log.get(),
                 ::testing::ElementsAre(HasSubstr("gradients step 18: the gradient of \"p0\"")));
     EXPECT_TRUE(check_gradients_finite(std::span(shards),
-                                       {.policy = NonFinitePolicy::kContinue, .log = log}));
+                                       {.policy = NonFinitePolicy::kContinue, .log = &log}));
+  });
+}
+
+// A rank whose part of a parameter has no gradient takes part, with zeros.
+TEST_P(GradientToolsOnRanks, GatherGradientsThatSomeRanksHave) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {8, 4});
+    if (group.rank() > 0) shards[0].values.mutable_grad().reset();
+    shards[1].values.mutable_grad().reset();
+    const std::vector<NamedTensor> gradients = gather_gradients(shards, group);
+    Tensor expected = torch::zeros({8});
+    expected.narrow(0, 0, (8 + group.world_size() - 1) / group.world_size()).fill_(1);
+    EXPECT_TRUE(torch::equal(gradients[0].tensor, expected)) << gradients[0].tensor;
+    EXPECT_FALSE(gradients[1].tensor.defined());
   });
 }
 
@@ -93,6 +109,44 @@ TEST(GradientTools, TakeAModelWhoseGradientsAreWhole) {
       HasSubstr("step 3: the gradient of \"bias\" has an element that is NaN or infinite. Lower"));
   scaler.update();
   EXPECT_FALSE(scaler.unscale_(model));
+}
+
+// Of a wrapper with a group, as DistributedDataParallel: its rank 0 warns for all.
+struct GroupedModel : WholeModel {
+  struct Group {
+    int rank() const { return own_rank; }
+    LogSink& log_sink() { return log; }
+    int own_rank;
+    LogLines& log;
+  };
+  const auto& replica_group() const { return group; }
+  std::shared_ptr<Group> group;
+};
+
+TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
+  const auto lines =
+      ::testing::ElementsAre(HasSubstr("effect=\"the step is left out on all ranks\""));
+  const auto log_of_group = std::make_shared<LogLines>();
+  const auto result = run_groups(
+      2,
+      [](const ProcessGroup& group, std::string&) {
+        const DeviceMesh mesh(group, {{"shard", 2}});
+        const auto shards = shards_of_ones(mesh, {4});
+        set_gradient(shards[0], 3, kNan);
+        EXPECT_FALSE(check_gradients_finite(std::span(shards), {.policy = NonFinitePolicy::kSkip}));
+      },
+      log_of_group);
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(log_of_group->get(), lines);
+
+  LogLines log;
+  for (const int rank : {0, 1}) {
+    GroupedModel model;
+    model.group = std::make_shared<GroupedModel::Group>(GroupedModel::Group{rank, log});
+    model.net->weight.mutable_grad() = torch::full_like(model.net->weight, kNan);
+    EXPECT_FALSE(check_gradients_finite(model, {.policy = NonFinitePolicy::kSkip}));
+  }
+  EXPECT_THAT(log.get(), lines);
 }
 
 // As a list they are tensors like others, and the result would be that of one rank's shards.

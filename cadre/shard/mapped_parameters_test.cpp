@@ -286,6 +286,38 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
   EXPECT_FALSE(flat.is_mapped());
 }
 
+// As those that are mapped: from the beginning of an update on nobody reads what owners write.
+TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
+  const auto result = run_groups(
+      2,
+      [](const ProcessGroup& group) {
+        const Tensor weight = parameter_of(torch::arange(2500, torch::kFloat));
+        FlatParameters flat({{"weight", weight}}, make_replica_group(group),
+                            {.form = ShardForm::kMapped});
+        require(!flat.is_mapped(), "gathered");
+        flat.unshard_async();
+        flat.wait_unsharded();
+        require(flat.is_unsharded(), "there");
+        ShardUpdate update(flat.fence());
+        require(!flat.is_unsharded(), "withdrawn");
+        require_in(failure_of([&] { weight.sum(); }), "have changed on their owners");
+        {
+          const torch::NoGradGuard no_grad;
+          flat.values(0).fill_(group.rank() + 1);
+        }
+        update.finish();
+        flat.unshard_async();
+        flat.wait_unsharded();
+        for (int rank = 0; rank < 2; ++rank) {
+          const FlatRange range = flat.layout().range(0, rank);
+          const Tensor part = weight.detach().slice(0, range.begin, range.end);
+          require(torch::equal(part, torch::full_like(part, rank + 1)), "what its owner wrote");
+        }
+      },
+      TransportChoice::kTcp);
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(MappedParameters, LeaveNothingBehindAlsoWhenTensorsOutliveTheGroup) {
   run_groups(2, [](const ProcessGroup& group) { compare_forms(group, {}, 1); });  // starts threads
   const testing::Resources before = testing::count_resources();

@@ -36,9 +36,12 @@ bool decide(const std::optional<NonFiniteGradient>& found, const NonFiniteOption
                        text_of(*found, options.step)));
   }
   const bool is_skipped = options.policy == NonFinitePolicy::kSkip;
-  options.log.write(LogLevel::kWarning, "gradients",
-                    format("{} effect=\"{}\"", text_of(*found, options.step),
-                           is_skipped ? "the step is left out on all ranks" : "the step is done"));
+  if (options.log != nullptr) {
+    options.log->write(
+        LogLevel::kWarning, "gradients",
+        format("{} effect=\"{}\"", text_of(*found, options.step),
+               is_skipped ? "the step is left out on all ranks" : "the step is done"));
+  }
   return !is_skipped;
 }
 
@@ -76,7 +79,15 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const NamedTe
 
 bool check_gradients_finite(std::span<const ParameterShard> shards,
                             const NonFiniteOptions& options) {
-  return decide(find_nonfinite_gradient(shards), options);
+  const std::optional<NonFiniteGradient> found = find_nonfinite_gradient(shards);
+  if (!found || options.log != nullptr) return decide(found, options);
+  NonFiniteOptions with_log = options;
+  const std::vector<ProcessGroup> groups = dividing_groups(shards);
+  // Lives as long as the group.
+  if (!groups.empty() && groups[0].rank() == 0) {
+    with_log.log = groups[0].communicator().options().log.get();
+  }
+  return decide(found, with_log);
 }
 
 bool check_gradients_finite(std::span<const NamedTensor> parameters,

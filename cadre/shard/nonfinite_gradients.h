@@ -45,8 +45,10 @@ enum class NonFinitePolicy {
 
 struct NonFiniteOptions {
   NonFinitePolicy policy = NonFinitePolicy::kStop;
-  int64_t step = 0;                // for messages
-  LogSink& log = null_log_sink();  // gets a warning where the policy does not throw
+  int64_t step = 0;  // for messages
+  // Gets a warning where the policy does not throw. Null: the log of the group, on its rank 0,
+  // where there is a group: not for a list of parameters, nor for shards in a world of one.
+  LogSink* log = nullptr;
 };
 
 // Whether the optimizer should step; the same on all ranks. The caller clears the gradients of a
@@ -70,7 +72,12 @@ bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) 
       },
       [&](auto& whole) {
         const std::vector<NamedTensor> parameters = named_parameters_of(whole);
-        return check_gradients_finite(std::span<const NamedTensor>(parameters), options);
+        NonFiniteOptions with_log = options;
+        if constexpr (requires { whole.replica_group()->log_sink(); }) {
+          const auto& group = whole.replica_group();
+          if (with_log.log == nullptr && group->rank() == 0) with_log.log = &group->log_sink();
+        }
+        return check_gradients_finite(std::span<const NamedTensor>(parameters), with_log);
       });
 }
 

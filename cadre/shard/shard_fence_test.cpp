@@ -156,6 +156,26 @@ TEST(ShardFence, AnUpdateThatIsNotFinishedIsCorruption) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(ShardFence, ForgetsParametersThatAreGone) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto replicas = make_replica_group(group);
+    const auto fence = std::make_shared<ShardFence>();
+    const auto make = [&](const std::string& name) {
+      return std::make_unique<FlatParameters>(
+          std::vector<NamedTensor>{{"weight", parameter_of(torch::ones({4}))}}, replicas,
+          FlatParametersOptions{.form = ShardForm::kMapped, .name = name, .fence = fence});
+    };
+    auto gone = make("of unit a");
+    const auto stays = make("of unit b");
+    gone.reset();
+    { const ShardUpdate update(fence); }
+    stays->unshard_async();
+    require_in(failure_of([&] { stays->wait_unsharded(); }),
+               "while it wrote parameters of unit b, which may be half written");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());

@@ -1,13 +1,11 @@
 #include "cadre/shard/sharded_norm.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/abs.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <limits>
 #include <string>
 #include <vector>
@@ -16,57 +14,10 @@
 #include "cadre/base/format.h"
 #include "cadre/shard/nonfinite_gradients.h"
 #include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/power_sum.h"
 
 namespace cadre {
 namespace {
-
-// The size of each element, to the power p, in several sums that the compiler keeps in one vector.
-template <typename T, typename Power>
-double sum_of(const T* values, int64_t count, Power power) {
-  constexpr int64_t kLanes = 8;
-  double sums[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      sums[lane] += power(static_cast<double>(values[i + lane]));
-    }
-  }
-  for (; i < count; ++i) sums[i % kLanes] += power(static_cast<double>(values[i]));
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
-}
-
-template <typename T>
-double sum_of_powers(const T* values, int64_t count, double p) {
-  if (p == 2) return sum_of(values, count, [](double value) { return value * value; });
-  if (p == 1) return sum_of(values, count, [](double value) { return std::abs(value); });
-  return sum_of(values, count, [p](double value) { return std::pow(std::abs(value), p); });
-}
-
-template <typename T>
-double largest_of(const T* values, int64_t count) {
-  double largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const double size = std::abs(static_cast<double>(values[i]));
-    if (!(size <= largest)) largest = size;
-    if (std::isnan(largest)) return largest;
-  }
-  return largest;
-}
-
-// The sum of the powers; for infinity the largest size.
-double measure(const at::Tensor& gradient, double p) {
-  at::Tensor values = gradient.is_complex() ? at::abs(gradient) : gradient;
-  if (values.scalar_type() != at::kDouble) values = values.to(at::kFloat);
-  values = values.contiguous();
-  const auto with = [&](auto* data) {
-    return std::isinf(p) ? largest_of(data, values.numel())
-                         : sum_of_powers(data, values.numel(), p);
-  };
-  return values.scalar_type() == at::kDouble ? with(values.const_data_ptr<double>())
-                                             : with(values.const_data_ptr<float>());
-}
 
 void check_is_reduced(const ParameterShard& shard) {
   const bool is_partial = std::ranges::any_of(
@@ -89,9 +40,9 @@ class JointNorm {
     double total = 0;
     for (Part& part : parts_) {
       for (const ProcessGroup& group : part.groups) reduce(group, part.value);
-      total = combined(total, part.value);
+      total = joint_power_sum(total, part.value, p_);
     }
-    return std::isinf(p_) ? total : std::pow(total, 1 / p_);
+    return norm_of_power_sum(total, p_);
   }
 
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
@@ -122,12 +73,6 @@ class JointNorm {
     });
   }
 
-  double combined(double a, double b) const {
-    if (!std::isinf(p_)) return a + b;
-    return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN()
-                                          : std::max(a, b);
-  }
-
   void add(const ParameterShard& shard) {
     check_is_reduced(shard);
     const std::vector<ProcessGroup> groups = dividing_groups({&shard, 1});
@@ -144,7 +89,7 @@ class JointNorm {
                          shard.name, list_of(gradient.sizes())));
     }
     gradients_.push_back(gradient);
-    part->value = combined(part->value, measure(gradient, p_));
+    part->value = joint_power_sum(part->value, power_sum(gradient, p_), p_);
   }
 
   // A maximum does not carry NaN, so that travels beside it.

@@ -278,10 +278,16 @@ double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batc
     const int64_t begin = num_samples * part / num_parts;
     const int64_t end = num_samples * (part + 1) / num_parts;
     const bool is_last = part + 1 == num_parts;
-    // The last part reduces, so it runs on every rank, samples or not; so the largest is the last.
-    if (begin == end && !is_last) continue;
+    // The largest part is the last one, which reduces. A forward of a model in parts is collective,
+    // so it runs on all ranks also where some have no sample.
+    const bool is_empty = begin == end;
+    if (is_empty && !is_last && strategy.has_whole_model()) continue;
     strategy.set_accumulating(!is_last);
     const at::Tensor output = forward(batch.data.slice(0, begin, end), end - begin);
+    if (is_empty) {
+      (output.sum() * 0).backward();  // the mean over no sample is NaN
+      continue;
+    }
     at::Tensor loss = task.loss(output, batch.target.slice(0, begin, end));
     if (end - begin < num_samples) {
       loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));

@@ -218,7 +218,7 @@ void Trainer::evaluate() {
   if (!config_.run.keep_best) return;
   settle_snapshot();  // the best so far may be the one that is being written
   const double loss = result_.held_out.loss;
-  if (best_held_out_loss_ && loss >= *best_held_out_loss_) return;
+  if (!std::isfinite(loss) || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
   // The same on all ranks, so all of them save.
   loss_before_best_ = std::exchange(best_held_out_loss_, loss);
   best_step_ = step_;

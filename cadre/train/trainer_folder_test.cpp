@@ -194,6 +194,8 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
     change(changed);
     return run(changed, 2).failures;
   };
+  EXPECT_THAT(refusal([](Config& changed) { changed.model.heads = 1; }),
+              HasSubstr("model.heads was 2 when the snapshot was written and is 1 now"));
   EXPECT_THAT(refusal([](Config& changed) { changed.data.held_out = 0.5; }),
               HasSubstr("data.held_out was 0.05 when the snapshot was written and is 0.5 now: "));
   EXPECT_THAT(refusal([](Config& changed) { changed.optimizer.kind = "adam"; }),

@@ -66,6 +66,25 @@ TEST_F(TrainerStrategyTest, FsdpTrainsAsOneProcess) {
   }
 }
 
+// One rank has three samples for four parts, the other one four.
+TEST_F(TrainerStrategyTest, ARankMayHaveFewerSamplesThanParts) {
+  const auto parts = [this](const std::string& strategy, const std::string& name) {
+    Config config = config_of(strategy, name);
+    config.run.batch_size = 7;
+    config.run.accumulate = 4;
+    return config;
+  };
+  const Run alone = run(parts("single", "alone"));
+  ASSERT_EQ(alone.failures, "");
+  held_out_alone_ = alone.result.held_out.loss;
+  for (const std::string form : {"gathered", "mapped"}) {
+    Config config = parts("fsdp", form);
+    config.parallel.form = form;
+    expect_losses_of_one_process(config, 2);
+  }
+  expect_losses_of_one_process(parts("ddp", "ddp"), 2);
+}
+
 TEST_F(TrainerStrategyTest, ZeroTrainsAsOneProcess) {
   train_alone();
   for (const std::string strategy : {"zero1", "zero2"}) {

@@ -248,6 +248,19 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   EXPECT_THAT(resumed.screen, HasSubstr("going on from " + *snapshots.best()));
 }
 
+TEST_F(TrainerTest, ALossThatIsNotFiniteIsNeverTheBest) {
+  Config config = this->config("a");
+  config.optimizer.learning_rate = 1e30;
+  config.schedule = {.kind = "constant", .warmup_steps = 0};
+  config.run.evaluate_every = 1;
+  config.run.keep_best = true;
+  EXPECT_THAT(run(config).failures, HasSubstr("step 2: the loss is"));
+  EXPECT_FALSE(std::isfinite(metrics("a").back()["held_out_loss"].is_number()
+                                 ? metrics("a").back()["held_out_loss"].get<double>()
+                                 : std::nan("")));
+  EXPECT_EQ(SnapshotFolder(folder_ + "/a").best(), std::nullopt);
+}
+
 TEST_F(TrainerTest, ThreadsThatFetchAheadChangeNoBit) {
   Config config = this->config("a");
   ASSERT_EQ(run(config, 2).failures, "");

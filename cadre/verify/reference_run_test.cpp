@@ -111,6 +111,56 @@ TEST(ReferenceRun, AnUpdateThatIsLinearInTheGradientKeepsTheShare) {
   EXPECT_NEAR((last.bounds * last.scale).max().item<double>(), 1e-5, 1e-5);
 }
 
+// The mean of p to a power, at ones: a relative difference of p is `power` times as large in the
+// gradient. "small" has the gradient 1e-6.
+struct Steep final : ReferenceTraining {
+  explicit Steep(double of) : power(of) {}
+  double backward(int64_t /*step*/) override {
+    p.mutable_grad().reset();
+    small.mutable_grad().reset();
+    const Tensor loss = p.pow(power).mean() + 1e-6 * small.sum();
+    loss.backward();
+    return loss.item<double>();
+  }
+  std::vector<NamedTensor> gradients() override {
+    return {{"p", p.grad()}, {"small", small.grad()}};
+  }
+  void update(int64_t /*step*/) override {}
+  std::vector<NamedTensor> parameters() override { return {{"p", p}, {"small", small}}; }
+  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+    return std::make_unique<ScriptedRule<torch::optim::SGD>>(
+        std::vector<Tensor>{parameters[0].tensor, parameters[1].tensor},
+        torch::optim::SGDOptions(kRate));
+  }
+  double power;
+  Tensor p = torch::ones({1000}).requires_grad_();
+  Tensor small = torch::ones({1}).requires_grad_();
+};
+
+std::vector<ReferenceTensor> gradients_of_steep(double power) {
+  std::vector<ReferenceTensor> gradients;
+  const auto result = testing::run_groups(1, [&](const ProcessGroup& group) {
+    const VerificationOptions options{.num_steps = 1};
+    const ReferenceRun run = run_reference(
+        group,
+        {.make_reference = [&] { return std::make_unique<Steep>(power); }, .make_training = {}},
+        options);
+    gradients = run.steps.at(0).gradients;
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return gradients;
+}
+
+// Four times what roundings of the parameters by up to 2^-22 make of the gradient, at most 1e-2.
+TEST(ReferenceRun, InFloat32ABoundIsWhatRoundingMakesOfTheGradient) {
+  EXPECT_EQ(gradients_of_steep(2)[0].bound, 1e-5);
+  const auto gradients = gradients_of_steep(1000);
+  EXPECT_NEAR(gradients[0].bound, 4 * 999 * 0x1p-22, 5e-5);
+  EXPECT_EQ(gradients_of_steep(100'000)[0].bound, 1e-2);
+  EXPECT_NEAR(gradients[0].scale, 1, 1e-6);
+  EXPECT_NEAR(gradients[1].scale, 0.01, 1e-6) << "a share of the largest gradient of all";
+}
+
 ReferenceRun one_tensor(double scale) {
   ReferenceRun run{.names = {"p"}, .steps = {}};
   for (int step = 0; step < 3; ++step) {

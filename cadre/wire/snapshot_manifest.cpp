@@ -231,6 +231,13 @@ SnapshotManifest read_manifest(const Json& json) {
   return manifest;
 }
 
+Json parse_json(std::string_view text, int max_depth) {
+  return Json::parse(text, [max_depth](int depth, Json::parse_event_t, Json&) {
+    if (depth > max_depth) throw Malformed("it is nested too deeply");
+    return true;
+  });
+}
+
 Json json_of(const ManifestTensor& tensor) {
   Json json = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"pieces", Json::array()}};
   if (tensor.is_scalar) json["scalar"] = true;
@@ -272,10 +279,7 @@ Result<SnapshotManifest> parse_snapshot_manifest(std::string_view text) {
                                       kMaxSnapshotManifestBytes));
   }
   try {
-    const Json json = Json::parse(text, [](int depth, Json::parse_event_t, Json&) {
-      if (depth > kMaxDepth) throw Malformed("it is nested too deeply");
-      return true;
-    });
+    const Json json = parse_json(text, kMaxDepth);
     if (json.at("format") != kFormatName) throw Malformed("it is no manifest of a snapshot");
     const int64_t version = integer(json, "version");
     if (version != kSnapshotManifestVersion) {
@@ -296,7 +300,7 @@ Result<std::string> encode_snapshot_manifest(const SnapshotManifest& manifest) {
         {"step", manifest.step},         {"world_size", manifest.world_size},
         {"strategy", manifest.strategy}, {"mesh", manifest.mesh},
         {"files", Json::array()},        {"model", Json::object()},
-        {"optimizer", Json::object()},   {"extra", Json::parse(manifest.extra)}};
+        {"optimizer", Json::object()},   {"extra", parse_json(manifest.extra, kMaxDepth - 1)}};
     if (!json["extra"].is_object()) throw Malformed("`extra` is no JSON object");
     for (const ManifestFile& file : manifest.files) {
       json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
@@ -306,7 +310,12 @@ Result<std::string> encode_snapshot_manifest(const SnapshotManifest& manifest) {
                                          : json["optimizer"][tensor.name][tensor.state];
       place = json_of(tensor);
     }
-    return json.dump() + "\n";
+    std::string text = json.dump() + "\n";
+    if (text.size() > kMaxSnapshotManifestBytes) {
+      throw Malformed(cadre::format("it would have {} bytes; at most {} are allowed", text.size(),
+                                    kMaxSnapshotManifestBytes));
+    }
+    return text;
   } catch (const std::exception& error) {
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("the manifest cannot be written: {}", error.what()));

@@ -164,5 +164,24 @@ TEST(SnapshotManifest, WhatJsonCannotHoldIsRefused) {
   EXPECT_FALSE(encode_snapshot_manifest(manifest).ok());
 }
 
+// A snapshot that could be written but not read would be lost.
+TEST(SnapshotManifest, WhatCannotBeReadIsNotWritten) {
+  SnapshotManifest manifest = sample();
+  int num_written = 0;
+  for (int depth = 1; depth < 80; ++depth) {
+    manifest.extra.clear();
+    for (int i = 0; i < depth; ++i) manifest.extra += R"({"a":)";
+    manifest.extra += "1" + std::string(static_cast<size_t>(depth), '}');
+    const auto text = encode_snapshot_manifest(manifest);
+    if (!text.ok()) continue;
+    ++num_written;
+    EXPECT_TRUE(parse_snapshot_manifest(*text).ok()) << depth;
+  }
+  EXPECT_GT(num_written, 50);
+  EXPECT_LT(num_written, 70);
+  manifest.extra = R"({"a":")" + std::string(kMaxSnapshotManifestBytes, 'a') + R"("})";
+  EXPECT_THAT(encode_snapshot_manifest(manifest).error().message(), HasSubstr("are allowed"));
+}
+
 }  // namespace
 }  // namespace cadre

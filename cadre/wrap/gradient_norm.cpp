@@ -3,9 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/stack.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
@@ -16,6 +14,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/power_sum.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
@@ -78,25 +77,17 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
   return gradients;
 }
 
-double joint_norm(const std::vector<at::Tensor>& gradients, double norm_type) {
-  std::vector<at::Tensor> narrow;
-  std::vector<at::Tensor> wide;
+double joint_norm(const std::vector<at::Tensor>& gradients, double p) {
+  double sum = 0;
   for (const at::Tensor& gradient : gradients) {
-    (gradient.element_size() < 4 ? narrow : wide)
-        .push_back(is_lazy(gradient) ? gradient.clone() : gradient);
+    sum = joint_power_sum(sum, power_sum(gradient, p), p);
   }
-  std::vector<at::Tensor> norms;
-  const auto add = [&norms](const std::vector<at::Tensor>& of_each) {
-    for (const at::Tensor& norm : of_each) norms.push_back(norm.to(at::kDouble));
-  };
-  if (!wide.empty()) add(at::_foreach_norm(wide, norm_type));
-  if (!narrow.empty()) add(at::_foreach_norm(narrow, norm_type, at::kFloat));
-  return at::stack(norms).norm(norm_type).item<double>();
+  return norm_of_power_sum(sum, p);
 }
 
 [[noreturn]] void refuse_nonfinite(double norm, double norm_type,
                                    const std::vector<at::Tensor>& gradients) {
-  std::string cause = "every element is finite, so the sum of their powers exceeds the dtype";
+  std::string cause = "every element is finite, so the sum of their powers exceeds float64";
   for (const at::Tensor& gradient : gradients) {
     if (at::isfinite(gradient).all().item<bool>()) continue;
     cause = format("the first gradient with an element that is not finite has sizes {}",

@@ -30,10 +30,10 @@ struct ClipGradNormOptions {
 // count, and one that is in the list twice (a tied weight) counts once; without any gradient the
 // norm is 0. A norm that is not finite scales as in PyTorch: by NaN, or, if infinite, by 0.
 //
-// The order of computation is PyTorch's: the norm of each gradient, then the norm of these norms.
-// The norms of float16 and bfloat16 gradients are computed and kept in float32 (PyTorch rounds them
-// to the gradient's dtype), and the norm of the norms in float64. A norm of at most `max_norm`
-// changes no bit (PyTorch also scales one that is less than 1e-6 below it).
+// The norm is computed in float64 whatever the dtypes (power_sum.h), with the value that
+// shard/sharded_norm.h gives the same gradients in shards; PyTorch computes it in float32, and
+// rounds that of a float16 or bfloat16 gradient to its dtype. A norm of at most `max_norm` changes
+// no bit (PyTorch also scales one that is less than 1e-6 below it).
 CADRE_EXPORT double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                                     const ClipGradNormOptions& options = {});
 

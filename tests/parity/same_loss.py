@@ -16,7 +16,15 @@ import subprocess
 import sys
 import tempfile
 
-STRATEGIES = ("single", "ddp", "zero1", "zero2", "fsdp", "hsdp")
+OFFLOAD = "parallel.offload"  # an empty folder for each run
+# By the name of the row: the strategy, and the keys that make it another training program.
+STRATEGIES = {
+    "single": ("single", {}), "ddp": ("ddp", {}), "zero1": ("zero1", {}), "zero2": ("zero2", {}),
+    "fsdp": ("fsdp", {}), "fsdp mapped": ("fsdp", {"parallel.form": "mapped"}),
+    "fsdp offload": ("fsdp", {OFFLOAD: "files"}),
+    "fsdp kept": ("fsdp", {"parallel.reshard": "after_backward"}),
+    "hsdp": ("hsdp", {}), "hsdp mapped": ("hsdp", {"parallel.form": "mapped"}),
+    "hsdp offload": ("hsdp", {OFFLOAD: "files"})}
 RANKS = (1, 2, 4)
 MAX_DIFFERENCE = 0.01
 TIMEOUT_S = 600
@@ -36,7 +44,11 @@ def train(command, folder, name, keys, num_ranks):
     """(first loss, last loss, held-out loss)"""
     config = folder / "empty.toml"
     config.touch()
-    words = [f"{key}={value}" for key, value in (COMMON | keys).items()]
+    keys = COMMON | keys
+    if OFFLOAD in keys:
+        keys[OFFLOAD] = folder / f"{name}_{keys[OFFLOAD]}"
+        keys[OFFLOAD].mkdir()
+    words = [f"{key}={value}" for key, value in keys.items()]
     words += [f"run.name={name}", f"run.folder={folder / 'runs'}"]
     done = subprocess.run([command, "train", str(config), *words, "--nproc-per-node", str(num_ranks)],
                           capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -62,18 +74,18 @@ def compare(command, data, num_steps):
                 continue
             keys = keys | {"data.path": data / path, "run.steps": num_steps}
             expected = None
-            for strategy in STRATEGIES:
+            for title, (strategy, variant) in STRATEGIES.items():
                 for num_ranks in ranks_of(strategy):
                     # With fewer than four, each rank is a replica of its own.
                     replicas = {"parallel.replicas": min(num_ranks, 2)} if strategy == "hsdp" else {}
                     first, last, held_out = train(
-                        command, folder, f"{model}_{strategy}_{num_ranks}".replace(" ", "_"),
-                        keys | {"parallel.strategy": strategy} | replicas, num_ranks)
+                        command, folder, f"{model}_{title}_{num_ranks}".replace(" ", "_"),
+                        keys | {"parallel.strategy": strategy} | variant | replicas, num_ranks)
                     expected = expected or (last, held_out)
                     off = max(abs(last - expected[0]), abs(held_out - expected[1]))
                     good = off <= MAX_DIFFERENCE and last < first
                     failed += not good
-                    print(f"{model:14} {strategy:7} {num_ranks} ranks  loss {first:.4f} to {last:.6f}, "
+                    print(f"{model:14} {title:12} {num_ranks} ranks  loss {first:.4f} to {last:.6f}, "
                           f"held out {held_out:.6f}, differs by {off:.1e}{'' if good else '  FAILED'}",
                           flush=True)
     print("same_loss: " + (f"{failed} runs failed" if failed else "every run ends at the same loss"))

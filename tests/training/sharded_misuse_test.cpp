@@ -156,8 +156,8 @@ TEST(ShardedMisuse, AUnitIsCalledOutsideOfTheWrapper) {
 TEST(ShardedMisuse, RanksHaveOtherUnits) {
   expect_sentence(
       "FullyShardedDataParallel: rank 1 has other units or options than rank 0 (this is rank "
-      "{rank}, with {rank} units beside the root). Call fully_shard() for the same modules with "
-      "the same options on all ranks",
+      "{rank}, with {rank} units beside the root). Call fully_shard() for the same modules, and "
+      "give it and the wrapper the same options, on all ranks",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         if (group.rank() == 1) fully_shard(net->layers[0]);

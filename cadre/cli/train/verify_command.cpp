@@ -21,9 +21,9 @@ constexpr std::string_view kVerifyHelp =
     R"(cadre verify CONFIG.toml [key=value ...] [--nproc-per-node N]
 
 Shows that CONFIG.toml trains the same model on N processes as on one: runs a few steps of the run on
-one process, then on N under every strategy (ddp, zero1, zero2, fsdp with each reshard mode, hsdp on
-each mesh of two axes; each with and without gradient accumulation), and compares losses, gradients
-and parameters of every step. It writes no snapshot and no metrics.
+one process, then on N under every strategy (ddp, zero1, zero2, fsdp with each reshard mode and on
+mapped shards, hsdp on each mesh of two axes; each with and without gradient accumulation), and
+compares losses, gradients and parameters of every step. It writes no snapshot and no metrics.
 
   cadre verify examples/gpt.toml                            two processes
   cadre verify examples/gpt.toml --nproc-per-node 4 --strategies fsdp,hsdp

@@ -30,8 +30,11 @@ Result<ScratchFile> ScratchFile::make(const std::string& folder) {
   Fd fd(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kNewFileMode));
   if (!fd.is_open() && (errno == EOPNOTSUPP || errno == EISDIR)) fd = open_and_unlink(folder);
   if (!fd.is_open()) {
-    return errno_error(ErrorCode::kUnavailable, cadre::format("make a scratch file in {}", folder),
-                       errno);
+    return errno_error(
+        ErrorCode::kUnavailable,
+        cadre::format("make a scratch file in the folder \"{}\", which must exist on a disk",
+                      folder),
+        errno);
   }
   return ScratchFile(std::move(fd), folder);
 }

@@ -18,6 +18,17 @@ std::vector<std::byte> pattern(size_t num_bytes, unsigned first) {
   return bytes;
 }
 
+TEST(ScratchFile, AFolderThatIsNotThereIsNamed) {
+  for (const char* folder : {"", "/no/such/folder"}) {
+    const auto file = ScratchFile::make(folder);
+    ASSERT_FALSE(file.ok());
+    EXPECT_EQ(file.error().code(), ErrorCode::kUnavailable);
+    EXPECT_EQ(std::string(file.error().message()),
+              "make a scratch file in the folder \"" + std::string(folder) +
+                  "\", which must exist on a disk: No such file or directory (errno 2)");
+  }
+}
+
 TEST(ScratchFile, KeepsWhatIsWrittenAndHasNoName) {
   const testing::TemporaryFolder folder;
   const testing::Resources before = testing::count_resources();

@@ -63,7 +63,8 @@ TEST(ScratchMemory, NamesTheFolderThatIsMissing) {
   const auto made = ScratchArena::create("/no/such/folder");
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(made.error().message(), HasSubstr("in /no/such/folder: No such file or directory"));
+  EXPECT_THAT(made.error().message(),
+              HasSubstr("in the folder \"/no/such/folder\", which must exist on a disk: No such"));
 }
 
 TEST(ScratchMemory, RefusesToGrowBeyondTheLimitOfTheProcess) {

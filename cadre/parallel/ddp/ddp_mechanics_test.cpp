@@ -371,6 +371,33 @@ TEST_F(DdpMechanics, AGradientThatComesTwiceIsRefusedAndTheRemedyIsRight) {
   Checkpoint::body = nullptr;
 }
 
+struct ModeChanging : Net {
+  Tensor forward(const Tensor& x) {
+    const Tensor output = Net::forward(x);
+    if (mode) torch::GradMode::set_enabled(*mode);
+    return output;
+  }
+  std::optional<bool> mode;
+};
+
+TEST_F(DdpMechanics, AForwardMayChangeTheGradMode) {
+  auto net = std::make_shared<ModeChanging>();
+  auto model = DistributedDataParallel(net, peers_, options_);
+  net->mode = true;
+  {
+    const torch::NoGradGuard no_grad;
+    EXPECT_FALSE(model(input()).requires_grad());
+  }
+  net->mode = false;
+  Tensor output;
+  {
+    const torch::AutoGradMode guard(true);
+    output = model(input());
+  }
+  loss_of(output).backward();
+  expect_gradients(*net, local_gradients(*net_, plain_step), formula_->mean_factor());
+}
+
 struct Failing : Net {
   Tensor forward(const Tensor& x) {
     return second(torch::tanh(Probe::apply(first(x), torch::zeros({1}, kDouble))));

@@ -145,6 +145,51 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
   }
 }
 
+// Also of units that are kept between two backwards.
+TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    Options options = every_unit();
+    options.reshard = options.reshard_root = Reshard::kAfterReduction;
+    const auto module = std::make_shared<Tower>(2);
+    FullyShardedDataParallel model{module, group, options};
+    const auto plain = std::make_shared<Tower>(2);
+    {
+      const NoSync no_sync = model.no_sync();
+      model(data_of(9)).sum().backward();
+    }
+    const torch::NoGradGuard no_grad;
+    for (const Tensor& values : model.parameters()) values.mul_(0.5);
+    for (const Tensor& parameter : plain->parameters()) parameter.mul_(0.5);
+    const auto full = model.summon_full_params();
+    const auto parameters = module->named_parameters();
+    for (const auto& item : plain->named_parameters()) {
+      EXPECT_TRUE(torch::equal(parameters[item.key()], item.value())) << item.key();
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A limit on the weights after each part of an accumulation, for example.
+TEST(FsdpStale, ValuesWrittenBetweenBackwardsWithoutReductionAreUsed) {
+  for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      Options options = every_unit();
+      options.reshard = options.reshard_root = reshard;
+      FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
+      const auto plain = std::make_shared<Tower>(2);
+      for (int i = 0; i < 3; ++i) {
+        const NoSync no_sync = model.no_sync();
+        model(rows_of(group, i)).pow(2).mean().backward();
+        const torch::NoGradGuard no_grad;
+        for (const Tensor& values : model.parameters()) values.mul_(0.5);
+        for (const Tensor& parameter : plain->parameters()) parameter.mul_(0.5);
+        EXPECT_TRUE(torch::allclose(model(data_of(9)), plain->forward(data_of(9)), 1e-12, 1e-12));
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
 // The step uses the gradients of the first backward, whatever comes between.
 TEST(FsdpStale, ABackwardWithoutReductionBeforeTheStepKeepsNothing) {
   for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {

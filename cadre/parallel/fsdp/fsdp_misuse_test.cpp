@@ -321,6 +321,41 @@ TEST(FsdpMisuse, RanksHaveOtherUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(FsdpMisuse, RanksHaveOtherOptions) {
+  using Choice = FullyShardedDataParallelOptions;
+  for (const Choice& other :
+       {Choice{.precision = {.parameters = torch::kBFloat16}},
+        Choice{.precision = {.reduce = torch::kDouble}}, Choice{.num_prefetched = 0},
+        Choice{.reshard = Reshard::kAfterReduction}, Choice{.form = ShardForm::kMapped}}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const auto module = std::make_shared<Chain>();
+      fully_shard(module->units[0]);
+      EXPECT_THAT(error_of(
+                      [&] {
+                        FullyShardedDataParallel(module, group,
+                                                 group.rank() == 1 ? other : Choice());
+                      },
+                      ErrorCode::kInvalidArgument),
+                  HasSubstr("rank 1 has other units or options than rank 0"));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// Its parameters are sharded with those of the root, so the call would change nothing.
+TEST(FsdpMisuse, AModuleIsDeclaredAfterTheWrapperIsMade) {
+  const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
+    const auto module = std::make_shared<Chain>();
+    fully_shard(module->units[0]);
+    const FullyShardedDataParallel model(module, group);
+    EXPECT_THAT(error_of([&] { fully_shard(module->units[0]); }, ErrorCode::kInvalidArgument),
+                HasSubstr("is a unit of a FullyShardedDataParallel already"));
+    EXPECT_THAT(error_of([&] { fully_shard(module->units[1]); }, ErrorCode::kInvalidArgument),
+                HasSubstr("is in a model that a FullyShardedDataParallel has sharded already"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(FsdpMisuse, AllRanksMayChangeTheOrder) {
   on_ranks([](TrainedRank& rank) {
     for (const std::vector<size_t>& order :

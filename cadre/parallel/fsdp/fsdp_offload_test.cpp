@@ -165,6 +165,29 @@ TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
   }
 }
 
+// A shard and gradients of five units, and the state of those parameters of which the rank has a
+// part.
+TEST(FsdpOffloadErrors, EachRankReservesForItsOwnParts) {
+  const auto result = run_groups(8, [](const ProcessGroup& group, std::string& output) {
+    size_t num_pages = 5 * 2;
+    {
+      FullyShardedDataParallel model{std::make_shared<Tower>(), group, every_unit()};
+      for (const Tensor& values : model.parameters()) num_pages += values.numel() > 0 ? 2 : 0;
+    }
+    const SmallDisk disk(num_pages * 4096);
+    output = disk.is_there() ? std::to_string(num_pages) : "";
+    FullyShardedDataParallelOptions options = every_unit();
+    if (disk.is_there()) options.offload = {.folder = disk.folder().path()};
+    EXPECT_EQ(failure_of([&] {
+                FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+              }),
+              "");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  if (result.ranks[0].output.empty()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN";
+  EXPECT_NE(result.ranks[0].output, result.ranks[7].output);
+}
+
 TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
   const TemporaryFolder folder;
   const auto result = run_groups(3, [&](const ProcessGroup& group) {
@@ -174,8 +197,9 @@ TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
       FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
     });
     EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel"));
-    EXPECT_THAT(failure, HasSubstr(group.rank() == 1 ? "none: No such file or directory"
-                                                     : "rank 1 has no room for its files"));
+    EXPECT_THAT(failure,
+                HasSubstr(group.rank() == 1 ? "none\", which must exist on a disk: No such file"
+                                            : "rank 1 has no room for its files"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -186,10 +210,13 @@ TEST(FsdpOffloadErrors, MappedShardsAreInMemory) {
     FullyShardedDataParallelOptions options = every_unit();
     options.offload = {.folder = folder.path()};
     options.form = ShardForm::kMapped;
-    EXPECT_THAT(failure_of([&] {
-                  FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
-                }),
-                HasSubstr("choose ShardForm::kGathered without keep_full, or leave out the files"));
+    EXPECT_THAT(
+        failure_of([&] {
+          FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
+        }),
+        HasSubstr("options.form is kMapped, and options.offload keeps shards in files, which "
+                  "other ranks cannot read in place: choose ShardForm::kGathered, or leave "
+                  "offload out"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

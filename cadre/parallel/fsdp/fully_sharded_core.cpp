@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/base/log.h"
 #include "cadre/buckets/sharded_gradients.h"
@@ -18,6 +17,7 @@
 #include "cadre/parallel/fsdp/offload.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
+#include "cadre/parallel/fsdp/unit_options.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/shard/flat_buffer_pool.h"
@@ -28,14 +28,9 @@ namespace cadre {
 
 namespace {
 
-constexpr const char* kWrapper = "FullyShardedDataParallel";
 constexpr const char* kRemedy =
     "call the wrapper's forward(), or hold summon_full_params(); an optimizer is made from the "
     "wrapper (model.parameters()), not from the parameters of the module";
-
-[[noreturn]] void refuse_model(const std::string& what) {
-  throw Error(ErrorCode::kInvalidArgument, format("{}: {}", kWrapper, what));
-}
 
 std::string text_of(UnitOrder::Pass pass) {
   switch (pass) {
@@ -50,74 +45,11 @@ std::string text_of(UnitOrder::Pass pass) {
   return "backward()";
 }
 
-const ShardPrecision& precision_of(const AssignedUnit& assigned,
-                                   const FullyShardedDataParallelOptions& options) {
-  if (assigned.unit == nullptr || !assigned.unit->binding().options.precision) {
-    return options.precision;
-  }
-  return *assigned.unit->binding().options.precision;
-}
-
-ReshardChoice reshard_of(const AssignedUnit& assigned,
-                         const FullyShardedDataParallelOptions& options,
-                         const ReplicaGroup& shard) {
-  const std::optional<int> size = options.reshard_group_size;
-  if (assigned.unit == nullptr) {
-    return checked_choice("options.reshard_root", options.reshard_root, size, shard);
-  }
-  const FullyShardOptions& own = assigned.unit->binding().options;
-  return checked_choice(format("the reshard of unit \"{}\"", assigned.name),
-                        own.reshard.value_or(options.reshard),
-                        own.reshard_group_size ? own.reshard_group_size : size, shard);
-}
-
-// Otherwise ranks would shard other sets of parameters, and gather each other's.
-void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, const ReplicaGroup& shard,
-                      ReplicaGroup& group) {
-  Fnv1a digest;
-  for (const AssignedUnit& unit : assignment.units) {
-    const ShardPrecision& precision = precision_of(unit, options);
-    const ReshardChoice choice = reshard_of(unit, options, shard);
-    digest.add(format("{}:{}:{}:{}:{};", unit.name, unit.parameters.size(),
-                      static_cast<int>(choice.reshard), choice.group_size,
-                      precision.parameters ? static_cast<int>(*precision.parameters) : -1));
-  }
-  digest.add(format("{}:{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
-                    static_cast<int>(options.form), options.offload.has_value(),
-                    options.precision.reduce ? static_cast<int>(*options.precision.reduce) : -1));
-  const at::Tensor own = at::empty({1}, at::kLong);
-  own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest.value());
-  const at::Tensor all = at::empty({group.world_size()}, at::kLong);
-  group.all_gather(all, own);
-  const int64_t* digests = all.const_data_ptr<int64_t>();
-  for (int rank = 1; rank < group.world_size(); ++rank) {
-    if (digests[rank] == digests[0]) continue;
-    refuse_model(
-        format("rank {} has other units or options than rank 0 (this is rank {}, with {} units "
-               "beside the root). Call fully_shard() for the same modules with the same options "
-               "on all ranks",
-               rank, group.rank(), assignment.units.size() - 1));
-  }
-}
-
-void check_arguments(const torch::nn::Module* module,
-                     const FullyShardedDataParallelOptions& options) {
-  if (module == nullptr) {
-    refuse_model("the module is null; make it first, for example with std::make_shared<Net>()");
-  }
-  if (options.num_prefetched >= 0 && options.num_prefetched <= 1) return;
-  refuse_model(
-      format("options.num_prefetched is {}; choose 0 or 1: more units ahead cost memory and hide "
-             "nothing that one does not",
-             options.num_prefetched));
-}
-
 // What every rank keeps whole.
 void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment) {
   std::vector<NamedTensor> whole = distinct_buffers(module);
   std::ranges::copy(assignment.ignored, std::back_inserter(whole));
-  materialize_tensors(kWrapper, whole);
+  materialize_tensors(kFullySharded, whole);
 }
 
 // It works, and saves only the memory of gradients and optimizer states.
@@ -148,17 +80,18 @@ class UseComparison {
     for (int rank = 1; rank < world_size; ++rank) {
       if (codes[rank] == codes[0]) continue;
       if (codes[rank] / kUses != codes[0] / kUses) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    format("{}, rank {}: the ranks have updated their shards at different times: "
-                           "since the wrapper was made rank 0 {} times, rank {} {} times. Call "
-                           "step() of the optimizer on all ranks or on none",
-                           kWrapper, group_->rank(), codes[0] / kUses, rank, codes[rank] / kUses));
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            format("{}, rank {}: the ranks have updated their shards at different times: "
+                   "since the wrapper was made rank 0 {} times, rank {} {} times. Call "
+                   "step() of the optimizer on all ranks or on none",
+                   kFullySharded, group_->rank(), codes[0] / kUses, rank, codes[rank] / kUses));
       }
       throw Error(ErrorCode::kInvalidArgument,
                   format("{}, rank {}: the ranks use different units: rank 0 {}, rank {} {}. Call "
                          "the same units in the same order on all ranks, and in an evaluation give "
                          "all ranks the same number of batches",
-                         kWrapper, group_->rank(), text_of_code(codes[0]), rank,
+                         kFullySharded, group_->rank(), text_of_code(codes[0]), rank,
                          text_of_code(codes[rank])));
     }
   }
@@ -186,8 +119,13 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   return names;
 }
 
-// From here on calls of the units go to the schedule.
-void bind_units(const UnitAssignment& assignment, const std::shared_ptr<ShardedUnits>& units) {
+// From here on calls of the units go to the schedule, and no module becomes a unit any more.
+void bind_units(const torch::nn::Module& module, const UnitAssignment& assignment,
+                const std::shared_ptr<ShardedUnits>& units) {
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    auto* const unit = dynamic_cast<ShardUnitBase*>(part.get());
+    if (unit != nullptr) unit->binding().is_wrapped = true;
+  }
   for (size_t i = 1; i < assignment.units.size(); ++i) {
     ShardUnitBase::Binding& binding = assignment.units[i].unit->binding();
     binding.is_sharded = true;
@@ -247,6 +185,9 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   void mark_stale() override {
     for (const auto& flat : flats) flat->mark_stale();
   }
+  bool is_outdated() const override {
+    return std::ranges::any_of(flats, [](const auto& flat) { return flat->is_outdated(); });
+  }
 
   std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
 };
@@ -277,7 +218,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                assigned.name));
   }
   // Of one unit at a time, so that no rank ever holds a deferred model whole.
-  materialize_from(kWrapper, assigned.parameters, /*root=*/0, all);
+  materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
   std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
@@ -290,8 +231,8 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
         FlatParameters::Options{
             .form = options.form,
             .compute_dtype = c10::isFloatingType(dtype) ? precision.parameters : std::nullopt,
-            .name = is_root ? format("of the root unit of {}", kWrapper)
-                            : format("of unit \"{}\" of {}", assigned.name, kWrapper),
+            .name = is_root ? format("of the root unit of {}", kFullySharded)
+                            : format("of unit \"{}\" of {}", assigned.name, kFullySharded),
             .remedy = kRemedy,
             .pool = core.pool_,
             .fence = core.fence_,
@@ -323,7 +264,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       options_(std::move(options)),
       pool_(std::make_shared<FlatBufferPool>()),
       fence_(std::make_shared<ShardFence>()) {
-  check_arguments(module_.get(), options_);
+  check_options(module_.get(), options_);
   Construction construction{.assignment = assign_units(module_, options_)};
   std::shared_ptr<ReplicaGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
@@ -336,6 +277,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     all_ranks = all;
     const auto shard_group = groups_.shard ? groups_.shard : all;
     check_same_units(construction.assignment, options_, *shard_group, *all);
+    check_form(options_);
     warn_without_units(construction.assignment, *all);
     files_ = open_offload(options_.offload, construction.assignment,
                           {.all = *all, .shard = *shard_group});
@@ -354,7 +296,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
                                   .trailer_numel = kTrailerNumel,
                                   .num_late_units = num_root_flats,
-                                  .wrapper = kWrapper,
+                                  .wrapper = kFullySharded,
                                   .remedy = "Make the optimizer from the wrapper "
                                             "(model.parameters())",
                                   .on_unit_taken = [made](size_t) {
@@ -363,7 +305,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   };
   core_ = std::make_shared<DataParallelCore>(
       module_, groups_.all,
-      DataParallelOptions{.wrapper = kWrapper,
+      DataParallelOptions{.wrapper = kFullySharded,
                           .component = "fsdp",
                           .weighting = options_.weighting,
                           .broadcast_buffers = options_.broadcast_buffers,
@@ -383,7 +325,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
-  bind_units(construction.assignment, units_);
+  bind_units(*module_, construction.assignment, units_);
 }
 
 FullyShardedCore::~FullyShardedCore() = default;

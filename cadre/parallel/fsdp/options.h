@@ -33,8 +33,7 @@ enum class Reshard : uint8_t {
   // Until the forward has returned, but each rank keeps a part of them for its group of
   // reshard_group_size neighbouring ranks, and backward gathers within that group: less traffic
   // between groups, for the memory of the parts. Ranks 0 to k - 1 are a group, then k to 2k - 1,
-  // and
-  // so on; k divides the number of ranks that own shards.
+  // and so on; k divides the number of ranks that own shards.
   kOntoGroup,
 };
 

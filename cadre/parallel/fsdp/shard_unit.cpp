@@ -67,6 +67,13 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
                        "call fully_shard() before the wrapper is made",
                        module.name()));
   }
+  if (binding.is_wrapped) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("cadre::fully_shard: {} is in a model that a FullyShardedDataParallel has "
+                       "sharded already, with the parameters of the unit around it; call "
+                       "fully_shard() before the wrapper is made",
+                       module.name()));
+  }
   if (binding.is_declared) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::fully_shard: called twice for one {}; call it once for each unit",

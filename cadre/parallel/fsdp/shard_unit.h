@@ -50,6 +50,7 @@ class CADRE_EXPORT ShardUnitBase {
   // For fully_shard() and the wrapper.
   struct Binding {
     bool is_declared = false;  // by fully_shard()
+    bool is_wrapped = false;   // within a model that a wrapper has sharded, as a unit or not
     FullyShardOptions options = {};
     bool is_sharded = false;
     std::weak_ptr<ShardedUnits> units = {};

@@ -39,8 +39,8 @@ void UnitSchedule::begin_forward(bool with_grad) {
            "To recompute activations, wrap modules inside of the model and not the whole model");
   }
   if (awaits_step_) awaits_step_ = options_.has_gradients();
-  if (may_change_) {
-    for (const Unit& unit : units_) unit.memory->mark_stale();
+  for (const Unit& unit : units_) {
+    if (may_change_ || unit.memory->is_outdated()) unit.memory->mark_stale();
   }
   is_with_grad_ = with_grad;
   phase_ = Phase::kForward;

@@ -48,6 +48,8 @@ class UnitMemory {
   virtual void release_onto_group() = 0;
   // The owners change their shards: what was gathered before no longer counts.
   virtual void mark_stale() = 0;
+  // Gathered, or on its way, with values that this rank's shard no longer has.
+  virtual bool is_outdated() const = 0;
 };
 
 class UnitSchedule {
@@ -156,7 +158,8 @@ class UnitSchedule {
   Phase phase_ = Phase::kIdle;
   bool is_with_grad_ = false;
   // The program may change the shards before the next forward: by a step, or by loading values.
-  // Only between backwards without reduction it is taken to leave them.
+  // Between backwards without reduction it is expected to leave them, and only a change that
+  // is_outdated() notices gathers again.
   bool may_change_ = true;
   uint64_t num_updates_ = 0;  // when the last pass began
   bool awaits_step_ = false;  // gradients were reduced, and they are still there

@@ -54,6 +54,7 @@ class NotedMemory final : public UnitMemory {
     std::erase(notes_.full, name_);
   }
   void mark_stale() override { is_stale_ = true; }
+  bool is_outdated() const override { return false; }
 
   static inline bool fail = false;
 

@@ -55,7 +55,7 @@ void add_sample(Fnv1a& digest, const at::Tensor& parameter) {
   const int64_t last = gradient.numel() - 1;
   const int64_t count = std::min(kNumSamples, gradient.numel());
   for (int64_t k = 0; k < count; ++k) {
-    const int64_t index = count == 1 ? 0 : last / (count - 1) * k;
+    const int64_t index = count == 1 ? 0 : last * k / (count - 1);
     digest.add(std::string_view(bytes + index * element, static_cast<size_t>(element)));
   }
 }

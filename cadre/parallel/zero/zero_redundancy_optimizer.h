@@ -29,6 +29,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
+#include <algorithm>
 #include <concepts>
 #include <map>
 #include <memory>
@@ -287,23 +288,35 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return groups;
   }
 
-  // What the program has changed in param_groups(), or added through the base class.
+  // Whether the local group has the leaves of what the group lists now.
+  bool is_followed(const torch::optim::OptimizerParamGroup& group,
+                   const torch::optim::OptimizerParamGroup& local) const {
+    return std::ranges::equal(group.params(), local.params(),
+                              [this](const at::Tensor& parameter, const at::Tensor& leaf) {
+                                return core_->leaf_of(parameter).is_same(leaf) &&
+                                       core_->outer_of(parameter).is_same(parameter);
+                              });
+  }
+
+  // What the program has changed in param_groups(): options, added and removed groups, and which
+  // parameters a group has.
   void follow_groups() {
+    Groups& locals = local_->param_groups();
     for (size_t i = 0; i < param_groups().size(); ++i) {
       torch::optim::OptimizerParamGroup& group = param_groups()[i];
-      if (i < local_->param_groups().size() &&
-          local_->param_groups()[i].params().size() == group.params().size()) {
-        local_->param_groups()[i].set_options(group.options().clone());
+      if (i < locals.size() && is_followed(group, locals[i])) {
+        locals[i].set_options(group.options().clone());
         continue;
       }
       core_->adopt(group.params());
       group = outer_group(*core_, group);
-      if (i == local_->param_groups().size()) {
+      if (i == locals.size()) {
         local_->add_param_group(local_group(group));
       } else {
-        local_->param_groups()[i] = local_group(group);
+        locals[i] = local_group(group);
       }
     }
+    while (locals.size() > param_groups().size()) locals.pop_back();
   }
 
   const State* state_of(const at::Tensor& leaf) const {

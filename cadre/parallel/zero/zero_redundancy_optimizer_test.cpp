@@ -1,11 +1,12 @@
-// What a divided optimizer offers beside its numbers: parameter groups, schedulers, state, waiting,
-// and the sentences for misuse.
+// What a divided optimizer offers beside its numbers: state, waiting, and the sentences for misuse.
+// Its parameter groups: zero_groups_test.cpp.
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "cadre/deferred/deferred_init.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/optim/optimizers.h"
+#include "cadre/parallel/zero/zero_net_test.h"
 #include "cadre/parallel/zero/zero_test_support.h"
 #include "cadre/wrap/replica_group_fakes.h"
 
@@ -28,139 +30,14 @@ using testing::require;
 using testing::run_groups;
 using testing::ShardedGradientsModel;
 using torch::Tensor;
-using Groups = std::vector<torch::optim::OptimizerParamGroup>;
-
-// A layer under two names, a frozen parameter, and one that only some steps use. Not random: ranks
-// are threads, and draw from one generator.
-struct Net : torch::nn::Module {
-  Net() {
-    in = register_module("in", torch::nn::Linear(5, 7));
-    out = register_module("out", torch::nn::Linear(7, 5));
-    rare = register_module("rare", torch::nn::Linear(7, 3));
-    frozen = register_parameter("frozen", torch::ones({7}), /*requires_grad=*/false);
-    scale = register_parameter("scale", torch::ones({}));
-    again = register_module("again", in);
-    const torch::NoGradGuard no_grad;
-    double first = 0.5;
-    for (Tensor& parameter : parameters()) {
-      const Tensor numbers = torch::arange(parameter.numel()) * 0.37 + first++;
-      parameter.copy_(torch::sin(numbers).view(parameter.sizes()));
-    }
-  }
-  Tensor forward(const Tensor& x, bool uses_rare) {
-    Tensor hidden = torch::tanh(in(x)) * frozen;
-    Tensor loss = (out(hidden) * scale).pow(2).mean() + (x * again->weight.mean()).mean();
-    if (uses_rare) loss = loss + rare(hidden).pow(2).mean();
-    return loss;
-  }
-  torch::nn::Linear in{nullptr}, out{nullptr}, rare{nullptr}, again{nullptr};
-  Tensor frozen, scale;
-};
-
-Tensor input_of(int step, int rank) {
-  return torch::cos(torch::arange(20) * 0.3 + step + 10 * rank).view({4, 5});
-}
-
-// One step of stage 1; every third without `rare`.
-void train_step(Net& net, const ProcessGroup& group, torch::optim::Optimizer& optimizer, int step) {
-  optimizer.zero_grad();
-  net.forward(input_of(step, group.rank()), step % 3 != 2).backward();
-  reduce_gradients(net, group, 1.0 / group.world_size());
-  optimizer.step();
-}
-
-std::vector<Tensor> values_of(const Net& net) {
-  std::vector<Tensor> values;
-  for (const Tensor& parameter : net.parameters()) values.push_back(parameter.detach().clone());
-  return values;
-}
-
-void require_same(const Net& a, const Net& b, const std::string& what) {
-  for (const auto& item : a.named_parameters()) {
-    require(torch::equal(item.value(), b.named_parameters()[item.key()]), what + ": " + item.key());
-  }
-}
-
-torch::optim::AdamWOptions options() {
-  return torch::optim::AdamWOptions(0.01).weight_decay(0.1);
-}
-
-Groups groups_of(const Net& net) {
-  std::vector<Tensor> matrices;
-  std::vector<Tensor> others;
-  for (const auto& item : net.named_parameters()) {
-    if (item.key().starts_with("again")) continue;
-    (item.value().dim() >= 2 ? matrices : others).push_back(item.value());
-  }
-  Groups groups;
-  groups.emplace_back(matrices);
-  groups.emplace_back(others, std::make_unique<torch::optim::AdamWOptions>(
-                                  torch::optim::AdamWOptions(0.002).weight_decay(0.5)));
-  return groups;
-}
-
-constexpr ZeroOptions kManyBuckets{.bucket_cap_bytes = 200};
-
-// Rules by dimension see the original shapes, and a scheduler sees the groups: as without ZeRO.
-TEST(ZeroRedundancyOptimizer, HasGroupsAndSchedulersOfAPlainOptimizer) {
-  for (const int world_size : {1, 3, 4}) {
-    const auto result = run_groups(world_size, [](const ProcessGroup& group) {
-      Net plain_net;
-      Net net;
-      AdamW plain(groups_of(plain_net), options());
-      ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, groups_of(net), options(),
-                                          kManyBuckets);
-      require(zero.stage() == ZeroStage::kReplicatedGradients, "stage 1");
-      require(zero.param_groups()[0].params()[0].is_same(net.in->weight), "the plain parameters");
-      torch::optim::StepLR plain_schedule(plain, 2, 0.5);
-      torch::optim::StepLR schedule(zero, 2, 0.5);
-      for (int step = 0; step < 7; ++step) {
-        train_step(plain_net, group, plain, step);
-        train_step(net, group, zero, step);
-        plain_schedule.step();
-        schedule.step();
-        require_same(net, plain_net, "step " + std::to_string(step));
-      }
-      require(zero.param_groups()[1].options().get_lr() < 0.0003, "a learning rate of its own");
-    });
-    EXPECT_TRUE(result.ok()) << world_size << " ranks: " << result.failures();
-  }
-}
-
-TEST(ZeroRedundancyOptimizer, TakesGroupsThatAreAddedLater) {
-  const auto result = run_groups(3, [](const ProcessGroup& group) {
-    Net plain_net;
-    Net net;
-    const auto all = [](Net& of) { return groups_of(of); };
-    AdamW plain(Groups{all(plain_net)[0]}, options());
-    ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, Groups{all(net)[0]},
-                                        options());
-    ZeroRedundancyOptimizer<AdamW> other_zero(Net().named_parameters(), group, options());
-    train_step(plain_net, group, plain, 0);
-    train_step(net, group, zero, 0);
-    plain.add_param_group(all(plain_net)[1]);
-    zero.add_param_group(all(net)[1]);
-    for (const int step : {1, 2}) {
-      train_step(plain_net, group, plain, step);
-      train_step(net, group, zero, step);
-    }
-    require_same(net, plain_net, "added");
-    // Through the base class.
-    Net plain_late_net;
-    Net late_net;
-    AdamW plain_late(Groups{all(plain_late_net)[0]}, options());
-    ZeroRedundancyOptimizer<AdamW> late(late_net.named_parameters(), group,
-                                        Groups{all(late_net)[0]}, options());
-    plain_late.add_param_group(all(plain_late_net)[1]);
-    static_cast<torch::optim::Optimizer&>(late).add_param_group(all(late_net)[1]);
-    for (const int step : {0, 1}) {
-      train_step(plain_late_net, group, plain_late, step);
-      train_step(late_net, group, late, step);
-    }
-    require_same(late_net, plain_late_net, "added through the base");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
+using zero_net::groups_of;
+using zero_net::input_of;
+using zero_net::kManyBuckets;
+using zero_net::Net;
+using zero_net::options;
+using zero_net::require_same;
+using zero_net::train_step;
+using zero_net::values_of;
 
 TEST(ZeroRedundancyOptimizer, CallsTheClosureOnce) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
@@ -259,10 +136,20 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
   EXPECT_THAT(refusal({.name = "fc", .step = 1}), HasSubstr("\"fc\", which is none of this"));
   EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"momentum_buffer", ones}}}),
               HasSubstr("has 1 tensors, of which 0 are"));
+  EXPECT_THAT(refusal({.name = "in.weight",
+                       .step = 1,
+                       .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}, {"sum", ones}}}),
+              HasSubstr("has 3 tensors, of which 2 are"));
   EXPECT_THAT(refusal({.name = "in.weight", .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}}),
               HasSubstr("has no step"));
   EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"exp_avg", ones.t()}}}),
               HasSubstr("\"exp_avg\" of \"in.weight\" has sizes (5, 7), expected (7, 5)"));
+  EXPECT_TRUE(zero.state_dict().empty());
+  const FullParameterState given{
+      .name = "in.weight", .step = 1, .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}};
+  zero.load_state_dict(std::vector<FullParameterState>{given});
+  EXPECT_EQ(zero.state_dict().size(), 1U);
+  zero.load_state_dict({});  // a list without a parameter takes its state away
   EXPECT_TRUE(zero.state_dict().empty());
 }
 

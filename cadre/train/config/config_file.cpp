@@ -8,6 +8,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/os/io/file.h"
 #include "cadre/train/config/config_fields.h"
 
@@ -108,6 +109,12 @@ class ConfigReader {
     const std::string value = text.substr(equals + 1);
     const ConfigField& field = find(key, kCommandLine);
     places_[key] = kCommandLine;
+    if (!is_utf8(value)) {
+      refuse(kCommandLine,
+             cadre::format("the value of {} is no UTF-8 text, which snapshots and metrics cannot "
+                           "hold: give a text or a path in UTF-8",
+                           key));
+    }
     if (auto* const* target = std::get_if<std::string*>(&field.value)) {
       **target = value;  // as it is: a shell has taken its quotes already
     } else {

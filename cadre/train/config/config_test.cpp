@@ -140,6 +140,15 @@ TEST_F(ConfigTest, RefusesDtypesUnderStrategiesThatDoNotHaveThem) {
   EXPECT_EQ(refusal("", {"parallel.reshard=after_backward", "run.autocast=bfloat16"}), "accepted");
 }
 
+TEST_F(ConfigTest, ShardsAreMappedUnlessTheyAreInFiles) {
+  EXPECT_EQ(shard_form({}), ShardForm::kMapped);
+  EXPECT_EQ(shard_form({.offload = "/tmp"}), ShardForm::kGathered);
+  EXPECT_EQ(shard_form({.form = "gathered"}), ShardForm::kGathered);
+  EXPECT_EQ(refusal("", {"parallel.form=mapped", "parallel.offload=/tmp"}),
+            "command line: parallel.form is mapped, but parallel.offload keeps the parameters in "
+            "files, which are gathered: choose auto, or parallel.offload=none");
+}
+
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
   // Of torch.optim: learning rate, epsilon.
   const std::map<std::string, std::pair<double, double>> expected = {
@@ -171,6 +180,9 @@ TEST_F(ConfigTest, RefusesOverridesInTheirOwnWords) {
             "command line: model.width must be an integer, is '3\nx=4'");
   EXPECT_EQ(refusal("", {"run.name=a/b"}),
             "command line: run.name must be a plain folder name, is \"a/b\"");
+  EXPECT_EQ(refusal("", {"data.path=/tmp/caf\xe9"}),
+            "command line: the value of data.path is no UTF-8 text, which snapshots and metrics "
+            "cannot hold: give a text or a path in UTF-8");
 }
 
 TEST_F(ConfigTest, AMissingFileIsNamed) {

@@ -7,14 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/data/text_corpus.h"
-#include "cadre/group/dtype.h"
-#include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/train/models/image_classifier.h"
 #include "cadre/train/models/language_model.h"
 #include "cadre/train/strategy.h"
@@ -100,32 +97,13 @@ bool fits(const ParallelConfig& parallel, const Processes& processes) {
 ModelSizes sizes_of_model(const Config& config) {
   const MetaScope scope;
   const std::shared_ptr<Model> model = make_model(config);
-  FullyShardedDataParallelOptions every_unit;
-  every_unit.wrap_policy = [](const WrapCandidate&) { return true; };
-  const UnitAssignment assignment = assign_units(model, every_unit);
-  ModelSizes sizes{.parameters = {}, .units = {}};
-  std::unordered_map<const void*, size_t> unit_of;
-  for (const AssignedUnit& unit : assignment.units) {
-    for (const NamedTensor& parameter : unit.parameters) {
-      unit_of[parameter.tensor.unsafeGetTensorImpl()] = sizes.units.size();
-    }
-    sizes.units.push_back({.name = unit.name, .parent = unit.parent});
-  }
-  for (const NamedTensor& parameter : distinct_parameters(*model)) {
-    if (!parameter.tensor.is_meta()) {
-      throw Error(ErrorCode::kInternal,
-                  cadre::format("planning: \"{}\" was made with memory; report this with the "
-                                "configuration",
-                                parameter.name));
-    }
-    sizes.parameters.push_back({.name = parameter.name,
-                                .sizes = parameter.tensor.sizes().vec(),
-                                .dtype = to_dtype(parameter.tensor.scalar_type()).value(),
-                                .is_trained = parameter.tensor.requires_grad(),
-                                .unit = unit_of.at(parameter.tensor.unsafeGetTensorImpl())});
-  }
-  for (const at::Tensor& buffer : model->buffers()) {
-    sizes.buffer_bytes += static_cast<int64_t>(buffer.nbytes());
+  ModelSizes sizes = model_sizes_of(model, [](const WrapCandidate&) { return true; });
+  for (const auto& parameter : model->named_parameters()) {
+    if (parameter.value().is_meta()) continue;
+    throw Error(ErrorCode::kInternal,
+                cadre::format("planning: \"{}\" was made with memory; report this with the "
+                              "configuration",
+                              parameter.key()));
   }
   return sizes;
 }

@@ -16,7 +16,8 @@ using Reasons = std::map<std::string_view, std::string_view>;
 const Reasons kRefused = {
     {"data.held_out", "what was held out may have been learned from, or would be"},
     {"optimizer.kind", "the optimizer's states are another's"},
-    {"model.kind", "the weights are another model's"}};
+    {"model.kind", "the weights are another model's"},
+    {"model.heads", "the same weights in other heads are another model"}};
 const Reasons kDoubtful = {
     {"run.seed",
      "the rest of this epoch comes in another order, so samples may come twice or never"},
@@ -37,6 +38,7 @@ std::vector<std::string> check_resumed_config(const Config& before, const Config
     const std::string then = value_text(old_fields[i]);
     const std::string present = value_text(new_fields[i]);
     if (then == present || kOfNoMatter.contains(key)) continue;
+    if (key == "model.heads" && now.model.kind != "gpt") continue;
     if (const auto refused = kRefused.find(key); refused != kRefused.end()) {
       throw Error(
           ErrorCode::kInvalidArgument,

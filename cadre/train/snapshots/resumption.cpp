@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -115,6 +116,7 @@ Resumption Resumption::open(const std::string& snapshot, const Config& now, cons
   try {
     TrainState state = read_train_state(snapshot);
     check_data(snapshot, state.data, task);
+    if (!state.bucket_layout.empty()) BucketLayout::parse(state.bucket_layout).value_or_throw();
     std::vector<std::string> remarks = compare_configs(state.config, now);
     if (state.format < kFirstFormatWithDigests) {
       remarks.push_back(
@@ -145,7 +147,14 @@ void Resumption::restore_generator(Rank rank) const {
                                     state.numel(), generator.get_state().numel()));
     throw with_remedy(error, snapshot_);
   }
-  generator.set_state(state);
+  try {
+    generator.set_state(state);
+  } catch (const c10::Error& error) {
+    throw with_remedy(
+        Error(ErrorCode::kCorruption, cadre::format("{}: the state of a generator is refused: {}",
+                                                    snapshot_, error.what_without_backtrace())),
+        snapshot_);
+  }
 }
 
 void Resumption::restore(Strategy& strategy, Optimizer& optimizer,

@@ -83,7 +83,8 @@ TrainState from_json(const Json& json) {
   const Json& data = json.at(format == 1 ? "text" : "data");
   state.data.size = data.at(format == 1 ? "num_tokens" : "size").get<int64_t>();
   state.data.fingerprint = std::stoull(data.at("fingerprint").get<std::string>(), nullptr, 16);
-  if (json.contains("best_held_out_loss")) {
+  // JSON has no NaN: null, of a program that took one for the best.
+  if (json.contains("best_held_out_loss") && !json.at("best_held_out_loss").is_null()) {
     state.best_held_out_loss = json.at("best_held_out_loss").get<double>();
   }
   state.bucket_layout = json.at("bucket_layout").get<std::string>();

@@ -139,6 +139,9 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       for (const at::Tensor& input : given) {
         if (output.is_same(input)) output = output.view_as(output);
       }
+      // Without grad only a tensor from elsewhere requires grad, as a parameter that is returned:
+      // it must not get this function as its history.
+      if (output.requires_grad()) output = output.detach();
       if (!output.is_floating_point() && !output.is_complex()) without_grad.push_back(output);
     }
     context->mark_non_differentiable(without_grad);

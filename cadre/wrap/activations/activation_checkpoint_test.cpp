@@ -119,6 +119,34 @@ TEST(ActivationCheckpoint, UsesNewValuesAfterAStepUnderAutocast) {
   }
 }
 
+struct SquashImpl : nn::Module {
+  SquashImpl() { weight = register_parameter("weight", torch::linspace(-1, 1, 16).view({4, 4})); }
+  Tensor forward(const Tensor& x) { return torch::mm(torch::tanh(torch::mm(x, weight)), weight); }
+  Tensor weight;
+};
+
+// Backward runs outside of the scope, where products are computed in float32.
+TEST(ActivationCheckpoint, ComputesAgainUnderTheAutocastOfTheForward) {
+  const auto gradient = [](auto& module, std::optional<torch::ScalarType> dtype) {
+    Tensor y;
+    {
+      std::optional<Autocast> autocast;
+      if (dtype) autocast.emplace(*dtype);
+      y = module.forward(torch::linspace(0, 1, 12).view({3, 4})).to(torch::kFloat);
+    }
+    module.zero_grad();
+    y.pow(2).sum().backward();
+    return module.weight.grad().clone();
+  };
+  SquashImpl plain;
+  ActivationCheckpoint<SquashImpl> checkpointed;
+  for (const torch::ScalarType dtype : {torch::kBFloat16, torch::kHalf}) {
+    const Tensor expected = gradient(plain, dtype);
+    EXPECT_TRUE(torch::equal(gradient(checkpointed, dtype), expected)) << dtype;
+    EXPECT_FALSE(torch::equal(gradient(plain, std::nullopt), expected)) << "rounding is seen";
+  }
+}
+
 TEST(ActivationCheckpoint, NoticesAnArgumentThatWasChanged) {
   ActivationCheckpoint<DropImpl> module;
   const Tensor x = input().clone();
@@ -175,6 +203,20 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
   EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, std::nullopt, true); },
                        ErrorCode::kInvalidArgument),
               HasSubstr("create_graph=true does not go through"));
+}
+
+struct ReturnsItsWeight : torch::nn::Module {
+  at::Tensor weight = register_parameter("weight", torch::ones({3}));
+  std::vector<at::Tensor> forward(at::Tensor x) { return {weight, x * weight}; }
+};
+
+TEST(ActivationCheckpoint, AParameterThatIsReturnedStaysALeaf) {
+  ActivationCheckpoint<ReturnsItsWeight> module;
+  const auto outputs = module.forward(torch::full({3}, 2.0));
+  EXPECT_TRUE(module.weight.is_leaf());
+  if (!module.weight.is_leaf()) return;  // its backward would wait for itself
+  (3 * outputs[0] + outputs[1]).sum().backward();
+  EXPECT_TRUE(module.weight.grad().equal(torch::full({3}, 5.0)));
 }
 
 }  // namespace

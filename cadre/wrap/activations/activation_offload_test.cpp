@@ -111,6 +111,26 @@ TEST(ActivationOffload, WritesEachActivationOnce) {
   EXPECT_EQ(file->written_bytes(), 4 * 128 * (32 + 64));
 }
 
+// Buffers stay in memory for the time of the module, as parameters do.
+TEST(ActivationOffload, WritesNoBuffer) {
+  struct MaskedImpl : nn::Module {
+    MaskedImpl() { mask = register_buffer("mask", torch::ones({64, 64})); }
+    Tensor forward(const Tensor& x) { return x * mask; }
+    Tensor mask;
+  } masked;
+  const TemporaryFolder folder;
+  const auto file = file_in(folder);
+  const Tensor x = torch::ones({64, 64}).requires_grad_();
+  Tensor loss;
+  {
+    const OffloadActivations offload(file, masked);
+    loss = masked.forward(x).sum();
+  }
+  EXPECT_EQ(file->written_bytes(), 0);
+  loss.backward();
+  EXPECT_TRUE(torch::equal(x.grad(), masked.mask));
+}
+
 // Rows of a large tensor are written without the rest, and the interleaved views of a product once.
 TEST(ActivationOffload, WritesOfALargerMemoryWhatAViewNeeds) {
   nn::Linear net(8, 24);

@@ -1,0 +1,142 @@
+// What the C++ blocks of docs/guide use and do not declare: for guide_blocks_test.py, which puts
+// each block into a function in the namespace of its page. The blocks are compiled and not linked,
+// so nothing here has a body. Only the two headers that the guide tells users to include are here:
+// what they do not declare, a block must include itself.
+#pragma once
+#include <cadre/cadre.h>
+#include <torch/torch.h>
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace any_page {
+
+using torch::Tensor;
+
+struct Net : torch::nn::Module {
+  Tensor forward(const Tensor& x);
+};
+
+Tensor loss_of(const Tensor& output);
+Tensor loss_of(const Tensor& output, const Tensor& rows);
+Tensor load_batch();
+
+extern cadre::ProcessGroup world;
+extern std::shared_ptr<Net> net;
+extern cadre::DistributedDataParallel<Net> model;
+extern torch::optim::AdamW optimizer;
+extern const Tensor x, y, images, labels, rows;
+extern const int64_t step;
+
+}  // namespace any_page
+
+namespace data_parallel {
+using namespace any_page;
+extern cadre::DataLoader loader;
+extern const int64_t epoch;
+extern const Tensor loss, part_1, part_2;
+extern const int rank;
+}  // namespace data_parallel
+
+namespace differentiable_collectives {
+using namespace any_page;
+extern const Tensor embeddings;
+Tensor contrastive_loss(const Tensor& own, const Tensor& all);
+}  // namespace differentiable_collectives
+
+namespace errors {
+using namespace any_page;
+void train(const cadre::ProcessGroup& group);
+extern std::unique_ptr<cadre::os::System> system;
+extern std::unique_ptr<cadre::Communicator> group;
+}  // namespace errors
+
+namespace first_program {
+using namespace any_page;
+}  // namespace first_program
+
+namespace fsdp {
+using namespace any_page;
+struct Config {};
+extern const Config config;
+extern const cadre::DeviceMesh mesh;
+struct BlockImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x);
+};
+struct GptImpl : torch::nn::Module {
+  GptImpl();
+  explicit GptImpl(const Config& config);
+  Tensor forward(const Tensor& rows);
+  std::vector<torch::nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>> blocks;
+  torch::nn::Linear head{nullptr};
+};
+// What TORCH_MODULE(Gpt) declares, which would have to stand outside of the blocks' functions.
+struct Gpt : torch::nn::ModuleHolder<GptImpl> {
+  using torch::nn::ModuleHolder<GptImpl>::ModuleHolder;
+};
+void init_weights(torch::nn::Module& module);
+extern Gpt gpt;
+extern cadre::FullyShardedDataParallelOptions options;
+extern cadre::FullyShardedDataParallel<GptImpl> model;
+}  // namespace fsdp
+
+namespace gdb {}
+
+namespace gradients {
+using namespace any_page;
+extern cadre::GradScaler scaler;
+}  // namespace gradients
+
+namespace groups_and_messages {
+using namespace any_page;
+extern const cadre::ProcessGroup row_group, column_group;
+extern const Tensor activations, gradients, received;
+extern cadre::Communicator& group;
+extern cadre::os::System* const system;
+extern int value;
+void fill(const Tensor& buffer);
+}  // namespace groups_and_messages
+
+namespace memory {
+using namespace fsdp;
+}  // namespace memory
+namespace mesh {
+extern const cadre::ProcessGroup world;
+extern const at::Tensor tensor;
+}  // namespace mesh
+namespace my_run_hangs {}
+
+namespace optimizers {
+using namespace any_page;
+extern const Tensor loss;
+}  // namespace optimizers
+
+namespace snapshots {
+using namespace any_page;
+extern cadre::FullyShardedDataParallel<Net> model;
+extern cadre::ShardedOptimizer<cadre::AdamW> optimizer;
+extern cadre::ZeroRedundancyOptimizer<cadre::AdamW> zero_optimizer;
+extern cadre::SnapshotFolder folder;
+extern cadre::SnapshotParts parts;
+}  // namespace snapshots
+
+namespace verify {
+using namespace any_page;
+struct NetImpl : torch::nn::Module {
+  NetImpl(int64_t num_inputs, int64_t width);
+  Tensor forward(const Tensor& rows);
+};
+struct Net : torch::nn::ModuleHolder<NetImpl> {
+  using torch::nn::ModuleHolder<NetImpl>::ModuleHolder;
+};
+Tensor rows_of(int64_t step);
+}  // namespace verify
+
+namespace zero {
+using namespace any_page;
+}  // namespace zero
