@@ -72,7 +72,7 @@ class ExceptionTest : public ::testing::Test {
     here_ = make_monitor(0);
     there_ = make_monitor(1);
     recorder_ = FlightRecorder::create("", {}).value_or_throw();
-    home_ = std::make_shared<const ForkGuard>("world", 0, system_->host().pid,
+    fork_guard_ = std::make_shared<const ForkGuard>("world", 0, system_->host().pid,
                                               std::make_shared<const os::ForkMark>());
   }
   ~ExceptionTest() override {
@@ -114,12 +114,12 @@ class ExceptionTest : public ::testing::Test {
   OperationQueue& collectives() {
     runner_ = std::make_unique<CollectiveRunner>(
         CollectiveRunner::Parts{*system_, *here_, *recorder_, &engine_, nullptr, kPatience});
-    collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, home_);
+    collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, fork_guard_);
     return *collectives_;
   }
   MessageQueue& messages() {
     messages_ = std::make_shared<MessageQueue>(
-        MessageQueue::Parts{*system_, *here_, *recorder_, transport_, kPatience, home_});
+        MessageQueue::Parts{*system_, *here_, *recorder_, transport_, kPatience, fork_guard_});
     return *messages_;
   }
   Deadline soon() { return system_->deadline_in(kPatience); }
