@@ -73,7 +73,7 @@ class ExceptionTest : public ::testing::Test {
     there_ = make_monitor(1);
     recorder_ = FlightRecorder::create("", {}).value_or_throw();
     fork_guard_ = std::make_shared<const ForkGuard>("world", 0, system_->host().pid,
-                                              std::make_shared<const os::ForkMark>());
+                                                    std::make_shared<const os::ForkMark>());
   }
   ~ExceptionTest() override {
     if (collectives_ != nullptr) collectives_->close();
