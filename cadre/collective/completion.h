@@ -1,0 +1,73 @@
+// The end of a submitted collective, as its engine reports it: at once by engines that run in the
+// calling thread, later by engines that only enqueue on a device stream.
+//
+// Threads: any; complete() once, by whichever thread observes the end. Blocking: never.
+// Lifetime: a cheap value over shared state. Callbacks run exactly once, in the thread that calls
+// complete(), or in the thread that calls on_done() on a Completion that is done; never under a
+// lock. Errors: none of its own; callbacks must not throw.
+// Source: the events of c10d's ProcessGroupNCCL::WorkNCCL; std::promise without a blocking wait.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/error.h"
+
+namespace cadre {
+
+class Completion {
+ public:
+  using Callback = std::function<void(const Status&)>;
+
+  // Done already.
+  Completion(Status status) : status_(std::move(status)) {}          // NOLINT: implicit by design
+  Completion(Error error) : Completion(Status(std::move(error))) {}  // NOLINT: implicit by design
+  // Pending, until complete() is called on this value or on a copy of it.
+  static Completion make_pending() { return Completion(std::make_shared<Shared>()); }
+
+  bool is_done() const {
+    return pending_ == nullptr || pending_->is_done.load(std::memory_order_acquire);
+  }
+  // REQUIRES: is_done().
+  const Status& status() const { return pending_ == nullptr ? status_ : pending_->status; }
+  // Runs `callback` with the status: now, if it is known, else when complete() is called.
+  void on_done(Callback callback) const {
+    if (pending_ != nullptr) {
+      std::lock_guard lock(pending_->mutex);
+      if (!pending_->is_done.load(std::memory_order_relaxed)) {
+        pending_->callbacks.push_back(std::move(callback));
+        return;
+      }
+    }
+    callback(status());
+  }
+  // REQUIRES: made by make_pending(); not completed yet.
+  void complete(Status status) const {
+    std::vector<Callback> callbacks;
+    {
+      std::lock_guard lock(pending_->mutex);
+      pending_->status = std::move(status);
+      pending_->is_done.store(true, std::memory_order_release);
+      callbacks.swap(pending_->callbacks);
+    }
+    for (const Callback& callback : callbacks) callback(pending_->status);
+  }
+
+ private:
+  struct Shared {
+    std::mutex mutex;
+    Status status;  // written before is_done, read after it
+    std::atomic<bool> is_done{false};
+    std::vector<Callback> callbacks;
+  };
+  explicit Completion(std::shared_ptr<Shared> pending) : pending_(std::move(pending)) {}
+
+  Status status_;  // of one that was done when it was made
+  std::shared_ptr<Shared> pending_ = nullptr;
+};
+
+}  // namespace cadre
