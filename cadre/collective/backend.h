@@ -14,12 +14,15 @@
 // c10d's, with one flat buffer a side.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "cadre/base/enum_set.h"
 #include "cadre/base/error.h"
+#include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/collective.h"
 #include "cadre/collective/completion.h"
@@ -27,21 +30,64 @@
 
 namespace cadre {
 
-// What a backend can do, to be asked before use; nothing throws "not supported" half-way.
+// What an engine can do, asked before use: a call that the engine of a group does not support is
+// refused before it is numbered, on every rank alike, so nothing fails half-way. What a reduction
+// means, and which ones no engine may compute, is said by reduction_table.h.
 struct Capabilities {
-  std::string_view name;       // "host" or "net"
+  std::string_view name;       // "host", "net", or that of a plug-in
   bool shares_memory = false;  // reads peers' symmetric buffers in place
-  std::string algorithms;      // by size, for the log's first line
+  bool is_abortable = true;    // the group's Interrupt ends what was submitted
+  // submit() only enqueues: the operation begins after what is on Collective::stream and completes
+  // later.
+  bool is_stream_ordered = false;
+  std::string algorithms = {};  // by size, for the log's first line
+  EnumSet<OpKind> kinds = {};   // collectives
+  EnumSet<DType> dtypes = {};   // of the elements that it moves
+  // By dtype, what it reduces with. To an engine without PREMUL_SUM a group gives the SUM of inputs
+  // that it has multiplied on the CPU.
+  std::array<EnumSet<ReduceOp>, kNumDTypes> reductions = {};
+  EnumSet<DeviceType> devices = {};  // that the buffers may lie on
+
+  // `op` counts only for a kind that reduces; a barrier has no buffers.
+  bool supports(OpKind kind, DType dtype, ReduceOp op, DeviceType device) const {
+    if (!kinds.contains(kind)) return false;
+    if (kind == OpKind::kBarrier) return true;
+    return dtypes.contains(dtype) && devices.contains(device) &&
+           (!reduces(kind) || can_reduce(dtype, op, device));
+  }
+  // Whether `op` is computed as the SUM of inputs that the group has multiplied.
+  bool needs_multiplied_inputs(DType dtype, ReduceOp op) const {
+    return op == ReduceOp::kPremulSum &&
+           !reductions[static_cast<size_t>(dtype)].contains(ReduceOp::kPremulSum);
+  }
+
+ private:
+  // Inputs that another stream still writes cannot be multiplied before submit().
+  bool can_reduce(DType dtype, ReduceOp op, DeviceType device) const {
+    if (!needs_multiplied_inputs(dtype, op)) {
+      return reductions[static_cast<size_t>(dtype)].contains(op);
+    }
+    return reductions[static_cast<size_t>(dtype)].contains(ReduceOp::kSum) &&
+           device == DeviceType::kCpu && !is_stream_ordered;
+  }
 };
 
-class Backend {
+// Of an engine on the CPU that has every collective and computes all that the table of reductions
+// supports, PREMUL_SUM of multiplied inputs.
+CADRE_EXPORT Capabilities full_capabilities(std::string_view name);
+
+// kInvalidArgument with what was called, what the engine has instead and what to do.
+// REQUIRES: validate().
+Status check_supported(const Capabilities& capabilities, const Collective& collective);
+
+class CADRE_EXPORT Backend {
  public:
   virtual ~Backend() = default;
 
   virtual Capabilities capabilities() const = 0;
   // Runs the collectives in order. Ends with the first error: the collectives after it are not run.
-  // REQUIRES: at least one collective, as many fingerprints as collectives, validate() of each, and
-  // that kPremulSum comes as kSum of inputs that are multiplied already.
+  // REQUIRES: at least one collective, as many fingerprints as collectives, and validate() and
+  // check_supported() of each. kPremulSum comes only to engines whose reductions have it.
   virtual Completion submit(const OpContext& op, std::span<const Collective> collectives) = 0;
 };
 

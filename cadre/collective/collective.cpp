@@ -25,7 +25,6 @@ struct Rules {
   Extent out = Extent::kNone;
   bool has_root = false;
   bool is_of_root_only = false;  // the other buffer than the one of n elements
-  bool reduces = false;
   bool may_be_in_place = true;
 };
 
@@ -34,19 +33,15 @@ Rules rules_of(OpKind kind) {
     case OpKind::kBroadcast:
       return {.in = Extent::kPart, .out = Extent::kPart, .has_root = true};
     case OpKind::kAllReduce:
-      return {.in = Extent::kPart, .out = Extent::kPart, .reduces = true};
+      return {.in = Extent::kPart, .out = Extent::kPart};
     case OpKind::kAllGather:
       return {.in = Extent::kPart, .out = Extent::kWhole};
     case OpKind::kAllGatherV:
       return {.in = Extent::kOwnSplit, .out = Extent::kSplits};
     case OpKind::kReduceScatter:
-      return {.in = Extent::kWhole, .out = Extent::kPart, .reduces = true};
+      return {.in = Extent::kWhole, .out = Extent::kPart};
     case OpKind::kReduce:
-      return {.in = Extent::kPart,
-              .out = Extent::kPart,
-              .has_root = true,
-              .is_of_root_only = true,
-              .reduces = true};
+      return {.in = Extent::kPart, .out = Extent::kPart, .has_root = true, .is_of_root_only = true};
     case OpKind::kGather:
       return {
           .in = Extent::kPart, .out = Extent::kWhole, .has_root = true, .is_of_root_only = true};
@@ -104,7 +99,7 @@ Status check_overlap(const Collective& c, ConstBytes part, ConstBytes other, siz
 }
 
 Status check_reduction_of(const Collective& c) {
-  if (!rules_of(c.kind).reduces) return {};
+  if (!reduces(c.kind)) return {};
   const Status status = check_reduction(c.dtype, c.reduction.op());
   if (!status.ok()) return status.error().with_context(to_string(c.kind));
   if (c.reduction.op() != ReduceOp::kPremulSum || c.reduction.factor()) return {};
@@ -278,7 +273,7 @@ Result<OpDescriptor> validate(Collective& c, Rank rank, int world_size) {
     c.root = 0;
   }
   if (rules.in == Extent::kOwnSplit) return check_gathered_parts(c, rank, world_size);
-  if (rules.reduces) descriptor.reduce_op = c.reduction.op();
+  if (reduces(c.kind)) descriptor.reduce_op = c.reduction.op();
   if (rules.in == Extent::kSplits) {
     CADRE_RETURN_IF_ERROR(check_splits(c, world_size));
     return descriptor;

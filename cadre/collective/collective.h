@@ -99,6 +99,11 @@ struct CADRE_EXPORT Collective {
   std::optional<std::span<const int64_t>> shape = {};
 };
 
+// Whether the kind combines the ranks' inputs by a Reduction.
+constexpr bool reduces(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+}
+
 // What the ranks compare. Empties the buffers that this rank does not use: the output of reduce and
 // gather, and the input of scatter, on ranks other than the root.
 CADRE_EXPORT Result<OpDescriptor> validate(Collective& collective, Rank rank, int world_size);

@@ -67,7 +67,10 @@ Status CollectiveRunner::execute_caught(Operation& operation, const OpContext& c
 }
 
 Status CollectiveRunner::execute(const Collective& collective, const OpContext& context) {
-  if (collective.reduction.factor()) return execute(premultiplied(collective), context);
+  const ReduceOp op = collective.reduction.op();
+  if (parts_.capabilities.needs_multiplied_inputs(collective.dtype, op)) {
+    return execute(premultiplied(collective), context);
+  }
   if (parts_.backend != nullptr) return parts_.backend->submit(context, {&collective, 1}).status();
   const auto& [in, out] = std::pair(collective.in, collective.out);
   if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());

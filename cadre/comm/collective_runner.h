@@ -28,9 +28,10 @@ class CollectiveRunner final : public OperationRunner {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    Backend* backend = nullptr;  // null for a world of one, whose operations are copies
-    SymmetricHeap* heap;         // of allocations
-    Duration timeout;            // of operations without a deadline
+    Backend* backend = nullptr;        // null: a world of one, whose operations are copies
+    const Capabilities& capabilities;  // of the backend
+    SymmetricHeap* heap;               // of allocations
+    Duration timeout;                  // of operations without a deadline
   };
   explicit CollectiveRunner(const Parts& parts) : parts_(parts) {}
 

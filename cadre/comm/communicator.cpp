@@ -11,9 +11,10 @@
 namespace cadre {
 namespace {
 
-Operation operation_of(Collective collective, Rank rank, int world_size,
+Operation operation_of(Collective collective, const Communicator::Impl& group,
                        const CollectiveOptions& options) {
-  OpDescriptor descriptor = validate(collective, rank, world_size).value_or_throw();
+  OpDescriptor descriptor = validate(collective, group.rank, group.world_size).value_or_throw();
+  check_supported(group.capabilities, collective).value_or_throw();
   collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
   return {.descriptor = std::move(descriptor),
           .collective = std::move(collective),
@@ -96,10 +97,10 @@ os::System& Communicator::system() const {
   return impl_->system;
 }
 std::string_view Communicator::backend_name() const {
-  return impl_->backend_name;
+  return impl_->capabilities.name;
 }
 bool Communicator::shares_memory() const {
-  return impl_->backend_name == "host";
+  return impl_->capabilities.shares_memory;
 }
 const Membership& Communicator::membership() const {
   return impl_->checked().members.membership;
@@ -125,12 +126,11 @@ uint64_t Communicator::num_collectives() const {
 }
 
 void Communicator::run(Collective collective, const CollectiveOptions& options) {
-  Operation operation = operation_of(std::move(collective), rank(), world_size(), options);
+  Operation operation = operation_of(std::move(collective), *impl_, options);
   impl_->checked().queue->run(operation);
 }
 Work Communicator::issue(Collective collective, const CollectiveOptions& options) {
-  return impl_->checked().queue->issue(
-      operation_of(std::move(collective), rank(), world_size(), options));
+  return impl_->checked().queue->issue(operation_of(std::move(collective), *impl_, options));
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {

@@ -30,6 +30,7 @@
 #include "cadre/collective/collective.h"
 #include "cadre/comm/defaults.h"
 #include "cadre/comm/flight_record.h"
+#include "cadre/comm/groups/backend_factory.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 #include "cadre/rendezvous/rendezvous.h"
@@ -50,6 +51,9 @@ struct CommunicatorOptions {
   Duration timeout = kDefaultOperationTimeout;
   Duration silence_limit = kDefaultSilenceLimit;  // of a peer on another host
   TransportChoice transport = TransportChoice::kAuto;
+  // Makes the engine of the group, and of the groups that are split off it; empty: a native one, as
+  // `transport` says. comm/groups/backend_factory.h says how to write one.
+  BackendFactory backend = {};
   // The numeric address that the other ranks reach, never all of them. Empty: where the rendezvous
   // found that they reach this host, which is loopback as long as all are on one.
   std::string listen_host;
@@ -121,7 +125,8 @@ class CADRE_EXPORT Communicator {
   // Of CommunicatorOptions::id, or the name.
   const std::string& id() const;
   os::System& system() const;
-  // "host" or "net", after what was connected.
+  // "host", "net" or that of the chosen backend, after what was connected; "solo" for a world of
+  // one.
   std::string_view backend_name() const;
   bool shares_memory() const;
   // What it was connected with.

@@ -13,6 +13,7 @@
 #include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/os/host/wall_clock.h"
+#include "cadre/store/prefix_store.h"
 #include "cadre/transport/shm/shm_transport.h"
 
 namespace cadre {
@@ -127,6 +128,12 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
 
 bool Communicator::Impl::meets_in_memory() const {
   if (world_size == 1) return false;
+  if (options.backend) {
+    if (options.transport != TransportChoice::kSharedMemory) return false;
+    throw Error(ErrorCode::kInvalidArgument,
+                "shared memory was demanded together with a backend of the program's choice: "
+                "choose kAuto or kTcp, or no backend");
+  }
   const bool can_share = fabric->share_memory(members.ranks);
   if (options.transport == TransportChoice::kSharedMemory && !can_share) {
     const bool is_one_host = std::ranges::all_of(members.ranks, [&](int member) {
@@ -174,10 +181,11 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
       release_holds(places);
       throw;
     }
-  } else if (world_size > 1) {
-    build_net_engine();
+  } else if (world_size > 1 && fabric->links() != nullptr) {
+    open_streams();
   }
-  if (engine != nullptr) backend_name = engine->capabilities().name;
+  if (options.backend) build_chosen_engine();
+  if (engine != nullptr) capabilities = engine->capabilities();
   if (rank == 0 && options.log) log_start();
   signal_waits = std::make_shared<SignalWaits>(
       SignalWaits::Parts{system, *monitor, *recorder, fabric->is_crowded()});
@@ -185,7 +193,7 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
       system, rank, world_size, engine.get(), has_memory ? fabric->host_memory() : nullptr,
       has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, fork_guard});
   runner = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
-      system, *monitor, *recorder, engine.get(), heap.get(), options.timeout});
+      system, *monitor, *recorder, engine.get(), capabilities, heap.get(), options.timeout});
   if (message_transport != nullptr) {
     messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
         system, *monitor, *recorder, *message_transport, options.timeout, fork_guard});
@@ -193,10 +201,15 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
   queue = std::make_shared<OperationQueue>(system, *runner, fork_guard);
 }
 
+std::string_view Communicator::Impl::transport_name() const {
+  if (engine == nullptr) return "none";
+  if (options.backend) return "backend";
+  return capabilities.shares_memory ? "shared_memory" : "tcp";
+}
+
 // Logs one line with the connected group and the transport and algorithm of each size.
 void Communicator::Impl::log_start() const {
   const wire::RankAddress& own = own_card();
-  const Capabilities can = engine == nullptr ? Capabilities{} : engine->capabilities();
   std::set<int> hosts;
   for (const int member : members.ranks) hosts.insert(fabric->layout().host_of(member));
   options.log->write(
@@ -204,11 +217,8 @@ void Communicator::Impl::log_start() const {
       format("connected group={} round={} world_size={} hosts={} host={} pid={} engine={} "
              "transport={} timeout_s={} version={} algorithms=\"{}\"",
              options.name, members.membership.round, world_size, hosts.size(), own.host, own.pid,
-             backend_name,
-             engine == nullptr   ? "none"
-             : can.shares_memory ? "shared_memory"
-                                 : "tcp",
-             options.timeout.count() / 1'000'000'000, CADRE_VERSION, can.algorithms));
+             capabilities.name, transport_name(), options.timeout.count() / 1'000'000'000,
+             CADRE_VERSION, capabilities.algorithms));
 }
 
 void Communicator::Impl::build_host_engine(GroupPieces pieces,
@@ -248,18 +258,36 @@ void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) c
   }
 }
 
-void Communicator::Impl::build_net_engine() {
+void Communicator::Impl::open_streams() {
   const auto stream = [this](uint8_t purpose) {
     return fabric->links()->open({key, purpose}, members.ranks, rank, monitor->interrupt());
   };
-  transport = stream(kCollectivePurpose);
   message_transport = stream(kMessagePurpose);
-  engine = std::make_unique<NetEngine>(system, *transport);
+  if (!options.backend) {
+    transport = stream(kCollectivePurpose);
+    engine = std::make_unique<NetEngine>(system, *transport);
+  }
   // Repeated for members that left before the streams were opened.
   const std::vector<PeerView> views = monitor->peers();
   for (size_t i = 0; i < views.size(); ++i) {
     if (views[i].left_after) monitor->note_left(members.ranks[i]);
   }
+}
+
+void Communicator::Impl::build_chosen_engine() {
+  const std::shared_ptr<Store>& store = members.membership.store;
+  // The number differs between attempts to connect.
+  const std::string prefix = format("cadre/backend/{:x}/{}", fabric->connection_number(), id);
+  engine = options
+               .backend({.rank = rank,
+                         .world_size = world_size,
+                         .group = options.name,
+                         .store = store == nullptr ? nullptr
+                                                   : std::make_shared<PrefixStore>(prefix, store),
+                         .interrupt = monitor->interrupt(),
+                         .system = system,
+                         .deadline = system.deadline_in(options.timeout)})
+               .value_or_throw();
 }
 
 // A destructor must not wait for other ranks, so pending operations are aborted. If an exception

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/collective/backend.h"
@@ -88,7 +89,7 @@ class Communicator::Impl {
   const GroupMembers members;
   const Rank rank;
   const int world_size;
-  std::string_view backend_name = "solo";
+  Capabilities capabilities = full_capabilities("solo");  // of the engine, once it is there
 
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const ForkGuard> fork_guard;
@@ -98,7 +99,7 @@ class Communicator::Impl {
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
   std::unique_ptr<Transport> transport;  // of the net engine
   std::unique_ptr<Transport> message_transport;
-  std::unique_ptr<Backend> engine;            // null for a world of one
+  std::unique_ptr<Backend> engine;            // null for a world of one without a chosen backend
   std::shared_ptr<SignalWaits> signal_waits;  // shared with symmetric buffers, weakly
   std::unique_ptr<SymmetricHeap> heap;
   std::unique_ptr<CollectiveRunner> runner;
@@ -113,7 +114,9 @@ class Communicator::Impl {
   Error closed_error() const;
   void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
   void release_holds(const std::vector<GroupPlaces>& places) const;
-  void build_net_engine();
+  void open_streams();
+  void build_chosen_engine();
+  std::string_view transport_name() const;
   void log_start() const;
   bool has_pending() const;
   bool is_idle() const;

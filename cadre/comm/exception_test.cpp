@@ -27,7 +27,7 @@ constexpr Duration kPatience = seconds(20);
 // Every operation of it runs out of memory.
 class ThrowingEngine final : public Backend {
  public:
-  Capabilities capabilities() const override { return {}; }
+  Capabilities capabilities() const override { return full_capabilities("throwing"); }
   Completion submit(const OpContext&, std::span<const Collective>) override {
     throw std::bad_alloc();
   }
@@ -114,8 +114,8 @@ class ExceptionTest : public ::testing::Test {
     return monitor;
   }
   OperationQueue& collectives() {
-    runner_ = std::make_unique<CollectiveRunner>(
-        CollectiveRunner::Parts{*system_, *here_, *recorder_, &engine_, nullptr, kPatience});
+    runner_ = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
+        *system_, *here_, *recorder_, &engine_, capabilities_, nullptr, kPatience});
     collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, fork_guard_);
     return *collectives_;
   }
@@ -143,6 +143,7 @@ class ExceptionTest : public ::testing::Test {
   std::unique_ptr<os::System> system_ = os::make_native_system();
   const std::shared_ptr<const Layout> layout_ = std::make_shared<const Layout>(make_layout());
   ThrowingEngine engine_;
+  const Capabilities capabilities_ = engine_.capabilities();
   ThrowingTransport transport_;
   std::array<std::unique_ptr<ControlPlane>, 2> planes_;
   std::shared_ptr<Monitor> here_;

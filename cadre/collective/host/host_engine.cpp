@@ -95,10 +95,11 @@ Status HostEngine::run_large(const host::Wanted& wanted, const Direct& direct,
 }
 
 Capabilities HostEngine::capabilities() const {
-  return {.name = "host",
-          .shares_memory = true,
-          .algorithms = format("inline to {} B, flat to {} B, then staged by {} B or direct",
-                               host::kInlineBytes, host::kFlatBytes, host::kChunkBytes)};
+  Capabilities can = full_capabilities("host");
+  can.shares_memory = true;
+  can.algorithms = format("inline to {} B, flat to {} B, then staged by {} B or direct",
+                          host::kInlineBytes, host::kFlatBytes, host::kChunkBytes);
+  return can;
 }
 
 Completion HostEngine::submit(const OpContext& op, std::span<const Collective> collectives) try {

@@ -48,6 +48,29 @@ TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Of three collectives in one call rank 1 has another second one: the first is right, the third is
+// not run.
+TEST(HostEngineMismatchTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
+  TestMemory memory(2);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    std::vector<float> values(3, 1.0F);
+    std::vector<Collective> call;
+    for (float& value : values) {
+      const Bytes data = std::as_writable_bytes(std::span(&value, 1));
+      call.push_back(Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum));
+    }
+    rank.submit(call).value_or_throw();
+    require(values == std::vector<float>(3, 2.0F), "a sum is wrong");
+    if (context.rank == 1) call[1].reduction = ReduceOp::kMax;
+    require_code(rank.submit(call), ErrorCode::kInvalidArgument);
+    require(rank.progress().index() == 1, "another collective of the call is at fault");
+    require(rank.progress().mismatch_number == 5, "the wrong number");
+    require(values[0] == 4.0F && values[2] == 2.0F, "the others were not left as they were");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(HostEngineMismatchTest, AnotherNumberForTheSameCallIsAMismatch) {
   TestMemory memory(2);
   const auto result = run_ranks_as_threads(2, [&](RankContext& context) {

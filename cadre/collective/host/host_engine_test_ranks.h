@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -136,22 +137,29 @@ class TestRank {
     return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
   }
   Status barrier() { return run(Collective::barrier()); }
+  // One call of the engine.
+  Status submit(std::span<Collective> collectives) {
+    std::vector<Fingerprint> fingerprints;
+    for (Collective& collective : collectives) {
+      const auto descriptor = validate(collective, rank_, world_size_);
+      if (!descriptor.ok()) return descriptor.error();
+      fingerprints.push_back(descriptor->fingerprint());
+    }
+    const uint64_t first = number_ + 1;
+    number_ += collectives.size();
+    return engine_
+        .submit({.number = first,
+                 .fingerprints = fingerprints,
+                 .deadline = system_.deadline_in(patience_),
+                 .progress = progress_},
+                collectives)
+        .status();
+  }
   // As an operation that fails before it is announced.
   void skip_number() { ++number_; }
 
  private:
-  Status run(Collective collective) {
-    const auto descriptor = validate(collective, rank_, world_size_);
-    if (!descriptor.ok()) return descriptor.error();
-    const Fingerprint fingerprint = descriptor->fingerprint();
-    return engine_
-        .submit({.number = ++number_,
-                 .fingerprints = {&fingerprint, 1},
-                 .deadline = system_.deadline_in(patience_),
-                 .progress = progress_},
-                {&collective, 1})
-        .status();
-  }
+  Status run(Collective collective) { return submit({&collective, 1}); }
 
   static HostEngineSetup with_crowding(const testing::RankContext& context, HostEngineSetup setup) {
     setup.oversubscribed = context.world_size > context.system.host().num_cores;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <span>
 #include <vector>
 
 #include "cadre/collective/net/net_engine.h"
@@ -54,20 +55,27 @@ class EngineRank {
     return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
   }
   Status barrier() { return run(Collective::barrier()); }
-
- private:
-  Status run(Collective collective) {
-    const auto descriptor = validate(collective, rank_, world_size_);
-    if (!descriptor.ok()) return descriptor.error();
-    const Fingerprint fingerprint = descriptor->fingerprint();
+  // One call of the engine.
+  Status submit(std::span<Collective> collectives) {
+    std::vector<Fingerprint> fingerprints;
+    for (Collective& collective : collectives) {
+      const auto descriptor = validate(collective, rank_, world_size_);
+      if (!descriptor.ok()) return descriptor.error();
+      fingerprints.push_back(descriptor->fingerprint());
+    }
+    const uint64_t first = number_ + 1;
+    number_ += collectives.size();
     return engine_
-        .submit({.number = ++number_,
-                 .fingerprints = {&fingerprint, 1},
+        .submit({.number = first,
+                 .fingerprints = fingerprints,
                  .deadline = system_.deadline_in(patience_),
                  .progress = progress_},
-                {&collective, 1})
+                collectives)
         .status();
   }
+
+ private:
+  Status run(Collective collective) { return submit({&collective, 1}); }
 
   os::System& system_;
   Rank rank_;

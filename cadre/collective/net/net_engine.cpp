@@ -61,6 +61,12 @@ Status NetEngine::run_schedule(const OpContext& op, const Schedule& schedule, Sl
   return executor_.run(op, {schedule, 0, schedule.steps.size(), memory, kind});
 }
 
+Capabilities NetEngine::capabilities() const {
+  Capabilities can = full_capabilities("net");
+  can.algorithms = to_string(table_);
+  return can;
+}
+
 Completion NetEngine::submit(const OpContext& op, std::span<const Collective> collectives) {
   return run_in_order(op, collectives, [this](const OpContext& one, const Collective& collective) {
     return run(one, collective);

@@ -24,9 +24,7 @@ class NetEngine final : public Backend {
  public:
   NetEngine(os::System& system, Transport& transport, const CrossoverTable& table = {});
 
-  Capabilities capabilities() const override {
-    return {.name = "net", .shares_memory = false, .algorithms = to_string(table_)};
-  }
+  Capabilities capabilities() const override;
   Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
 
  private:

@@ -55,6 +55,30 @@ TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
   EXPECT_EQ(failures, "");
 }
 
+// Of three collectives in one call rank 1 has another second one: the first is right, the third is
+// not run.
+TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::vector<float> values(3, 1.0F);
+    std::vector<Collective> call;
+    for (float& value : values) {
+      const Bytes data = std::as_writable_bytes(std::span(&value, 1));
+      call.push_back(Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum));
+    }
+    engine.submit(call).value_or_throw();
+    require(values == std::vector<float>(3, 2.0F), "a sum is wrong");
+    if (transport.rank() == 1) call[1].reduction = ReduceOp::kMax;
+    require_mismatch(engine.submit(call), engine.progress(), 1 - transport.rank(),
+                     OpKind::kAllReduce);
+    require(engine.progress().index() == 1, "another collective of the call is at fault");
+    require(engine.progress().mismatch_number == 5, "the wrong number");
+    require(values[0] == 4.0F && values[2] == 2.0F, "the others were not left as they were");
+  });
+  EXPECT_EQ(failures, "");
+}
+
 // Gathers `size` bytes to rank 0, but on rank 3 to rank 3, and runs a barrier. Ranks 0 and 3 do not
 // watch each other, and most others have completed the gather: they find the mismatch when they
 // wait in the barrier.
