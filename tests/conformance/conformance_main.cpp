@@ -1,5 +1,5 @@
-// Every collective x dtype x operation x count on 1 to 9 ranks, over shared memory and TCP, as
-// processes, as threads and in the simulator:
+// Every collective x dtype x operation x count on 1 to 9 ranks, over shared memory, TCP and the
+// engines of tests, as processes, as threads and in the simulator:
 //   - small whole numbers come out as the formulas of cases.h say;
 //   - random floats give the same bits on all ranks, when run again, and wherever the ranks run;
 //   - what the reduction table refuses is refused with its sentence, and the group goes on.
@@ -103,7 +103,8 @@ uint64_t digest_at(const std::string& digests, size_t index) {
   return digest;
 }
 
-// By engine and world size: each rank's digests, wherever the ranks ran first.
+// By order of additions (that of TCP's schedules, or that of the ranks) and world size: each rank's
+// digests, wherever the ranks ran first.
 using KnownBits = std::map<std::pair<bool, int>, std::vector<std::string>>;
 
 // What is wrong with the bits of random floats; empty when nothing.
@@ -147,7 +148,7 @@ int run(const Choice& choice) {
       num_cases += cases.size();
       if (!wrong.empty()) ++num_wrong;
       const std::string line =
-          format("{:<16} {} ranks {:>5} cases {:>6.1f} s  {}\n", setting.to_string(), world_size,
+          format("{:<22} {} ranks {:>5} cases {:>6.1f} s  {}\n", setting.to_string(), world_size,
                  cases.size(), seconds, wrong.empty() ? "right" : wrong);
       std::fputs(line.c_str(), stdout);
       std::fflush(stdout);

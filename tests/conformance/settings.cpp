@@ -2,12 +2,14 @@
 
 #include <chrono>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "../process/job.h"
 #include "cadre/base/format.h"
 #include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
+#include "cadre/testing/fake_backend.h"
 
 namespace cadre::conformance {
 namespace {
@@ -78,23 +80,26 @@ testing::RanksResult run_simulated(int world_size, uint64_t seed, CommunicatorOp
 }  // namespace
 
 std::string Setting::to_string() const {
-  const std::string engine = is_tcp() ? "tcp" : "host";
-  switch (home) {
-    case Home::kProcesses:
-      return engine + ", processes";
-    case Home::kThreads:
-      return engine + ", threads";
-    case Home::kSimulator:
-      return engine + ", simulator";
-  }
-  return engine;
+  constexpr std::array<std::string_view, 3> kEngines = {"host", "tcp", "fake"};
+  constexpr std::array<std::string_view, 3> kHomes = {"processes", "threads", "simulator"};
+  return format("{}, {}", kEngines[static_cast<size_t>(engine)], kHomes[static_cast<size_t>(home)]);
 }
 
 testing::RanksResult run_group(const Setting& setting, int world_size, uint64_t seed,
                                const GroupMain& group_main) {
   CommunicatorOptions options;
-  options.transport = setting.transport;
   options.timeout = kPatience;
+  switch (setting.engine) {
+    case Engine::kHost:
+      options.transport = TransportChoice::kSharedMemory;
+      break;
+    case Engine::kTcp:
+      options.transport = TransportChoice::kTcp;
+      break;
+    case Engine::kFake:
+      options.backend = testing::fake_backend(std::make_shared<testing::RanksInProcess>());
+      break;
+  }
   switch (setting.home) {
     case Home::kProcesses:
       return run_processes(world_size, options, group_main);

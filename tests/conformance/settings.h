@@ -1,5 +1,5 @@
 // Where the ranks of the conformance program run: as processes, as threads or in the simulator,
-// over shared memory or over TCP.
+// over shared memory, over TCP or over the engines of tests.
 //
 // Threads: call from a process with no other thread. Blocking: until all ranks have ended.
 // Lifetime: nothing is left behind. Errors: as text, rank by rank.
@@ -17,21 +17,26 @@ namespace cadre::conformance {
 
 enum class Home { kProcesses, kThreads, kSimulator };
 
+enum class Engine { kHost, kTcp, kFake };
+
 struct Setting {
   Home home = Home::kThreads;
-  TransportChoice transport = TransportChoice::kSharedMemory;
+  Engine engine = Engine::kHost;
 
-  bool is_tcp() const { return transport == TransportChoice::kTcp; }
+  bool is_tcp() const { return engine == Engine::kTcp; }
   std::string to_string() const;  // "host, processes"
 };
 
-inline constexpr std::array<Setting, 6> kSettings = {{
-    {Home::kProcesses, TransportChoice::kSharedMemory},
-    {Home::kProcesses, TransportChoice::kTcp},
-    {Home::kThreads, TransportChoice::kSharedMemory},
-    {Home::kThreads, TransportChoice::kTcp},
-    {Home::kSimulator, TransportChoice::kSharedMemory},
-    {Home::kSimulator, TransportChoice::kTcp},
+// Fake engines connect ranks of one process only.
+inline constexpr std::array<Setting, 8> kSettings = {{
+    {Home::kProcesses, Engine::kHost},
+    {Home::kProcesses, Engine::kTcp},
+    {Home::kThreads, Engine::kHost},
+    {Home::kThreads, Engine::kTcp},
+    {Home::kThreads, Engine::kFake},
+    {Home::kSimulator, Engine::kHost},
+    {Home::kSimulator, Engine::kTcp},
+    {Home::kSimulator, Engine::kFake},
 }};
 
 // What the rank returns comes back as its output.

@@ -1,0 +1,20 @@
+// A group of which only rank 0 exists: its engine computes what the others would have brought, so
+// that code above the Communicator is tested on one thread as if it had peers.
+//
+// Threads, lifetime and errors: as Communicator. Blocking: as the engine. Collectives only: there
+// is nobody to exchange messages with. For tests only.
+#pragma once
+
+#include <memory>
+
+#include "cadre/comm/communicator.h"
+#include "cadre/os/system.h"
+
+namespace cadre::testing {
+
+// REQUIRES: options.backend, an engine that needs no other rank, such as fake_backend() over a
+// FormulaPeers.
+std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size,
+                                              const CommunicatorOptions& options);
+
+}  // namespace cadre::testing
