@@ -190,7 +190,7 @@ TEST_F(OperationQueueThreadTest, WithoutAThreadNothingIsIssued) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   scarce_.is_scarce = true;
   EXPECT_EQ(testing::failure_of([&] { (void)queue.issue(barrier_operation()); }),
-            "kUnavailable: barrier was not issued: start thread \"cadre-progress\"");
+            "kUnavailable: barrier() was not issued: start thread \"cadre-progress\"");
   EXPECT_TRUE(queue.is_idle());
   EXPECT_EQ(queue.num_issued(), 0U);
   scarce_.is_scarce = false;
