@@ -11,14 +11,33 @@
 namespace cadre {
 namespace {
 
-Operation operation_of(Collective collective, Rank rank, int world_size,
-                       const CollectiveOptions& options) {
-  OpDescriptor descriptor = validate(collective, rank, world_size).value_or_throw();
+// What the ranks compare of it, when it is valid.
+Fingerprint validated(Collective& collective, Rank rank, int world_size) {
+  const OpDescriptor descriptor = validate(collective, rank, world_size).value_or_throw();
   collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
-  return {.descriptor = std::move(descriptor),
-          .collective = std::move(collective),
-          .deadline = options.deadline,
-          .keep_alive = options.keep_alive};
+  return descriptor.fingerprint();
+}
+
+// Makes one operation of the collectives, and calls `use` with it. One collective needs no memory.
+template <typename Use>
+auto with_operation(std::span<Collective> collectives, const Communicator& group,
+                    const CollectiveOptions& options, const Use& use) {
+  const auto use_with = [&](std::span<const Fingerprint> fingerprints) {
+    return use(Operation{.collectives = collectives,
+                         .fingerprints = fingerprints,
+                         .deadline = options.deadline,
+                         .keep_alive = options.keep_alive});
+  };
+  if (collectives.empty()) refuse_call("a call of no collectives; expected at least one");
+  if (collectives.size() == 1) {
+    const Fingerprint one = validated(collectives.front(), group.rank(), group.world_size());
+    return use_with({&one, 1});
+  }
+  std::vector<Fingerprint> all;
+  for (Collective& collective : collectives) {
+    all.push_back(validated(collective, group.rank(), group.world_size()));
+  }
+  return use_with(all);
 }
 
 Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
@@ -124,13 +143,14 @@ uint64_t Communicator::num_collectives() const {
   return impl_->checked().queue->num_issued();
 }
 
-void Communicator::run(Collective collective, const CollectiveOptions& options) {
-  Operation operation = operation_of(std::move(collective), rank(), world_size(), options);
-  impl_->checked().queue->run(operation);
+void Communicator::run(std::span<Collective> collectives, const CollectiveOptions& options) {
+  with_operation(collectives, *this, options,
+                 [&](Operation operation) { impl_->checked().queue->run(operation); });
 }
-Work Communicator::issue(Collective collective, const CollectiveOptions& options) {
-  return impl_->checked().queue->issue(
-      operation_of(std::move(collective), rank(), world_size(), options));
+Work Communicator::issue(std::span<Collective> collectives, const CollectiveOptions& options) {
+  return with_operation(collectives, *this, options, [&](Operation operation) {
+    return impl_->checked().queue->issue(std::move(operation));
+  });
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
@@ -165,7 +185,9 @@ std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
         format("allocate_symmetric: {} bytes; expected at most {}, is it a negative number?",
                num_bytes, kMaxSymmetricBytes));
   }
-  Operation operation{.descriptor = {.kind = OpKind::kAllocate, .count = num_bytes},
+  const Fingerprint fingerprint =
+      OpDescriptor{.kind = OpKind::kAllocate, .count = num_bytes}.fingerprint();
+  Operation operation{.fingerprints = {&fingerprint, 1},
                       .deadline = options.deadline,
                       .keep_alive = options.keep_alive};
   impl_->checked().queue->run(operation);

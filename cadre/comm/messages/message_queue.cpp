@@ -68,11 +68,14 @@ void MessageQueue::advance(const IssuedOperation* until) {
   try {
     move_messages(until);
   } catch (const std::exception& thrown) {
-    const Error error = error_of(thrown);
-    Monitor& monitor = parts_.monitor;
-    monitor.fail({error.code(), monitor.roster().self.value, error.message(), {}});
-    end_all(monitor.published_failure());
+    fail(error_of(thrown));
+    end_all(parts_.monitor.published_failure());
   }
+}
+
+void MessageQueue::fail(const Error& error) {
+  Monitor& monitor = parts_.monitor;
+  monitor.fail({error.code(), monitor.roster().self.value, error.message(), {}});
 }
 
 void MessageQueue::end_moving(const Error& error) {
@@ -101,10 +104,7 @@ void MessageQueue::move_messages(const IssuedOperation* until) {
     if (parts_.monitor.has_failed() || is_over(until)) continue;
     const Status status = protocol_.wait(parts_.system.deadline_in(kSleep));
     if (status.ok()) continue;
-    if (status.error().code() != ErrorCode::kAborted) {
-      const int self = parts_.monitor.roster().self.value;
-      parts_.monitor.fail({status.error().code(), self, status.error().message(), {}});
-    }
+    if (status.error().code() != ErrorCode::kAborted) fail(status.error());
     static_cast<void>(parts_.monitor.published_failure());
   }
 }

@@ -48,6 +48,7 @@ class MessageQueue final : public ProgressQueue {
   void advance(const IssuedOperation* until) override;
   void end_moving(const Error& error) override;
   void wake_holder() override { parts_.transport.wake(); }
+  void fail(const Error& error) override;
   void move_messages(const IssuedOperation* until);
   // Starts what was posted.
   void start_posted();

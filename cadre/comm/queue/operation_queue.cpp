@@ -2,33 +2,75 @@
 
 #include <array>
 #include <exception>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "cadre/base/format.h"
+#include "cadre/collective/op.h"
 #include "cadre/comm/queue/thrown_error.h"
 
 namespace cadre {
 
 class OperationQueue::Issued final : public IssuedOperation {
  public:
+  // Owns the collectives and fingerprints.
   Issued(std::shared_ptr<ProgressQueue> queue, Operation issued)
       : IssuedOperation(std::move(queue), std::move(issued.keep_alive)),
-        operation(std::move(issued)) {}
-  std::string describe() const override { return operation.descriptor.to_string(); }
+        operation(std::move(issued)),
+        collectives_(operation.collectives.begin(), operation.collectives.end()),
+        fingerprints_(operation.fingerprints.begin(), operation.fingerprints.end()) {
+    operation.collectives = collectives_;
+    operation.fingerprints = fingerprints_;
+  }
+
+  size_t num_numbers() const override { return fingerprints_.size(); }
+  std::string describe() const override {
+    const std::string first = OpDescriptor::from_fingerprint(fingerprints_.front()).to_string();
+    const size_t num_more = fingerprints_.size() - 1;
+    return num_more == 0 ? first : format("{} and {} more", first, num_more);
+  }
+  Status order_streams() const override {
+    for (const Collective& collective : collectives_) {
+      CADRE_RETURN_IF_ERROR(completion->order_stream(collective.stream));
+    }
+    return {};
+  }
 
   Operation operation;
+  std::optional<Completion> completion;  // set before it is enqueued
+
+ private:
+  const std::vector<Collective> collectives_;
+  const std::vector<Fingerprint> fingerprints_;
 };
 
 void OperationQueue::run(Operation& operation) {
-  if (try_begin_alone(operation.number)) {
-    HeldRole role(*this);
-    const Status status = run_caught(operation);
-    role.note_end();
-    return status.value_or_throw();
+  std::shared_ptr<Issued> issued;
+  if (const auto number = try_begin_alone(operation.fingerprints.size())) {
+    operation.number = *number;
+    Status status;
+    {
+      const HeldRole role(*this);
+      const Completion completion = run_caught(operation);
+      if (completion.is_done()) {
+        status = completion.status();
+        end_alone();
+      } else {
+        issued = std::make_shared<Issued>(shared_from_this(), operation);
+        issued->completion = completion;
+        enqueue_alone(*issued, *number, completion);
+      }
+    }
+    run_callbacks();
+    if (issued == nullptr) return status.value_or_throw();
+  } else {
+    issued = std::make_shared<Issued>(shared_from_this(), operation);
+    post(std::array<Handle, 1>{issued}, MovedBy::kCaller);
   }
-  const auto issued = std::make_shared<Issued>(shared_from_this(), operation);
-  post(std::array<Handle, 1>{issued}, MovedBy::kCaller);
   issued->wait(std::nullopt);
-  operation = std::move(issued->operation);
+  operation.number = issued->number();
+  operation.allocated = std::move(issued->operation.allocated);
 }
 
 Work OperationQueue::issue(Operation operation) {
@@ -41,13 +83,19 @@ void OperationQueue::advance(const IssuedOperation* until) {
   while (!is_over(until)) {
     const Handle oldest = begin_oldest();
     if (oldest == nullptr) return;  // close() has taken them out and ends them
-    Operation& operation = static_cast<Issued&>(*oldest).operation;
-    operation.number = oldest->number();
-    end(*oldest, run_caught(operation));
+    Issued& issued = static_cast<Issued&>(*oldest);
+    issued.operation.number = issued.number();
+    const Completion completion = run_caught(issued.operation);
+    if (completion.is_done()) {
+      end(issued, completion.status());
+    } else {
+      issued.completion = completion;
+      enqueue(issued, completion);
+    }
   }
 }
 
-Status OperationQueue::run_caught(Operation& operation) {
+Completion OperationQueue::run_caught(Operation& operation) {
   try {
     return runner_.run(operation);
   } catch (const std::exception& thrown) {

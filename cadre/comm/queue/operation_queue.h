@@ -1,4 +1,4 @@
-// Runs the collectives of a group in the order of their numbers, one at a time.
+// Runs the collectives of a group in the order of their numbers, one call at a time.
 //
 // Threads, blocking, lifetime, errors: as ProgressQueue; the thread is "cadre-progress". What the
 // runner throws becomes the error of its operation. A blocking call that finds the queue idle runs
@@ -8,31 +8,37 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
+#include "cadre/base/fingerprint.h"
 #include "cadre/collective/collective.h"
-#include "cadre/collective/op.h"
-#include "cadre/comm/communicator.h"
+#include "cadre/collective/completion.h"
 #include "cadre/comm/queue/progress_queue.h"
+#include "cadre/comm/symmetric/symmetric_buffer.h"
 #include "cadre/comm/work.h"
 
 namespace cadre {
 
-// A validated collective, or an allocation of symmetric memory, on its way through the queue.
+// One call on its way through the queue: validated collectives with numbers one after the other, or
+// an allocation of symmetric memory.
 struct Operation {
-  OpDescriptor descriptor;     // what the ranks compare
-  Collective collective = {};  // of all kinds but kAllocate
+  std::span<const Collective> collectives = {};    // none of an allocation
+  std::span<const Fingerprint> fingerprints = {};  // of each; what the ranks compare
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;
-  uint64_t number = 0;                                   // set by the queue, from 1
-  std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of kAllocate
+  uint64_t number = 0;                                   // of the first; set by the queue, from 1
+  std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
 };
 
-// Runs one operation to its end.
+// Runs one operation to its end, or enqueues it on a device stream.
 class OperationRunner {
  public:
-  virtual Status run(Operation& operation) = 0;
+  // The operation, its collectives and fingerprints are borrowed until it returns.
+  virtual Completion run(Operation& operation) = 0;
+  // Fails the group for what a callback threw.
+  virtual void fail(const Error& error) = 0;
 
  protected:
   ~OperationRunner() = default;  // nobody owns one by this type
@@ -44,7 +50,8 @@ class OperationQueue final : public ProgressQueue {
                  std::shared_ptr<const ForkGuard> fork_guard)
       : ProgressQueue(system, "cadre-progress", std::move(fork_guard)), runner_(runner) {}
 
-  // Issues the operation and returns when it is done, or throws its error.
+  // Issues the operation and returns when it is done, or throws its error. Of a device stream: as
+  // Work::wait().
   void run(Operation& operation);
   // Issues the operation; a Work of it keeps this queue.
   Work issue(Operation operation);
@@ -53,9 +60,10 @@ class OperationQueue final : public ProgressQueue {
   class Issued;
 
   void advance(const IssuedOperation* until) override;
-  void end_moving(const Error&) override {}  // the front is run in one piece
+  void end_moving(const Error&) override {}  // no operation is left half-way
   void wake_holder() override {}             // it looks for more after each operation
-  Status run_caught(Operation& operation);
+  void fail(const Error& error) override { runner_.fail(error); }
+  Completion run_caught(Operation& operation);
 
   OperationRunner& runner_;
 };

@@ -1,8 +1,10 @@
 #include "cadre/comm/queue/progress_queue.h"
 
+#include <exception>
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
@@ -19,13 +21,24 @@ Error closed_error() {
 
 void IssuedOperation::wait(std::optional<Deadline> deadline) {
   queue_->fork_guard_->check();
-  if (!is_completed()) queue_->wait_for(*this, deadline);
-  status_.value_or_throw();
+  if (!need_not_wait()) queue_->wait_for(*this, deadline);
+  (is_completed() ? status_ : order_streams()).value_or_throw();
 }
 
 std::optional<Error> IssuedOperation::error() const {
   if (!is_completed() || status_.ok()) return std::nullopt;
   return status_.error();
+}
+
+void IssuedOperation::on_completed(Work::Callback callback) {
+  queue_->fork_guard_->check();
+  std::list<Call> call;
+  call.push_back({shared_from_this(), std::move(callback)});
+  {
+    std::lock_guard lock(queue_->mutex_);
+    if (!is_completed()) return callbacks_.splice(callbacks_.end(), call);
+  }
+  call.front().callback(error());
 }
 
 uint64_t ProgressQueue::num_issued() const {
@@ -35,12 +48,12 @@ uint64_t ProgressQueue::num_issued() const {
 
 bool ProgressQueue::is_idle() const {
   std::lock_guard lock(mutex_);
-  return !needs_progress() && !is_role_taken_;
+  return num_pending_ == 0 && !is_role_taken_ && calls_.empty() && num_calling_ == 0;
 }
 
 bool ProgressQueue::has_pending() const {
   std::lock_guard lock(mutex_);
-  return num_ended_ < num_issued_;
+  return num_pending_ > 0;
 }
 
 void ProgressQueue::refuse(const Error& reason) {
@@ -77,21 +90,25 @@ void ProgressQueue::append(std::span<const Handle> operations) {
     posted_.resize(num_before);
     throw;
   }
-  for (const Handle& operation : operations) operation->number_ = ++num_issued_;
+  num_pending_ += operations.size();
+  for (const Handle& operation : operations) {
+    operation->number_ = num_issued_ + 1;
+    num_issued_ += operation->num_numbers();
+  }
 }
 
-bool ProgressQueue::try_begin_alone(uint64_t& number) {
+std::optional<uint64_t> ProgressQueue::try_begin_alone(size_t num_numbers) {
   std::lock_guard lock(mutex_);
   if (refusal_) throw *refusal_;
-  if (is_role_taken_ || needs_progress()) return false;
+  if (is_role_taken_ || needs_progress()) return std::nullopt;
   is_role_taken_ = true;
-  number = ++num_issued_;
-  return true;
+  ++num_pending_;
+  return std::exchange(num_issued_, num_issued_ + num_numbers) + 1;
 }
 
 bool ProgressQueue::is_over(const IssuedOperation* until) const {
-  if (is_stopping_) return true;
-  if (until != nullptr) return until->is_completed();
+  if (is_stopping_ || has_calls_) return true;
+  if (until != nullptr) return until->need_not_wait();
   std::lock_guard lock(mutex_);
   return !needs_progress();
 }
@@ -103,12 +120,37 @@ ProgressQueue::Handle ProgressQueue::begin_oldest() {
   return posted_.front();
 }
 
+void ProgressQueue::remove_oldest() {
+  posted_.pop_front();
+  is_oldest_begun_ = false;
+}
+
 void ProgressQueue::start_moving(IssuedOperation& oldest) {
   std::lock_guard lock(mutex_);
   oldest.stage_ = IssuedOperation::Stage::kMoving;
   ++num_moving_;
-  posted_.pop_front();
-  is_oldest_begun_ = false;
+  remove_oldest();
+}
+
+void ProgressQueue::enqueue_alone(IssuedOperation& operation, uint64_t number,
+                                  const Completion& completion) {
+  operation.number_ = number;
+  enqueue(operation, completion);
+}
+
+// The engine may end the operation before this function has noted that it is enqueued. Its
+// callbacks are then the holder's, who still has the role here.
+void ProgressQueue::enqueue(IssuedOperation& oldest, const Completion& completion) {
+  completion.on_done([this, kept = oldest.shared_from_this()](const Status& status) {
+    end(*kept, status);
+    if (kept->stage_ == IssuedOperation::Stage::kEnqueued) run_callbacks();
+  });
+  std::lock_guard lock(mutex_);
+  if (oldest.is_completed()) return;
+  oldest.stage_ = IssuedOperation::Stage::kEnqueued;
+  if (!posted_.empty() && posted_.front().get() == &oldest) remove_oldest();
+  oldest.is_ordered_.store(completion.is_stream_ordered(), std::memory_order_release);
+  wake_waiting();
 }
 
 // The owner is released without the lock, since its deleter may use the queue, and before the
@@ -119,14 +161,43 @@ void ProgressQueue::end(IssuedOperation& operation, Status status) {
   std::lock_guard lock(mutex_);
   operation.status_ = std::move(status);
   operation.is_completed_.store(true, std::memory_order_release);
-  ++num_ended_;
+  --num_pending_;
   if (operation.stage_ == IssuedOperation::Stage::kMoving) {
     --num_moving_;
   } else if (!posted_.empty() && posted_.front().get() == &operation) {
-    posted_.pop_front();
-    is_oldest_begun_ = false;
+    remove_oldest();
+  }
+  if (!operation.callbacks_.empty()) {
+    calls_.splice(calls_.end(), operation.callbacks_);
+    has_calls_ = true;
   }
   wake_waiting();
+}
+
+void ProgressQueue::run_callbacks() {
+  if (!has_calls_) return;
+  const auto kept = shared_from_this();  // a callback may be the last owner of an operation
+  while (true) {
+    std::list<IssuedOperation::Call> next;
+    {
+      std::lock_guard lock(mutex_);
+      if (calls_.empty()) return;
+      next.splice(next.begin(), calls_, calls_.begin());
+      has_calls_ = !calls_.empty();
+      ++num_calling_;
+    }
+    try {
+      next.front().callback(next.front().operation->error());
+    } catch (const std::exception& thrown) {
+      fail(error_of(thrown).with_context(format("a callback of {} #{} threw",
+                                                next.front().operation->describe(),
+                                                next.front().operation->number())));
+    }
+    next.clear();
+    std::lock_guard lock(mutex_);
+    --num_calling_;
+    wake_waiting();
+  }
 }
 
 void ProgressQueue::end_all(const Error& error) {
@@ -140,8 +211,11 @@ bool ProgressQueue::try_advance(const IssuedOperation* until) {
     if (is_role_taken_ || !needs_progress()) return false;
     is_role_taken_ = true;
   }
-  const HeldRole role(*this);
-  advance(until);
+  {
+    const HeldRole role(*this);
+    advance(until);
+  }
+  run_callbacks();
   return true;
 }
 
@@ -152,7 +226,7 @@ void ProgressQueue::release_role() {
   std::lock_guard lock(mutex_);
   is_role_taken_ = false;
   is_oldest_begun_ = false;
-  if (std::exchange(has_ended_alone_, false)) ++num_ended_;
+  if (std::exchange(has_ended_alone_, false)) --num_pending_;
   wake_waiting();
   if (needs_progress()) thread_.unpark();
 }
@@ -162,12 +236,12 @@ void ProgressQueue::wake_waiting() {
 }
 
 void ProgressQueue::wait_for(const IssuedOperation& operation, std::optional<Deadline> deadline) {
-  if (!deadline && try_advance(&operation) && operation.is_completed()) return;
+  if (!deadline && try_advance(&operation) && operation.need_not_wait()) return;
   const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
   const WaiterListing listing(mutex_, waiting_, *waiter);
-  while (!operation.is_completed()) {
+  while (!operation.need_not_wait()) {
     if (!deadline && try_advance(&operation)) continue;
-    if (operation.is_completed()) return;
+    if (operation.need_not_wait()) return;
     if (deadline && deadline->has_passed(system_.now())) {
       throw Error(ErrorCode::kTimeout,
                   format("waited for {} #{} until the deadline of the wait; the operation goes on",
@@ -222,6 +296,7 @@ void ProgressQueue::close() {
   }
   for (const Handle& operation : left) end(*operation, closed_error());
   if (takes_role) release_role();
+  run_callbacks();
 }
 
 }  // namespace cadre
