@@ -23,10 +23,10 @@
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
+#include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/flight_recorder.h"
 #include "cadre/comm/fork_guard.h"
 #include "cadre/comm/messages/point_to_point.h"
-#include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/held_role.h"
 #include "cadre/comm/queue/idle_thread.h"
 #include "cadre/comm/work.h"
