@@ -273,9 +273,9 @@ void CollectiveRunner::explain_mismatch(const Running& call) {
     const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
     const Mismatch mismatch = first_mismatch(views, {own, its});
     const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
-    return Monitor::Finding{{ErrorCode::kInvalidArgument, progress.mismatch_peer,
-                             mismatch_cause(roster, mismatch), activity},
-                            is_first ? Duration(0) : kSecondOpinionTime};
+    return Finding{{ErrorCode::kInvalidArgument, progress.mismatch_peer,
+                    mismatch_cause(roster, mismatch), activity},
+                   is_first ? Duration(0) : kSecondOpinionTime};
   });
 }
 

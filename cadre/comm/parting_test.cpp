@@ -32,7 +32,7 @@ constexpr Duration kLimit = seconds(20);
 constexpr std::array<Rank, 2> kBoth = {0, 1};
 constexpr const char* kPair = "world/1";
 
-Deadline soon(RankContext& context) {
+Deadline parting_deadline(RankContext& context) {
   return context.system.deadline_in(kLimit);
 }
 
@@ -55,10 +55,11 @@ std::vector<std::string> outputs_of(const std::function<void(RankContext&, Commu
     options.transport = TransportChoice::kTcp;
     options.timeout = kLimit;
     const Membership membership{context.rank, context.world_size, 1, store, "token"};
-    const auto world = Communicator::connect(context.system, membership, options, soon(context));
+    const auto world =
+        Communicator::connect(context.system, membership, options, parting_deadline(context));
     context.output = testing::failure_of([&] {
       body(context, *world);
-      world->close(soon(context));
+      world->close(parting_deadline(context));
     });
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -81,7 +82,7 @@ Monitor& monitor_of(const Communicator& group) {
 }
 
 void await(RankContext& context, std::string_view what, const std::function<bool()>& is_met) {
-  const Deadline deadline = soon(context);
+  const Deadline deadline = parting_deadline(context);
   while (!is_met()) {
     testing::require(!deadline.has_passed(context.system.now()), format("waited for: {}", what));
     pause(context, milliseconds(1));
@@ -118,15 +119,15 @@ TEST(Parting, BroadcastsWithDifferentRootsAreReportedWhenTheWorldCloses) {
 
 TEST(Parting, AMismatchInAClosedGroupIsReportedOnceAtTheLatestWhenTheWorldCloses) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto pair = new_group(world, kBoth, soon(context));
+    const auto pair = new_group(world, kBoth, parting_deadline(context));
     broadcast(*pair, context.rank);
-    if (context.rank == 0) pair->close(soon(context));
+    if (context.rank == 0) pair->close(parting_deadline(context));
     world.barrier();
-    const std::string told = testing::failure_of([&] { pair->close(soon(context)); });
+    const std::string told = testing::failure_of([&] { pair->close(parting_deadline(context)); });
     world.barrier();
     if (told.empty()) return;
     EXPECT_EQ(context.rank, 1);
-    EXPECT_EQ(testing::failure_of([&] { world.close(soon(context)); }), "");
+    EXPECT_EQ(testing::failure_of([&] { world.close(parting_deadline(context)); }), "");
     throw std::runtime_error(told);
   });
   EXPECT_THAT(outputs, ::testing::Each(names_both(kPair)));
@@ -146,12 +147,12 @@ TEST(Parting, ABroadcastThatOnlyOneRankCalledIsReported) {
 TEST(Parting, GroupsWithoutACollectiveAgreeInReusedStatusCells) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
     for (int i = 0; i < 130; ++i) {
-      const auto alone = split(world, {.color = context.rank}, soon(context));
+      const auto alone = split(world, {.color = context.rank}, parting_deadline(context));
       if (context.rank == 0) alone->barrier();
       if (context.rank == 1) broadcast(*alone, 0);
     }
     for (int i = 0; i < 4; ++i) {
-      new_group(world, kBoth, soon(context))->close(soon(context));
+      new_group(world, kBoth, parting_deadline(context))->close(parting_deadline(context));
       world.barrier();
     }
   });
@@ -161,17 +162,17 @@ TEST(Parting, GroupsWithoutACollectiveAgreeInReusedStatusCells) {
 // The failure of the group is reported by itself, so close() reports no mismatch.
 TEST(Parting, NoMismatchIsReportedInAFailedGroup) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto pair = new_group(world, kBoth, soon(context));
+    const auto pair = new_group(world, kBoth, parting_deadline(context));
     broadcast(*pair, 0);
     if (context.rank == 1) {
       broadcast(*pair, 1);
-      pair->close(soon(context));
+      pair->close(parting_deadline(context));
     }
     if (context.rank == 0) {
       await_leave(context, *pair, 1);
       pair->abort("the program gave up");
     }
-    pair->close(soon(context));
+    pair->close(parting_deadline(context));
     world.barrier();
   });
   EXPECT_THAT(outputs, ::testing::Each(""));
@@ -180,13 +181,13 @@ TEST(Parting, NoMismatchIsReportedInAFailedGroup) {
 // The failure explains no mismatch in a group that was made after it.
 TEST(Parting, AMismatchAfterTheFailureOfAnEarlierGroupIsReported) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto failed = new_group(world, kBoth, soon(context));
+    const auto failed = new_group(world, kBoth, parting_deadline(context));
     failed->abort("the program gave up");
-    failed->close(soon(context));
-    const auto pair = new_group(world, kBoth, soon(context));
+    failed->close(parting_deadline(context));
+    const auto pair = new_group(world, kBoth, parting_deadline(context));
     broadcast(*pair, context.rank);
     meet(context, world);
-    pair->close(soon(context));
+    pair->close(parting_deadline(context));
   });
   EXPECT_THAT(outputs, ::testing::Contains(names_both("world/2")));
   EXPECT_THAT(outputs, ::testing::Each(::testing::AnyOf("", names_both("world/2"))));
@@ -198,10 +199,10 @@ TEST(Parting, AMismatchAfterTheFailureOfAnEarlierGroupIsReported) {
 TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
   const auto body = [](RankContext& context, Communicator& world) {
     const std::vector<Rank> all = {0, 1, 2};
-    auto group = new_group(world, all, soon(context));
+    auto group = new_group(world, all, parting_deadline(context));
     broadcast(*group, 0);
     world.barrier();
-    if (context.rank == 0) group->close(soon(context));
+    if (context.rank == 0) group->close(parting_deadline(context));
     if (context.rank == 1) {
       const std::weak_ptr<Monitor> kept = CommunicatorParts::impl_of(*group).monitor;
       Monitor& monitor = monitor_of(*group);
@@ -225,7 +226,7 @@ TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
       await(context, "the failure", [&] { return monitor_of(*group).has_failed(); });
     }
     world.barrier();
-    if (group != nullptr) group->close(soon(context));
+    if (group != nullptr) group->close(parting_deadline(context));
   };
   EXPECT_THAT(outputs_of(body, 3), ::testing::Each(""));
 }
@@ -233,7 +234,7 @@ TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
 // Rank 0 has called the broadcast before the world fails, rank 1 has not.
 TEST(Parting, NoMismatchIsReportedAfterAFailureOfTheWorld) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto pair = new_group(world, kBoth, soon(context));
+    const auto pair = new_group(world, kBoth, parting_deadline(context));
     if (context.rank == 0) broadcast(*pair, 0);
     const std::string failure = testing::failure_of([&] {
       meet(context, world);
@@ -241,19 +242,19 @@ TEST(Parting, NoMismatchIsReportedAfterAFailureOfTheWorld) {
       world.barrier();
     });
     EXPECT_THAT(failure, HasSubstr("the disk is full"));
-    pair->close(soon(context));
+    pair->close(parting_deadline(context));
   });
   EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
 TEST(Parting, ADestructorLeavesTheErrorOfAnotherGroupToTheNextClose) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto pair = new_group(world, kBoth, soon(context));
-    auto other = new_group(world, kBoth, soon(context));
+    const auto pair = new_group(world, kBoth, parting_deadline(context));
+    auto other = new_group(world, kBoth, parting_deadline(context));
     broadcast(*pair, context.rank);
     meet(context, world);
     LateErrors& late = *CommunicatorParts::impl_of(*pair).fabric->late_errors();
-    const std::string told = testing::failure_of([&] { pair->close(soon(context)); });
+    const std::string told = testing::failure_of([&] { pair->close(parting_deadline(context)); });
     if (!told.empty()) throw std::runtime_error(told);
     std::optional<Error> error;
     await(context, "the error", [&] { return (error = late.take()).has_value(); });
@@ -270,13 +271,13 @@ TEST(Parting, NoMonitorIsKeptOfAGroupThatFailedAroundItsClose) {
     for (const bool leaves_before : {false, true}) {
       std::vector<std::weak_ptr<Monitor>> monitors;
       for (int i = 0; i < 20; ++i) {
-        const auto pair = new_group(world, kBoth, soon(context));
+        const auto pair = new_group(world, kBoth, parting_deadline(context));
         monitors.push_back(CommunicatorParts::impl_of(*pair).monitor);
         pair->barrier();
-        if (context.rank == 0 && leaves_before) pair->close(soon(context));
+        if (context.rank == 0 && leaves_before) pair->close(parting_deadline(context));
         world.barrier();
         if (context.rank == 1) pair->abort("the program gave up");
-        pair->close(soon(context));
+        pair->close(parting_deadline(context));
         world.barrier();
       }
       await(context, "all monitors to go", [&] {
@@ -290,7 +291,7 @@ TEST(Parting, NoMonitorIsKeptOfAGroupThatFailedAroundItsClose) {
 
 TEST(Parting, RanksThatAgreeReportNothing) {
   const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
-    const auto pair = new_group(world, kBoth, soon(context));
+    const auto pair = new_group(world, kBoth, parting_deadline(context));
     broadcast(*pair, 1);
     broadcast(world, 0);
   });

@@ -44,9 +44,10 @@ Values values_of(int from, int index, size_t count) {
 class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
   // What each rank threw is its output.
-  static RanksResult run(int world_size,
-                         const std::function<void(RankContext&, Communicator&)>& body,
-                         Duration timeout = kMessageBudget) {
+  static RanksResult run(
+      int world_size, const std::function<void(RankContext&, Communicator&)>& body,
+      Duration timeout = kMessageBudget,
+      std::string (*describe)(const std::function<void()>&) = testing::failure_of) {
     const auto system = os::make_native_system();
     const auto store = std::make_shared<HashStore>(*system);
     return testing::run_ranks_as_threads(world_size, [&](RankContext& context) {
@@ -56,9 +57,15 @@ class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
       const Membership membership{context.rank, context.world_size, 1, store, "token"};
       const auto group = Communicator::connect(context.system, membership, options,
                                                context.system.deadline_in(kMessageBudget));
-      context.output = testing::failure_of([&] { body(context, *group); });
+      context.output = describe([&] { body(context, *group); });
       group->close(context.system.deadline_in(kMessageBudget));
     });
+  }
+
+  // The same, with the fields of what each rank threw.
+  static RanksResult run_for_fields(int world_size,
+                                    const std::function<void(RankContext&, Communicator&)>& body) {
+    return run(world_size, body, kMessageBudget, testing::failed_fields_of);
   }
 
   static void expect_well(const RanksResult& result) {
@@ -180,15 +187,14 @@ TEST_P(PointToPointTest, AnotherSizeIsNamedOnBothRanks) {
 }
 
 TEST_P(PointToPointTest, AnotherTypeIsNamed) {
-  const auto result = run(2, [&](RankContext& context, Communicator& group) {
+  const auto result = run_for_fields(2, [&](RankContext& context, Communicator& group) {
     Values values(4, 1);
     group.barrier();
     if (context.rank == 0) group.send(in_bytes(values), DType::kFloat32, 1, 3);
     if (context.rank == 1) group.recv(out_bytes(values), kType, 0, 3);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
-  EXPECT_THAT(result.ranks[1].output,
-              HasSubstr("rank 0 sent 16 bytes of float32, rank 1 receives 16 bytes of int32"));
+  EXPECT_EQ(result.ranks[1].output, "kInvalidArgument culprit=0 operation=recv#1");
 }
 
 TEST_P(PointToPointTest, ATimeoutNamesThePeerAndTheTag) {
@@ -207,15 +213,12 @@ TEST_P(PointToPointTest, ATimeoutNamesThePeerAndTheTag) {
 }
 
 TEST_P(PointToPointTest, APeerThatLeftIsNamed) {
-  const auto result = run(2, [&](RankContext& context, Communicator& group) {
+  const auto result = run_for_fields(2, [&](RankContext& context, Communicator& group) {
     Values values(4, 1);
     if (context.rank == 0) group.recv(out_bytes(values), kType, 1, 5);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
-  EXPECT_THAT(result.ranks[0].output,
-              StartsWith("kPeerLost: recv #1 on group \"world\" failed after "));
-  EXPECT_THAT(result.ranks[0].output, HasSubstr("tag 5: rank 1 ("));
-  EXPECT_THAT(result.ranks[0].output, HasSubstr("left the group before its first collective"));
+  EXPECT_EQ(result.ranks[0].output, "kPeerLost culprit=1 operation=recv#1");
 }
 
 TEST_P(PointToPointTest, MoreThanARankHoldsIsRefused) {
@@ -236,7 +239,7 @@ TEST_P(PointToPointTest, MoreThanARankHoldsIsRefused) {
 
 TEST_P(PointToPointTest, MoreThanARankHoldsIsRefusedToAReceiveOfAnyRank) {
   constexpr int kNumMessages = 300;
-  const auto result = run(2, [&](RankContext& context, Communicator& group) {
+  const auto result = run_for_fields(2, [&](RankContext& context, Communicator& group) {
     Values values(4096, 1);
     if (context.rank == 0) {
       for (int i = 0; i < kNumMessages; ++i) group.send(in_bytes(values), kType, 1, 1);
@@ -245,9 +248,7 @@ TEST_P(PointToPointTest, MoreThanARankHoldsIsRefusedToAReceiveOfAnyRank) {
     }
   });
   ASSERT_TRUE(result.ok()) << result.failures();
-  EXPECT_THAT(result.ranks[1].output, StartsWith("kInvalidArgument: recv #1"));
-  EXPECT_THAT(result.ranks[1].output,
-              HasSubstr("of messages, the first with tag 1, that rank 1 has not received"));
+  EXPECT_EQ(result.ranks[1].output, "kInvalidArgument operation=recv#1");
 }
 
 TEST_P(PointToPointTest, ABadPeerIsRefused) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/comm/diagnosis.h"
+#include "cadre/comm/failure/diagnosis.h"
 
 namespace cadre {
 

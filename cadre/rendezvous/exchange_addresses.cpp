@@ -5,67 +5,57 @@
 #include <span>
 
 #include "cadre/base/format.h"
+#include "cadre/rendezvous/missing_ranks.h"
 
 namespace cadre {
 namespace {
 
 constexpr std::string_view kNoHost = "-";
 
-// A card is a sentence for people, and a line "LOCAL_HOST STORE_HOST".
-std::string write_card(const std::string& sentence, const StoreView& view) {
+// An entry is a sentence for messages, and a line "LOCAL_HOST STORE_HOST".
+std::string write_entry(const std::string& sentence, const StoreView& view) {
   const auto host = [](const std::string& name) {
     return name.empty() ? kNoHost : std::string_view(name);
   };
   return format("{}\n{} {}", sentence, host(view.local_host), host(view.store_host));
 }
 
-std::string sentence_of(const std::string& card) {
-  return card.substr(0, card.find('\n'));
+std::string sentence_of(const std::string& entry) {
+  return entry.substr(0, entry.find('\n'));
 }
 
-StoreView view_of(const std::string& card) {
-  const size_t line = card.find('\n');
-  const size_t blank = card.find(' ', line == std::string::npos ? card.size() : line);
+StoreView view_of(const std::string& entry) {
+  const size_t line = entry.find('\n');
+  const size_t blank = entry.find(' ', line == std::string::npos ? entry.size() : line);
   if (blank == std::string::npos) return {};
-  StoreView view{card.substr(line + 1, blank - line - 1), card.substr(blank + 1)};
+  StoreView view{entry.substr(line + 1, blank - line - 1), entry.substr(blank + 1)};
   if (view.local_host == kNoHost) view.local_host.clear();
   if (view.store_host == kNoHost) view.store_host.clear();
   return view;
 }
 
-// "rank 2, rank 5 and 3 more", for a message.
-std::string name_ranks(const std::vector<int>& ranks) {
-  constexpr size_t kMaxNamed = 8;
-  std::string names;
-  for (size_t i = 0; i < std::min(ranks.size(), kMaxNamed); ++i) {
-    names += format("{}rank {}", names.empty() ? "" : ", ", ranks[i]);
-  }
-  if (ranks.empty()) return "one rank or more";
-  return ranks.size() <= kMaxNamed ? names
-                                   : names + format(" and {} more", ranks.size() - kMaxNamed);
-}
-
-// One rank's part in the meeting.
+// The exchange on one rank.
 class AddressExchange {
  public:
-  AddressExchange(os::System& system, Store& store, const ExchangeOptions& terms, Deadline deadline)
-      : system_(system), store_(store), terms_(terms), deadline_(deadline) {
+  AddressExchange(os::System& system, Store& store, const ExchangeOptions& options,
+                  Deadline deadline)
+      : system_(system), store_(store), options_(options), deadline_(deadline) {
     const os::HostInfo host = system.host();
     own_ = format("{}, on {} (pid {})", world_, host.name, host.pid);
-    for (int rank = 0; rank < terms.world_size; ++rank) {
-      keys_.push_back(format("cadre/{}/rendezvous/{}", terms.round, rank));
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      keys_.push_back(format("cadre/{}/rendezvous/{}", options.round, rank));
     }
   }
 
   Result<std::vector<StoreView>> run();
 
  private:
-  Status leave_card();
-  // The cards of all ranks, once they are there.
-  Result<std::vector<std::string>> collect_cards(Deadline until);
+  Status publish_entry();
+  // The entries of all ranks, once they are there.
+  Result<std::vector<std::string>> read_entries(Deadline until);
   // The same, with a warning if it takes long.
-  Result<std::vector<std::string>> collect_cards_and_warn(Deadline patience);
-  Status check_card(size_t rank, const std::string& card) const;
+  Result<std::vector<std::string>> read_entries_and_warn(Deadline patience);
+  Status check_entry(size_t rank, const std::string& entry) const;
   Status warn_of_wait(Deadline until);
   bool is_lowest(Deadline until);
   std::vector<int> missing_ranks(Deadline until);
@@ -74,100 +64,101 @@ class AddressExchange {
 
   os::System& system_;
   Store& store_;
-  const ExchangeOptions& terms_;
+  const ExchangeOptions& options_;
   const Deadline deadline_;
-  const std::string world_ = format("a world of {}", terms_.world_size);
-  std::string own_;  // the sentence on this rank's card
+  const std::string world_ = format("a world of {}", options_.world_size);
+  std::string own_;  // the sentence in this rank's entry
   std::vector<std::string> keys_;
 };
 
 Result<std::vector<StoreView>> AddressExchange::run() {
-  CADRE_RETURN_IF_ERROR(leave_card());
-  // What is left after the patience is for finding out who is missing.
+  CADRE_RETURN_IF_ERROR(publish_entry());
+  // The time left after the patience is for the search for the missing ranks.
   const TimePoint now = system_.now();
   const Duration budget = deadline_.remaining(now);
   const Deadline patience(now + (budget - std::min<Duration>(budget / 8, std::chrono::seconds(1))));
-  const auto cards = collect_cards_and_warn(patience);
-  if (!cards.ok()) {
-    if (cards.error().code() != ErrorCode::kTimeout) return cards.error();
-    return Error(
-        ErrorCode::kTimeout,
-        format("rank {} waited for {} at the store, but {} did not come before the "
-               "deadline; check that every rank was started with WORLD_SIZE={}",
-               terms_.rank, world_, name_ranks(missing_ranks(deadline_)), terms_.world_size));
+  const auto entries = read_entries_and_warn(patience);
+  if (!entries.ok()) {
+    if (entries.error().code() != ErrorCode::kTimeout) return entries.error();
+    const std::vector<int> missing = missing_ranks(deadline_);
+    const Error error(ErrorCode::kTimeout,
+                      format("rank {} waited for {} at the store, but {} did not come before the "
+                             "deadline; check that every rank was started with WORLD_SIZE={}",
+                             options_.rank, world_, name_ranks(missing), options_.world_size));
+    return missing.empty() ? error : error.with_culprit(missing.front());
   }
   std::vector<StoreView> views;
-  for (size_t rank = 0; rank < cards->size(); ++rank) {
-    CADRE_RETURN_IF_ERROR(check_card(rank, (*cards)[rank]));
-    views.push_back(view_of((*cards)[rank]));
+  for (size_t rank = 0; rank < entries->size(); ++rank) {
+    CADRE_RETURN_IF_ERROR(check_entry(rank, (*entries)[rank]));
+    views.push_back(view_of((*entries)[rank]));
   }
   return views;
 }
 
-Status AddressExchange::leave_card() {
-  const auto holder = store_.compare_set(keys_[static_cast<size_t>(terms_.rank.value)], "",
-                                         write_card(own_, terms_.view), deadline_);
+Status AddressExchange::publish_entry() {
+  const auto holder = store_.compare_set(keys_[static_cast<size_t>(options_.rank.value)], "",
+                                         write_entry(own_, options_.view), deadline_);
   if (!holder.ok()) return holder.error();
-  // The same card again is this process joining a second time.
+  // The same entry again is this process joining a second time.
   if (sentence_of(*holder) == own_) return {};
   return Error(ErrorCode::kInvalidArgument,
                format("RANK={} was given to two processes; the first is in {}, this one is in {}: "
                       "give every process its own RANK",
-                      terms_.rank, sentence_of(*holder), own_));
+                      options_.rank, sentence_of(*holder), own_));
 }
 
-Status AddressExchange::check_card(size_t rank, const std::string& card) const {
-  if (card.starts_with(world_ + ",")) return {};
+Status AddressExchange::check_entry(size_t rank, const std::string& entry) const {
+  if (entry.starts_with(world_ + ",")) return {};
   return Error(ErrorCode::kInvalidArgument,
                format("rank {} joined {}, but rank {} joined {}: give all ranks the same "
                       "WORLD_SIZE",
-                      terms_.rank, own_, rank, sentence_of(card)));
+                      options_.rank, own_, rank, sentence_of(entry)));
 }
 
-Result<std::vector<std::string>> AddressExchange::collect_cards(Deadline until) {
-  // Rank 0 is in every world: who has another world in mind sees it here, instead of waiting for
+Result<std::vector<std::string>> AddressExchange::read_entries(Deadline until) {
+  // Rank 0 is in every world, so a rank with another world size fails here instead of waiting for
   // ranks that do not exist.
   const auto first = store_.get(keys_[0], until);
   if (!first.ok()) return first.error();
-  CADRE_RETURN_IF_ERROR(check_card(0, *first));
+  CADRE_RETURN_IF_ERROR(check_entry(0, *first));
   return store_.multi_get(keys_, until);
 }
 
-Result<std::vector<std::string>> AddressExchange::collect_cards_and_warn(Deadline patience) {
-  const Deadline warning = system_.deadline_in(terms_.warn_after);
-  auto cards = collect_cards(patience.earlier(warning));
-  if (cards.ok() || cards.error().code() != ErrorCode::kTimeout ||
+Result<std::vector<std::string>> AddressExchange::read_entries_and_warn(Deadline patience) {
+  const Deadline warning = system_.deadline_in(options_.warn_after);
+  auto entries = read_entries(patience.earlier(warning));
+  if (entries.ok() || entries.error().code() != ErrorCode::kTimeout ||
       patience.has_passed(system_.now())) {
-    return cards;
+    return entries;
   }
   CADRE_RETURN_IF_ERROR(warn_of_wait(patience));
-  return collect_cards(patience);
+  return read_entries(patience);
 }
 
-// Says who is missing, unless those who have come have another world in mind.
+// Logs which ranks are missing. Fails if a rank that has come joined another world size.
 Status AddressExchange::warn_of_wait(Deadline until) {
   if (!is_lowest(until)) return {};
   const std::vector<int> missing = missing_ranks(until);
   for (size_t rank = 0; rank < keys_.size(); ++rank) {
     if (std::ranges::binary_search(missing, static_cast<int>(rank))) continue;
-    const auto card = store_.get(keys_[rank], until);
-    if (!card.ok()) return card.error();
-    CADRE_RETURN_IF_ERROR(check_card(rank, *card));
+    const auto entry = store_.get(keys_[rank], until);
+    if (!entry.ok()) return entry.error();
+    CADRE_RETURN_IF_ERROR(check_entry(rank, *entry));
   }
-  if (terms_.log == nullptr) return {};
-  terms_.log->write(
+  if (options_.log == nullptr) return {};
+  options_.log->write(
       LogLevel::kWarning, "rendezvous",
       format("waiting for missing=\"{}\" world_size={} for_s={:g}; check that every rank was "
              "started with WORLD_SIZE={}",
-             name_ranks(missing), terms_.world_size,
-             std::chrono::duration<double>(terms_.warn_after).count(), terms_.world_size));
+             name_ranks(missing), options_.world_size,
+             std::chrono::duration<double>(options_.warn_after).count(), options_.world_size));
   return {};
 }
 
-// Whether this rank speaks for all that have come: none of a lower number has. So a world that
-// waits is told of once, and costs the store a few requests a rank.
+// Whether no lower rank has come. Only the lowest rank logs the wait, so that the job logs it once
+// and each rank makes few requests for it.
 bool AddressExchange::is_lowest(Deadline until) {
-  for (size_t rank = 0; rank < static_cast<size_t>(terms_.rank.value); ++rank) {
+  for (size_t rank = 0; rank < static_cast<size_t>(options_.rank.value); ++rank) {
     const Result<bool> is_there = store_.check(key_of(rank), until);
     if (!is_there.ok() || *is_there) return false;
   }
@@ -175,12 +166,8 @@ bool AddressExchange::is_lowest(Deadline until) {
 }
 
 std::vector<int> AddressExchange::missing_ranks(Deadline until) {
-  std::vector<int> missing;
-  for (size_t rank = 0; rank < keys_.size(); ++rank) {
-    const Result<bool> is_there = store_.check(key_of(rank), until);
-    if (is_there.ok() && !*is_there) missing.push_back(static_cast<int>(rank));
-  }
-  return missing;
+  const auto missing = find_missing_ranks(store_, keys_, until);
+  return missing.ok() ? *missing : std::vector<int>();
 }
 
 }  // namespace
@@ -191,8 +178,9 @@ bool is_loopback_host(std::string_view host) {
 }
 
 Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& store,
-                                                  const ExchangeOptions& terms, Deadline deadline) {
-  return AddressExchange(system, store, terms, deadline).run();
+                                                  const ExchangeOptions& options,
+                                                  Deadline deadline) {
+  return AddressExchange(system, store, options, deadline).run();
 }
 
 Result<std::vector<std::string>> choose_listen_hosts(const std::vector<StoreView>& views,

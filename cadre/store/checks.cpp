@@ -1,11 +1,18 @@
 #include "cadre/store/checks.h"
 
+#include <algorithm>
+
 #include "cadre/base/format.h"
 #include "cadre/store/store.h"
 
 namespace cadre {
 
-Status check_store_key(std::string_view key) {
+namespace {
+
+using wire::StoreRequest;
+using wire::StoreVerb;
+
+Status check_key(std::string_view key) {
   if (key.size() <= kMaxStoreKeyBytes) return {};
   return Error(ErrorCode::kInvalidArgument,
                format("store key of {} bytes, which begins \"{}\", is over the limit of {} bytes; "
@@ -13,13 +20,10 @@ Status check_store_key(std::string_view key) {
                       key.size(), key.substr(0, 64), kMaxStoreKeyBytes));
 }
 
-Status check_store_keys(std::span<const std::string> keys) {
-  for (const std::string& key : keys) CADRE_RETURN_IF_ERROR(check_store_key(key));
-  return {};
-}
+}  // namespace
 
 Status check_store_entry(std::string_view key, std::string_view value) {
-  CADRE_RETURN_IF_ERROR(check_store_key(key));
+  CADRE_RETURN_IF_ERROR(check_key(key));
   if (value.size() <= kMaxStoreValueBytes) return {};
   return Error(ErrorCode::kInvalidArgument,
                format("value of {} bytes for store key \"{}\" is over the limit of {} bytes; the "
@@ -27,24 +31,26 @@ Status check_store_entry(std::string_view key, std::string_view value) {
                       value.size(), key, kMaxStoreValueBytes));
 }
 
-Status check_store_entries(std::span<const std::string> keys, std::span<const std::string> values) {
-  if (keys.size() != values.size()) {
-    return Error(ErrorCode::kInvalidArgument,
-                 format("multi_set got {} keys and {} values; give one value for each key",
-                        keys.size(), values.size()));
+Status check_store_request(const StoreRequest& request) {
+  const auto& [id, verb, amount, keys, values] = request;
+  const Status shape = wire::check_shape(request);
+  if (!shape.ok()) return Error(ErrorCode::kInvalidArgument, shape.error().message());
+  for (const std::string& key : keys) CADRE_RETURN_IF_ERROR(check_key(key));
+  for (size_t i = 0; i < values.size(); ++i) {
+    CADRE_RETURN_IF_ERROR(check_store_entry(keys[std::min(i, keys.size() - 1)], values[i]));
   }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(check_store_entry(keys[i], values[i]));
+  if (verb == StoreVerb::kBarrier && amount < 1) {
+    return Error(
+        ErrorCode::kInvalidArgument,
+        format("store barrier \"{}\" of {} arrivals; expected at least 1", keys[0], amount));
   }
-  return {};
-}
-
-Status check_store_barrier(std::string_view key, int64_t num_arrivals) {
-  CADRE_RETURN_IF_ERROR(check_store_key(key));
-  if (num_arrivals >= 1) return {};
-  return Error(
-      ErrorCode::kInvalidArgument,
-      format("store barrier \"{}\" of {} arrivals; expected at least 1", key, num_arrivals));
+  if (verb != StoreVerb::kCancel && verb != StoreVerb::kLeaveWill &&
+      verb != StoreVerb::kRetractWill) {
+    return {};
+  }
+  return Error(ErrorCode::kInvalidArgument,
+               format("store {} belongs to a connection, not to a store; use leave_will()",
+                      wire::to_string(verb)));
 }
 
 Error store_timeout(std::string_view verb, std::span<const std::string> keys) {

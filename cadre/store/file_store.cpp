@@ -8,12 +8,16 @@
 #include "cadre/base/format.h"
 #include "cadre/store/checks.h"
 #include "cadre/store/file/journal.h"
+#include "cadre/store/table_answers.h"
 
 namespace cadre {
 
 using store::Journal;
 using wire::StoreRecord;
 using wire::StoreRecordVerb;
+using wire::StoreRequest;
+using wire::StoreResponse;
+using wire::StoreVerb;
 
 namespace {
 
@@ -57,8 +61,40 @@ Error never_locked(const std::string& path) {
                format("file store {}: other processes held its lock until the deadline", path));
 }
 
-Status commit_one(Journal& journal, StoreRecord record) {
-  return journal.commit(std::span(&record, 1));
+// What a request that was answered so has changed in the table.
+std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResponse& response,
+                                    const KeyTable& table) {
+  if (response.error) return {};
+  const auto& [id, verb, amount, keys, values] = request;
+  switch (verb) {
+    case StoreVerb::kSet:
+      return {{StoreRecordVerb::kSet, keys[0], values[0]}};
+    case StoreVerb::kAdd:
+      return {{StoreRecordVerb::kSet, keys[0], std::to_string(response.number)}};
+    case StoreVerb::kCompareSet: {
+      // An absent key answers with the expected value, which may equal the desired one.
+      const std::string* now = table.find(keys[0]);
+      if (now == nullptr || *now != values[1]) return {};
+      return {{StoreRecordVerb::kSet, keys[0], values[1]}};
+    }
+    case StoreVerb::kErase:
+      if (response.number == 0) return {};
+      return {{StoreRecordVerb::kErase, keys[0], ""}};
+    case StoreVerb::kAppend:
+      return {{StoreRecordVerb::kAppend, keys[0], values[0]}};
+    case StoreVerb::kQueuePush:
+      return {{StoreRecordVerb::kPush, keys[0], values[0]}};
+    case StoreVerb::kTryQueuePop:
+      if (response.number == 0) return {};
+      return {{StoreRecordVerb::kPop, keys[0], ""}};
+    default:
+      break;
+  }
+  std::vector<StoreRecord> records;  // of multi_set
+  for (size_t i = 0; i < keys.size(); ++i) {
+    records.push_back({StoreRecordVerb::kSet, keys[i], values[i]});
+  }
+  return records;
 }
 
 // The value of a counter; 0 when it is absent or no number.
@@ -93,7 +129,9 @@ Result<std::unique_ptr<FileStore>> FileStore::open_as(os::System& system,
     // The last of another job removed it between our opening and locking it: open the next one.
     if (!journal->is_named()) continue;
     CADRE_RETURN_IF_ERROR(journal->enter(options.num_ranks));
-    if (joins) CADRE_RETURN_IF_ERROR(commit_one(*journal, {.verb = StoreRecordVerb::kJoin}));
+    if (joins)
+      CADRE_RETURN_IF_ERROR(
+          journal->commit(std::array{StoreRecord{.verb = StoreRecordVerb::kJoin}}));
     return std::make_unique<FileStore>(system, options, std::move(journal));
   } while (nap.take());
   return never_locked(options.path);
@@ -116,8 +154,28 @@ FileStore::~FileStore() {
   } while (nap.take());
 }
 
-Status FileStore::change(std::string_view verb, std::span<const std::string> keys,
-                         Deadline deadline, const std::function<Status(Journal&)>& body) {
+Result<StoreResponse> FileStore::answer(StoreRequest request, Deadline deadline) {
+  switch (request.verb) {
+    case StoreVerb::kGet:
+    case StoreVerb::kWait:
+    case StoreVerb::kMultiGet:
+      return look_until(request, deadline,
+                        [&](KeyTable& table) { return table.has_all(request.keys); });
+    case StoreVerb::kCheck:
+    case StoreVerb::kNumKeys:
+    case StoreVerb::kListKeys:
+    case StoreVerb::kQueueLength:
+      return look_until(request, deadline, [](KeyTable&) { return true; });
+    case StoreVerb::kQueuePop:
+      return pop(request, deadline);
+    case StoreVerb::kBarrier:
+      return arrive(request, deadline);
+    default:
+      return change(request, deadline);
+  }
+}
+
+Result<StoreResponse> FileStore::change(const StoreRequest& request, Deadline deadline) {
   Nap nap(system_, deadline);
   do {
     const std::lock_guard guard(mutex_);
@@ -126,208 +184,58 @@ Status FileStore::change(std::string_view verb, std::span<const std::string> key
     if (!*locked) continue;
     const Unlock unlock(*journal_);
     CADRE_RETURN_IF_ERROR(journal_->refresh_for_change());
-    const Status status = body(*journal_);
+    StoreResponse response = store::answer_from(journal_->table(), request);
+    const std::vector<StoreRecord> records = records_of(request, response, journal_->table());
+    const Status status = response.error    ? Status(*response.error)
+                          : records.empty() ? Status()
+                                            : journal_->commit(records);
     // What the table did before the error is in no record.
     if (!status.ok()) journal_->forget();
-    return status;
+    if (!status.ok()) return status.error();
+    return response;
   } while (nap.take());
-  const std::string key = keys.empty() ? std::string() : format(" \"{}\"", keys.front());
-  return never_locked(options_.path).with_context(format("store {}{}", verb, key));
+  return never_locked(options_.path)
+      .with_context(format("store {}", wire::to_string(request.verb)));
 }
 
-Status FileStore::look_until(std::string_view verb, std::span<const std::string> keys,
-                             Deadline deadline, const std::function<bool(Journal&)>& is_done) {
+Result<StoreResponse> FileStore::look_until(const StoreRequest& request, Deadline deadline,
+                                            const std::function<bool(KeyTable&)>& is_ready) {
   Nap nap(system_, deadline);
   std::string missing;
   do {
     const std::lock_guard guard(mutex_);
     CADRE_RETURN_IF_ERROR(journal_->refresh());
-    if (is_done(*journal_)) return {};
-    const std::string* first = journal_->table().first_missing(keys);
-    missing = first ? *first : keys.front();
+    KeyTable& table = journal_->table();
+    if (is_ready(table)) return store::answer_from(table, request);
+    const std::string* first = table.first_missing(request.keys);
+    missing = first ? *first : request.keys.front();
   } while (nap.take());
-  return store_timeout(verb, std::span(&missing, 1));
+  return store_timeout(wire::to_string(request.verb), std::span(&missing, 1));
 }
 
-Status FileStore::set(std::string_view key, std::string_view value, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
-  const std::string name(key);
-  return change("set", std::span(&name, 1), deadline, [&](Journal& journal) -> Status {
-    CADRE_RETURN_IF_ERROR(journal.table().set(name, std::string(value)));
-    return commit_one(journal, {StoreRecordVerb::kSet, name, std::string(value)});
-  });
-}
-
-Result<std::string> FileStore::get(std::string_view key, Deadline deadline) {
-  const std::string name(key);
-  auto values = multi_get(std::span(&name, 1), deadline);
-  if (!values.ok()) return values.error();
-  return std::move(values->front());
-}
-
-Result<int64_t> FileStore::add(std::string_view key, int64_t amount, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(key));
-  const std::string name(key);
-  int64_t result = 0;
-  CADRE_RETURN_IF_ERROR(
-      change("add", std::span(&name, 1), deadline, [&](Journal& journal) -> Status {
-        const Result<int64_t> sum = journal.table().add(name, amount);
-        if (!sum.ok()) return sum.error();
-        result = *sum;
-        return commit_one(journal, {StoreRecordVerb::kSet, name, std::to_string(*sum)});
-      }));
-  return result;
-}
-
-Status FileStore::wait(std::span<const std::string> keys, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
-  return look_until("wait", keys, deadline,
-                    [&](Journal& journal) { return journal.table().has_all(keys); });
-}
-
-Result<bool> FileStore::check(std::span<const std::string> keys, Deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
-  const std::lock_guard guard(mutex_);
-  CADRE_RETURN_IF_ERROR(journal_->refresh());
-  return journal_->table().has_all(keys);
-}
-
-Result<std::string> FileStore::compare_set(std::string_view key, std::string_view expected,
-                                           std::string_view desired, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, expected));
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, desired));
-  const std::string name(key);
-  std::string result;
-  CADRE_RETURN_IF_ERROR(
-      change("compare_set", std::span(&name, 1), deadline, [&](Journal& journal) -> Status {
-        KeyTable& table = journal.table();
-        const Result<std::string> value =
-            table.compare_set(name, std::string(expected), std::string(desired));
-        if (!value.ok()) return value.error();
-        result = *value;
-        const std::string* now = table.find(name);
-        if (now == nullptr || *now != desired) return {};
-        return commit_one(journal, {StoreRecordVerb::kSet, name, std::string(desired)});
-      }));
-  return result;
-}
-
-Result<bool> FileStore::erase(std::string_view key, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(key));
-  const std::string name(key);
-  bool was_there = false;
-  CADRE_RETURN_IF_ERROR(
-      change("erase", std::span(&name, 1), deadline, [&](Journal& journal) -> Status {
-        was_there = journal.table().erase(name);
-        return was_there ? commit_one(journal, {StoreRecordVerb::kErase, name, ""}) : Status();
-      }));
-  return was_there;
-}
-
-Result<int64_t> FileStore::num_keys(Deadline) {
-  const std::lock_guard guard(mutex_);
-  CADRE_RETURN_IF_ERROR(journal_->refresh());
-  return journal_->table().num_keys();
-}
-
-Status FileStore::append(std::string_view key, std::string_view value, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
-  const std::string name(key);
-  return change("append", std::span(&name, 1), deadline, [&](Journal& journal) -> Status {
-    CADRE_RETURN_IF_ERROR(journal.table().append(name, value));
-    return commit_one(journal, {StoreRecordVerb::kAppend, name, std::string(value)});
-  });
-}
-
-Result<std::vector<std::string>> FileStore::multi_get(std::span<const std::string> keys,
-                                                      Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
-  std::vector<std::string> values;
-  Status status;
-  CADRE_RETURN_IF_ERROR(look_until("get", keys, deadline, [&](Journal& journal) {
-    KeyTable& table = journal.table();
-    if (!table.has_all(keys)) return false;
-    for (const std::string& key : keys) {
-      Result<std::string> value = table.read(key);
-      if (!value.ok()) {
-        status = value.error();
-        return true;
-      }
-      values.push_back(std::move(value).value());
-    }
-    return true;
-  }));
-  CADRE_RETURN_IF_ERROR(status);
-  return values;
-}
-
-Status FileStore::multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                            Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entries(keys, values));
-  return change("multi_set", keys, deadline, [&](Journal& journal) -> Status {
-    std::vector<StoreRecord> records;
-    for (size_t i = 0; i < keys.size(); ++i) {
-      CADRE_RETURN_IF_ERROR(journal.table().set(keys[i], values[i]));
-      records.push_back({StoreRecordVerb::kSet, keys[i], values[i]});
-    }
-    return journal.commit(records);
-  });
-}
-
-Result<std::vector<std::string>> FileStore::list_keys(Deadline) {
-  const std::lock_guard guard(mutex_);
-  CADRE_RETURN_IF_ERROR(journal_->refresh());
-  return journal_->table().list_keys();
-}
-
-Status FileStore::queue_push(std::string_view queue, std::string_view value, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(queue, value));
-  const std::string name(queue);
-  return change("queue_push", std::span(&name, 1), deadline, [&](Journal& journal) -> Status {
-    CADRE_RETURN_IF_ERROR(journal.table().push(name, std::string(value)));
-    return commit_one(journal, {StoreRecordVerb::kPush, name, std::string(value)});
-  });
-}
-
-Result<std::string> FileStore::queue_pop(std::string_view queue, Deadline deadline) {
-  const std::string name(queue);
+Result<StoreResponse> FileStore::pop(const StoreRequest& request, Deadline deadline) {
+  StoreRequest attempt = request;
+  attempt.verb = StoreVerb::kTryQueuePop;
+  StoreRequest length = request;
+  length.verb = StoreVerb::kQueueLength;
   while (true) {
-    Result<std::optional<std::string>> item = try_queue_pop(queue, deadline);
-    if (!item.ok()) return item.error();
-    if (*item) return **std::move(item);
-    CADRE_RETURN_IF_ERROR(
-        look_until("queue_pop", std::span(&name, 1), deadline,
-                   [&](Journal& journal) { return journal.table().queue_length(name) > 0; }));
+    Result<StoreResponse> item = change(attempt, deadline);
+    if (!item.ok() || item->number == 1) return item;
+    CADRE_RETURN_IF_ERROR(look_until(length, deadline, [&](KeyTable& table) {
+      return table.queue_length(request.keys[0]) > 0;
+    }));
   }
 }
 
-Result<std::optional<std::string>> FileStore::try_queue_pop(std::string_view queue,
-                                                            Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(queue));
-  const std::string name(queue);
-  std::optional<std::string> item;
-  CADRE_RETURN_IF_ERROR(
-      change("try_queue_pop", std::span(&name, 1), deadline, [&](Journal& journal) -> Status {
-        item = journal.table().pop(name);
-        return item ? commit_one(journal, {StoreRecordVerb::kPop, name, ""}) : Status();
-      }));
-  return item;
-}
-
-Result<int64_t> FileStore::queue_length(std::string_view queue, Deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(queue));
-  const std::lock_guard guard(mutex_);
-  CADRE_RETURN_IF_ERROR(journal_->refresh());
-  return journal_->table().queue_length(std::string(queue));
-}
-
-Status FileStore::barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_barrier(key, num_arrivals));
-  const std::string name(key);
-  const Result<int64_t> count = add(key, 1, deadline);
-  if (!count.ok()) return count.error();
-  return look_until("barrier", std::span(&name, 1), deadline, [&](Journal& journal) {
-    return count_of(journal.table(), name) >= num_arrivals;
+Result<StoreResponse> FileStore::arrive(const StoreRequest& request, Deadline deadline) {
+  StoreRequest arrival = request;
+  arrival.verb = StoreVerb::kAdd;
+  arrival.amount = 1;
+  CADRE_RETURN_IF_ERROR(change(arrival, deadline));
+  StoreRequest wait = request;
+  wait.verb = StoreVerb::kWait;
+  return look_until(wait, deadline, [&](KeyTable& table) {
+    return count_of(table, request.keys[0]) >= request.amount;
   });
 }
 

@@ -23,6 +23,8 @@
 
 namespace cadre {
 
+class KeyTable;
+
 namespace store {
 class Journal;
 }  // namespace store
@@ -43,39 +45,20 @@ class CADRE_EXPORT FileStore final : public Store {
             std::unique_ptr<store::Journal> journal);
   ~FileStore() override;
 
-  Status set(std::string_view key, std::string_view value, Deadline deadline) override;
-  Result<std::string> get(std::string_view key, Deadline deadline) override;
-  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override;
-  Status wait(std::span<const std::string> keys, Deadline deadline) override;
-  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override;
-  Result<std::string> compare_set(std::string_view key, std::string_view expected,
-                                  std::string_view desired, Deadline deadline) override;
-  Result<bool> erase(std::string_view key, Deadline deadline) override;
-  Result<int64_t> num_keys(Deadline deadline) override;
-  Status append(std::string_view key, std::string_view value, Deadline deadline) override;
-  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
-                                             Deadline deadline) override;
-  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                   Deadline deadline) override;
-  Result<std::vector<std::string>> list_keys(Deadline deadline) override;
-  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override;
-  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override;
-  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
-                                                   Deadline deadline) override;
-  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override;
-  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override;
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
 
  private:
   static Result<std::unique_ptr<FileStore>> open_as(os::System& system,
                                                     const FileStoreOptions& options, bool joins,
                                                     Deadline deadline);
-  // Runs `body` with the file locked and the table up to date.
-  Status change(std::string_view verb, std::span<const std::string> keys, Deadline deadline,
-                const std::function<Status(store::Journal&)>& body);
-  // Naps until `is_done` says so of a table that is up to date; then kTimeout.
-  Status look_until(std::string_view verb, std::span<const std::string> keys, Deadline deadline,
-                    const std::function<bool(store::Journal&)>& is_done);
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
+  // Answers with the file locked and the table up to date, and records what that changed.
+  Result<wire::StoreResponse> change(const wire::StoreRequest& request, Deadline deadline);
+  // Naps until `is_ready` says so of a table that is up to date, and answers from it; or kTimeout.
+  Result<wire::StoreResponse> look_until(const wire::StoreRequest& request, Deadline deadline,
+                                         const std::function<bool(KeyTable&)>& is_ready);
+  Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
+  Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline);
 
   os::System& system_;
   const FileStoreOptions options_;

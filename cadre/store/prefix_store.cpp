@@ -1,5 +1,7 @@
 #include "cadre/store/prefix_store.h"
 
+#include "cadre/wire/store_message.h"
+
 namespace cadre {
 
 std::string PrefixStore::join(std::string_view key) const {
@@ -9,90 +11,17 @@ std::string PrefixStore::join(std::string_view key) const {
   return joined;
 }
 
-std::vector<std::string> PrefixStore::join(std::span<const std::string> keys) const {
-  std::vector<std::string> joined;
-  joined.reserve(keys.size());
-  for (const std::string& key : keys) joined.push_back(join(key));
-  return joined;
-}
-
-Status PrefixStore::set(std::string_view key, std::string_view value, Deadline deadline) {
-  return store_->set(join(key), value, deadline);
-}
-
-Result<std::string> PrefixStore::get(std::string_view key, Deadline deadline) {
-  return store_->get(join(key), deadline);
-}
-
-Result<int64_t> PrefixStore::add(std::string_view key, int64_t amount, Deadline deadline) {
-  return store_->add(join(key), amount, deadline);
-}
-
-Status PrefixStore::wait(std::span<const std::string> keys, Deadline deadline) {
-  return store_->wait(join(keys), deadline);
-}
-
-Result<bool> PrefixStore::check(std::span<const std::string> keys, Deadline deadline) {
-  return store_->check(join(keys), deadline);
-}
-
-Result<std::string> PrefixStore::compare_set(std::string_view key, std::string_view expected,
-                                             std::string_view desired, Deadline deadline) {
-  return store_->compare_set(join(key), expected, desired, deadline);
-}
-
-Result<bool> PrefixStore::erase(std::string_view key, Deadline deadline) {
-  return store_->erase(join(key), deadline);
-}
-
-Result<int64_t> PrefixStore::num_keys(Deadline deadline) {
-  return store_->num_keys(deadline);
-}
-
-Status PrefixStore::append(std::string_view key, std::string_view value, Deadline deadline) {
-  return store_->append(join(key), value, deadline);
-}
-
-Result<std::vector<std::string>> PrefixStore::multi_get(std::span<const std::string> keys,
-                                                        Deadline deadline) {
-  return store_->multi_get(join(keys), deadline);
-}
-
-Status PrefixStore::multi_set(std::span<const std::string> keys,
-                              std::span<const std::string> values, Deadline deadline) {
-  return store_->multi_set(join(keys), values, deadline);
-}
-
-Result<std::vector<std::string>> PrefixStore::list_keys(Deadline deadline) {
-  Result<std::vector<std::string>> all = store_->list_keys(deadline);
-  if (!all.ok()) return all.error();
+Result<wire::StoreResponse> PrefixStore::answer(wire::StoreRequest request, Deadline deadline) {
+  for (std::string& key : request.keys) key = join(key);
+  const bool lists = request.verb == wire::StoreVerb::kListKeys;
+  Result<wire::StoreResponse> response = store_->call(std::move(request), deadline);
+  if (!lists || !response.ok()) return response;
   const std::string begin = join("");
-  std::vector<std::string> own;
-  for (const std::string& key : *all) {
-    if (key.starts_with(begin)) own.push_back(key.substr(begin.size()));
+  wire::StoreResponse own;
+  for (const std::string& key : response->values) {
+    if (key.starts_with(begin)) own.values.push_back(key.substr(begin.size()));
   }
   return own;
-}
-
-Status PrefixStore::queue_push(std::string_view queue, std::string_view value, Deadline deadline) {
-  return store_->queue_push(join(queue), value, deadline);
-}
-
-Result<std::string> PrefixStore::queue_pop(std::string_view queue, Deadline deadline) {
-  return store_->queue_pop(join(queue), deadline);
-}
-
-Result<std::optional<std::string>> PrefixStore::try_queue_pop(std::string_view queue,
-                                                              Deadline deadline) {
-  return store_->try_queue_pop(join(queue), deadline);
-}
-
-Result<int64_t> PrefixStore::queue_length(std::string_view queue, Deadline deadline) {
-  return store_->queue_length(join(queue), deadline);
-}
-
-Status PrefixStore::barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) {
-  return store_->barrier(join(key), num_arrivals, deadline);
 }
 
 Result<std::unique_ptr<StoreWill>> PrefixStore::leave_will(std::string_view key,

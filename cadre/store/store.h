@@ -23,6 +23,11 @@
 
 namespace cadre {
 
+namespace wire {
+struct StoreRequest;
+struct StoreResponse;
+}  // namespace wire
+
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
 // A rank that waits so long for the store, or at the store for other ranks, says so in its log.
@@ -34,49 +39,49 @@ class CADRE_EXPORT StoreWill {
   virtual ~StoreWill() = default;
 };
 
+// An implementation answers requests; the verbs make requests of their arguments. Whatever stands
+// between a caller and a store, for example a prefix, overrides answer() alone.
 class CADRE_EXPORT Store {
  public:
   virtual ~Store() = default;
 
-  virtual Status set(std::string_view key, std::string_view value, Deadline deadline) = 0;
+  Status set(std::string_view key, std::string_view value, Deadline deadline);
   // Waits until the key is set.
-  virtual Result<std::string> get(std::string_view key, Deadline deadline) = 0;
+  Result<std::string> get(std::string_view key, Deadline deadline);
   // Adds to a decimal counter (absent: 0) and returns the new value.
-  virtual Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) = 0;
+  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline);
   // Waits until all keys are set.
-  virtual Status wait(std::span<const std::string> keys, Deadline deadline) = 0;
-  // Whether all keys are set just now.
-  virtual Result<bool> check(std::span<const std::string> keys, Deadline deadline) = 0;
+  Status wait(std::span<const std::string> keys, Deadline deadline);
+  // Whether all keys are set at present.
+  Result<bool> check(std::span<const std::string> keys, Deadline deadline);
   // Sets `desired` if the value equals `expected`, or if the key is absent and `expected` is empty;
   // returns the value after the call (`expected` for an absent key that was not set).
-  virtual Result<std::string> compare_set(std::string_view key, std::string_view expected,
-                                          std::string_view desired, Deadline deadline) = 0;
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired, Deadline deadline);
   // Whether the key was there.
-  virtual Result<bool> erase(std::string_view key, Deadline deadline) = 0;
-  virtual Result<int64_t> num_keys(Deadline deadline) = 0;
+  Result<bool> erase(std::string_view key, Deadline deadline);
+  Result<int64_t> num_keys(Deadline deadline);
   // Appends to the value (absent: empty).
-  virtual Status append(std::string_view key, std::string_view value, Deadline deadline) = 0;
+  Status append(std::string_view key, std::string_view value, Deadline deadline);
   // Waits for all keys, then returns their values in order, in one round trip.
-  virtual Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
-                                                     Deadline deadline) = 0;
-  virtual Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                           Deadline deadline) = 0;
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
+  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
+                   Deadline deadline);
   // The keys that are set, sorted. Queues are not among them.
-  virtual Result<std::vector<std::string>> list_keys(Deadline deadline) = 0;
+  Result<std::vector<std::string>> list_keys(Deadline deadline);
 
   // Queues of values, first in, first out, each under a name of its own; apart from the keys, but a
   // queue that is not empty counts as a key that is set for wait() and check().
-  virtual Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) = 0;
+  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline);
   // Waits until there is an item, and takes it; each item goes to one caller.
-  virtual Result<std::string> queue_pop(std::string_view queue, Deadline deadline) = 0;
+  Result<std::string> queue_pop(std::string_view queue, Deadline deadline);
   // Without waiting; nullopt when the queue is empty.
-  virtual Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
-                                                           Deadline deadline) = 0;
-  virtual Result<int64_t> queue_length(std::string_view queue, Deadline deadline) = 0;
+  Result<std::optional<std::string>> try_queue_pop(std::string_view queue, Deadline deadline);
+  Result<int64_t> queue_length(std::string_view queue, Deadline deadline);
 
   // Waits until `num_arrivals` calls were made with this key, in one step where add() and wait()
   // are two. A key serves one barrier; a call that timed out has arrived all the same.
-  virtual Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) = 0;
+  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline);
 
   // When this process dies before it has destroyed the result, `value` is appended to the key. Null
   // where nobody would notice the death: in one process, in a file, and over c10d's protocol.
@@ -88,6 +93,15 @@ class CADRE_EXPORT Store {
 
   // Another handle on the same keys, which shares no connection with this one.
   virtual Result<std::shared_ptr<Store>> clone(Deadline deadline) = 0;
+
+  // Any verb but leave_will(), as a value: refuses a request over the limits, and has it answered.
+  // An error in the response becomes the result.
+  Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
+
+ private:
+  // `request` is within the limits; the response has the values that its verb promises, or an
+  // error (cadre/wire/store_message.h).
+  virtual Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) = 0;
 };
 
 }  // namespace cadre

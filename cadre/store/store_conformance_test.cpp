@@ -111,7 +111,11 @@ TEST_P(StoreConformance, CompareSetCreatesReplacesAndReportsTheHolder) {
   EXPECT_EQ(store_->compare_set("leader", "", "rank 2", soon()).value(), "rank 1");
   EXPECT_EQ(store_->compare_set("leader", "rank 1", "rank 3", soon()).value(), "rank 3");
   EXPECT_EQ(store_->compare_set("absent", "something", "new", soon()).value(), "something");
-  EXPECT_FALSE(store_->check(std::vector<std::string>{"absent"}, soon()).value());
+  // The answer equals the desired value, but the key was not set: no handle finds it.
+  EXPECT_EQ(store_->compare_set("absent", "same", "same", soon()).value(), "same");
+  for (const auto& handle : {store_, harness_->open()}) {
+    EXPECT_FALSE(handle->check(std::vector<std::string>{"absent"}, soon()).value());
+  }
 }
 
 TEST_P(StoreConformance, OneOfManyWinsACompareSet) {

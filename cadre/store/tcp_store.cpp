@@ -9,9 +9,6 @@
 
 namespace cadre {
 
-static_assert(kMaxStoreKeyBytes == wire::kMaxKeyBytes);
-static_assert(kMaxStoreValueBytes == wire::kMaxValueBytes);
-
 namespace {
 
 using wire::StoreRequest;
@@ -22,10 +19,6 @@ using wire::StoreVerb;
 constexpr size_t kMaxIdleConnections = 4;
 constexpr Duration kRetryPause = std::chrono::milliseconds(20);
 constexpr Duration kMaxRetryPause = std::chrono::milliseconds(500);
-
-std::vector<std::string> to_strings(std::span<const std::string> texts) {
-  return {texts.begin(), texts.end()};
-}
 
 // A lost stream is told with whose it was and what was asked.
 Error explain(const Error& error, const os::Address& address, StoreVerb verb,
@@ -139,7 +132,7 @@ Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadl
   return store::dial(system_, options_, deadline);
 }
 
-Result<StoreResponse> TcpStore::call(StoreRequest request, Deadline deadline) {
+Result<StoreResponse> TcpStore::answer(StoreRequest request, Deadline deadline) {
   const StoreVerb verb = request.verb;
   const std::vector<std::string> keys = request.keys;
   auto connection = take_connection(deadline);
@@ -150,152 +143,7 @@ Result<StoreResponse> TcpStore::call(StoreRequest request, Deadline deadline) {
     if (idle_.size() < kMaxIdleConnections) idle_.push_back(std::move(connection).value());
   }
   if (!response.ok()) return explain(response.error(), options_.address, verb, keys);
-  if (response->error) return *response->error;
   return response;
-}
-
-Status TcpStore::call_for_nothing(StoreRequest request, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(call(std::move(request), deadline));
-  return {};
-}
-
-Result<int64_t> TcpStore::call_for_number(StoreRequest request, Deadline deadline) {
-  const Result<StoreResponse> response = call(std::move(request), deadline);
-  if (!response.ok()) return response.error();
-  return response->number;
-}
-
-Result<std::vector<std::string>> TcpStore::call_for_values(StoreRequest request, size_t count,
-                                                           Deadline deadline) {
-  const StoreVerb verb = request.verb;
-  Result<StoreResponse> response = call(std::move(request), deadline);
-  if (!response.ok()) return response.error();
-  if (response->values.size() == count) return std::move(response->values);
-  return Error(
-      ErrorCode::kCorruption,
-      format("the store server at {} answered {} with {} values, expected {}",
-             options_.address.to_string(), wire::to_string(verb), response->values.size(), count));
-}
-
-Status TcpStore::set(std::string_view key, std::string_view value, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
-  return call_for_nothing(
-      {.verb = StoreVerb::kSet, .keys = {std::string(key)}, .values = {std::string(value)}},
-      deadline);
-}
-
-Result<std::string> TcpStore::get(std::string_view key, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(key));
-  auto values = call_for_values({.verb = StoreVerb::kGet, .keys = {std::string(key)}}, 1, deadline);
-  if (!values.ok()) return values.error();
-  return std::move(values->front());
-}
-
-Result<int64_t> TcpStore::add(std::string_view key, int64_t amount, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(key));
-  return call_for_number({.verb = StoreVerb::kAdd, .amount = amount, .keys = {std::string(key)}},
-                         deadline);
-}
-
-Status TcpStore::wait(std::span<const std::string> keys, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
-  return call_for_nothing({.verb = StoreVerb::kWait, .keys = to_strings(keys)}, deadline);
-}
-
-Result<bool> TcpStore::check(std::span<const std::string> keys, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
-  const auto number =
-      call_for_number({.verb = StoreVerb::kCheck, .keys = to_strings(keys)}, deadline);
-  if (!number.ok()) return number.error();
-  return *number == 1;
-}
-
-Result<std::string> TcpStore::compare_set(std::string_view key, std::string_view expected,
-                                          std::string_view desired, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, expected));
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, desired));
-  auto values = call_for_values({.verb = StoreVerb::kCompareSet,
-                                 .keys = {std::string(key)},
-                                 .values = {std::string(expected), std::string(desired)}},
-                                1, deadline);
-  if (!values.ok()) return values.error();
-  return std::move(values->front());
-}
-
-Result<bool> TcpStore::erase(std::string_view key, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(key));
-  const auto number =
-      call_for_number({.verb = StoreVerb::kErase, .keys = {std::string(key)}}, deadline);
-  if (!number.ok()) return number.error();
-  return *number == 1;
-}
-
-Result<int64_t> TcpStore::num_keys(Deadline deadline) {
-  return call_for_number({.verb = StoreVerb::kNumKeys}, deadline);
-}
-
-Status TcpStore::append(std::string_view key, std::string_view value, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
-  return call_for_nothing(
-      {.verb = StoreVerb::kAppend, .keys = {std::string(key)}, .values = {std::string(value)}},
-      deadline);
-}
-
-Result<std::vector<std::string>> TcpStore::multi_get(std::span<const std::string> keys,
-                                                     Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_keys(keys));
-  return call_for_values({.verb = StoreVerb::kMultiGet, .keys = to_strings(keys)}, keys.size(),
-                         deadline);
-}
-
-Status TcpStore::multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                           Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entries(keys, values));
-  return call_for_nothing(
-      {.verb = StoreVerb::kMultiSet, .keys = to_strings(keys), .values = to_strings(values)},
-      deadline);
-}
-
-Result<std::vector<std::string>> TcpStore::list_keys(Deadline deadline) {
-  Result<StoreResponse> response = call({.verb = StoreVerb::kListKeys}, deadline);
-  if (!response.ok()) return response.error();
-  return std::move(response->values);
-}
-
-Status TcpStore::queue_push(std::string_view queue, std::string_view value, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_entry(queue, value));
-  return call_for_nothing(
-      {.verb = StoreVerb::kQueuePush, .keys = {std::string(queue)}, .values = {std::string(value)}},
-      deadline);
-}
-
-Result<std::string> TcpStore::queue_pop(std::string_view queue, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(queue));
-  auto values =
-      call_for_values({.verb = StoreVerb::kQueuePop, .keys = {std::string(queue)}}, 1, deadline);
-  if (!values.ok()) return values.error();
-  return std::move(values->front());
-}
-
-Result<std::optional<std::string>> TcpStore::try_queue_pop(std::string_view queue,
-                                                           Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(queue));
-  Result<StoreResponse> response =
-      call({.verb = StoreVerb::kTryQueuePop, .keys = {std::string(queue)}}, deadline);
-  if (!response.ok()) return response.error();
-  if (response->number == 0 || response->values.empty()) return std::optional<std::string>();
-  return std::optional(std::move(response->values.front()));
-}
-
-Result<int64_t> TcpStore::queue_length(std::string_view queue, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_key(queue));
-  return call_for_number({.verb = StoreVerb::kQueueLength, .keys = {std::string(queue)}}, deadline);
-}
-
-Status TcpStore::barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) {
-  CADRE_RETURN_IF_ERROR(check_store_barrier(key, num_arrivals));
-  return call_for_nothing(
-      {.verb = StoreVerb::kBarrier, .amount = num_arrivals, .keys = {std::string(key)}}, deadline);
 }
 
 Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,

@@ -27,11 +27,6 @@ namespace store {
 class ServerConnection;
 }  // namespace store
 
-namespace wire {
-struct StoreRequest;
-struct StoreResponse;
-}  // namespace wire
-
 enum class StoreProtocol { kNative, kC10d };
 
 struct TcpStoreOptions {
@@ -63,27 +58,6 @@ class CADRE_EXPORT TcpStore final : public Store {
            std::unique_ptr<store::ServerConnection> first, const StoreRoute& route);
   ~TcpStore() override;
 
-  Status set(std::string_view key, std::string_view value, Deadline deadline) override;
-  Result<std::string> get(std::string_view key, Deadline deadline) override;
-  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override;
-  Status wait(std::span<const std::string> keys, Deadline deadline) override;
-  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override;
-  Result<std::string> compare_set(std::string_view key, std::string_view expected,
-                                  std::string_view desired, Deadline deadline) override;
-  Result<bool> erase(std::string_view key, Deadline deadline) override;
-  Result<int64_t> num_keys(Deadline deadline) override;
-  Status append(std::string_view key, std::string_view value, Deadline deadline) override;
-  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
-                                             Deadline deadline) override;
-  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                   Deadline deadline) override;
-  Result<std::vector<std::string>> list_keys(Deadline deadline) override;
-  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override;
-  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override;
-  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
-                                                   Deadline deadline) override;
-  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override;
-  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override;
   Result<std::unique_ptr<StoreWill>> leave_will(std::string_view key, std::string_view value,
                                                 Deadline deadline) override;
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
@@ -91,12 +65,8 @@ class CADRE_EXPORT TcpStore final : public Store {
   const StoreRoute& route() const { return route_; }
 
  private:
-  // One request and its answer over a connection that no other call uses meanwhile.
-  Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
-  Status call_for_nothing(wire::StoreRequest request, Deadline deadline);
-  Result<int64_t> call_for_number(wire::StoreRequest request, Deadline deadline);
-  Result<std::vector<std::string>> call_for_values(wire::StoreRequest request, size_t count,
-                                                   Deadline deadline);
+  // Over a connection that no other call uses meanwhile.
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
   Result<std::unique_ptr<store::ServerConnection>> take_connection(Deadline deadline);
 
   os::System& system_;

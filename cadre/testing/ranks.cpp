@@ -61,4 +61,18 @@ std::string failure_of(const std::function<void()>& body) {
   }
 }
 
+std::string failed_fields_of(const std::function<void()>& body) {
+  try {
+    body();
+    return {};
+  } catch (const Error& error) {
+    const auto& [culprit, reporter, operation, number, is_own_limit] = error.details();
+    std::string fields(to_string(error.code()));
+    if (culprit) fields += cadre::format(" culprit={}", *culprit);
+    if (!operation.empty()) fields += " operation=" + operation;
+    if (number) fields += cadre::format("#{}", *number);
+    return fields;
+  }
+}
+
 }  // namespace cadre::testing

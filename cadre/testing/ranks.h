@@ -69,4 +69,8 @@ os::Address make_meeting_address(os::System& system);
 // Runs the function and returns what it threw as "kCode: message"; empty when it returned.
 std::string failure_of(const std::function<void()>& body);
 
+// The fields of the error that the function threw, for tests that do not compare messages:
+// "kTimeout culprit=1 operation=all_reduce#2", without what is unknown. Empty when it returned.
+std::string failed_fields_of(const std::function<void()>& body);
+
 }  // namespace cadre::testing

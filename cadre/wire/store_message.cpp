@@ -41,18 +41,6 @@ constexpr std::array<Shape, kNumStoreVerbs> kShapes = {{
     {"retract_will", 0, 0},
 }};
 
-Status check_shape(const StoreRequest& request) {
-  const Shape& shape = kShapes[static_cast<size_t>(request.verb)];
-  const size_t num_keys =
-      shape.num_keys == kAnyCount ? request.keys.size() : static_cast<size_t>(shape.num_keys);
-  const size_t num_values =
-      shape.num_values == kAnyCount ? num_keys : static_cast<size_t>(shape.num_values);
-  if (request.keys.size() == num_keys && request.values.size() == num_values) return {};
-  return Error(ErrorCode::kCorruption,
-               format("store request {} has {} keys and {} values, expected {} and {}", shape.name,
-                      request.keys.size(), request.values.size(), num_keys, num_values));
-}
-
 void write_texts(ByteWriter& writer, const std::vector<std::string>& texts) {
   writer.integer(static_cast<uint32_t>(texts.size()));
   for (const std::string& text : texts) writer.text(text);
@@ -88,6 +76,18 @@ constexpr size_t kMaxErrorBytes = 64 << 10;
 
 std::string_view to_string(StoreVerb verb) {
   return kShapes[static_cast<size_t>(verb)].name;
+}
+
+Status check_shape(const StoreRequest& request) {
+  const Shape& shape = kShapes[static_cast<size_t>(request.verb)];
+  const size_t num_keys =
+      shape.num_keys == kAnyCount ? request.keys.size() : static_cast<size_t>(shape.num_keys);
+  const size_t num_values =
+      shape.num_values == kAnyCount ? num_keys : static_cast<size_t>(shape.num_values);
+  if (request.keys.size() == num_keys && request.values.size() == num_values) return {};
+  return Error(ErrorCode::kCorruption,
+               format("store request {} has {} keys and {} values, expected {} and {}", shape.name,
+                      request.keys.size(), request.values.size(), num_keys, num_values));
 }
 
 std::vector<std::byte> encode(const StoreHello& hello) {

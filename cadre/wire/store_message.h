@@ -88,6 +88,9 @@ struct StoreResponse {
   friend bool operator==(const StoreResponse&, const StoreResponse&) = default;
 };
 
+// Whether the request has as many keys and values as its verb takes.
+Status check_shape(const StoreRequest& request);
+
 CADRE_EXPORT std::vector<std::byte> encode(const StoreHello& hello);
 CADRE_EXPORT std::vector<std::byte> encode(const StoreProof& proof);
 CADRE_EXPORT std::vector<std::byte> encode(const StoreRequest& request);

@@ -117,10 +117,12 @@ std::string BuggyStore::rename(std::string_view key) const {
   return std::string(kPrefix) + "1" + std::string(key.substr(end));
 }
 
-std::vector<std::string> BuggyStore::rename(std::span<const std::string> keys) const {
-  std::vector<std::string> renamed;
-  for (const std::string& key : keys) renamed.push_back(rename(key));
-  return renamed;
+Result<wire::StoreResponse> BuggyStore::answer(wire::StoreRequest request, Deadline deadline) {
+  if (bug_ == PlantedBug::kStaleRound && request.verb == wire::StoreVerb::kErase) {
+    return wire::StoreResponse{.number = 1};
+  }
+  for (std::string& key : request.keys) key = rename(key);
+  return inner_.call(std::move(request), deadline);
 }
 
 }  // namespace cadre::testing

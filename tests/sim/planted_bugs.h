@@ -13,6 +13,7 @@
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 #include "cadre/testing/forwarding_system.h"
+#include "cadre/wire/store_message.h"
 
 namespace cadre::testing {
 
@@ -55,67 +56,13 @@ class BuggyStore final : public Store {
  public:
   BuggyStore(Store& inner, PlantedBug bug) : inner_(inner), bug_(bug) {}
 
-  Status set(std::string_view key, std::string_view value, Deadline deadline) override {
-    return inner_.set(rename(key), value, deadline);
-  }
-  Result<std::string> get(std::string_view key, Deadline deadline) override {
-    return inner_.get(rename(key), deadline);
-  }
-  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override {
-    return inner_.add(rename(key), amount, deadline);
-  }
-  Status wait(std::span<const std::string> keys, Deadline deadline) override {
-    return inner_.wait(rename(keys), deadline);
-  }
-  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override {
-    return inner_.check(rename(keys), deadline);
-  }
-  Result<std::string> compare_set(std::string_view key, std::string_view expected,
-                                  std::string_view desired, Deadline deadline) override {
-    return inner_.compare_set(rename(key), expected, desired, deadline);
-  }
-  Result<bool> erase(std::string_view key, Deadline deadline) override {
-    if (bug_ == PlantedBug::kStaleRound) return true;
-    return inner_.erase(key, deadline);
-  }
-  Result<int64_t> num_keys(Deadline deadline) override { return inner_.num_keys(deadline); }
-  Status append(std::string_view key, std::string_view value, Deadline deadline) override {
-    return inner_.append(rename(key), value, deadline);
-  }
-  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
-                                             Deadline deadline) override {
-    return inner_.multi_get(rename(keys), deadline);
-  }
-  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                   Deadline deadline) override {
-    return inner_.multi_set(rename(keys), values, deadline);
-  }
-  Result<std::vector<std::string>> list_keys(Deadline deadline) override {
-    return inner_.list_keys(deadline);
-  }
-  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override {
-    return inner_.queue_push(rename(queue), value, deadline);
-  }
-  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override {
-    return inner_.queue_pop(rename(queue), deadline);
-  }
-  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
-                                                   Deadline deadline) override {
-    return inner_.try_queue_pop(rename(queue), deadline);
-  }
-  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override {
-    return inner_.queue_length(rename(queue), deadline);
-  }
-  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override {
-    return inner_.barrier(rename(key), num_arrivals, deadline);
-  }
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
     return inner_.clone(deadline);
   }
 
  private:
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
   std::string rename(std::string_view key) const;
-  std::vector<std::string> rename(std::span<const std::string> keys) const;
 
   Store& inner_;
   PlantedBug bug_;

@@ -7,6 +7,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/bootstrap/dial.h"
+#include "cadre/rendezvous/missing_ranks.h"
 
 namespace cadre {
 namespace {
@@ -16,28 +17,14 @@ constexpr Duration kRetryPatience = std::chrono::seconds(5);
 // A wait that ends without news is made again, with its keys.
 constexpr size_t kKeysPerWait = 64;
 
-// The places of those keys that are not set, by halving: few requests where few are missing.
-Status find_missing(Store& store, std::span<const std::string> keys, int first,
-                    std::vector<int>& missing, Deadline deadline) {
-  const auto are_set = store.check(keys, deadline);
-  if (!are_set.ok()) return are_set.error();
-  if (*are_set) return {};
-  if (keys.size() == 1) {
-    missing.push_back(first);
-    return {};
-  }
-  const size_t half = keys.size() / 2;
-  CADRE_RETURN_IF_ERROR(find_missing(store, keys.first(half), first, missing, deadline));
-  return find_missing(store, keys.subspan(half), first + static_cast<int>(half), missing, deadline);
-}
-
 Status check_versions(std::span<const wire::RankAddress> cards) {
   for (size_t i = 0; i < cards.size(); ++i) {
     if (cards[i].version != cards[0].version) {
       return Error(ErrorCode::kInvalidArgument,
                    format("{} runs Cadre {}, {} runs Cadre {}: use one build on all ranks",
                           describe_rank(cards[i], static_cast<int>(i)), cards[i].version,
-                          describe_rank(cards[0], 0), cards[0].version));
+                          describe_rank(cards[0], 0), cards[0].version))
+          .with_culprit(static_cast<int>(i));
     }
   }
   return {};
@@ -157,23 +144,20 @@ Status CardExchange::check_retry() const {
 // Names the ranks that did not come; asking costs a moment beyond the deadline.
 Error CardExchange::missing_cards(const Error& error) const {
   const Deadline deadline = site_.system.deadline_in(BootstrapWatch::kStoreTime);
-  std::vector<int> missing;
-  const Status found = find_missing(*site_.membership.store, card_keys(), 0, missing, deadline);
-  if (!found.ok() || (missing.empty() && site_.membership.rank == 0)) return error;
-  if (missing.empty()) {
+  const auto missing = find_missing_ranks(*site_.membership.store, card_keys(), deadline);
+  if (!missing.ok() || (missing->empty() && site_.membership.rank == 0)) return error;
+  if (missing->empty()) {
     return Error(ErrorCode::kTimeout,
                  format("all {} ranks came, but rank 0 did not tell rank {} before the deadline "
                         "where to connect. Look at its log, or give more time",
                         site_.membership.world_size, site_.membership.rank))
         .with_culprit(0);
   }
-  std::string names;
-  for (const int rank : missing) names += format("{}{}", names.empty() ? "" : ", ", rank);
   return Error(ErrorCode::kTimeout,
-               format("these ranks did not come before the deadline: {} (of {}). Look at their "
-                      "logs, or give more time",
-                      names, site_.membership.world_size))
-      .with_culprit(missing.front());
+               format("{} of {} ranks did not come before the deadline: {}. Look at their logs, or "
+                      "give more time",
+                      missing->size(), site_.membership.world_size, name_ranks(*missing)))
+      .with_culprit(missing->front());
 }
 
 // Rank 0 knows who is missing. Only if it has not come either, or does not say so, this rank looks.

@@ -7,6 +7,7 @@
 #include "cadre/store/hash_store.h"
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wire/control.h"
+#include "cadre/wire/store_message.h"
 
 namespace cadre {
 namespace {
@@ -14,74 +15,21 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A store whose every answer takes `latency`; a call that has less time gets none.
+// A store that takes `latency` to answer a read; a read that has less time gets no answer.
 class SlowStore final : public Store {
  public:
   SlowStore(os::System& system, Duration latency)
       : system_(system), latency_(latency), inner_(system) {}
 
-  Status set(std::string_view key, std::string_view value, Deadline deadline) override {
-    return inner_.set(key, value, deadline);
-  }
-  Result<std::string> get(std::string_view key, Deadline deadline) override {
-    CADRE_RETURN_IF_ERROR(delay(deadline));
-    return inner_.get(key, deadline);
-  }
-  Status wait(std::span<const std::string> keys, Deadline deadline) override {
-    CADRE_RETURN_IF_ERROR(delay(deadline));
-    return inner_.wait(keys, deadline);
-  }
-  Result<bool> check(std::span<const std::string> keys, Deadline deadline) override {
-    CADRE_RETURN_IF_ERROR(delay(deadline));
-    return inner_.check(keys, deadline);
-  }
-  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
-                                             Deadline deadline) override {
-    CADRE_RETURN_IF_ERROR(delay(deadline));
-    return inner_.multi_get(keys, deadline);
-  }
-  Result<std::string> compare_set(std::string_view key, std::string_view expected,
-                                  std::string_view desired, Deadline deadline) override {
-    return inner_.compare_set(key, expected, desired, deadline);
-  }
-  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline) override {
-    return inner_.add(key, amount, deadline);
-  }
-  Result<bool> erase(std::string_view key, Deadline deadline) override {
-    return inner_.erase(key, deadline);
-  }
-  Result<int64_t> num_keys(Deadline deadline) override { return inner_.num_keys(deadline); }
-  Status append(std::string_view key, std::string_view value, Deadline deadline) override {
-    return inner_.append(key, value, deadline);
-  }
-  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                   Deadline deadline) override {
-    return inner_.multi_set(keys, values, deadline);
-  }
-  Result<std::vector<std::string>> list_keys(Deadline deadline) override {
-    return inner_.list_keys(deadline);
-  }
-  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline) override {
-    return inner_.queue_push(queue, value, deadline);
-  }
-  Result<std::string> queue_pop(std::string_view queue, Deadline deadline) override {
-    return inner_.queue_pop(queue, deadline);
-  }
-  Result<std::optional<std::string>> try_queue_pop(std::string_view queue,
-                                                   Deadline deadline) override {
-    return inner_.try_queue_pop(queue, deadline);
-  }
-  Result<int64_t> queue_length(std::string_view queue, Deadline deadline) override {
-    return inner_.queue_length(queue, deadline);
-  }
-  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) override {
-    return inner_.barrier(key, num_arrivals, deadline);
-  }
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
     return inner_.clone(deadline);
   }
 
  private:
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
+    if (request.values.empty()) CADRE_RETURN_IF_ERROR(delay(deadline));
+    return inner_.call(std::move(request), deadline);
+  }
   Status delay(Deadline deadline) {
     const Deadline answer = system_.deadline_in(latency_);
     system_.make_waiter()->park(deadline.earlier(answer));

@@ -16,6 +16,7 @@
 #include "cadre/comm/communicator_impl.h"
 #include "cadre/comm/groups/make_group.h"
 #include "cadre/comm/queue/thrown_error.h"
+#include "cadre/rendezvous/missing_ranks.h"
 #include "cadre/wire/byte_codec.h"
 
 namespace cadre {
@@ -232,11 +233,11 @@ class StoreExchange {
   // The members without a key. Throws if a key that exists does not fit this rank's call.
   std::vector<Rank> read_present(const NewGroupCall& own) const {
     const Deadline soon = group_.system.deadline_in(kLookForLosses);
+    const auto absent = find_missing_ranks(store_, keys_, soon);
+    if (!absent.ok()) return {};
     std::vector<Rank> missing;
     for (size_t i = 0; i < keys_.size(); ++i) {
-      const auto is_there = store_.check(std::span(&keys_[i], 1), soon);
-      if (!is_there.ok()) continue;
-      if (!*is_there) {
+      if (std::ranges::binary_search(*absent, static_cast<int>(i))) {
         missing.push_back(ranks_[i]);
       } else if (const auto text = store_.get(keys_[i], soon); text.ok()) {
         static_cast<void>(read(i, *text, own));

@@ -15,9 +15,9 @@
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
+#include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/flight_recorder.h"
 #include "cadre/comm/messages/point_to_point.h"
-#include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/progress_queue.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"

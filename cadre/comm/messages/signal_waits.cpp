@@ -2,7 +2,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
-#include "cadre/comm/diagnosis.h"
+#include "cadre/comm/failure/diagnosis.h"
 #include "cadre/transport/shm/cpu_pause.h"
 
 namespace cadre {

@@ -14,8 +14,8 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
+#include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/flight_recorder.h"
-#include "cadre/comm/monitor.h"
 #include "cadre/os/system.h"
 #include "cadre/os/wait_word.h"
 

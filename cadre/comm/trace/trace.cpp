@@ -8,7 +8,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
-#include "cadre/comm/diagnosis.h"
+#include "cadre/comm/failure/diagnosis.h"
 
 namespace cadre {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
-#include "cadre/comm/diagnosis.h"
+#include "cadre/comm/failure/diagnosis.h"
 #include "cadre/comm/trace/trace.h"
 
 namespace cadre {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/store/table_answers.h"
 #include "cadre/store/tcp/protocol.h"
 #include "cadre/wire/byte_codec.h"
 
@@ -13,7 +14,6 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-constexpr size_t kBytesPerValue = sizeof(uint32_t);
 // A client that waits for more at once is broken: ours has a connection for each call.
 constexpr size_t kMaxPending = 1024;
 constexpr size_t kMaxAnswerBytes = wire::kMaxStoreFrameBytes - 1024;  // less its fixed fields
@@ -137,7 +137,7 @@ Result<bool> NativeSession::begin_wait(KeyTable::Ticket ticket, const StoreReque
     return true;
   }
   if (!table_.wait(ticket, request.keys)) return false;
-  response = answer_wait(request);
+  response = answer(request);
   return true;
 }
 
@@ -151,120 +151,21 @@ void NativeSession::on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) {
     write(out, StoreResponse{.id = request.id,
                              .values = {table_.take_item(ticket).value_or(std::string())}});
   } else {
-    write(out, answer_wait(request));
+    write(out, answer(request));
   }
   pending_.erase(found);
 }
 
-StoreResponse NativeSession::answer_wait(const StoreRequest& request) const {
-  StoreResponse response{.id = request.id};
-  if (request.verb == StoreVerb::kWait) return response;
-  size_t num_bytes = 0;
-  for (const std::string& key : request.keys) {
-    Result<std::string> value = table_.read(key);
-    if (!value.ok()) return {.id = request.id, .error = value.error()};
-    response.values.push_back(std::move(value).value());
-    num_bytes += kBytesPerValue + response.values.back().size();
-    if (num_bytes <= kMaxAnswerBytes) continue;
-    return {.id = request.id,
-            .error =
-                Error(ErrorCode::kInvalidArgument,
-                      format("store {} of {} keys has an answer over the limit of {} bytes; "
-                             "ask for fewer keys at once",
-                             wire::to_string(request.verb), request.keys.size(), kMaxAnswerBytes))};
-  }
-  return response;
-}
-
 StoreResponse NativeSession::answer(const StoreRequest& request) {
-  switch (request.verb) {
-    case StoreVerb::kCheck:
-    case StoreVerb::kNumKeys:
-    case StoreVerb::kQueueLength:
-      return answer_look(request);
-    case StoreVerb::kListKeys:
-      return answer_list(request);
-    default:
-      return answer_change(request);
-  }
-}
-
-StoreResponse NativeSession::answer_look(const StoreRequest& request) const {
-  StoreResponse response{.id = request.id};
-  if (request.verb == StoreVerb::kCheck) {
-    response.number = table_.has_all(request.keys) ? 1 : 0;
-  } else if (request.verb == StoreVerb::kNumKeys) {
-    response.number = table_.num_keys();
+  StoreResponse response;
+  if (request.verb == StoreVerb::kLeaveWill) {
+    will_.emplace(request.keys[0], request.values[0]);
+  } else if (request.verb == StoreVerb::kRetractWill) {
+    will_.reset();
   } else {
-    response.number = table_.queue_length(request.keys[0]);
+    response = answer_from(table_, request, kMaxAnswerBytes);
   }
-  return response;
-}
-
-StoreResponse NativeSession::answer_list(const StoreRequest& request) const {
-  StoreResponse response{.id = request.id, .values = table_.list_keys()};
-  size_t num_bytes = 0;
-  for (const std::string& key : response.values) num_bytes += kBytesPerValue + key.size();
-  if (num_bytes <= kMaxAnswerBytes && response.values.size() <= wire::kMaxKeysPerRequest) {
-    return response;
-  }
-  return {.id = request.id,
-          .error = Error(ErrorCode::kInvalidArgument,
-                         format("store list_keys: {} keys of {} bytes are over the limit of {} "
-                                "keys and {} bytes for one answer",
-                                response.values.size(), num_bytes, wire::kMaxKeysPerRequest,
-                                kMaxAnswerBytes))};
-}
-
-StoreResponse NativeSession::answer_change(const StoreRequest& request) {
-  StoreResponse response{.id = request.id};
-  const auto note = [&response](const Status& status) {
-    if (!status.ok()) response.error = status.error();
-  };
-  switch (request.verb) {
-    case StoreVerb::kSet:
-      note(table_.set(request.keys[0], request.values[0]));
-      break;
-    case StoreVerb::kAppend:
-      note(table_.append(request.keys[0], request.values[0]));
-      break;
-    case StoreVerb::kMultiSet:
-      for (size_t i = 0; i < request.keys.size() && !response.error; ++i) {
-        note(table_.set(request.keys[i], request.values[i]));
-      }
-      break;
-    case StoreVerb::kAdd: {
-      const Result<int64_t> sum = table_.add(request.keys[0], request.amount);
-      if (!sum.ok()) return {.id = request.id, .error = sum.error()};
-      response.number = *sum;
-      break;
-    }
-    case StoreVerb::kCompareSet: {
-      const Result<std::string> value =
-          table_.compare_set(request.keys[0], request.values[0], request.values[1]);
-      if (!value.ok()) return {.id = request.id, .error = value.error()};
-      response.values = {*value};
-      break;
-    }
-    case StoreVerb::kErase:
-      response.number = table_.erase(request.keys[0]) ? 1 : 0;
-      break;
-    case StoreVerb::kQueuePush:
-      note(table_.push(request.keys[0], request.values[0]));
-      break;
-    case StoreVerb::kTryQueuePop:
-      if (auto item = table_.pop(request.keys[0])) {
-        response.number = 1;
-        response.values.push_back(*std::move(item));
-      }
-      break;
-    case StoreVerb::kLeaveWill:
-      will_.emplace(request.keys[0], request.values[0]);
-      break;
-    default:  // kRetractWill; the verbs that look or wait never come here
-      will_.reset();
-      break;
-  }
+  response.id = request.id;
   return response;
 }
 

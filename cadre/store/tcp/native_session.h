@@ -30,17 +30,11 @@ class NativeSession final : public Session {
   Status on_hello(ConstBytes payload, wire::StreamBuffer& out);
   Status on_proof(ConstBytes payload, wire::StreamBuffer& out);
   Status on_request(ConstBytes payload, wire::StreamBuffer& out);
-  // The response of a request that never waits.
+  // The response of a request for which all that it waits for is there.
   wire::StoreResponse answer(const wire::StoreRequest& request);
-  // The response to what changes the table; the other verbs go to answer_look().
-  wire::StoreResponse answer_change(const wire::StoreRequest& request);
-  wire::StoreResponse answer_look(const wire::StoreRequest& request) const;
-  wire::StoreResponse answer_list(const wire::StoreRequest& request) const;
   // Starts a request that may wait. True when its response, in `response`, is ready at once.
   Result<bool> begin_wait(KeyTable::Ticket ticket, const wire::StoreRequest& request,
                           wire::StoreResponse& response);
-  // The response of get, wait and multi_get once their keys are there.
-  wire::StoreResponse answer_wait(const wire::StoreRequest& request) const;
   void cancel(uint64_t request_id);
 
   KeyTable& table_;

@@ -1,4 +1,4 @@
-#include "cadre/comm/group_ends.h"
+#include "cadre/comm/failure/group_ends.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cadre/comm/monitor.h"
+#include "cadre/comm/failure/monitor.h"
 
 #include <algorithm>
 #include <exception>
@@ -23,6 +23,7 @@ Monitor::Monitor(os::System& system, MonitorSetup setup, StatusPage page,
       peers_(setup_.roster.members.size()),
       ends_(setup_.roster.world_size(), setup_.roster.self),
       num_earlier_failures_(setup_.late_errors->num_failures()),
+      arbiter_(setup_.roster, setup_.record_path),
       page_(std::move(page)) {}
 
 void Monitor::start() {
@@ -97,61 +98,44 @@ void Monitor::fail_if_left_before(uint64_t number) {
 
 Error Monitor::error() {
   const TimePoint now = system_.now();
-  std::lock_guard lock(mutex_);
-  settle_blame(now);
-  return error_.value_or(Error(ErrorCode::kInternal, "the group has not failed"));
-}
-
-// A failure may arrive while a rank completes a collective, which then succeeds. In that case the
-// failure belongs to the next collective, or to none if none has begun. Messages have numbers of
-// their own and are not considered.
-void Monitor::settle_blame(TimePoint now) {
-  if (!is_blame_open_) return;
-  const Activity last = own_cell().collective.read(now);
-  const bool is_over =
-      last.number != failure_.operation->number || last.state == ActivityState::kDone;
-  if (!is_over) return;
-  is_blame_open_ = false;
-  failure_.operation.reset();
-  if (last.state == ActivityState::kRunning) failure_.operation = last;
-  error_ = compose_error(roster(), failure_, last, setup_.record_path);
-}
-
-bool Monitor::claim_failure() {
-  std::lock_guard lock(mutex_);
-  if (failure_phase_ != FailurePhase::kNone) return false;
-  failure_phase_ = FailurePhase::kClaimed;
-  return true;
+  const std::lock_guard lock(mutex_);
+  // Read under the lock, so that it is not older than the published failure.
+  return arbiter_.error(cell_->collective.read(now));
 }
 
 void Monitor::fail(const Failure& failure) {
+  const TimePoint now = system_.now();
   {
-    std::lock_guard lock(mutex_);
-    if (failure_phase_ == FailurePhase::kClaimed && !told_) {
-      told_ = failure;
-      wake_observers();
-    }
+    const std::lock_guard lock(mutex_);
+    if (!arbiter_.report(failure, now)) return wake_observers();
   }
-  if (claim_failure()) publish(failure);
+  publish(failure);
 }
 
 void Monitor::fail_after(const std::function<Finding()>& investigate) {
-  if (!claim_failure()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!arbiter_.claim()) return;
+  }
   Finding finding;
   try {
     finding = investigate();
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    finding.failure.code = error.code();
-    finding.failure.culprit = roster().self.value;
-    finding.failure.cause = error.message();
+    finding.failure = {error.code(), roster().self.value, error.message(), {}};
   }
-  if (finding.patience > Duration(0)) {
-    await([&] { return told_.has_value(); }, system_.deadline_in(finding.patience));
-    const std::lock_guard lock(mutex_);
-    if (told_) finding.failure = *told_;
+  const TimePoint now = system_.now();
+  const Deadline decision(now + finding.patience);
+  std::unique_lock lock(mutex_);
+  arbiter_.conclude(std::move(finding), now);
+  if (!arbiter_.is_decided(now)) {
+    lock.unlock();
+    await([&](TimePoint at) { return arbiter_.is_decided(at); }, decision);
+    lock.lock();
   }
-  publish(finding.failure);
+  const Failure& decided = arbiter_.decided();  // does not change any more
+  lock.unlock();
+  publish(decided);
 }
 
 void Monitor::fail_by_timeout(const Overdue& overdue) {
@@ -179,44 +163,29 @@ void Monitor::fail_by_timeout(const Overdue& overdue) {
 // memory is left to compose a message.
 void Monitor::publish(const Failure& failure) {
   try {
-    publish_explained(failure);
+    setup_.late_errors->note_failure();
+    ExplainedFailure explained = arbiter_.explain(failure, shared_cell()->read(system_.now()));
+    const Error logged = explained.logged;
+    // Published before the waits of this group end, because the rank may leave at once after that.
+    tell_members(failure, explained.sentence);
+    end_waits(std::move(explained));
+    if (failure.is_logged) log().write(LogLevel::kError, "comm", logged.message());
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    {
-      const std::lock_guard lock(mutex_);
-      if (failure_phase_ == FailurePhase::kPublished) return;
-      error_ = error;
-      failure_phase_ = FailurePhase::kPublished;
-      has_failed_.store(true, std::memory_order_release);
-      wake_observers();
-    }
-    interrupt_.raise();
+    end_waits({.error = error, .logged = error});
   }
 }
 
-void Monitor::publish_explained(const Failure& failure) {
-  setup_.late_errors->note_failure();
-  const Activity own = shared_cell()->read(system_.now());
-  Failure complete = failure;
-  if (!complete.operation && own.state == ActivityState::kRunning) complete.operation = own;
-  const bool is_open = !failure.operation && complete.operation && !is_message(own.fingerprint);
-  const Error error = compose_error(roster(), complete, own, setup_.record_path);
-  const Error told = is_open ? compose_error(roster(), failure, own, setup_.record_path) : error;
-  // Published before the waits of this group end, because the rank may leave at once after that.
-  tell_members(failure, compose_sentence(roster(), is_open ? failure : complete, own));
+void Monitor::end_waits(ExplainedFailure explained) {
   {
-    std::lock_guard lock(mutex_);
-    failure_ = complete;
-    is_blame_open_ = is_open;
-    error_ = error;
-    failure_phase_ = FailurePhase::kPublished;
+    const std::lock_guard lock(mutex_);
+    arbiter_.publish(std::move(explained));
     // Set before an observer can throw the error and call close(): if close() did not see the
     // failure, it would publish a leave in good order.
     has_failed_.store(true, std::memory_order_release);
     wake_observers();
   }
   interrupt_.raise();
-  if (failure.is_logged) log().write(LogLevel::kError, "comm", told.message());
 }
 
 // A failure that another rank has found is published by that rank.
@@ -237,8 +206,8 @@ void Monitor::tell_members(const Failure& failure, const std::string& sentence) 
 
 void Monitor::await_failure(int peer, Deadline deadline) {
   await(
-      [&] {
-        return failure_phase_ == FailurePhase::kPublished ||
+      [&](TimePoint) {
+        return arbiter_.phase() == FailureArbiter::Phase::kPublished ||
                (peer >= 0 && peers_[static_cast<size_t>(peer)].left_after.has_value());
       },
       deadline);
@@ -367,15 +336,16 @@ void Monitor::detach_if_over() {
   setup_.plane->detach(setup_.key);
 }
 
-bool Monitor::await(const std::function<bool()>& is_met, Deadline deadline) {
+void Monitor::await(const std::function<bool(TimePoint now)>& is_met, Deadline deadline) {
   const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
   const WaiterListing listing(mutex_, observers_, *waiter);
   while (true) {
+    const TimePoint now = system_.now();
     {
       std::lock_guard lock(mutex_);
-      if (is_met()) return true;
+      if (is_met(now)) return;
     }
-    if (deadline.has_passed(system_.now())) return false;
+    if (deadline.has_passed(now)) return;
     waiter->park(deadline);
   }
 }
@@ -475,7 +445,7 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
     ends_.note_failed();
     is_leaving = is_leaving_;
     wake_observers();
-    if (!is_leaving && is_loss && failure_phase_ == FailurePhase::kNone) {
+    if (!is_leaving && is_loss && arbiter_.phase() == FailureArbiter::Phase::kNone) {
       peers_[static_cast<size_t>(culprit)].is_gone = true;
     }
   }

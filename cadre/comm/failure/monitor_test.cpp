@@ -1,5 +1,5 @@
 // The monitor of a group: which failure it raises, and what it knows of peers.
-#include "cadre/comm/monitor.h"
+#include "cadre/comm/failure/monitor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
 
 // The waits of the group end although the investigation failed.
 TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
-  monitor_.fail_after([]() -> Monitor::Finding { throw std::bad_alloc(); });
+  monitor_.fail_after([]() -> Finding { throw std::bad_alloc(); });
   ASSERT_TRUE(monitor_.has_failed());
   EXPECT_TRUE(monitor_.interrupt().is_raised());
   EXPECT_EQ(monitor_.error().code(), ErrorCode::kUnavailable);
@@ -54,11 +54,10 @@ TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
 TEST_F(MonitorTest, TheFirstInvestigationCountsUnlessItDoubtsAndAnotherRankKnows) {
   monitor_.fail_after([&] {
     monitor_.fail({.code = ErrorCode::kPeerLost, .culprit = 0, .cause = "somebody knows"});
-    return Monitor::Finding{{.code = ErrorCode::kTimeout, .cause = "a guess"},
-                            std::chrono::seconds(20)};
+    return Finding{{.code = ErrorCode::kTimeout, .cause = "a guess"}, std::chrono::seconds(20)};
   });
   EXPECT_EQ(monitor_.error().code(), ErrorCode::kPeerLost);
-  monitor_.fail_after([]() -> Monitor::Finding { throw std::bad_alloc(); });
+  monitor_.fail_after([]() -> Finding { throw std::bad_alloc(); });
   EXPECT_THAT(monitor_.error().message(), ::testing::HasSubstr("somebody knows"));
 }
 

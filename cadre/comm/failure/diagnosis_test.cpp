@@ -1,5 +1,5 @@
 // Golden texts: a failure must read like a diagnosis, and name the true culprit.
-#include "cadre/comm/diagnosis.h"
+#include "cadre/comm/failure/diagnosis.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

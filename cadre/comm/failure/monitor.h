@@ -1,6 +1,6 @@
-// Arbitrates the failures of one group: decides which failure is the first, keeps what is known of
-// the peers, and composes the Error that every later call throws. The ControlPlane watches
-// connections and processes and delivers its events here.
+// Brings the failures of one group to the FailureArbiter, which decides which of them counts, and
+// its decision to the threads and members of the group; keeps what is known of the peers. The
+// ControlPlane watches connections and processes and delivers its events here.
 //
 // Threads: none of its own; all methods from any thread, on_... from the plane's. Blocking:
 // ask_peers, await_failure and what waits for a published failure, until their deadlines. Under its
@@ -26,11 +26,12 @@
 #include "cadre/base/log.h"
 #include "cadre/base/types.h"
 #include "cadre/comm/defaults.h"
-#include "cadre/comm/diagnosis.h"
 #include "cadre/comm/fabric/control_plane.h"
 #include "cadre/comm/fabric/group_events.h"
 #include "cadre/comm/fabric/late_errors.h"
-#include "cadre/comm/group_ends.h"
+#include "cadre/comm/failure/diagnosis.h"
+#include "cadre/comm/failure/failure_arbiter.h"
+#include "cadre/comm/failure/group_ends.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/os/interrupt.h"
 #include "cadre/os/system.h"
@@ -97,12 +98,6 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   Error error();
   // Fails the group, unless it has failed already or another thread investigates its failure.
   void fail(const Failure& failure);
-  // The result of an investigation. A failure that arrives within `patience` from another rank
-  // replaces it, since that rank may have better evidence.
-  struct Finding {
-    Failure failure;
-    Duration patience{0};
-  };
   // As fail(), with an investigation: the first caller investigates and fails the group with the
   // finding. If `investigate` throws, the exception is the failure and this rank the culprit. For
   // all later callers it does nothing.
@@ -152,8 +147,6 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   std::optional<wire::Activity> own_activity() override;
 
  private:
-  enum class FailurePhase { kNone, kClaimed, kPublished };
-
   struct Peer {
     bool has_aborted = false;  // published a failure, or left the job but not this group
     bool is_gone = false;
@@ -165,10 +158,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     std::string elsewhere;
   };
 
-  // Claims the group's first failure: true for the first caller only, which must then publish one.
-  bool claim_failure();
+  // Called once, by the thread that has claimed the failure.
   void publish(const Failure& failure);
-  void publish_explained(const Failure& failure);
+  void end_waits(ExplainedFailure explained);
   // Also called by the control plane's thread, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
@@ -178,12 +170,12 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void tell_members(const Failure& failure, const std::string& sentence);
   void fail_if_left_before(uint64_t number);
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
-  void settle_blame(TimePoint now);                    // under the lock
   void tell_disagreement();
   // Detaches from the plane once all members have left or failed after stop(), so that no event
   // matters any more.
   void detach_if_over();
-  bool await(const std::function<bool()>& is_met, Deadline deadline);
+  // `is_met` is called under the lock.
+  void await(const std::function<bool(TimePoint now)>& is_met, Deadline deadline);
   void wake_observers();
   LogSink& log() const { return setup_.log != nullptr ? *setup_.log : null_log_sink(); }
 
@@ -203,13 +195,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   const uint64_t num_earlier_failures_;
   bool has_failed_by_leave_ =
       false;  // the failure is that a member left before a collective of this rank
-  FailurePhase failure_phase_ = FailurePhase::kNone;
-  Failure failure_;  // from which error_ was composed
-  std::optional<Error> error_;
-  // failure_.operation is a collective that was running when the failure arrived; it may still
-  // succeed.
-  bool is_blame_open_ = false;
-  std::optional<Failure> told_;  // arrived from another rank during the investigation
+  FailureArbiter arbiter_;
   bool has_asked_ = false;
   bool is_leaving_ = false;
   bool is_stopped_ = false;

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "cadre/comm/diagnosis.h"
+#include "cadre/comm/failure/diagnosis.h"
 
 namespace cadre {
 

@@ -1,4 +1,4 @@
-#include "cadre/comm/diagnosis.h"
+#include "cadre/comm/failure/diagnosis.h"
 
 #include <algorithm>
 #include <string_view>
