@@ -20,7 +20,7 @@ namespace cadre {
 
 class CADRE_EXPORT [[nodiscard]] Work {
  public:
-  // What stands behind a handle. comm implements it; group wraps it to finish an operation on its
+  // What a handle refers to. comm implements it; group wraps it to finish an operation on its
   // tensors. Same rules as Work's methods; wait(nullopt) is wait().
   class CADRE_EXPORT State {
    public:
@@ -28,6 +28,8 @@ class CADRE_EXPORT [[nodiscard]] Work {
     virtual void wait(std::optional<Deadline> deadline) = 0;
     virtual bool is_completed() const = 0;
     virtual std::optional<Error> error() const = 0;
+    // On the clock of the operation's group.
+    virtual Deadline deadline_in(Duration timeout) const = 0;
   };
 
   // REQUIRES: state != nullptr.
@@ -36,9 +38,14 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // Returns when the operation is done, throws its error, or kTimeout at the deadline of this wait
   // (the operation goes on then).
   void wait(Deadline deadline) const { state_->wait(deadline); }
+  // The same, `timeout` from now.
+  void wait(Duration timeout) const { wait(state_->deadline_in(timeout)); }
   // Until the operation's own deadline.
   void wait() const { state_->wait(std::nullopt); }
   bool is_completed() const { return state_->is_completed(); }
+  // A point of time `timeout` from now on the clock of the operation's group: for several waits
+  // that share a timeout.
+  Deadline deadline_in(Duration timeout) const { return state_->deadline_in(timeout); }
   // The operation's error, if it failed; nullopt while it runs or when it is well.
   std::optional<Error> error() const { return state_->error(); }
 

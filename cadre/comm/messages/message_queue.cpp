@@ -44,6 +44,9 @@ class MessageQueue::Pending final : public Message, public Completion {
     if (!is_completed()) queue_->wait_for(*this, until);
     rethrow();
   }
+  Deadline deadline_in(Duration timeout) const override {
+    return queue_->parts_.system.deadline_in(timeout);
+  }
   // Not under the queue's lock, and before complete(): as in operation_queue.cpp.
   void release_owner() { keep_alive.reset(); }
   void complete(Status status) { complete_with(std::move(status)); }

@@ -27,6 +27,9 @@ class OperationQueue::Issued final : public Completion {
     if (!is_completed()) queue_->wait_for(*this, deadline);
     rethrow();
   }
+  Deadline deadline_in(Duration timeout) const override {
+    return queue_->system_.deadline_in(timeout);
+  }
   Operation& operation() { return operation_; }
   // Not under the queue's lock: a deleter may use the queue. Before complete(), so that a caller
   // whose wait has ended finds it released.
