@@ -1,0 +1,71 @@
+#include "cadre/group/group_work.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace cadre {
+namespace {
+
+void wait_until(const Work& work, std::optional<Deadline> deadline) {
+  deadline ? work.wait(*deadline) : work.wait();
+}
+
+class FinishedAfter final : public Work::State {
+ public:
+  FinishedAfter(Work operation, std::function<void()> finish)
+      : operation_(std::move(operation)), finish_(std::move(finish)) {}
+
+  void wait(std::optional<Deadline> deadline) override {
+    wait_until(operation_, deadline);
+    std::call_once(is_finished_, finish_);
+  }
+  bool is_completed() const override { return operation_.is_completed(); }
+  std::optional<Error> error() const override { return operation_.error(); }
+  Deadline deadline_in(Duration timeout) const override { return operation_.deadline_in(timeout); }
+
+ private:
+  const Work operation_;
+  const std::function<void()> finish_;
+  std::once_flag is_finished_;
+};
+
+class AllOf final : public Work::State {
+ public:
+  explicit AllOf(std::vector<Work> works) : works_(std::move(works)) {}
+
+  void wait(std::optional<Deadline> deadline) override {
+    for (const Work& work : works_) wait_until(work, deadline);
+  }
+  bool is_completed() const override {
+    return std::all_of(works_.begin(), works_.end(),
+                       [](const Work& work) { return work.is_completed(); });
+  }
+  std::optional<Error> error() const override {
+    for (const Work& work : works_) {
+      if (std::optional<Error> error = work.error()) return error;
+    }
+    return std::nullopt;
+  }
+  Deadline deadline_in(Duration timeout) const override {
+    // Nobody waits for no operation.
+    return works_.empty() ? Deadline(TimePoint()) : works_.front().deadline_in(timeout);
+  }
+
+ private:
+  const std::vector<Work> works_;
+};
+
+}  // namespace
+
+Work finish_after(Work operation, std::function<void()> finish) {
+  return Work(std::make_shared<FinishedAfter>(std::move(operation), std::move(finish)));
+}
+
+Work all_of(std::vector<Work> works) {
+  return Work(std::make_shared<AllOf>(std::move(works)));
+}
+
+}  // namespace cadre
