@@ -16,6 +16,7 @@
 #include "cadre/group/differentiable.h"
 #include "cadre/group/mapped_parts.h"
 #include "cadre/group/process_group.h"
+#include "cadre/group/symmetric_tensor.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/dtensor.h"
 #include "cadre/mesh/placement.h"

@@ -43,7 +43,7 @@ int main() try {
 
   // From one tensor to another: output first.
   auto all = torch::empty({size, 2}, torch::kInt64);
-  world.all_gather(all, mine);
+  world.all_gather_into_tensor(all, mine);
   show(rank, "all_gather", all);
 
   auto gathered = rank == 0 ? torch::empty({size, 2}, torch::kInt64) : nothing;
@@ -55,7 +55,7 @@ int main() try {
   show(rank, "scatter", part);
 
   auto reduced = torch::empty({2}, torch::kInt64);
-  world.reduce_scatter(reduced, rows);  // row i of the sum goes to rank i
+  world.reduce_scatter_tensor(reduced, rows);  // row i of the sum goes to rank i
   show(rank, "reduce_scatter", reduced);
 
   auto exchanged = torch::empty({size, 2}, torch::kInt64);

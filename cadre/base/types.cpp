@@ -11,9 +11,10 @@ constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {
 constexpr std::array<std::string_view, kNumReduceOps> kReduceOpNames = {
     "sum", "avg", "min", "max", "product", "band", "bor", "bxor", "premul_sum"};
 constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
-    "broadcast", "all_reduce", "all_gather",         "reduce_scatter", "barrier",
-    "send",      "recv",       "allocate_symmetric", "reduce",         "gather",
-    "scatter",   "all_to_all", "all_to_all_v",       "wait_signal",    "all_gather_v"};
+    "broadcast",    "all_reduce",  "all_gather",   "reduce_scatter",
+    "barrier",      "send",        "recv",         "allocate_symmetric",
+    "reduce",       "gather",      "scatter",      "all_to_all",
+    "all_to_all_v", "wait_signal", "all_gather_v", "reduce_scatter_v"};
 constexpr std::array<std::string_view, kNumDeviceTypes> kDeviceTypeNames = {"cpu", "cuda"};
 
 // Values may come from the wire, so the index is checked.

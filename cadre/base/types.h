@@ -93,11 +93,12 @@ enum class OpKind : uint8_t {
   kGather,
   kScatter,
   kAllToAll,
-  kAllToAllV,   // with parts of any sizes
-  kWaitSignal,  // of symmetric memory
-  kAllGatherV   // with parts of any sizes
+  kAllToAllV,      // with parts of any sizes
+  kWaitSignal,     // of symmetric memory
+  kAllGatherV,     // with parts of any sizes
+  kReduceScatterV  // with parts of any sizes
 };
-inline constexpr int kNumOpKinds = 15;
+inline constexpr int kNumOpKinds = 16;
 
 CADRE_EXPORT std::string_view to_string(DType dtype);      // "float32"
 CADRE_EXPORT std::string_view to_string(ReduceOp op);      // "sum"

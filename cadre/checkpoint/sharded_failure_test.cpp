@@ -331,8 +331,8 @@ TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
       return;
     }
     try {
-      group.all_gather(torch::empty({2}, torch::kLong),
-                       torch::full({1}, int64_t{1} << 60, torch::kLong));
+      group.all_gather_into_tensor(torch::empty({2}, torch::kLong),
+                                   torch::full({1}, int64_t{1} << 60, torch::kLong));
     } catch (const Error& error) {
       output = error.message();
     }

@@ -38,6 +38,8 @@ Rules rules_of(OpKind kind) {
       return {.in = Extent::kPart, .out = Extent::kWhole};
     case OpKind::kAllGatherV:
       return {.in = Extent::kOwnSplit, .out = Extent::kSplits};
+    case OpKind::kReduceScatterV:
+      return {.in = Extent::kSplits, .out = Extent::kOwnSplit};
     case OpKind::kReduceScatter:
       return {.in = Extent::kWhole, .out = Extent::kPart};
     case OpKind::kReduce:
@@ -138,21 +140,29 @@ Status check_splits(const Collective& c, int world_size) {
   return check_size(c.kind, "the output", c.out.size(), c.in.size());
 }
 
-// Of an all_gather_v. Returns what ranks compare: the elements of all, and the counts as a shape.
-Result<OpDescriptor> check_gathered_parts(const Collective& c, Rank rank, int world_size) {
-  CADRE_RETURN_IF_ERROR(check_elements(c.kind, c.out, c.dtype));
-  const std::vector<uint64_t>& counts = c.splits.output;
-  CADRE_RETURN_IF_ERROR(check_counts(c, "output", c.out, counts, world_size));
+// Of an all_gather_v or reduce_scatter_v. Returns what ranks compare: the elements of all, and the
+// counts as a shape.
+Result<OpDescriptor> check_uneven_parts(const Collective& c, Rank rank, int world_size) {
+  const bool is_gather = rules_of(c.kind).in == Extent::kOwnSplit;
+  const ConstBytes whole = is_gather ? ConstBytes(c.out) : c.in;
+  const ConstBytes part = is_gather ? c.in : ConstBytes(c.out);
+  const std::vector<uint64_t>& counts = is_gather ? c.splits.output : c.splits.input;
+  CADRE_RETURN_IF_ERROR(check_elements(c.kind, whole, c.dtype));
+  CADRE_RETURN_IF_ERROR(check_reduction_of(c));
+  CADRE_RETURN_IF_ERROR(check_counts(c, is_gather ? "output" : "input", whole, counts, world_size));
   const auto own = static_cast<size_t>(rank.value);
-  const std::vector<uint64_t> sizes = part_sizes(c).received;
-  CADRE_RETURN_IF_ERROR(check_size(c.kind, "the input", c.in.size(), sizes[own]));
+  const PartSizes parts = part_sizes(c);
+  const std::vector<uint64_t>& sizes = is_gather ? parts.received : parts.sent;
+  CADRE_RETURN_IF_ERROR(
+      check_size(c.kind, is_gather ? "the input" : "the output", part.size(), sizes[own]));
   const uint64_t offset =
       std::accumulate(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(own), uint64_t{0});
-  CADRE_RETURN_IF_ERROR(check_overlap(c, c.in, c.out, offset));
+  CADRE_RETURN_IF_ERROR(check_overlap(c, part, whole, offset));
   const std::vector<int64_t> shape(counts.begin(), counts.end());
   return OpDescriptor{.kind = c.kind,
                       .dtype = c.dtype,
-                      .count = c.out.size() / size_of(c.dtype),
+                      .reduce_op = c.reduction.op(),
+                      .count = whole.size() / size_of(c.dtype),
                       .shape = PackedShape(shape)};
 }
 
@@ -225,6 +235,15 @@ Collective Collective::all_gather_v(ConstBytes in, Bytes out, DType dtype,
           .out = out,
           .splits = {.output = std::move(counts)}};
 }
+Collective Collective::reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                                        std::vector<uint64_t> counts) {
+  return {.kind = OpKind::kReduceScatterV,
+          .dtype = dtype,
+          .reduction = reduction,
+          .in = in,
+          .out = out,
+          .splits = {.input = std::move(counts)}};
+}
 Collective Collective::reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction) {
   return {
       .kind = OpKind::kReduceScatter, .dtype = dtype, .reduction = reduction, .in = in, .out = out};
@@ -272,7 +291,9 @@ Result<OpDescriptor> validate(Collective& c, Rank rank, int world_size) {
   } else {
     c.root = 0;
   }
-  if (rules.in == Extent::kOwnSplit) return check_gathered_parts(c, rank, world_size);
+  if (rules.in == Extent::kOwnSplit || rules.out == Extent::kOwnSplit) {
+    return check_uneven_parts(c, rank, world_size);
+  }
   if (reduces(c.kind)) descriptor.reduce_op = c.reduction.op();
   if (rules.in == Extent::kSplits) {
     CADRE_RETURN_IF_ERROR(check_splits(c, world_size));

@@ -14,6 +14,7 @@
 //   all_gather       n           P n, in rank order
 //   all_gather_v     splits.output[rank]   the sum of splits.output, in rank order
 //   reduce_scatter   P n         n
+//   reduce_scatter_v the sum of splits.input, in rank order   splits.input[rank]
 //   reduce           n           n on the root
 //   gather           n           P n on the root
 //   scatter          P n on the root   n
@@ -62,7 +63,7 @@ class CADRE_EXPORT Reduction {
 
 // Elements of each rank's part of the buffers, one count for each rank, 0 allowed: input[r] go to
 // rank r, output[r] come from it. An all_gather_v has the same output counts on all ranks, and no
-// input counts.
+// input counts; a reduce_scatter_v the same input counts, and no output counts.
 struct SplitCounts {
   std::vector<uint64_t> input = {};
   std::vector<uint64_t> output = {};
@@ -76,6 +77,9 @@ struct CADRE_EXPORT Collective {
   static Collective all_gather_v(ConstBytes in, Bytes out, DType dtype,
                                  std::vector<uint64_t> counts);
   static Collective reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
+  // counts: elements of each rank's output, the same on all ranks.
+  static Collective reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                                     std::vector<uint64_t> counts);
   static Collective reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root);
   static Collective gather(ConstBytes in, Bytes out, DType dtype, Rank root);
   static Collective scatter(ConstBytes in, Bytes out, DType dtype, Rank root);
@@ -85,11 +89,11 @@ struct CADRE_EXPORT Collective {
 
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
-  Reduction reduction = {};  // of all_reduce, reduce_scatter and reduce
+  Reduction reduction = {};  // of all_reduce, reduce_scatter, reduce_scatter_v and reduce
   Rank root = 0;             // of broadcast, reduce, gather and scatter
   ConstBytes in = {};
   Bytes out = {};
-  SplitCounts splits = {};  // of all_gather_v and all_to_all_v
+  SplitCounts splits = {};  // of all_gather_v, reduce_scatter_v and all_to_all_v
   Device device = {};       // that `in` and `out` lie on
   // Of the device, for stream-ordered engines: the operation begins after what was enqueued on this
   // stream before the call. A cudaStream_t of CUDA; null is the device's default stream.
@@ -101,7 +105,8 @@ struct CADRE_EXPORT Collective {
 
 // Whether the kind combines the ranks' inputs by a Reduction.
 constexpr bool reduces(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
+         kind == OpKind::kReduceScatterV || kind == OpKind::kReduce;
 }
 
 // What the ranks compare. Empties the buffers that this rank does not use: the output of reduce and

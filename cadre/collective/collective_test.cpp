@@ -161,6 +161,28 @@ TEST(Collective, TheCountsOfAnUnevenGatherAreItsShape) {
   EXPECT_THAT(refusal_of(gather(b.in(), out, {5, 6})), HasSubstr("2 counts for the output"));
 }
 
+TEST(Collective, TheCountsOfAnUnevenReduceScatterAreItsShape) {
+  Buffers b;
+  const auto scatter = [&](ConstBytes in, Bytes out, std::vector<uint64_t> counts,
+                           Reduction reduction = ReduceOp::kMax) {
+    return Collective::reduce_scatter_v(in, out, DType::kInt32, reduction, std::move(counts));
+  };
+  const Bytes in = Bytes(b.whole).first(44);
+  EXPECT_EQ(descriptor_of(scatter(in, b.part, {5, 6, 0})).to_string(),
+            "reduce_scatter_v(max, int32 x [5, 6, 0])");
+  EXPECT_EQ(refusal_of(scatter(in, in.subspan(20, 24), {5, 6, 0})), "");
+  EXPECT_THAT(refusal_of(scatter(in, in.subspan(16, 24), {5, 6, 0})),
+              HasSubstr("overlap, but not in place"));
+  EXPECT_EQ(refusal_of(scatter(in, b.part, {6, 5, 0})),
+            "reduce_scatter_v: the output has 24 bytes, expected 20");
+  EXPECT_THAT(refusal_of(scatter(in, b.part, {5, 6, 1})), HasSubstr("more than its 11 int32"));
+  EXPECT_THAT(refusal_of(scatter(in, b.part, {5, 6})), HasSubstr("2 counts for the input"));
+  EXPECT_THAT(refusal_of(scatter(in, b.part, {5, 6, 0}, ReduceOp::kAvg)),
+              HasSubstr("avg of int32"));
+  EXPECT_THAT(refusal_of(scatter(in, b.part, {5, 6, 0}, ReduceOp::kPremulSum)),
+              HasSubstr("needs this rank's factor"));
+}
+
 TEST(Collective, ARootOutsideTheGroupAndAnotherShapeAreRefused) {
   Buffers b;
   for (const Rank root : {-1, kWorldSize}) {

@@ -51,6 +51,7 @@ std::string OpDescriptor::to_string() const {
       return "barrier()";
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter:
+    case OpKind::kReduceScatterV:
       return format("{}({}, {})", kind, reduce_op, elements);
     case OpKind::kBroadcast:
     case OpKind::kGather:

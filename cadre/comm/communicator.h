@@ -140,6 +140,16 @@ class CADRE_EXPORT Communicator {
                             const CollectiveOptions& options = {}) {
     return issue(Collective::reduce_scatter(in, out, dtype, reduction), options);
   }
+  // counts: elements of each rank's output, the same on all ranks; ranks with others are refused.
+  void reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                        std::vector<uint64_t> counts, const CollectiveOptions& options = {}) {
+    run(Collective::reduce_scatter_v(in, out, dtype, reduction, std::move(counts)), options);
+  }
+  Work reduce_scatter_v_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                              std::vector<uint64_t> counts, const CollectiveOptions& options = {}) {
+    return issue(Collective::reduce_scatter_v(in, out, dtype, reduction, std::move(counts)),
+                 options);
+  }
   void barrier(const CollectiveOptions& options = {}) { run(Collective::barrier(), options); }
   Work barrier_async(const CollectiveOptions& options = {}) {
     return issue(Collective::barrier(), options);

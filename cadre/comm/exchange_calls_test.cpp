@@ -190,6 +190,46 @@ TEST_P(ExchangeCallsTest, AllGatherVMovesPartsOfAnySizes) {
   });
 }
 
+// Also for a rank that gets nothing, and in place.
+TEST_P(ExchangeCallsTest, ReduceScatterVReducesPartsOfAnySizes) {
+  expect_on_all([](RankContext& context, Communicator& group) {
+    const auto me = static_cast<size_t>(context.rank.value);
+    const int num_ranks = group.world_size();
+    for (const uint64_t size : {uint64_t{0}, uint64_t{3}, uint64_t{70'000}}) {
+      std::vector<uint64_t> counts;
+      size_t total = 0;
+      size_t begin = 0;
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        if (rank == context.rank) begin = total;
+        counts.push_back(rank % 3 == 1 ? 0 : size + static_cast<uint64_t>(rank));
+        total += counts.back();
+      }
+      for (const bool is_async : {false, true}) {
+        std::vector<int32_t> in(total);
+        for (size_t i = 0; i < total; ++i) in[i] = static_cast<int32_t>(i * 7 + me);
+        std::vector<int32_t> out(counts[me]);
+        const Bytes whole = std::as_writable_bytes(std::span(in));
+        const Bytes part =
+            is_async ? std::as_writable_bytes(std::span(out))
+                     : whole.subspan(begin * sizeof(int32_t), counts[me] * sizeof(int32_t));
+        call(
+            is_async,
+            [&] { group.reduce_scatter_v(whole, part, DType::kInt32, ReduceOp::kSum, counts); },
+            [&] {
+              return group.reduce_scatter_v_async(whole, part, DType::kInt32, ReduceOp::kSum,
+                                                  counts);
+            });
+        const int32_t* result = is_async ? out.data() : in.data() + begin;
+        for (size_t i = 0; i < counts[me]; ++i) {
+          const auto sum = static_cast<int32_t>(num_ranks * static_cast<int>((begin + i) * 7) +
+                                                num_ranks * (num_ranks - 1) / 2);
+          require(result[i] == sum, format("element {} of parts of about {}", i, size));
+        }
+      }
+    }
+  });
+}
+
 // Its fingerprint tells what was called, to peers and to the record.
 TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   expect_on_all([](RankContext&, Communicator& group) {

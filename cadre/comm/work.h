@@ -33,6 +33,8 @@ class CADRE_EXPORT [[nodiscard]] Work {
     virtual bool is_completed() const = 0;
     virtual std::optional<Error> error() const = 0;
     virtual void on_completed(Callback callback) = 0;
+    // On the clock of the operation's group.
+    virtual Deadline deadline_in(Duration timeout) const = 0;
   };
 
   // REQUIRES: state != nullptr.
@@ -43,10 +45,15 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // returns when what the caller enqueues next on the stream that the operation was issued with
   // runs after the operation.
   void wait(Deadline deadline) const { state_->wait(deadline); }
+  // The same, `timeout` from now.
+  void wait(Duration timeout) const { wait(state_->deadline_in(timeout)); }
   // Until the operation's own deadline.
   void wait() const { state_->wait(std::nullopt); }
   // Whether the operation has ended, on its device too.
   bool is_completed() const { return state_->is_completed(); }
+  // A point of time `timeout` from now on the clock of the operation's group: for several waits
+  // that share a timeout.
+  Deadline deadline_in(Duration timeout) const { return state_->deadline_in(timeout); }
   // The operation's error, if it failed; nullopt while it runs or when it is well.
   std::optional<Error> error() const { return state_->error(); }
   // Calls `callback` once: in this thread, if the operation has ended, else in the thread that ends

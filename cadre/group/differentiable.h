@@ -10,7 +10,8 @@
 // contiguous or not, and also negated views and zero tensors without memory, which are copied; the
 // result is contiguous and shares no memory with the input, with the exception of copy_to_group.
 // Integers and bool: no gradient. Ranks are group ranks.
-// Source: torch.distributed.nn.functional; Megatron-LM, https://arxiv.org/abs/1909.08053.
+// Source: torch.distributed.nn.functional, names of torch.distributed._functional_collectives;
+// Megatron-LM, https://arxiv.org/abs/1909.08053.
 // docs/guide/differentiable-collectives.md has the table of backwards and the differences.
 #pragma once
 
@@ -28,7 +29,7 @@ namespace cadre::functional {
 // The gradient of the SUM over ranks of each rank's loss. While GradMode is on, the result of a
 // floating-point input requires grad on every rank, whether or not this rank's input does, so that
 // every rank takes part in backward. On all ranks the result must contribute to the tensor on which
-// backward() is called. A deadline is that of the forward; the backward has the group's timeout.
+// backward() is called. A timeout is that of the forward; the backward has the group's.
 
 // SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT is refused while gradients are
 // recorded. The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts
@@ -37,16 +38,16 @@ CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& 
                                    const AllReduceOptions& options = {});
 // input: (n, ...), of one shape on all ranks, or (); result: (world_size * n, ...), or
 // (world_size).
-CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& group,
-                                   const AllGatherOptions& options = {});
+CADRE_EXPORT at::Tensor all_gather_tensor(const at::Tensor& input, const ProcessGroup& group,
+                                          const AllGatherOptions& options = {});
 // input: (world_size * n, ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the
 // others are refused while gradients are recorded.
-CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
-                                       const ReduceScatterOptions& options = {});
+CADRE_EXPORT at::Tensor reduce_scatter_tensor(const at::Tensor& input, const ProcessGroup& group,
+                                              const ReduceScatterOptions& options = {});
 // input: (n, ...); result: (m, ...), where the splits add up to n and m. Splits that are given for
 // one side only: the other one is even, and m is n if it is the result's.
 CADRE_EXPORT at::Tensor all_to_all_single(const at::Tensor& input, const ProcessGroup& group,
-                                          const AllToAllOptions& options = {});
+                                          const AllToAllSingleOptions& options = {});
 // The result is the root's input. Of the input of other ranks only shape and dtype are used; its
 // gradient is zero.
 CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
@@ -57,12 +58,12 @@ CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& g
 // decides whether the backward communicates.
 
 struct ReduceFromGroupOptions {
-  std::optional<Deadline> deadline = {};
+  std::optional<Duration> timeout = {};
 };
-// dim: counted from the end if negative. deadline: of gather_from_group.
+// dim: counted from the end if negative. timeout: of gather_from_group.
 struct DimensionOptions {
   int64_t dim = -1;
-  std::optional<Deadline> deadline = {};
+  std::optional<Duration> timeout = {};
 };
 
 // Megatron's f, before a layer with divided weights: the identity; backward: all_reduce with SUM.

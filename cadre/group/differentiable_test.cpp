@@ -132,22 +132,23 @@ std::vector<DifferentiableCall> exchanges() {
   const auto scattered = [](ReduceOp op) {
     return [op](const Tensor& x, const ProcessGroup& group) {
       const Reduction premul = Reduction::premul_sum(0.5 + group.rank());
-      return functional::reduce_scatter(x, group, {.op = op == ReduceOp::kPremulSum ? premul : op});
+      return functional::reduce_scatter_tensor(x, group,
+                                               {.op = op == ReduceOp::kPremulSum ? premul : op});
     };
   };
   const auto gathered = [](const Tensor& x, const ProcessGroup& group) {
-    return functional::all_gather(x, group);
+    return functional::all_gather_tensor(x, group);
   };
   return {
-      {"all_gather", same, gathered,
+      {"all_gather_tensor", same, gathered,
        [](const Tensors& all) { return copies(torch::cat(all), all.size()); }},
-      {"all_gather of a number", [](int, int) { return std::vector<int64_t>{}; }, gathered,
+      {"all_gather_tensor of a number", [](int, int) { return std::vector<int64_t>{}; }, gathered,
        [](const Tensors& all) { return copies(torch::stack(all), all.size()); }},
-      {"reduce_scatter sum", large, scattered(ReduceOp::kSum),
+      {"reduce_scatter_tensor sum", large, scattered(ReduceOp::kSum),
        [](const Tensors& all) { return slices(torch::stack(all).sum(0), all.size()); }},
-      {"reduce_scatter avg", large, scattered(ReduceOp::kAvg),
+      {"reduce_scatter_tensor avg", large, scattered(ReduceOp::kAvg),
        [](const Tensors& all) { return slices(torch::stack(all).mean(0), all.size()); }},
-      {"reduce_scatter premul_sum", large, scattered(ReduceOp::kPremulSum),
+      {"reduce_scatter_tensor premul_sum", large, scattered(ReduceOp::kPremulSum),
        [](const Tensors& all) { return slices(premultiplied(all), all.size()); }},
       {"all_to_all even", large,
        [](const Tensor& x, const ProcessGroup& group) {
@@ -439,8 +440,8 @@ TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
     for (int frozen = -1; frozen < n; ++frozen) {
       const Tensor x = values(rank, {n, 2}).requires_grad_(rank != frozen);
       const Tensor total = functional::all_reduce(x, group);
-      const Tensor gathered = functional::all_gather(x, group);
-      const Tensor rows = functional::reduce_scatter(total * x, group);
+      const Tensor gathered = functional::all_gather_tensor(x, group);
+      const Tensor rows = functional::reduce_scatter_tensor(total * x, group);
       // Required by the order of backward, not by this rank's inputs.
       const Tensor constant = functional::all_reduce(torch::ones({2}, torch::kDouble), group);
       const Tensor first = chain(x, total, rows);

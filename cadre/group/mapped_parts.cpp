@@ -1,6 +1,5 @@
 #include "cadre/group/mapped_parts.h"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/tensor.h>
 
 #include <utility>
@@ -8,19 +7,11 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
+#include "cadre/group/operands.h"
 #include "cadre/group/tensor_checks.h"
 
 namespace cadre {
 namespace {
-
-// A tensor that keeps the buffer.
-at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
-                     at::ScalarType dtype) {
-  const auto numel = static_cast<int64_t>(bytes.size() / c10::elementSize(dtype));
-  return at::from_blob(
-      bytes.data(), {numel}, [kept = buffer](void*) mutable { kept.reset(); },
-      at::TensorOptions().dtype(dtype));
-}
 
 // All parts, or nothing where this rank cannot map them.
 Bytes try_map(SymmetricBuffer& buffer, int world_size) {

@@ -137,8 +137,9 @@ TEST(ProcessGroup, ItsRemediesKeepTheResult) {
     expect([&] { (void)group.broadcast_async(rows); }, in_place);
     expect([&] { (void)group.reduce_async(rows); }, in_place);
     expect([&] { (void)group.recv_async(rows, 0); }, in_place);
-    expect([&] { group.all_gather(plain, rows); }, "is not contiguous; pass input.contiguous()");
-    expect([&] { group.all_gather(rows, plain); },
+    expect([&] { group.all_gather_into_tensor(plain, rows); },
+           "is not contiguous; pass input.contiguous()");
+    expect([&] { group.all_gather_into_tensor(rows, plain); },
            "keep copy = output.contiguous(), pass the copy and, when the operation is done, call "
            "output.copy_(copy)");
     const Tensor negated = torch::imag(torch::zeros({2}, torch::kComplexFloat).conj());

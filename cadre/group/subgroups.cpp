@@ -4,6 +4,8 @@
 
 #include "cadre/comm/groups/split.h"
 #include "cadre/group/process_group.h"
+#include "cadre/os/system.h"
+#include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {
 
@@ -33,23 +35,39 @@ std::optional<int> ProcessGroup::group_rank(int global_rank) const {
   return rank ? std::optional(rank->value) : std::nullopt;
 }
 
-std::optional<ProcessGroup> ProcessGroup::split(const SplitOptions& options) const {
-  return child(cadre::split(*communicator_, options,
-                            communicator_->system().deadline_in(kDefaultConnectTimeout)));
+std::optional<ProcessGroup> ProcessGroup::split(const SplitOptions& options,
+                                                Duration timeout) const {
+  return child(cadre::split(*communicator_, options, communicator_->system().deadline_in(timeout)));
 }
 
-std::optional<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) const {
+std::optional<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks,
+                                                    Duration timeout) const {
   const std::vector<Rank> members(ranks.begin(), ranks.end());
-  return child(cadre::new_group(*communicator_, members,
-                                communicator_->system().deadline_in(kDefaultConnectTimeout)));
+  return child(
+      cadre::new_group(*communicator_, members, communicator_->system().deadline_in(timeout)));
 }
 
 ProcessGroup ProcessGroup::new_group_over_store(const std::vector<int>& ranks,
-                                                const StoreGroupOptions& options) const {
+                                                const StoreGroupOptions& options,
+                                                Duration timeout) const {
   const std::vector<Rank> members(ranks.begin(), ranks.end());
-  return *child(
-      cadre::new_group_over_store(*communicator_, members, options,
-                                  communicator_->system().deadline_in(kDefaultConnectTimeout)));
+  return *child(cadre::new_group_over_store(*communicator_, members, options,
+                                            communicator_->system().deadline_in(timeout)));
+}
+
+ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
+  os::System& system = communicator_->system();
+  const std::vector<Rank> lost = communicator_->lost_ranks();
+  try {
+    close();
+  } catch (const Error&) {
+    // The failure of this group, which the caller knows.
+  }
+  const Membership membership =
+      cadre::rejoin(system, communicator_->membership(), lost, system.deadline_in(options.timeout))
+          .value_or_throw();
+  return *child(Communicator::connect(system, membership, communicator_->options(),
+                                      system.deadline_in(options.connect_timeout)));
 }
 
 }  // namespace cadre

@@ -1,6 +1,7 @@
 #include "cadre/group/tensor_checks.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 
 #include <string>
 
@@ -42,6 +43,18 @@ void check_aliasing(const Communicator& communicator, std::string_view operation
       format("the input and the output share memory, and {} is not slice {} of {}; pass that "
              "slice, or a clone() of the input",
              shape_of(small), communicator.rank(), shape_of(large)));
+}
+
+// As torch's in-place operations.
+void check_may_change(const Communicator& communicator, std::string_view operation,
+                      std::string_view role, const at::Tensor& tensor) {
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
+  const bool is_of_leaf = tensor.is_view() && tensor._base().is_leaf();
+  if (!tensor.is_leaf() && !is_of_leaf) return;
+  refuse_tensor(communicator, operation,
+                format("{} {} is {} leaf that requires grad, which is not changed in place while "
+                       "gradients are recorded; call this under torch::NoGradGuard",
+                       role, shape_of(tensor), is_of_leaf ? "a view of a" : "a"));
 }
 
 // Of two tensors that exchange data.
@@ -148,6 +161,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                   format("{} {} is {}; supported are {}", role, shape_of(tensor),
                          c10::toString(tensor.scalar_type()), dtype_names()));
   }
+  if (role != kInput) check_may_change(communicator, operation, role, tensor);
   return *dtype;
 }
 
@@ -197,7 +211,7 @@ DType check_rooted(const Communicator& communicator, std::string_view operation,
 
 Exchange check_exchange(const Communicator& communicator, std::string_view operation,
                         const at::Tensor& output, const at::Tensor& input,
-                        const AllToAllOptions& options) {
+                        const AllToAllSingleOptions& options) {
   Exchange exchange{check_two(communicator, operation, output, input), {}, {}};
   check_divisible(communicator, operation, kInput, input, options.input_split_sizes);
   check_divisible(communicator, operation, kOutput, output, options.output_split_sizes);
@@ -212,6 +226,43 @@ Exchange check_exchange(const Communicator& communicator, std::string_view opera
   exchange.output_counts =
       split_counts(communicator, operation, kOutput, output, options.output_split_sizes);
   return exchange;
+}
+
+DType check_list(const Communicator& communicator, std::string_view operation,
+                 std::string_view listed, const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() != static_cast<size_t>(communicator.world_size())) {
+    refuse_tensor(communicator, operation,
+                  format("the list of {}s has {} tensors, expected one for each of {} ranks",
+                         listed.substr(4), tensors.size(), communicator.world_size()));
+  }
+  std::optional<DType> first;
+  for (const at::Tensor& tensor : tensors) {
+    const DType dtype = check_tensor(communicator, operation, listed, tensor);
+    if (listed == kOutput) check_elements_apart(communicator, operation, tensor);
+    if (dtype == first.value_or(dtype)) {
+      first = dtype;
+      continue;
+    }
+    refuse_tensor(
+        communicator, operation,
+        format("the {}s are {} and {}; all must have one dtype", listed.substr(4), *first, dtype));
+  }
+  return *first;
+}
+
+DType check_beside_list(const Communicator& communicator, std::string_view operation,
+                        std::string_view role, const at::Tensor& tensor,
+                        const std::vector<at::Tensor>& tensors) {
+  const DType dtype = check_tensor(communicator, operation, role, tensor);
+  if (role == kOutput) check_elements_apart(communicator, operation, tensor);
+  if (tensors.empty()) return dtype;
+  const at::Tensor& own = tensors[static_cast<size_t>(communicator.rank().value)];
+  if (tensor.scalar_type() == own.scalar_type() && tensor.numel() == own.numel()) return dtype;
+  refuse_tensor(communicator, operation,
+                format("{} is {} {}, but this rank's tensor in the list is {} {}; both must have "
+                       "one dtype and as many elements",
+                       role, c10::toString(tensor.scalar_type()), shape_of(tensor),
+                       c10::toString(own.scalar_type()), shape_of(own)));
 }
 
 at::Tensor with_values_in_memory(const at::Tensor& tensor) {

@@ -29,7 +29,8 @@ std::string shape_of(const at::Tensor& tensor);
 [[noreturn]] void refuse_tensor(const Communicator& communicator, std::string_view operation,
                                 const std::string& problem);
 
-// Returns the dtype of a supported tensor.
+// Returns the dtype of a supported tensor. Unless it is an input, autograd must allow that it is
+// changed in place.
 DType check_tensor(const Communicator& communicator, std::string_view operation,
                    std::string_view role, const at::Tensor& tensor);
 void check_contiguous(const Communicator& communicator, std::string_view operation,
@@ -55,6 +56,15 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
 DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
                    const at::Tensor& output, const at::Tensor& input, bool output_is_large);
 
+// One tensor for each rank; returns their dtype. `listed` is kInput or kOutput.
+DType check_list(const Communicator& communicator, std::string_view operation,
+                 std::string_view listed, const std::vector<at::Tensor>& tensors);
+// The other tensor of a list operation: of the dtype of the list, and, if there is a list on this
+// rank, of as many elements as this rank's entry. Returns its dtype.
+DType check_beside_list(const Communicator& communicator, std::string_view operation,
+                        std::string_view role, const at::Tensor& tensor,
+                        const std::vector<at::Tensor>& tensors);
+
 // What all_to_all_single exchanges: even parts when `counts` are empty.
 struct Exchange {
   DType dtype;
@@ -63,6 +73,6 @@ struct Exchange {
 };
 Exchange check_exchange(const Communicator& communicator, std::string_view operation,
                         const at::Tensor& output, const at::Tensor& input,
-                        const AllToAllOptions& options);
+                        const AllToAllSingleOptions& options);
 
 }  // namespace cadre

@@ -213,16 +213,16 @@ TEST(Functional, TheGraphKeepsTheGroup) {
     Tensor y;
     {
       const auto pair = group.split({.color = 0, .name = "pair"});
-      y = functional::all_gather(x, *pair);
+      y = functional::all_gather_tensor(x, *pair);
     }
     y.sum().backward();
     require(torch::equal(x.grad(), torch::full({2}, 2.0, torch::kDouble)), "gradient");
     // A closed group is not opened again.
     const auto pair = group.split({.color = 0, .name = "pair"});
-    y = functional::all_gather(x, *pair);
+    y = functional::all_gather_tensor(x, *pair);
     pair->close();
     const std::string failure = failure_of([&] { y.sum().backward(); });
-    require(failure.find("backward of all_gather: ") != std::string::npos &&
+    require(failure.find("backward of all_gather_tensor: ") != std::string::npos &&
                 failure.find("closed") != std::string::npos,
             failure);
   });
@@ -262,21 +262,21 @@ std::vector<RefusedCall> refused_calls() {
        },
        "product has no backward; all_gather the inputs and multiply them: view({world_size, "
        "...}).prod(0), or call it under torch::NoGradGuard"},
-      {"reduce_scatter max", ones,
+      {"reduce_scatter_tensor max", ones,
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::reduce_scatter(x, group, {.op = ReduceOp::kMax});
+         return functional::reduce_scatter_tensor(x, group, {.op = ReduceOp::kMax});
        },
        "max has no backward; exchange the parts with all_to_all_single and reduce them: "
        "view({world_size, ...}).amax(0), .amin(0) or .prod(0), or call it under "
        "torch::NoGradGuard"},
-      {"reduce_scatter of 3 rows", ones.narrow(0, 0, 3),
+      {"reduce_scatter_tensor of 3 rows", ones.narrow(0, 0, 3),
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::reduce_scatter(x, group);
+         return functional::reduce_scatter_tensor(x, group);
        },
        "dimension 0 of the input (3, 2) is no multiple of the world size 2; pad it"},
-      {"reduce_scatter of a number", ones[0][0],
+      {"reduce_scatter_tensor of a number", ones[0][0],
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::reduce_scatter(x, group);
+         return functional::reduce_scatter_tensor(x, group);
        },
        "the input () has no dimension 0; pass view({1})"},
       {"scatter_to_group along a wrong dimension", ones,
@@ -362,14 +362,15 @@ TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   std::vector<std::string> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
-    const Tensor y = functional::all_gather(x, group);
+    const Tensor y = functional::all_gather_tensor(x, group);
     failures[static_cast<size_t>(group.rank())] = failure_of([&] {
       if (group.rank() == 0) y.sum().backward();
       group.barrier();
     });
   });
-  EXPECT_THAT(failures[0], AllOf(HasSubstr("backward of all_gather: reduce_scatter #2 on group"),
-                                 HasSubstr("barrier")));
+  EXPECT_THAT(failures[0],
+              AllOf(HasSubstr("backward of all_gather_tensor: reduce_scatter #2 on group"),
+                    HasSubstr("barrier")));
   EXPECT_THAT(failures[1], AllOf(HasSubstr("barrier #2"), HasSubstr("reduce_scatter")));
 }
 
@@ -388,8 +389,7 @@ TEST(Functional, ARankThatLeavesOutABackwardIsNamedAtTheDeadline) {
         {.timeout = std::chrono::milliseconds(500)},
         context.system.deadline_in(testing::kRankTimeout)));
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
-    const Tensor y = functional::broadcast(
-        x, group, {.deadline = context.system.deadline_in(testing::kRankTimeout)});
+    const Tensor y = functional::broadcast(x, group, {.timeout = testing::kRankTimeout});
     if (context.rank == 1) {
       has_failed.get_future().wait_for(testing::kRankTimeout);
       return;

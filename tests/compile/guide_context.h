@@ -52,8 +52,7 @@ Tensor contrastive_loss(const Tensor& own, const Tensor& all);
 namespace errors {
 using namespace any_page;
 void train(const cadre::ProcessGroup& group);
-extern std::unique_ptr<cadre::os::System> system;
-extern std::unique_ptr<cadre::Communicator> group;
+extern cadre::ProcessGroup group;
 }  // namespace errors
 
 namespace first_program {

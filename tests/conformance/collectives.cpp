@@ -89,6 +89,21 @@ Buffer expected_of_reduce_scatter(const Case& c, Rank rank, int world_size) {
   return reduced(c, world_size, begin_of(c, rank), c.count);
 }
 
+Buffer run_reduce_scatter_v(Communicator& group, const Case& c, const Brought& brought) {
+  std::vector<uint64_t> counts;
+  for (int rank = 0; rank < group.world_size(); ++rank) counts.push_back(uneven_part(c, rank));
+  const Buffer in = brought(std::accumulate(counts.begin(), counts.end(), uint64_t{0}));
+  Buffer out(counts[static_cast<size_t>(group.rank().value)] * size_of(c.dtype));
+  group.reduce_scatter_v(in, out, c.dtype, reduction_of(group, c), counts);
+  return out;
+}
+
+Buffer expected_of_reduce_scatter_v(const Case& c, Rank rank, int world_size) {
+  uint64_t begin = 0;
+  for (int before = 0; before < rank.value; ++before) begin += uneven_part(c, before);
+  return reduced(c, world_size, begin, uneven_part(c, rank));
+}
+
 Buffer run_reduce(Communicator& group, const Case& c, const Brought& brought) {
   const Buffer in = brought(c.count);
   Buffer out(group.rank() == c.root ? in.size() : 0);
@@ -222,7 +237,7 @@ Buffer expected_of_send_recv(const Case& c, Rank rank, int world_size) {
   return numbers(c, (rank + world_size - 1) % world_size, world_size, 0, c.count);
 }
 
-constexpr std::array<Collective, 12> kCollectives = {{
+constexpr std::array<Collective, 13> kCollectives = {{
     {.name = "broadcast",
      .has_root = true,
      .is_same_everywhere = true,
@@ -248,6 +263,11 @@ constexpr std::array<Collective, 12> kCollectives = {{
      .takes_count_per_rank = true,
      .run = run_reduce_scatter,
      .expected = expected_of_reduce_scatter},
+    {.name = "reduce_scatter_v",
+     .has_op = true,
+     .takes_count_per_rank = true,
+     .run = run_reduce_scatter_v,
+     .expected = expected_of_reduce_scatter_v},
     {.name = "reduce",
      .has_op = true,
      .has_root = true,

@@ -142,6 +142,22 @@ class Part {
     check_input();
   }
 
+  void reduce_scatter_v() {
+    std::vector<uint64_t> counts;
+    size_t total = 0;
+    size_t begin = 0;
+    for (int rank = 0; rank < group_.world_size(); ++rank) {
+      if (rank == group_.rank()) begin = total;
+      counts.push_back(slice_count(rank, 0));
+      total += counts.back();
+    }
+    const Span in = make_input(total);
+    Values out(counts[me()]);
+    group_.reduce_scatter_v(std::as_bytes(in), bytes_of(out), kType, ReduceOp::kSum, counts);
+    check(out, [&](size_t i) { return sum_of(step_, group_.world_size(), begin + i); });
+    check_input();
+  }
+
  private:
   static Bytes bytes_of(Values& values) { return std::as_writable_bytes(std::span(values)); }
 
@@ -149,7 +165,7 @@ class Part {
   size_t me() const { return static_cast<size_t>(group_.rank().value); }
   bool is_root() const { return group_.rank() == step_.root; }
 
-  // Of all_to_all_v and all_gather_v; every fourth is empty.
+  // Of the operations with parts of any sizes; every fourth is empty.
   size_t slice_count(int from, int to) const {
     Random random(step_.seed ^ static_cast<uint64_t>(from * group_.world_size() + to));
     return random.below(4) == 0 ? 0 : random.below(2 * step_.count / world_size() + 2);
@@ -200,9 +216,9 @@ class Part {
 
 std::string_view to_string(Step::Kind kind) {
   constexpr std::array<std::string_view, Step::kNumKinds> kNames = {
-      "all_reduce",   "all_gather", "reduce_scatter", "broadcast",  "barrier",
-      "reduce",       "gather",     "scatter",        "all_to_all", "all_to_all_v",
-      "all_gather_v", "two groups", "messages"};
+      "all_reduce",   "all_gather",       "reduce_scatter", "broadcast",  "barrier",
+      "reduce",       "gather",           "scatter",        "all_to_all", "all_to_all_v",
+      "all_gather_v", "reduce_scatter_v", "two groups",     "messages"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -235,6 +251,8 @@ void run_collective(Communicator& group, const Step& step, Bytes symmetric) {
       return part.all_to_all_v();
     case Step::Kind::kAllGatherV:
       return part.all_gather_v();
+    case Step::Kind::kReduceScatterV:
+      return part.reduce_scatter_v();
     case Step::Kind::kTwoGroups:
     case Step::Kind::kMessages:
       throw Error(ErrorCode::kInternal, "messages are no collective");

@@ -33,10 +33,11 @@ struct Step {
     kAllToAll,
     kAllToAllV,
     kAllGatherV,
+    kReduceScatterV,
     kTwoGroups,
     kMessages,
   };
-  static constexpr int kNumKinds = 13;
+  static constexpr int kNumKinds = 14;
 
   Kind kind = Kind::kBarrier;
   uint64_t seed = 0;          // of the values, and of each rank's order of receives

@@ -25,13 +25,13 @@ constexpr size_t divide_rounding_up(size_t a, size_t b) {
   return (a + b - 1) / b;
 }
 
-// Where the input of each rank lies in the output of a gather.
-class GatheredParts {
+// Where the part of each rank lies in the output of a gather, or in the input of a reduce_scatter.
+class RankParts {
  public:
   // Equal ones, in rank order.
-  explicit GatheredParts(size_t each) : each_(each) {}
+  explicit RankParts(size_t each) : each_(each) {}
   // By rank.
-  explicit GatheredParts(std::vector<Range> parts) : parts_(std::move(parts)) {}
+  explicit RankParts(std::vector<Range> parts) : parts_(std::move(parts)) {}
 
   Range of(int rank) const {
     const auto index = static_cast<size_t>(rank);

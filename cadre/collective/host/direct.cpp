@@ -50,20 +50,18 @@ Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers&
 }
 
 Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                             Bytes out, ReduceKind kind) {
+                             size_t offset, Bytes out, ReduceKind kind) {
   op.progress.set_phase("reduce");
   CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
   std::vector<const std::byte*> inputs = shared.ins;
-  for (const std::byte*& input : inputs) {
-    input += out.size() * static_cast<size_t>(peers.rank().value);
-  }
+  for (const std::byte*& input : inputs) input += offset;
   reduce(out.data(), inputs, out.size() / size_of(kind.dtype), kind);
   return leave_together(peers, op, shared);
 }
 
 // Starting with the next rank, so that not all read one rank's memory at the same time.
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                         const Buffers& buffers, const GatheredParts& parts) {
+                         const Buffers& buffers, const RankParts& parts) {
   op.progress.set_phase("copy out");
   CADRE_RETURN_IF_ERROR(begin(peers, op, shared));
   for (int i = 0; i < peers.world_size(); ++i) {
@@ -88,7 +86,7 @@ Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& 
 }
 
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                     const Buffers& buffers, const GatheredParts& parts, Rank root) {
+                     const Buffers& buffers, const RankParts& parts, Rank root) {
   if (peers.rank() != root) return leave_together(peers, op, shared);
   return direct_all_gather(peers, op, shared, buffers, parts);
 }

@@ -22,15 +22,16 @@ namespace cadre::host {
 // `outs` are the outputs of all ranks, or of the root alone: then it is a reduce.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind);
+// offset: of this rank's part in the inputs.
 Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                             Bytes out, ReduceKind kind);
+                             size_t offset, Bytes out, ReduceKind kind);
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                         const Buffers& buffers, const GatheredParts& parts);
+                         const Buffers& buffers, const RankParts& parts);
 Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
                         Rank root);
 // The root reads all inputs.
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
-                     const Buffers& buffers, const GatheredParts& parts, Rank root);
+                     const Buffers& buffers, const RankParts& parts, Rank root);
 // Of `ins` only the root's is looked at.
 Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                       Rank root);

@@ -37,9 +37,17 @@ std::vector<host::Range> ranges_of(std::span<const uint64_t> sizes) {
   return ranges;
 }
 
-host::GatheredParts gathered_parts(const Collective& c) {
-  if (c.kind != OpKind::kAllGatherV) return host::GatheredParts(c.in.size());
-  return host::GatheredParts(ranges_of(part_sizes(c).received));
+host::RankParts parts_of(const Collective& c) {
+  switch (c.kind) {
+    case OpKind::kAllGatherV:
+      return host::RankParts(ranges_of(part_sizes(c).received));
+    case OpKind::kReduceScatterV:
+      return host::RankParts(ranges_of(part_sizes(c).sent));
+    case OpKind::kReduceScatter:
+      return host::RankParts(c.out.size());
+    default:
+      return host::RankParts(c.in.size());
+  }
 }
 
 ReduceKind kind_of(const Collective& c) {
@@ -120,6 +128,7 @@ Status HostEngine::run(const OpContext& op, const Collective& c) {
     case OpKind::kAllGatherV:
       return all_gather(op, c);
     case OpKind::kReduceScatter:
+    case OpKind::kReduceScatterV:
       return reduce_scatter(op, c);
     case OpKind::kBarrier:
       return barrier(op);
@@ -181,7 +190,7 @@ Status HostEngine::all_reduce(const OpContext& op, const Collective& c) {
 }
 
 Status HostEngine::all_gather(const OpContext& op, const Collective& c) {
-  const host::GatheredParts parts = gathered_parts(c);
+  const host::RankParts parts = parts_of(c);
   if (parts.longest() <= host::kFlatBytes) {
     CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
     for (int rank = 0; rank < peers_.world_size(); ++rank) {
@@ -207,18 +216,20 @@ Status HostEngine::all_gather(const OpContext& op, const Collective& c) {
 Status HostEngine::reduce_scatter(const OpContext& op, const Collective& c) {
   const Buffers buffers{c.in, c.out};
   const ReduceKind kind = kind_of(c);
+  const host::RankParts parts = parts_of(c);
+  const size_t own = parts.of(peers_.rank()).begin;
   if (c.in.size() <= host::kFlatBytes) {
     CADRE_RETURN_IF_ERROR(enter_with(op, c.in));
-    reduce_payloads(buffers, c.out.size() * static_cast<size_t>(peers_.rank().value), kind);
+    reduce_payloads(buffers, own, kind);
     return finish({});
   }
   CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
   return run_large(
       {.sharing = host::Sharing::kInputs, .in_bytes = {c.in.size()}},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_reduce_scatter(peers_, op, shared, c.out, kind);
+        return host::direct_reduce_scatter(peers_, op, shared, own, c.out, kind);
       },
-      [&] { return host::staged_reduce_scatter(peers_, op, buffers, kind); });
+      [&] { return host::staged_reduce_scatter(peers_, op, buffers, parts, kind); });
 }
 
 Status HostEngine::barrier(const OpContext& op) {
@@ -263,7 +274,7 @@ Status HostEngine::gather(const OpContext& op, const Collective& c) {
   return run_large(
       {.sharing = host::Sharing::kInputs, .in_bytes = {c.in.size()}},
       [&](const host::SharedBuffers& shared) {
-        return host::direct_gather(peers_, op, shared, buffers, gathered_parts(c), c.root);
+        return host::direct_gather(peers_, op, shared, buffers, parts_of(c), c.root);
       },
       [&] { return host::staged_gather(peers_, op, buffers, c.root); });
 }

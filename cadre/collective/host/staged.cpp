@@ -153,35 +153,36 @@ Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, 
   return run_reduction(peers, op, {buffers.in, peers.rank() == root ? buffers.out : Bytes()}, kind);
 }
 
-// A chunk holds a part of every rank's share.
+// A chunk holds a piece of every rank's part; a part that has ended leaves its place empty.
 Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
-                             ReduceKind kind) {
+                             const RankParts& parts, ReduceKind kind) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());
   const auto me = static_cast<size_t>(peers.rank().value);
-  const size_t share = buffers.out.size();
+  const Range own = parts.of(peers.rank());
   const size_t part = chunk_part(num_ranks);
   std::vector<const std::byte*> inputs(num_ranks);
   const auto fill = [&](uint32_t i) {
-    const Range range = part_of(share, part, i);
     for (size_t owner = 0; owner < num_ranks; ++owner) {
       if (owner == me) continue;
+      const Range whole = parts.of(static_cast<int>(owner));
+      const Range range = part_of(whole.size, part, i);
       copy(peers.arena().chunk(peers.rank(), i) + owner * part,
-           buffers.in.data() + owner * share + range.begin, range.size, StorePolicy::kCached);
+           buffers.in.data() + whole.begin + range.begin, range.size, StorePolicy::kCached);
     }
   };
   const auto drain = [&](uint32_t i) {
-    const Range range = part_of(share, part, i);
+    const Range range = part_of(own.size, part, i);
     for (size_t rank = 0; rank < num_ranks; ++rank) {
-      inputs[rank] = rank == me ? buffers.in.data() + me * share + range.begin
+      inputs[rank] = rank == me ? buffers.in.data() + own.begin + range.begin
                                 : peers.arena().chunk(static_cast<int>(rank), i) + me * part;
     }
     reduce(buffers.out.data() + range.begin, inputs, range.size / size_of(kind.dtype), kind);
   };
-  return run_pipeline(peers, op, num_parts(share, part), fill, drain);
+  return run_pipeline(peers, op, num_parts(parts.longest(), part), fill, drain);
 }
 
 Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers,
-                         const GatheredParts& parts) {
+                         const RankParts& parts) {
   const Range own = parts.of(peers.rank());
   const auto fill = [&](uint32_t i) {
     const Range range = part_of(own.size, kChunkBytes, i);

@@ -22,12 +22,12 @@ namespace cadre::host {
 Status staged_all_reduce(Peers& peers, const OpContext& op, const Buffers& buffers,
                          ReduceKind kind);
 Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
-                             ReduceKind kind);
+                             const RankParts& parts, ReduceKind kind);
 // As staged_all_reduce, but only the root takes the result; `out` is empty elsewhere.
 Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind,
                      Rank root);
 Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers,
-                         const GatheredParts& parts);
+                         const RankParts& parts);
 Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root);
 // Elsewhere than on the root, gather's output and scatter's input are empty.
 Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);

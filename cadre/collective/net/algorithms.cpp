@@ -18,6 +18,13 @@ Block in_slot(Slot slot, Block block) {
 
 namespace {
 
+// Where the part of a rank lies behind those of the ranks before it.
+Block part_in_order(Slot slot, std::span<const uint64_t> counts, int rank) {
+  const auto index = static_cast<size_t>(rank);
+  const auto before = counts.first(index);
+  return {slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), counts[index]};
+}
+
 // The finished parts travel once round the ring. Each rank begins with its own part in the output.
 template <typename PartOf>
 void add_ring_gather_steps(Schedule& schedule, PartOf part_of_rank) {
@@ -53,25 +60,32 @@ void add_ring_all_reduce(Schedule& schedule) {
 
 void add_ring_reduce_scatter(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
-  const auto input_of = [&](int rank) {
-    return Block{Slot::kInput, static_cast<uint64_t>(rank) * key.count, key.count};
-  };
+  add_ring_reduce_scatter_of(schedule,
+                             std::vector<uint64_t>(static_cast<size_t>(key.world_size), key.count));
+}
+
+void add_ring_reduce_scatter_of(Schedule& schedule, std::span<const uint64_t> counts) {
+  const ScheduleKey& key = schedule.key;
+  const auto input_of = [&](int rank) { return part_in_order(Slot::kInput, counts, rank); };
+  const uint64_t longest = *std::max_element(counts.begin(), counts.end());
   // A partial result is sent while the next one is received: two places, in turn.
   const auto partial = [&](int step) {
-    return Block{Slot::kScratch, static_cast<uint64_t>(step % 2) * key.count, key.count};
+    return Block{Slot::kScratch, static_cast<uint64_t>(step % 2) * longest,
+                 input_of(around(key, -step - 2)).count};
   };
   const int last = key.world_size - 2;
   for (int step = 0; step <= last; ++step) {
+    const Block local = input_of(around(key, -step - 2));
     schedule.steps.push_back(
         {.send_to = around(key, 1),
          .send = step == 0 ? input_of(around(key, -1)) : partial(step - 1),
          .recv_from = around(key, -1),
-         .recv = step == last ? Block{Slot::kOutput, 0, key.count} : partial(step),
+         .recv = step == last ? Block{Slot::kOutput, 0, local.count} : partial(step),
          .combine = Combine::kReceivedFirst,
-         .local = input_of(around(key, -step - 2)),
+         .local = local,
          .completes = step == last});
   }
-  schedule.scratch_count = key.world_size > 2 ? 2 * key.count : 0;
+  schedule.scratch_count = key.world_size > 2 ? 2 * longest : 0;
   schedule.num_reduce_steps = schedule.steps.size();
 }
 
@@ -222,17 +236,6 @@ void add_pairwise_exchange(Schedule& schedule) {
                               .recv = part(Slot::kOutput, from)});
   }
 }
-
-namespace {
-
-// Where the part of a rank lies behind those of the ranks before it.
-Block part_in_order(Slot slot, std::span<const uint64_t> counts, int rank) {
-  const auto index = static_cast<size_t>(rank);
-  const auto before = counts.first(index);
-  return {slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), counts[index]};
-}
-
-}  // namespace
 
 // The ranks have compared their counts before, so an empty part needs no message.
 void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts) {

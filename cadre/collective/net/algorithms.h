@@ -18,6 +18,9 @@ void add_ring_all_reduce(Schedule& schedule);
 
 // (P-1)a + (P-1)n/B, with n bytes of output. The same order of additions.
 void add_ring_reduce_scatter(Schedule& schedule);
+// counts: elements of each rank's part. An empty part is a message, too: it carries the
+// fingerprint.
+void add_ring_reduce_scatter_of(Schedule& schedule, std::span<const uint64_t> counts);
 
 // (P-1)a + (P-1)n/B, with n bytes of input.
 void add_ring_all_gather(Schedule& schedule);

@@ -54,6 +54,7 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
     case OpKind::kAllGatherV:
       return Algorithm::kPairwise;
     case OpKind::kReduceScatter:
+    case OpKind::kReduceScatterV:
       return Algorithm::kRing;
     case OpKind::kBarrier:
     case OpKind::kSend:

@@ -86,6 +86,8 @@ Status NetEngine::run(const OpContext& op, const Collective& c) {
     case OpKind::kReduceScatter:
     case OpKind::kReduce:
       return reduce(op, c);
+    case OpKind::kReduceScatterV:
+      return reduce_scatter_v(op, c);
     case OpKind::kAllGatherV:
       return all_gather_v(op, c);
     case OpKind::kAllToAllV:
@@ -143,7 +145,7 @@ Status NetEngine::reduce(const OpContext& op, const Collective& c) {
   if (!needs_widening(kind)) return run_schedule(op, schedule, memory, kind);
   if (c.kind == OpKind::kAllReduce) return all_reduce_widened(op, schedule, memory, kind);
   if (c.kind == OpKind::kReduce) return reduce_widened(op, schedule, memory, kind);
-  return reduce_scatter_widened(op, schedule, memory, kind);
+  return reduce_scatter_widened(op, schedule, c);
 }
 
 // The steps that add run on a float32 copy; what is complete is rounded once; the steps that only
@@ -170,16 +172,27 @@ Status NetEngine::all_reduce_widened(const OpContext& op, const Schedule& schedu
 }
 
 Status NetEngine::reduce_scatter_widened(const OpContext& op, const Schedule& schedule,
-                                         SlotMemory memory, ReduceKind kind) {
-  const uint64_t count = schedule.key.count;
-  const uint64_t in_count = count * static_cast<uint64_t>(transport_.world_size());
+                                         const Collective& c) {
+  const uint64_t count = c.out.size() / size_of(c.dtype);
+  const uint64_t in_count = c.in.size() / size_of(c.dtype);
   std::byte* const wide_in = wide_.bytes((in_count + count) * sizeof(float));
   std::byte* const wide_out = wide_in + in_count * sizeof(float);
-  widen(reinterpret_cast<float*>(wide_in), memory.in, in_count, kind.dtype);
-  CADRE_RETURN_IF_ERROR(
-      run_schedule(op, schedule, {.in = wide_in, .out = wide_out}, {DType::kFloat32, kind.op}));
-  narrow(memory.out, reinterpret_cast<const float*>(wide_out), count, kind.dtype);
+  widen(reinterpret_cast<float*>(wide_in), c.in.data(), in_count, c.dtype);
+  CADRE_RETURN_IF_ERROR(run_schedule(op, schedule, {.in = wide_in, .out = wide_out},
+                                     {DType::kFloat32, c.reduction.op()}));
+  narrow(c.out.data(), reinterpret_cast<const float*>(wide_out), count, c.dtype);
   return {};
+}
+
+Status NetEngine::reduce_scatter_v(const OpContext& op, const Collective& c) {
+  if (transport_.world_size() == 1) {
+    copy_unless_same(c.out.data(), c.in);
+    return {};
+  }
+  const Schedule schedule = make_reduce_scatter_v_schedule(transport_.rank(), c.splits.input);
+  const ReduceKind kind{c.dtype, c.reduction.op()};
+  if (needs_widening(kind)) return reduce_scatter_widened(op, schedule, c);
+  return run_schedule(op, schedule, {.in = c.in.data(), .out = c.out.data()}, kind);
 }
 
 // All in float32; the root rounds at the end.

@@ -53,8 +53,8 @@ class NetEngine final : public Backend {
                       ReduceKind kind);
   Status all_reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
                             ReduceKind kind);
-  Status reduce_scatter_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
-                                ReduceKind kind);
+  Status reduce_scatter_v(const OpContext& op, const Collective& c);
+  Status reduce_scatter_widened(const OpContext& op, const Schedule& schedule, const Collective& c);
   Status reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
                         ReduceKind kind);
   Status exchange_sizes(const OpContext& op, PartTable& table);

@@ -95,7 +95,8 @@ bool implements(Algorithm algorithm, OpKind kind) {
   switch (algorithm) {
     case Algorithm::kRing:
       return kind == OpKind::kAllReduce || kind == OpKind::kReduce ||
-             kind == OpKind::kReduceScatter || kind == OpKind::kAllGather;
+             kind == OpKind::kReduceScatter || kind == OpKind::kReduceScatterV ||
+             kind == OpKind::kAllGather;
     case Algorithm::kRecursiveDoubling:
       return kind == OpKind::kAllReduce;
     case Algorithm::kBinomialTree:
@@ -169,6 +170,15 @@ Schedule make_all_gather_v_schedule(Rank rank, std::span<const uint64_t> counts)
                             .rank = rank,
                             .world_size = static_cast<int>(counts.size())}};
   add_pairwise_gather_of(schedule, counts);
+  return schedule;
+}
+
+Schedule make_reduce_scatter_v_schedule(Rank rank, std::span<const uint64_t> counts) {
+  Schedule schedule{.key = {.algorithm = Algorithm::kRing,
+                            .kind = OpKind::kReduceScatterV,
+                            .rank = rank,
+                            .world_size = static_cast<int>(counts.size())}};
+  add_ring_reduce_scatter_of(schedule, counts);
   return schedule;
 }
 

@@ -117,6 +117,10 @@ Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts);
 // as a ring sends. counts: elements of each rank's input, the same on all ranks.
 Schedule make_all_gather_v_schedule(Rank rank, std::span<const uint64_t> counts);
 
+// Of reduce_scatter_v, on the ring: the steps and the order of additions of reduce_scatter. counts:
+// elements of each rank's output, the same on all ranks.
+Schedule make_reduce_scatter_v_schedule(Rank rank, std::span<const uint64_t> counts);
+
 // The part of `count` elements that belongs to a rank, where they are divided: the first
 // count % world_size parts have one element more.
 Block part_of(uint64_t count, int world_size, Rank rank);

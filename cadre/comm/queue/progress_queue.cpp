@@ -30,6 +30,10 @@ std::optional<Error> IssuedOperation::error() const {
   return status_.error();
 }
 
+Deadline IssuedOperation::deadline_in(Duration timeout) const {
+  return queue_->system_.deadline_in(timeout);
+}
+
 void IssuedOperation::on_completed(Work::Callback callback) {
   queue_->fork_guard_->check();
   std::list<Call> call;

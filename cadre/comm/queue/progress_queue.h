@@ -51,6 +51,7 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   bool is_completed() const final { return is_completed_.load(std::memory_order_acquire); }
   std::optional<Error> error() const final;
   void on_completed(Work::Callback callback) final;
+  Deadline deadline_in(Duration timeout) const final;
 
   // Of the first of its numbers.
   uint64_t number() const { return number_; }

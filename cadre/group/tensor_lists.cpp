@@ -1,0 +1,262 @@
+// The operations of a ProcessGroup on lists of tensors, one for each rank.
+//
+// The lists are packed into one tensor behind each other, on which the flat collective runs.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/group/group_work.h"
+#include "cadre/group/operands.h"
+#include "cadre/group/process_group.h"
+#include "cadre/group/tensor_checks.h"
+
+namespace cadre {
+namespace {
+
+// A collective on packed tensors; `finish` moves the result to where the caller wants it.
+struct PackedCall {
+  Collective collective;
+  at::Tensor in = {};
+  at::Tensor out = {};
+  std::function<void()> finish = [] {};
+};
+
+void run_call(Communicator& communicator, const PackedCall& call, std::optional<Duration> timeout) {
+  communicator.run(call.collective, {.deadline = deadline_of(communicator, timeout)});
+  call.finish();
+}
+
+Work issue_call(Communicator& communicator, PackedCall call, std::optional<Duration> timeout) {
+  return finish_after(
+      communicator.issue(call.collective,
+                         keeping(deadline_of(communicator, timeout), call.in, call.out)),
+      std::move(call.finish));
+}
+
+std::vector<uint64_t> counts_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<uint64_t> counts;
+  for (const at::Tensor& tensor : tensors) counts.push_back(static_cast<uint64_t>(tensor.numel()));
+  return counts;
+}
+
+bool are_equal(const std::vector<uint64_t>& counts) {
+  return std::all_of(counts.begin(), counts.end(),
+                     [&](uint64_t count) { return count == counts.front(); });
+}
+
+void check_even(const Communicator& communicator, std::string_view call, std::string_view role,
+                const std::vector<at::Tensor>& tensors) {
+  if (are_equal(counts_of(tensors))) return;
+  std::string shapes;
+  for (const at::Tensor& tensor : tensors) shapes += shape_of(tensor) + " ";
+  refuse_tensor(communicator, call,
+                format("{}s of the list differ in size: {}; all ranks exchange as many elements in "
+                       "this operation, pad them or use all_to_all",
+                       role, shapes));
+}
+
+at::Tensor packed(const at::Tensor& tensor) {
+  return tensor.variable_data().contiguous();
+}
+
+at::Tensor packed(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& tensor : tensors) flat.push_back(tensor.variable_data().reshape({-1}));
+  return at::cat(flat);
+}
+
+// What the collective writes in place of the outputs.
+at::Tensor room_for(const std::vector<at::Tensor>& outputs) {
+  int64_t numel = 0;
+  for (const at::Tensor& output : outputs) {
+    mark_changed(output);
+    numel += output.numel();
+  }
+  return at::empty({numel}, outputs.front().options().requires_grad(false));
+}
+
+std::function<void()> unpacking(const at::Tensor& from, const std::vector<at::Tensor>& outputs) {
+  return [from, outputs] {
+    int64_t offset = 0;
+    for (const at::Tensor& output : outputs) {
+      output.variable_data().copy_(from.narrow(0, offset, output.numel()).view(output.sizes()));
+      offset += output.numel();
+    }
+  };
+}
+
+// Makes the collective write `output`, by way of a packed tensor if it is not contiguous.
+void write_to(PackedCall& call, const at::Tensor& output) {
+  call.out = output;
+  if (!output.is_contiguous()) {
+    mark_changed(output);
+    call.out = at::empty_like(output.variable_data(), at::MemoryFormat::Contiguous);
+    call.finish = [from = call.out, output] { output.variable_data().copy_(from); };
+  }
+  call.collective.out = bytes_of(call.out);
+}
+
+PackedCall packed_gather(const Communicator& communicator, std::string_view name,
+                         const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
+  const DType dtype = check_list(communicator, name, kOutput, outputs);
+  check_beside_list(communicator, name, kInput, input, outputs);
+  PackedCall call{.in = packed(input), .out = room_for(outputs)};
+  call.finish = unpacking(call.out, outputs);
+  const ConstBytes in = const_bytes_of(call.in);
+  const Bytes out = bytes_of(call.out);
+  std::vector<uint64_t> counts = counts_of(outputs);
+  call.collective = are_equal(counts) ? comparing(input, Collective::all_gather(in, out, dtype))
+                                      : Collective::all_gather_v(in, out, dtype, std::move(counts));
+  return call;
+}
+
+PackedCall packed_gather(const Communicator& communicator, std::string_view name,
+                         const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                         Rank root) {
+  const bool is_root = communicator.rank() == root;
+  if (is_root) {
+    check_list(communicator, name, kOutput, outputs);
+    check_even(communicator, name, kOutput, outputs);
+  }
+  const DType dtype = check_beside_list(communicator, name, kInput, input,
+                                        is_root ? outputs : std::vector<at::Tensor>());
+  PackedCall call{.in = packed(input)};
+  if (is_root) {
+    call.out = room_for(outputs);
+    call.finish = unpacking(call.out, outputs);
+  }
+  call.collective =
+      comparing(input, Collective::gather(const_bytes_of(call.in),
+                                          is_root ? bytes_of(call.out) : Bytes(), dtype, root));
+  return call;
+}
+
+PackedCall packed_reduce_scatter(const Communicator& communicator, std::string_view name,
+                                 const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                 Reduction op) {
+  const DType dtype = check_list(communicator, name, kInput, inputs);
+  check_beside_list(communicator, name, kOutput, output, inputs);
+  check_reduce_op(communicator, name, dtype, op.op());
+  PackedCall call{.in = packed(inputs)};
+  const ConstBytes in = const_bytes_of(call.in);
+  std::vector<uint64_t> counts = counts_of(inputs);
+  call.collective = are_equal(counts)
+                        ? comparing(output, Collective::reduce_scatter(in, {}, dtype, op))
+                        : Collective::reduce_scatter_v(in, {}, dtype, op, std::move(counts));
+  write_to(call, output);
+  return call;
+}
+
+PackedCall packed_scatter(const Communicator& communicator, std::string_view name,
+                          const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                          Rank root) {
+  const bool is_root = communicator.rank() == root;
+  if (is_root) {
+    check_list(communicator, name, kInput, inputs);
+    check_even(communicator, name, kInput, inputs);
+  }
+  const DType dtype = check_beside_list(communicator, name, kOutput, output,
+                                        is_root ? inputs : std::vector<at::Tensor>());
+  PackedCall call;
+  if (is_root) call.in = packed(inputs);
+  const ConstBytes in = is_root ? const_bytes_of(call.in) : ConstBytes();
+  call.collective = comparing(output, Collective::scatter(in, {}, dtype, root));
+  write_to(call, output);
+  return call;
+}
+
+PackedCall packed_exchange(const Communicator& communicator, std::string_view name,
+                           const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) {
+  const DType dtype = check_list(communicator, name, kInput, inputs);
+  check_list(communicator, name, kOutput, outputs);
+  check_beside_list(communicator, name, kOutput,
+                    outputs[static_cast<size_t>(communicator.rank().value)], inputs);
+  PackedCall call{.in = packed(inputs), .out = room_for(outputs)};
+  call.finish = unpacking(call.out, outputs);
+  call.collective =
+      Collective::all_to_all_v(const_bytes_of(call.in), bytes_of(call.out), dtype,
+                               {.input = counts_of(inputs), .output = counts_of(outputs)});
+  return call;
+}
+
+}  // namespace
+
+void ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                              const AllGatherOptions& options) const {
+  run_call(*communicator_, packed_gather(*communicator_, "all_gather", outputs, input),
+           options.timeout);
+}
+
+Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                    const AllGatherOptions& options) const {
+  return issue_call(*communicator_,
+                    packed_gather(*communicator_, "all_gather_async", outputs, input),
+                    options.timeout);
+}
+
+void ProcessGroup::reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                  const ReduceScatterOptions& options) const {
+  run_call(*communicator_,
+           packed_reduce_scatter(*communicator_, "reduce_scatter", output, inputs, options.op),
+           options.timeout);
+}
+
+Work ProcessGroup::reduce_scatter_async(const at::Tensor& output,
+                                        const std::vector<at::Tensor>& inputs,
+                                        const ReduceScatterOptions& options) const {
+  return issue_call(
+      *communicator_,
+      packed_reduce_scatter(*communicator_, "reduce_scatter_async", output, inputs, options.op),
+      options.timeout);
+}
+
+void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                          const GatherOptions& options) const {
+  run_call(*communicator_, packed_gather(*communicator_, "gather", outputs, input, options.root),
+           options.timeout);
+}
+
+Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                const GatherOptions& options) const {
+  return issue_call(*communicator_,
+                    packed_gather(*communicator_, "gather_async", outputs, input, options.root),
+                    options.timeout);
+}
+
+void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                           const ScatterOptions& options) const {
+  run_call(*communicator_, packed_scatter(*communicator_, "scatter", output, inputs, options.root),
+           options.timeout);
+}
+
+Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                 const ScatterOptions& options) const {
+  return issue_call(*communicator_,
+                    packed_scatter(*communicator_, "scatter_async", output, inputs, options.root),
+                    options.timeout);
+}
+
+void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs,
+                              const std::vector<at::Tensor>& inputs,
+                              const AllToAllOptions& options) const {
+  run_call(*communicator_, packed_exchange(*communicator_, "all_to_all", outputs, inputs),
+           options.timeout);
+}
+
+Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs,
+                                    const std::vector<at::Tensor>& inputs,
+                                    const AllToAllOptions& options) const {
+  return issue_call(*communicator_,
+                    packed_exchange(*communicator_, "all_to_all_async", outputs, inputs),
+                    options.timeout);
+}
+
+}  // namespace cadre
