@@ -10,7 +10,7 @@
 namespace cadre::train {
 namespace {
 
-// Of a rank: its error's code, or that it has none, and the length of the message.
+// What a rank sends: the code of its error, or kNoError, and the length of the message.
 constexpr int64_t kNoError = -1;
 constexpr int64_t kNumFields = 2;
 
@@ -19,6 +19,15 @@ constexpr int64_t kNumFields = 2;
 bool is_of_group(const Error& error) {
   return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost ||
          error.code() == ErrorCode::kAborted;
+}
+
+void in_common(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    if (is_of_group(error)) throw;
+    throw CommonError(error);
+  }
 }
 
 void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare) {

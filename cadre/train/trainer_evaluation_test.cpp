@@ -85,7 +85,7 @@ class TrainerEvaluationTest : public TrainerTest {
     config.run = {.name = run_name,
                   .folder = folder_,
                   .steps = 4,
-                  .batch_size = kNumTraining,  // a step sees each image once
+                  .global_batch_size = kNumTraining,  // a step sees each image once
                   .evaluate_every = 0};
     return config;
   }
@@ -125,7 +125,7 @@ TEST_F(TrainerEvaluationTest, OfOnePairTheEndIsHeldOut) {
     std::filesystem::remove(cadre::format("{}/{}-{}", folder_, kMnistTest, kind));
   }
   Config config = this->config("one-pair");
-  config.run.batch_size = kNumTraining / 2;
+  config.run.global_batch_size = kNumTraining / 2;
   const Run run = this->run(config, 2);
   ASSERT_EQ(run.failures, "");
   EXPECT_THAT(run.screen, HasSubstr("on 15 images (mnist; 15 held out)"));
@@ -143,8 +143,9 @@ TEST_F(TrainerEvaluationTest, GoesOnWithBothPairsUnchangedOnly) {
   config.run.steps = 5;
   held_out_.labels[3] = (held_out_.labels[3].item<int64_t>() + 1) % 10;
   write_pair(kMnistTest, held_out_);
-  EXPECT_THAT(run(config, 1).failures,
-              HasSubstr("was trained on other data: as many samples, but others"));
+  EXPECT_THAT(
+      run(config, 1).failures,
+      HasSubstr("was trained on other data: the same number of samples, but with other content"));
 
   held_out_ = random_images(kNumHeldOut, 2);
   write_pair(kMnistTest, held_out_);

@@ -143,7 +143,7 @@ TEST_F(TrainerPartsTest, DamageIsFoundWithTheFileAndAnotherSnapshot) {
   ASSERT_EQ(run(config, 2).failures, "");
   config.run.resume = "auto";
   config.run.steps = 5;
-  const std::string remedy = "another snapshot is whole: run.resume=" + snapshot("a", 2);
+  const std::string remedy = "another snapshot is intact: run.resume=" + snapshot("a", 2);
   for (const std::string& name : files_of("a", 4)) {
     const fs::path path = snapshot("a", 4) + "/" + name;
     const std::string whole = content_of(path);
@@ -159,8 +159,9 @@ TEST_F(TrainerPartsTest, DamageIsFoundWithTheFileAndAnotherSnapshot) {
   // One that is damaged itself is no remedy.
   fs::remove(snapshot("a", 4) + "/" + files_of("a", 4)[2]);
   fs::remove(snapshot("a", 2) + "/" + files_of("a", 2)[3]);
-  EXPECT_THAT(run(config, 2).failures,
-              AllOf(HasSubstr("no other snapshot is whole: start anew"), Not(HasSubstr(remedy))));
+  EXPECT_THAT(
+      run(config, 2).failures,
+      AllOf(HasSubstr("no other snapshot is intact: start at step 0"), Not(HasSubstr(remedy))));
 }
 
 TEST_F(TrainerPartsTest, ASnapshotOfAnotherStepOrProgramIsRefused) {
@@ -169,7 +170,7 @@ TEST_F(TrainerPartsTest, ASnapshotOfAnotherStepOrProgramIsRefused) {
   ASSERT_EQ(run(config, 2).failures, "");
   fs::rename(snapshot("a", 2), snapshot("a", 3));
   config.run.resume = snapshot("a", 3);
-  EXPECT_THAT(run(config).failures, HasSubstr("it is of step 2, but its folder is named step-"));
+  EXPECT_THAT(run(config).failures, HasSubstr("its step is 2, but its folder is named step-"));
 
   SnapshotFolder other(folder_ + "/other");
   ASSERT_TRUE(save_sharded(other, 7, {}).ok());

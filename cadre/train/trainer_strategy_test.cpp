@@ -70,7 +70,7 @@ TEST_F(TrainerStrategyTest, FsdpTrainsAsOneProcess) {
 TEST_F(TrainerStrategyTest, ARankMayHaveFewerSamplesThanParts) {
   const auto parts = [this](const std::string& strategy, const std::string& name) {
     Config config = config_of(strategy, name);
-    config.run.batch_size = 7;
+    config.run.global_batch_size = 7;
     config.run.accumulate = 4;
     return config;
   };
@@ -124,7 +124,7 @@ TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
         config.run.steps = 4;
         // Uneven shares. None is computed from one sample alone: a product with a vector rounds
         // otherwise where the matrix begins at another place within a vector register.
-        config.run.batch_size = 14;
+        config.run.global_batch_size = 14;
         config.optimizer.clip_norm = 0;
         EXPECT_EQ(run(config, world_size).failures, "");
         return config.run.name;
@@ -144,7 +144,7 @@ TEST_F(TrainerStrategyTest, RefusesNumbersOfProcessesThatDoNotSuit) {
   EXPECT_THAT(run(config_of("hsdp", "hsdp"), 3).failures,
               HasSubstr("parallel.replicas is 2, which does not divide the 3 processes"));
   EXPECT_THAT(run(config_of("single", "single"), 2).failures,
-              HasSubstr("parallel.strategy is single, which is one process on its own, but there "
+              HasSubstr("parallel.strategy is single, which takes one process, but there "
                         "are 2 processes: choose ddp, zero1, zero2, fsdp or hsdp, or start one "
                         "process"));
 }

@@ -49,12 +49,12 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
     ASSERT_EQ(stopped.failures, "");
     EXPECT_TRUE(stopped.result.was_stopped);
     EXPECT_EQ(stopped.result.steps, 97);
-    EXPECT_THAT(stopped.screen, HasSubstr("stopped after step 97 as asked"));
+    EXPECT_THAT(stopped.screen, HasSubstr("stopped after step 97 on request"));
     config.run.resume = "auto";
     const Run resumed = run(config, world_size);
     ASSERT_EQ(resumed.failures, "");
     EXPECT_THAT(resumed.screen,
-                HasSubstr("going on from " + folder_ + "/" + parts + "/step-000097\n"));
+                HasSubstr("resuming from " + folder_ + "/" + parts + "/step-000097\n"));
     expect_same_bits(whole, parts, 150);
     EXPECT_EQ(losses(parts), losses(whole));
   }
@@ -104,7 +104,7 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
 
 TEST_F(TrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   Config config = this->config("one");
-  config.run.batch_size = 11;  // shares differ
+  config.run.global_batch_size = 11;  // shares differ
   ASSERT_EQ(run(config, 1).failures, "");
   const std::vector<double> expected = losses("one");
   ASSERT_EQ(expected.size(), 12u);
@@ -131,7 +131,7 @@ class ImageTrainerTest : public TrainerTest {
 TEST_F(ImageTrainerTest, LearnsAndTellsHowManyAreRight) {
   Config config = this->config("a");
   config.run.epochs = 5;
-  config.run.batch_size = 8;  // 12 of 96 samples
+  config.run.global_batch_size = 8;  // 12 of 96 samples
   const Run run = this->run(config, 2);
   ASSERT_EQ(run.failures, "");
   EXPECT_EQ(run.result.steps, 60);
@@ -139,7 +139,8 @@ TEST_F(ImageTrainerTest, LearnsAndTellsHowManyAreRight) {
   EXPECT_THAT(run.screen, HasSubstr("cnn of 1199882 parameters on 96 images (synthetic; "
                                     "24 held out); 60 steps of 8 samples\n"));
   EXPECT_THAT(run.screen, ::testing::ContainsRegex("[0-9.]+k? samples/s"));
-  EXPECT_THAT(run.screen, ::testing::ContainsRegex("held-out loss [0-9.]+ nats, [0-9.]+ % right"));
+  EXPECT_THAT(run.screen,
+              ::testing::ContainsRegex("held-out loss [0-9.]+ nats, accuracy [0-9.]+ %"));
   EXPECT_EQ(metrics("a")[60]["accuracy"], *run.result.held_out.accuracy);
 }
 
@@ -147,7 +148,7 @@ TEST_F(ImageTrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   for (const std::string kind : {"cnn", "mlp"}) {
     Config config = this->config(kind + "1");
     config.model.kind = kind;
-    config.run.batch_size = 7;  // shares differ
+    config.run.global_batch_size = 7;  // shares differ
     ASSERT_EQ(run(config, 1).failures, "");
     const std::vector<double> expected = losses(config.run.name);
     ASSERT_EQ(expected.size(), 6u);
@@ -205,7 +206,7 @@ TEST_F(TrainerTest, EveryOptimizerGoesOnBitForBit) {
 
 TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
   Config config = this->config("whole");
-  config.run.batch_size = 7;
+  config.run.global_batch_size = 7;
   ASSERT_EQ(run(config, 1).failures, "");
   // On 3 ranks, 4 parts of 2 or 3 samples: some parts are empty.
   for (const int world_size : {1, 2, 3}) {
@@ -245,7 +246,7 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   config.run.resume = "best";
   const Run resumed = run(config);
   ASSERT_EQ(resumed.failures, "");
-  EXPECT_THAT(resumed.screen, HasSubstr("going on from " + *snapshots.best()));
+  EXPECT_THAT(resumed.screen, HasSubstr("resuming from " + *snapshots.best()));
 }
 
 TEST_F(TrainerTest, ALossThatIsNotFiniteIsNeverTheBest) {

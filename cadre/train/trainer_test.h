@@ -43,8 +43,11 @@ class TrainerTest : public ::testing::Test {
     config.model = {.layers = 1, .heads = 2, .width = 16, .context = 16};
     config.data.path = folder_ + "/text";
     config.schedule.warmup_steps = 2;
-    config.run = {
-        .name = name, .folder = folder_, .steps = 12, .batch_size = 10, .evaluate_tokens = 500};
+    config.run = {.name = name,
+                  .folder = folder_,
+                  .steps = 12,
+                  .global_batch_size = 10,
+                  .evaluate_tokens = 500};
     config.sample.tokens = 5;
     return config;
   }
