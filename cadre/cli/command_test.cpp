@@ -174,9 +174,10 @@ TEST_F(TrainerTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
   const auto result = run({"train", "--help"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(result.output.find("\n[0]   --nproc-per-node N "), std::string::npos) << result.output;
-  EXPECT_NE(result.output.find("[0] The list of keys is the trainer's: the trainer " + folder_ +
-                               "/libexec/cadre/cadre-train is not there: " + missing_trainer()),
-            std::string::npos)
+  EXPECT_NE(
+      result.output.find("[0] The trainer, which lists the keys, is not available: the trainer " +
+                         folder_ + "/libexec/cadre/cadre-train is not there: " + missing_trainer()),
+      std::string::npos)
       << result.output;
 }
 

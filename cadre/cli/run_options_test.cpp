@@ -286,7 +286,7 @@ TEST(RunOptions, TakesAbbreviationsThatAreUnambiguous) {
 TEST(RunOptions, MpirunsSpellingOfTheNumberGetsOurs) {
   for (const RunWords& words :
        {RunWords{"-n", "2"}, RunWords{"-np", "2"}, RunWords{"-n2"}, RunWords{"-np=2"}}) {
-    EXPECT_THAT(refusal_of(words), HasSubstr("say --nproc-per-node")) << words.front();
+    EXPECT_THAT(refusal_of(words), HasSubstr("use --nproc-per-node")) << words.front();
   }
 }
 

@@ -119,7 +119,8 @@ TEST_F(TorchFinder, TrainNamesTheVariableWhenTheTrainerHasNoLibtorch) {
   const auto help = run_cadre({"run", folder_ + "/bin/cadre", "train", "--help"},
                               {{"CADRE_TORCH", folder_ + "/lib"}});
   EXPECT_EQ(help.exit_code, 0) << help.error;
-  EXPECT_THAT(help.output, HasSubstr("The list of keys is the trainer's: the trainer needs"));
+  EXPECT_THAT(help.output,
+              HasSubstr("The trainer, which lists the keys, is not available: the trainer needs"));
   EXPECT_THAT(help.output, Not(HasSubstr("may set:")));
   std::ofstream(torch_ + "/version.py") << "\n__version__ = '1.9.0'\n";
   EXPECT_THAT(train_with(folder_).error, HasSubstr("and " + torch_ + " has torch 1.9.0; set"));

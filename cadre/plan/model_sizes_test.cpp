@@ -100,8 +100,8 @@ TEST(ModelSizesOf, WhatHasNoSizesIsRefused) {
     return "nothing";
   };
   EXPECT_EQ(refusal_of(net),
-            "model_sizes_of: \"complex\" is of ComplexFloat, which no group communicates");
-  EXPECT_EQ(refusal_of(nullptr), "model_sizes_of: the module is null; make it first");
+            "model_sizes_of: \"complex\" has dtype ComplexFloat, which groups do not support");
+  EXPECT_EQ(refusal_of(nullptr), "model_sizes_of: the module is null; construct it first");
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ TEST(Verify, RefusesWhatMakesNoSense) {
       {{"verify", "nofile.toml"}, "there is no configuration file \"nofile.toml\""},
       {{"verify", "/", "--nproc-per-node=0"},
        "--nproc-per-node 0: expected a number from 1 to 4096"},
-      {{"verify", "/", "--steps", "0"}, "--steps 0: expected a number of steps from 1 on"},
-      {{"verify", "/", "--steps=few"}, "--steps few: expected a number of steps from 1 on"},
+      {{"verify", "/", "--steps", "0"}, "--steps 0: expected a number of steps, at least 1"},
+      {{"verify", "/", "--steps=few"}, "--steps few: expected a number of steps, at least 1"},
       {{"verify", "/", "--dtype", "bfloat16"}, "--dtype bfloat16: expected float32 or float64"},
       {{"verify", "/", "--strategies="}, "--strategies needs a value"},
       {{"verify", "/", "--jsn", "x"}, "unknown option --jsn; did you mean --json?"}};
