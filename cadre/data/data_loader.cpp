@@ -76,8 +76,9 @@ void check_options(const DataLoaderOptions& options, int64_t num_samples, int64_
 
 }  // namespace
 
-struct DataLoader::Ahead {
-  Ahead(int64_t num_batches, std::function<Batch(int64_t)> fetch, const DataLoaderOptions& options)
+struct DataLoader::Prefetch {
+  Prefetch(int64_t num_batches, std::function<Batch(int64_t)> fetch,
+           const DataLoaderOptions& options)
       : batches(*system, num_batches, std::move(fetch),
                 {.num_threads = options.num_threads,
                  .depth = options.prefetch * options.num_threads,
@@ -117,9 +118,9 @@ int64_t DataLoader::batches_per_epoch() const {
 }
 
 DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
-  if (!is_sought_ || position_.epoch != epoch) position_ = {.epoch = epoch, .samples = 0};
-  is_sought_ = false;
-  ahead_.reset();
+  if (!is_positioned_ || position_.epoch != epoch) position_ = {.epoch = epoch, .samples = 0};
+  is_positioned_ = false;
+  prefetch_.reset();
   return Epoch(this);
 }
 
@@ -132,8 +133,8 @@ void DataLoader::seek(const LoaderPosition& position) {
                       position.samples, position.epoch, dataset_->size()));
   }
   position_ = position;
-  is_sought_ = true;
-  ahead_.reset();
+  is_positioned_ = true;
+  prefetch_.reset();
 }
 
 DataLoader::Epoch::Iterator& DataLoader::Epoch::Iterator::operator++() {
@@ -145,7 +146,7 @@ bool DataLoader::next(Batch& batch) {
   const int64_t begin = position_.samples;
   const int64_t end = std::min(begin + options_.batch_size, dataset_->size());
   if (begin == end || (options_.drop_last && end - begin < options_.batch_size)) {
-    ahead_.reset();
+    prefetch_.reset();
     return false;
   }
   make_order();
@@ -182,12 +183,12 @@ std::vector<int64_t> DataLoader::samples_of(const Share& share, const std::vecto
 
 Batch DataLoader::fetch(int64_t begin) {
   if (options_.num_threads == 0) return dataset_->get(samples_of(share_, *order_, begin));
-  if (!ahead_) {
+  if (!prefetch_) {
     const int64_t size = dataset_->size() - begin;
     const int64_t num_batches = options_.drop_last
                                     ? size / options_.batch_size
                                     : (size + options_.batch_size - 1) / options_.batch_size;
-    ahead_ = std::make_unique<Ahead>(
+    prefetch_ = std::make_unique<Prefetch>(
         num_batches,
         [dataset = dataset_, order = order_, share = share_, begin](int64_t index) {
           return dataset->get(samples_of(share, *order, begin + index * share.batch_size));
@@ -195,9 +196,9 @@ Batch DataLoader::fetch(int64_t begin) {
         options_);
   }
   try {
-    return ahead_->batches.next();
+    return prefetch_->batches.next();
   } catch (...) {
-    ahead_.reset();  // the next request fetches the batch again
+    prefetch_.reset();  // the next request fetches the batch again
     throw;
   }
 }

@@ -109,7 +109,7 @@ class CADRE_EXPORT DataLoader {
     int64_t rank = 0;
     int64_t world_size = 1;
   };
-  struct Ahead;  // the threads
+  struct Prefetch;  // the threads
 
   bool next(Batch& batch);
   void make_order();
@@ -122,11 +122,11 @@ class CADRE_EXPORT DataLoader {
   DataLoaderOptions options_;  // without the group
   Share share_;
   LoaderPosition position_;
-  bool is_sought_ = false;
+  bool is_positioned_ = false;
   // The samples of all ranks in epoch order_epoch_; shared with the threads.
   std::shared_ptr<const std::vector<int64_t>> order_;
   int64_t order_epoch_ = -1;
-  std::unique_ptr<Ahead> ahead_;  // null until the first batch is requested
+  std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested
 };
 
 template <std::derived_from<Dataset> D>

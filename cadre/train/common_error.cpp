@@ -16,16 +16,16 @@ constexpr int64_t kNumFields = 2;
 
 }  // namespace
 
-bool is_of_group(const Error& error) {
+bool is_group_failure(const Error& error) {
   return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost ||
          error.code() == ErrorCode::kAborted;
 }
 
-void in_common(const std::function<void()>& run) {
+void with_common_errors(const std::function<void()>& run) {
   try {
     run();
   } catch (const Error& error) {
-    if (is_of_group(error)) throw;
+    if (is_group_failure(error)) throw;
     throw CommonError(error);
   }
 }

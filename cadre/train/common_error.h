@@ -18,11 +18,11 @@ class CommonError : public Error {
 };
 
 // Whether the error is a failure of the group, which each rank reports in its own words.
-bool is_of_group(const Error& error);
+bool is_group_failure(const Error& error);
 
 // Calls `run`, a collective whose errors are equal on all ranks unless the group has failed, and
 // throws such an error as CommonError.
-void in_common(const std::function<void()>& run);
+void with_common_errors(const std::function<void()>& run);
 
 // Runs `prepare` on every rank. If it throws an Error on some ranks, every rank throws the error of
 // the lowest of these. REQUIRES: `prepare` contains no collective.

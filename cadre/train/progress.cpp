@@ -91,11 +91,11 @@ void Progress::report(const EvaluationReport& evaluation) {
     line += cadre::format(", accuracy {:.2f} %", 100 * *held_out.accuracy);
     json["accuracy"] = *held_out.accuracy;
   }
-  say(line);
+  print_line(line);
   write_metrics(json.dump());
 }
 
-void Progress::say(std::string_view line) {
+void Progress::print_line(std::string_view line) {
   if (std::exchange(line_is_open_, false)) options_.print("\n");
   options_.print(cadre::format("{}\n", line));
 }
@@ -106,7 +106,7 @@ void Progress::write_metrics(const std::string& json_line) {
   if (status.ok()) metrics_size_ += line.size();
   const bool was_losing_lines = std::exchange(is_losing_lines_, !status.ok());
   if (status.ok() || was_losing_lines) return;
-  say(
+  print_line(
       cadre::format("warning: {}; training continues, and this line of the metrics and later ones "
                     "that fail are skipped",
                     status.error().message()));

@@ -50,7 +50,7 @@ class Progress {
   void report(const StepReport& step);
   void report(const EvaluationReport& evaluation);
   // Prints a line that is not rewritten.
-  void say(std::string_view line);
+  void print_line(std::string_view line);
 
  private:
   void write_metrics(const std::string& json_line);

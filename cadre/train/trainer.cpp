@@ -35,14 +35,14 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   if (!context_.replicas) context_.replicas = make_replica_group(context_.world);
   const StrategyGroups groups = {.world = context_.world, .replicas = context_.replicas};
   on_all_ranks(*groups.replicas, [this] { prepare(); });
-  in_common([this] { make_loaders(); });
+  with_common_errors([this] { make_loaders(); });
   strategy_ = make_strategy(config_.parallel, model_, groups,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
   optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
   if (resumption_) {
     resumption_->restore(*strategy_, *optimizer_, groups.world);
   } else if (shards_parameters(config_.parallel)) {
-    in_common([this] { load_weights(); });
+    with_common_errors([this] { load_weights(); });
   }
   on_all_ranks(*groups.replicas, [this] {
     if (is_first_rank()) open_run_folder();
@@ -50,10 +50,10 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   snapshot_writer_ =
       std::make_unique<SnapshotWriter>(snapshots_, groups, *strategy_, config_.parallel.strategy);
   if (resumption_) {
-    for (const std::string& remark : resumption_->remarks()) say(remark);
+    for (const std::string& remark : resumption_->remarks()) print_line(remark);
   }
   resumption_.reset();
-  introduce();
+  print_header();
 }
 
 Trainer::~Trainer() = default;
@@ -97,22 +97,23 @@ void Trainer::open_run_folder() {
                                                  .keep_metrics_until_step = first_step_});
   const std::string& moved_to = run_folder_->moved_to();
   if (!moved_to.empty())
-    say(cadre::format("an earlier run of this name was moved to {}", moved_to));
-  if (snapshot) say(cadre::format("resuming from {}", *snapshot));
+    print_line(cadre::format("an earlier run of this name was moved to {}", moved_to));
+  if (snapshot) print_line(cadre::format("resuming from {}", *snapshot));
 }
 
-void Trainer::introduce() {
+void Trainer::print_header() {
   const RunConfig& run = config_.run;
   const bool is_text = task_->items_per_sample() > 1;
-  say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
-                    num_parameters(*model_), task_->data_text(), run.steps, run.global_batch_size,
-                    is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  print_line(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}",
+                           config_.model.kind, num_parameters(*model_), task_->data_text(),
+                           run.steps, run.global_batch_size,
+                           is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
   if (is_first_rank()) {
     const int count = context_.world.world_size();
-    say(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+    print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
   }
   if (step_ >= run.steps) {
-    say(
+    print_line(
         cadre::format("run.steps is {}, and the snapshot is of step {}: no steps are left; set "
                       "a larger run.steps to continue",
                       run.steps, step_));
@@ -246,8 +247,8 @@ void Trainer::finish_snapshot() {
     if (is_best) mark_best();
     return;
   }
-  say(cadre::format("warning: {}; earlier snapshots are untouched",
-                    outcome->status.error().message()));
+  print_line(cadre::format("warning: {}; earlier snapshots are untouched",
+                           outcome->status.error().message()));
   // A snapshot that could not be written cannot be the best.
   if (is_best) best_held_out_loss_ = loss_before_best_;
 }
@@ -257,7 +258,7 @@ void Trainer::mark_best() {
   best_step_ = -1;
   if (!is_first_rank()) return;
   const Status status = snapshots_.mark_best(saved_step_);
-  if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
+  if (!status.ok()) print_line(cadre::format("warning: {}", status.error().message()));
 }
 
 TrainState Trainer::state() {
@@ -285,14 +286,15 @@ void Trainer::finish() {
   begin_snapshot();
   const std::string sample = result_.was_stopped ? "" : sample_of_model();
   if (!sample.empty()) {
-    say("a sample:");
-    say(sample);
+    print_line("a sample:");
+    print_line(sample);
   }
   finish_snapshot();
   if (saved_step_ != step_) refuse_unsaved_end();
   snapshot_writer_->close();
   if (result_.was_stopped) {
-    say(cadre::format("stopped after step {} on request; resume with run.resume=auto", step_));
+    print_line(
+        cadre::format("stopped after step {} on request; resume with run.resume=auto", step_));
   }
 }
 
@@ -322,8 +324,8 @@ void Trainer::refuse_unsaved_end() const {
   throw CommonError(Error(ErrorCode::kUnavailable, text));
 }
 
-void Trainer::say(const std::string& line) {
-  if (progress_) progress_->say(line);
+void Trainer::print_line(const std::string& line) {
+  if (progress_) progress_->print_line(line);
 }
 
 }  // namespace cadre::train

@@ -77,7 +77,7 @@ class Trainer {
   void make_loaders();
   void load_weights();
   void open_run_folder();
-  void introduce();
+  void print_header();
   StepSums step(const Batch& batch);
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
   at::Tensor infer(const at::Tensor& data);
@@ -92,7 +92,7 @@ class Trainer {
   void finish();
   std::string sample_of_model();
   [[noreturn]] void refuse_unsaved_end() const;
-  void say(const std::string& line);
+  void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
 
   Config config_;

@@ -166,7 +166,7 @@ void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
     strategy.parts_were_filled();
     optimizer.load_state(states);
   } catch (const Error& error) {
-    if (is_of_group(error)) throw;
+    if (is_group_failure(error)) throw;
     throw CommonError(with_remedy(error, snapshot_));
   }
 }
