@@ -1,4 +1,5 @@
-// The command's own face: help, version, unknown words, `cadre info` and `cadre train`'s beginning.
+// The `cadre` command itself: help, version, unknown words, `cadre info` and errors of `cadre
+// train` before the trainer starts.
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -90,7 +91,7 @@ double bytes_of(const std::string& text) {
   return -1;
 }
 
-// A row of the table says what the JSON's value says, as a person reads it.
+// A row of the table corresponds to a value of the JSON output.
 void expect_same(const std::string& key, const nlohmann::json& value, const std::string& text) {
   if (value.is_null()) {
     EXPECT_EQ(text, "no limit") << key;

@@ -1,5 +1,5 @@
-// One rule for CADRE_TORCH: what the command and the build find by it, and what `cadre train` says
-// when it leads nowhere.
+// CADRE_TORCH has the same meaning for the command and the build; the error of `cadre train` if no
+// torch is found.
 #include "cadre/cli/torch_finder.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ class TorchFinder : public ::testing::Test {
     std::ofstream(torch_ + "/version.py")
         << "from typing import Optional\n__all__ = ['__version__', 'debug']\n"
            "__version__ = '2.12.1+cpu'\n";
-    // Answers like Python when it is asked where torch is.
+    // Prints the path of torch, as Python does.
     make_program("/bin/python", "echo " + torch_);
     make_program("/bin/python3", "echo " + torch_);
   }

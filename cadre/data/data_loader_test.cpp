@@ -156,7 +156,7 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
   EXPECT_THAT(refusals(same, same, 61), all_are("dataset size is 60 on rank 0 and 61"));
   EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .num_threads = 1, .prefetch = 3}),
               ::testing::Each("accepted"));
-  // Also where one rank alone could see what is wrong.
+  // Also if one rank alone could detect the problem.
   EXPECT_THAT(refusals(same, {.batch_size = 1, .seed = 1}),
               all_are("batch_size is 6 on rank 0 and 1"));
 }

@@ -1,4 +1,4 @@
-// Plans against numbers worked out by hand, and what is refused.
+// Plans against numbers that were computed by hand, and invalid options.
 #include "cadre/plan/memory_plan.h"
 
 #include <gmock/gmock.h>

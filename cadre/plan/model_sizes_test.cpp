@@ -1,4 +1,4 @@
-// The sizes of a module are those that its registrations say, whether it has values or not.
+// The sizes of a module are those of its registered parameters, also if it is deferred.
 #include "cadre/plan/model_sizes.h"
 
 #include <gmock/gmock.h>

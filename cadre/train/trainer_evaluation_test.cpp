@@ -1,5 +1,5 @@
-// What the trainer says of held-out data, against a calculation of its own from the snapshot's
-// weights and the files' bytes.
+// The trainer's evaluation of held-out data, against an independent calculation from the snapshot's
+// parameters and the files' bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -114,7 +114,7 @@ TEST_F(TrainerEvaluationTest, TrainsOnOnePairAndJudgesTheOther) {
     EXPECT_EQ(said["held_out_loss"], run.result.held_out.loss);
     EXPECT_EQ(said["accuracy"], *run.result.held_out.accuracy);
 
-    // What a step reports is the loss on the training pair before its update.
+    // A step reports the loss on the training pair before its update.
     const double before_last = judge(training_, weights_after(config.run.name, 3)).loss;
     EXPECT_NEAR(metrics(config.run.name)[3]["loss"].get<double>(), before_last, 1e-5);
   }

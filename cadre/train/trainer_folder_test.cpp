@@ -1,5 +1,5 @@
-// What becomes of a run's folder: full disks, damaged snapshots, two runs of one name, and what a
-// resumed run may change.
+// The folder of a run: full disks, damaged snapshots, two runs of one name, and changes of a
+// resumed run.
 #include <unistd.h>
 
 #include <filesystem>
@@ -98,7 +98,7 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
     if (num_evaluations == 2) disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first was not kept; every later one is better.
+  // The first was not written; every later one is better.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(4, 6, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
@@ -132,7 +132,7 @@ TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
     config.run.resume = "auto";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
-    // Rank 0 alone opens the folder, and all ranks end with what it found.
+    // Only rank 0 opens the folder, and all ranks throw its error.
     EXPECT_THAT(run(config, 2).failures,
                 AllOf(HasSubstr("rank 0: " + kind + owner), HasSubstr("rank 1: " + kind + owner)));
   }
@@ -157,7 +157,7 @@ TEST_F(TrainerTest, GoingOnFromAnotherRunLeavesItAndAnEarlierOneOfThisNameAlone)
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b.1").steps(), ::testing::ElementsAre(3));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4));
-  // From a snapshot of its own it stays where it is.
+  // A run that resumes from its own snapshot keeps its folder.
   config.run.resume = folder_ + "/b";
   config.run.steps = 5;
   ASSERT_EQ(run(config).failures, "");
@@ -229,7 +229,7 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   EXPECT_THAT(run(config).failures, HasSubstr("a generator's state has 1 bytes instead of "));
   fs::remove_all(folder_ + "/a/step-000002");
   EXPECT_THAT(run(config).failures, HasSubstr("; no other snapshot is intact: start at step 0"));
-  // Without the damaged one, the run goes on from what is there.
+  // Without the damaged snapshot, the run resumes from the remaining one.
   ASSERT_EQ(metrics("a").size(), 5u);
 }
 

@@ -1,5 +1,5 @@
-// A damaged snapshot is never gone on from: whatever has happened to one of its files, the run ends
-// with an error that names the file and a snapshot that is whole.
+// A run never resumes from a damaged snapshot: after any change of one of its files, the run ends
+// with an error that names the file and an intact snapshot.
 #include <array>
 #include <chrono>
 #include <filesystem>
@@ -34,7 +34,7 @@ class TrainerIntegrityTest : public TrainerTest {
     config_.run.steps = 6;
   }
 
-  // Resumes with `content` in place of the file's own, which is put back.
+  // Resumes with `content` in the file, and restores the file.
   std::string failure_with(std::string_view file, const std::string& content) {
     const fs::path path = latest_ / file;
     const std::string kept = content_of(path);
@@ -54,7 +54,7 @@ TEST_F(TrainerIntegrityTest, AFlippedBitInAnyFileIsFound) {
   for (const std::string_view file : kFiles) {
     const std::string whole = content_of(latest_ / file);
     ASSERT_FALSE(whole.empty()) << file;
-    // A wrong digest looks like damage of the file that it is of.
+    // A wrong digest is reported as damage of its file.
     const std::string named = file == "B2SUMS" ? "B2SUMS" : (latest_ / file).string();
     for (const size_t place : {size_t{0}, whole.size() / 2, whole.size() - 2, whole.size() - 1}) {
       std::string damaged = whole;
@@ -85,7 +85,7 @@ TEST_F(TrainerIntegrityTest, AFileOfAnotherStepIsFound) {
   for (const std::string_view file : kFiles) {
     EXPECT_THAT(failure_with(file, content_of(older_ / file)), HasSubstr(remedy_)) << file;
   }
-  // All of them together are a whole snapshot, but not the one that the folder's name says.
+  // Together they are an intact snapshot, but of another step than the folder's name.
   for (const std::string_view file : kFiles)
     write_content(latest_ / file, content_of(older_ / file));
   EXPECT_THAT(run(config_).failures,

@@ -60,9 +60,10 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   }
 }
 
-// The layout that the first step learns is mostly the one that it began with. So that a resumed run
-// takes over the snapshot's is seen by another layout there. Over TCP, on three ranks and above
-// 64 KiB, it reaches the bits: there a gradient's place in its bucket decides the order of the sum.
+// The layout learned in the first step usually equals the initial one, so the test stores another
+// layout in the snapshot to show that a resumed run uses it. It affects the bits only over TCP, on
+// three ranks and above 64 KiB, where the order of additions depends on a gradient's position in
+// its bucket.
 TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
   transport_ = TransportChoice::kTcp;
   Config config = this->config("whole");
@@ -237,7 +238,7 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_EQ(snapshots.best(), snapshots.path_of(best_step));
 
-  // What was the best is remembered: a resumed run does not take a worse one for it.
+  // The best loss is saved: a resumed run does not mark a worse snapshot as the best.
   config.run.resume = "auto";
   config.run.steps = 61;
   config.optimizer.learning_rate = 10;

@@ -1,4 +1,4 @@
-// Runs of the trainer with threads as ranks, in a folder of their own.
+// Runs the trainer with threads as ranks, in a temporary folder.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -120,7 +120,7 @@ class TrainerTest : public ::testing::Test {
     }
   }
 
-  // Makes a snapshot one of an earlier format, without digests.
+  // Converts a snapshot to an earlier format, without digests.
   static void set_format(const std::string& snapshot, int format) {
     std::filesystem::remove(snapshot + "/B2SUMS");
     nlohmann::json state = nlohmann::json::parse(std::ifstream(snapshot + "/state.json"));

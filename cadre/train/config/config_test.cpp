@@ -138,7 +138,7 @@ TEST_F(ConfigTest, RefusesModelsOfOtherData) {
   EXPECT_EQ(refusal("", {"model.kind=mlp", "data.kind=synthetic"}), "accepted");
 }
 
-// What would change the numbers is not ignored; what only saves memory or time is.
+// Keys that change the results are refused; keys that only save memory or time are ignored.
 TEST_F(ConfigTest, RefusesDtypesUnderStrategiesThatDoNotHaveThem) {
   for (const std::string key : {"parallel.parameter_dtype", "parallel.reduce_dtype"}) {
     for (const std::string strategy : {"single", "ddp", "zero1", "zero2"}) {
