@@ -177,7 +177,7 @@ TEST_F(TrainerPartsTest, ASnapshotOfAnotherStepOrProgramIsRefused) {
   config.run.resume = other.path_of(7);
   EXPECT_THAT(run(config).failures, AllOf(HasSubstr("kInvalidArgument"),
                                           HasSubstr("the trainer did not write this snapshot"),
-                                          HasSubstr("take its model as model.weights")));
+                                          HasSubstr("use it as model.weights instead")));
 }
 
 TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
