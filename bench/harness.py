@@ -1,10 +1,11 @@
-"""What every bench against a peer shares: interleaved rounds, ratios with quartiles, dated reports.
+"""The common parts of all benches against a peer: interleaved rounds, ratios with quartiles, dated reports.
 
-The method: every round runs ours and each peer once, in an order that is reversed in every other
-round; the ratio is that of one round; a report gives the median of the ratios and their quartiles. A
-goal is met when the worse quartile meets it. Every program gets the same memory settings. The latency
-between the cores is measured before and after each round, because virtual cores move: a round in which
-it changed by more than a factor of two is dropped. Limits of the machine are measured in the same run.
+Method: every round runs our program and each peer once, in an order that is reversed in every other
+round, and gives one ratio for each peer; a report has the median of the ratios and their quartiles. A
+goal is met if the worse quartile meets it. Every program has the same memory settings. The latency
+between the cores is measured before and after each round, because the hypervisor may move virtual cores:
+a round in which it changed by more than a factor of two is dropped. Limits of the machine are measured in
+the same run.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ REPORTS = ROOT / "bench" / "reports"
 
 
 def busy_seconds():
-    """CPU time that the machine has spent on anything so far."""
+    """The CPU time of all processes of the machine since its start."""
     ticks = [int(word) for word in open("/proc/stat").readline().split()[1:9]]
     idle, waiting = ticks[3:5]
     return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK")
@@ -36,8 +37,7 @@ STARTED = (time.monotonic(), busy_seconds())
 
 
 def foreign_share():
-    """The share of the machine's CPU time that others took since the bench began; on a quiet machine
-    next to nothing."""
+    """The fraction of the machine's CPU time that other processes have used since the bench began."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     available = (time.monotonic() - STARTED[0]) * os.cpu_count()
@@ -45,7 +45,7 @@ def foreign_share():
 
 
 def torch_python():
-    """The Python that has torch: CADRE_TORCH, .venv, or the one on PATH."""
+    """A Python with torch: CADRE_TORCH, .venv, or python3 of PATH."""
     named = os.environ.get("CADRE_TORCH", "")
     if named and not pathlib.Path(named).is_dir():
         return named
@@ -54,23 +54,23 @@ def torch_python():
 
 
 def build(*targets):
-    """Builds the bench's own programs; the rest of the build folder is taken as it is."""
+    """Builds the programs of the bench in the existing build folder."""
     subprocess.run(["cmake", "--build", str(ROOT / "build"), "--target", *targets], check=True,
                    stdout=subprocess.DEVNULL)
 
 
 def memory_settings():
-    """The environment of every program, ours and the peers': malloc keeps and enlarges its pages, as
-    `cadre train` sets it for its workers (cadre/launch/worker_environment.cpp), and torch's own switch
-    for huge pages is on."""
+    """The environment of our programs and of the peers: malloc keeps freed memory and uses huge pages, as
+    `cadre train` sets it for its workers (cadre/launch/worker_environment.cpp), and torch's allocator uses
+    huge pages, too."""
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
                               "glibc.malloc.trim_threshold=1099511627776",
             "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 def in_turn(names, number):
-    """The order of round `number`: every other round is reversed, so that no program always runs on
-    what another one left behind."""
+    """The order of round `number`: every other round is reversed, so that no program always runs
+    after the same other one."""
     return list(names) if number % 2 == 0 else list(reversed(list(names)))
 
 
@@ -81,7 +81,7 @@ def limits_program():
 
 
 def machine_limits(*arguments):
-    """What bench/limits/machine_limits prints."""
+    """The output of bench/limits/machine_limits."""
     return json.loads(timed([limits_program(), *arguments], timeout_s=120)[2])
 
 
@@ -100,8 +100,7 @@ class CoreDistance:
         return machine_limits("core")["core_us"]
 
     def rounds(self, count, title):
-        """The numbers of the rounds to run: until the latency stayed in `count` of them, and at most
-        three times as many."""
+        """Yields round numbers until the latency was stable in `count` rounds, at most three times as many."""
         dropped_before, most = self.dropped, count if "--quick" in sys.argv else 3 * count
         for number in range(most):
             kept = number - (self.dropped - dropped_before)
@@ -111,8 +110,8 @@ class CoreDistance:
             yield number
 
     def stayed(self):
-        """After each round: whether the latency is what it was before it. A run with --quick takes any
-        round, because it reports no figures."""
+        """Called after each round: whether the latency is the same as before it. With --quick every round
+        counts, because no figures are reported."""
         before, self.before = self.before, self.now()
         self.seen.append(self.before)
         low, high = sorted((before, self.before))
@@ -128,7 +127,7 @@ class CoreDistance:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A bound of a figure; `at_most` is false where more is better."""
+    """A bound of a figure; `at_most` is false if larger is better."""
     limit: float
     at_most: bool
 

@@ -1,6 +1,6 @@
 """Programs as the ranks of a job on this machine: ours and torch's by the environment, MPI's by mpirun.
 
-What runs too long is killed; a failure is a RuntimeError with the end of what the rank printed.
+Processes that run too long are killed; a failure is a RuntimeError with the end of the rank's output.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ def free_port():
 
 @contextlib.contextmanager
 def started(command, ranks, pipe_input=False):
-    """The command's processes as the ranks of a job, placed by the scheduler as under a launcher; what
-    still runs at the end is killed."""
+    """The command's processes as the ranks of a job, not bound to cores, as under a launcher; processes
+    that still run at the end are killed."""
     job = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
            "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", **harness.memory_settings()}
     processes = [subprocess.Popen(
@@ -46,7 +46,7 @@ def started(command, ranks, pipe_input=False):
 
 
 def outputs_of(processes, time_limit_s=TIME_LIMIT_S):
-    """What each rank prints until it ends."""
+    """Waits until all ranks have ended and returns their output."""
     end = time.monotonic() + time_limit_s
     outputs = [p.communicate(timeout=max(1, end - time.monotonic())) for p in processes]
     for rank, (process, (_, errors)) in enumerate(zip(processes, outputs)):
@@ -83,7 +83,7 @@ def run_mpi(program, arguments, ranks, options=()):
 
 
 def build_mpi_program(source):
-    """The peer's program, built by the peer's own compiler; None where there is none."""
+    """The program of the MPI peer, built with mpicxx; None if OpenMPI is not installed."""
     if not shutil.which("mpicxx.openmpi") or not shutil.which("mpirun.openmpi"):
         return None
     source = pathlib.Path(source)
@@ -96,12 +96,12 @@ def build_mpi_program(source):
 
 
 def figures_of(output):
-    """The JSON lines of an output; MPI and torch may print lines of their own."""
+    """The JSON lines of an output; MPI and torch may print other lines."""
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 def measured(run):
-    """The figures that a program prints; a second try for what a busy machine broke; None after that."""
+    """The figures that a program prints; tries again if a run fails, and returns None after the last attempt."""
     for attempt in range(ATTEMPTS):
         try:
             return figures_of(run())
@@ -111,8 +111,8 @@ def measured(run):
 
 
 def measure_rounds(programs, count, num_ranks, distance):
-    """For each program, its figures of each round; rounds that miss one, or in which the cores moved,
-    are dropped."""
+    """For each program, its figures of each round; rounds with a missing figure, or in which the latency
+    changed, are dropped."""
     results = {name: [] for name in programs}
     for number in distance.rounds(count, f"{num_ranks} ranks"):
         figures = {}

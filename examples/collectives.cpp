@@ -1,4 +1,4 @@
-// Each collective once, on small tensors: cadre run --nproc-per-node 3 collectives
+// Calls each collective once, on small tensors: cadre run --nproc-per-node 3 collectives
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-// "rank 1 all_reduce: 33 36", in one piece, because the ranks share the screen.
+// Prints "rank 1 all_reduce: 33 36" in one write, because the ranks share the terminal.
 static void show(int rank, const std::string& what, const torch::Tensor& tensor) {
   std::ostringstream line;
   line << "rank " << rank << ' ' << what << ':';
@@ -21,10 +21,11 @@ int main() try {
   const int rank = world.rank();
   const int size = world.world_size();
   const auto mine = torch::tensor({1, 2}) + 10 * rank;  // rank 2 has [21, 22]
-  const auto rows = mine.repeat({size, 1}) + torch::arange(size).unsqueeze(1) * 100;  // one a rank
-  const auto nothing = torch::Tensor();  // where only the root has a tensor
+  const auto rows =
+      mine.repeat({size, 1}) + torch::arange(size).unsqueeze(1) * 100;  // one row for each rank
+  const auto nothing = torch::Tensor();  // for ranks other than the root
 
-  // In place: every rank's tensor becomes the result.
+  // In place: the result replaces every rank's tensor.
   auto sum = mine.clone();
   world.all_reduce(sum);
   show(rank, "all_reduce", sum);
@@ -38,10 +39,10 @@ int main() try {
   show(rank, "broadcast", copy);
 
   auto total = mine.clone();
-  world.reduce(total, {.root = 0});  // only the root's changes
+  world.reduce(total, {.root = 0});  // only the root's tensor changes
   show(rank, "reduce", total);
 
-  // From one tensor to another: output first.
+  // From an input to an output tensor; the output is the first argument.
   auto all = torch::empty({size, 2}, torch::kInt64);
   world.all_gather_into_tensor(all, mine);
   show(rank, "all_gather", all);
@@ -72,7 +73,7 @@ int main() try {
                           {.output_split_sizes = receives, .input_split_sizes = sends});
   show(rank, "all_to_all uneven", output);
 
-  // Any of them can go on in the background: `_async` gives a Work, which keeps the tensors alive.
+  // Each has an asynchronous form: `_async` returns a Work, which keeps the tensors alive.
   auto later = mine.clone();
   cadre::Work work = world.all_reduce_async(later);
   const auto meanwhile = mine.square();

@@ -1,4 +1,4 @@
-// Trains the network of PyTorch's MNIST example on as many processes as there are:
+// Trains the network of PyTorch's MNIST example on any number of processes:
 //   cadre run --nproc-per-node 2 ddp_mnist FOLDER [EPOCHS]
 // FOLDER holds MNIST's files (train-images-idx3-ubyte, ...), plain or .gz.
 #include <cadre/cadre.h>
@@ -36,32 +36,31 @@ int main(int argc, char** argv) try {
     std::cerr << "ddp_mnist: EPOCHS must be a number from 1, is " << argv[2] << std::endl;
     return 2;
   }
-  auto world = cadre::init_process_group();  // the launcher's environment; alone: a world of one
-  torch::manual_seed(world.rank());          // other noise in the dropouts of each rank
+  auto world = cadre::init_process_group();  // without a launcher: a group of one rank
+  torch::manual_seed(world.rank());          // so that dropout differs between ranks
   at::set_num_threads(1);
 
   cadre::DistributedDataParallel model{std::make_shared<Net>(), world};
   torch::optim::SGD optimizer{model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)};
-  auto loader = cadre::make_data_loader(
-      cadre::Mnist{argv[1]},
-      {.batch_size = 64, .rank = world.rank(), .world_size = world.world_size(), .seed = 0});
+  // 64 samples of all ranks together in each step; every rank gets its share of them.
+  auto loader =
+      cadre::make_data_loader(cadre::Mnist{argv[1]}, {.batch_size = 64, .group = world, .seed = 0});
   for (int epoch = 0; epoch < num_epochs; ++epoch) {
-    for (const auto& [images, labels] : loader.epoch(epoch)) {  // this rank's share, reshuffled
+    for (const auto& [images, labels] : loader.epoch(epoch)) {  // this rank's share of each batch
       optimizer.zero_grad();
-      // The last shares may differ, or be empty: each rank counts by its images.
+      // Shares of a batch may differ in size, or be empty: each rank is weighted by its images.
       auto loss = torch::nll_loss(model(images), labels);
-      loss.backward();  // buckets all-reduce while backward runs; done on return
+      loss.backward();  // also reduces the gradients; they are complete on return
       optimizer.step();
     }
   }
 
-  // Every rank judges its share of the test images; the sum tells how many are right.
+  // Every rank classifies its share of the test images; the all_reduce adds up the counts.
   model.eval();
   torch::NoGradGuard no_grad;
-  auto tests = cadre::make_data_loader(
-      cadre::Mnist{argv[1], cadre::kMnistTest},
-      {.batch_size = 64, .rank = world.rank(), .world_size = world.world_size(), .shuffle = false});
-  auto sums = torch::zeros({2}, torch::kInt64);  // right, all
+  auto tests = cadre::make_data_loader(cadre::Mnist{argv[1], cadre::kMnistTest},
+                                       {.batch_size = 64, .group = world, .shuffle = false});
+  auto sums = torch::zeros({2}, torch::kInt64);  // correct, all
   for (const auto& [images, labels] : tests.epoch(0)) {
     if (images.size(0) == 0) continue;
     sums[0] += model->forward(images).argmax(1).eq(labels).sum();

@@ -1,5 +1,5 @@
-// Fits y = sin(x) on as many processes as there are: `cadre run --nproc-per-node 2 ddp_toy`. Alone
-// it trains on one.
+// Fits y = sin(x) on any number of processes: `cadre run --nproc-per-node 2 ddp_toy`. Without the
+// launcher it trains in a single process.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -7,16 +7,16 @@
 
 int main() {
   auto world = cadre::init_process_group();
-  torch::manual_seed(world.rank());  // other weights and other samples on each rank
+  torch::manual_seed(world.rank());  // different weights and samples on each rank
   torch::nn::Sequential net(torch::nn::Linear(1, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
-  cadre::DistributedDataParallel model{net, world};  // rank 0's weights everywhere
+  cadre::DistributedDataParallel model{net, world};  // broadcasts rank 0's weights
   torch::optim::Adam optimizer{model->parameters(), /*lr=*/0.01};
   float loss_value = 0;
   for (int step = 0; step < 300; ++step) {
     auto x = torch::rand({64, 1}) * 6.2832f;
     optimizer.zero_grad();
     auto loss = torch::mse_loss(model(x), x.sin());
-    loss.backward();  // the gradients of all ranks, averaged while backward runs
+    loss.backward();  // averages the gradients of all ranks meanwhile
     optimizer.step();
     loss_value = loss.item<float>();
   }

@@ -1,5 +1,5 @@
-// ddp_toy as a run that may be stopped at any moment: started again, it goes on from its newest
-// snapshot in FOLDER, to the same weights.
+// ddp_toy as a run that may be stopped at any time: started again, it resumes from the latest
+// snapshot in FOLDER and ends with the same weights.
 //   cadre run --nproc-per-node 2 ddp_toy_resume FOLDER [STEPS]
 #include <cadre/cadre.h>
 #include <torch/torch.h>
@@ -8,7 +8,7 @@
 #include <iostream>
 #include <string>
 
-// torch's own error does not name the file, and has a stack trace behind it.
+// torch's own error does not name the file, and contains a stack trace.
 static void load_optimizer(torch::optim::Adam& optimizer, const std::string& path) try {
   torch::load(optimizer, path);
 } catch (const c10::Error& error) {
@@ -22,7 +22,7 @@ int main(int argc, char** argv) try {
     return 2;
   }
   auto world = cadre::init_process_group();
-  torch::manual_seed(0);  // the first weights: every run of this program ends with the same
+  torch::manual_seed(0);  // of the initial weights: every run ends with the same weights
   torch::nn::Sequential net(torch::nn::Linear(1, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
   torch::optim::Adam optimizer{net->parameters(), /*lr=*/0.01};
   cadre::SnapshotFolder snapshots{argc > 1 ? argv[1] : "ddp_toy"};
@@ -39,7 +39,7 @@ int main(int argc, char** argv) try {
     torch::mse_loss(model(x), x.sin()).backward();
     optimizer.step();
     if (world.rank() != 0 || (step + 1) % 50 != 0) continue;
-    const auto write = [&](const std::string& folder) {  // a folder that is renamed when full
+    const auto write = [&](const std::string& folder) {  // a folder that is renamed when complete
       cadre::save(net, folder + "/net.safetensors");
       torch::save(optimizer, folder + "/adam.pt");
       return cadre::Status();

@@ -17,10 +17,10 @@ int main() {
 
   const auto product = torch::matmul(x.local(), weight.local());  // this rank's block of y
   auto y = DTensor::from_local(product, mesh, {Shard(0), Shard(1)}, {6, 3});
-  const auto loss = y.full_tensor().square().sum() / 2;  // of all of y, on every rank
+  const auto loss = y.full_tensor().square().sum() / 2;  // of the whole y, on every rank
   loss.backward();
 
-  // Each rank has the gradient of its columns by its rows alone: the sum along "dp" is to be done.
+  // Each rank has the gradient of its columns from its rows only: it must be summed along "dp".
   auto gradient =
       DTensor::from_local(weight.local().grad(), mesh, {Partial(), Shard(1)}, {2, 3}).full_tensor();
   std::cout << "rank " + std::to_string(world.rank()) + " at (" +

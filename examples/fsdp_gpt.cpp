@@ -1,9 +1,8 @@
-// Trains a small transformer whose blocks are sharded over as many processes as there are:
-// `cadre run --nproc-per-node 2 fsdp_gpt [FOLDER]`. Each rank owns its share of every block, and
-// gathers a block while it computes with it; blocks keep no activations but compute them again in
-// backward. With a folder on a disk, what a rank owns lies in a file there, so that the model may
-// be larger than memory. No rank ever holds the whole model: the wrapper gives the parameters their
-// values block by block.
+// Trains a small transformer whose blocks are sharded over any number of processes: `cadre run
+// --nproc-per-node 2 fsdp_gpt [FOLDER]`. Each rank owns its share of every block, and gathers a
+// block while it computes with it; backward recomputes the activations of blocks. With a FOLDER on
+// a disk, the rank keeps its shards in a file there, so that the model may be larger than memory.
+// No rank ever holds the whole model: the wrapper initializes the parameters block by block.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -63,7 +62,7 @@ int main(int argc, char** argv) {
   if (argc > 1) {
     options.offload = cadre::FileOffload{.folder = argv[1]};
   } else {
-    // Ranks of one host read each other's shards in place, and copy nothing.
+    // Ranks of one host read each other's shards in place, without copies.
     options.form = cadre::ShardForm::kMapped;
   }
   cadre::FullyShardedDataParallel model{gpt, world, options};
@@ -73,7 +72,8 @@ int main(int argc, char** argv) {
 
   double first = 0, last = 0;
   for (int step = 0; step < 40; ++step) {
-    // Sequences that count in steps of one to four, of which this rank has every world_size-th.
+    // Sequences that count in steps of one to four; this rank trains on every world_size-th of
+    // them.
     const Tensor all = (torch::arange(12).unsqueeze(1) * 5 + step +
                         torch::arange(kContext + 1) * (torch::arange(12) % 4 + 1).unsqueeze(1)) %
                        kVocabulary;

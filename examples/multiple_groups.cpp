@@ -33,12 +33,13 @@ int main(int argc, char** argv) try {
   const auto column_group =
       *world.split({.color = column, .key = row, .name = "column" + std::to_string(column)});
 
-  // All ranks call new_group, with the same list; who is not in it gets none.
+  // All ranks call new_group with the same list; it returns nullopt on ranks that are not in the
+  // list.
   std::vector<int> even_ranks;
   for (int i = 0; i < world.world_size(); i += 2) even_ranks.push_back(i);
   const auto evens = world.new_group(even_ranks);
 
-  // Each group has its own numbering: ranks of different groups need not keep step.
+  // Each group numbers its own operations: ranks of different groups need not be synchronous.
   std::ostringstream line;
   line << "rank " << rank << ": row " << row << " sums to " << sum_over(row_group, rank)
        << ", column " << column << " to " << sum_over(column_group, rank);

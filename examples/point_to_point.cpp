@@ -6,7 +6,8 @@
 #include <string>
 #include <utility>
 
-// A token goes once around; each rank adds its number plus one. One send or recv at a time.
+// A token is sent once around the ring; each rank adds its number plus one. Uses blocking send and
+// recv.
 static int64_t pass_token(const cadre::ProcessGroup& world) {
   const int rank = world.rank();
   const int size = world.world_size();
@@ -18,8 +19,9 @@ static int64_t pass_token(const cadre::ProcessGroup& world) {
   return token.item<int64_t>();
 }
 
-// Every rank's tensor goes around, all at the same time, and all add up what comes by. Messages of
-// this size wait for their receiver, so a ring of blocking sends would wait for ever: send_async.
+// The tensors of all ranks are sent around the ring at the same time, and every rank adds up those
+// that it receives. Messages of this size wait for their receiver, so a ring of blocking sends
+// would deadlock: use send_async.
 static torch::Tensor sum_around(const cadre::ProcessGroup& world, const torch::Tensor& mine) {
   const int rank = world.rank();
   const int size = world.world_size();
@@ -45,7 +47,7 @@ int main() try {
                    ", sums " + std::to_string(sum.min().item<int64_t>()) + " to " +
                    std::to_string(sum.max().item<int64_t>()) + "\n"
             << std::flush;
-  world.barrier();  // a rank that leaves while others still talk would be taken for lost
+  world.barrier();  // no rank may leave while others still exchange messages
   world.close();
 } catch (const cadre::Error& error) {
   std::cerr << "point_to_point: " << error.what() << std::endl;

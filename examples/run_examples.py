@@ -31,7 +31,7 @@ def run(program, *arguments, ranks=1, cwd=None):
 
 
 def expected_collectives(size):
-    """What examples/collectives.cpp computes, by lists alone."""
+    """What examples/collectives.cpp computes, with plain lists."""
     mine = [[1 + 10 * r, 2 + 10 * r] for r in range(size)]
     rows = [[[x + 100 * i for x in mine[r]] for i in range(size)] for r in range(size)]
     uneven = [list(range(100 * r, 100 * r + size * (size + 1) // 2)) for r in range(size)]
@@ -58,7 +58,7 @@ def expected_collectives(size):
 
 
 def expected_losses():
-    """What examples/tensor_parallel_mlp.cpp prints: the MLP and its gradients on one process, by lists alone."""
+    """What examples/tensor_parallel_mlp.cpp prints: the MLP and its gradients on one process, with plain lists."""
     def weights(rows, columns):
         return [[math.sin(r * columns + c) / 2 for c in range(columns)] for r in range(rows)]
 
@@ -98,7 +98,7 @@ class Examples(unittest.TestCase):
         for size in (1, 2, 3):
             with self.subTest(size=size):
                 around = size * (size + 1) // 2
-                # Rank 0 gets the token back; rank r sees it after r + 1 additions.
+                # Rank 0 receives the token back; rank r prints it after r + 1 additions.
                 tokens = [around] + [(r + 1) * (r + 2) // 2 for r in range(1, size)]
                 self.assertEqual(run("point_to_point", ranks=size),
                                  [f"rank {r}: token {tokens[r]}, sums {around} to {around}" for r in range(size)])
@@ -182,12 +182,12 @@ class Examples(unittest.TestCase):
                 self.assertEqual((result.returncode, result.stderr), (2, f"{program}: {sentence}\n"))
 
 
-# So many steps that a run is killed long before their end; 50 make a snapshot.
+# Enough steps that a run is killed long before its end; there is a snapshot every 50 steps.
 NUM_STEPS = 1000
 
 
 class ToyResume(unittest.TestCase):
-    """ddp_toy_resume, killed at any moment, ends with the weights of an undisturbed run."""
+    """ddp_toy_resume, killed at any time and resumed, ends with the weights of an uninterrupted run."""
 
     def kill_after_a_snapshot(self, folder):
         """Kills rank 1; the step of the snapshot that the run leaves as its newest."""
@@ -233,7 +233,7 @@ class ToyResume(unittest.TestCase):
 
 
 def descendants(pid):
-    """All processes below this one, in the order of their numbers."""
+    """All descendants of this process, by pid."""
     parents = {}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -284,7 +284,7 @@ class WithoutLauncher(unittest.TestCase):
         for size in (1, 2, 3):
             with self.subTest(size=size), tempfile.TemporaryDirectory() as folder:
                 self.meet(f"file://{folder}/meeting", size)
-                self.assertEqual(os.listdir(folder), [])  # the last rank takes the file away
+                self.assertEqual(os.listdir(folder), [])  # the last rank removes the file
 
 
 class Readme(unittest.TestCase):

@@ -1,4 +1,4 @@
-// Shows that a module of your own trains on several ranks as in one process, under every strategy.
+// Verifies that your own module trains on several ranks as in one process, under every strategy.
 //   cadre run --nproc-per-node 2 verify_module            all within their bounds: exit code 0
 //   cadre run --nproc-per-node 2 verify_module batch_norm  normalizes by its own rows: exit code 1
 #include <cadre/cadre.h>
@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
       world,
       /*make_module=*/[&] { return Net(has_batch_norm); },
       /*make_batch=*/
-      [](int64_t step) {  // of all ranks together, in every call the same
+      [](int64_t step) {  // the batch of all ranks together, equal in every call
         const Tensor x = torch::sin(torch::arange(24 * 8) * (0.1 + 0.01 * step)).view({24, 8});
         return std::pair(x, x.narrow(1, 0, 2).square());
       },

@@ -1,8 +1,8 @@
-// Processes that nobody launched meet at an address or in a file, and add up their ranks. The core
-// alone, without torch. Start one of each RANK below WORLD_SIZE:
+// Processes without a launcher find each other through an address or a file, and add up their
+// ranks. Uses only the core, without torch. Start one process for each RANK below WORLD_SIZE:
 //   without_launcher tcp://127.0.0.1:29500 RANK WORLD_SIZE
 //   without_launcher file:///tmp/meeting   RANK WORLD_SIZE
-// Beyond one host they prove a common secret to each other: CADRE_JOB_TOKEN.
+// On several hosts all processes need the same secret in CADRE_JOB_TOKEN.
 #include <cadre/core.h>
 
 #include <charconv>
@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-// atoi() would take a word for rank 0, and two processes would be that.
+// atoi() would parse a word as rank 0, which two processes would then have.
 static std::optional<int> parse_number(std::string_view text) {
   int number = 0;
   const auto end = text.data() + text.size();

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a build and its tests took, against tools/budgets.txt.
+"""Compares the CPU seconds of a build and its tests with tools/budgets.txt.
 
     tools/budgets.py BUILD [--check]
 
 Prints the CPU seconds of compiling with the slowest units, the seconds of each test program and the
-ten slowest tests, as tools/compile and tests/run_test.py kept them. With --check it exits with 1 when
+ten slowest tests, as recorded by tools/compile and tests/run_test.py. With --check it exits with 1 when
 a test program took more CPU seconds than its budget.
 """
 
@@ -33,7 +33,7 @@ def budget_of(kind, name):
 
 
 def print_compiling(log):
-    """The last call for each object counts."""
+    """The last compilation of each object counts."""
     seconds = {}
     for line in log.read_text().splitlines():
         user, system, _, name = line.split()

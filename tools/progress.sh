@@ -1,4 +1,4 @@
-# Shell functions for what takes long: a line every few seconds, also without a terminal.
+# Shell functions that show the progress of long commands: a line every few seconds, also without a terminal.
 readonly progress_seconds=5
 
 # Runs a command that may take long: with_progress "setup: installing torch" command...

@@ -51,7 +51,7 @@ def git(root, *words):
 
 def landed_commit(root):
     """The commit that a change is compared with: where HEAD left origin/main, or the parent of a HEAD
-    that is in origin/main. None where git cannot tell."""
+    that is in origin/main. None if git cannot determine it."""
     head = git(root, "rev-parse", "HEAD")
     base = git(root, "merge-base", "HEAD", "origin/main")
     return git(root, "rev-parse", "--verify", "--quiet", "HEAD^") if base in (None, head) else base
@@ -59,7 +59,7 @@ def landed_commit(root):
 
 def changed_files(root, base=None):
     """The files that differ from `base` (default: the landed commit), also those that are not
-    committed; None when that cannot be determined: then everything counts as changed."""
+    committed; None if that cannot be determined: then all files count as changed."""
     base = base or landed_commit(root)
     if not base:
         return None
@@ -72,7 +72,7 @@ def changed_files(root, base=None):
 
 def at_most(count, names):
     """All names, or `count` of them, picked by the environment variable CADRE_CASES_SEED (default 1), and
-    a line that says so: for a change of so many sources that CI cannot look at each."""
+    a line that says so: for changes of too many sources for CI."""
     if count is None or len(names) <= count:
         return names
     seed = os.environ.get("CADRE_CASES_SEED", "1")
@@ -81,8 +81,8 @@ def at_most(count, names):
 
 
 def sources_for(root, changed, sources):
-    """Of `sources` those to look at for a change: the changed ones, and for each changed header one
-    that includes it, its own where there is one."""
+    """The members of `sources` to check for a change: the changed ones, and for each changed header a source
+    that includes it, preferably its own."""
     chosen = changed & set(sources)
     texts = None
     for header in sorted(name for name in changed if name.endswith(".h")):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What processes hold, counted from outside in /proc: threads, descriptors, sockets, shared memory.
+"""Counts the resources of processes in /proc: threads, descriptors, sockets, shared memory.
 
     bench/groups/resources.py PID...    of any job, rank 0 first
 
-Shared memory are mappings of memfds and of files in /dev/shm. Committed is what the kernel has
-allocated for them, whoever touched it; a segment that several processes map counts once.
+Shared memory are mappings of memfds and of files in /dev/shm. Committed is the memory that the kernel has
+allocated for them; a segment that several processes map counts once.
 """
 
 import contextlib

@@ -27,7 +27,7 @@ std::string path_in(const std::string& folder, std::string_view name) {
 
 using Digests = std::map<std::string, std::string, std::less<>>;  // by name
 
-// nullopt for a text that is not, byte for byte, what write_digests() writes.
+// nullopt for a text that differs from the format of write_digests().
 std::optional<Digests> parse_digests(std::string_view text) {
   Digests digests;
   while (!text.empty()) {
@@ -87,7 +87,8 @@ Status check_digests(const std::string& folder, std::span<const std::string_view
   const auto text = os::read_file(list, kMaxBytes);
   if (!text.ok()) return text.error();
   const auto digests = parse_digests(*text);
-  if (!digests) return corruption(list, "a line is no digest and file name; the file is damaged");
+  if (!digests)
+    return corruption(list, "a line is not a digest and a file name; the file is damaged");
   for (const std::string_view name : names) {
     const auto expected = digests->find(name);
     if (expected == digests->end()) {

@@ -21,17 +21,17 @@ struct FileDigest {
   std::string digest;  // in hexadecimal
 };
 
-// Of the file's bytes; kCorruption if there is no such file.
+// The digest of a file; kCorruption if it does not exist.
 Result<std::string> digest_of(const std::string& path);
-// Writes and syncs B2SUMS with digests that were computed before, by several ranks for example.
+// Writes and syncs B2SUMS with digests that were computed before, for example by several ranks.
 Status write_digest_list(const std::string& folder, std::span<const FileDigest> digests);
 
 // Writes and syncs the digests of these files of the folder.
 CADRE_EXPORT Status write_digests(const std::string& folder,
                                   std::span<const std::string_view> names);
 
-// kCorruption with the path of the first file whose bytes are others than those that were written,
-// or of B2SUMS when it is not well-formed or leaves out one of the names.
+// kCorruption with the path of the first file whose bytes have changed, or of B2SUMS if it is
+// malformed or lacks one of the names.
 CADRE_EXPORT Status check_digests(const std::string& folder,
                                   std::span<const std::string_view> names);
 

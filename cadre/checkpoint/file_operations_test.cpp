@@ -37,7 +37,7 @@ struct Rename {
   std::optional<std::string> replaced = {};  // what the file at `to` held
 };
 
-// A change of a folder's entries: a new name, or a rename into the folder.
+// A change of a folder's entries: a new name, or a rename to the folder.
 struct Change {
   Inode folder;
   std::string created = {};  // a name in the folder; empty for a rename
@@ -70,7 +70,7 @@ std::string folder_of(const std::string& path) {
   return parent.empty() ? "." : parent.string();
 }
 
-// Counts an operation; false where it must fail. REQUIRES: the state's lock is held.
+// Counts an operation; returns false if it must fail. REQUIRES: the state's lock is held.
 bool may_pass() {
   State& s = state();
   const bool is_down = s.has_struck && s.kind == FaultKind::kPowerCut;
@@ -148,7 +148,7 @@ int do_fsync(int file) {
   return 0;
 }
 
-// Not counted, but after a power cut nothing is removed any more.
+// Not counted, but after a power failure removals have no effect.
 int do_unlink(int folder, const char* path, int flags) {
   const auto unlink_it = [&] {
     return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
@@ -159,7 +159,7 @@ int do_unlink(int folder, const char* path, int flags) {
   return is_down ? fail_full() : unlink_it();
 }
 
-// Fills the six letters of a template and makes what `make` makes of the name.
+// Replaces the six letters of a template and calls `make` with the name.
 template <typename Make>
 int make_unique_name(char* pattern, size_t suffix_begin, const Make& make) {
   static std::atomic<unsigned> next = static_cast<unsigned>(::getpid()) * 1000U;

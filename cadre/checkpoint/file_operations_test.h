@@ -1,11 +1,11 @@
-// Stands between the code under test and the file system: fails the n-th operation that changes a
-// file, and afterwards takes back everything that a power cut at that moment could have lost.
+// Intercepts file operations of the code under test: fails the n-th operation that changes a file,
+// and afterwards reverts everything that a power failure at that moment could have lost.
 //
-// The program's own open, write, fsync, rename, ... come first in the search for symbols, so that
-// every call of the program is counted while a fault is armed, and passed on to the kernel.
-// What a power cut loses, in the worst case: the content of a file that was not synced since its
-// last write, and each entry of a folder (new names, renames) that was made since the folder was
-// synced; after it nothing is removed. Threads: operations from any; arm and disarm in one.
+// The test program defines open, write, fsync, rename, ..., which precede those of the C library in
+// symbol lookup, so that every call is counted while a fault is armed, and passed on to the kernel.
+// In the worst case a power failure loses the content of a file that was not synced since its last
+// write, and each entry of a folder (new names, renames) that was created since the folder was
+// synced; later removals have no effect. Threads: operations from any; arm and disarm in one.
 // Blocking: never.
 #pragma once
 
@@ -27,9 +27,9 @@ class FileFault {
   FileFault(const FileFault&) = delete;
   FileFault& operator=(const FileFault&) = delete;
 
-  // Whether the n-th operation came.
+  // Whether the n-th operation was reached.
   bool has_struck() const;
-  // Ends the fault and takes back what was not synced in this folder and below.
+  // Disarms the fault and reverts everything that was not synced in this folder and its subfolders.
   void lose_what_was_not_synced(const std::string& root);
 };
 

@@ -1,8 +1,8 @@
 // The whole tensors of a sharded snapshot in one safetensors file, as if one process had saved
 // them.
 //
-// Threads: one. Blocking: for the time of the disk. Errors: cadre::Error, as load_sharded(); after
-// one `path` is as it was. Source: torch.distributed.checkpoint's consolidation.
+// Threads: one. Blocking: reads and writes a disk. Errors: cadre::Error, as load_sharded(); `path`
+// is unchanged after an error. Source: torch.distributed.checkpoint's consolidation.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ namespace cadre {
 
 enum class SnapshotContent { kModel, kOptimizer };
 
-// Of kModel the file is one that cadre::load() reads. Called by one process; the tensors go from
-// file to file and need no memory of their own. Replaces `path` in one step.
+// With kModel the result can be read by cadre::load(). Called by one process; the tensors are
+// copied between mapped files and need no further memory. Replaces `path` atomically.
 CADRE_EXPORT void write_full_state(const std::string& snapshot, const std::string& path,
                                    SnapshotContent content = SnapshotContent::kModel);
 

@@ -33,7 +33,7 @@ void load(torch::nn::Module& module, const std::string& path) {
   NamedTensors read = SafetensorsFile::open(path).read_all();
   std::map<std::string, at::Tensor> by_name(read.begin(), read.end());
   const NamedTensors state = named_state(module);
-  // A tied tensor may be in the file under one of its names alone.
+  // The file may have a tied tensor under only one of its names.
   std::set<const void*> in_file;
   for (const auto& [name, tensor] : state) {
     if (by_name.contains(name)) in_file.insert(tensor.unsafeGetTensorImpl());

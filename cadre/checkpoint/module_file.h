@@ -1,8 +1,8 @@
 // A module's parameters and buffers in one safetensors file.
 //
-// Threads: one at a time for a module. Blocking: for the time of the disk.
-// Errors: cadre::Error; load() names the first tensor that is missing, unknown or of another shape
-// or dtype, and leaves the module as it was. Source: torch::save and torch::load.
+// Threads: one at a time for a module. Blocking: reads and writes a disk. Errors: cadre::Error;
+// load() names the first tensor that is missing, unknown or of another shape or dtype, and leaves
+// the module unchanged. Source: torch::save and torch::load.
 #pragma once
 
 #include <string>
@@ -19,13 +19,13 @@ namespace cadre {
 // The parameters, then the buffers, by their full names. They share the module's memory.
 CADRE_EXPORT NamedTensors named_state(const torch::nn::Module& module);
 
-// Writes a temporary file of its own name and renames it, so that `path` is never half a file, nor
-// a mixture when several ranks write it: the last one stays.
+// Writes a temporary file with a unique name and renames it, so that `path` is never incomplete,
+// nor a mixture if several ranks write it: the last rename wins.
 CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path);
 // Fills the module in place.
 CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
 
-// A wrapper such as DistributedDataParallel, which is no module itself.
+// A wrapper such as DistributedDataParallel, which is not a module itself.
 template <typename Given>
 concept ModuleWrapper = requires(const Given& wrapper) { wrapper.module(); };
 
@@ -43,7 +43,7 @@ void load(const Given&, const std::string&) {
                 "cadre::load(module, path): pass the wrapped module, model.module()");
 }
 
-// The same of a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
+// The same for a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
 template <typename Pointer>
   requires requires(const Pointer& module) { *module; }
 void save(const Pointer& module, const std::string& path) {

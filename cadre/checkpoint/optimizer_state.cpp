@@ -28,8 +28,8 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// The states of a rule, as references into one of its state objects. A tensor that the options do
-// not use is left out.
+// The states of an optimizer for one parameter, as references into its state object, without
+// tensors that the options do not use.
 struct Fields {
   std::vector<std::pair<std::string, at::Tensor*>> tensors;
   int64_t* step = nullptr;
@@ -68,7 +68,7 @@ Fields fields(torch::optim::AdagradParamState& state, const torch::optim::Adagra
   return {{{"sum", &state.sum()}}, &state.step()};
 }
 
-// What is done alike for each rule: a new state object, and the fields of one.
+// The operations that each optimizer has: construct a state object, and list its fields.
 struct Rule {
   std::string name;
   std::unique_ptr<OptimizerParamState> (*make)();
@@ -129,11 +129,12 @@ std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
     for (const at::Tensor& leaf : group.params()) {
       const auto found = by_leaf.find(leaf.unsafeGetTensorImpl());
       if (found == by_leaf.end()) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    cadre::format("parameter {} of the optimizer, with sizes {}, is none of the {} "
-                                  "parameters of the snapshot; build the optimizer from the leaves "
-                                  "that the wrapped model gives",
-                                  places.size(), list_of(leaf.sizes()), parameters.size()));
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            cadre::format("parameter {} of the optimizer, with sizes {}, is none of the {} "
+                          "parameters of the snapshot; construct the optimizer from the leaves "
+                          "that the wrapped model gives",
+                          places.size(), list_of(leaf.sizes()), parameters.size()));
       }
       places.push_back({found->second, &group.options()});
     }

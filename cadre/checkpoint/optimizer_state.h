@@ -1,13 +1,13 @@
 // The state of a torch::optim optimizer by parameter name, and back.
 //
 // Threads: one. Blocking: never. Lifetime: what optimizer_state() returns shares the optimizer's
-// tensors; set_optimizer_state() keeps those that it is given.
-// Errors: kInvalidArgument that names the parameter and the state: for a parameter of the optimizer
-// that is none of those given (the optimizer was built before the model was wrapped), a state that
-// the optimizer with its options does not have, lacks, or has of another size, and an optimizer
-// that is none of Adam, AdamW, SGD, RMSprop and Adagrad, or derived from one of them, as
-// cadre::AdamW. Names are those of torch.optim: step, exp_avg, exp_avg_sq, max_exp_avg_sq,
-// momentum_buffer, square_avg, grad_avg, sum. Learning rates and other options are not part of it.
+// tensors; set_optimizer_state() keeps those that it is given. Errors: kInvalidArgument that names
+// the parameter and the state: for a parameter of the optimizer that is not among those given (the
+// optimizer was constructed before the model was wrapped), a state that is unknown to the optimizer
+// with its options, missing, or of another size, and an optimizer other than Adam, AdamW, SGD,
+// RMSprop and Adagrad, or classes derived from them, such as cadre::AdamW. Names are those of
+// torch.optim: step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
+// sum. Learning rates and other options are not part of it.
 #pragma once
 
 #include <span>
@@ -22,13 +22,13 @@ class Optimizer;
 
 namespace cadre {
 
-// Of the parameters that have a state: those that had a gradient in a step. A parameter is known by
-// its `values`, the leaf that the optimizer was built with.
+// The states of the parameters that had a gradient in a step. A parameter is identified by its
+// `values`, the leaf from which the optimizer was constructed.
 CADRE_EXPORT std::vector<ParameterState> optimizer_state(
     const torch::optim::Optimizer& optimizer, std::span<const SnapshotTensor> parameters);
 
-// Replaces the whole state; what is not among `states` has none, as in a new optimizer. Checks
-// everything first.
+// Replaces the whole state; parameters that are not in `states` have none afterwards, as in a new
+// optimizer. Checks everything first.
 CADRE_EXPORT void set_optimizer_state(torch::optim::Optimizer& optimizer,
                                       std::span<const SnapshotTensor> parameters,
                                       std::span<const ParameterState> states);

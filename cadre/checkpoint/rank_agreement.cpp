@@ -41,8 +41,8 @@ std::vector<std::vector<std::byte>> RankAgreement::gather_bytes(
   const auto size = static_cast<size_t>(world_size());
   const CollectiveOptions options{.deadline = communicator.system().deadline_in(timeout_),
                                   .keep_alive = nullptr};
-  // The mark makes this another operation than the numbers that wrappers compare, which a rank that
-  // saves alone would take for lengths.
+  // The mark distinguishes these numbers from those that wrappers compare; without it, a rank that
+  // saves alone would interpret the latter as lengths.
   const std::array<uint64_t, 2> header = {kMark, own.size()};
   std::vector<std::array<uint64_t, 2>> headers(size);
   communicator.all_gather(std::as_bytes(std::span(header)),

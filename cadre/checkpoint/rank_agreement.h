@@ -1,7 +1,7 @@
-// Points at which the ranks of a group learn what each of them has to say, and whether one failed.
+// Collective exchanges of texts or errors among the ranks of a group.
 //
-// Threads: one. Blocking: gather() and follow(), until the slowest rank has come or for `timeout`.
-// Lifetime: keeps the group. Errors: as a value, also those of the group.
+// Threads: one. Blocking: gather() and follow_first(), until the slowest rank has called it, at
+// most for `timeout`. Lifetime: keeps the group. Errors: as a value, also those of the group.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ namespace cadre {
 
 class RankAgreement {
  public:
-  // Of one process on its own.
+  // Without a group: a single process.
   RankAgreement() = default;
   RankAgreement(ProcessGroup group, Duration timeout)
       : group_(std::move(group)), timeout_(timeout) {}
@@ -25,10 +25,10 @@ class RankAgreement {
   int rank() const { return group_ ? group_->rank() : 0; }
   int world_size() const { return group_ ? group_->world_size() : 1; }
 
-  // Collective. What every rank gives, by rank; or, on all ranks, the error of the lowest rank that
-  // gives one, with "rank 2: " before it.
+  // Collective. Returns the texts of all ranks, by rank, or, on all ranks, the error of the lowest
+  // rank that passes one, prefixed with "rank 2: ".
   Result<std::vector<std::string>> gather(const Result<std::string>& own) const;
-  // Collective. Rank 0's outcome, on all ranks.
+  // Collective. Returns the outcome of rank 0 on all ranks.
   Status follow_first(const Status& own) const;
 
  private:

@@ -87,7 +87,7 @@ Status write_safetensors(const std::string& path, const NamedTensors& tensors,
       contiguous;  // keeps the bytes alive until they are written
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
-    // A lazy conjugate or negative has other bytes than values.
+    // The bytes of a lazily conjugated or negated tensor differ from its values.
     contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
     entries.push_back({.name = name,
                        .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
@@ -163,7 +163,7 @@ at::Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
   }
   const at::Tensor tensor = at::empty(entry.shape, *dtype);
   const ConstBytes source = bytes(entry);
-  // The header's bounds were checked against dtype and shape, so the sizes are equal.
+  // The byte range was checked against dtype and shape, so the sizes are equal.
   if (!source.empty()) std::memcpy(tensor.mutable_data_ptr(), source.data(), source.size());
   return tensor;
 }

@@ -1,10 +1,10 @@
-// Tensors in files that any safetensors reader understands: written durably, read by mapping.
+// Reads and writes safetensors files: written durably, read by mapping.
 //
-// Threads: one at a time for a file; different files from any. Blocking: for the time of the disk.
-// Lifetime: a tensor that was read owns its memory. Errors: as Status or by exception, as declared:
-// kUnavailable for the disk, kCorruption for a file that is not valid, kInvalidArgument for a
-// tensor that the format cannot hold or a name that the file does not have. Source: the safetensors
-// format, docs/formats/safetensors.md.
+// Threads: one at a time for a file; different files from any. Blocking: reads and writes a disk.
+// Lifetime: a tensor that was read owns its memory. Errors: by Status or exception, as declared:
+// kUnavailable for errors of the disk, kCorruption for an invalid file, kInvalidArgument for a
+// tensor that the format does not support or a name that is not in the file. Source: the
+// safetensors format, docs/formats/safetensors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ namespace cadre {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// The format's name of a dtype, "F32", and the reverse; nullopt for one that the other side lacks.
+// Converts a dtype to its name in the format, "F32", and back; nullopt if there is no counterpart.
 std::optional<std::string_view> safetensors_dtype(at::ScalarType type);
 std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
 
@@ -41,15 +41,15 @@ class CADRE_EXPORT SafetensorsFile {
   // Checks the whole header before anything is read.
   static SafetensorsFile open(const std::string& path);
 
-  // In the order of the file.
+  // The names, in the order of the file.
   std::vector<std::string> names() const;
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  // A copy.
+  // Returns a copy of the tensor.
   at::Tensor read(const std::string& name) const;
   NamedTensors read_all() const;
   // Null for a name that the file does not have.
   const SafetensorsEntry* find(const std::string& name) const;
-  // The elements of a tensor of this file, in the mapping of the file: valid as long as this.
+  // The elements of a tensor, in the mapping of the file: valid as long as this object.
   ConstBytes bytes(const SafetensorsEntry& entry) const;
 
  private:

@@ -33,7 +33,7 @@ struct BoxOrder {
   }
 };
 
-// A tensor and the ranks that hold each of its boxes, in rising order.
+// A tensor and the ranks that hold each of its boxes, in ascending order.
 struct Known {
   const HeldTensor* first = nullptr;
   int first_rank = 0;
@@ -63,7 +63,7 @@ uint64_t bytes_of(const ManifestTensor& tensor, const Box& box) {
   return static_cast<uint64_t>(box.numel()) * safetensors_dtype_bytes(tensor.dtype);
 }
 
-// Gives out boxes to ranks and files.
+// Assigns boxes to ranks and files.
 class Planner {
  public:
   explicit Planner(size_t world_size) : load_(world_size) {}

@@ -1,11 +1,10 @@
-// Which rank writes which boxes of which tensors into which file: a pure function of what the ranks
-// hold, so that all ranks compute it alike.
+// Plans which rank writes which boxes of which tensors to which file: a pure function of the
+// tensors that the ranks hold, so that all ranks compute the same plan.
 //
-// Threads: plain values. Blocking: never. Lifetime: values own what they hold.
-// Errors: kInvalidArgument that names the tensor and the ranks.
-// A box that several ranks hold (replicas) is written once, by the one of them that has the fewest
-// bytes to write so far. A file has at most one box of a tensor, as the convention of
-// torch.distributed.checkpoint for safetensors asks for.
+// Threads: plain values. Blocking: never. Lifetime: plain values. Errors: kInvalidArgument that
+// names the tensor and the ranks. A box that several ranks hold (replicas) is written once, by the
+// rank among them with the fewest bytes to write so far. A file has at most one box of a tensor, as
+// torch.distributed.checkpoint requires for safetensors.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@
 
 namespace cadre {
 
-// A tensor of which a rank holds these boxes. The pieces of `tensor` are not used.
+// A tensor and the boxes of it that a rank holds. The pieces of `tensor` are not used.
 struct HeldTensor {
   ManifestTensor tensor;
   std::vector<Box> boxes;
@@ -37,16 +36,16 @@ Result<std::vector<HeldTensor>> decode_held(std::string_view text);
 struct PlannedFile {
   Rank writer;
   bool is_optimizer = false;
-  // Of SavePlan::manifest.tensors; of each the piece that names this file.
+  // Indices of SavePlan::manifest.tensors; each has a piece in this file.
   std::vector<size_t> tensors;
 };
 
 struct SavePlan {
-  SnapshotManifest manifest;       // but for the sizes of the files
+  SnapshotManifest manifest;       // without the sizes of the files
   std::vector<PlannedFile> files;  // by index of manifest.files
 };
 
-// The files' tensors and what is in them, by rank of what it holds.
+// Computes the plan from the tensors that each rank holds, by rank.
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// What is wrong with a snapshot, or does not fit, is said with the file or the tensor, on all
-// ranks, and before anything is changed.
+// Errors about damaged or mismatching snapshots name the file or the tensor, are equal on all
+// ranks, and precede any change.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ class ShardedFailureTest : public ::testing::Test {
     ASSERT_NE(shard_, "");
   }
 
-  // What both ranks say alike when they load; nothing of them has changed.
+  // The error, equal on both ranks, of loading; checks that nothing has changed.
   std::string load_error(const std::function<void(SnapshotParts&)>& change = {},
                          const LoadOptions& options = {}) {
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -223,7 +223,7 @@ TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
                 other.path().string() + "/model.safetensors, which has no state of an optimizer");
 }
 
-// What save_sharded() says on both ranks when one of them gives something else.
+// The error of save_sharded() on both ranks if one of them passes something else.
 std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -293,7 +293,7 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
               HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar has none"));
 }
 
-// The other rank would wait for it before it gathers the parameters.
+// The other rank would wait for it before gathering the parameters.
 TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

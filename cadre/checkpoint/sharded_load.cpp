@@ -102,7 +102,7 @@ class Loader {
       refuse(cadre::format("has no tensor '{}', which the model needs ({} {} missing)",
                            *missing.begin(), missing.size(), is_or_are(missing.size())));
     }
-    // All of the model's are there, so the others are unexpected.
+    // The snapshot has all tensors of the model, so its other tensors are unexpected.
     const size_t num_unexpected = reader_.model().size() - names.size();
     for (const auto& [name, tensor] : reader_.model()) {
       if (!names.contains(name)) {
@@ -178,8 +178,8 @@ class Loader {
   std::vector<ParameterState> states_;
 };
 
-// What one rank throws, libtorch's errors too, reaches the others in place of its result: they wait
-// for it.
+// Converts exceptions, also those of libtorch, to an Error, which the other ranks receive in place
+// of the result.
 template <typename Run>
 Result<std::string> outcome_of(const Run& run) {
   try {
@@ -191,7 +191,7 @@ Result<std::string> outcome_of(const Run& run) {
   }
 }
 
-// In the order of the parameters, which is the same on all ranks.
+// In the order of the parameters, which is equal on all ranks.
 std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts) {
   std::vector<std::shared_ptr<FlatParameters>> flats;
   for (const SnapshotTensor& tensor : parts.parameters) {
@@ -201,7 +201,7 @@ std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts
   return flats;
 }
 
-// No rank gathers before all have read: one that failed would leave the others waiting.
+// No rank gathers before all have read, because the others would wait for a rank that failed.
 LoadedSnapshot load_and_gather(Loader& loader,
                                const std::vector<std::shared_ptr<FlatParameters>>& flats,
                                const RankAgreement& ranks) {

@@ -1,11 +1,10 @@
 // Loads a sharded snapshot on any number of ranks, under any strategy.
 //
-// Threads: one at a time for a group. Blocking: for the time of the disk, and in a group until the
-// slowest rank has checked its share of the files, for `timeout` at most. Lifetime: borrows what it
-// is given until the call returns. Format: docs/formats/sharded-snapshot.md; use:
-// docs/guide/snapshots.md.
-// Errors: throws kCorruption with the file that is damaged, or kInvalidArgument with the first
-// tensor that is missing, unexpected, or of another shape or dtype; on all ranks alike, and before
+// Threads: one at a time for a group. Blocking: reads a disk; in a group until the slowest rank has
+// checked its share of the files, at most for `timeout`. Lifetime: borrows its arguments until the
+// call returns. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md. Errors:
+// throws kCorruption with the damaged file, or kInvalidArgument with the first tensor that is
+// missing, unexpected, or of another shape or dtype; the same error on all ranks, and before
 // anything is changed. Source: torch.distributed.checkpoint.
 #pragma once
 
@@ -24,28 +23,28 @@ namespace cadre {
 struct LoadOptions {
   bool with_optimizer = true;
   // Compares each file with its digest: every byte of the snapshot is read once, by one of the
-  // ranks. Without it, each rank reads what it loads and no more.
+  // ranks. Without it, each rank reads only what it loads.
   bool with_digests = true;
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
 struct LoadedSnapshot {
   int64_t step = 0;
-  // Of the parameters that have a state in the snapshot: tensors shaped as `values` of the
-  // parameter on this rank.
+  // The states of the parameters that have one in the snapshot: tensors with the shape of the
+  // parameter's `values` on this rank.
   std::vector<ParameterState> optimizer;
   std::string extra = "{}";
   std::string strategy;  // of the run that saved it
 };
 
-// Collective. Fills the `values` of the parameters and buffers of `parts`, and reads nothing else
-// of it but `flat`: the wrapper or optimizer that holds these values gathers its whole parameters
+// Collective. Fills the `values` of the parameters and buffers of `parts`; of its other fields only
+// `flat` is used: the wrapper or optimizer that holds these values gathers its whole parameters
 // again, at once or in its next forward. `path`: the folder of a snapshot, or a safetensors file of
 // whole tensors, which has no optimizer state.
 CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
                                          const ProcessGroup& group,
                                          const LoadOptions& options = {});
-// Of one process on its own.
+// Without a group: a single process.
 CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
                                          const LoadOptions& options = {});
 

@@ -26,7 +26,7 @@ namespace {
 
 constexpr size_t kMaxDigestBytes = 1024;
 
-// What this rank holds, and where.
+// The tensors and boxes of this rank.
 struct Held {
   std::vector<HeldTensor> tensors;
   std::vector<at::Tensor> values;  // (n), contiguous, by index of `tensors`
@@ -76,7 +76,7 @@ class HeldBuilder {
   std::set<std::pair<std::string, std::string>> names_;
 };
 
-// A tensor without elements is held by every rank, as one box.
+// Every rank holds a tensor without elements, as one box.
 std::vector<Box> boxes_held(const SnapshotTensor& tensor) {
   const Box whole{std::vector<int64_t>(tensor.sizes.size(), 0), tensor.sizes};
   if (whole.numel() == 0) return {whole};
@@ -147,7 +147,7 @@ at::Tensor values_of(const HeldTensor& held, const at::Tensor& flat, const Manif
   return flat.narrow(0, begin, box.numel()).view(piece.sizes);
 }
 
-// Writes the files that the plan gives this rank.
+// Writes the files that the plan assigns to this rank.
 class FileWriter {
  public:
   FileWriter(const Held& held, const SavePlan& plan, int rank) : plan_(plan), rank_(rank) {
@@ -247,8 +247,8 @@ Result<SavePlan> agree_on_plan(const Result<Held>& held, const RankAgreement& ra
   return plan_save(by_rank);
 }
 
-// Rank 0's part: it makes the folder, tells the others its name, writes its files as they do, and
-// publishes the whole when all have written theirs.
+// Rank 0 creates the folder, sends its name to the others, writes its files as they do, and
+// publishes the snapshot when all have written theirs.
 Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan& plan,
                       const RankAgreement& ranks) {
   bool has_told = false;
@@ -263,7 +263,7 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
         if (!digests.ok()) return digests.error();
         return write_manifest(temporary, plan, std::move(digests).value());
       });
-  // Where there is no folder the others learn it in place of its name.
+  // If the folder could not be created, the others receive the error in place of its name.
   if (!has_told) static_cast<void>(ranks.gather(status.error()));
   return ranks.follow_first(status);
 }

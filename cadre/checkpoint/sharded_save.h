@@ -1,13 +1,13 @@
-// Saves a snapshot of which each rank of a group writes its part.
+// Saves a sharded snapshot: each rank of a group writes its shard.
 //
-// Threads: one at a time for a folder and a group. Blocking: for the time of the disk, and in a
-// group until the slowest rank is done; each wait of the ranks for each other ends after `timeout`.
-// Lifetime: borrows what it is given until the call returns. Every rank reaches the run folder,
-// under a path of its own. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md.
-// Errors: a Status, because a run survives a failed snapshot: equal on all ranks, with the rank at
-// fault and the system's reason. After an error the earlier snapshots are as they were; where only
-// the last agreement failed (a rank was lost), or `latest` could not be written, the new one is
-// there, whole. Source: torch.distributed.checkpoint.
+// Threads: one at a time for a folder and a group. Blocking: writes a disk, and in a group waits
+// for the slowest rank; each wait for other ranks ends after `timeout`. Lifetime: borrows its
+// arguments until the call returns. Every rank must have access to the run folder; the path may
+// differ between ranks. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md.
+// Errors: a Status, because a run continues after a failed snapshot. It is equal on all ranks, with
+// the rank at fault and the system's reason. After an error the earlier snapshots are unchanged; if
+// only the last exchange failed (a rank was lost), or `latest` could not be written, the new one is
+// complete, too. Source: torch.distributed.checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -26,20 +26,20 @@ namespace cadre {
 class RankAgreement;
 
 struct SaveOptions {
-  // For people who read the manifest: "fsdp", "{replicate: 2, shard: 4}".
+  // Written to the manifest for information: "fsdp", "{replicate: 2, shard: 4}".
   std::string strategy = {};
   std::string mesh = {};
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
-// Collective. The parts of all ranks together must be whole tensors; what several ranks hold is
-// written once.
+// Collective. The parts of all ranks together must be whole tensors; boxes that several ranks hold
+// are written once.
 CADRE_EXPORT Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                  const ProcessGroup& group, const SaveOptions& options = {});
-// Of one process on its own.
+// Without a group: a single process.
 CADRE_EXPORT Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                  const SaveOptions& options = {});
-// The two above are this one, whose ranks may be those of a group made before.
+// The implementation of both overloads, for a RankAgreement that exists already.
 Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                     const RankAgreement& ranks, const SaveOptions& options);
 

@@ -1,5 +1,5 @@
-// What the tests of sharded snapshots share: tensors whose elements follow from a name and a place,
-// cut for a rank as each strategy does it.
+// Common parts of the tests of sharded snapshots: tensors whose elements are a function of name and
+// position, sharded as by each strategy.
 //
 // Threads: plain functions. Blocking: never.
 #pragma once
@@ -63,8 +63,8 @@ inline std::vector<Sample> samples() {
           {"embed.weight", {64, 8}, at::kFloat, true}};
 }
 
-// The value of an element; exact in every dtype that the samples have, and another one for each of
-// up to 251 neighbours and for each name.
+// The value of an element; exact in every dtype of the samples, and different for up to 251
+// neighbours and for each name.
 inline double value_at(const std::string& name, int64_t index) {
   Fnv1a hash;
   hash.add(name);
@@ -119,7 +119,7 @@ inline at::Tensor values_of(const std::string& name, const Sample& sample,
   return is_whole ? flat.view(sample.sizes) : flat;
 }
 
-// What the rank holds of a trained model. `is_filled`: else zeros in place of the values, and no
+// The parts of a trained model on the rank. Unless `is_filled`, values are zeros without optimizer
 // state, as before loading.
 inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   SnapshotParts parts;
@@ -149,7 +149,7 @@ inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   return parts;
 }
 
-// "" if the two hold the same, bit for bit; else the name of the first that differs.
+// "" if both are bitwise equal; otherwise the name of the first difference.
 inline std::string difference(const SnapshotParts& a, const SnapshotParts& b) {
   const auto differ = [](const at::Tensor& x, const at::Tensor& y) {
     return x.scalar_type() != y.scalar_type() || x.sizes() != y.sizes() || !x.equal(y);

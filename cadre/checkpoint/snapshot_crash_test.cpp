@@ -1,4 +1,4 @@
-// A snapshot that is interrupted at any operation on a file leaves the one before it usable.
+// If a snapshot is interrupted at any file operation, the previous one stays usable.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -30,7 +30,7 @@ using snapshot_test::World;
 
 const World kAlone{Strategy::kReplicated, 1};
 
-// Parts of which every element says the step.
+// Parts whose elements all equal the step.
 SnapshotParts parts_of_step(int64_t step) {
   SnapshotParts parts = make_parts(kAlone, 0, /*is_filled=*/true);
   const at::NoGradGuard no_grad;
@@ -38,7 +38,8 @@ SnapshotParts parts_of_step(int64_t step) {
   return parts;
 }
 
-// "" if the latest snapshot of the run is whole and of one of the two steps; `step` is set to it.
+// "" if the latest snapshot of the run is complete and of one of the two steps, which is stored in
+// `step`.
 std::string problem_of_latest(const std::string& run, int64_t* step) {
   const auto latest = SnapshotFolder(run).latest();
   if (!latest) return "there is no snapshot";
@@ -53,7 +54,7 @@ std::string problem_of_latest(const std::string& run, int64_t* step) {
   return difference(parts_of_step(*step), parts);
 }
 
-// Without the time of the disk: a fault that never strikes leaves out every sync.
+// To save the time of the disk: while a fault is armed that is never reached, syncs are skipped.
 Status save_quickly(SnapshotFolder& folder, int64_t step) {
   const FileFault never(FaultKind::kError, std::numeric_limits<int64_t>::max());
   return save_sharded(folder, step, parts_of_step(step));
@@ -93,7 +94,7 @@ void interrupt_everywhere(FaultKind kind, int64_t next) {
       return;
     }
     EXPECT_TRUE(!status.ok() || step == next);
-    // Nothing is in the way of the next attempt.
+    // The next attempt succeeds.
     ASSERT_TRUE(save_quickly(folder, next).ok());
     ASSERT_EQ(problem_of_latest(run.path(), &step), "");
     EXPECT_EQ(step, next);
@@ -113,7 +114,7 @@ TEST(SnapshotCrash, APowerCutWhileAStepIsSavedAgainLeavesOneOfTheTwo) {
   interrupt_everywhere(FaultKind::kPowerCut, 3);
 }
 
-// When the call has returned, the file is there, whatever happens then.
+// After the call has returned, the file survives any crash.
 TEST(SnapshotCrash, AFullStateOutlivesAPowerCut) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());
@@ -146,7 +147,7 @@ TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// With two ranks the error of either reaches both, and names it.
+// With two ranks the error of one rank is returned on both, and names it.
 TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const World world{Strategy::kFlat, 2};

@@ -26,7 +26,7 @@ std::string name_of(int64_t step) {
   return cadre::format("{}{:06}", kNamePrefix, step);
 }
 
-// nullopt for what is no snapshot's name.
+// nullopt for other names.
 std::optional<int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kNamePrefix)) return std::nullopt;
   const std::string_view digits = name.substr(kNamePrefix.size());
@@ -41,8 +41,8 @@ Status to_status(const std::error_code& error, const std::string& what) {
   return Error(ErrorCode::kUnavailable, cadre::format("{}: {}", what, error.message()));
 }
 
-// Removes what earlier attempts at this snapshot have left: a run that was killed while it wrote,
-// or a rank that may still be writing and finds its folder gone.
+// Removes the folders of earlier attempts at this snapshot: by a run that was killed while writing,
+// or by a rank that may still be writing and then fails because its folder is removed.
 Status remove_all_with_prefix(const std::string& folder, const std::string& prefix) {
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
@@ -55,7 +55,7 @@ Status remove_all_with_prefix(const std::string& folder, const std::string& pref
   return to_status(error, cadre::format("list {}", folder));
 }
 
-// A new folder of a name that no other attempt has.
+// A new folder with a unique name.
 Result<std::unique_ptr<os::TemporaryFolder>> make_attempt_folder(const std::string& run_folder,
                                                                  const std::string& prefix) {
   std::error_code error;
@@ -64,7 +64,7 @@ Result<std::unique_ptr<os::TemporaryFolder>> make_attempt_folder(const std::stri
   CADRE_RETURN_IF_ERROR(remove_all_with_prefix(run_folder, prefix));
   auto made = os::TemporaryFolder::make(run_folder, prefix + ".");
   if (!made.ok()) return made.error();
-  // A snapshot is as readable as other folders.
+  // A snapshot has the permissions of other folders.
   fs::permissions((*made)->path(), static_cast<fs::perms>(0755), error);
   CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("make {} readable", (*made)->path())));
   return made;
@@ -95,7 +95,7 @@ Status SnapshotFolder::write_and_publish(
   std::error_code error;
   if (fs::exists(target, error)) {
     CADRE_RETURN_IF_ERROR(os::exchange_paths(temporary, target));
-    fs::remove_all(temporary, error);  // what the target was
+    fs::remove_all(temporary, error);  // the replaced snapshot
     CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("remove {}", temporary)));
   } else {
     CADRE_RETURN_IF_ERROR(os::rename_path(temporary, target));
@@ -133,7 +133,7 @@ std::vector<int64_t> SnapshotFolder::steps() const {
   return steps;
 }
 
-// A snapshot ends by a rename, as it has begun, so that none is there in part.
+// A snapshot is renamed before it is removed, so that no partial one has its name.
 Status SnapshotFolder::keep_last(size_t count) {
   std::vector<int64_t> removed = steps();
   removed.resize(removed.size() - std::min(count, removed.size()));

@@ -1,10 +1,10 @@
-// Snapshots of a run as folders that are there completely or not at all.
+// The snapshots of a run, as folders that are complete or do not exist.
 //
 // runs/NAME/step-000100/ holds the files of one snapshot, runs/NAME/latest its folder's name. A
 // snapshot is written into a temporary folder, renamed into place last, and only then named by
-// `latest` (and `best`); so a crash at any moment, or a full disk, leaves every earlier one usable.
-// Threads: one writer. Blocking: for the time of the disk. Errors: kUnavailable with the path.
-// Layout: docs/formats/snapshot.md.
+// `latest` (and `best`); so every earlier snapshot stays usable after a crash at any time, or if
+// the disk is full. Threads: one writer. Blocking: reads and writes a disk. Errors: kUnavailable
+// with the path. Layout: docs/formats/snapshot.md.
 #pragma once
 
 #include <cstddef>
@@ -25,27 +25,27 @@ class CADRE_EXPORT SnapshotFolder {
 
   const std::string& run_folder() const { return run_folder_; }
 
-  // Calls `write_files` with an empty folder to fill (with synced files), then publishes it as this
-  // step's snapshot, in place of an earlier one of the same step. After an error nothing of it is
-  // left, but for the case that only `latest` could not be written: then it is there, whole.
+  // Calls `write_files` with an empty folder to fill with synced files, then publishes the folder
+  // as this step's snapshot, replacing an earlier one of the same step. After an error nothing of
+  // it remains, except if only `latest` could not be written: then the snapshot is complete.
   Status save(int64_t step, const std::function<Status(const std::string& folder)>& write_files);
 
-  // The folder of the snapshot that was saved last, and its step; where `latest` is missing or
-  // names none, because somebody removed it, the one of the highest step. nullopt when there is
-  // none.
+  // The folder of the snapshot that was saved last. If `latest` is missing or names a removed
+  // snapshot, the one of the highest step. nullopt if there is none.
   std::optional<std::string> latest() const;
   std::optional<int64_t> latest_step() const;
   // Names this step's snapshot in runs/NAME/best. REQUIRES: it was saved.
   Status mark_best(int64_t step);
-  // The folder of the snapshot that was marked last; nullopt when none was.
+  // The folder of the snapshot that was marked last; nullopt if none was.
   std::optional<std::string> best() const;
   std::string path_of(int64_t step) const;
-  // What the name of a snapshot's folder says; nullopt for another name.
+  // The step in the name of a snapshot's folder; nullopt for another name.
   static std::optional<int64_t> step_of_folder(const std::string& path);
-  // Removes all snapshots but the `count` of the highest steps, and those that `latest` and `best`
-  // name. A crash leaves each of the others whole or gone. One process of a job calls it.
+  // Removes all snapshots except the `count` of the highest steps and those that `latest` and
+  // `best` name. After a crash each of the others is complete or removed. Called by one process of
+  // a job.
   Status keep_last(size_t count);
-  // Of all snapshots that are there, in rising order.
+  // The steps of all snapshots, in ascending order.
   std::vector<int64_t> steps() const;
 
  private:

@@ -1,4 +1,4 @@
-// What a sharded snapshot is made of: on each rank the boxes that it holds of each tensor.
+// The contents of a sharded snapshot: for each rank, the boxes that it holds of each tensor.
 //
 // Threads: plain values. Blocking: never. Lifetime: shares the tensors. Errors: none.
 // Tensors: dense, CPU, a dtype of safetensors. Saving reads them, loading fills them in place.
@@ -23,7 +23,7 @@ class Module;
 
 namespace cadre {
 
-// A tensor, of which this rank holds some boxes, all of it, or nothing.
+// A tensor of which this rank holds some boxes, all of it, or nothing.
 struct SnapshotTensor {
   std::string name;
   std::vector<int64_t> sizes;  // of the whole tensor
@@ -31,12 +31,12 @@ struct SnapshotTensor {
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
   // What a load holds while it writes `values`; see ParameterShard. Null: nothing.
   std::shared_ptr<ShardFence> fence = {};
-  // See ParameterShard; loading gathers what it has changed.
+  // See ParameterShard; after loading, the changed parameters are gathered.
   std::shared_ptr<FlatParameters> flat = {};
 };
 
-// The state of an optimizer for one parameter. Tensors have as many elements as the parameter's
-// `values`, and lie on the ranks as they do; scalars are 0-dim and equal on all ranks.
+// The state of an optimizer for one parameter. Tensors are sharded like the parameter's `values`;
+// scalars are 0-dim and equal on all ranks.
 struct ParameterState {
   std::string parameter;
   NamedTensors tensors;
@@ -53,11 +53,11 @@ struct SnapshotParts {
 CADRE_EXPORT SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor);
 CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
 
-// Of a plain module: each tensor once, under the first of its names. `optimizer` and `extra` are
-// left empty.
+// The parts of a plain module: each tensor once, under the first of its names. `optimizer` and
+// `extra` stay empty.
 CADRE_EXPORT SnapshotParts parts_of(const torch::nn::Module& module);
-// Of a wrapped model: what the rank owns of the parameters, and, whole, the parameters of the
-// module that are in no shard (frozen or ignored ones of some wrappers), and its buffers.
+// The parts of a wrapped model: the rank's shards of the parameters, and, as whole tensors,
+// parameters that are not sharded (frozen or ignored ones of some wrappers) and buffers.
 CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards,
                                     const torch::nn::Module& module);
 

@@ -32,7 +32,7 @@ Error damaged(const std::string& path, const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, what));
 }
 
-// One file of whole tensors, as a snapshot of one file.
+// Describes a file of whole tensors as a snapshot of one file.
 SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& path) {
   SnapshotManifest manifest;
   manifest.files = {{.name = fs::path(path).filename().string()}};
@@ -46,8 +46,8 @@ SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& pat
   return manifest;
 }
 
-// A tensor over the bytes; a copy of them where they are not aligned, which only a file that
-// somebody else wrote has.
+// A tensor over the bytes, or over a copy if they are not aligned, which occurs only in files of
+// other writers.
 at::Tensor tensor_over(ConstBytes bytes, at::IntArrayRef sizes, at::ScalarType dtype) {
   if (bytes.empty()) return at::empty(sizes, dtype);
   if (reinterpret_cast<uintptr_t>(bytes.data()) % c10::elementSize(dtype) == 0) {
@@ -67,7 +67,7 @@ at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part) {
   return tensor;
 }
 
-// A path without a manifest, and what to load instead.
+// Describes a path without a manifest, and what to load instead.
 std::string what_it_is(const std::string& path) {
   std::error_code failure;
   if (!fs::exists(path, failure)) return "there is no such file or folder";

@@ -1,8 +1,8 @@
-// Reads boxes of tensors from the files of a snapshot, whoever wrote them.
+// Reads boxes of tensors from the files of a snapshot, independent of how it was sharded.
 //
-// Threads: one. Blocking: for the time of the disk. Lifetime: maps the files that prepare() needed.
+// Threads: one. Blocking: reads and writes a disk. Lifetime: maps the files that prepare() needed.
 // Errors: open(), check_digests() and prepare() throw kCorruption or kInvalidArgument with the file
-// and the tensor; read() of what was prepared cannot fail.
+// and the tensor; read() of prepared boxes cannot fail.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ class CADRE_EXPORT SnapshotReader {
 
   const std::string& path() const { return path_; }
   const SnapshotManifest& manifest() const { return manifest_; }
-  // Of what the manifest says; equal on ranks that have opened the same snapshot.
+  // A digest of the manifest; equal on ranks that have opened the same snapshot.
   const std::string& fingerprint() const { return fingerprint_; }
   // The tensors of the model by name; the states of the optimizer by parameter.
   const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
@@ -36,7 +36,7 @@ class CADRE_EXPORT SnapshotReader {
 
   // Compares every `stride`-th file from `first` on with its digest.
   void check_digests(size_t first, size_t stride) const;
-  // Maps the files that have parts of the boxes, and compares their headers with the manifest.
+  // Maps the files that contain the boxes, and compares their headers with the manifest.
   void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
   // The elements of the boxes, one box after the other, into `flat`: (n), contiguous, of the
   // tensor's dtype. REQUIRES: prepare() for these boxes.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kThreadName = "cadre-snapshot";
 
-// Copies of tensors in memory that is used again by the next copy of the same sizes.
+// Copies of tensors, in memory that the next copy of the same sizes reuses.
 class Staging {
  public:
   SnapshotParts copy(const SnapshotParts& parts) {
@@ -41,7 +41,7 @@ class Staging {
 
  private:
   at::Tensor staged(const std::string& name, const at::Tensor& tensor) {
-    if (!tensor.defined()) return tensor;  // which saving refuses
+    if (!tensor.defined()) return tensor;  // saving refuses it
     at::Tensor& memory = memory_[name];
     if (!memory.defined() || memory.sizes() != tensor.sizes() ||
         memory.scalar_type() != tensor.scalar_type()) {
@@ -117,7 +117,7 @@ class SnapshotSaver::Impl {
   Staging staging_;
   SnapshotParts staged_;
   std::unique_ptr<os::System> system_ = os::make_native_system();
-  // Written by the thread, read when it has been joined.
+  // Written by the thread, read after it was joined.
   Status outcome_;
   std::unique_ptr<os::Thread> thread_;
 };

@@ -1,14 +1,14 @@
-// Saves snapshots while training goes on: a step pays for a copy into staging memory alone.
+// Saves snapshots in the background: training waits only for a copy to staging memory.
 //
-// Threads: one, which is the caller's; the writing happens on a thread of the saver's own.
-// Blocking: the constructor of a group (it splits a group off for the saver, whose operations must
-// not mix with those of training); save(), until the save before it has ended and the copy is made;
-// finish() and close(), until the last save has ended. A save ends for the time of the disk, or
-// when ranks have waited for each other for `timeout`. Lifetime: the staging memory, as large as
-// what this rank holds, is kept for the next save. The destructor ends the waits for other ranks
-// and joins the thread: for the time of the disk. Errors: a save that fails in the background is
-// the Status of the next save(), finish() or close(), on all ranks alike and with its step; earlier
-// snapshots are as they were (sharded_save.h).
+// Threads: the caller's; files are written on a thread of the saver. Blocking: the constructor with
+// a group, which splits off a group for the saver, so that its operations do not mix with those of
+// training; save(), until the previous save has ended and the copy is made; finish() and close(),
+// until the last save has ended. A save takes the time of the disk, and ends if ranks have waited
+// for each other for `timeout`. Lifetime: the staging memory, as large as this rank's shard, is
+// kept for the next save. The destructor aborts waits for other ranks and joins the thread, which
+// may still write to the disk. Errors: the error of a save in the background is returned by the
+// next save(), finish() or close(), equal on all ranks and with its step; earlier snapshots are
+// unchanged (sharded_save.h).
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,18 @@ class CADRE_EXPORT SnapshotSaver {
  public:
   // Collective.
   SnapshotSaver(SnapshotFolder folder, const ProcessGroup& group, SaveOptions options = {});
-  // Of one process on its own.
+  // Without a group: a single process.
   explicit SnapshotSaver(SnapshotFolder folder, SaveOptions options = {});
   ~SnapshotSaver();
   SnapshotSaver(const SnapshotSaver&) = delete;
   SnapshotSaver& operator=(const SnapshotSaver&) = delete;
 
-  // Collective. Copies the parts and returns, while they are written. The Status is that of the
-  // save before, if no call has reported it yet; this one is begun in any case.
+  // Collective. Copies the parts, begins to write them in the background and returns. The Status is
+  // that of the previous save, if no call has returned it yet; the new save is begun in any case.
   Status save(int64_t step, const SnapshotParts& parts);
-  // The Status of the last save, if no call has reported it yet.
+  // The Status of the last save, if no call has returned it yet.
   Status finish();
-  // Collective. finish(), then leaves the saver's group. Idempotent.
+  // Collective. finish(), then closes the saver's group. Idempotent.
   Status close();
 
  private:

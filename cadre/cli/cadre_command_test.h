@@ -1,4 +1,4 @@
-// Runs the real `cadre` command for tests, and finds what it left behind.
+// Runs the `cadre` command for tests, and finds processes and files that it leaves behind.
 //
 // Threads: one. Blocking: every wait until a deadline of kPatience; a test that reaches it fails.
 // Lifetime: the destructor kills the command, whose guardian then kills the workers.
@@ -73,10 +73,10 @@ class CadreCommand {
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
   void start_reading() { reads_output_ = true; }
-  // What it wrote until the last wait.
+  // The output until the last wait.
   const CommandResult& seen() const { return result_; }
 
-  // Until `text` was written to either stream.
+  // Waits until `text` was written to either stream.
   bool wait_for(std::string_view text) {
     return step_until([&] {
       return result_.output.find(text) != std::string::npos ||
@@ -84,7 +84,7 @@ class CadreCommand {
     });
   }
 
-  // Until the command has ended and its output too.
+  // Waits until the command and its output have ended.
   CommandResult wait() {
     step_until([&] {
       if (const auto status = process_->try_wait()) result_.exit_code = status->shell_code();
@@ -93,7 +93,7 @@ class CadreCommand {
     return result_;
   }
 
-  // Processes, besides those of the test itself, that were started with this command's marker.
+  // Processes with this command's marker in their environment, except those of the test itself.
   std::vector<int> marked_processes() const {
     std::vector<int> pids;
     const std::string wanted = std::string(kMarkerName) + "=" + marker_;
@@ -108,7 +108,7 @@ class CadreCommand {
     }
     return pids;
   }
-  // Whether all of them end by the deadline.
+  // Whether all of them end before the deadline.
   bool leaves_nothing() {
     return step_until([&] {
       process_->try_wait();
@@ -165,7 +165,7 @@ inline std::vector<std::string> shell_job(int num_workers, std::string script) {
           "-c",  std::move(script)};
 }
 
-// Numbers that differ from run to run, and the host's name, as # and HOST.
+// Replaces numbers that differ between runs, and the host's name, by # and HOST.
 inline std::string masked(std::string text) {
   text = std::regex_replace(text, std::regex("pid [0-9]+"), "pid #");
   text = std::regex_replace(text, std::regex("after [0-9.]+ s"), "after # s");

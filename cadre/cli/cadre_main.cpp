@@ -1,5 +1,5 @@
-// The `cadre` command, as git does it: it links only the core and starts in milliseconds; the
-// trainer, which needs libtorch, is a program of its own that it executes.
+// The `cadre` command. It links only the core, so it starts in milliseconds; the trainer, which
+// needs libtorch, is a separate program that it executes.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,15 +18,15 @@ constexpr std::string_view kHelp = R"(cadre COMMAND [options]
 
   cadre run --nproc-per-node 4 ./train            start a program as the ranks of one job
   cadre train examples/gpt.toml                   train a model from a configuration file
-  cadre verify examples/gpt.toml                  that training on processes equals training on one
-  cadre trace records                             who owes what, from the ranks' flight records
-  cadre info                                      what this machine and this build have
+  cadre verify examples/gpt.toml                  compare several processes with one
+  cadre trace records                             where a job stopped, from its flight records
+  cadre info                                      properties of this machine and this build
 
 Commands
   run        start a C++ or Python program several times, with torchrun's environment
   train      train a model from a configuration file, on one or more processes
   verify     compare training under every strategy with training on one process
-  trace      read flight records after a failure or during a hang: where it stopped, who owes what
+  trace      read flight records after a failure or during a hang: which rank the others wait for
   info       versions, torch, cores, memory, limits, transports
   help       this text; cadre help COMMAND explains a command
   --version  the version
@@ -36,7 +36,7 @@ const std::vector<std::string> kCommands{"run", "train", "verify", "trace", "inf
 
 int dispatch(const std::string& command, Words words);
 
-// "help run" is "run --help".
+// "help run" means "run --help".
 int help_command(Words words) {
   if (words.empty() || words.front() == "help") {
     return cadre::cli::print(kHelp);

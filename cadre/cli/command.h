@@ -1,8 +1,8 @@
-// The subcommands of `cadre`, and what they share.
+// The subcommands of `cadre`, and their common functions.
 //
 // Threads: the main thread, before any other was started. Blocking: as long as the command runs.
-// Each command gets the words after its name and returns the process's exit code: 0, 1 when its
-// output is lost, 2 for a command line that makes no sense, or what its own page says.
+// Each command takes the words after its name and returns the exit code of the process: 0, 1 if its
+// output could not be written, 2 for an invalid command line, or a code that its help describes.
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@
 namespace cadre::cli {
 
 inline constexpr int kUsageExitCode = 2;
-inline constexpr int kNotExecutableExitCode = 126;  // as shells have it
+inline constexpr int kNotExecutableExitCode = 126;  // as in shells
 inline constexpr int kNotFoundExitCode = 127;
 
 using Words = std::span<const std::string>;
@@ -26,8 +26,8 @@ int trace_command(Words words);
 // "cadre run: <sentence>" on standard error; returns `exit_code`.
 int fail(std::string_view command, std::string_view sentence, int exit_code);
 
-// The whole of a command's text for standard output, at once. Returns 0, or 1 when it could not be
-// written (a full disk, a closed descriptor), which is then said on standard error.
+// Writes the whole text of a command to standard output. Returns 0, or 1 if it could not be written
+// (a full disk, a closed descriptor), after a message on standard error.
 int print(std::string_view text);
 
 }  // namespace cadre::cli

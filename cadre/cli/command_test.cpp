@@ -1,4 +1,5 @@
-// The command's own face: help, version, unknown words, `cadre info` and `cadre train`'s beginning.
+// The `cadre` command itself: help, version, unknown words, `cadre info` and errors of `cadre
+// train` before the trainer starts.
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -90,7 +91,7 @@ double bytes_of(const std::string& text) {
   return -1;
 }
 
-// A row of the table says what the JSON's value says, as a person reads it.
+// A row of the table corresponds to a value of the JSON output.
 void expect_same(const std::string& key, const nlohmann::json& value, const std::string& text) {
   if (value.is_null()) {
     EXPECT_EQ(text, "no limit") << key;
@@ -174,9 +175,10 @@ TEST_F(TrainerTree, HelpWithoutATrainerSaysWhyItHasNoKeys) {
   const auto result = run({"train", "--help"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_NE(result.output.find("\n[0]   --nproc-per-node N "), std::string::npos) << result.output;
-  EXPECT_NE(result.output.find("[0] The list of keys is the trainer's: the trainer " + folder_ +
-                               "/libexec/cadre/cadre-train is not there: " + missing_trainer()),
-            std::string::npos)
+  EXPECT_NE(
+      result.output.find("[0] The trainer, which lists the keys, is not available: the trainer " +
+                         folder_ + "/libexec/cadre/cadre-train is not there: " + missing_trainer()),
+      std::string::npos)
       << result.output;
 }
 

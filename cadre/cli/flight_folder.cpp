@@ -24,13 +24,13 @@ bool is_nested_name(std::string_view name) {
          parse_integer(name.substr(dash + kJob.size()));
 }
 
-// The launcher that started this process, if one did, has set both; a process that was started by
-// hand as a rank of several hosts has no run id.
+// Set by a launcher that started this process; a rank that was started by hand has no run id.
 bool is_worker(const os::Environment& environment) {
   return environment.get("RANK") && environment.get("TORCHELASTIC_RUN_ID");
 }
 
-// Another job of this rank may be looking for a name, too: the one that makes the folder has it.
+// Another job of this rank may choose a name at the same time: the process that creates the folder
+// owns the name.
 fs::path make_nested_folder(const fs::path& folder, const std::string& rank,
                             std::error_code& failure) {
   for (int number = 1;; ++number) {
@@ -64,7 +64,7 @@ std::vector<std::string> nested_flight_folders(const std::string& folder) {
   for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
        entry.increment(failure)) {
     const std::string path = entry->path().string();
-    // A link may lead out of the folder, or round in it.
+    // A link may point out of the folder, or form a cycle.
     if (!is_nested_name(entry->path().filename().string()) || entry->is_symlink(failure) ||
         !entry->is_directory(failure)) {
       continue;

@@ -1,4 +1,4 @@
-// `cadre info`: what this build and this machine have, as a table or as JSON.
+// `cadre info`: the properties of this build and this machine, as a table or as JSON.
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -21,12 +21,12 @@ Shows versions, the torch that a build would use, cores, memory, limits and tran
 imported or started; what is absent says so.
 )";
 
-// One line: a key for programs, a title for people, and the value.
+// One property: its JSON key, its title and its value.
 struct Row {
   std::string key;
   std::string title;
   nlohmann::json value;
-  std::string text;  // the value as a person reads it
+  std::string text;  // the value in the table
 };
 
 std::string readable_size(uint64_t bytes) {
@@ -53,7 +53,7 @@ std::string works(const Status& probe) {
   return probe.ok() ? "works" : "does not work: " + probe.error().message();
 }
 
-// Tried, not guessed: a sandbox may forbid either.
+// Both are tested, because a sandbox may forbid them.
 Status probe_tcp(os::System& system) {
   const auto listener = system.listen({os::Address::Kind::kTcp, "127.0.0.1", 0});
   if (!listener.ok()) return listener.error();

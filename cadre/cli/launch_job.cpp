@@ -21,7 +21,7 @@ int launch_job(std::string_view command, launch::JobSpec spec,
     return fail(command, prepared.error().message(), 1);
   }
   os::hold_forwarded_signals();
-  // Made before the guardian and the supervisor part, so that whichever survives removes it.
+  // Created before the fork into guardian and supervisor, so that whichever survives removes it.
   const auto folder =
       os::TemporaryFolder::make(spec.environment.get_or("TMPDIR", "/tmp"), "cadre-run-");
   if (!folder.ok()) return fail(command, folder.error().message(), 1);
@@ -30,7 +30,7 @@ int launch_job(std::string_view command, launch::JobSpec spec,
     return os::run_guarded([&](os::Pollable& guardian_gone) {
       const auto system = os::make_native_system();
       const auto exit_code = launch::run_job(*system, spec, guardian_gone);
-      // Here, because the guardian returns what this process does.
+      // In this process, because the guardian returns its exit code.
       if (exit_code.ok()) return meaning ? meaning(*exit_code) : *exit_code;
       const Error& error = exit_code.error();
       return fail(command, error.message(),

@@ -1,4 +1,4 @@
-// "Did you mean ...": the known word that is nearest to a mistyped one.
+// "Did you mean ...": the known word that is most similar to a mistyped one.
 //
 // Threads: pure functions. Blocking: never. Source: Levenshtein's edit distance.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace cadre::cli {
 
-// The nearest of `known`; empty when none is near enough to be a likely typing error.
+// The most similar of `known`; empty if none is similar enough for a likely typing error.
 std::string nearest(std::string_view word, std::span<const std::string> known);
 
 }  // namespace cadre::cli

@@ -61,7 +61,7 @@ class WordParser {
     return take(*spec, spelling, word.substr(equals + 1));
   }
 
-  // Itself, or the only one that begins so, as argparse takes them.
+  // The option of this name, or the only one that begins with it, as in argparse.
   Result<const OptionSpec*> find_long(const std::string& name, const std::string& spelling) const {
     std::vector<const OptionSpec*> longer;
     for (const OptionSpec& spec : known_) {
@@ -113,7 +113,7 @@ class WordParser {
     if (spelling.starts_with(kNumberOfMpirun) &&
         std::ranges::count(names, kNumberOfProcesses) > 0) {
       return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("unknown option {}; for the number of processes say {}", spelling,
+                   cadre::format("unknown option {}; for the number of processes use {}", spelling,
                                  kNumberOfProcesses));
     }
     const std::string near = nearest(with_dashes(spelling), names);

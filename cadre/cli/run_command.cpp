@@ -37,7 +37,7 @@ Result<int> resolve_num_workers(const GivenOption& given, const os::Environment&
   return *count;
 }
 
-// An address is of this host when it can be listened at.
+// An address belongs to this host if a socket can listen on it.
 Status check_is_this_host(const NamedHost& named) {
   if (named.host == "localhost") return {};
   const auto system = os::make_native_system();
@@ -51,7 +51,7 @@ Status check_is_this_host(const NamedHost& named) {
                     named.given.text(), named.host));
 }
 
-// Fills in what is executed: the program itself, or Python with the script or module.
+// Sets the executable and its arguments: the program itself, or Python with the script or module.
 Status resolve_program(const RunOptions& options, launch::JobSpec& spec) {
   const std::string search_path = spec.environment.get_or("PATH", "/usr/local/bin:/usr/bin:/bin");
   const std::string& program = options.program.front();
@@ -71,7 +71,7 @@ Status resolve_program(const RunOptions& options, launch::JobSpec& spec) {
   auto found = os::find_executable(python, search_path);
   if (!found.ok()) return found.error().with_context("to run Python (set PYTHON_EXEC)");
   spec.executable = *std::move(found);
-  spec.arguments = {python, "-u"};  // unbuffered, so that lines come when they are written
+  spec.arguments = {python, "-u"};  // unbuffered, so that each line arrives when it is written
   if (options.is_module) spec.arguments.push_back("-m");
   spec.arguments.insert(spec.arguments.end(), options.program.begin(), options.program.end());
   return {};

@@ -1,11 +1,11 @@
-// Signals to `cadre run`, its violent death, and that nothing is left after either.
+// Signals to `cadre run`, and SIGKILL: no process or file is left after either.
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
 
-// Each worker has a grandchild in a session of its own that ignores every polite signal.
+// Each worker has a grandchild in its own session that ignores all signals that can be ignored.
 constexpr const char* kStubbornFamily =
     "setsid sh -c \"trap '' TERM INT HUP; echo grandchild; while true; do sleep 0.1; done\" & "
     "trap '' TERM INT; echo worker; while true; do sleep 0.1; done";

@@ -1,4 +1,4 @@
-// How `cadre run` ends and what it says then: exit codes, reports, programs that cannot be started.
+// The end of `cadre run`: exit codes, reports, programs that cannot be started.
 #include <fstream>
 
 #include "cadre/cli/cadre_command_test.h"
@@ -71,7 +71,8 @@ TEST(RunExit, ShowsTheMessageThatPythonLeft) {
   EXPECT_NE(result.error.find("  exception: ValueError: odd\n"), std::string::npos) << result.error;
 }
 
-// A job that a worker of another job starts: the outer report has what the inner one found.
+// A job that a worker of another job starts: the outer report contains the failure of the inner
+// job.
 TEST(RunExit, LeavesItsFailureWhereItsCallerLooks) {
   const std::string inner = cadre::testing::build_path("bin/cadre") +
                             " run --nproc-per-node 2 sh -c 'test $RANK = 0 || exit 3; sleep 50'";
@@ -169,7 +170,7 @@ TEST_F(RunUnstartable, SaysWhyInOneSentence) {
   }
 }
 
-// Following the sentence leads to a program that starts, not to another sentence.
+// Following the remedy in the error leads to a program that starts, not to another error.
 TEST_F(RunUnstartable, OfANameInThisFolderSaysTheLastRemedyFirst) {
   const auto run_here = [&](const std::string& name) {
     return CadreCommand({"run", name}, {.shell = "cd " + folder_ + "; exec \"$@\""}).wait();

@@ -1,5 +1,5 @@
-// What `cadre run` makes of the bytes that workers write: their order, long and unfinished lines,
-// carriage returns, and outputs that cannot be written.
+// The output of workers under `cadre run`: order, long and unfinished lines, carriage returns, and
+// outputs that cannot be written.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <termios.h>
@@ -83,7 +83,7 @@ TEST(RunLines, CarriageReturnsStayInAFileOrPipe) {
   EXPECT_EQ(result.output, "[0] \r10%\r20%\r30%\n[0] done\r\n");
 }
 
-// A terminal of the test's own, which shows bytes as they are written.
+// A pseudo terminal, which passes bytes on unchanged.
 class PseudoTerminal {
  public:
   PseudoTerminal() : main_(::posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC)) {

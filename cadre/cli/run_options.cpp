@@ -27,7 +27,7 @@ Error wrong(const GivenOption& given, std::string_view sentence) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), sentence));
 }
 
-// Some 30 years; a clock's nanoseconds hold nine times as many.
+// About 30 years; a ninth of the range of 64-bit nanoseconds.
 constexpr double kMaxSeconds = 1e9;
 
 Result<Duration> parse_seconds(const GivenOption& given) {
@@ -186,7 +186,7 @@ constexpr std::array kAccepted{
 
 constexpr const char* kElasticShutdownTimeout = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 
-// torchrun reads no variable for these two of its flags.
+// torchrun reads no variable for these two flags.
 bool has_variable(std::string_view name) {
   return name != "--logs-specs" && name != "--numa-binding";
 }
@@ -217,8 +217,8 @@ std::vector<OptionSpec> options_with_variables() {
   return specs;
 }
 
-// The options that variables give; an empty variable is none, and a switch's is 0 or 1. A PET_
-// variable goes before the older one for the shutdown timeout.
+// The options from environment variables. An empty variable counts as unset, and that of a switch
+// is 0 or 1. The PET_ variable of the shutdown timeout takes precedence over the older variable.
 Result<std::vector<GivenOption>> read_variables(const os::Environment& environment,
                                                 std::vector<std::string>& warnings) {
   std::vector<GivenOption> given;
@@ -246,17 +246,17 @@ Result<std::vector<GivenOption>> read_variables(const os::Environment& environme
   return given;
 }
 
-// Of a refused value that a variable gave: it cannot be left out of the command line.
+// For a refused value from a variable, which cannot be removed from the command line.
 Status with_remedy(const GivenOption& given, Status applied) {
   if (applied.ok() || given.spelling.starts_with('-')) return applied;
   return Error(applied.error().code(),
                cadre::format("{}; unset the variable {}, or give {}, which "
-                             "goes before it",
+                             "takes precedence",
                              applied.error().message(), given.spelling, given.name));
 }
 
 Status apply_all(const ParsedWords& parsed, RunOptions& options) {
-  // What torchrun's --standalone replaces by values of its own.
+  // The options that torchrun's --standalone replaces.
   const bool is_standalone = parsed.find("--standalone") != nullptr;
   for (const AcceptedFlag& flag : kAccepted) {
     const GivenOption* given = parsed.find(flag.option.name);

@@ -1,9 +1,9 @@
 // The command line of `cadre run`.
 //
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument with a sentence that names the
-// word or the variable that is wrong and, where one is near, the right one.
-// Source: torchrun's flags, in both spellings, and its PET_ variables and
-// TORCH_ELASTIC_SHUTDOWN_TIMEOUT, over which a flag wins.
+// invalid word or variable and, if there is one, a similar option. Source: torchrun's flags, in
+// both spellings, and its PET_ variables and TORCH_ELASTIC_SHUTDOWN_TIMEOUT; a flag takes
+// precedence over its variable.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace cadre::cli {
 
-// An option that names a host, which must be this one.
+// An option whose value is a host, which must be this one.
 struct NamedHost {
   GivenOption given;
   std::string host;
@@ -30,7 +30,7 @@ struct RunOptions {
   GivenOption num_workers{.name = "--nproc-per-node", .spelling = "--nproc-per-node", .value = "1"};
   bool no_python = false;
   bool is_module = false;
-  bool is_python = false;  // whatever the program's name ends with
+  bool is_python = false;  // for any suffix of the program's name
   bool wants_help = false;
   std::string run_id;
   std::string role = "default";
@@ -45,7 +45,7 @@ struct RunOptions {
 
 Result<RunOptions> parse_run_options(Words words, const os::Environment& environment);
 
-// What `cadre run --help` prints.
+// The text of `cadre run --help`.
 std::string run_help();
 
 }  // namespace cadre::cli

@@ -1,5 +1,4 @@
-// The command line of `cadre run`: what is accepted and what is refused of torchrun's, from the
-// words and from torchrun's variables.
+// The command line of `cadre run`: options and variables of torchrun that are accepted or refused.
 #include "cadre/cli/run_options.h"
 
 #include <gmock/gmock.h>
@@ -147,7 +146,7 @@ TEST(RunOptions, TakesHostAndPortOfAnEndpoint) {
       EXPECT_EQ(options->store_port, port) << text;
     }
   }
-  // As in torchrun, the endpoint goes before the master.
+  // As in torchrun, the endpoint takes precedence over the master.
   EXPECT_EQ(parse({"--rdzv-endpoint", "localhost:2", "--master-port", "1"})->store_port, 2);
   EXPECT_EQ(parse({"--rdzv-endpoint", "localhost:0", "--master-port", "1"})->store_port, 1);
   EXPECT_EQ(refusal_of({"--rdzv-endpoint", "localhost:http"}),
@@ -208,7 +207,7 @@ TEST(RunOptions, NamesTheVariableThatIsRefusedOrIgnored) {
   EXPECT_TRUE(parse({}, variable("PET_TEE", "0"))->warnings.empty());
 }
 
-// What a worker of such a command line finds in its environment.
+// The environment of a worker with such a command line.
 TEST(RunOptionsEndToEnd, AnOrdinaryTorchrunLineRuns) {
   const auto result = run_cadre({"run", "--nnodes=1", "--nproc_per_node=2", "--rdzv_backend=c10d",
                                  "--rdzv_endpoint=localhost:0", "--rdzv_id=", "sh", "-c",
@@ -269,7 +268,7 @@ TEST(RunOptions, TheShutdownTimeoutsOptionGoesBeforeItsVariables) {
   EXPECT_EQ(seconds({"--shutdown-timeout", "7"}), 7);
 }
 
-// As argparse takes them, which torchrun uses.
+// With the rules of argparse, which torchrun uses.
 TEST(RunOptions, TakesAbbreviationsThatAreUnambiguous) {
   for (const RunWords& words : {RunWords{"--nproc", "3"}, RunWords{"--nproc_per=3"}}) {
     const auto options = parse(words);
@@ -286,7 +285,7 @@ TEST(RunOptions, TakesAbbreviationsThatAreUnambiguous) {
 TEST(RunOptions, MpirunsSpellingOfTheNumberGetsOurs) {
   for (const RunWords& words :
        {RunWords{"-n", "2"}, RunWords{"-np", "2"}, RunWords{"-n2"}, RunWords{"-np=2"}}) {
-    EXPECT_THAT(refusal_of(words), HasSubstr("say --nproc-per-node")) << words.front();
+    EXPECT_THAT(refusal_of(words), HasSubstr("use --nproc-per-node")) << words.front();
   }
 }
 

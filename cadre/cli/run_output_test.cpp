@@ -1,4 +1,4 @@
-// What `cadre run` shows of its workers' output, and what workers find in their environment.
+// The workers' output under `cadre run`, and the environment of workers.
 #include <map>
 #include <set>
 #include <sstream>
@@ -135,7 +135,7 @@ TEST(RunOutput, SharesTheCoresWhenTheUserDoesNot) {
   }
 }
 
-// The tests below start this one as their workers; alone it is a world of one.
+// The tests below start this test as their workers; run directly it is a group of one.
 TEST(RunOutputWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -161,7 +161,7 @@ TEST(RunOutput, AtInfoEachGroupSaysOnceWhatItIs) {
   }
 }
 
-// The diagnosis of a job is worth less than the job.
+// A job does not fail if its diagnosis cannot be written.
 TEST(RunOutput, AFlightRecordThatCannotBeWrittenIsAWarning) {
   const cadre::testing::TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("world-round0-rank1.flight"));

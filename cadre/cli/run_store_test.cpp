@@ -1,4 +1,5 @@
-// The job's store as a worker sees it: the environment leads to it, and the job's token opens it.
+// The job's store from a worker: its address is in the environment, and the job's token grants
+// access.
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/os/proc/executable.h"
 #include "cadre/rendezvous/environment_rendezvous.h"
@@ -6,7 +7,7 @@
 namespace cadre::cli {
 namespace {
 
-// The tests below start this one as their workers; alone it is a world of one.
+// The tests below start this test as their workers; run directly it is a group of one.
 TEST(RunStoreWorker, MeetsItsPeers) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(kPatience);
@@ -44,7 +45,8 @@ TEST(RunStore, RefusesAWorkerWithAnotherToken) {
   EXPECT_NE(result.output.find("token"), std::string::npos) << result.output;
 }
 
-// A worker that is no client of the store: it ends when the store has dropped it.
+// A worker that connects to the store without the protocol: it ends when the store has closed the
+// connection.
 std::vector<std::string> stranger_job() {
   return {"run", "bash", "-c",
           "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; echo rubbish >&3; cat <&3"};
@@ -76,7 +78,7 @@ TEST(RunStore, LogsFromTheLevelOfItsWorkersOn) {
   EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "error"}}).error, "");
   EXPECT_EQ(run_cadre(stranger_job(), {{"CADRE_LOG", "off"}}).error, "");
   EXPECT_NE(run_cadre(stranger_job(), {{"CADRE_LOG", "debug"}}).error, "");
-  // Clients that leave in good order are told of at debug alone.
+  // Clients that disconnect normally are logged only at level debug.
   EXPECT_EQ(run_cadre(worker_job(2), {{"CADRE_LOG", "info"}}).error, "");
 }
 

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxVersionFileBytes = 64 << 10;
-// What this build found; no folder when it lay in the source tree, which may go.
+// The torch of the build; without a folder if it was in the source tree, which may be removed.
 constexpr std::string_view kBuiltWithFolder = CADRE_LIBTORCH_DIR;
 constexpr std::string_view kBuiltWithVersion = CADRE_LIBTORCH_VERSION;
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
@@ -27,7 +27,7 @@ constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 std::optional<TorchInstallation> read_torch(const fs::path& folder) {
   const auto content = os::read_file(folder / "version.py", kMaxVersionFileBytes);
   if (!content.ok()) return std::nullopt;
-  // At a line's beginning: the file's first lines list the names it exports.
+  // Only at the beginning of a line: the first lines of the file list its exported names.
   const size_t name = content->find("\n__version__ ");
   const size_t open = content->find_first_of("'\"", name);
   if (name == std::string::npos || open == std::string::npos) return std::nullopt;
@@ -57,7 +57,7 @@ std::string_view minor_version(std::string_view version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// Of PREFIX/bin/python, which may be named without its folder.
+// PREFIX of PREFIX/bin/python, which may be given without its folder.
 std::optional<TorchInstallation> torch_of_python(const std::string& name,
                                                  const os::Environment& environment) {
   const auto python = os::find_executable(name, environment.get_or("PATH", kDefaultPath));
@@ -65,12 +65,12 @@ std::optional<TorchInstallation> torch_of_python(const std::string& name,
   return torch_below(fs::path(*python).parent_path().parent_path());
 }
 
-// What the loader says of a program's libraries; it runs nothing of the program.
+// Asks the dynamic loader for a program's libraries, without running the program.
 bool finds_libtorch(const std::string& program) {
   const auto system = os::make_native_system();
   const auto libraries = os::program_output({"env", "LD_TRACE_LOADED_OBJECTS=1", program},
                                             system->deadline_in(std::chrono::seconds(10)));
-  if (!libraries.ok()) return true;  // not known; the program's own message will say more
+  if (!libraries.ok()) return true;  // unknown; the program's own message will explain more
   std::istringstream lines(*libraries);
   for (std::string line; std::getline(lines, line);) {
     const bool is_torch =
@@ -104,7 +104,7 @@ Result<std::optional<std::string>> trainer_library_path(const std::string& train
     const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
     return std::optional(torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited));
   }
-  // A build without torch knows no version.
+  // A build without torch has no version.
   const std::string needed = wanted.empty() ? "torch" : cadre::format("torch {}", wanted);
   const std::string found = torch ? cadre::format(
                                         "{} has torch {}; set CADRE_TORCH to a torch "

@@ -1,6 +1,6 @@
 // Finds the torch of a Python installation by its files, without importing or linking it.
 //
-// Threads: any. Blocking: for the time of a look at the file system.
+// Threads: any. Blocking: reads the file system.
 #pragma once
 
 #include <optional>
@@ -17,25 +17,25 @@ struct TorchInstallation {
 };
 
 // Looks at CADRE_TORCH (a torch folder, the folder of a virtual environment, or a Python) and
-// nowhere else if it is set; then at .venv in the working directory, then python3 of PATH, as the
-// build does (cmake/FindLibTorch.cmake), then at what this build found.
+// nowhere else if it is set; then at .venv in the working directory, then at python3 of PATH, as
+// the build does (cmake/FindLibTorch.cmake), then at the torch with which this program was built.
 std::optional<TorchInstallation> find_torch(const os::Environment& environment);
 
-// LD_LIBRARY_PATH for a trainer that does not know itself where its libtorch is, because that lay
-// in the source tree or has gone since: that of find_torch(), if its version fits. nullopt for one
-// that knows. kUnavailable, with a sentence that names CADRE_TORCH, when none is found that fits.
-// Blocking: while the system's loader looks for the trainer's libraries (milliseconds).
+// The LD_LIBRARY_PATH for a trainer whose own search path does not find libtorch, because libtorch
+// was in the source tree or has been removed: that of find_torch(), if its version matches. nullopt
+// for a trainer that finds its libtorch. kUnavailable, with a sentence that names CADRE_TORCH, if
+// no matching version is found. Blocking: while the system's loader looks for the trainer's
+// libraries (milliseconds).
 Result<std::optional<std::string>> trainer_library_path(const std::string& trainer,
                                                         const os::Environment& environment);
 
-// "there is none in .venv of this folder nor beside python3", or what CADRE_TORCH names and has
-// not; and what to set it to. For a sentence about a torch that find_torch() did not find.
+// Why find_torch() found nothing, and how to set CADRE_TORCH: the end of an error message.
 std::string explain_missing_torch(const os::Environment& environment);
 
-// Whether this build had a torch, and so made a trainer.
+// Whether Cadre was built with torch, and so has a trainer.
 bool built_with_torch();
 
-// The Python that `cadre run` would use: a path, or the name when it was not found.
+// The Python that `cadre run` would use: a path, or the name if it was not found.
 std::string find_python(const os::Environment& environment);
 
 }  // namespace cadre::cli

@@ -1,5 +1,5 @@
-// One rule for CADRE_TORCH: what the command and the build find by it, and what `cadre train` says
-// when it leads nowhere.
+// CADRE_TORCH has the same meaning for the command and the build; the error of `cadre train` if no
+// torch is found.
 #include "cadre/cli/torch_finder.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ class TorchFinder : public ::testing::Test {
     std::ofstream(torch_ + "/version.py")
         << "from typing import Optional\n__all__ = ['__version__', 'debug']\n"
            "__version__ = '2.12.1+cpu'\n";
-    // Answers like Python when it is asked where torch is.
+    // Prints the path of torch, as Python does.
     make_program("/bin/python", "echo " + torch_);
     make_program("/bin/python3", "echo " + torch_);
   }
@@ -119,7 +119,8 @@ TEST_F(TorchFinder, TrainNamesTheVariableWhenTheTrainerHasNoLibtorch) {
   const auto help = run_cadre({"run", folder_ + "/bin/cadre", "train", "--help"},
                               {{"CADRE_TORCH", folder_ + "/lib"}});
   EXPECT_EQ(help.exit_code, 0) << help.error;
-  EXPECT_THAT(help.output, HasSubstr("The list of keys is the trainer's: the trainer needs"));
+  EXPECT_THAT(help.output,
+              HasSubstr("The trainer, which lists the keys, is not available: the trainer needs"));
   EXPECT_THAT(help.output, Not(HasSubstr("may set:")));
   std::ofstream(torch_ + "/version.py") << "\n__version__ = '1.9.0'\n";
   EXPECT_THAT(train_with(folder_).error, HasSubstr("and " + torch_ + " has torch 1.9.0; set"));

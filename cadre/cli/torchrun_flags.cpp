@@ -44,7 +44,7 @@ constexpr std::array kRefused{
                 "out and choose device LOCAL_RANK in the program"},
 };
 
-// Keys of --rdzv-conf that concern meeting other hosts, which one host need not wait for.
+// Keys of --rdzv-conf that concern waiting for other hosts.
 constexpr std::array<std::string_view, 8> kVacuousKeys{
     "timeout",       "read_timeout",      "join_timeout",        "last_call_timeout",
     "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"};

@@ -1,5 +1,5 @@
-// Those of torchrun's flags that ask for what one host and this launcher do not give: each is
-// known, and refused with the reason and with what to do instead.
+// The flags of torchrun that this launcher does not support: each is refused with the reason and an
+// alternative.
 //
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument.
 // Source: torch/distributed/run.py of torch 2.13.
@@ -15,19 +15,19 @@ namespace cadre::cli {
 
 struct RefusedFlag {
   OptionSpec option;
-  std::string_view harmless;  // the value that asks for nothing and is accepted, as an empty one is
-  std::string_view reason;    // of the refusal; a sentence after a colon
+  std::string_view harmless;  // the value without effect, which is accepted, as is an empty one
+  std::string_view reason;    // of the refusal; follows a colon
 };
 
 std::span<const RefusedFlag> refused_torchrun_flags();
 
-// An error unless it has the harmless value. REQUIRES: `given` names a refused flag.
+// An error unless it has its harmless value. REQUIRES: `given` is one of the refused flags.
 Status check_refused_flag(const GivenOption& given);
 
-// --rdzv-conf: those of its keys that change nothing on one host.
+// Accepts the keys of --rdzv-conf that have no effect on one host.
 Status check_rendezvous_settings(const GivenOption& given);
 
-// --signals-to-handle: the signals that this launcher always handles.
+// Accepts the signals of --signals-to-handle, which this launcher always handles.
 Status check_handled_signals(const GivenOption& given);
 
 }  // namespace cadre::cli

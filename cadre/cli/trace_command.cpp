@@ -1,4 +1,5 @@
-// `cadre trace`: reads the ranks' flight records and says who owes what.
+// `cadre trace`: reads the ranks' flight records and prints which rank has not entered an
+// operation.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -24,20 +25,20 @@ namespace {
 constexpr std::string_view kTraceCommand = "cadre trace";
 constexpr std::string_view kTraceHelp = R"(cadre trace [options] FOLDER | FILE...
 
-Reads the flight records that the ranks of a job left (also after kill -9 or a hang that is still
-going on), puts them together, and says for each group at which collective it stopped, which ranks
-waited there, which rank owes its part, and where calls disagree.
+Merges the flight records of the ranks of a job, also after kill -9 or while the job hangs, and
+prints for each group the collective at which it stopped, the ranks that waited in it, the ranks that
+have not entered it (owes), and calls that disagree.
 
   cadre run --nproc-per-node 4 --flight-records records ./train
   cadre trace records                      every record in the folder
   cadre trace records/*.flight --last 50   some of them, with a longer table
 
-A folder rank1-job2 among the records holds those of the second job that rank 1 itself started with
-`cadre run` or `cadre train`; it is shown as a job of its own.
+A folder rank1-job2 among the records has the records of the second job that rank 1 started with
+`cadre run` or `cadre train`; it is shown as a separate job.
 
 Options
   --last N   rows of the table of the last collectives (default 10; 0 for none)
-  --json     the same for programs, with every recorded operation
+  --json     print JSON, with every recorded operation
   --help     this text
 )";
 constexpr std::string_view kSuffix = ".flight";
@@ -108,8 +109,8 @@ Error no_records_in(const std::string& folder) {
                     folder, found));
 }
 
-// The files themselves, and of folders those that end in .flight, as one job; then each job that
-// one of its workers started.
+// The given files, and the files *.flight of given folders, as one job; then each job that one of
+// its workers started.
 Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   std::vector<JobFiles> jobs(1);
   for (const std::string& path : paths) {
@@ -140,8 +141,8 @@ Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   return jobs;
 }
 
-// The time is taken after the reading: nothing in the record is later. The end of a pipe may never
-// come, so it is not opened.
+// The time is read after the record, so that nothing in the record is later. Pipes are not opened,
+// because they may never end.
 Result<FlightRecord> read_record(const std::string& path) {
   std::error_code failure;
   if (!std::filesystem::is_regular_file(path, failure)) {
@@ -154,7 +155,7 @@ Result<FlightRecord> read_record(const std::string& path) {
   return record;
 }
 
-// Those that can be read; what is wrong with the others is said.
+// The records that can be read; problems with the others are reported.
 std::vector<FlightRecord> read_records(const std::vector<std::string>& files, int& num_refused) {
   std::vector<FlightRecord> records;
   for (const std::string& path : files) {
@@ -169,8 +170,8 @@ std::vector<FlightRecord> read_records(const std::vector<std::string>& files, in
   return records;
 }
 
-// Keys of their own tell the groups of several jobs apart: the number of the job among those whose
-// records lie together, and the folder of a nested job.
+// Distinguishes the groups of several jobs: by the number of the job in its folder, and by the
+// folder of a nested job.
 void append_json(const JobFiles& files, size_t number, const std::vector<GroupTrace>& traces,
                  nlohmann::ordered_json& json) {
   for (auto& group : nlohmann::ordered_json::parse(to_json(traces))) {
@@ -180,7 +181,7 @@ void append_json(const JobFiles& files, size_t number, const std::vector<GroupTr
   }
 }
 
-// Before each of several jobs whose records lie together.
+// The heading of each of several jobs with records in one folder.
 std::string title_of_job(size_t number, size_t num_jobs, int64_t made_at_s) {
   const std::string time = made_at_s == 0 ? "" : ", begun " + os::wall_clock_text(made_at_s);
   const std::string_view rest =

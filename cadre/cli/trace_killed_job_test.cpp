@@ -1,5 +1,5 @@
-// A job that hangs and is then killed, all of it: what `cadre trace` says before and after, and
-// that nothing is left.
+// A job that hangs and is then killed completely: the output of `cadre trace` before and after, and
+// no process is left.
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ constexpr int kNumRanks = 3;
 // The rank that the others wait for.
 constexpr int kIdler = 2;
 
-// The test below starts this one as its workers; alone it is a world of one.
+// The test below starts this test as its workers; run directly it is a group of one.
 TEST(TraceKilledJobWorker, Sums) {
   const auto system = os::make_native_system();
   const auto group = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -45,7 +45,7 @@ std::string trace_of(const std::string& records) {
   return run_cadre({"trace", records}).output;
 }
 
-// Until all ranks but the idler are in the sum.
+// Waits until all ranks except the idle one have entered the all_reduce.
 bool waits_for_idler(os::System& system, const std::string& records) {
   const Deadline deadline = system.deadline_in(kPatience);
   const std::string waiting = "was still in it after ";
@@ -80,7 +80,7 @@ TEST(TraceKilledJob, TheRecordsNameTheOperationBeforeAndAfterTheDeathOfAllRanks)
                 ContainsRegex("owes +rank 2 .*last seen after barrier #1, .* ago"));
     const std::vector<int> pids = pids_in(records);
     ASSERT_EQ(pids.size(), static_cast<size_t>(kNumRanks));
-    // Stopped first, so that none of them sees another one die.
+    // Stopped first, so that none of them observes the death of another one.
     for (const int signal : {SIGSTOP, SIGKILL}) {
       for (const int pid : pids) ::kill(pid, signal);
     }

@@ -1,4 +1,4 @@
-// How well the last token alone predicts the next: the mark a language model has to beat.
+// The conditional entropy of a token given the previous one: a baseline for language models.
 //
 // Threads: any. Blocking: reads the range once. Errors: none.
 #pragma once
@@ -8,9 +8,9 @@
 
 namespace cadre {
 
-// H(next | current) in nats of the range's own pairs: the loss of the best model that sees one
-// token, fitted to this very text. So it is a lower bound for every bigram model, and a harder mark
-// than one that was counted on other text. REQUIRES: at least two tokens.
+// H(next | current) in nats, counted on the pairs of the range itself. That is a lower bound for
+// the loss of every bigram model on the range, and so a stricter baseline than a bigram model that
+// was fitted to other text. REQUIRES: at least two tokens.
 CADRE_EXPORT double bigram_conditional_entropy(const TextCorpus& corpus, const TokenRange& range);
 
 }  // namespace cadre

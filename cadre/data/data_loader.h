@@ -1,22 +1,27 @@
-// Batches of a dataset in a seeded order, each rank's share of them, from any position.
+// Batches of a dataset in a seeded order, split among the ranks of a group, from any position.
 //
-// A batch is cut from the order of all ranks' samples together, so the same samples make up batch k
-// whatever the number of ranks; within it a rank takes the places that DistributedSampler gives it
-// (every world_size-th of the epoch). Shares of one batch differ by at most one sample, and may be
-// empty in a short last batch; DistributedDataParallel weights them by their sizes. Nothing is
-// padded or repeated. Threads: one; with num_threads above 0 Dataset::get runs on that many others,
-// ahead of the caller, and what is delivered, and in which order, stays the same. Blocking: as
-// Dataset::get, or until it has come from a thread; the destructor, seek() and epoch() let the
-// threads finish their batches. Lifetime: shares the dataset; an Epoch must not outlive its loader.
-// Errors: kInvalidArgument for a batch or a position that cannot be; what Dataset::get throws, at
-// its batch, which may be asked for again; kTimeout. Source: torch.utils.data.DataLoader and
-// torchdata's StatefulDataLoader.
+// `.batch_size` is the global batch size: the samples of all ranks together. Batch k has the same
+// samples on any number of ranks; within it a rank has the samples that DistributedSampler assigns
+// to it, every world_size-th of the epoch. Two ranks' shares of a batch differ by at most one
+// sample, and a share may be empty in a short last batch; no sample is padded or repeated.
+// DistributedDataParallel and the sharding wrappers weight each rank by the rows of its share, so
+// gradients are means over the global batch.
+// Threads: one; with num_threads above 0, Dataset::get runs ahead of the caller on that many other
+// threads, and the delivered batches and their order stay the same. Blocking: the constructor is
+// collective in a group of several ranks, until the group's timeout; a batch takes as long as
+// Dataset::get, or until a thread has fetched it; the destructor, seek() and epoch() wait until the
+// threads have finished their batches. Lifetime: shares the dataset; does not keep the group; an
+// Epoch must not outlive its loader. Errors: kInvalidArgument for options or a position out of
+// range, and on all ranks for options or a number of samples that differ between ranks; what
+// Dataset::get throws, at its batch, which can be requested again; kTimeout. Source:
+// torch.utils.data.DataLoader and torchdata's StatefulDataLoader.
 #pragma once
 
 #include <concepts>
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,22 +29,24 @@
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/data/dataset.h"
+#include "cadre/group/process_group.h"
 
 namespace cadre {
 
 struct DataLoaderOptions {
   int64_t batch_size = 1;  // samples of all ranks together
-  Rank rank = 0;
-  int world_size = 1;
+  // The ranks that split each batch: `.group = world`, or `.group = mesh.group("dp")`. Nothing:
+  // this process reads whole batches.
+  std::optional<ProcessGroup> group = {};
   int64_t seed = 0;  // of the order; epoch e is shuffled with seed + e
   bool shuffle = true;
-  bool drop_last = false;  // skip a last batch of fewer samples
-  int num_threads = 0;     // that fetch ahead; 0: the caller fetches each batch when it wants it
-  int64_t prefetch = 2;    // batches that each of them may be ahead
+  bool drop_last = false;  // leave out a last batch of fewer samples
+  int num_threads = 0;     // that fetch ahead; 0: the caller fetches each batch when it needs it
+  int64_t prefetch = 2;    // batches that each thread may be ahead
   Duration timeout = std::chrono::minutes(5);  // of a batch from a thread
 };
 
-// The same for all ranks, and for any number of them.
+// Equal on all ranks, and for any number of them.
 struct LoaderPosition {
   int64_t epoch = 0;
   int64_t samples = 0;  // of this epoch, delivered to all ranks together
@@ -49,7 +56,7 @@ struct LoaderPosition {
 
 class CADRE_EXPORT DataLoader {
  public:
-  // The batches of one epoch that are still to come: `for (const auto& [x, y] : loader.epoch(e))`.
+  // The remaining batches of one epoch: `for (const auto& [x, y] : loader.epoch(e))`.
   class CADRE_EXPORT Epoch {
    public:
     class CADRE_EXPORT Iterator {
@@ -87,32 +94,39 @@ class CADRE_EXPORT DataLoader {
   DataLoader& operator=(DataLoader&&) noexcept;
   ~DataLoader();
 
-  // From the start of the epoch; after seek() to a place inside it, once, from there.
+  // From the start of the epoch; the first call after a seek() into this epoch, from that position.
   Epoch epoch(int64_t epoch);
   int64_t batches_per_epoch() const;
 
-  // Behind the last batch that was delivered, however many were fetched.
+  // After the last delivered batch, no matter how many were fetched ahead.
   LoaderPosition position() const { return position_; }
   void seek(const LoaderPosition& position);
 
  private:
-  struct Ahead;  // the threads
+  // How a batch is split: this rank has every world_size-th sample.
+  struct Share {
+    int64_t batch_size = 1;
+    int64_t rank = 0;
+    int64_t world_size = 1;
+  };
+  struct Prefetch;  // the threads
 
   bool next(Batch& batch);
   void make_order();
-  // This rank's samples of the batch that begins at place `begin` of the order.
-  static std::vector<int64_t> share_of(const std::vector<int64_t>& order, int64_t begin,
-                                       const DataLoaderOptions& options);
+  // This rank's samples of the batch that begins at `begin` of the order.
+  static std::vector<int64_t> samples_of(const Share& share, const std::vector<int64_t>& order,
+                                         int64_t begin);
   Batch fetch(int64_t begin);
 
   std::shared_ptr<const Dataset> dataset_;
-  DataLoaderOptions options_;
+  DataLoaderOptions options_;  // without the group
+  Share share_;
   LoaderPosition position_;
-  bool is_sought_ = false;
-  // Of epoch order_epoch_, all ranks' samples; shared with the threads.
+  bool is_positioned_ = false;
+  // The samples of all ranks in epoch order_epoch_; shared with the threads.
   std::shared_ptr<const std::vector<int64_t>> order_;
   int64_t order_epoch_ = -1;
-  std::unique_ptr<Ahead> ahead_;  // none until a batch is asked for
+  std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested
 };
 
 template <std::derived_from<Dataset> D>

@@ -1,16 +1,20 @@
 #include "cadre/data/data_loader.h"
 
 #include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/synthetic_dataset.h"
+#include "cadre/group/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {
@@ -42,6 +46,20 @@ std::vector<Indices> batches_of(DataLoader& loader, int64_t epoch) {
   return batches;
 }
 
+// The batches of each rank of a group of threads; a loader over num_samples indices.
+std::vector<std::vector<Indices>> batches_by_rank(int world_size, int64_t num_samples,
+                                                  DataLoaderOptions options, int64_t epoch) {
+  std::vector<std::vector<Indices>> by_rank(static_cast<size_t>(world_size));
+  const auto result = testing::run_groups(world_size, [&](const ProcessGroup& world) {
+    DataLoaderOptions own = options;
+    own.group = world;
+    DataLoader loader = make_data_loader(Counting(num_samples), own);
+    by_rank[static_cast<size_t>(world.rank())] = batches_of(loader, epoch);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return by_rank;
+}
+
 TEST(DataLoader, BatchesHaveTheSameSamplesOnAnyNumberOfRanks) {
   const int64_t num_samples = 103;
   for (const int64_t batch_size : {25, 48}) {
@@ -50,11 +68,8 @@ TEST(DataLoader, BatchesHaveTheSameSamplesOnAnyNumberOfRanks) {
     ASSERT_EQ(static_cast<int64_t>(expected.size()), whole.batches_per_epoch());
     for (const int world_size : {2, 3, 4}) {
       std::vector<Indices> united(expected.size());
-      for (int rank = 0; rank < world_size; ++rank) {
-        DataLoader loader =
-            make_data_loader(Counting(num_samples),
-                             {.batch_size = batch_size, .rank = rank, .world_size = world_size});
-        const std::vector<Indices> shares = batches_of(loader, 3);
+      for (const auto& shares :
+           batches_by_rank(world_size, num_samples, {.batch_size = batch_size}, 3)) {
         ASSERT_EQ(shares.size(), expected.size());
         for (size_t k = 0; k < shares.size(); ++k) {
           const size_t even = expected[k].size() / static_cast<size_t>(world_size);
@@ -71,24 +86,99 @@ TEST(DataLoader, BatchesHaveTheSameSamplesOnAnyNumberOfRanks) {
 }
 
 TEST(DataLoader, ARanksSamplesAreThoseOfTheSampler) {
-  const DistributedSampler sampler({.num_samples = 96, .rank = 2, .world_size = 3, .seed = 5});
-  DataLoader loader =
-      make_data_loader(Counting(96), {.batch_size = 25, .rank = 2, .world_size = 3, .seed = 5});
-  Indices seen;
-  for (const Indices& batch : batches_of(loader, 1)) {
-    seen.insert(seen.end(), batch.begin(), batch.end());
+  const auto by_rank = batches_by_rank(3, 96, {.batch_size = 25, .seed = 5}, 1);
+  for (int rank = 0; rank < 3; ++rank) {
+    Indices seen;
+    for (const Indices& batch : by_rank[static_cast<size_t>(rank)]) {
+      seen.insert(seen.end(), batch.begin(), batch.end());
+    }
+    const DistributedSampler sampler({.num_samples = 96, .rank = rank, .world_size = 3, .seed = 5});
+    EXPECT_EQ(seen, sampler.indices(1)) << "rank " << rank;
   }
-  EXPECT_EQ(seen, sampler.indices(1));
 }
 
 TEST(DataLoader, AShortLastBatchMayLeaveARankWithoutASample) {
-  DataLoader loader = make_data_loader(
-      Counting(9), {.batch_size = 4, .rank = 3, .world_size = 4, .shuffle = false});
-  EXPECT_EQ(batches_of(loader, 0), (std::vector<Indices>{{3}, {7}, {}}));
-  DataLoader cut = make_data_loader(
-      Counting(9),
-      {.batch_size = 4, .rank = 3, .world_size = 4, .shuffle = false, .drop_last = true});
-  EXPECT_EQ(batches_of(cut, 0), (std::vector<Indices>{{3}, {7}}));
+  DataLoaderOptions options = {.batch_size = 4, .shuffle = false};
+  EXPECT_EQ(batches_by_rank(4, 9, options, 0)[3], (std::vector<Indices>{{3}, {7}, {}}));
+  options.drop_last = true;
+  EXPECT_EQ(batches_by_rank(4, 9, options, 0)[3], (std::vector<Indices>{{3}, {7}}));
+}
+
+TEST(DataLoader, ItSplitsBatchesAmongTheRanksOfASubgroup) {
+  std::vector<std::vector<Indices>> by_rank(4);
+  const auto result = testing::run_groups(4, [&](const ProcessGroup& world) {
+    const auto pair = world.split({.color = world.rank() / 2, .key = world.rank(), .name = {}});
+    DataLoader loader =
+        make_data_loader(Counting(4), {.batch_size = 2, .group = pair, .shuffle = false});
+    by_rank[static_cast<size_t>(world.rank())] = batches_of(loader, 0);
+    pair->close();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  const std::vector<Indices> first = {{0}, {2}};
+  const std::vector<Indices> second = {{1}, {3}};
+  EXPECT_EQ(by_rank, (std::vector<std::vector<Indices>>{first, second, first, second}));
+}
+
+// The error of each rank, where rank 1 of 3 has other options, or another dataset, than the others.
+std::vector<std::string> refusals(const DataLoaderOptions& options, const DataLoaderOptions& other,
+                                  int64_t other_size = 60) {
+  std::vector<std::string> messages(3, "accepted");
+  const auto result = testing::run_groups(3, [&](const ProcessGroup& world) {
+    const bool is_other = world.rank() == 1;
+    DataLoaderOptions own = is_other ? other : options;
+    own.group = world;
+    try {
+      (void)make_data_loader(Counting(is_other ? other_size : 60), own);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      messages[static_cast<size_t>(world.rank())] = error.message();
+    }
+    world.barrier();  // the group has not failed
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return messages;
+}
+
+TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
+  const DataLoaderOptions same = {.batch_size = 6, .seed = 1};
+  const auto all_are = [](const std::string& difference) {
+    return ::testing::Each("DataLoader on group \"world\": " + difference +
+                           " on rank 1; all ranks need the same batch_size, seed, shuffle, "
+                           "drop_last and dataset");
+  };
+  EXPECT_THAT(refusals(same, {.batch_size = 9, .seed = 1}),
+              all_are("batch_size is 6 on rank 0 and 9"));
+  EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 2}), all_are("seed is 1 on rank 0 and 2"));
+  EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .shuffle = false}),
+              all_are("shuffle is 1 on rank 0 and 0"));
+  EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .drop_last = true}),
+              all_are("drop_last is 0 on rank 0 and 1"));
+  EXPECT_THAT(refusals(same, same, 61), all_are("dataset size is 60 on rank 0 and 61"));
+  EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .num_threads = 1, .prefetch = 3}),
+              ::testing::Each("accepted"));
+  // Also if one rank alone could detect the problem.
+  EXPECT_THAT(refusals(same, {.batch_size = 1, .seed = 1}),
+              all_are("batch_size is 6 on rank 0 and 1"));
+}
+
+TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
+  std::vector<std::string> messages(2, "accepted");
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& world) {
+    try {
+      if (world.rank() == 0) {
+        (void)make_data_loader(Counting(9), {.batch_size = 2, .group = world});
+      } else {
+        const Indices six = {1, 2, 3, 4, 5, 6};
+        Indices all(12);
+        world.communicator().all_gather(std::as_bytes(std::span(six)),
+                                        std::as_writable_bytes(std::span(all)), DType::kInt64);
+      }
+    } catch (const Error& error) {
+      messages[static_cast<size_t>(world.rank())] = error.message();
+    }
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(messages[0], ::testing::HasSubstr("rank 0 and rank 1 are in different operations"));
 }
 
 TEST(DataLoader, GoesOnFromAnyPosition) {
@@ -112,16 +202,19 @@ TEST(DataLoader, GoesOnFromAnyPosition) {
 
 TEST(DataLoader, ThreadsChangeNothingThatIsDelivered) {
   for (const bool drop_last : {false, true}) {
-    const DataLoaderOptions plain = {
-        .batch_size = 7, .rank = 1, .world_size = 3, .seed = 4, .drop_last = drop_last};
-    DataLoaderOptions threaded = plain;
-    threaded.num_threads = 3;
-    DataLoader expected = make_data_loader(Counting(100), plain);
-    DataLoader actual = make_data_loader(Counting(100), threaded);
-    for (int64_t epoch = 0; epoch < 3; ++epoch) {
-      EXPECT_EQ(batches_of(actual, epoch), batches_of(expected, epoch));
-      EXPECT_EQ(actual.position(), expected.position());
-    }
+    const auto result = testing::run_groups(3, [&](const ProcessGroup& world) {
+      const DataLoaderOptions plain = {
+          .batch_size = 7, .group = world, .seed = 4, .drop_last = drop_last};
+      DataLoaderOptions threaded = plain;
+      threaded.num_threads = 3;
+      DataLoader expected = make_data_loader(Counting(100), plain);
+      DataLoader actual = make_data_loader(Counting(100), threaded);
+      for (int64_t epoch = 0; epoch < 3; ++epoch) {
+        EXPECT_EQ(batches_of(actual, epoch), batches_of(expected, epoch));
+        EXPECT_EQ(actual.position(), expected.position());
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
   }
 }
 
@@ -175,8 +268,10 @@ TEST(DataLoader, AFailedBatchComesAtItsPlaceAndMayBeAskedForAgain) {
 TEST(DataLoader, RefusesWhatCannotBe) {
   EXPECT_THROW(make_data_loader(Counting(9), {.num_threads = -1}), Error);
   EXPECT_THROW(make_data_loader(Counting(9), {.num_threads = 1, .prefetch = 0}), Error);
-
-  EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 1, .world_size = 2}), Error);
+  const auto too_small = testing::run_groups(2, [](const ProcessGroup& world) {
+    EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 1, .group = world}), Error);
+  });
+  EXPECT_TRUE(too_small.ok()) << too_small.failures();
   EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 10, .drop_last = true}), Error);
   EXPECT_THROW(make_data_loader(Counting(0), {.batch_size = 1}), Error);
   DataLoader loader = make_data_loader(Counting(9), {.batch_size = 1});

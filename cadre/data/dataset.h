@@ -1,8 +1,8 @@
-// What can be learned from: a finite number of samples, fetched by index.
+// A finite number of samples, fetched by index.
 //
-// Threads: get() may be called from several threads at once. Blocking: as the data needs (a disk).
+// Threads: get() may be called from several threads at once. Blocking: get() may read a disk.
 // Lifetime: a batch owns its tensors. Errors: cadre::Error.
-// Source: torch.utils.data.Dataset, of the map kind, but fetched by the batch.
+// Source: map-style datasets of torch.utils.data, but with whole batches fetched at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 
 namespace cadre {
 
-// data: (B, ...), target: (B, ...); B is 0 where a rank has no share of a batch.
+// data: (B, ...), target: (B, ...); B is 0 if a rank has no sample of a batch.
 struct Batch {
   at::Tensor data;
   at::Tensor target;
@@ -24,7 +24,7 @@ class CADRE_EXPORT Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;  // samples
-  // The samples of these indices, in their order. REQUIRES: each in [0, size()).
+  // The samples with these indices, in this order. REQUIRES: each in [0, size()).
   virtual Batch get(std::span<const int64_t> indices) const = 0;
 };
 

@@ -17,7 +17,7 @@ int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Python's two paddings are one: a short list is repeated as often as needed.
+// Repeats a short list as often as needed; Python distinguishes two cases with the same result.
 void pad_by_repetition(std::vector<int64_t>& indices, size_t total) {
   const size_t num_samples = indices.size();
   while (indices.size() < total) indices.push_back(indices[indices.size() % num_samples]);

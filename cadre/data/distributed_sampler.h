@@ -1,9 +1,9 @@
-// Which samples a rank sees in an epoch, in the order of Python's DistributedSampler, bit for bit.
+// The samples of a rank in an epoch, in exactly the order of Python's DistributedSampler.
 //
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument for a rank out of range.
-// Source: torch.utils.data.DistributedSampler: a permutation from a generator seeded with
-// seed + epoch; padded by repetition to a multiple of the ranks, or cut to one; rank r takes every
-// world_size-th index from the r-th.
+// Source: torch.utils.data.DistributedSampler: a permutation from a generator that is seeded with
+// seed + epoch, padded by repetition or truncated to a multiple of the world size; rank r takes
+// the r-th index and every world_size-th after it.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ struct DistributedSamplerOptions {
   int world_size = 1;
   int64_t seed = 0;
   bool shuffle = true;
-  bool drop_last = false;  // cut the tail that does not divide, instead of repeating samples
+  bool drop_last = false;  // truncate instead of padding with repeated samples
 };
 
 class CADRE_EXPORT DistributedSampler {
  public:
   explicit DistributedSampler(const DistributedSamplerOptions& options);
 
-  // Samples of each rank; equal on all ranks.
+  // The number of samples of each rank; equal on all ranks.
   int64_t num_samples_per_rank() const;
   // This rank's samples in order; num_samples_per_rank() of them.
   std::vector<int64_t> indices(int64_t epoch) const;
@@ -36,8 +36,8 @@ class CADRE_EXPORT DistributedSampler {
   DistributedSamplerOptions options_;
 };
 
-// The order of all ranks' samples together: torch.randperm(num_samples) of a generator seeded with
-// `seed`.
+// torch.randperm(num_samples) with a generator that is seeded with `seed`: the common order of all
+// ranks' samples.
 CADRE_EXPORT std::vector<int64_t> seeded_permutation(int64_t num_samples, int64_t seed);
 
 }  // namespace cadre

@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view kImages = "images-idx3-ubyte";
 constexpr std::string_view kLabels = "labels-idx1-ubyte";
 constexpr int64_t kNumClasses = 10;
-// Of the pixels of MNIST's training images, as PyTorch's example has them.
+// Mean and standard deviation of the pixels of MNIST's training images, as in PyTorch's example.
 constexpr double kPixelMean = 0.1307;
 constexpr double kPixelDeviation = 0.3081;
 constexpr double kMaxPixel = 255;
@@ -41,10 +41,11 @@ at::Tensor read(const std::string& folder, std::string_view part, std::string_vi
                 size_t num_axes) {
   const auto path = find(folder, part, kind);
   if (!path) {
-    throw Error(ErrorCode::kUnavailable,
-                cadre::format("{}/{}-{} is not there, nor with .gz behind it; fetch MNIST's files "
-                              "into that folder, or name another",
-                              folder, part, kind));
+    throw Error(
+        ErrorCode::kUnavailable,
+        cadre::format("there is neither {0}/{1}-{2} nor {0}/{1}-{2}.gz; download MNIST's files "
+                      "to that folder, or name another one",
+                      folder, part, kind));
   }
   const auto file = os::ReadOnlyFile::open(*path).value_or_throw();
   const Result<IdxArray> array = parse_idx(file.bytes());
@@ -69,9 +70,10 @@ std::string_view bytes_of(const at::Tensor& tensor) {
 Mnist::Mnist(const std::string& folder, std::string_view part)
     : images_(read(folder, part, kImages, 3)), labels_(read(folder, part, kLabels, 1)) {
   if (images_.size(0) != labels_.size(0)) {
-    throw Error(ErrorCode::kCorruption,
-                cadre::format("{}: {} images but {} labels of {}; they are not of one set", folder,
-                              images_.size(0), labels_.size(0), part));
+    throw Error(
+        ErrorCode::kCorruption,
+        cadre::format("{}: {} images but {} labels of {}; expected one label for each image",
+                      folder, images_.size(0), labels_.size(0), part));
   }
   if (images_.numel() == 0) {
     throw Error(ErrorCode::kCorruption, cadre::format("{}: no images of {}", folder, part));

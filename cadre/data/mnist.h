@@ -1,10 +1,10 @@
-// Small grey images and their labels, in the files of MNIST or of a set that came after it.
+// Small greyscale images and their labels, from the files of MNIST or of a dataset in its format.
 //
 // Threads: all methods const and callable from any. Blocking: the constructor reads both files.
-// Lifetime: owns the images, one byte a pixel; slices share them. Errors: kUnavailable for files
-// that are not there; kCorruption for files that are no images and labels, or not of one set.
-// Source: LeCun et al., "Gradient-based learning applied to document recognition", 1998; pixels
-// scaled as in PyTorch's MNIST example. Format: docs/formats/idx.md.
+// Lifetime: owns the images, one byte per pixel; slices share them. Errors: kUnavailable for
+// missing files; kCorruption for files in another format, or whose numbers of images and labels
+// differ. Source: LeCun et al., "Gradient-based learning applied to document recognition", 1998;
+// pixels scaled as in PyTorch's MNIST example. Format: docs/formats/idx.md.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace cadre {
 
-// The two parts of the set, by the names that their files have: "train" and "t10k".
+// The two parts of the dataset, named by the prefix of their files.
 inline constexpr std::string_view kMnistTrain = "train";
 inline constexpr std::string_view kMnistTest = "t10k";
 

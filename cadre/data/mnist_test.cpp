@@ -71,7 +71,7 @@ TEST_F(MnistTest, ASliceIsAPart) {
 TEST_F(MnistTest, RefusesFilesThatAreMissingOrDoNotFit) {
   EXPECT_TRUE(Mnist::has(folder_, kMnistTrain));
   EXPECT_FALSE(Mnist::has(folder_, kMnistTest));
-  EXPECT_THAT(refusal(kMnistTest), HasSubstr("/t10k-images-idx3-ubyte is not there"));
+  EXPECT_THAT(refusal(kMnistTest), HasSubstr("/t10k-images-idx3-ubyte.gz; download MNIST"));
   write("train-labels-idx1-ubyte", {.shape = {2}, .elements = {7, 0}});
   EXPECT_THAT(refusal(), HasSubstr("3 images but 2 labels"));
   write("train-labels-idx1-ubyte", {.shape = {3}, .elements = {7, 0, 10}});

@@ -1,9 +1,9 @@
-// Makes a numbered sequence of items ahead of time on threads, and hands them out in order.
+// Makes a numbered sequence of items ahead of time on threads, and returns them in order.
 //
 // Threads: next() from one thread; `make` is called on num_threads threads at once. Blocking:
-// next() until the item is there or the timeout; the destructor until the items being made are
-// finished. Lifetime: borrows the System; what `make` captures must outlive the prefetcher. Errors:
-// next() throws what `make` threw for that item; kTimeout when an item has not come in time.
+// next(), until the item is ready or the timeout has passed; the destructor, until the threads have
+// finished their current items. Lifetime: borrows the System; what `make` captures must outlive the
+// prefetcher. Errors: next() throws what `make` threw for that item; kTimeout.
 // Source: torch.utils.data.DataLoader's workers and prefetch_factor.
 #pragma once
 
@@ -25,14 +25,14 @@ namespace cadre {
 
 struct PrefetchOptions {
   int num_threads = 1;
-  int64_t depth = 2;  // items that are being made or wait to be taken, at most
+  int64_t depth = 2;                           // at most so many items in the making or ready
   Duration timeout = std::chrono::minutes(5);  // of one next()
 };
 
 template <typename T>
 class Prefetcher {
  public:
-  // Begins at once with items 0, 1, ... num_items - 1.
+  // The threads begin at once, with items 0, 1, ... num_items - 1.
   Prefetcher(os::System& system, int64_t num_items, std::function<T(int64_t)> make,
              const PrefetchOptions& options)
       : system_(system),
@@ -46,7 +46,7 @@ class Prefetcher {
         threads_.push_back(system.spawn("cadre-prefetch", [this, &maker] { work(*maker); }));
       }
     } catch (...) {
-      close();  // those that have begun
+      close();  // joins the threads that were spawned
       throw;
     }
   }
@@ -84,13 +84,12 @@ class Prefetcher {
         }
       }
       if (!has_time) {
-        throw Error(
-            ErrorCode::kTimeout,
-            cadre::format("item {} of {} has not come within {} s from {} threads; make the "
-                          "data faster, or raise the timeout",
-                          num_taken_, num_items_,
-                          std::chrono::duration<double>(options_.timeout).count(),
-                          options_.num_threads));
+        throw Error(ErrorCode::kTimeout,
+                    cadre::format("item {} of {} was not ready within {} s on {} threads; make the "
+                                  "dataset faster, or raise the timeout",
+                                  num_taken_, num_items_,
+                                  std::chrono::duration<double>(options_.timeout).count(),
+                                  options_.num_threads));
       }
       has_time = taker_->park(deadline);
     }
@@ -144,7 +143,7 @@ class Prefetcher {
   std::vector<std::unique_ptr<os::Waiter>> makers_;  // one for each thread
   std::vector<std::unique_ptr<os::Thread>> threads_;
 
-  std::mutex mutex_;  // guards what follows; never held while waiting or making
+  std::mutex mutex_;  // guards the members below; never held while waiting or in `make`
   std::map<int64_t, Item> ready_;
   int64_t num_claimed_ = 0;
   int64_t num_taken_ = 0;  // written by next() only

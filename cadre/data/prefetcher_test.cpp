@@ -72,7 +72,7 @@ TEST_F(PrefetcherTest, AnItemThatDoesNotComeIsNamed) {
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kTimeout);
-    EXPECT_THAT(error.message(), ::testing::HasSubstr("item 0 of 2 has not come within 0.02 s"));
+    EXPECT_THAT(error.message(), ::testing::HasSubstr("item 0 of 2 was not ready within 0.02 s"));
   }
   may_end = true;
 }

@@ -1,4 +1,4 @@
-// Samples from a formula, for tests and examples that need no files.
+// Generated samples, for tests and examples without files.
 //
 // Threads: any. Blocking: never. Errors: none.
 #pragma once
@@ -32,12 +32,12 @@ class CADRE_EXPORT SyntheticRegression : public Dataset {
 struct SyntheticImagesOptions {
   int64_t num_samples = 1024;
   int64_t num_classes = 10;
-  int64_t size = 28;  // pixels, of a side
+  int64_t size = 28;  // pixels, of each side
   int64_t seed = 0;
 };
 
-// data: (B, 1, size, size) float32; target: (B) int64. Each class has a picture of normal noise; a
-// sample is its class's picture under as much noise again, which a model can learn to look through.
+// data: (B, 1, size, size) float32; target: (B) int64. Each class has one image of normal noise; a
+// sample is the image of its class plus independent normal noise of the same variance.
 class CADRE_EXPORT SyntheticImages : public Dataset {
  public:
   explicit SyntheticImages(const SyntheticImagesOptions& options);

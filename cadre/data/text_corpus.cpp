@@ -23,7 +23,7 @@ struct Document {
   std::string_view text;
   int64_t first_token = 0;
 
-  // Its bytes and the token that ends it.
+  // Its bytes and <|endoftext|>.
   int64_t num_tokens() const { return static_cast<int64_t>(text.size()) + 1; }
 };
 
@@ -41,14 +41,14 @@ bool is_wanted_folder(const fs::path& path, const TextCorpusOptions& options) {
          std::ranges::find(options.skipped_folders, name) == options.skipped_folders.end();
 }
 
-// Sorted by path, so that every machine with the same files has the same stream.
+// Sorted by path, so that machines with the same files have the same tokens.
 std::vector<std::string> files_below(const fs::path& folder, const TextCorpusOptions& options) {
   std::vector<std::string> paths;
   std::error_code error;
   fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied,
                                          error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    std::error_code unknown;  // a file that vanishes meanwhile is none
+    std::error_code unknown;  // a file that was deleted meanwhile is skipped
     if (entry->is_directory(unknown)) {
       if (!is_wanted_folder(entry->path(), options)) entry.disable_recursion_pending();
     } else if (entry->is_regular_file(unknown) && is_wanted_file(entry->path(), options)) {
@@ -78,7 +78,7 @@ struct TextCorpus::Contents {
     const ConstBytes bytes = file.bytes();
     const std::string_view content(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     if (content.empty() || is_binary(content)) return;
-    files.push_back(std::move(file));  // the mapping, and so the view, stays where it is
+    files.push_back(std::move(file));  // moving it keeps the address of the mapping
     size_t begin = 0;
     while (begin < content.size()) {
       const size_t end = std::min(content.find(kEndOfTextMark, begin), content.size());
@@ -108,8 +108,8 @@ TextCorpus TextCorpus::open(const std::string& path, const TextCorpusOptions& op
   }
   if (contents->documents.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("{} holds no text: expected a text file, or a folder with some; "
-                              "empty and binary files do not count",
+                cadre::format("{} has no text: expected a text file, or a folder with text files; "
+                              "empty and binary files are skipped",
                               path));
   }
   return TextCorpus(std::move(contents));

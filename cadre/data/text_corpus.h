@@ -1,11 +1,12 @@
-// Text as one long stream of tokens: a file, or a folder's files in the order of their paths.
+// Text as one sequence of tokens: a file, or the files of a folder in the order of their paths.
 //
-// A byte is a token (0 to 255); after each document stands <|endoftext|> (256). A document is a
-// file, or a part of one that the literal text "<|endoftext|>" cuts: files of many stories are
-// written so. The files are mapped, not read: gigabytes cost no memory of their own.
+// Each byte is a token (0 to 255); a token <|endoftext|> (256) follows each document. A document is
+// a file; the literal text "<|endoftext|>" in a file separates documents, too. The files are mapped
+// into memory instead of being read, so that their pages can be dropped and shared by ranks.
 // Threads: all methods const and callable from any. Blocking: open() scans every file once; reading
-// tokens may wait for the disk. Lifetime: owns the mappings; the files must not be cut short.
-// Errors: kInvalidArgument for a path without text; kUnavailable for a file that cannot be opened.
+// tokens may wait for the disk. Lifetime: owns the mappings; the files must not be truncated
+// meanwhile. Errors: kInvalidArgument for a path without text; kUnavailable for a file that cannot
+// be opened.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,9 @@ inline constexpr int64_t kVocabularySize = 257;
 inline constexpr std::string_view kEndOfTextMark = "<|endoftext|>";
 
 struct TextCorpusOptions {
-  // Of a folder only: files whose names end so, for example ".py"; all files when empty. Binary
-  // files (a NUL byte among the first 8000, git's rule) and hidden ones are skipped anyway.
+  // For a folder: only files whose names end in one of these, for example ".py"; all files if
+  // empty. Binary files (a NUL byte among the first 8000, git's rule) and hidden files are always
+  // skipped.
   std::vector<std::string> suffixes;
   std::vector<std::string> skipped_folders;  // names anywhere below the folder: "site-packages"
 };
@@ -49,8 +51,8 @@ class CADRE_EXPORT TextCorpus {
   int64_t num_tokens() const;
   int64_t num_documents() const;
   int64_t num_files() const;
-  // Of the documents' sizes and first and last bytes: two ranks, or a run and its resumption, that
-  // differ in it read different texts.
+  // A hash of the documents' sizes and of their first and last bytes. If it differs between two
+  // ranks, or between a run and its resumption, they read different texts.
   uint64_t fingerprint() const;
 
   // Tokens [begin, begin + out.size()). REQUIRES: within [0, num_tokens()].
@@ -67,8 +69,9 @@ struct TextSplit {
   TokenRange held_out;
 };
 
-// Held out is the end of the stream: its last `held_out_fraction`. A cut by position keeps whole
-// passages, and mostly whole files, out of the training text, which a cut by sample would not.
+// Holds out the last `held_out_fraction` of the tokens. A split by position holds out contiguous
+// text, mostly whole files; a split by samples would leave the context of held-out samples in the
+// training text.
 CADRE_EXPORT TextSplit split_by_position(const TextCorpus& corpus, double held_out_fraction);
 
 }  // namespace cadre

@@ -106,7 +106,7 @@ TEST_F(TextCorpusTest, SaysWhereThereIsNoText) {
     }
     return std::string();
   };
-  EXPECT_THAT(message(folder_), ::testing::HasSubstr("holds no text"));
+  EXPECT_THAT(message(folder_), ::testing::HasSubstr("has no text"));
   EXPECT_THAT(message(folder_ + "none"), ::testing::HasSubstr("No such file"));
 }
 

@@ -15,10 +15,11 @@ TextDataset::TextDataset(std::shared_ptr<const TextCorpus> corpus, TokenRange ra
     : corpus_(std::move(corpus)), range_(range), context_(context) {
   num_samples_ = (range.size() - 1) / context;
   if (num_samples_ < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("{} tokens of text are too few for one sample of {} + 1; give more "
-                              "text or a shorter context",
-                              range.size(), context));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("the text has {} tokens; one sample takes {} + 1: provide more text, or "
+                      "use a shorter context",
+                      range.size(), context));
   }
 }
 

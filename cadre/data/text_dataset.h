@@ -1,4 +1,4 @@
-// Samples for next-token prediction, cut from a range of a corpus.
+// Samples for next-token prediction, from a range of a corpus.
 //
 // Threads, blocking, errors: as TextCorpus; kInvalidArgument for a range too short for one sample.
 // Lifetime: shares the corpus.
@@ -13,7 +13,7 @@
 namespace cadre {
 
 // Sample i is the tokens [i*T, i*T + T + 1) of the range: data its first T, target its last T, so
-// each token is predicted once an epoch. data, target: (B, T) int64.
+// each token is predicted once per epoch. data, target: (B, T) int64.
 class CADRE_EXPORT TextDataset : public Dataset {
  public:
   TextDataset(std::shared_ptr<const TextCorpus> corpus, TokenRange range, int64_t context);

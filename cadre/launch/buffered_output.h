@@ -1,11 +1,11 @@
-// What waits to be written to the launcher's own output, bounded.
+// A bounded buffer in front of the launcher's own output.
 //
-// Threads: one owner. Blocking: only drain(), until its Deadline.
-// When the reader of our output is slower than the workers, the buffer fills; the launcher then
-// reads no more from the workers, whose pipes fill in turn: they wait, as they would if they wrote
-// to that reader themselves, and the launcher goes on watching them.
-// A line may come in pieces. Another writer's line then ends it, unless the first one has claimed
-// the output: all writers look at is_claimed_by_other() before they take what they would write.
+// Threads: one owner. Blocking: only drain(), until its Deadline. If the reader of the output is
+// slower than the workers, the buffer fills, and the launcher stops reading from the workers. Then
+// their pipes fill and they block, as if they wrote to that reader directly, while the launcher
+// continues to watch them. A line may arrive in pieces. A line of another writer ends it, unless
+// its writer has claimed the output: all writers check is_claimed_by_other() before they read from
+// their worker.
 #pragma once
 
 #include <cstddef>
@@ -27,22 +27,22 @@ class BufferedOutput {
 
   explicit BufferedOutput(os::OutputStream::Target target) : stream_(target) {}
 
-  // Bytes as they are.
+  // Appends bytes unchanged.
   void append(std::string_view bytes);
-  // A line of its own: the one before it is ended first if it is not.
+  // Appends a whole line, after ending an unfinished one.
   void append_line(std::string_view prefix, std::string_view line) {
     append_piece(nullptr, prefix, {.bytes = line});
   }
-  // Goes on with the writer's line if that is the last one, else begins a line.
+  // Continues the writer's line if that is the last one; otherwise begins a line.
   void append_piece(const void* writer, std::string_view prefix, const LinePiece& piece);
-  // Until then nobody else is to write.
+  // Until then no other writer may append.
   void claim(const void* writer, TimePoint until);
   void release(const void* writer);
   bool is_claimed_by_other(const void* writer, TimePoint now) const {
     return claimant_ != nullptr && claimant_ != writer && now < claimed_until_;
   }
   TimePoint claimed_until() const { return claimed_until_; }
-  // Writes what the reader takes just now.
+  // Writes as much as possible without blocking.
   void flush();
   // Writes everything, or gives up at the deadline.
   void drain(os::System& system, Deadline deadline);
@@ -50,7 +50,7 @@ class BufferedOutput {
   bool is_empty() const { return pending_.size() == offset_; }
   bool is_full() const { return pending_.size() - offset_ >= kMaxPendingBytes; }
   bool is_at_line_start() const { return is_at_line_start_; }
-  uint64_t num_lines() const { return num_lines_; }  // that were appended
+  uint64_t num_lines() const { return num_lines_; }  // appended so far
   const std::optional<Error>& failure() const { return stream_.failure(); }
   bool is_terminal() const { return stream_.is_terminal(); }
   os::Pollable& pollable() { return stream_; }

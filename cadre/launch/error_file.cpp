@@ -13,9 +13,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 16;  // of the values that are kept from a worker's file
+constexpr int kMaxDepth = 16;  // of nested values of a worker's file
 
-// As torchelastic's reader wants it: a text, or an object that says when.
+// torchelastic reads a string, or an object with a timestamp.
 bool is_complete(const Json& root) {
   if (!root.is_object() || !root.contains("message")) return false;
   const Json& message = root["message"];
@@ -45,17 +45,17 @@ Json describe(const JobFailure& failure) {
 Status write_error_file(const std::string& path, const JobFailure& failure) {
   Json root;
   if (const auto content = os::read_file(failure.worker_file, kMaxErrorFileBytes); content.ok()) {
-    // Deeper values are left out: writing them out again takes stack for each level.
+    // Deeper values are dropped, because serializing recurses for each level.
     const auto is_kept = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxDepth; };
     root = Json::parse(*content, is_kept, /*allow_exceptions=*/false);
   }
   if (!is_complete(root)) root = describe(failure);
   if (root["message"].is_object()) {
-    // As Python's subprocess counts: a signal is negative.
+    // As in Python's subprocess: a signal is negative.
     const os::ExitStatus& status = failure.first.status;
     root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.code;
   }
-  // Workers' lines may be of any bytes.
+  // Workers' lines may contain any bytes.
   const std::string text = root.dump(-1, ' ', false, Json::error_handler_t::replace);
   return os::replace_file(path, std::as_bytes(std::span(text)));
 }

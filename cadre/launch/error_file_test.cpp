@@ -15,7 +15,7 @@ namespace {
 
 class ErrorFile : public ::testing::Test {
  protected:
-  // What the caller finds after a failure of rank 1, which left `worker_content`.
+  // The error file after a failure of rank 1, whose own error file has `worker_content`.
   nlohmann::json after(const std::string& worker_content, os::ExitStatus status = {.code = 3}) {
     const std::string worker_file = folder_.file("worker.json");
     if (!worker_content.empty()) std::ofstream(worker_file) << worker_content;
@@ -55,7 +55,7 @@ TEST_F(ErrorFile, KeepsWhatTheWorkerLeft) {
   EXPECT_EQ(after(R"({"message": "plain", "timestamp": 5})")["message"], "plain");
 }
 
-// torchelastic's reader throws when there is no time.
+// torchelastic's reader throws if there is no timestamp.
 TEST_F(ErrorFile, CompletesWhatTheReaderCouldNotRead) {
   EXPECT_EQ(after(R"({"message": {"message": "ValueError: x"}})")["message"]["message"],
             "rank 1 of 4 failed with exit code 3 on node7, pid 4711: ValueError: x");
@@ -64,7 +64,7 @@ TEST_F(ErrorFile, CompletesWhatTheReaderCouldNotRead) {
   }
 }
 
-// Writing a value out takes stack for each of its levels.
+// Serializing a value recurses for each of its levels.
 TEST_F(ErrorFile, LeavesOutWhatIsNestedWithoutEnd) {
   constexpr size_t kDepth = 400'000;
   const auto root = after(R"({"message": "x", "timestamp": 5, "deep": )" +

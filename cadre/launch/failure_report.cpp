@@ -39,7 +39,7 @@ std::string last_lines_text(const FailureReport& report) {
   return text;
 }
 
-// A stopped worker answers nobody: the one that failed is often the one that waited for it.
+// A stopped worker does not answer, so a worker that waited for it often fails first.
 std::string stopped_text(const FailureReport& report) {
   std::vector<int> ranks;
   int signal = 0;
@@ -61,7 +61,7 @@ std::string outlived_text(const FailureReport& report, size_t num_ranks) {
                        report.grace);
 }
 
-// One line for all others, grouped by how they ended.
+// One line for all others, grouped by exit status.
 std::string others_text(const FailureReport& report) {
   const std::string stopped =
       cadre::format("stopped by cadre because rank {} failed", report.failure.rank);

@@ -28,20 +28,21 @@ namespace {
 
 constexpr std::array kSignals{SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1,
                               SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD};
-// Nobody presses Ctrl-C twice within this; a program such as timeout(1) signals twice at once.
+// Two signals within this time count as one: people do not press Ctrl-C so fast, but programs such
+// as timeout(1) send two at once.
 constexpr Duration kSameKeyPress = std::chrono::milliseconds(100);
-// What workers leave running may end by itself for so long (Python's resource tracker does) ...
+// Processes that workers left running may end by themselves in this time (as Python's does) ...
 constexpr Duration kLinger = std::chrono::milliseconds(500);
-// ... and then has this long after SIGTERM.
+// ... and how long after SIGTERM.
 constexpr Duration kLeftoverGrace = std::chrono::seconds(5);
 constexpr Duration kKillTimeout = std::chrono::seconds(5);
 constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
-// While killing: a process that forks faster than it is killed is found again.
+// The interval of killing, which finds processes that fork meanwhile.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
-// A pidfd and a connection to the store, besides one pipe or two.
+// A pidfd and a connection to the store, in addition to one or two pipes.
 constexpr uint64_t kDescriptorsPerWorker = 2;
-// Outputs, signals, the store's listener, and what is open only while a worker is started.
+// Outputs, signals, the store's listener, and descriptors used while starting a worker.
 constexpr uint64_t kOwnDescriptors = 24;
 constexpr size_t kTokenBytes = 16;
 constexpr size_t kRunIdBytes = 4;
@@ -92,11 +93,11 @@ class JobRun {
   Result<int> run();
 
  private:
-  // Each ends at phase_deadline_ but the first.
+  // All phases except the first end at phase_deadline_.
   enum class Phase {
     kRunning,
-    kLingering,  // the workers have ended; what they left has a moment to end by itself
-    kStopping,   // everything was asked to end
+    kLingering,  // the workers have ended; their other processes may end by themselves
+    kStopping,   // SIGTERM was sent to everything
     kKilling     // everything is being killed
   };
 
@@ -132,7 +133,7 @@ class JobRun {
   os::System& system_;
   const JobSpec& spec_;
   os::Pollable& guardian_gone_;
-  // Before everything that starts a thread.
+  // Must precede everything that starts a thread.
   os::SignalListener signals_;
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
   const std::unique_ptr<BufferedOutput> own_error_ =
@@ -265,7 +266,7 @@ void JobRun::watch() {
   }
 }
 
-// A reader of our output that is slow holds the lines in the log, which is bounded.
+// If the reader of the output is slow, lines stay in the log, which is bounded.
 void JobRun::show_log() {
   if (error_.is_full()) return;
   for (const std::string& line : log_.take()) say(line);
@@ -281,7 +282,7 @@ void JobRun::take_signals() {
     } else if (*signal == SIGCONT) {
       group_.resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
-      group_.forward_signal(*signal);  // batch systems announce the end of the time so
+      group_.forward_signal(*signal);  // batch systems announce the time limit with it
     } else {
       on_stop_signal(*signal);
     }
@@ -297,7 +298,7 @@ void JobRun::say_stopped() {
   }
 }
 
-// Once, when it happens: the job goes on.
+// Reported once; the job continues.
 void JobRun::say_lost_output() {
   if (has_said_lost_output_ || !output_.failure()) return;
   has_said_lost_output_ = true;
@@ -335,7 +336,8 @@ void JobRun::ask_to_stop(int signal) {
   say_waiting_at_ = system_.deadline_in(kTick);
 }
 
-// What workers have left running is asked when no worker needs it any more to end in good order.
+// Processes that workers left running are stopped last, because workers may need them until they
+// have ended.
 void JobRun::wait_for_stop() {
   if (phase_deadline_.has_passed(system_.now())) return kill_outlived();
   if (group_.all_ended()) {
@@ -345,8 +347,7 @@ void JobRun::wait_for_stop() {
   if (say_waiting_at_.has_passed(system_.now())) say_waiting();
 }
 
-// Of a stop that takes long, what the user could not know: which rank failed, and which processes
-// hold up the end.
+// If stopping takes long, says which rank failed and which processes have not ended.
 void JobRun::say_waiting() {
   const auto failure = group_.first_failure();
   const std::vector<int> ranks = group_.running_ranks();
@@ -396,12 +397,12 @@ bool JobRun::is_over() {
   return true;
 }
 
-// Moves on to the next phase when it is time.
+// Enters the next phase when its time has come.
 void JobRun::advance() {
   if (phase_ == Phase::kRunning) {
     if (group_.first_failure()) {
       ask_to_stop(SIGTERM);
-      wait_for_stop();  // nothing may happen that would wake the loop soon
+      wait_for_stop();  // otherwise no event may wake the loop in time
     } else if (group_.all_ended()) {
       enter(Phase::kLingering, kLinger);
     }
@@ -428,13 +429,13 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   return unkillable_.empty() && !output_.failure() && !error_.failure() ? 0 : 1;
 }
 
-// Its worker has said on the error output why it ended.
+// The worker has explained its failure on standard error.
 bool JobRun::has_reported(const os::ExitStatus& status) const {
   return status.signal == 0 && std::ranges::find(spec_.reported_exit_codes, status.code) !=
                                    spec_.reported_exit_codes.end();
 }
 
-// When this launcher is itself a worker, of torchrun or of another launcher.
+// If this launcher is itself a worker of torchrun or of another launcher.
 void JobRun::leave_for_caller(const WorkerExit& failure) {
   const std::string path = spec_.environment.get_or("TORCHELASTIC_ERROR_FILE", "");
   if (path.empty()) return;
@@ -460,7 +461,7 @@ int JobRun::finish() {
 
   const auto failure = group_.first_failure();
   if (failure && !has_reported(failure->status)) {
-    // A progress line of rank 0 may stand unfinished on the same terminal.
+    // The terminal may show an unfinished progress line of rank 0.
     if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
     output_.drain(system_, drained);
     error_.append_line(

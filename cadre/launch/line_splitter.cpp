@@ -10,9 +10,9 @@ std::string_view visible_part(std::string_view line) {
   return last_return == std::string_view::npos ? line : line.substr(last_return + 1);
 }
 
-void LineSplitter::hand_on(std::string_view bytes, bool ends_line, const Emit& emit) {
+void LineSplitter::pass_on(std::string_view bytes, bool ends_line, const Emit& emit) {
   const std::string_view shown = returns_ == Returns::kKept ? bytes : visible_part(bytes);
-  // What was handed on of a line that then starts anew stays, as a line of its own.
+  // If a line restarts after a piece of it was passed on, that piece stays as a separate line.
   emit({.bytes = shown,
         .starts_line = !is_open_ || rewrites_itself_,
         .ends_line = ends_line,
@@ -28,10 +28,10 @@ void LineSplitter::feed(std::string_view bytes, const Emit& emit) {
     const size_t newline = bytes.find('\n');
     if (newline == std::string_view::npos) return keep(bytes, emit);
     if (!is_in_line() && newline <= kMaxPieceBytes) {
-      hand_on(bytes.substr(0, newline), true, emit);  // the common case copies nothing
+      pass_on(bytes.substr(0, newline), true, emit);  // the common case copies nothing
     } else {
       keep(bytes.substr(0, newline), emit);
-      hand_on(partial_, true, emit);
+      pass_on(partial_, true, emit);
       partial_.clear();
     }
     bytes.remove_prefix(newline + 1);
@@ -45,14 +45,14 @@ void LineSplitter::keep(std::string_view bytes, const Emit& emit) {
     bytes.remove_prefix(taken.size());
     if (returns_ == Returns::kRewriteTheLine) rewrite();
     if (partial_.size() == kMaxPieceBytes) {
-      hand_on(partial_, false, emit);
+      pass_on(partial_, false, emit);
       partial_.clear();
     }
   }
 }
 
 void LineSplitter::rewrite() {
-  // A trailing carriage return stays: the next byte decides whether the line starts anew.
+  // A trailing carriage return stays pending: the next byte decides whether the line restarts.
   const bool ends_with_return = partial_.ends_with('\r');
   const std::string_view shown = visible_part(partial_);
   has_new_progress_ = has_new_progress_ || shown.size() < partial_.size();
@@ -64,12 +64,12 @@ void LineSplitter::rewrite() {
 
 void LineSplitter::flush(const Emit& emit) {
   if (partial_.empty() || rewrites_itself_ || is_after_return()) return;
-  hand_on(partial_, false, emit);
+  pass_on(partial_, false, emit);
   partial_.clear();
 }
 
 void LineSplitter::finish(const Emit& emit) {
-  if (is_in_line()) hand_on(partial_, true, emit);
+  if (is_in_line()) pass_on(partial_, true, emit);
   partial_.clear();
 }
 

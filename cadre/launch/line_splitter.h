@@ -1,10 +1,10 @@
-// Cuts a stream of bytes into lines, whatever the bytes are.
+// Splits a stream of arbitrary bytes into lines.
 //
 // Threads: one owner. Blocking: never. Lifetime: pieces handed to the callback are valid during it.
-// A line is handed on as one piece if its newline comes in time. Of a longer line than
-// kMaxPieceBytes, and at flush(), a piece comes that does not end the line, so memory is bounded.
-// For a terminal, a carriage return starts the line anew: of "10%\r20%\r30%\n" only "30%" is shown.
-// Anywhere else the bytes stay as they are.
+// A line is passed on as one piece if its newline arrives in time. A line longer than
+// kMaxPieceBytes, or at flush(), is passed on in pieces that do not end the line, so memory is
+// bounded. For a terminal, a carriage return restarts the line: of "10%\r20%\r30%\n" only "30%" is
+// shown. Otherwise the bytes stay unchanged.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ struct LinePiece {
   std::string_view bytes;
   bool starts_line = true;
   bool ends_line = true;
-  bool was_shown = false;  // the whole line was the last that take_progress() gave
+  bool was_shown = false;  // take_progress() has returned the whole line last
   friend bool operator==(const LinePiece&, const LinePiece&) = default;
 };
 
-// What a terminal shows of a line that may hold carriage returns.
+// The text that a terminal shows for a line with carriage returns.
 std::string_view visible_part(std::string_view line);
 
 class LineSplitter {
@@ -36,14 +36,14 @@ class LineSplitter {
   explicit LineSplitter(Returns returns) : returns_(returns) {}
 
   void feed(std::string_view bytes, const Emit& emit);
-  // Hands on what has come of an unfinished line, unless it rewrites itself.
+  // Passes on the pending part of an unfinished line, unless the line is rewritten in place.
   void flush(const Emit& emit);
-  // Ends an unfinished line: nothing more will come.
+  // Ends an unfinished line at the end of the stream.
   void finish(const Emit& emit);
   // Whether a line has begun and not ended.
   bool is_in_line() const { return is_open_ || !partial_.empty(); }
-  // The newest state of a line that rewrites itself (a progress bar), if it changed since the last
-  // call.
+  // The present text of a line that is rewritten in place (a progress bar), if it has changed since
+  // the last call.
   std::optional<std::string> take_progress();
 
  private:
@@ -52,14 +52,14 @@ class LineSplitter {
     return returns_ == Returns::kRewriteTheLine && partial_.ends_with('\r');
   }
   void keep(std::string_view bytes, const Emit& emit);
-  void hand_on(std::string_view bytes, bool ends_line, const Emit& emit);
+  void pass_on(std::string_view bytes, bool ends_line, const Emit& emit);
 
   const Returns returns_;
-  std::string partial_;   // of the line, what was not handed on
-  bool is_open_ = false;  // a piece of the line was handed on
+  std::string partial_;   // of the line; not yet passed on
+  bool is_open_ = false;  // a piece of the line was passed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;
-  std::string shown_progress_;  // of the line, what take_progress() gave last
+  std::string shown_progress_;  // of the line; returned last by take_progress()
 };
 
 }  // namespace cadre::launch

@@ -126,7 +126,7 @@ TEST(LineSplitter, WhatWasFlushedStaysWhenTheLineStartsAnew) {
   EXPECT_EQ(lines.finish(), (Lines{"10%", "30%"}));
 }
 
-// Whatever the bytes and however they arrive: the same lines, no piece over the bound.
+// For any bytes in any pieces: the same lines, and no piece above the bound.
 TEST(LineSplitter, DoesNotDependOnHowTheBytesArrive) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);

@@ -21,11 +21,11 @@ class LineTail {
  public:
   static constexpr size_t kMaxLines = 30;
   static constexpr size_t kMaxLineBytes = 2000;
-  // Lines of others after which what was shown still counts as just shown.
+  // After at most this many lines of other ranks a shown line is not repeated.
   static constexpr uint64_t kNearLines = 10;
 
-  // A piece that was handed to `shown_on` before. Of lines that rewrite themselves the newest state
-  // is kept.
+  // A piece that was passed to `shown_on` before. Of a line that is rewritten in place the last
+  // text is kept.
   void add(const LinePiece& piece, const BufferedOutput& shown_on) {
     line_.append(piece.bytes);
     const std::string_view visible = visible_part(line_);
@@ -46,7 +46,7 @@ class LineTail {
     return texts;
   }
 
-  // How many of the last lines stand on `output`, with few lines of others after them.
+  // The number of last lines that `output` shows, with only few lines of other ranks after them.
   size_t num_just_shown(const BufferedOutput& output) const {
     size_t num_shown = 0;
     for (size_t count = 1; count <= lines_.size(); ++count) {

@@ -1,10 +1,11 @@
-// Log lines of the job's store, kept until the launcher's own loop shows them: whoever logs never
-// waits for the reader of the launcher's output, and a thousand lines of one kind become a few and
-// a count. Lines are of one kind if level, component and the first word of the message are equal.
+// Queues log lines of the job's store for the launcher's loop, which shows them, so that the
+// writing thread never waits for the reader of the launcher's output. Of many lines of one kind a
+// few and a count are kept. Lines are of one kind if level, component and the first word of the
+// message are equal.
 //
 // Threads: write() from any; the rest from the owner's. Blocking: never. Lifetime: the System
-// outlives it, and it outlives whoever writes. Errors: none; lines beyond kMaxLinesOfAKind in a
-// kInterval, and those that the owner does not take in time, are dropped and counted.
+// outlives it, and it outlives its writers. Errors: none; lines beyond kMaxLinesOfAKind in a
+// kInterval, and lines that the owner does not take in time, are dropped and counted.
 #pragma once
 
 #include <chrono>
@@ -27,19 +28,18 @@ class QueuedLog final : public LogSink {
   static constexpr size_t kMaxLinesOfAKind = 5;
   static constexpr Duration kInterval = std::chrono::seconds(10);
 
-  // Drops what is below `level`.
+  // Drops lines below `level`.
   QueuedLog(os::System& system, LogLevel level)
       : system_(system), level_(level), event_(system.make_event()) {}
 
   void write(LogLevel level, std::string_view component, std::string_view message) override;
 
-  // Readable while lines wait.
+  // Readable while there are lines.
   os::Pollable& pollable() { return *event_; }
-  // "warning 2026-11-21T10:04:11.042Z store dropped peer=...", and the counts of what was dropped
-  // in intervals that have passed: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more lines
-  // like these".
+  // "warning 2026-11-21T10:04:11.042Z store dropped peer=...", and the counts of dropped lines of
+  // past intervals: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more lines like these".
   std::vector<std::string> take();
-  // With the counts of intervals that have not passed: nothing more will be taken.
+  // As take(), with the counts of the present interval; for the end of the job.
   std::vector<std::string> take_last();
 
  private:
@@ -48,7 +48,7 @@ class QueuedLog final : public LogSink {
     size_t num_lines = 0;    // in this interval
     size_t num_dropped = 0;  // in this interval
   };
-  // Turns what was dropped in intervals that end by then into lines.
+  // Adds lines with the counts of intervals that end by then.
   void count_dropped(TimePoint until);
   std::vector<std::string> take_counted(TimePoint until);
 

@@ -1,4 +1,4 @@
-// What the launcher's log keeps, drops and says of it.
+// Lines that the launcher's log keeps, drops and counts.
 #include "cadre/launch/queued_log.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The environment of a worker: torchrun's contract, and a little of our own.
+// The environment of a worker: torchrun's variables and those of Cadre.
 //
 // Threads: plain values. Blocking: never. Every variable is listed in docs/guide/launching.md.
 // Source: torch.distributed.elastic's agent (RANK ... TORCHELASTIC_ERROR_FILE).
@@ -13,7 +13,7 @@
 
 namespace cadre::launch {
 
-// What all workers of a job on one host share.
+// What all workers of a job on one host have in common.
 struct JobIdentity {
   int num_workers = 1;
   std::string run_id;
@@ -21,21 +21,21 @@ struct JobIdentity {
   os::Secret token;        // the job's secret
   std::string store_host;  // where the job's store listens
   uint16_t store_port = 0;
-  std::string error_folder;  // a worker may leave its exception there
-  int num_cores = 1;         // to be shared out
+  std::string error_folder;  // for the workers' error files
+  int num_cores = 1;         // of the host, for all workers
 };
 
-// Where `rank` may leave its exception as JSON.
+// The file in which `rank` may store its exception as JSON.
 std::string error_file_of(const JobIdentity& job, Rank rank);
 
-// `inherited` with the contract's variables over it. OMP_NUM_THREADS, the worker's fair share of
-// the cores, is set only when the user has not.
+// `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS, the number
+// of cores divided by the workers, is set only if `inherited` has none.
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
                                    Rank rank);
 
-// For programs whose steps allocate the same sizes over and over: glibc's malloc keeps what is
-// freed, in huge pages, so that a step neither asks the kernel for memory nor misses in the TLB.
-// Leaves GLIBC_TUNABLES as the user has set it.
+// For programs whose steps allocate the same sizes again and again: makes glibc's malloc keep freed
+// memory, in huge pages, which saves system calls and TLB misses in each step. Does nothing if the
+// user has set GLIBC_TUNABLES.
 void keep_freed_memory(os::Environment& environment);
 
 }  // namespace cadre::launch

@@ -15,7 +15,7 @@ namespace {
 using Stream = WorkerOutput::Stream;
 
 constexpr Duration kProgressPeriod = std::chrono::seconds(1);
-// One suffices unless processes are being started.
+// One iteration suffices unless processes are being started.
 constexpr int kMaxSuspendRounds = 100;
 
 }  // namespace
@@ -29,7 +29,7 @@ struct WorkerGroup::Worker {
   bool error_is_open = true;
   bool has_ended = false;
   bool was_asked_to_stop = false;
-  int stopped_by = 0;  // as of the last look
+  int stopped_by = 0;  // when it was last checked
 
   void pump(TimePoint now) {
     output_is_open =
@@ -127,8 +127,8 @@ void WorkerGroup::collect_exits() {
                       .was_asked_to_stop = worker->was_asked_to_stop,
                       .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
   }
-  // Of those noticed at once, one that a signal ended is the likelier cause: when a worker crashes,
-  // its peers see a broken connection and exit by themselves within the same millisecond.
+  // Among exits that were noticed together, one by a signal is the more likely cause: when a worker
+  // crashes, its peers notice a broken connection and exit within the same millisecond.
   std::stable_sort(exits_.begin() + static_cast<std::ptrdiff_t>(before), exits_.end(),
                    [](const WorkerExit& a, const WorkerExit& b) {
                      return (a.status.signal != 0) > (b.status.signal != 0);
@@ -167,8 +167,8 @@ void WorkerGroup::forward_signal(int signal) {
 }
 
 void WorkerGroup::ask_to_stop(int signal) {
-  // Workers that have ended by now were not stopped by the launcher; one that is in state T now may
-  // be the cause of the failure.
+  // Workers that have ended by now were not stopped by the launcher. A worker in state T may be the
+  // cause of the failure.
   collect_exits();
   for (const auto& worker : workers_) {
     if (worker->has_ended) continue;
@@ -195,7 +195,7 @@ void WorkerGroup::ask_leftovers_to_stop() {
 
 void WorkerGroup::suspend() {
   is_suspended_ = true;
-  // A process that was started while the list was made is in the next list.
+  // A process that was started while the list was read is in the next list.
   std::vector<os::Descendant> stopped;
   for (int round = 0; round < kMaxSuspendRounds; ++round) {
     std::vector<os::Descendant> running = os::list_descendants();

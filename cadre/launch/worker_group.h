@@ -1,11 +1,11 @@
-// The workers of one job on this host: started together, watched together, stopped together.
+// Starts, watches and stops the workers of one job on this host.
 //
-// Threads: one, the one that outlives the workers (os/proc/process.h says why). The process must be
-// a subreaper (os/proc/guardian.h), so that what a worker leaves behind can be found.
-// Blocking: start() for milliseconds a worker; step() until its Deadline.
-// Lifetime: the destructor kills workers that still run. The outputs outlive the group.
-// Errors: start() gives os::Process's, with the rank; no worker runs then.
-// Policy is not here: whoever owns the group decides when to stop it (launch/job.h).
+// Threads: one, which must outlive the workers (see os/proc/process.h). The process must be a
+// subreaper (os/proc/guardian.h), so that processes which workers left running can be found.
+// Blocking: start() takes milliseconds per worker; step() until its Deadline. Lifetime: the
+// destructor kills workers that still run. The outputs outlive the group. Errors: start() returns
+// those of os::Process, with the rank; no worker runs then. The owner of the group decides when to
+// stop it (launch/job.h).
 #pragma once
 
 #include <memory>
@@ -36,11 +36,11 @@ struct WorkerExit {
   int pid = 0;
   os::ExitStatus status;
   Duration lifetime{};
-  bool was_asked_to_stop = false;  // a signal of ours came first
-  int stopped_by = 0;              // the signal that had stopped it when it was asked; 0: it ran
+  bool was_asked_to_stop = false;  // the launcher had signalled it
+  int stopped_by = 0;              // the signal that had stopped it by then; 0: none
 };
 
-// A worker that does not run, because a signal stopped it.
+// A worker that a signal has stopped.
 struct StoppedWorker {
   Rank rank;
   int pid = 0;
@@ -57,41 +57,41 @@ class WorkerGroup {
 
   Status start(std::span<const WorkerSpec> specs);
 
-  // Moves output and reaps, once: waits until a worker wrote or ended, one of `also` is ready, or
-  // the deadline.
+  // One iteration of the loop: waits until a worker has written or ended, one of `also` is ready,
+  // or the deadline; then passes on output and reaps.
   void step(std::span<os::PollItem> also, Deadline deadline);
 
   int size() const { return static_cast<int>(workers_.size()); }
-  // In the order in which they were noticed.
+  // Exits in the order in which they were noticed.
   const std::vector<WorkerExit>& exits() const { return exits_; }
   bool all_ended() const { return exits_.size() == workers_.size(); }
   // Ascending.
   std::vector<int> running_ranks() const;
-  // The first that ended badly without having been asked to stop.
+  // The first worker that failed before it was asked to stop.
   std::optional<WorkerExit> first_failure() const;
   const LineTail& tail(Rank rank) const;
 
-  // To the workers that still run, and not to what they started: the signals forwarded so (SIGUSR1)
-  // end a process that does not expect them.
+  // Signals the running workers, but not the processes that they started: such signals (SIGUSR1)
+  // end a process without a handler.
   void forward_signal(int signal);
-  // Stops everything below this process, as Ctrl-Z is to, until resume().
+  // Stops all descendants of this process, as for Ctrl-Z, until resume().
   void suspend();
   void resume();
-  // Workers that were stopped by another than suspend() since the last call.
+  // Workers that were stopped since the last call, other than by suspend().
   std::vector<StoppedWorker> take_stopped();
-  // To the process groups of the workers that still run, which are continued to take it. From now
-  // on their exits are no failures.
+  // Signals the process groups of the running workers, and continues stopped ones so that they
+  // receive it. Later exits do not count as failures.
   void ask_to_stop(int signal);
-  // SIGTERM to what the workers have started and left running, once to each process. Left out are
-  // process groups that ask_to_stop() has reached: a second signal means haste to many programs.
-  // REQUIRES: all_ended().
+  // Sends SIGTERM once to each process that the workers left running, except to process groups that
+  // ask_to_stop() has signalled, because many programs treat a second signal as a request to end at
+  // once. REQUIRES: all_ended().
   void ask_leftovers_to_stop();
-  // Reaps orphans of workers that have ended; to be called at SIGCHLD.
+  // Reaps orphans of workers that have ended; called on SIGCHLD.
   void reap_orphans();
 
-  // Whether all pipes have ended, so that nothing more can come.
+  // Whether all pipes have ended, so that there is no more output.
   bool output_has_ended() const;
-  // Shows lines that have no newline. To be called last.
+  // Shows lines without a newline. Called last.
   void finish_output();
 
  private:
@@ -100,7 +100,7 @@ class WorkerGroup {
   // Whether a signal has stopped the worker since the last look.
   bool look_for_stop(Worker& worker) const;
   std::vector<BufferedOutput*> sinks();
-  // When step() has something to do although nothing has happened.
+  // When step() must run even without an event.
   Deadline next_due() const;
   std::vector<os::PollItem> poll_items(std::span<const os::PollItem> also);
 

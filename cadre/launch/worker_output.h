@@ -1,9 +1,9 @@
-// One worker's two streams on their way to the launcher's output.
+// Passes the two output streams of one worker to the launcher's output.
 //
-// Threads: one owner. Blocking: never. Lifetime: the two outputs outlive it.
-// If both outputs are the same, so is the worker's pipe: everything goes through Stream::kOutput.
-// An unfinished line is shown when nothing was added to it for kIdle. A line that is too long to be
-// kept claims the output for at most kClaim, so that lines of other workers wait for its end.
+// Threads: one owner. Blocking: never. Lifetime: the two outputs outlive it. If both outputs of the
+// launcher are the same, the worker has one pipe, Stream::kOutput. An unfinished line is shown if
+// it has not grown for kIdle. A line that is too long for the buffer claims the output for at most
+// kClaim, so that lines of other workers wait for its end.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace cadre::launch {
 
 struct WorkerOutputOptions {
   std::string prefix;   // before each line
-  bool is_raw = false;  // bytes pass as they are, so that a line can rewrite itself in place
+  bool is_raw = false;  // bytes are passed on unchanged, so that lines can be rewritten in place
 };
 
 class WorkerOutput {
@@ -30,19 +30,19 @@ class WorkerOutput {
   WorkerOutput(WorkerOutputOptions options, BufferedOutput& output, BufferedOutput& error);
 
   enum class Stream { kOutput, kError };
-  // Takes what the worker wrote, at most 64 KiB, so that no worker starves the others; false when
-  // the stream has ended. Takes nothing while the launcher's output is full or claimed by another
+  // Reads at most 64 KiB from the worker, so that no worker starves the others; returns false at
+  // the end of the stream. Reads nothing while the launcher's output is full or claimed by another
   // worker.
   bool pump(Stream stream, os::PipeReader& from, TimePoint now);
-  // Whether pump() would take anything.
+  // Whether pump() would read.
   bool has_room(Stream stream, TimePoint now) const { return may_write(lane(stream), now); }
-  // Shows the state of progress bars, which end no line for a long time.
+  // Shows the present text of progress bars, which do not end their line for a long time.
   void show_progress(TimePoint now);
-  // Shows lines whose end has not come for a while.
+  // Shows lines that have not grown for kIdle.
   void show_unfinished(TimePoint now);
-  // When show_unfinished() or pump() is to be called although no byte has come.
+  // When show_unfinished() or pump() must be called even without input.
   std::optional<TimePoint> next_due(TimePoint now) const;
-  // Ends lines that have no newline: nothing more will come.
+  // Ends lines without a newline at the end of the streams.
   void finish();
 
   const LineTail& tail() const { return tail_; }
@@ -53,7 +53,7 @@ class WorkerOutput {
     LineSplitter splitter;
     TimePoint last_fed{};
     bool has_claimed = false;  // the output, for the current line
-    bool is_overdue = false;   // what has come of the current line was shown
+    bool is_overdue = false;   // the pending part of the current line was shown
     bool has_ended = false;
   };
   Lane& lane(Stream stream) { return stream == Stream::kOutput ? output_ : error_; }

@@ -39,7 +39,7 @@ bool is_floating(DType dtype) {
 }
 
 OperationTraffic moved(int64_t payload_bytes, int num_ranks, int64_t num_calls, int64_t passes) {
-  // Of N equal parts of the payload a rank has one.
+  // Each rank has one of N equal parts of the payload.
   return {.num_calls = num_calls,
           .payload_bytes = num_calls * payload_bytes,
           .received_bytes = num_ranks == 1 ? 0
@@ -125,7 +125,8 @@ class Planner {
  private:
   const PlanOptions& options() const { return plan_.options; }
 
-  // What ranks compare in each step, beside the trailer of the gradients.
+  // The messages in which ranks compare numbers in each step, in addition to the trailer of the
+  // gradients.
   void add_agreements() {
     constexpr int64_t kWordBytes = sizeof(int64_t);
     if (options().strategy == PlanStrategy::kSingle || trained_.empty()) return;
@@ -144,7 +145,7 @@ class Planner {
     }
   }
 
-  // One buffer of ProcessGroup::empty_symmetric(): whole pages, behind those of its signals.
+  // One buffer of ProcessGroup::empty_symmetric(): whole pages, after the pages of its signals.
   int64_t symmetric_bytes(int64_t num_bytes, int group_size) {
     constexpr auto kSignalBytes =
         static_cast<int64_t>(SymmetricBuffer::kNumSignals * sizeof(uint32_t));
@@ -165,7 +166,7 @@ class Planner {
     finish_transient();
   }
 
-  // Stage 1 lays the trained parameters into flat buffers that every rank has whole.
+  // Stage 1 copies the trained parameters to flat buffers that are whole on every rank.
   void plan_zero1() {
     for (const PlannedParameter& parameter : model_.parameters) {
       if (!parameter.is_trained) {
@@ -222,7 +223,7 @@ class Planner {
     add_gradients_on_their_way(largest_bucket_bytes);
   }
 
-  // FlatParameters with keep_full: the buffer is always there, and the shard is a part of it.
+  // FlatParameters with keep_full: the buffer is always allocated, and the shard is a part of it.
   void add_whole_buffer(std::string name, const Members& members, bool has_sharded_gradients) {
     const FlatLayout layout(numels_of(members), num_ranks(),
                             {.of_shards = options().alignment, .of_tensors = options().alignment});
@@ -272,7 +273,8 @@ class Planner {
     return largest;
   }
 
-  // In a world of one DistributedDataParallel only calls the module, and gradients are autograd's.
+  // In a group of one DistributedDataParallel only calls the module, and autograd allocates the
+  // gradients.
   void add_replicated_gradients() {
     if (num_ranks() == 1) {
       plan_.held.gradients = trained_bytes();
@@ -290,12 +292,12 @@ class Planner {
       plan_.held.gradients += symmetric_bytes(part.flat_bytes, num_ranks());
       plan_.parts.push_back(std::move(part));
     }
-    // A gradient is copied into its bucket when it is complete, and then freed.
+    // A gradient is copied to its bucket when it is complete, and then freed.
     add_gradients_on_their_way(0);
     plan_.held.transient = std::max(plan_.held.transient, largest_gradient_bytes());
   }
 
-  // Backwards without reduction add up whole gradients, outside of all buffers.
+  // Backwards without reduction accumulate whole gradients outside of the buffers.
   void add_gradients_on_their_way(int64_t num_bytes) {
     if (options().accumulate > 1) num_bytes = trained_bytes() + largest_gradient_bytes();
     plan_.held.transient = std::max(plan_.held.transient, num_bytes);
@@ -308,7 +310,7 @@ class Planner {
     largest_update_bytes_ = std::max(largest_update_bytes_, value_bytes);
   }
 
-  // The optimizer runs when no gradient is on its way.
+  // The optimizer runs when all gradients are reduced.
   void finish_transient() {
     plan_.held.transient =
         std::max(plan_.held.transient, options().optimizer.temporaries * largest_update_bytes_);
@@ -336,7 +338,7 @@ class Planner {
     ReductionNeed& need = needs_[reduced];
     need.flat_bytes = std::max(need.flat_bytes, bytes_of(layout.numel(), reduced));
     ++need.num_buckets;
-    // The output of a reduction in another dtype than the shard's is not the gradient itself.
+    // If the reduction has another dtype than the shard, its output is a separate buffer.
     if (reduced != dtypes.shard) need.output_bytes.push_back(reduced_shard_bytes);
     part.traffic.reduce_scatter = gathered(bytes_of(layout.numel(), reduced), num_shards);
     if (has_replicate_axis()) {
@@ -353,7 +355,7 @@ class Planner {
       for (size_t i = 0; i < std::min(kNumReductionBuffers, need.num_buckets); ++i) {
         held += symmetric_bytes(need.flat_bytes, num_shards);
       }
-      // Over replicas all outputs wait for the end of the pass; else those of both buffers do.
+      // With replicas all outputs are kept to the end of the pass; otherwise those of both buffers.
       std::ranges::sort(need.output_bytes, std::greater());
       const size_t num_outputs = has_replicate_axis()
                                      ? need.output_bytes.size()
@@ -390,7 +392,8 @@ class Planner {
           gathers_of_[unit].times(residency.num_gathers[unit], num_shards);
     }
     finish_sharded_gradients(num_shards);
-    // A backward begins and ends with parameters of the root, so its gradients stay to the end.
+    // A backward begins and ends with parameters of the root, so the root's gradients are kept to
+    // the end.
     add_gradients_on_their_way(root_gradients + largest_gradients);
   }
 
@@ -425,7 +428,7 @@ class Planner {
       part.flat_bytes += full_bytes;
       part.shard_bytes += bytes_of(layout.shard_numel(), dtype);
       plan_.held.parameters += parameter_bytes(layout, dtype, computed);
-      // A whole buffer of one rank is its shard, if the dtypes are the same.
+      // With one rank the whole buffer is the shard, if the dtypes are equal.
       if (!plan_.is_mapped && (num_shards > 1 || computed != dtype)) {
         bytes.full += full_bytes;
         gathers.payload_bytes.push_back(full_bytes);
@@ -448,7 +451,7 @@ class Planner {
 
   int shard_index(int num_shards) const { return options().rank % num_shards; }
 
-  // Mapped shards are whole pages.
+  // Mapped shards consist of whole pages.
   FlatLayout unit_layout(const Members& members, DType dtype, int num_shards) const {
     const int64_t alignment = options().alignment;
     const int64_t page_numel = kPageBytes / static_cast<int64_t>(size_of(computed_dtype(dtype)));

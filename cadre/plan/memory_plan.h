@@ -1,7 +1,8 @@
-// What each rank holds of a model under each strategy, and what a step moves, from sizes alone.
+// Computes from sizes alone what each rank holds of a model under each strategy, and what a step
+// transfers.
 //
-// Threads: pure functions. Blocking: never. Lifetime: values. Errors: kInvalidArgument for numbers
-// that do not go together. Nothing of the model's size is allocated.
+// Threads: pure functions. Blocking: never. Lifetime: values. Errors: kInvalidArgument for
+// inconsistent numbers. Allocates no memory of the model's size.
 //
 // The formulas are those of the ZeRO paper (arXiv:1910.02054, sections 3 to 5). For P bytes of
 // parameters, S of optimizer state, N ranks and one dtype:
@@ -12,16 +13,16 @@
 //   fsdp       P/N          P/N         S/N     3 P (N-1)/N                   the same
 //   hsdp: fsdp along the shard axis, and an all_reduce of the shards over the replicas. fsdp with
 //   Reshard::kAfterBackward gathers once in a step and receives 2 P (N-1)/N.
-// (The paper's ZeRO-1 reduces gradients to their owners, too, and so moves 2 P. Cadre's stage 1
-// keeps them whole, so that everything that reads parameter.grad() works.)
-// An all_reduce counts as a reduce_scatter and an all_gather, which is the least that any algorithm
-// receives (Patarasuk and Yuan, 2009); ranks that share memory copy less.
+// (The paper's ZeRO-1 also reduces gradients to their owners, and so transfers 2 P. Cadre's stage 1
+// keeps whole gradients, for code that reads parameter.grad().) An all_reduce counts as a
+// reduce_scatter and an all_gather, which is the minimum that a rank receives in any algorithm
+// (Patarasuk and Yuan, 2009); ranks that share memory copy less.
 //
-// Added to these is what Cadre allocates beyond: the padding of flat buffers, whole pages of shared
-// memory, buckets, the buffers in which gradients are reduced, full units with the one that is
-// prefetched, and whole gradients between their computation and their reduction. So the sum is the
-// peak of a rank without activations, without libraries, and after construction, where the whole
-// model is there once unless it is deferred. Rank 0 holds the most.
+// The plan adds Cadre's other allocations: the padding of flat buffers, whole pages of shared
+// memory, buckets, the buffers in which gradients are reduced, gathered units including the
+// prefetched one, and whole gradients between their computation and their reduction. The sum is the
+// peak of a rank without activations and libraries, after construction, which needs the whole model
+// once unless it is deferred. Rank 0 holds the most.
 #pragma once
 
 #include <cstdint>
@@ -34,16 +35,16 @@
 
 namespace cadre {
 
-// Bytes of one rank; what several ranks read counts for its owner, so the sum over the ranks of a
-// host is what the host holds.
+// Bytes of one rank. Shared memory counts for its owner, so the sum over the ranks of a host is the
+// memory of the host.
 struct HeldBytes {
   int64_t parameters = 0;         // all of them, or shards
   int64_t gradients = 0;          // after the reduction, until the step
   int64_t optimizer_state = 0;    //
   int64_t full_units = 0;         // at the peak; freed buffers are kept for the next unit
   int64_t reduction_buffers = 0;  // in which gradients are reduced
-  int64_t transient = 0;          // whole gradients on their way, or temporaries of the optimizer
-  int64_t buffers = 0;            // of the module
+  int64_t transient = 0;  // whole gradients before their reduction, or temporaries of the optimizer
+  int64_t buffers = 0;    // of the module
 
   int64_t total() const {
     return parameters + gradients + optimizer_state + full_units + reduction_buffers + transient +
@@ -80,11 +81,11 @@ struct StepTraffic {
   }
 };
 
-// Parameters that are moved together: a bucket of gradients, a buffer of zero1, or a unit.
+// Parameters that are communicated together: a bucket of gradients, a buffer of zero1, or a unit.
 struct PlannedPart {
   std::string name;          // "gradients 0", "parameters 0", "unit blocks.3"
   int64_t numel = 0;         // without padding
-  int64_t flat_bytes = 0;    // of the whole buffer, as it is moved or gathered
+  int64_t flat_bytes = 0;    // of the whole buffer that is reduced or gathered
   int64_t shard_bytes = 0;   // of this rank's part of the parameters; 0 where all are whole
   StepTraffic traffic = {};  // of one step of the optimizer
 };
@@ -95,7 +96,8 @@ struct MemoryPlan {
       false;  // the ranks of each shard group share memory, and units are read in place
   HeldBytes held;
   // The part of it that lies in the memory that the ranks of a host share; other ranks read it in
-  // operations. A cgroup charges it to the rank that made it. In a world of one it is private.
+  // operations. A cgroup charges it to the rank that made it. In a group of one it is private
+  // memory.
   int64_t shared_bytes = 0;
   int64_t host_bytes = 0;  // of all ranks of a full host together
   StepTraffic traffic;     // of one step of the optimizer: of the parts, and of the trailer

@@ -1,4 +1,4 @@
-// Plans against numbers worked out by hand, and what is refused.
+// Plans against numbers that were computed by hand, and invalid options.
 #include "cadre/plan/memory_plan.h"
 
 #include <gmock/gmock.h>
@@ -252,16 +252,16 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   EXPECT_THAT(refusal_of(options), HasSubstr("num_replicas is 2, which is for hsdp"));
   options = on_ranks(PlanStrategy::kZero2, 2);
   options.is_mapped = true;
-  EXPECT_THAT(refusal_of(options), HasSubstr("is_mapped is for fsdp and hsdp"));
+  EXPECT_THAT(refusal_of(options), HasSubstr("is_mapped applies to fsdp and hsdp"));
   options = on_ranks(PlanStrategy::kDdp, 2);
   options.parameter_dtype = DType::kBfloat16;
   EXPECT_THAT(refusal_of(options), HasSubstr("give the parameters themselves the dtype"));
   options = on_ranks(PlanStrategy::kFsdp, 2);
   options.parameter_dtype = DType::kInt32;
-  EXPECT_THAT(refusal_of(options), HasSubstr("no floating-point dtype"));
+  EXPECT_THAT(refusal_of(options), HasSubstr("not a floating-point dtype"));
   options = on_ranks(PlanStrategy::kFsdp, 2);
   options.reshard = Reshard::kOntoGroup;
-  EXPECT_THAT(refusal_of(options), HasSubstr("kOntoGroup, which has no plan"));
+  EXPECT_THAT(refusal_of(options), HasSubstr("kOntoGroup, which cannot be planned"));
   options = on_ranks(PlanStrategy::kFsdp, 2);
   options.accumulate = 0;
   EXPECT_THAT(refusal_of(options), HasSubstr("accumulate is 0"));

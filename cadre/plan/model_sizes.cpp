@@ -15,7 +15,8 @@ namespace cadre {
 ModelSizes model_sizes_of(const std::shared_ptr<torch::nn::Module>& module,
                           const WrapPolicy& policy) {
   if (module == nullptr) {
-    throw Error(ErrorCode::kInvalidArgument, "model_sizes_of: the module is null; make it first");
+    throw Error(ErrorCode::kInvalidArgument,
+                "model_sizes_of: the module is null; construct it first");
   }
   FullyShardedDataParallelOptions options;
   options.wrap_policy = policy;
@@ -32,7 +33,7 @@ ModelSizes model_sizes_of(const std::shared_ptr<torch::nn::Module>& module,
     const auto dtype = to_dtype(parameter.tensor.scalar_type());
     if (!dtype) {
       throw Error(ErrorCode::kInvalidArgument,
-                  format("model_sizes_of: \"{}\" is of {}, which no group communicates",
+                  format("model_sizes_of: \"{}\" has dtype {}, which groups do not support",
                          parameter.name, c10::toString(parameter.tensor.scalar_type())));
     }
     sizes.parameters.push_back({.name = parameter.name,

@@ -1,4 +1,4 @@
-// What a plan needs to know of a model: the sizes of its parameters and how they are grouped.
+// The input of a plan: the sizes of a model's parameters and their grouping into units.
 //
 // Threads: plain values; model_sizes_of() as the module. Blocking: never. Lifetime: values. Errors:
 // kInvalidArgument from model_sizes_of(). All sizes are in elements unless a name says bytes.
@@ -33,21 +33,21 @@ struct PlannedParameter {
 // A module whose parameters FullyShardedDataParallel gathers together.
 struct PlannedUnit {
   std::string name;
-  size_t parent = 0;  // the unit around it; smaller than its own index, but for the root
+  size_t parent = 0;  // the enclosing unit, whose index is smaller except for the root
 };
 
 struct ModelSizes {
   // Distinct, in the order of the module's named_parameters().
   std::vector<PlannedParameter> parameters;
-  // In the order in which a forward enters them. The first is the root, of the parameters that no
-  // other unit holds. Strategies without units leave them out of account.
+  // In the order in which a forward enters them. The first is the root, with the parameters that
+  // are in no other unit. Strategies without units ignore them.
   std::vector<PlannedUnit> units = {{.name = "", .parent = 0}};
   int64_t buffer_bytes = 0;  // of the module's buffers, which every rank has
 };
 
-// Of a module that is not wrapped yet; one that was made inside defer_init() needs no memory and
-// stays deferred. Units: the ShardUnits that fully_shard() was called for and those that the policy
-// chooses, in the order of named_modules(), as FullyShardedDataParallel makes them.
+// The sizes of a module that is not wrapped yet. A module from defer_init() needs no memory and
+// stays deferred. Units are the ShardUnits for which fully_shard() was called and those that the
+// policy selects, in the order of named_modules(), as in FullyShardedDataParallel.
 CADRE_EXPORT ModelSizes model_sizes_of(const std::shared_ptr<torch::nn::Module>& module,
                                        const WrapPolicy& policy = {});
 
@@ -58,7 +58,8 @@ ModelSizes model_sizes_of(const Holder& holder, const WrapPolicy& policy = {}) {
   return model_sizes_of(std::shared_ptr<torch::nn::Module>(holder.ptr()), policy);
 }
 
-// Values that an optimizer keeps, and makes for the time of an update, for each element.
+// The number of values for each element that an optimizer keeps, and that it allocates during an
+// update.
 struct OptimizerSizes {
   int states = 2;       // kept, in the dtype of the parameter: 2 for Adam and AdamW, 0 or 1 for SGD
   int temporaries = 0;  // while it updates a parameter: 0 for the fused kernels

@@ -1,4 +1,4 @@
-// The sizes of a module are those that its registrations say, whether it has values or not.
+// The sizes of a module are those of its registered parameters, also if it is deferred.
 #include "cadre/plan/model_sizes.h"
 
 #include <gmock/gmock.h>
@@ -100,8 +100,8 @@ TEST(ModelSizesOf, WhatHasNoSizesIsRefused) {
     return "nothing";
   };
   EXPECT_EQ(refusal_of(net),
-            "model_sizes_of: \"complex\" is of ComplexFloat, which no group communicates");
-  EXPECT_EQ(refusal_of(nullptr), "model_sizes_of: the module is null; make it first");
+            "model_sizes_of: \"complex\" has dtype ComplexFloat, which groups do not support");
+  EXPECT_EQ(refusal_of(nullptr), "model_sizes_of: the module is null; construct it first");
 }
 
 }  // namespace

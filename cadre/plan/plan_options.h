@@ -1,7 +1,7 @@
-// How a model is trained, as far as memory and traffic depend on it.
+// The settings of a training on which memory and traffic depend.
 //
 // Threads: plain values. Blocking: never. Errors: check_plan_options() throws kInvalidArgument with
-// the number that does not fit.
+// the invalid number.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct PlanOptions {
   PlanStrategy strategy = PlanStrategy::kDdp;
   int num_ranks = 1;
   int ranks_per_host = 1;  // the last host may have fewer
-  int rank = 0;            // whose memory is planned
+  int rank = 0;            // the rank whose memory is planned
   OptimizerSizes optimizer = {};
   int64_t accumulate = 1;  // backwards for each step; gradients are reduced in the last
 
@@ -37,12 +37,12 @@ struct PlanOptions {
 
   // fsdp and hsdp; Reshard::kOntoGroup is not planned.
   int num_replicas = 1;  // hsdp: of the first axis of the mesh
-  // ShardForm::kMapped; where the ranks of a shard group have several hosts, as without it.
+  // ShardForm::kMapped; ignored if the ranks of a shard group are on several hosts.
   bool is_mapped = false;
   Reshard reshard = Reshard::kAfterForward;
   Reshard reshard_root = Reshard::kAfterBackward;
   int num_prefetched = 1;
-  std::optional<DType> parameter_dtype = {};  // of floating-point parameters in computation
+  std::optional<DType> parameter_dtype = {};  // of gathered floating-point parameters
   std::optional<DType> reduce_dtype = {};     // of gradients while they are reduced
 };
 

@@ -1,9 +1,9 @@
-// How much memory a process really uses: what libtorch allocates, counted exactly, and what the
-// system says of the process.
+// Measures the memory of a process: the exact allocations of libtorch, and the figures of the
+// system.
 //
 // For tests and benches. Threads: any; an allocation belongs to the rank that the allocating thread
-// has set, whoever frees it. Blocking: for the time that the system takes to report. Lifetime:
-// install() is for the rest of the process. Errors: cadre::Error where the system reports nothing.
+// has set, whoever frees it. Blocking: reads /proc. Lifetime: install() is permanent. Errors:
+// cadre::Error if the system has no figures.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -37,14 +37,14 @@ class CountedMemory final : public c10::Allocator {
     return counted;
   }
 
-  // Of the calling thread's allocations from now on.
+  // Sets the rank of later allocations of the calling thread.
   static void set_rank(int rank) { rank_of_thread() = rank; }
 
   int64_t bytes(int rank) const {
     const std::lock_guard lock(mutex_);
     return counts_[rank].bytes;
   }
-  // The most since reset_peak().
+  // The maximum since reset_peak().
   int64_t peak_bytes(int rank) const {
     const std::lock_guard lock(mutex_);
     return counts_[rank].peak;

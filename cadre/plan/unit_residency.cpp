@@ -14,7 +14,7 @@ class Step {
     residency_.num_gathers.resize(units.size(), 0);
     for (size_t unit = 0; unit < units.size(); ++unit) forward_.push_back(unit);
     list_left(0);
-    // Of units before the first trained parameter no output requires a gradient.
+    // The outputs of units before the first trained parameter require no gradient.
     const auto first = std::ranges::find(units, true, &ResidentUnit::has_trained);
     const auto first_trained = static_cast<size_t>(first - units.begin());
     backward_.assign(left_.rbegin(), left_.rend());
@@ -68,7 +68,7 @@ class Step {
     size_t num_left = 0;
     for (size_t place = 0; place < forward_.size(); ++place) {
       use(forward_, place);
-      // Those that end before the next one begins.
+      // The units that end before the next one begins.
       while (num_left < left_.size() && left_[num_left] <= place &&
              (place + 1 == forward_.size() || !is_around(left_[num_left], place + 1))) {
         const size_t unit = left_[num_left++];
@@ -77,7 +77,7 @@ class Step {
     }
   }
 
-  // A unit is released when its gradients have arrived, which is after those of the units in it.
+  // A unit is freed when its gradients are reduced, which is after those of its nested units.
   void backward(bool reduces) {
     for (size_t place = 0; place < backward_.size(); ++place) {
       use(backward_, place);

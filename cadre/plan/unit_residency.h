@@ -1,5 +1,5 @@
-// Which units of a model are full at one time, and how often each is gathered in a step, by the
-// rules of UnitSchedule (parallel/fsdp/unit_schedule.h).
+// Simulates which units of a model are gathered at the same time, and how often each is gathered in
+// a step, with the rules of UnitSchedule (parallel/fsdp/unit_schedule.h).
 //
 // Threads: plain functions. Blocking: never. Errors: none.
 #pragma once
@@ -21,7 +21,7 @@ struct ResidentUnit {
 };
 
 struct Residency {
-  int64_t peak_bytes = 0;        // of the units that are full at one time
+  int64_t peak_bytes = 0;        // of all units that are gathered at the same time
   std::vector<int> num_gathers;  // by unit, in one step of the optimizer
 };
 
@@ -31,7 +31,7 @@ struct StepShape {
 };
 
 // units: the root first, then in the order in which a forward enters them. A forward calls each
-// once; later steps than the first, which prefetch by the order that they have observed.
+// once. Describes steps after the first, which prefetch in the observed order.
 Residency residency_of(std::span<const ResidentUnit> units, const StepShape& step);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train` starts as
-// many as are asked for; alone it is a world of one.
+// cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train` starts
+// several of them; a process that was started alone is a group of one rank.
 #include <ATen/Context.h>
 #include <signal.h>
 
@@ -31,7 +31,8 @@
 namespace cadre {
 namespace {
 
-// The launcher knows them: the error was reported, and a report about ranks would say no more.
+// Exit codes that the launcher knows: the error was reported already, so a report about ranks would
+// add nothing.
 constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
 constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
@@ -43,16 +44,17 @@ constexpr const char* kHelp =
     "  cadre train examples/gpt.toml data.path=/home/me/books model.width=256\n"
     "  cadre train examples/gpt.toml run.resume=auto\n"
     "  cadre train examples/mnist.toml data.path=/home/me/mnist\n\n"
-    "What was learned is kept in run.folder/run.name: metrics.jsonl, and a folder for each "
+    "The results are written to run.folder/run.name: metrics.jsonl, and a folder for each "
     "snapshot.\nCtrl-C, SIGTERM and SIGHUP end the run with a snapshot, and the same command with "
-    "run.resume=auto\ngoes on from it. Every key that a file or key=value may set:\n\n";
+    "run.resume=auto\nresumes from it. Every key that a file or key=value may set:\n\n";
 
 void print(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
 }
 
-// The launcher reads this process's output through a pipe and says what is behind it.
+// The output of this process is a pipe to the launcher, which says whether its own output is a
+// terminal.
 bool shows_on_terminal() {
   const char* progress = std::getenv("CADRE_PROGRESS");
   if (progress != nullptr) return std::string_view(progress) == "terminal";
@@ -93,7 +95,7 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
   trainer.run();
 }
 
-// Trains nothing: a process alone, without a group and without memory of the model's size.
+// Prints the plan in a single process, without a group and without memory for the model.
 int run_plan(const CommandLine& command) {
   const train::Config config = train::load_config(command.config_path, command.overrides);
   train::check_strategy(config.parallel, command.num_planned);
@@ -152,23 +154,23 @@ int main(int argc, char** argv) {
   cadre::CommandLine command;
   CLI::App app(cadre::kHelp + cadre::train::config_text({}, {.explain = true}), "cadre-train");
   app.add_option("config", command.config_path, "a TOML file")->required();
-  app.add_option("overrides", command.overrides, "key=value: wins over the file");
-  app.add_flag("--print-config", command.print_config, "print every key and value, and end");
+  app.add_option("overrides", command.overrides, "key=value: replaces a value of the file");
+  app.add_flag("--print-config", command.print_config, "print every key and its value, and exit");
   app.add_option("--plan", command.num_planned,
-                 "print what each of so many processes would hold and what a "
-                 "step would move, under every strategy, and end")
+                 "print what each of this many processes would hold and what a "
+                 "step would transfer, under every strategy, and exit")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--json", command.request.json_path,
-                 "with --plan: write it to this file, too, in bytes");
+                 "with --plan: also write it to this file, as JSON in bytes");
   app.add_flag_callback(
          "--print-keys",
          [] {
            cadre::print(cadre::train::config_text({}, {.explain = true}));
            throw CLI::Success();
          },
-         "print every key with its meaning and its default, and end")
+         "print every key with its meaning and its default, and exit")
       ->trigger_on_parse();  // before CLI11 misses the configuration
-  app.add_flag("--verify", command.verify, "compare every strategy with one process, and end")
+  app.add_flag("--verify", command.verify, "compare every strategy with one process, and exit")
       ->group("");  // of `cadre verify`, whose help explains it
   app.add_option("--steps", command.request.num_steps)->group("");
   app.add_option("--dtype", command.request.dtype)->group("");

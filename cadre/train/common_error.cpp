@@ -10,15 +10,24 @@
 namespace cadre::train {
 namespace {
 
-// Of a rank: its error's code, or that it has none, and the length of the message.
+// What a rank sends: the code of its error, or kNoError, and the length of the message.
 constexpr int64_t kNoError = -1;
 constexpr int64_t kNumFields = 2;
 
 }  // namespace
 
-bool is_of_group(const Error& error) {
+bool is_group_failure(const Error& error) {
   return error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kPeerLost ||
          error.code() == ErrorCode::kAborted;
+}
+
+void with_common_errors(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    if (is_group_failure(error)) throw;
+    throw CommonError(error);
+  }
 }
 
 void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare) {

@@ -2,7 +2,6 @@
 
 #include <torch/torch.h>
 
-#include "cadre/data/data_loader.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/wrap/replica_group.h"
 
@@ -13,18 +12,21 @@ constexpr int64_t kBatchSizePerRank = 16;
 
 }  // namespace
 
-Evaluation evaluate(const Inference& infer, const Task& task, ReplicaGroup& replicas) {
+std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const ProcessGroup& world) {
+  return std::make_unique<DataLoader>(
+      task.held_out_data(),
+      DataLoaderOptions{
+          .batch_size = kBatchSizePerRank * world.world_size(), .group = world, .shuffle = false});
+}
+
+Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
+                    ReplicaGroup& replicas) {
   const torch::NoGradGuard no_grad;
-  const int world_size = replicas.world_size();
-  DataLoader loader(task.held_out_data(), {.batch_size = kBatchSizePerRank * world_size,
-                                           .rank = replicas.rank(),
-                                           .world_size = world_size,
-                                           .shuffle = false});
   double loss = 0;
   double num_right = 0;
   double num_samples = 0;
-  for (const auto& [data, target] : loader.epoch(0)) {
-    const at::Tensor output = infer(data);  // collective, if the ranks hold parts of the model
+  for (const auto& [data, target] : held_out.epoch(0)) {
+    const at::Tensor output = infer(data);  // collective, if the model is sharded
     const auto count = static_cast<double>(data.size(0));
     if (count == 0) continue;
     loss += task.loss(output, target).item<double>() * count;

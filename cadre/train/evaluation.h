@@ -1,12 +1,14 @@
-// How good a model is on data that it was never trained on.
+// The loss and accuracy of a model on held-out data.
 //
-// Threads: one. Blocking: evaluate() is collective. Lifetime: keeps nothing. Errors: as the task's
-// data, cadre::Error of the group.
+// Threads: one. Blocking: both functions are collective. Lifetime: the loader shares the data of
+// the task. Errors: as DataLoader, and cadre::Error of the group.
 #pragma once
 
-#include <cstdint>
+#include <memory>
 #include <optional>
 
+#include "cadre/data/data_loader.h"
+#include "cadre/group/process_group.h"
 #include "cadre/train/models/model.h"
 
 namespace cadre {
@@ -19,13 +21,16 @@ class Task;
 
 struct Evaluation {
   double loss = 0;                            // mean in nats, of tokens or samples
-  std::optional<double> accuracy = {};        // share of samples, of a classification
-  std::optional<double> bigram_entropy = {};  // of text: what the best model that sees one token
-                                              // reaches on it
+  std::optional<double> accuracy = {};        // of a classification: fraction of samples
+  std::optional<double> bigram_entropy = {};  // of text: see bigram.h
 };
 
-// Over all held-out data of the task, each rank computing its share of the samples. The same on all
-// ranks, and every rank calls `infer` equally often.
-Evaluation evaluate(const Inference& infer, const Task& task, ReplicaGroup& replicas);
+// All held-out data of the task, in order, split among the ranks of `world`.
+std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const ProcessGroup& world);
+
+// Each rank computes its share of the samples. All ranks have the same result, and every rank calls
+// `infer` equally often.
+Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
+                    ReplicaGroup& replicas);
 
 }  // namespace cadre::train

@@ -13,12 +13,13 @@
 namespace cadre::train {
 namespace {
 
-// The gradient with the pull of the parameter towards zero added, as in L2 regularization.
+// The gradient plus the decayed parameter, as in L2 regularization.
 at::Tensor decayed(const at::Tensor& gradient, const at::Tensor& parameter, double weight_decay) {
   return weight_decay == 0 ? gradient : gradient.add(parameter, weight_decay);
 }
 
-// Both Adam, whose decay goes through the moments, and AdamW, whose decay does not.
+// Adam, whose decay is added to the gradient and so enters the moments, and AdamW, whose decay is
+// not.
 class Adam final : public Optimizer {
  public:
   Adam(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
@@ -32,7 +33,8 @@ class Adam final : public Optimizer {
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
-    for (at::Tensor& step : batch.state["step"]) step.add_(1);  // the kernel expects it done
+    for (at::Tensor& step : batch.state["step"])
+      step.add_(1);  // the kernel expects the incremented step
     run_fused_adam({batch.parameters,
                     batch.gradients,
                     {batch.state["exp_avg"], batch.state["exp_avg_sq"]},
@@ -60,7 +62,8 @@ class Adagrad final : public Optimizer {
   }
 
   void update(Batch& batch, const Hyperparameters& hyper, bool /*is_first*/) override {
-    for (at::Tensor& step : batch.state["step"]) step.add_(1);  // the kernel expects it done
+    for (at::Tensor& step : batch.state["step"])
+      step.add_(1);  // the kernel expects the incremented step
     run_fused({batch.parameters, batch.gradients, {batch.state["sum"]}, batch.state["step"]},
               TailRounding::kAsWholeVectors, [&](const FusedBatch& lists) {
                 at::_fused_adagrad_(lists.parameters, lists.gradients, lists.states[0], lists.steps,
@@ -72,7 +75,7 @@ class Adagrad final : public Optimizer {
   OptimizerConfig config_;
 };
 
-// What libtorch has no fused kernel for: one parameter after the other.
+// Optimizers without a fused kernel in libtorch: one parameter after the other.
 class RmsProp final : public Optimizer {
  public:
   RmsProp(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
@@ -105,8 +108,8 @@ class RmsProp final : public Optimizer {
   OptimizerConfig config_;
 };
 
-// Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012, with PyTorch's learning rate,
-// which libtorch's C++ side does not have.
+// Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012, with the learning rate that
+// PyTorch has added; libtorch has no Adadelta in C++.
 class Adadelta final : public Optimizer {
  public:
   Adadelta(std::vector<TrainedTensor> parameters, const OptimizerConfig& config)
@@ -177,7 +180,7 @@ Optimizer::Optimizer(std::vector<TrainedTensor> parameters, double weight_decay)
 
 void Optimizer::step(double learning_rate) {
   const at::NoGradGuard no_grad;
-  // By (decayed, first step): what one kernel call has in common.
+  // Grouped by (decayed, first step), which are arguments of a kernel call.
   std::array<std::array<Batch, 2>, 2> batches;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
@@ -243,7 +246,8 @@ void Optimizer::load_state(const NamedTensors& state) {
       loaded.emplace(key, tensor.copy_(found->second));
       by_name.erase(found);
     }
-    // A parameter without a gradient so far has no state at all; half a state is damage.
+    // A parameter without a gradient so far has no state; if it has only some of its state tensors,
+    // the snapshot is damaged.
     if (!loaded.empty() && loaded.size() != initial_state(parameter).size()) {
       throw Error(ErrorCode::kCorruption,
                   cadre::format("optimizer state of {} is incomplete", name));
@@ -252,7 +256,7 @@ void Optimizer::load_state(const NamedTensors& state) {
   }
   if (!by_name.empty()) {
     throw Error(ErrorCode::kCorruption,
-                cadre::format("optimizer state {} belongs to no parameter of this optimizer",
+                cadre::format("optimizer state {}: this optimizer has no such parameter",
                               by_name.begin()->first));
   }
 }

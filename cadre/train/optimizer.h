@@ -1,13 +1,13 @@
-// The rules by which gradients change parameters: on libtorch's fused kernels where it has them
-// (AdamW, Adam, SGD, Adagrad: one pass over a parameter instead of five), else by the formulas of
-// torch.optim (RMSprop, Adadelta).
+// Optimizers of the trainer: on libtorch's fused kernels if there is one (AdamW, Adam, SGD,
+// Adagrad: one pass over a parameter instead of five), otherwise with the formulas of torch.optim
+// (RMSprop, Adadelta).
 //
-// Threads: one. Blocking: never. Lifetime: shares the parameters. State is made when a parameter
-// gets its first gradient. Equal to torch.optim's within rounding (measured: 3e-7 relative).
-// Errors: kInvalidArgument, with the parameter's name, for what the kernels would take silently and
-// compute wrongly (optim/fused_kernels.h); a gradient with other strides is copied into the
-// parameter's.
-// Source: at::_fused_adamw_ and its siblings; formulas and state names are torch.optim's.
+// Threads: one. Blocking: never. Lifetime: shares the parameters. State is allocated at the first
+// gradient of a parameter. Results equal those of torch.optim within rounding (measured: 3e-7
+// relative). Errors: kInvalidArgument, with the parameter's name, for tensors that the kernels
+// would accept and compute wrongly (optim/fused_kernels.h); a gradient with other strides than its
+// parameter is copied into the parameter's strides. Source: at::_fused_adamw_ and its siblings;
+// formulas and state names are torch.optim's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,12 +25,12 @@
 
 namespace cadre::train {
 
-// A parameter, or this rank's part of one.
+// A parameter, or this rank's shard of one.
 struct TrainedTensor {
   std::string name;
   at::Tensor tensor;
-  // Weight decay applies: the whole parameter has two or more dimensions, so it is neither a bias
-  // nor of a norm.
+  // Whether weight decay applies: the whole parameter has two or more dimensions, so it is neither
+  // a bias nor a parameter of a norm.
   bool is_decayed = false;
 };
 
@@ -47,13 +47,13 @@ class Optimizer {
   void step(double learning_rate);
   void zero_grad();
 
-  // "<parameter>.<state>": what a snapshot holds. The tensors are the optimizer's own.
+  // Named "<parameter>.<state>", for snapshots. The tensors are the optimizer's own, not copies.
   NamedTensors state() const;
-  // REQUIRES: as state() gave it. Throws kCorruption for a name or shape that does not fit.
+  // REQUIRES: a result of state(). Throws kCorruption for an unknown name or another shape.
   void load_state(const NamedTensors& state);
 
  protected:
-  // Parameters that share a kernel call, and their state tensors by name.
+  // The parameters of one kernel call, and their state tensors by name.
   struct Batch {
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> gradients;
@@ -64,9 +64,9 @@ class Optimizer {
     double weight_decay = 0;
   };
 
-  // The state that a parameter has from its first step on, with its first value.
+  // The state tensors of a parameter, with their initial values.
   virtual NamedTensors initial_state(const at::Tensor& parameter) const = 0;
-  // Runs the kernel. `is_first` of all parameters in the batch: the state has never been used.
+  // Runs the kernel. `is_first`: no parameter of the batch has been updated before.
   virtual void update(Batch& batch, const Hyperparameters& hyper, bool is_first) = 0;
   // What `update` computes.
   virtual std::span<const at::ScalarType> dtypes() const { return kAdamDtypes; }

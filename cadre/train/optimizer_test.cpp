@@ -43,7 +43,7 @@ void set_gradients(const NamedTensors& a, const NamedTensors& b, int step) {
   }
 }
 
-// Two groups, because decay counts for matrices only.
+// Two groups, because decay applies to matrices only.
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> groups_of(const NamedTensors& parameters,
                                                          Options options, double decay) {
@@ -226,7 +226,7 @@ TEST(Optimizer, RefusesStateThatDoesNotFit) {
 TEST(Optimizer, SeesWhatTheKernelsWouldGetWrong) {
   const at::Tensor weight = torch::ones({2}, torch::kFloat64).requires_grad_(true);
   const auto optimizer = make_optimizer({{"w", weight, true}}, {});
-  // A graph that needs the old value must notice that it is gone.
+  // Autograd must detect that a graph needs the overwritten value.
   const at::Tensor squared = (weight * weight).sum();
   weight.mutable_grad() = torch::ones({2}, torch::kFloat64);
   const auto version = weight._version();

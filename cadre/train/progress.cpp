@@ -21,19 +21,19 @@ constexpr std::string_view kEraseLine = "\r\x1b[K";
 constexpr size_t kMaxStatmBytes = 4096;
 constexpr int64_t kPageBytes = 4096;  // of x86-64 and of arm64 as Debian builds it
 
-// The lines of an earlier run that still hold when it goes on behind `step`.
+// The lines of an earlier run that stay valid when it resumes after `step`.
 std::string lines_until(const std::string& path, int64_t step) {
   std::string kept;
   std::ifstream file(path);
   for (std::string line; step > 0 && std::getline(file, line);) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    // The last line of a run that was killed may be half a line.
+    // The last line of a killed run may be incomplete.
     if (json.is_object() && json.value("step", step + 1) <= step) kept += line + "\n";
   }
   return kept;
 }
 
-// In one step, so that a run that is killed meanwhile loses no line.
+// By renaming, so that a run that is killed meanwhile loses no line.
 os::LockedFile open_metrics(const ProgressOptions& options) {
   const std::string kept = lines_until(options.metrics_path, options.keep_metrics_until_step);
   os::replace_file(options.metrics_path, std::as_bytes(std::span(kept))).value_or_throw();
@@ -47,7 +47,7 @@ std::string duration_text(double seconds) {
   return cadre::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
 }
 
-// With two digits at least.
+// At least two digits.
 std::string speed_text(double per_second) {
   if (per_second >= 1000) return cadre::format("{:.1f}k", per_second / 1000);
   if (per_second >= 10) return cadre::format("{:.0f}", per_second);
@@ -88,14 +88,14 @@ void Progress::report(const EvaluationReport& evaluation) {
     json["bigram_entropy"] = *held_out.bigram_entropy;
   }
   if (held_out.accuracy) {
-    line += cadre::format(", {:.2f} % right", 100 * *held_out.accuracy);
+    line += cadre::format(", accuracy {:.2f} %", 100 * *held_out.accuracy);
     json["accuracy"] = *held_out.accuracy;
   }
-  say(line);
+  print_line(line);
   write_metrics(json.dump());
 }
 
-void Progress::say(std::string_view line) {
+void Progress::print_line(std::string_view line) {
   if (std::exchange(line_is_open_, false)) options_.print("\n");
   options_.print(cadre::format("{}\n", line));
 }
@@ -106,7 +106,9 @@ void Progress::write_metrics(const std::string& json_line) {
   if (status.ok()) metrics_size_ += line.size();
   const bool was_losing_lines = std::exchange(is_losing_lines_, !status.ok());
   if (status.ok() || was_losing_lines) return;
-  say(cadre::format("warning: {}; training goes on without this line and those that fail after it",
+  print_line(
+      cadre::format("warning: {}; training continues, and this line of the metrics and later ones "
+                    "that fail are skipped",
                     status.error().message()));
 }
 

@@ -1,9 +1,10 @@
-// What a run tells while it goes: one line a step for people, one JSON line a step for programs.
+// Reports the progress of a run: one line per step for people, and one JSON line per step for
+// programs.
 //
 // Threads: one. Blocking: writes one line. Lifetime: the file is open while the object lives.
 // Errors: kUnavailable when the metrics file cannot be opened or, for a resumed run, rewritten; a
-// line that cannot be written later is left out whole, and said once for each such time: a full
-// disk must not stop a training run.
+// metrics line that cannot be written later is skipped, with one warning for each series of skipped
+// lines, because a full disk must not stop a training run.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct StepReport {
   double learning_rate = 0;
   double gradient_norm = 0;               // before clipping
   double items_per_second = 0;            // of all ranks
-  std::string_view item_name = "tokens";  // what they are
+  std::string_view item_name = "tokens";  // what an item is
   double communication_share = 0;         // of this rank's time
   int64_t memory_bytes = 0;               // resident, of this process
   double seconds_left = 0;
@@ -35,10 +36,10 @@ struct EvaluationReport {
 };
 
 struct ProgressOptions {
-  std::function<void(std::string_view)> print;  // to the user's screen, as it is
+  std::function<void(std::string_view)> print;  // to standard output, unchanged
   bool is_terminal = false;                     // rewrite one line in place
   std::string metrics_path;
-  // A resumed run replaces what an earlier one told of later steps.
+  // A resumed run replaces the metrics that an earlier run wrote for later steps.
   int64_t keep_metrics_until_step = 0;
 };
 
@@ -48,8 +49,8 @@ class Progress {
 
   void report(const StepReport& step);
   void report(const EvaluationReport& evaluation);
-  // A whole line of its own, which stays.
-  void say(std::string_view line);
+  // Prints a line that is not rewritten.
+  void print_line(std::string_view line);
 
  private:
   void write_metrics(const std::string& json_line);
@@ -57,14 +58,14 @@ class Progress {
   ProgressOptions options_;
   os::LockedFile metrics_;
   size_t metrics_size_;
-  bool line_is_open_ = false;     // a step's line that the next may overwrite
-  bool is_losing_lines_ = false;  // the last could not be written
+  bool line_is_open_ = false;     // a step's line that the next step may rewrite
+  bool is_losing_lines_ = false;  // the last line could not be written
 };
 
 // "step   12/1000  loss 2.4131  35.1k tokens/s  comm  4 %  312 MB  1:23 left"
 std::string step_line(const StepReport& step);
 
-// Of this process.
+// Resident memory of this process.
 int64_t resident_memory_bytes();
 
 }  // namespace cadre::train

@@ -74,10 +74,10 @@ os::LockedFile take(const std::string& path, const std::optional<std::string>& s
     os::LockedFile lock =
         os::LockedFile::open(path + "/" + kLockName, os::LockedFile::kReadableByAll)
             .value_or_throw();
-    // Where the file system has no locks, nobody is refused.
+    // On a file system without locks nobody is refused.
     const Result<bool> is_ours = lock.try_lock();
     if (is_ours.ok() && !*is_ours) refuse_taken(path);
-    if (!lock.is_named()) continue;  // the one before has just ended, or was moved aside
+    if (!lock.is_named()) continue;  // the previous owner has just ended, or its folder was renamed
     if (lies_in(snapshot, path) || !is_used(path)) return lock;
     moved_to = move_aside(path);
   }
@@ -90,13 +90,14 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
   if (run.resume == "auto") return snapshots.latest();
   if (run.resume == "best") {
     if (auto best = snapshots.best()) return best;
-    throw Error(ErrorCode::kInvalidArgument,
-                "run.resume = best: no snapshot was marked as the best; run.keep_best marks them");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "run.resume = best: no snapshot was marked as the best; set run.keep_best to mark them");
   }
   if (fs::exists(run.resume + "/state.json") || fs::exists(run.resume + "/manifest.json")) {
     return (fs::path(run.resume) / "").parent_path().string();  // without a slash at the end
   }
-  // The folder of a whole run will do, too.
+  // The folder of a run is accepted, too.
   if (const auto latest = SnapshotFolder(run.resume).latest()) return latest;
   throw Error(
       ErrorCode::kInvalidArgument,
@@ -108,13 +109,15 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
 RunFolder::RunFolder(const std::string& path, const std::optional<std::string>& snapshot)
     : lock_(take(path, snapshot, moved_to_)) {
   const std::string owner = own_name();
-  // Who cannot be told of the owner, because the disk is full, is refused all the same.
+  // If the owner cannot be written because the disk is full, other runs are still refused, without
+  // its name.
   (void)lock_.truncate(0);
   (void)lock_.append_at(0, std::as_bytes(std::span(owner)));
 }
 
 RunFolder::~RunFolder() {
-  // Before the lock goes: who opens the file meanwhile finds that it has lost its name.
+  // Before the lock is released: another process that has opened the file meanwhile finds that it
+  // was unlinked.
   (void)lock_.remove();
 }
 

@@ -1,8 +1,9 @@
-// The folder of a run: where it begins, who may write there, and what happens to an earlier run of
-// the same name.
+// The folder of a run: which snapshot the run resumes from, the lock that lets one process write,
+// and renaming of an earlier run with the same name.
 //
-// Threads: rank 0 only, but find_snapshot. Blocking: for the time of the disk. Errors: kUnavailable
-// with the path; kInvalidArgument for a snapshot that is not there, or a folder that is taken.
+// Threads: rank 0 only, except find_snapshot(). Blocking: reads and writes a disk. Errors:
+// kUnavailable with the path; kInvalidArgument for a missing snapshot, or a folder that another
+// process has locked.
 #pragma once
 
 #include <optional>
@@ -14,21 +15,21 @@
 
 namespace cadre::train {
 
-// The folder of the snapshot to go on from; nullopt to start anew.
+// The folder of the snapshot to resume from; nullopt to start at step 0.
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots);
 
-// Writing to a run's folder is one process' right at a time: two would mix their snapshots.
+// Only one process at a time writes to a run's folder; two would mix their snapshots.
 class RunFolder {
  public:
-  // Makes the folder and takes it until this object ends. What an earlier run left there is moved
-  // aside (folder.1, folder.2, ...: nothing is ever deleted), unless `snapshot`, the one to go on
-  // from, lies in it.
+  // Creates the folder and locks it for the lifetime of this object. A folder of an earlier run is
+  // renamed first (folder.1, folder.2, ...; nothing is deleted), unless `snapshot`, from which the
+  // run resumes, is in it.
   RunFolder(const std::string& path, const std::optional<std::string>& snapshot);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  // Where an earlier run was moved to, or nothing.
+  // The new name of the folder of an earlier run; empty if there was none.
   const std::string& moved_to() const { return moved_to_; }
 
  private:

@@ -11,12 +11,12 @@
 
 namespace cadre::train {
 
-// schedule.warmup_steps, or, where it is -1, a tenth of `num_steps`, at most 50.
+// schedule.warmup_steps, or if it is -1, a tenth of `num_steps` and at most 50.
 int64_t resolved_warmup_steps(const ScheduleConfig& schedule, int64_t num_steps);
 
-// Of step 1 .. num_steps. The peak is reached in step `warmup_steps` and the end value in the last.
-// The rate of kind step falls behind every `step_size` steps from the start, the warm-up included.
-// REQUIRES: a resolved number of warm-up steps; for kind step, a step_size above 0.
+// The learning rate of step 1 .. num_steps. It reaches its peak in step `warmup_steps` and its
+// final value in the last step. With kind step it falls after every `step_size` steps, counted from
+// the first step. REQUIRES: a resolved number of warm-up steps; for kind step, a step_size above 0.
 double learning_rate_at(int64_t step, int64_t num_steps, const OptimizerConfig& optimizer,
                         const ScheduleConfig& schedule);
 

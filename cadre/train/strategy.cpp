@@ -112,7 +112,7 @@ std::unique_ptr<ZeroCore> make_core(const DistributedDataParallel<Model>& model)
   return core;
 }
 
-// zero1 and zero2: each rank updates a part of the parameters and gets the others from their
+// zero1 and zero2: each rank updates a shard of the parameters and receives the others from their
 // owners.
 class DividedOptimizer final : public Replicated {
  public:
@@ -131,8 +131,8 @@ class DividedOptimizer final : public Replicated {
     return core_->stage() == ZeroStage::kShardedGradients ? clip_grad_norm_(model_, max_norm)
                                                           : Replicated::clip_gradients(max_norm);
   }
-  // While the parameters of one buffer are on their way, those of the next are updated. They are
-  // whole again before anything reads them.
+  // The parameters of one buffer are gathered while those of the next are updated, and forwards
+  // wait for them.
   void update(const std::function<void()>& step) override {
     core_->begin_step();
     {
@@ -204,7 +204,7 @@ class FullySharded final : public Strategy {
   }
   std::vector<ParameterShard> gradient_shards() const override { return model_.parameter_shards(); }
   double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
-  // Mapped shards are written while nobody reads them.
+  // Mapped shards are written while no rank reads them.
   void update(const std::function<void()>& step) override {
     ShardUpdate update(model_.shard_fence());
     step();
@@ -235,7 +235,7 @@ bool shards_parameters(const ParallelConfig& config) {
 void check_strategy(const ParallelConfig& config, int world_size) {
   if (config.strategy == "single" && world_size > 1) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("parallel.strategy is single, which is one process on its own, but "
+                cadre::format("parallel.strategy is single, which takes one process, but "
                               "there are {} processes: choose ddp, zero1, zero2, fsdp or hsdp, or "
                               "start one process",
                               world_size));
@@ -278,8 +278,8 @@ double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batc
     const int64_t begin = num_samples * part / num_parts;
     const int64_t end = num_samples * (part + 1) / num_parts;
     const bool is_last = part + 1 == num_parts;
-    // The largest part is the last one, which reduces. A forward of a model in parts is collective,
-    // so it runs on all ranks also where some have no sample.
+    // The last part is the largest, and its backward reduces the gradients. The forward of a
+    // sharded model is collective, so it also runs on ranks without a sample.
     const bool is_empty = begin == end;
     if (is_empty && !is_last && strategy.has_whole_model()) continue;
     strategy.set_accumulating(!is_last);

@@ -1,5 +1,4 @@
-// How the ranks hold the model that they train, behind one interface: the whole model on each of
-// them, or a part.
+// One interface for all strategies: every rank holds the whole model, or a shard.
 //
 // Threads: one. Blocking: the constructor and every method are collective unless they say that they
 // are local. Lifetime: shares the model; keeps the group alive. Errors: cadre::Error of the
@@ -33,37 +32,38 @@ class Strategy {
  public:
   virtual ~Strategy() = default;
 
-  // data: this rank's rows of a batch, (B, ...), B may be 0. num_samples: by which the gradients of
-  // this forward are weighted. Every rank runs as many forwards as the others.
+  // data: this rank's rows of a batch, (B, ...); B may be 0. num_samples: the weight of the
+  // gradients of this forward. Every rank runs the same number of forwards.
   virtual at::Tensor forward(const at::Tensor& data, int64_t num_samples) = 0;
-  // The output without grad, in evaluation mode. Every rank calls it as often as the others, unless
-  // each has the whole model.
+  // The output without grad, in evaluation mode. Every rank calls it equally often, unless each has
+  // the whole model.
   virtual at::Tensor infer(const at::Tensor& data) = 0;
   virtual bool has_whole_model() const { return true; }
-  // While it is on, backward() adds to the gradients of this rank only. Local.
+  // While it is on, backward() accumulates gradients on this rank without reducing them. Local.
   virtual void set_accumulating(bool on) = 0;
-  // What the optimizer of this rank updates, the same names in the same order on all ranks. Local.
+  // The tensors that the optimizer of this rank updates, with equal names in equal order on all
+  // ranks. Local.
   virtual std::vector<TrainedTensor> trained() const = 0;
-  // What this rank owns of each parameter, with its gradient; empty where the module's own
-  // parameters have whole gradients. Local.
+  // The elements of each parameter that this rank owns, with their gradients; empty if the module's
+  // own parameters have whole gradients. Local.
   virtual std::vector<ParameterShard> gradient_shards() const { return {}; }
-  // Scales the gradients so that their joint norm is at most `max_norm`; returns the norm before,
-  // the same on all ranks.
+  // Scales all gradients so that their common norm is at most `max_norm`; returns the norm before
+  // that, equal on all ranks.
   virtual double clip_gradients(double max_norm) = 0;
-  // Calls `step`, which updates those tensors of trained() that have a gradient, as often as it
-  // takes to update each once; afterwards forwards see the new values.
+  // Calls `step`, which updates the tensors of trained() that have a gradient, until each was
+  // updated once; later forwards use the new values.
   virtual void update(const std::function<void()>& step) { step(); }
-  // What this rank has of the model, for snapshots. Local.
+  // The tensors of the model on this rank, for snapshots. Local.
   virtual SnapshotParts parts() const = 0;
   // Whether other ranks have what this one has not, of the model or of the optimizer's state.
   virtual bool holds_parts() const { return false; }
-  // The values of parts() are others now.
+  // Must be called after parts() were filled with new values.
   virtual void parts_were_filled() {}
   // See DistributedDataParallel::learned_layout(). Local.
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
 };
 
-// Whether each process holds a part of the parameters only: fsdp and hsdp.
+// Whether each process holds only a shard of the parameters: fsdp and hsdp.
 bool shards_parameters(const ParallelConfig& config);
 
 struct StrategyGroups {
@@ -71,21 +71,21 @@ struct StrategyGroups {
   std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp
 };
 
-// Throws kInvalidArgument for a strategy that does not go with so many processes, and for a folder
-// of offload that is not there. Local.
+// Throws kInvalidArgument for a strategy that does not suit the number of processes, and if the
+// folder of offload does not exist. Local.
 void check_strategy(const ParallelConfig& config, int world_size);
 
-// REQUIRES: check_strategy(). layout: of the snapshot that the run goes on from.
+// REQUIRES: check_strategy(). layout: that of the snapshot from which the run resumes.
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
                                         const StrategyGroups& groups,
                                         std::optional<BucketLayout> layout);
 
-// A strategy's forward, with what belongs around it.
+// A strategy's forward, within the contexts that it needs, such as autocast.
 using ForwardPart = std::function<at::Tensor(const at::Tensor& data, int64_t num_samples)>;
 
-// Computes this rank's share of a batch in parts, to save memory. Leaves the gradients of the mean
-// over the samples of all ranks; returns this rank's mean loss.
+// Computes this rank's share of a batch in parts, to save memory. Afterwards the gradients are
+// those of the mean over the samples of all ranks; returns the mean loss of this rank.
 double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,
                          int64_t num_parts, const ForwardPart& forward);
 

@@ -1,4 +1,4 @@
-// Text that a model writes.
+// Generates text with a model.
 //
 // Threads: one. Blocking: one forward for each token. Errors: none.
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace cadre::train {
 
-// Of a model of text that sees `context` tokens. Goes on from the prompt for config.tokens tokens,
-// or to <|endoftext|>. The same seed and parameters give the same text. Bytes that are no valid
-// UTF-8 come back as they are.
+// The model takes at most `context` tokens. Continues the prompt for config.tokens tokens, or up to
+// <|endoftext|>. Equal seeds and parameters give equal text. The result may contain bytes that are
+// not valid UTF-8.
 std::string sample_text(const Inference& infer, int64_t context, const SampleConfig& config,
                         uint64_t seed);
 

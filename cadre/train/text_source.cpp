@@ -12,7 +12,7 @@ std::string python_stdlib_folder(Deadline deadline) {
       {"python3", "-c", "import sysconfig; print(sysconfig.get_path('stdlib'), end='')"}, deadline);
   if (!output.ok()) {
     throw output.error().with_context(
-        "python-stdlib needs python3; name a file or a folder instead");
+        "python-stdlib needs python3: install it, or name a file or a folder");
   }
   return *output;
 }
@@ -24,8 +24,8 @@ TextCorpus open_text(const DataConfig& config, Deadline deadline) {
     return TextCorpus::open(
         config.path, {.suffixes = config.suffixes, .skipped_folders = config.skipped_folders});
   }
-  // The tests of Python are no part of the library everywhere; without them, and without packages,
-  // the text is nearly the same on every machine with one version of Python.
+  // Some distributions leave out the tests of the library. Without tests and packages the text is
+  // nearly equal on all machines with the same version of Python.
   return TextCorpus::open(python_stdlib_folder(deadline),
                           {.suffixes = {".py"},
                            .skipped_folders = {"site-packages", "dist-packages", "test", "tests"}});

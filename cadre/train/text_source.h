@@ -10,8 +10,8 @@
 
 namespace cadre::train {
 
-// "python-stdlib" stands for the sources of the standard library of the python3 in PATH, without
-// what was installed beside it: real text that every machine has.
+// "python-stdlib" means the source files of the standard library of the python3 in PATH, without
+// installed packages: text that almost every machine has.
 inline constexpr std::string_view kPythonStdlib = "python-stdlib";
 
 TextCorpus open_text(const DataConfig& config, Deadline deadline);

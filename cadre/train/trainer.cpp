@@ -35,13 +35,14 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   if (!context_.replicas) context_.replicas = make_replica_group(context_.world);
   const StrategyGroups groups = {.world = context_.world, .replicas = context_.replicas};
   on_all_ranks(*groups.replicas, [this] { prepare(); });
+  with_common_errors([this] { make_loaders(); });
   strategy_ = make_strategy(config_.parallel, model_, groups,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
   optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
   if (resumption_) {
     resumption_->restore(*strategy_, *optimizer_, groups.world);
   } else if (shards_parameters(config_.parallel)) {
-    load_weights();
+    with_common_errors([this] { load_weights(); });
   }
   on_all_ranks(*groups.replicas, [this] {
     if (is_first_rank()) open_run_folder();
@@ -49,10 +50,10 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   snapshot_writer_ =
       std::make_unique<SnapshotWriter>(snapshots_, groups, *strategy_, config_.parallel.strategy);
   if (resumption_) {
-    for (const std::string& remark : resumption_->remarks()) say(remark);
+    for (const std::string& remark : resumption_->remarks()) print_line(remark);
   }
   resumption_.reset();
-  introduce();
+  print_header();
 }
 
 Trainer::~Trainer() = default;
@@ -60,30 +61,29 @@ Trainer::~Trainer() = default;
 void Trainer::prepare() {
   check_strategy(config_.parallel, context_.world.world_size());
   task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));
-  const ReplicaGroup& replicas = *context_.replicas;
-  loader_ = make_training_loader(config_, *task_, replicas.rank(), replicas.world_size());
-  resolve_epochs(config_, *loader_);
+  check_global_batch_size(config_, *task_, context_.world.world_size());
+  resolve_epochs(config_, *task_);
   model_ = shards_parameters(config_.parallel) ? make_deferred_model(*task_)
                                                : make_initial_model(config_, *task_);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (!snapshot) return;
   resumption_ = Resumption::open(*snapshot, config_, *task_);
   const TrainState& state = resumption_->state();
-  loader_->seek(state.loader);
   first_step_ = step_ = saved_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
   resumption_->restore_generator(context_.replicas->rank());
 }
 
-// Into the parts of the ranks; a whole model has them from prepare().
+void Trainer::make_loaders() {
+  loader_ = make_training_loader(config_, *task_, context_.world);
+  if (resumption_) loader_->seek(resumption_->state().loader);
+  held_out_loader_ = make_held_out_loader(*task_, context_.world);
+}
+
+// Fills the shards of the ranks; a whole model has its values from prepare().
 void Trainer::load_weights() {
-  try {
-    const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
-    if (is_loaded) strategy_->parts_were_filled();
-  } catch (const Error& error) {
-    if (is_of_group(error)) throw;
-    throw CommonError(error);
-  }
+  const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
+  if (is_loaded) strategy_->parts_were_filled();
 }
 
 void Trainer::open_run_folder() {
@@ -97,24 +97,25 @@ void Trainer::open_run_folder() {
                                                  .keep_metrics_until_step = first_step_});
   const std::string& moved_to = run_folder_->moved_to();
   if (!moved_to.empty())
-    say(cadre::format("an earlier run of this name was moved to {}", moved_to));
-  if (snapshot) say(cadre::format("going on from {}", *snapshot));
+    print_line(cadre::format("an earlier run of this name was moved to {}", moved_to));
+  if (snapshot) print_line(cadre::format("resuming from {}", *snapshot));
 }
 
-void Trainer::introduce() {
+void Trainer::print_header() {
   const RunConfig& run = config_.run;
   const bool is_text = task_->items_per_sample() > 1;
-  say(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}", config_.model.kind,
-                    num_parameters(*model_), task_->data_text(), run.steps, run.batch_size,
-                    is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  print_line(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}",
+                           config_.model.kind, num_parameters(*model_), task_->data_text(),
+                           run.steps, run.global_batch_size,
+                           is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
   if (is_first_rank()) {
     const int count = context_.world.world_size();
-    say(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+    print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
   }
   if (step_ >= run.steps) {
-    say(
-        cadre::format("run.steps is {}, and the snapshot is of step {}: no step is left to do; a "
-                      "larger run.steps goes on",
+    print_line(
+        cadre::format("run.steps is {}, and the snapshot is of step {}: no steps are left; set "
+                      "a larger run.steps to continue",
                       run.steps, step_));
   }
 }
@@ -157,7 +158,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
     throw CommonError(
         Error(ErrorCode::kInvalidArgument,
               cadre::format("step {}: the loss is {} and the gradients' norm {}; lower "
-                            "optimizer.learning_rate or optimizer.clip_norm, and go on with "
+                            "optimizer.learning_rate or optimizer.clip_norm, and resume with "
                             "run.resume=auto",
                             step_ + 1, sums.loss, gradient_norm)));
   }
@@ -170,7 +171,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   return sums;
 }
 
-// What a loss is computed from is float32 in any case.
+// The output is converted to float32, in which the loss is computed.
 at::Tensor Trainer::with_autocast(const std::function<at::Tensor()>& forward) const {
   const Autocast autocast(config_.run.autocast == "bfloat16" ? at::kBFloat16 : at::kFloat);
   return forward().to(at::kFloat);
@@ -202,7 +203,7 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
           learning_rate_at(step_, config_.run.steps, config_.optimizer, config_.schedule),
       .gradient_norm = gradient_norm,
       .items_per_second =
-          static_cast<double>(config_.run.batch_size * task_->items_per_sample()) / elapsed,
+          static_cast<double>(config_.run.global_batch_size * task_->items_per_sample()) / elapsed,
       .item_name = task_->item_name(),
       .communication_share = seconds(context_.time_in_communication() - communicated) / elapsed,
       .memory_bytes = resident_memory_bytes(),
@@ -212,33 +213,33 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 void Trainer::evaluate() {
   model_->eval();
   result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
-                                     *context_.replicas);
+                                     *held_out_loader_, *context_.replicas);
   model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   if (!config_.run.keep_best) return;
-  settle_snapshot();  // the best so far may be the one that is being written
+  finish_snapshot();  // the snapshot that is being written may be the best so far
   const double loss = result_.held_out.loss;
   if (!std::isfinite(loss) || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
-  // The same on all ranks, so all of them save.
+  // The loss is equal on all ranks, so all of them save.
   loss_before_best_ = std::exchange(best_held_out_loss_, loss);
   best_step_ = step_;
   begin_snapshot();
 }
 
-// Unless this step has one.
+// Does nothing if this step has a snapshot already.
 void Trainer::begin_snapshot() {
   if (snapshot_writer_->is_under_way(step_)) return;
-  settle_snapshot();
+  finish_snapshot();
   if (saved_step_ == step_) {
     if (best_step_ == step_) mark_best();
     return;
   }
   snapshot_writer_->begin(state(), *model_, *optimizer_);
-  if (!snapshot_writer_->writes_in_background()) settle_snapshot();
+  if (!snapshot_writer_->writes_in_background()) finish_snapshot();
 }
 
-void Trainer::settle_snapshot() {
-  const std::optional<SnapshotWriter::Outcome> outcome = snapshot_writer_->settle();
+void Trainer::finish_snapshot() {
+  const std::optional<SnapshotWriter::Outcome> outcome = snapshot_writer_->finish();
   if (!outcome) return;
   const bool is_best = best_step_ == outcome->step;
   if (outcome->status.ok()) {
@@ -246,18 +247,18 @@ void Trainer::settle_snapshot() {
     if (is_best) mark_best();
     return;
   }
-  say(cadre::format("warning: {}; earlier snapshots are untouched",
-                    outcome->status.error().message()));
-  // A best one that was not kept is none.
+  print_line(cadre::format("warning: {}; earlier snapshots are untouched",
+                           outcome->status.error().message()));
+  // A snapshot that could not be written cannot be the best.
   if (is_best) best_held_out_loss_ = loss_before_best_;
 }
 
-// The snapshot that was saved last.
+// Marks the snapshot that was saved last.
 void Trainer::mark_best() {
   best_step_ = -1;
   if (!is_first_rank()) return;
   const Status status = snapshots_.mark_best(saved_step_);
-  if (!status.ok()) say(cadre::format("warning: {}", status.error().message()));
+  if (!status.ok()) print_line(cadre::format("warning: {}", status.error().message()));
 }
 
 TrainState Trainer::state() {
@@ -285,18 +286,19 @@ void Trainer::finish() {
   begin_snapshot();
   const std::string sample = result_.was_stopped ? "" : sample_of_model();
   if (!sample.empty()) {
-    say("a sample:");
-    say(sample);
+    print_line("a sample:");
+    print_line(sample);
   }
-  settle_snapshot();
+  finish_snapshot();
   if (saved_step_ != step_) refuse_unsaved_end();
   snapshot_writer_->close();
   if (result_.was_stopped) {
-    say(cadre::format("stopped after step {} as asked; go on with run.resume=auto", step_));
+    print_line(
+        cadre::format("stopped after step {} on request; resume with run.resume=auto", step_));
   }
 }
 
-// All ranks write the same text where each forward needs all of them.
+// If the model is sharded, every forward needs all ranks, and all generate the same text.
 std::string Trainer::sample_of_model() {
   if (!is_first_rank() && strategy_->has_whole_model()) return "";
   model_->eval();
@@ -309,20 +311,21 @@ void Trainer::refuse_unsaved_end() const {
   std::string text = cadre::format("the run ended at step {}, ", step_);
   if (saved_step_ < 0) {
     text += cadre::format(
-        "but no snapshot could be written, so nothing of it is kept: make room in {}, or choose "
+        "but no snapshot could be written, so its result is lost: free disk space in {}, or choose "
         "another run.folder, and start it again",
         run_path_);
   } else {
     text += cadre::format(
-        "whose snapshot could not be written; the last one is of step {}: make room in {} and go "
-        "on with run.resume=auto",
+        "whose snapshot could not be written; the last one is of step {}: free disk space in {} "
+        "and "
+        "resume with run.resume=auto",
         saved_step_, run_path_);
   }
   throw CommonError(Error(ErrorCode::kUnavailable, text));
 }
 
-void Trainer::say(const std::string& line) {
-  if (progress_) progress_->say(line);
+void Trainer::print_line(const std::string& line) {
+  if (progress_) progress_->print_line(line);
 }
 
 }  // namespace cadre::train

@@ -1,15 +1,15 @@
 // Trains a model on text or images with any number of replicas, from a configuration.
 //
-// The life of a step: each rank takes its share of the batch; forward and backward, in as many
-// parts as run.accumulate says (gradients are reduced in the last by the strategy's wrapper); one
-// small sum carries loss, sample count and "stop was asked for" between the ranks; clip, update,
-// report. So all ranks see the same loss and stop after the same step, with no message beyond those
-// two. Threads: one. Blocking: run() until the last step; every collective has the group's
+// A step: each rank fetches its share of the batch; forward and backward run in run.accumulate
+// parts, and the strategy's wrapper reduces the gradients in the last; one all_reduce of three
+// numbers adds up loss, samples and requests to stop; gradients are clipped, parameters updated,
+// the step reported. So all ranks have the same loss and stop after the same step without further
+// messages. Threads: one. Blocking: run() until the last step; every collective has the group's
 // deadline. Lifetime: the functions of TrainerContext are called until run() returns. Errors:
-// cadre::Error: data, a snapshot or a configuration that does not fit, a loss that is no number, a
-// failed group, a last snapshot that could not be written. What is no failure of the group is a
-// CommonError: all ranks throw it alike. An earlier snapshot that fails is said, and
-// training goes on.
+// cadre::Error for data, a snapshot or a configuration that do not match, a loss that is NaN or
+// infinite, a failed group, or a last snapshot that could not be written. Errors other than
+// failures of the group are CommonErrors, equal on all ranks. If an earlier snapshot cannot be
+// written, the trainer prints a warning and continues.
 #pragma once
 
 #include <cstdint>
@@ -39,23 +39,23 @@ namespace cadre::train {
 
 class Model;
 
-// What a trainer needs of the world; main makes it for a process, tests for a thread.
+// The environment of a trainer; main() makes it for a process, tests for a thread.
 struct TrainerContext {
   ProcessGroup world;
-  // What the wrapper of ddp reduces gradients with; null: make_replica_group(world).
+  // The group in which ddp reduces gradients; null: make_replica_group(world).
   std::shared_ptr<ReplicaGroup> replicas = {};
   os::System& system;
   std::function<Duration()> time_in_communication;  // so far
-  std::function<bool()> stop_is_requested;          // of this rank; all ranks stop when one is
+  std::function<bool()> stop_is_requested;          // on this rank; all ranks stop if one is
   std::function<void(std::string_view)> print;      // of rank 0 only
   bool is_terminal = false;
 };
 
 struct TrainResult {
-  int64_t steps = 0;         // done, with those before a resumption
-  bool was_stopped = false;  // before the last step, because a rank was asked to
+  int64_t steps = 0;         // including those before a resumption
+  bool was_stopped = false;  // before the last step, on request
   double loss = 0;           // of the last step
-  Evaluation held_out;       // at the end; not made when stopped
+  Evaluation held_out;       // at the end; empty if stopped
 };
 
 class Trainer {
@@ -66,17 +66,18 @@ class Trainer {
   TrainResult run();
 
  private:
-  // What the ranks tell each other in each step.
+  // The sums over all ranks of a step.
   struct StepSums {
     double loss = 0;  // mean over all samples
     bool stop = false;
   };
 
-  // All that a rank does alone before the first collective.
+  // What a rank does alone before the first collective.
   void prepare();
+  void make_loaders();
   void load_weights();
   void open_run_folder();
-  void introduce();
+  void print_header();
   StepSums step(const Batch& batch);
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
   at::Tensor infer(const at::Tensor& data);
@@ -84,14 +85,14 @@ class Trainer {
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
   void evaluate();
   void begin_snapshot();
-  void settle_snapshot();
+  void finish_snapshot();
   void mark_best();
   TrainState state();
   std::vector<at::Tensor> generators_of_all_ranks();
   void finish();
   std::string sample_of_model();
   [[noreturn]] void refuse_unsaved_end() const;
-  void say(const std::string& line);
+  void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
 
   Config config_;
@@ -106,12 +107,13 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
+  std::unique_ptr<DataLoader> held_out_loader_;
   std::unique_ptr<Progress> progress_;  // of rank 0 only
-  int64_t first_step_ = 0;              // done before this process began
-  int64_t step_ = 0;                    // done
+  int64_t first_step_ = 0;              // completed before this process started
+  int64_t step_ = 0;                    // completed
   int64_t saved_step_ = -1;             // of the last snapshot that was read or written
   std::optional<double> best_held_out_loss_;
-  int64_t best_step_ = -1;  // whose snapshot is to be marked as the best
+  int64_t best_step_ = -1;  // whose snapshot will be marked as the best
   std::optional<double> loss_before_best_;
   TimePoint run_started_;
   TrainResult result_;

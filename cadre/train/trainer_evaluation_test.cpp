@@ -1,5 +1,5 @@
-// What the trainer says of held-out data, against a calculation of its own from the snapshot's
-// weights and the files' bytes.
+// The trainer's evaluation of held-out data, against an independent calculation from the snapshot's
+// parameters and the files' bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -85,7 +85,7 @@ class TrainerEvaluationTest : public TrainerTest {
     config.run = {.name = run_name,
                   .folder = folder_,
                   .steps = 4,
-                  .batch_size = kNumTraining,  // a step sees each image once
+                  .global_batch_size = kNumTraining,  // a step sees each image once
                   .evaluate_every = 0};
     return config;
   }
@@ -114,7 +114,7 @@ TEST_F(TrainerEvaluationTest, TrainsOnOnePairAndJudgesTheOther) {
     EXPECT_EQ(said["held_out_loss"], run.result.held_out.loss);
     EXPECT_EQ(said["accuracy"], *run.result.held_out.accuracy);
 
-    // What a step reports is the loss on the training pair before its update.
+    // A step reports the loss on the training pair before its update.
     const double before_last = judge(training_, weights_after(config.run.name, 3)).loss;
     EXPECT_NEAR(metrics(config.run.name)[3]["loss"].get<double>(), before_last, 1e-5);
   }
@@ -125,7 +125,7 @@ TEST_F(TrainerEvaluationTest, OfOnePairTheEndIsHeldOut) {
     std::filesystem::remove(cadre::format("{}/{}-{}", folder_, kMnistTest, kind));
   }
   Config config = this->config("one-pair");
-  config.run.batch_size = kNumTraining / 2;
+  config.run.global_batch_size = kNumTraining / 2;
   const Run run = this->run(config, 2);
   ASSERT_EQ(run.failures, "");
   EXPECT_THAT(run.screen, HasSubstr("on 15 images (mnist; 15 held out)"));
@@ -143,8 +143,9 @@ TEST_F(TrainerEvaluationTest, GoesOnWithBothPairsUnchangedOnly) {
   config.run.steps = 5;
   held_out_.labels[3] = (held_out_.labels[3].item<int64_t>() + 1) % 10;
   write_pair(kMnistTest, held_out_);
-  EXPECT_THAT(run(config, 1).failures,
-              HasSubstr("was trained on other data: as many samples, but others"));
+  EXPECT_THAT(
+      run(config, 1).failures,
+      HasSubstr("was trained on other data: the same number of samples, but with other content"));
 
   held_out_ = random_images(kNumHeldOut, 2);
   write_pair(kMnistTest, held_out_);

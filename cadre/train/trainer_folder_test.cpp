@@ -1,5 +1,5 @@
-// What becomes of a run's folder: full disks, damaged snapshots, two runs of one name, and what a
-// resumed run may change.
+// The folder of a run: full disks, damaged snapshots, two runs of one name, and changes of a
+// resumed run.
 #include <unistd.h>
 
 #include <filesystem>
@@ -67,7 +67,7 @@ TEST_F(TrainerTest, ARunWhoseLastSnapshotFailsEndsWithAnError) {
   EXPECT_THAT(whole.failures, AllOf(HasSubstr("rank 0: "), HasSubstr("rank 1: "), HasSubstr(end)));
   const Run stopped = run(config, 2, /*stop_after=*/1);
   EXPECT_THAT(stopped.failures, HasSubstr("the run ended at step 3, whose"));
-  EXPECT_THAT(stopped.screen, Not(HasSubstr("as asked")));
+  EXPECT_THAT(stopped.screen, Not(HasSubstr("on request")));
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
 }
 
@@ -81,7 +81,7 @@ TEST_F(TrainerTest, ARunWithoutAnySnapshotDoesNotAdviseToGoOn) {
   };
   EXPECT_THAT(run(config).failures,
               AllOf(HasSubstr("the run ended at step 2, but no snapshot could be written, so "
-                              "nothing of it is kept: make room in "),
+                              "its result is lost: free disk space in "),
                     HasSubstr("and start it again"), Not(HasSubstr("go on"))));
 }
 
@@ -98,7 +98,7 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
     if (num_evaluations == 2) disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first was not kept; every later one is better.
+  // The first was not written; every later one is better.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(4, 6, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
@@ -132,7 +132,7 @@ TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
     config.run.resume = "auto";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
-    // Rank 0 alone opens the folder, and all ranks end with what it found.
+    // Only rank 0 opens the folder, and all ranks throw its error.
     EXPECT_THAT(run(config, 2).failures,
                 AllOf(HasSubstr("rank 0: " + kind + owner), HasSubstr("rank 1: " + kind + owner)));
   }
@@ -157,7 +157,7 @@ TEST_F(TrainerTest, GoingOnFromAnotherRunLeavesItAndAnEarlierOneOfThisNameAlone)
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(2));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b.1").steps(), ::testing::ElementsAre(3));
   EXPECT_THAT(SnapshotFolder(folder_ + "/b").steps(), ::testing::ElementsAre(4));
-  // From a snapshot of its own it stays where it is.
+  // A run that resumes from its own snapshot keeps its folder.
   config.run.resume = folder_ + "/b";
   config.run.steps = 5;
   ASSERT_EQ(run(config).failures, "");
@@ -169,13 +169,13 @@ TEST_F(TrainerTest, ARunThatHasNoStepLeftSaysSo) {
   config.run.steps = 3;
   ASSERT_EQ(run(config).failures, "");
   config.run.resume = "auto";
-  const std::string end = ": no step is left to do; a larger run.steps goes on\n";
+  const std::string end = ": no steps are left; set a larger run.steps to continue\n";
   EXPECT_THAT(run(config).screen, HasSubstr("run.steps is 3, and the snapshot is of step 3" + end));
   config.run.steps = 2;
   EXPECT_THAT(run(config, 2).screen,
               HasSubstr("run.steps is 2, and the snapshot is of step 3" + end));
   config.run.steps = 4;
-  EXPECT_THAT(run(config).screen, Not(HasSubstr("no step is left")));
+  EXPECT_THAT(run(config).screen, Not(HasSubstr("no steps are left")));
 }
 
 TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
@@ -187,7 +187,8 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
   config.run.seed = 7;
   const Run resumed = run(config, 2);
   ASSERT_EQ(resumed.failures, "");
-  EXPECT_THAT(resumed.screen, HasSubstr("changed since: run.steps 2 -> 4, run.seed 0 -> 7\n"));
+  EXPECT_THAT(resumed.screen,
+              HasSubstr("changed since the snapshot: run.steps 2 -> 4, run.seed 0 -> 7\n"));
   EXPECT_THAT(resumed.screen, HasSubstr("warning: run.seed has changed: the rest of this epoch"));
   const auto refusal = [&](auto change) {
     Config changed = config;
@@ -212,7 +213,7 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   config.run.resume = "auto";
   config.run.steps = 6;
   const std::string remedy =
-      "; another snapshot is whole: run.resume=" + folder_ + "/a/step-000002";
+      "; another snapshot is intact: run.resume=" + folder_ + "/a/step-000002";
   const std::string latest = folder_ + "/a/step-000004/";
   set_format(latest, 2);  // without digests: what the files' own checks find
   for (const std::string file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
@@ -227,8 +228,8 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   std::ofstream(latest + "state.json") << state.dump();
   EXPECT_THAT(run(config).failures, HasSubstr("a generator's state has 1 bytes instead of "));
   fs::remove_all(folder_ + "/a/step-000002");
-  EXPECT_THAT(run(config).failures, HasSubstr("; no other snapshot is whole: start anew"));
-  // Without the damaged one, the run goes on from what is there.
+  EXPECT_THAT(run(config).failures, HasSubstr("; no other snapshot is intact: start at step 0"));
+  // Without the damaged snapshot, the run resumes from the remaining one.
   ASSERT_EQ(metrics("a").size(), 5u);
 }
 
@@ -239,14 +240,15 @@ TEST_F(TrainerTest, NamesTheKeyOfWhatCannotBe) {
                                               "folder " +
                                               folder_ + "/nothing"));
   config = this->config("a");
-  config.run.batch_size = 1000000;
-  EXPECT_THAT(
-      run(config).failures,
-      ::testing::ContainsRegex("run.batch_size is 1000000, but there are only [0-9]+ samples "
-                               "to train on"));
+  config.run.global_batch_size = 1000000;
+  EXPECT_THAT(run(config).failures,
+              ::testing::ContainsRegex(
+                  "run.global_batch_size is 1000000, but the training data have only [0-9]+ "
+                  "samples without those of data.held_out"));
   config = this->config("a");
-  config.run.batch_size = 1;
-  EXPECT_THAT(run(config, 2).failures, HasSubstr("run.batch_size is 1, of all 2 processes"));
+  config.run.global_batch_size = 1;
+  EXPECT_THAT(run(config, 2).failures,
+              HasSubstr("run.global_batch_size is 1, the samples of all 2 processes"));
   config = this->config("a");
   config.model.context = 4000;
   EXPECT_THAT(run(config).failures, HasSubstr("data.path: the held-out text has "));
@@ -254,6 +256,33 @@ TEST_F(TrainerTest, NamesTheKeyOfWhatCannotBe) {
   config.run.epochs = 1;
   config.schedule.warmup_steps = 1000;
   EXPECT_THAT(run(config).failures, HasSubstr("more than the 111 steps of run.epochs=1"));
+}
+
+TEST_F(TrainerTest, ProcessesWithDifferentConfigurationsOfTheDataAreRefused) {
+  const auto failures = [this](const std::function<void(RunConfig&)>& change) {
+    const testing::RanksResult ranks = testing::run_groups(2, [&](const ProcessGroup& group) {
+      Config config = this->config("a");
+      if (group.rank() == 1) change(config.run);
+      const auto system = os::make_native_system();
+      const std::string failure = testing::failure_of([&] {
+        const Trainer trainer(config, {.world = group,
+                                       .system = *system,
+                                       .time_in_communication = [] { return Duration(0); },
+                                       .stop_is_requested = [] { return false; },
+                                       .print = [](std::string_view) {}});
+      });
+      if (!failure.empty()) throw Error(ErrorCode::kInvalidArgument, failure);
+    });
+    return ranks.failures();
+  };
+  for (const std::string rank : {"rank 0", "rank 1"}) {
+    EXPECT_THAT(failures([](RunConfig& run) { run.seed = 7; }),
+                ::testing::ContainsRegex(rank + "[^\n]*seed is 0 on rank 0 and 7 on rank 1"));
+    EXPECT_THAT(
+        failures([](RunConfig& run) { run.global_batch_size = 9; }),
+        ::testing::ContainsRegex(rank + "[^\n]*batch_size is 10 on rank 0 and 9 on rank 1"));
+  }
+  EXPECT_EQ(failures([](RunConfig&) {}), "");
 }
 
 TEST_F(TrainerTest, RefusesAnotherTextAndADamagedSnapshot) {

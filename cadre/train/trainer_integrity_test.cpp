@@ -1,5 +1,5 @@
-// A damaged snapshot is never gone on from: whatever has happened to one of its files, the run ends
-// with an error that names the file and a snapshot that is whole.
+// A run never resumes from a damaged snapshot: after any change of one of its files, the run ends
+// with an error that names the file and an intact snapshot.
 #include <array>
 #include <chrono>
 #include <filesystem>
@@ -34,7 +34,7 @@ class TrainerIntegrityTest : public TrainerTest {
     config_.run.steps = 6;
   }
 
-  // Resumes with `content` in place of the file's own, which is put back.
+  // Resumes with `content` in the file, and restores the file.
   std::string failure_with(std::string_view file, const std::string& content) {
     const fs::path path = latest_ / file;
     const std::string kept = content_of(path);
@@ -47,14 +47,14 @@ class TrainerIntegrityTest : public TrainerTest {
   Config config_;
   const fs::path older_ = folder_ + "/a/step-000002";
   const fs::path latest_ = folder_ + "/a/step-000004";
-  const std::string remedy_ = "another snapshot is whole: run.resume=" + older_.string();
+  const std::string remedy_ = "another snapshot is intact: run.resume=" + older_.string();
 };
 
 TEST_F(TrainerIntegrityTest, AFlippedBitInAnyFileIsFound) {
   for (const std::string_view file : kFiles) {
     const std::string whole = content_of(latest_ / file);
     ASSERT_FALSE(whole.empty()) << file;
-    // A wrong digest looks like damage of the file that it is of.
+    // A wrong digest is reported as damage of its file.
     const std::string named = file == "B2SUMS" ? "B2SUMS" : (latest_ / file).string();
     for (const size_t place : {size_t{0}, whole.size() / 2, whole.size() - 2, whole.size() - 1}) {
       std::string damaged = whole;
@@ -85,11 +85,11 @@ TEST_F(TrainerIntegrityTest, AFileOfAnotherStepIsFound) {
   for (const std::string_view file : kFiles) {
     EXPECT_THAT(failure_with(file, content_of(older_ / file)), HasSubstr(remedy_)) << file;
   }
-  // All of them together are a whole snapshot, but not the one that the folder's name says.
+  // Together they are an intact snapshot, but of another step than the folder's name.
   for (const std::string_view file : kFiles)
     write_content(latest_ / file, content_of(older_ / file));
   EXPECT_THAT(run(config_).failures,
-              AllOf(HasSubstr("state.json: it is of step 2, but its folder is named step-000004"),
+              AllOf(HasSubstr("state.json: its step is 2, but its folder is named step-000004"),
                     HasSubstr(remedy_)));
 }
 
@@ -110,8 +110,9 @@ TEST_F(TrainerIntegrityTest, AllRanksRefuseAndAnUnusableSnapshotIsNoRemedy) {
   EXPECT_THAT(run(config_, 2).failures,
               AllOf(HasSubstr("rank 0: "), HasSubstr("rank 1: "), HasSubstr(remedy_)));
   fs::remove(older_ / "optimizer.safetensors");
-  EXPECT_THAT(run(config_).failures,
-              AllOf(HasSubstr("no other snapshot is whole: start anew"), Not(HasSubstr(older_))));
+  EXPECT_THAT(
+      run(config_).failures,
+      AllOf(HasSubstr("no other snapshot is intact: start at step 0"), Not(HasSubstr(older_))));
 }
 
 TEST_F(TrainerIntegrityTest, B2sumChecksASnapshotByHand) {
@@ -129,14 +130,15 @@ TEST_F(TrainerIntegrityTest, ASnapshotWithoutDigestsIsReadWithAWarning) {
   nlohmann::json state = nlohmann::json::parse(content_of(latest_ / "state.json"));
   state["step"] = 3;
   write_content(latest_ / "state.json", state.dump());
-  EXPECT_THAT(run(config_).failures, HasSubstr("it is of step 3, but its folder is named"));
+  EXPECT_THAT(run(config_).failures, HasSubstr("its step is 3, but its folder is named"));
   state["step"] = 4;
   write_content(latest_ / "state.json", state.dump());
   const Run resumed = run(config_);
   EXPECT_EQ(resumed.failures, "");
-  EXPECT_THAT(resumed.screen, HasSubstr("warning: " + latest_.string() +
-                                        " has format 2, which has no digests: damage to its files "
-                                        "cannot be found\n"));
+  EXPECT_THAT(resumed.screen,
+              HasSubstr("warning: " + latest_.string() +
+                        " has format 2, which has no digests, so damage to its files "
+                        "cannot be detected\n"));
   EXPECT_TRUE(fs::exists(folder_ + "/a/step-000006/B2SUMS"));
 }
 

@@ -1,5 +1,5 @@
-// Snapshots of which each rank writes its part: gone on from under any strategy, found damaged,
-// failed on a full disk.
+// Sharded snapshots of the trainer: resumed under any strategy, damaged, and failing on a full
+// disk.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -80,7 +80,7 @@ TEST_F(TrainerPartsTest, EveryRankWritesWhatItHas) {
   check_snapshot(snapshot("fsdp", kLastStep));
 }
 
-// The losses after it are those of a run that one process made without a stop.
+// The later losses equal those of an uninterrupted run of one process.
 TEST_F(TrainerPartsTest, EveryStrategyGoesOnFromEveryOther) {
   ASSERT_EQ(run(config_of("single", "alone")).failures, "");
   std::vector<std::pair<Way, Way>> pairs;
@@ -143,7 +143,7 @@ TEST_F(TrainerPartsTest, DamageIsFoundWithTheFileAndAnotherSnapshot) {
   ASSERT_EQ(run(config, 2).failures, "");
   config.run.resume = "auto";
   config.run.steps = 5;
-  const std::string remedy = "another snapshot is whole: run.resume=" + snapshot("a", 2);
+  const std::string remedy = "another snapshot is intact: run.resume=" + snapshot("a", 2);
   for (const std::string& name : files_of("a", 4)) {
     const fs::path path = snapshot("a", 4) + "/" + name;
     const std::string whole = content_of(path);
@@ -156,11 +156,12 @@ TEST_F(TrainerPartsTest, DamageIsFoundWithTheFileAndAnotherSnapshot) {
     EXPECT_THAT(run(config, 3).failures, HasSubstr(remedy)) << name << " is missing";
     write_content(path, whole);
   }
-  // One that is damaged itself is no remedy.
+  // A damaged snapshot is not offered as a remedy.
   fs::remove(snapshot("a", 4) + "/" + files_of("a", 4)[2]);
   fs::remove(snapshot("a", 2) + "/" + files_of("a", 2)[3]);
-  EXPECT_THAT(run(config, 2).failures,
-              AllOf(HasSubstr("no other snapshot is whole: start anew"), Not(HasSubstr(remedy))));
+  EXPECT_THAT(
+      run(config, 2).failures,
+      AllOf(HasSubstr("no other snapshot is intact: start at step 0"), Not(HasSubstr(remedy))));
 }
 
 TEST_F(TrainerPartsTest, ASnapshotOfAnotherStepOrProgramIsRefused) {
@@ -169,14 +170,14 @@ TEST_F(TrainerPartsTest, ASnapshotOfAnotherStepOrProgramIsRefused) {
   ASSERT_EQ(run(config, 2).failures, "");
   fs::rename(snapshot("a", 2), snapshot("a", 3));
   config.run.resume = snapshot("a", 3);
-  EXPECT_THAT(run(config).failures, HasSubstr("it is of step 2, but its folder is named step-"));
+  EXPECT_THAT(run(config).failures, HasSubstr("its step is 2, but its folder is named step-"));
 
   SnapshotFolder other(folder_ + "/other");
   ASSERT_TRUE(save_sharded(other, 7, {}).ok());
   config.run.resume = other.path_of(7);
   EXPECT_THAT(run(config).failures, AllOf(HasSubstr("kInvalidArgument"),
                                           HasSubstr("the trainer did not write this snapshot"),
-                                          HasSubstr("take its model as model.weights")));
+                                          HasSubstr("use it as model.weights instead")));
 }
 
 TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
@@ -194,7 +195,7 @@ TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
   EXPECT_EQ(losses("b"), losses("c"));
   EXPECT_LT(losses("b").at(0), losses("a").at(0));
 
-  // Into the parts of a model that no rank has whole.
+  // To the shards of a model that no rank holds as a whole.
   for (const std::string& weights : {snapshot("a", kLastStep), config.model.weights}) {
     config = config_of("fsdp", "d");
     config.model.weights = weights;
@@ -207,7 +208,7 @@ TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
   EXPECT_THAT(run(config, 2).failures, AllOf(HasSubstr("nothing"), HasSubstr("kInvalidArgument")));
 }
 
-// No rank has memory for the values of the whole model, from the beginning on.
+// No rank ever has memory for the values of the whole model.
 TEST_F(TrainerPartsTest, AShardedModelIsConstructedDeferred) {
   const Config config = config_of("fsdp", "a");
   const auto system = os::make_native_system();
@@ -275,7 +276,7 @@ TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
     if (num_evaluations == 2) disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first was not kept, so the second is the best; the last step has a snapshot in any case.
+  // The first was not written, so the second is the best; the last step always has a snapshot.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ElementsAre(4, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(4));

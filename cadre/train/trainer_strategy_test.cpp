@@ -38,7 +38,7 @@ class TrainerStrategyTest : public TrainerTest {
     held_out_alone_ = run.result.held_out.loss;
   }
 
-  // Another rounding than that of "alone", and no more than that.
+  // Differs from "alone" by rounding only.
   void expect_within_bfloat16(const std::string& name) const {
     SCOPED_TRACE(name);
     const std::vector<double> expected = losses("alone");
@@ -70,7 +70,7 @@ TEST_F(TrainerStrategyTest, FsdpTrainsAsOneProcess) {
 TEST_F(TrainerStrategyTest, ARankMayHaveFewerSamplesThanParts) {
   const auto parts = [this](const std::string& strategy, const std::string& name) {
     Config config = config_of(strategy, name);
-    config.run.batch_size = 7;
+    config.run.global_batch_size = 7;
     config.run.accumulate = 4;
     return config;
   };
@@ -107,8 +107,8 @@ TEST_F(TrainerStrategyTest, SingleHasTheBitsOfOneReplica) {
   expect_same_bits("alone", "ddp", 12);
 }
 
-// What ranks of one host add up does not depend on where it lies; with a limit on the norm, the sum
-// of the squares of parts rounds otherwise than that of the whole.
+// On one host the order of additions does not depend on the strategy; with a limit on the norm, the
+// sum of squares of shards is rounded differently from that of whole gradients.
 TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
   for (const std::string kind : {"gpt", "mlp", "cnn"}) {
     for (const int world_size : {2, 3}) {
@@ -122,9 +122,9 @@ TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
         config.model.dropout = false;  // threads share one generator
         if (kind == "cnn") config.data = {.kind = "synthetic", .samples = 64};
         config.run.steps = 4;
-        // Uneven shares. None is computed from one sample alone: a product with a vector rounds
-        // otherwise where the matrix begins at another place within a vector register.
-        config.run.batch_size = 14;
+        // Uneven shares, all of more than one sample: the rounding of a matrix-vector product
+        // depends on the alignment of the matrix.
+        config.run.global_batch_size = 14;
         config.optimizer.clip_norm = 0;
         EXPECT_EQ(run(config, world_size).failures, "");
         return config.run.name;
@@ -144,7 +144,7 @@ TEST_F(TrainerStrategyTest, RefusesNumbersOfProcessesThatDoNotSuit) {
   EXPECT_THAT(run(config_of("hsdp", "hsdp"), 3).failures,
               HasSubstr("parallel.replicas is 2, which does not divide the 3 processes"));
   EXPECT_THAT(run(config_of("single", "single"), 2).failures,
-              HasSubstr("parallel.strategy is single, which is one process on its own, but there "
+              HasSubstr("parallel.strategy is single, which takes one process, but there "
                         "are 2 processes: choose ddp, zero1, zero2, fsdp or hsdp, or start one "
                         "process"));
 }

@@ -49,20 +49,21 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
     ASSERT_EQ(stopped.failures, "");
     EXPECT_TRUE(stopped.result.was_stopped);
     EXPECT_EQ(stopped.result.steps, 97);
-    EXPECT_THAT(stopped.screen, HasSubstr("stopped after step 97 as asked"));
+    EXPECT_THAT(stopped.screen, HasSubstr("stopped after step 97 on request"));
     config.run.resume = "auto";
     const Run resumed = run(config, world_size);
     ASSERT_EQ(resumed.failures, "");
     EXPECT_THAT(resumed.screen,
-                HasSubstr("going on from " + folder_ + "/" + parts + "/step-000097\n"));
+                HasSubstr("resuming from " + folder_ + "/" + parts + "/step-000097\n"));
     expect_same_bits(whole, parts, 150);
     EXPECT_EQ(losses(parts), losses(whole));
   }
 }
 
-// The layout that the first step learns is mostly the one that it began with. So that a resumed run
-// takes over the snapshot's is seen by another layout there. Over TCP, on three ranks and above
-// 64 KiB, it reaches the bits: there a gradient's place in its bucket decides the order of the sum.
+// The layout learned in the first step usually equals the initial one, so the test stores another
+// layout in the snapshot to show that a resumed run uses it. It affects the bits only over TCP, on
+// three ranks and above 64 KiB, where the order of additions depends on a gradient's position in
+// its bucket.
 TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
   transport_ = TransportChoice::kTcp;
   Config config = this->config("whole");
@@ -104,7 +105,7 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
 
 TEST_F(TrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   Config config = this->config("one");
-  config.run.batch_size = 11;  // shares differ
+  config.run.global_batch_size = 11;  // shares differ
   ASSERT_EQ(run(config, 1).failures, "");
   const std::vector<double> expected = losses("one");
   ASSERT_EQ(expected.size(), 12u);
@@ -131,7 +132,7 @@ class ImageTrainerTest : public TrainerTest {
 TEST_F(ImageTrainerTest, LearnsAndTellsHowManyAreRight) {
   Config config = this->config("a");
   config.run.epochs = 5;
-  config.run.batch_size = 8;  // 12 of 96 samples
+  config.run.global_batch_size = 8;  // 12 of 96 samples
   const Run run = this->run(config, 2);
   ASSERT_EQ(run.failures, "");
   EXPECT_EQ(run.result.steps, 60);
@@ -139,7 +140,8 @@ TEST_F(ImageTrainerTest, LearnsAndTellsHowManyAreRight) {
   EXPECT_THAT(run.screen, HasSubstr("cnn of 1199882 parameters on 96 images (synthetic; "
                                     "24 held out); 60 steps of 8 samples\n"));
   EXPECT_THAT(run.screen, ::testing::ContainsRegex("[0-9.]+k? samples/s"));
-  EXPECT_THAT(run.screen, ::testing::ContainsRegex("held-out loss [0-9.]+ nats, [0-9.]+ % right"));
+  EXPECT_THAT(run.screen,
+              ::testing::ContainsRegex("held-out loss [0-9.]+ nats, accuracy [0-9.]+ %"));
   EXPECT_EQ(metrics("a")[60]["accuracy"], *run.result.held_out.accuracy);
 }
 
@@ -147,7 +149,7 @@ TEST_F(ImageTrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   for (const std::string kind : {"cnn", "mlp"}) {
     Config config = this->config(kind + "1");
     config.model.kind = kind;
-    config.run.batch_size = 7;  // shares differ
+    config.run.global_batch_size = 7;  // shares differ
     ASSERT_EQ(run(config, 1).failures, "");
     const std::vector<double> expected = losses(config.run.name);
     ASSERT_EQ(expected.size(), 6u);
@@ -205,7 +207,7 @@ TEST_F(TrainerTest, EveryOptimizerGoesOnBitForBit) {
 
 TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
   Config config = this->config("whole");
-  config.run.batch_size = 7;
+  config.run.global_batch_size = 7;
   ASSERT_EQ(run(config, 1).failures, "");
   // On 3 ranks, 4 parts of 2 or 3 samples: some parts are empty.
   for (const int world_size : {1, 2, 3}) {
@@ -236,7 +238,7 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_EQ(snapshots.best(), snapshots.path_of(best_step));
 
-  // What was the best is remembered: a resumed run does not take a worse one for it.
+  // The best loss is saved: a resumed run does not mark a worse snapshot as the best.
   config.run.resume = "auto";
   config.run.steps = 61;
   config.optimizer.learning_rate = 10;
@@ -245,7 +247,7 @@ TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   config.run.resume = "best";
   const Run resumed = run(config);
   ASSERT_EQ(resumed.failures, "");
-  EXPECT_THAT(resumed.screen, HasSubstr("going on from " + *snapshots.best()));
+  EXPECT_THAT(resumed.screen, HasSubstr("resuming from " + *snapshots.best()));
 }
 
 TEST_F(TrainerTest, ALossThatIsNotFiniteIsNeverTheBest) {

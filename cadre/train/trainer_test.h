@@ -1,4 +1,4 @@
-// Runs of the trainer with threads as ranks, in a folder of their own.
+// Runs the trainer with threads as ranks, in a temporary folder.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -43,8 +43,11 @@ class TrainerTest : public ::testing::Test {
     config.model = {.layers = 1, .heads = 2, .width = 16, .context = 16};
     config.data.path = folder_ + "/text";
     config.schedule.warmup_steps = 2;
-    config.run = {
-        .name = name, .folder = folder_, .steps = 12, .batch_size = 10, .evaluate_tokens = 500};
+    config.run = {.name = name,
+                  .folder = folder_,
+                  .steps = 12,
+                  .global_batch_size = 10,
+                  .evaluate_tokens = 500};
     config.sample.tokens = 5;
     return config;
   }
@@ -117,7 +120,7 @@ class TrainerTest : public ::testing::Test {
     }
   }
 
-  // Makes a snapshot one of an earlier format, without digests.
+  // Converts a snapshot to an earlier format, without digests.
   static void set_format(const std::string& snapshot, int format) {
     std::filesystem::remove(snapshot + "/B2SUMS");
     nlohmann::json state = nlohmann::json::parse(std::ifstream(snapshot + "/state.json"));

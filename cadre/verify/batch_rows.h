@@ -1,9 +1,9 @@
-// The rows of a batch that belong to one rank, or to one part of its share.
+// Selects the rows of a batch for one rank, or for one part of its share.
 //
-// Threads: pure functions. Blocking: never. Lifetime: parts share the batch's memory.
-// Errors: kInvalidArgument where the tensors of a batch have different numbers of rows.
-// A batch is a tensor, a cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A
-// tensor of 0 dims has no rows: every part has it whole.
+// Threads: pure functions. Blocking: never. Lifetime: parts share the batch's memory. Errors:
+// kInvalidArgument if the tensors of a batch have different numbers of rows. A batch is a tensor, a
+// cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A 0-dim tensor has no
+// rows, so every part has all of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,7 +64,7 @@ B rows_of_batch(B batch, const FlatRange& rows) {
   return batch;
 }
 
-// Floating-point tensors in `dtype`.
+// Converts floating-point tensors to `dtype`.
 template <BatchOfRows B>
 B cast_batch(B batch, at::ScalarType dtype) {
   replace_batch_tensors(batch, [dtype](const at::Tensor& tensor) {
@@ -73,7 +73,7 @@ B cast_batch(B batch, at::ScalarType dtype) {
   return batch;
 }
 
-// Part `index` of `count` consecutive parts of rows, whose sizes differ by one at most; the last is
+// Part `index` of `count` consecutive parts of rows, whose sizes differ by at most one; the last is
 // the largest.
 struct RowsPart {
   int64_t index;

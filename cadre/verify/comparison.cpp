@@ -19,7 +19,7 @@ double share_of(double difference, double bound) {
   return difference == 0 ? 0 : difference / bound;
 }
 
-// |actual - expected| over the scale, of the element that uses most of its bound.
+// |actual - expected| divided by the scale, for the element with the largest ratio to its bound.
 UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
   const at::Tensor difference =
       (actual.detach().to(at::kDouble) - expected.values.to(at::kDouble)).abs().flatten();
@@ -28,7 +28,7 @@ UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
     return value == 0 ? 0 : value / expected.scale;  // infinite for a scale of 0
   };
   if (!expected.bounds.defined()) {
-    // NaN, if there is one.
+    // NaN if any element is NaN.
     const double largest = relative(difference.max().item<double>());
     return {.share = share_of(largest, expected.bound),
             .deviation = {.difference = largest, .bound = expected.bound}};
@@ -82,14 +82,14 @@ void Comparison::add(UsedBound& kept, std::span<const ReferenceTensor> expected,
     const auto found = std::ranges::find(actual, name, &NamedTensor::name);
     if (found == actual.end()) {
       throw Error(ErrorCode::kInvalidArgument,
-                  format("the reference has a parameter \"{}\", which this training has not: "
+                  format("the reference has a parameter \"{}\", which this training lacks: "
                          "make_module() must make the same module in every call",
                          name));
     }
     const at::Tensor& values = expected[i].values;
     if (!found->tensor.defined() && !values.defined()) continue;
-    // No gradient counts as one of zeros: whether the optimizer treats them alike is seen in the
-    // parameters.
+    // An undefined gradient is compared as zeros; if the optimizer treats the two differently, the
+    // parameters show it.
     const ReferenceTensor whole{.values = values.defined() ? values : at::zeros_like(found->tensor),
                                 .scale = expected[i].scale,
                                 .bound = expected[i].bound,

@@ -1,7 +1,7 @@
-// How far a step is from the reference's, and where it is farthest.
+// Compares a step with that of the reference, and finds the largest deviation.
 //
-// Threads: one. Blocking: never. Lifetime: keeps no tensor. Errors: kInvalidArgument where a
-// training has other parameters than the reference.
+// Threads: one. Blocking: never. Lifetime: keeps no tensor. Errors: kInvalidArgument if a training
+// has other parameters than the reference.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace cadre {
 
-// A deviation, and the share of its bound that it uses: infinite for NaN, and for any difference
-// where the bound is 0.
+// A deviation, and its ratio to its bound: infinite for NaN, and for any difference if the bound is
+// 0.
 struct UsedBound {
-  double share = -1;  // nothing compared so far
+  double share = -1;  // nothing compared yet
   Deviation deviation;
 };
 
-// Keeps the one that says more: of two that exceed their bounds the one of the earlier step,
-// because what follows it is its consequence; else the one with the larger share; of equal ones the
-// first.
+// Keeps the more significant of two deviations: if both exceed their bounds, that of the earlier
+// step, because later ones follow from it; otherwise the one with the larger ratio; if these are
+// equal, the first.
 void keep_worse(UsedBound& kept, const UsedBound& other);
 
 class Comparison {
@@ -35,7 +35,7 @@ class Comparison {
   void add_gradients(int64_t step, std::span<const NamedTensor> gradients);
   void add_parameters(int64_t step, std::span<const NamedTensor> parameters);
 
-  // Of this rank: of losses, gradients and parameters.
+  // The largest deviations on this rank, of losses, gradients and parameters.
   const UsedBound& loss() const { return loss_; }
   const UsedBound& gradients() const { return gradients_; }
   const UsedBound& parameters() const { return parameters_; }

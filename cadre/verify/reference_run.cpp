@@ -27,11 +27,11 @@ namespace cadre {
 namespace {
 
 constexpr const char* kVerifier = "verify_strategies";
-// A gradient's scale is at least this share of the largest gradient.
+// A gradient's scale is at least this fraction of the largest gradient.
 constexpr double kShareOfLargestGradient = 0.01;
 
-// Of float32: how much a disturbed training is disturbed, by what its differences are multiplied,
-// and what no bound exceeds.
+// For float32: the size of the disturbances, the factor by which the resulting differences are
+// multiplied, and the largest bound.
 constexpr double kDisturbedShareOfBound = 0.1;
 constexpr double kDisturbedRoundings = 4 * 0x1p-24;
 constexpr double kDisturbanceFactor = 4;
@@ -51,7 +51,7 @@ double default_bound(at::ScalarType dtype, const std::string& name) {
                      kVerifier, name, c10::toString(dtype)));
 }
 
-// What the differences of gradients are shares of, by parameter.
+// The scale of each gradient, to which differences are relative.
 std::vector<double> scales_of(const std::vector<NamedTensor>& gradients) {
   std::vector<double> scales;
   for (const NamedTensor& gradient : gradients) scales.push_back(largest(gradient.tensor));
@@ -67,8 +67,8 @@ double enlarged(double bound, double difference) {
   return std::max(bound, difference * kDisturbanceFactor);
 }
 
-// The same training once more, from parameters and with gradients that are off by some roundings at
-// random: how far it comes from the reference shows what rounding makes of this model.
+// The same training with random disturbances of a few roundings in the initial parameters and the
+// gradients: its distance from the reference shows how rounding errors grow in this model.
 class DisturbedTraining {
  public:
   explicit DisturbedTraining(std::unique_ptr<ReferenceTraining> training)
@@ -103,7 +103,7 @@ class DisturbedTraining {
     return differences;
   }
 
-  // bounds: of the gradients, as shares of the scales.
+  // bounds: of the gradients, relative to the scales.
   void update(int64_t step, const std::vector<double>& bounds) {
     {
       const at::NoGradGuard no_grad;
@@ -112,7 +112,7 @@ class DisturbedTraining {
       for (size_t i = 0; i < own.size(); ++i) {
         at::Tensor gradient = own[i].tensor;
         if (!gradient.defined()) continue;
-        // A gradient of 0 is exact: of a row of an embedding that no sample uses.
+        // A gradient of 0 is exact, for example that of a row of an embedding that no sample uses.
         const at::Tensor is_used = gradient.ne(0).to(gradient.scalar_type());
         gradient.add_(noise(gradient) * is_used, kDisturbedShareOfBound * bounds[i] * scales[i]);
       }
@@ -132,7 +132,7 @@ class DisturbedTraining {
   at::Generator generator_;
 };
 
-// The reference's optimizer on parameters of its own, with gradients that differ from the
+// The reference's optimizer on a copy of the parameters, with gradients that differ from the
 // reference's by their bound in one of several directions.
 class PerturbedUpdates {
  public:
@@ -158,7 +158,7 @@ class PerturbedUpdates {
     }
   }
 
-  // Twice the largest difference that any direction has made of parameter i.
+  // Twice the largest difference of parameter i over all directions.
   at::Tensor bounds(size_t i, const at::Tensor& reference) const {
     const at::NoGradGuard no_grad;
     at::Tensor bounds = at::zeros_like(reference);
@@ -227,7 +227,7 @@ class ReferenceRecorder {
   }
 
  private:
-  // Throws on all ranks what one has.
+  // Throws the error of one rank on all ranks.
   void agree(const Status& own) const {
     const auto outcome =
         agreement_.gather(own.ok() ? Result<std::string>(std::string()) : own.error());
@@ -320,7 +320,7 @@ class ReferenceRecorder {
                        step, loss));
   }
 
-  // Rank 0's on all ranks: the loss, which gradients are defined, and those; the bounds.
+  // Broadcasts from rank 0 the loss, which gradients are defined, the gradients and the bounds.
   void send(double& loss, std::vector<NamedTensor>& gradients, StepBounds& bounds) const {
     const size_t count = gradients.size();
     const at::Tensor head = at::empty({static_cast<int64_t>(2 * count + 2)}, at::kDouble);

@@ -1,5 +1,5 @@
-// The steps of the training of one process, as every rank holds them, and the bounds that follow
-// from them.
+// The reference: the steps of training in one process, which every rank holds, and the bounds that
+// are derived from them.
 //
 // Threads: one. Blocking: run_reference() is collective. Lifetime: owns its tensors.
 // Errors: as run_verification().
@@ -16,11 +16,11 @@
 
 namespace cadre {
 
-// By parameter. Bounds are shares of the scale.
+// One entry for each parameter. Bounds are relative to the scale.
 struct ReferenceTensor {
   at::Tensor values;    // undefined: no gradient
-  double scale = 0;     // 0: every value is 0, and so must be the others
-  double bound = 0;     // of every element, where bounds are not by element
+  double scale = 0;     // 0: every value is 0, and must be 0 on the ranks
+  double bound = 0;     // of every element, unless there are bounds by element
   at::Tensor bounds{};  // of the values' sizes; or undefined
 };
 
@@ -36,7 +36,7 @@ struct ReferenceRun {
   std::vector<ReferenceStep> steps;
 };
 
-// make_reference: on every rank. All ranks get what rank 0 has computed.
+// make_reference: called on every rank. Rank 0 trains and broadcasts the results.
 ReferenceRun run_reference(const ProcessGroup& world, const VerificationProgram& program,
                            const VerificationOptions& options);
 

@@ -1,4 +1,4 @@
-// The bounds that follow from a reference, and what a comparison keeps of several deviations.
+// The bounds that are derived from a reference, and the deviation that a comparison keeps.
 #include "cadre/verify/reference_run.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// One way to train a model on ranks that a verification tries: a strategy with its settings.
+// One case of a verification: a strategy with its settings.
 //
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument with the names that exist.
 #pragma once
@@ -23,7 +23,7 @@ struct StrategyCase {
   ShardForm form = ShardForm::kGathered;     // likewise
   int reshard_group_size = 0;                // of Reshard::kOntoGroup
   int num_replicas = 1;                      // of kHsdp: the size of the mesh's first axis
-  // Each rank's share of a batch is cut into so many parts, whose gradients are accumulated under
+  // The number of parts of each rank's share of a batch, whose gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;
 
@@ -40,17 +40,18 @@ CADRE_EXPORT std::string name_of(const StrategyCase& strategy, int world_size);
 
 struct StrategySpace {
   int world_size = 1;
-  // Each case with one part, and with so many.
+  // Each case is run with one part and with this number of parts.
   int64_t num_parts = 2;
-  // Without: no Reshard::kOntoGroup, which the trainer has no key for.
+  // Whether to include Reshard::kOntoGroup, for which the trainer has no key.
   bool has_group_reshard = true;
 };
-// Every case for so many ranks: hsdp for each two factors above 1; kOntoGroup where the ranks that
-// own shards can be divided; mapped shards with kAfterForward.
+// Every case for this number of ranks: hsdp for each pair of factors above 1; kOntoGroup if the
+// ranks that own shards can be divided; mapped shards with kAfterForward.
 CADRE_EXPORT std::vector<StrategyCase> all_strategy_cases(const StrategySpace& space);
 
-// The cases that a word selects: a whole name, or the beginning of one up to a "/" or, for "hsdp",
-// up to "-". Without words all of them. Every word selects a case, or the error lists the names.
+// The cases that the words select: a word is a whole name, or the beginning of one up to a "/" or,
+// for "hsdp", up to "-". Without words all cases. A word that selects no case is an error, which
+// lists the names.
 CADRE_EXPORT std::vector<StrategyCase> select_strategy_cases(std::span<const StrategyCase> cases,
                                                              std::span<const std::string> words,
                                                              int world_size);

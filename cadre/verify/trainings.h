@@ -1,7 +1,9 @@
-// The trainings of a user's module that a verification compares: plain, and under each wrapper.
+// The trainings of a user's module that a verification compares: without a wrapper, and under each
+// wrapper.
 //
-// Threads: one. Blocking: constructors and methods of those on ranks are collective. Lifetime: keep
-// the program, the module and the group. Errors: those of the wrappers and of the user's functions.
+// Threads: one. Blocking: constructors and methods of trainings with a wrapper are collective.
+// Lifetime: keeps the program, the module and the group. Errors: those of the wrappers and of the
+// user's functions.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -32,8 +34,8 @@ namespace cadre {
 CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
 
-// The sum over ranks of `rows` times `loss`, over that of `rows`; a rank without rows does not
-// count. Collective.
+// The mean of the ranks' losses, weighted by their rows; a rank without rows has weight 0.
+// Collective.
 CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
 
 template <typename Program>
@@ -84,7 +86,7 @@ class PlainTraining final : public ReferenceTraining {
   Optimizer optimizer_;
 };
 
-// What the wrappers have in common: this rank's share of a batch, in parts.
+// The common base of all wrappers: computes this rank's share of a batch, in parts.
 template <typename Program, typename Wrapper>
 class WrappedTraining : public SteppedTraining {
  public:
@@ -97,7 +99,7 @@ class WrappedTraining : public SteppedTraining {
     for (int64_t part = 0; part < num_parts_; ++part) {
       const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts_});
       const bool is_last = part + 1 == num_parts_;
-      // The last part reduces, so it runs on every rank, rows or not.
+      // The last part reduces, so it also runs on ranks without rows.
       if (rows.size() == 0 && !is_last) continue;
       std::optional<NoSync> no_sync;
       if (!is_last) no_sync.emplace(model_.no_sync());
@@ -130,7 +132,7 @@ class WrappedTraining : public SteppedTraining {
   Wrapper model_;
 };
 
-// ddp: the optimizer is the same on every rank.
+// ddp: every rank has the whole optimizer.
 template <typename Program>
 using DdpTraining = WrappedTraining<Program, DistributedDataParallel<typename Program::Module>>;
 
@@ -154,7 +156,7 @@ class ReplicatedTraining final : public DdpTraining<Program> {
   typename Program::RankOptimizer optimizer_;
 };
 
-// zero1 with gradients whole, zero2 with those of the shards.
+// zero1 with whole gradients, zero2 with sharded ones.
 template <typename Program>
 class ZeroTraining final : public DdpTraining<Program> {
  public:

@@ -1,4 +1,4 @@
-// What a user's module or function throws, as a value.
+// Converts exceptions of a user's module or function to an Error.
 //
 // Threads: one. Blocking: as `run`. Errors: none; an error of another type is kInvalidArgument.
 #pragma once

@@ -33,7 +33,7 @@ void check_options(const VerificationOptions& options) {
   }
 }
 
-// One rank's largest deviations, as the ranks exchange them.
+// The largest deviations of one rank, which the ranks exchange.
 struct RankDeviations {
   struct Of {
     double share;
@@ -83,8 +83,8 @@ class Verification {
     const auto gathered =
         agreement_.gather(trained.ok() ? Result<std::string>(encode(comparison)) : trained.error());
     if (gathered.ok()) return worst_of(*gathered);
-    // A rank that fails alone leaves the others in an operation that it does not join, which fails
-    // the group: then nothing more can be tried.
+    // If one rank alone fails, the others wait for it in an operation, which fails the group; then
+    // no further strategy can run.
     const auto so_far = agreement_.gather(encode(comparison));
     if (!so_far.ok()) throw trained.ok() ? gathered.error() : trained.error();
     StrategyReport failed = worst_of(*so_far);

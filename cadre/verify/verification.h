@@ -1,12 +1,13 @@
-// Trains a model by every strategy and compares each step with the training of one process.
+// Trains a model under every strategy and compares each step with training in one process.
 //
 // Threads: one. Blocking: collective; until every strategy has run. Lifetime: keeps nothing.
-// Errors: kInvalidArgument for options, on all ranks; the errors of the group. What a strategy
-// throws as a user's error is in its report instead. See verify_strategies.h for programs.
+// Errors: kInvalidArgument for options, on all ranks; the errors of the group. Errors of the user's
+// program under a strategy are in the report of that strategy instead. See verify_strategies.h for
+// programs.
 //
 // The reference runs on rank 0, which sends the other ranks its loss, gradients and parameters
-// after each step, so that every rank compares what it has itself. Each rank holds them for all
-// steps: 2 * steps copies of the parameters, or 3 where bounds are by element.
+// after each step, so that every rank compares its own values. Each rank holds them for all steps:
+// 2 * steps copies of the parameters, or 3 * steps with bounds by element.
 #pragma once
 
 #include <chrono>
@@ -26,29 +27,28 @@
 
 namespace cadre {
 
-// The largest differences, as shares. What is not given, by dtype of the parameter:
+// The largest relative differences. Defaults, by dtype of the parameter:
 //
 //   float64  1e-10, float32  1e-5, of a loss, and of the largest value of a gradient or parameter.
 //
 // Ranks add the same terms in another order than one process, so each value differs by a few
 // roundings of partial sums; these are 10^6 and 10^2 roundings. A gradient whose exact value is 0
 // (of a bias before a normalization) consists of rounding errors of larger values. Therefore a
-// gradient's share is taken of its own largest value or, if that is more, of 1 % of the largest
-// gradient of the model.
+// gradient's difference is relative to its own largest value or, if that is more, to 1 % of the
+// largest gradient of the model.
 //
-// In float32 two more things are taken into account, both found by computing. Rounding grows in
-// training: where a gradient is close to zero, where a ReLU or a maximum has a kink, and with the
-// learning rate. So rank 0 trains the plain module once more from parameters that are off by 4
-// roundings, with gradients that are off by a tenth of their bound, both at random. Bounds of
-// losses and gradients are at least 4 times the difference of that training in the same step, but
-// at most 1e-2. It has no part of Cadre's wrappers and the whole batch, so no defect of those
-// enlarges it. And where an update divides by the size of the gradient (Adam, RMSprop, Adagrad), a
-// difference in the last bits of a gradient close to zero becomes a visible one of the parameter.
-// The bound of an element is therefore at least twice the largest difference that the optimizer
-// itself makes of gradients that differ by their bound: up, down, away from zero and towards it in
-// every element of every step.
+// In float32 two more effects are measured. Rounding errors grow in training: if a gradient is
+// close to zero, at the kink of a ReLU or a maximum, and with the learning rate. So rank 0 trains
+// the plain module a second time from parameters with random errors of 4 roundings, and with random
+// errors of a tenth of the bound in the gradients. Bounds of losses and gradients are at least 4
+// times the difference of that training in the same step, but at most 1e-2. That training uses no
+// wrapper of Cadre, so defects of the wrappers cannot increase the bounds. Second, optimizers that
+// divide by the magnitude of the gradient (Adam, RMSprop, Adagrad) amplify differences in the last
+// bits of a gradient close to zero. The bound of an element is therefore at least twice the largest
+// difference that the optimizer makes for gradients that differ by their bound: up, down, away from
+// zero and towards it in every element of every step.
 //
-// Other dtypes have no such bounds: give all three.
+// Other dtypes have no defaults: all three bounds must be given.
 struct VerifyBounds {
   std::optional<double> loss = {};
   std::optional<double> gradients = {};
@@ -58,9 +58,9 @@ struct VerifyBounds {
 struct VerificationOptions {
   int64_t num_steps = 5;
   VerifyBounds bounds = {};
-  // How long the other ranks wait for a step of the reference.
+  // The time for which other ranks wait for a step of the reference.
   Duration step_timeout = std::chrono::minutes(10);
-  // Of rank 0: what is done now, a line without its end. May be empty.
+  // Called on rank 0 with a line about the present activity, without a newline. May be empty.
   std::function<void(std::string_view)> progress = {};
 };
 

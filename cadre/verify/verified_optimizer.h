@@ -1,8 +1,8 @@
-// Which optimizer a verification steps with, by its options: torch::optim's alone, and on ranks
-// Cadre's of the same rule, where there is one.
+// Maps optimizer options to the optimizers of a verification: that of torch::optim for the
+// reference, and on the ranks Cadre's counterpart, if there is one.
 //
-// Threads: types only. For an optimizer of your own that works element by element, specialize
-// VerifiedOptimizer for its options.
+// Threads: types only. For your own elementwise optimizer, specialize VerifiedOptimizer for its
+// options.
 #pragma once
 
 #include <torch/optim/adagrad.h>

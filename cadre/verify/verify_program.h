@@ -1,5 +1,5 @@
-// The user's side of a verification, with its types: what one process and what each rank compute in
-// a step.
+// The user's functions of a verification, with their types: the computation of a step in one
+// process and on each rank.
 //
 // Threads: one. Blocking: never. Lifetime: copies the functions. Errors: kInvalidArgument for what
 // the functions return; what they throw.
@@ -33,26 +33,26 @@ namespace cadre {
 
 struct VerifyOptions {
   int64_t num_steps = 5;
-  // Of the generator before each call of make_module().
+  // The seed of the generator before each call of make_module().
   uint64_t seed = 0;
-  // Of the module and of the floating-point tensors of batches; not given: as they were made.
+  // The dtype of the module and of the floating-point tensors of batches; by default unchanged.
   std::optional<c10::ScalarType> dtype = {};
-  // Words that select cases: see select_strategy_cases(). Empty: all that apply.
+  // Words that select cases: see select_strategy_cases(). Empty: all cases.
   std::vector<std::string> strategies = {};
   VerifyBounds bounds = {};
-  // Of each step, the limit of the gradients' joint norm.
+  // The limit of the norm of all gradients together, in each step.
   std::optional<double> clip_norm = {};
-  // Of fsdp and hsdp: which ShardUnits become units; empty: those that fully_shard() was called
-  // for in make_module().
+  // For fsdp and hsdp: which ShardUnits become units; empty: those for which make_module() called
+  // fully_shard().
   WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
   // See VerificationOptions.
   std::function<void(std::string_view)> progress = {};
-  // Through which ddp, zero1, fsdp and hsdp communicate: tests inject faults here.
+  // The group in which ddp, zero1, fsdp and hsdp communicate; tests inject faults here.
   std::function<std::shared_ptr<ReplicaGroup>(const ProcessGroup& group)> make_replicas =
       make_replica_group;
 };
 
-// A module as its wrappers call it.
+// A module with the calling convention of the wrappers.
 template <typename M>
 class PlainModel {
  public:

@@ -1,4 +1,4 @@
-// What a verification has found, by strategy.
+// The results of a verification, by strategy.
 //
 // Threads: plain values, the same on all ranks. Blocking: never. Errors: none.
 #pragma once
@@ -11,16 +11,16 @@
 
 namespace cadre {
 
-// The difference from the reference that uses most of its bound, of all elements and ranks, and of
-// the steps up to the first that exceeds a bound: what differs after that follows from it.
-// Differences and bounds are relative: to the largest absolute value of the reference's tensor (of
-// a gradient: see VerifyBounds), or to the reference's loss.
+// The difference from the reference with the largest ratio to its bound, over all elements and
+// ranks, and over the steps up to the first that exceeds a bound, because later differences follow
+// from it. Differences and bounds are relative: to the largest absolute value of the reference's
+// tensor (of a gradient: see VerifyBounds), or to the reference's loss.
 struct Deviation {
   double difference = 0;  // NaN if a value is NaN
   double bound = 0;       // of this element
   std::string name;       // of the parameter; empty for a loss
   int64_t step = 0;       // from 1; 0: nothing was compared
-  int rank = 0;           // which has found it
+  int rank = 0;           // the rank that has found it
 
   // False for NaN.
   CADRE_EXPORT bool is_within() const;
@@ -29,10 +29,10 @@ struct Deviation {
 struct StrategyReport {
   std::string strategy;  // name_of(StrategyCase)
   Deviation loss;
-  Deviation gradients;  // as the optimizer gets them
+  Deviation gradients;  // before the update
   Deviation parameters;
-  // Why the strategy could not train the model to the end; empty if it did. The deviations are of
-  // the steps before.
+  // Why the strategy could not train the model to the end; empty if it did. The deviations are
+  // those of the earlier steps.
   std::string error;
 
   CADRE_EXPORT bool is_within() const;
@@ -43,7 +43,7 @@ struct VerifyReport {
   int64_t num_steps = 0;
   std::vector<StrategyReport> strategies;
 
-  // Every strategy has trained the model, and is within its bounds.
+  // Whether every strategy has trained the model within its bounds.
   CADRE_EXPORT bool is_within() const;
   // A table with a line for each strategy, and one for each deviation.
   CADRE_EXPORT std::string to_text() const;

@@ -1,4 +1,4 @@
-// Shows for a module of your own that training on the ranks of a group equals training in one
+// Verifies for your own module that training on the ranks of a group equals training in one
 // process: trains a few steps under every strategy and compares losses, gradients and parameters.
 //
 //   report = cadre::verify_strategies(
@@ -10,9 +10,10 @@
 //   report.is_within(), report.to_text()
 //
 // Threads: one. Blocking: collective; until all strategies have run. Lifetime: keeps nothing.
-// Errors: kInvalidArgument for options, functions that do not fit together, and batches that ranks
-// cannot divide; the group's errors. What a wrapper says against the module is in its strategy's
-// report. docs/guide/verify.md describes bounds and what a deviation tells.
+// Errors: kInvalidArgument for options, functions that do not match each other, and batches that
+// ranks cannot divide; the group's errors. If a wrapper refuses the module, the error is in the
+// report of its strategy. docs/guide/verify.md describes the bounds and how to find the cause of a
+// deviation.
 #pragma once
 
 #include <concepts>
@@ -28,13 +29,13 @@
 
 namespace cadre {
 
-// make_module() returns a std::shared_ptr to a module with a forward() of any arguments, or a
-// holder; every call makes the same module: the generator is seeded before. It is called once for
-// each strategy. make_batch(step), step from 1, returns the batch of all ranks together, the same
-// on every rank and in every call: see batch_rows.h. loss(model, rows) calls the model (a wrapper,
-// or the plain module) as often as it likes and returns the mean loss over the rows. A module or
-// loss that draws random numbers (dropout) differs on ranks: switch that off. optimizer: options of
-// AdamW, Adam, SGD, RMSprop or Adagrad. All ranks give the same.
+// make_module() returns a std::shared_ptr to a module whose forward() may have any arguments, or a
+// holder; every call must construct the same module, and the generator is seeded before each. It is
+// called once for each strategy. make_batch(step), step from 1, returns the batch of all ranks
+// together, the same on every rank and in every call: see batch_rows.h. loss(model, rows) calls the
+// model (a wrapper, or the plain module) as often as it likes and returns the mean loss over the
+// rows. A module or loss that draws random numbers (dropout) differs between ranks: disable it.
+// optimizer: options of AdamW, Adam, SGD, RMSprop or Adagrad. All ranks pass equal arguments.
 template <std::invocable MakeModule, std::invocable<int64_t> MakeBatch, typename Loss,
           VerifiableOptions OptimizerOptions>
 VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module,

@@ -1,5 +1,4 @@
-// What the tests of a verification run: a model of every kind on threads as ranks, with the same
-// values in every call.
+// Programs for the tests of a verification, on threads as ranks, with equal values in every call.
 //
 // Threads: verify_on_ranks() makes one for each rank. Blocking: until all ranks have ended.
 // Errors: what a rank throws fails the test.

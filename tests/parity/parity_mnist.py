@@ -67,7 +67,7 @@ def train_cadre(command, seed, epochs, folder, runs):
     config = pathlib.Path(__file__).resolve().parents[2] / "examples/mnist.toml"
     done = subprocess.run(
         [command, "train", str(config), f"data.path={folder}", f"run.seed={seed}",
-         f"run.epochs={epochs}", f"run.batch_size={BATCH_SIZE}", f"data.held_out={HELD_OUT}",
+         f"run.epochs={epochs}", f"run.global_batch_size={BATCH_SIZE}", f"data.held_out={HELD_OUT}",
          "optimizer.kind=adadelta", f"optimizer.learning_rate={LEARNING_RATE}", "schedule.kind=step",
          f"schedule.gamma={GAMMA}", f"run.folder={runs}", f"run.name=seed{seed}",
          "--nproc-per-node", "2"], capture_output=True, text=True, timeout=TIMEOUT_S)

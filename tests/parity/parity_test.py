@@ -256,7 +256,7 @@ def train_cadre(command, folder, case):
     name, kind, strategy = split_case(case)
     settings = SETTINGS[name]
     keys = {"run.name": case, "run.folder": folder / "runs", "run.steps": NUM_STEPS,
-            "run.batch_size": settings["batch_size"], "run.seed": SEED, "run.evaluate_tokens": NUM_EVALUATED,
+            "run.global_batch_size": settings["batch_size"], "run.seed": SEED, "run.evaluate_tokens": NUM_EVALUATED,
             "model.kind": name.partition("_")[0], "model.weights": folder / f"{name}.safetensors",
             "parallel.strategy": strategy.partition("_")[0],
             "optimizer.kind": kind, "optimizer.clip_norm": settings["clip"],

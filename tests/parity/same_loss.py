@@ -33,10 +33,10 @@ COMMON = {"run.seed": 5, "run.evaluate_tokens": 4096, "schedule.warmup_steps": 0
 MODELS = {
     "gpt on text": ("tinyshakespeare/input.txt", {
         "model.kind": "gpt", "model.layers": 2, "model.heads": 2, "model.width": 48, "model.context": 32,
-        "run.batch_size": 12, "optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3}),
+        "run.global_batch_size": 12, "optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3}),
     "cnn on images": ("mnist", {
         "model.kind": "cnn", "model.dropout": "false", "data.kind": "mnist", "data.held_out": 0.2,
-        "run.batch_size": 12, "optimizer.kind": "sgd", "optimizer.learning_rate": 0.01}),
+        "run.global_batch_size": 12, "optimizer.kind": "sgd", "optimizer.learning_rate": 0.01}),
 }
 
 

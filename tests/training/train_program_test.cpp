@@ -90,14 +90,16 @@ TEST(TrainProgram, AConfigurationThatCannotBeIsRefusedInOneSentence) {
   const struct {
     const char* word;
     const char* says;
-  } cases[] = {{"run.stepz=3", "did you mean 'run.steps'?"},
-               {"run.steps=-3", "run.steps"},
-               {"run.batch_size=1", "run.batch_size is 1, of all 2 processes"},
-               {"run.resume=best", "no snapshot was marked as the best"},
-               {"run.name=taken", "another run writes to "}};
+  } cases[] = {
+      {"run.stepz=3", "did you mean 'run.steps'?"},
+      {"run.steps=-3", "run.steps"},
+      {"run.global_batch_size=1", "run.global_batch_size is 1, the samples of all 2 processes"},
+      {"run.resume=best", "no snapshot was marked as the best"},
+      {"run.name=taken", "another run writes to "}};
   for (const auto& test : cases) {
     for (const char* num_processes : {"1", "2"}) {
-      if (std::string_view(test.word) == "run.batch_size=1" && num_processes[0] == '1') continue;
+      if (std::string_view(test.word) == "run.global_batch_size=1" && num_processes[0] == '1')
+        continue;
       const cli::CommandResult refused =
           cli::run_cadre({"train", folder.file("images.toml"), "--nproc-per-node", num_processes,
                           "run.folder=" + folder.path().string(), test.word});
@@ -118,7 +120,7 @@ class TrainDropout : public ::testing::Test {
     std::vector<std::string> words = {"train", folder_.file("empty.toml"), "--nproc-per-node", "2"};
     for (const char* word : {"model.kind=cnn", "data.kind=synthetic", "data.samples=60",
                              "data.held_out=0.1", "optimizer.kind=adam", "schedule.kind=constant",
-                             "schedule.warmup_steps=0", "run.batch_size=8"}) {
+                             "schedule.warmup_steps=0", "run.global_batch_size=8"}) {
       words.emplace_back(word);
     }
     words.push_back("run.folder=" + folder_.path().string());

@@ -41,7 +41,7 @@ class TrainSignalTest : public ::testing::Test {
         << "[model]\nkind = \"gpt\"\nlayers = 1\nheads = 2\nwidth = 16\ncontext = 16\n"
         << "[data]\npath = \"" << folder_.file("text") << "\"\n"
         << "[run]\nfolder = \"" << folder_.path().string() << "\"\nsteps = " << kNumSteps
-        << "\nbatch_size = 11\nevaluate_tokens = 500\n[sample]\ntokens = 0\n";
+        << "\nglobal_batch_size = 11\nevaluate_tokens = 500\n[sample]\ntokens = 0\n";
   }
 
   std::vector<std::string> train(const std::string& run, const std::string& resume = "none") const {
@@ -91,7 +91,7 @@ TEST_F(TrainSignalTest, CtrlCAndAHangupEndWithASnapshotToo) {
     const CommandResult stopped = job.wait();
     EXPECT_EQ(stopped.exit_code, 128 + signal) << stopped.output << stopped.error;
     EXPECT_THAT(stopped.output,
-                HasSubstr(format("stopped after step {} as", steps_of(run).size())));
+                HasSubstr(format("stopped after step {} on", steps_of(run).size())));
     EXPECT_EQ(snapshots_of(run).size(), 1U);
     EXPECT_TRUE(job.leaves_nothing());
   }
@@ -110,7 +110,7 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   const size_t num_done = steps_of("parts").size();
   ASSERT_GE(num_done, 20U);
   ASSERT_LT(num_done, static_cast<size_t>(kNumSteps)) << "the job had ended before its signal";
-  EXPECT_THAT(stopped.output, HasSubstr(format("stopped after step {} as asked", num_done)));
+  EXPECT_THAT(stopped.output, HasSubstr(format("stopped after step {} on request", num_done)));
   const std::string snapshot = format("step-{:06d}", num_done);
   EXPECT_THAT(snapshots_of("parts"), ::testing::ElementsAre(snapshot));
   EXPECT_EQ(bytes_of(folder_.path() / "parts/latest"), snapshot + "\n");
@@ -118,7 +118,7 @@ TEST_F(TrainSignalTest, AResumedJobHasTheBitsOfAnUndisturbedOne) {
   const CommandResult resumed = cli::run_cadre(train("parts", "auto"));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
   EXPECT_THAT(resumed.output,
-              HasSubstr(format("going on from {}/parts/{}\n", folder_.path().string(), snapshot)));
+              HasSubstr(format("resuming from {}/parts/{}\n", folder_.path().string(), snapshot)));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
     const std::string expected = snapshot_file("whole", file);
     EXPECT_FALSE(expected.empty());
@@ -146,7 +146,7 @@ TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
   const CommandResult resumed = cli::run_cadre(words("parts", "auto"));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.error;
   EXPECT_THAT(resumed.output,
-              HasSubstr(format("going on from {}/parts/step-", folder_.path().string())));
+              HasSubstr(format("resuming from {}/parts/step-", folder_.path().string())));
   EXPECT_EQ(steps_of("parts").size(), 60U);
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
 }

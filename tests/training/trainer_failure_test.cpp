@@ -54,8 +54,11 @@ Config config_in(const std::string& folder) {
   config.model = {.kind = "mlp", .layers = 1, .width = 16};
   config.data = {.kind = "synthetic", .samples = 300};
   config.schedule.warmup_steps = 0;
-  config.run = {
-      .folder = folder, .steps = 8, .batch_size = 12, .evaluate_every = 2, .snapshot_every = 3};
+  config.run = {.folder = folder,
+                .steps = 8,
+                .global_batch_size = 12,
+                .evaluate_every = 2,
+                .snapshot_every = 3};
   return config;
 }
 

@@ -27,7 +27,7 @@ class VerifyProgram : public ::testing::Test {
   cli::CommandResult verify(const std::vector<std::string>& more) const {
     std::vector<std::string> words = {"verify", testing::source_path("examples/gpt.toml")};
     for (const char* word : {"model.layers=1", "model.width=32", "model.context=32",
-                             "run.batch_size=6", "run.folder=/nonexistent"}) {
+                             "run.global_batch_size=6", "run.folder=/nonexistent"}) {
       words.emplace_back(word);
     }
     words.push_back("data.path=" + testing::source_path("examples/gpt.toml"));
@@ -104,7 +104,7 @@ TEST_F(VerifyProgram, AWrongRequestIsOneSentenceWithExitCode2) {
             0U)
       << unknown.error;
   EXPECT_EQ(std::ranges::count(unknown.error, '\n'), 1) << unknown.error;
-  EXPECT_EQ(verify({"run.batch_size=1"}).exit_code, 2);
+  EXPECT_EQ(verify({"run.global_batch_size=1"}).exit_code, 2);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// `cadre train`: starts the trainer, a program of its own that links libtorch, as one or more
-// ranks.
+// `cadre train`: starts one or more ranks of the trainer, a separate program that links libtorch.
 #include <array>
 
 #include "cadre/base/format.h"
@@ -19,21 +18,21 @@ Trains the model that CONFIG.toml describes, on N processes of this host. Values
 go before those of the file; a dotted key names a table's entry.
 
   cadre train examples/gpt.toml                             one process
-  cadre train examples/gpt.toml --nproc-per-node 2          two, with the same result
+  cadre train examples/gpt.toml --nproc-per-node 2          two processes, with the same result
   cadre train examples/gpt.toml run.steps=500 data.path=corpus.txt
   cadre train examples/gpt.toml --nproc-per-node 8 --plan   which strategy fits
 
   --nproc-per-node N   processes (default 1)
   --plan               print what each of the N processes would hold in memory and what a step
-                       would move, under every strategy, and end; trains nothing, opens no data,
+                       would transfer, under every strategy, and exit; does not train or open data,
                        and needs no memory for the model
-  --json FILE          with --plan: write it to FILE, too, in bytes and with every part
-  --print-config       print every key and value of the run, and end
+  --json FILE          with --plan: also write it to FILE, as JSON in bytes and with every unit
+  --print-config       print every key of the run and its value, and exit
   --help               this text
 
-On a terminal rank 0 shows one line that rewrites itself; other ranks' lines have their rank before
-them. Ctrl-C and SIGTERM let the trainer write a snapshot; the same command with run.resume=auto
-goes on from it.
+On a terminal rank 0 rewrites one line in place; the lines of other ranks begin with their rank.
+On Ctrl-C and SIGTERM the trainer writes a snapshot and ends; the same command with run.resume=auto
+resumes from it.
 
 )";
 
@@ -43,12 +42,12 @@ constexpr std::array<OptionSpec, 5> kTrainOptions{
     OptionSpec{"--nproc-per-node", "N"}, OptionSpec{"--plan", ""}, OptionSpec{"--json", "FILE"},
     OptionSpec{"--print-config", ""}, OptionSpec{"--help", "", 'h'}};
 
-// The trainer alone knows its keys, so the second part of the text is what it prints.
+// Only the trainer knows its keys, so it prints the second part of the text.
 int print_help(const Result<std::string>& trainer) {
   const Status can_run = trainer.ok() ? check_libraries(*trainer) : trainer.error();
   if (!can_run.ok()) {
-    return print(cadre::format("{}The list of keys is the trainer's: {}\n", kTrainHelp,
-                               can_run.error().message()));
+    return print(cadre::format("{}The trainer, which lists the keys, is not available: {}\n",
+                               kTrainHelp, can_run.error().message()));
   }
   if (const int failed = print(cadre::format("{}{}", kTrainHelp, kKeysTitle)); failed != 0)
     return failed;
@@ -75,11 +74,11 @@ int train_command(Words words) {
     return fail(kTrainCommand, checked.error().message(), kUsageExitCode);
   }
   if (!trainer.ok()) return fail(kTrainCommand, trainer.error().message(), kNotFoundExitCode);
-  if (parsed->find("--print-config") != nullptr) {  // the same for any number of processes
+  if (parsed->find("--print-config") != nullptr) {  // independent of the number of processes
     trainer_words.push_back("--print-config");
     return run_trainer(kTrainCommand, *trainer, trainer_words, 1);
   }
-  if (parsed->find("--plan") != nullptr) {  // one process works it out for all
+  if (parsed->find("--plan") != nullptr) {  // one process computes it for all
     trainer_words.push_back(cadre::format("--plan={}", *num_workers));
     if (json != nullptr) trainer_words.push_back("--json=" + json->value);
     return run_trainer(kTrainCommand, *trainer, trainer_words, 1);

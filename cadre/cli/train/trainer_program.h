@@ -1,5 +1,5 @@
-// Finds and runs the trainer, a program of its own that links libtorch: for `cadre train` and
-// `cadre verify`.
+// Finds and runs the trainer, a separate program that links libtorch, for `cadre train` and `cadre
+// verify`.
 //
 // Threads: the main thread, before any other was started. Blocking: run_trainer() as long as the
 // job runs. Errors: kInvalidArgument for the command line, kUnavailable without the trainer or its
@@ -16,18 +16,19 @@
 
 namespace cadre::cli {
 
-// Of --nproc-per-node; 1 where it is not given.
+// The value of --nproc-per-node; 1 if it is not given.
 Result<int> parse_num_workers(const GivenOption* given);
 
-// `words` are the trainer's: the configuration and its overrides. Looked at here, so that a
-// mistyped name is one sentence and not the failure of a job. `command`: "cadre train".
+// Checks the configuration file among the trainer's `words` (the file and its overrides), so that a
+// mistyped name is reported in one sentence and not as the failure of a job. `command`: "cadre
+// train".
 Status check_configuration(std::string_view command, const std::vector<std::string>& words);
 
-// Beside the folder of this command, in the build tree as in an installed one.
+// The path relative to this command, which is equal in the build tree and in an installed one.
 Result<std::string> find_trainer();
 Status check_libraries(const std::string& trainer);
 
-// Returns the exit code. `words` are the trainer's own. `meaning`: see launch_job().
+// Returns the exit code. `words` are passed to the trainer. `meaning`: see launch_job().
 int run_trainer(std::string_view command, const std::string& trainer,
                 std::vector<std::string> words, int num_workers,
                 const std::function<int(int)>& meaning = {});

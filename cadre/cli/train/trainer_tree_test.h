@@ -1,4 +1,4 @@
-// What the tests of commands that start the trainer share.
+// Common parts of the tests of commands that start the trainer.
 //
 // Threads: one. Blocking: until the command has ended. For tests only.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace cadre::cli {
 
-// An installed tree with a trainer that is a shell script, or with none.
+// An installed tree whose trainer is a shell script, or without a trainer.
 class TrainerTree : public ::testing::Test {
  protected:
   TrainerTree() {

@@ -1,4 +1,4 @@
-// `cadre verify`: starts the trainer in its mode that compares every strategy with one process.
+// `cadre verify`: starts the trainer in the mode that compares every strategy with one process.
 #include <array>
 #include <string>
 #include <string_view>
@@ -20,31 +20,31 @@ constexpr std::string_view kDefaultNumWorkers = "2";
 constexpr std::string_view kVerifyHelp =
     R"(cadre verify CONFIG.toml [key=value ...] [--nproc-per-node N]
 
-Shows that CONFIG.toml trains the same model on N processes as on one: runs a few steps of the run on
-one process, then on N under every strategy (ddp, zero1, zero2, fsdp with each reshard mode and on
+Verifies that CONFIG.toml trains the same model on N processes as on one: runs a few steps on one
+process, then on N processes under every strategy (ddp, zero1, zero2, fsdp with each reshard mode and on
 mapped shards, hsdp on each mesh of two axes; each with and without gradient accumulation), and
 compares losses, gradients and parameters of every step. It writes no snapshot and no metrics.
 
   cadre verify examples/gpt.toml                            two processes
   cadre verify examples/gpt.toml --nproc-per-node 4 --strategies fsdp,hsdp
   cadre verify examples/gpt.toml --dtype float64 --json report.json
-  cadre verify my.toml model.layers=2 run.batch_size=8      a smaller model, to be faster
+  cadre verify my.toml model.layers=2 run.global_batch_size=8   a smaller model is faster
 
   --nproc-per-node N   processes (default 2)
-  --steps K            steps of each run (default 5); the learning rates are those of the whole run
+  --steps K            steps of each run (default 5), with the learning rates of the whole run
   --strategies A,B     only these: zero2, fsdp, fsdp/after_forward, hsdp-2x2, ddp/accumulate ...
   --dtype D            float32 (default) or float64, in which rounding is a billion times smaller
-  --json FILE          the table for programs
+  --json FILE          write the table to FILE as JSON
   --help               this text
 
-The table has, for each strategy, the difference from one process that comes nearest to its bound: of
-a loss as a share of it, of a gradient or parameter as a share of the tensor's largest value. Where a
-bound is exceeded, the parameter, the step and the process are named. Bounds: 1e-5 in float32, 1e-10
-in float64; in float32 more where training itself enlarges rounding. docs/guide/verify.md explains
-them, and what to look for when a strategy deviates.
+For each strategy the table has the largest difference from one process, in relation to its bound:
+of losses relative to the loss, of gradients and parameters relative to the tensor's largest value.
+If a bound is exceeded, the table names the parameter, the step and the process. The bounds are 1e-5
+in float32 and 1e-10 in float64; in float32 they are larger for runs in which rounding errors grow.
+docs/guide/verify.md explains the bounds, and how to find the cause of a deviation.
 
-Exit code: 0 if every strategy is within its bounds, 1 if one is not, 2 for a command line or a
-configuration that makes no sense; anything else: the verification could not be finished.
+Exit code: 0 if every strategy is within its bounds, 1 if one is not, 2 for an invalid command line
+or configuration; any other code: the verification could not be completed.
 )";
 
 constexpr std::array<OptionSpec, 6> kVerifyOptions{
@@ -60,7 +60,7 @@ Status check_values(const ParsedWords& parsed) {
     const auto count = parse_integer(steps->value);
     if (!count || *count < 1) {
       return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("{}: expected a number of steps from 1 on", steps->text()));
+                   cadre::format("{}: expected a number of steps, at least 1", steps->text()));
     }
   }
   if (const GivenOption* dtype = parsed.find("--dtype")) {
@@ -77,7 +77,7 @@ Status check_values(const ParsedWords& parsed) {
   return {};
 }
 
-// 1 is for a deviation alone.
+// Exit code 1 means only a deviation.
 int exit_code_of(int job) {
   if (job == launch::kReportedDeviationExitCode) return kDeviationExitCode;
   return job == 1 ? kUnfinishedExitCode : job;

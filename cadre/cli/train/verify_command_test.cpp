@@ -1,5 +1,5 @@
-// `cadre verify` as far as it goes without libtorch: its help, what it passes to the trainer, and
-// what its exit codes mean.
+// The part of `cadre verify` without libtorch: its help, the arguments of the trainer, and its exit
+// codes.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -28,8 +28,8 @@ TEST(Verify, RefusesWhatMakesNoSense) {
       {{"verify", "nofile.toml"}, "there is no configuration file \"nofile.toml\""},
       {{"verify", "/", "--nproc-per-node=0"},
        "--nproc-per-node 0: expected a number from 1 to 4096"},
-      {{"verify", "/", "--steps", "0"}, "--steps 0: expected a number of steps from 1 on"},
-      {{"verify", "/", "--steps=few"}, "--steps few: expected a number of steps from 1 on"},
+      {{"verify", "/", "--steps", "0"}, "--steps 0: expected a number of steps, at least 1"},
+      {{"verify", "/", "--steps=few"}, "--steps few: expected a number of steps, at least 1"},
       {{"verify", "/", "--dtype", "bfloat16"}, "--dtype bfloat16: expected float32 or float64"},
       {{"verify", "/", "--strategies="}, "--strategies needs a value"},
       {{"verify", "/", "--jsn", "x"}, "unknown option --jsn; did you mean --json?"}};
@@ -55,7 +55,7 @@ TEST_F(VerifyTree, StartsTheTrainerAsTwoProcessesUnlessToldOtherwise) {
                             "--json=x.json\n");
 }
 
-// 1 is for a deviation alone, whatever else a trainer dies of.
+// Exit code 1 means only a deviation, not other failures of the trainer.
 TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   for (const auto& [trainer, command] :
        std::vector<std::pair<int, int>>{{0, 0}, {4, 1}, {2, 2}, {3, 3}, {1, 3}, {77, 77}}) {

@@ -1,8 +1,7 @@
-// Everything that a training run is asked to do: one struct for each section of the TOML file.
+// The configuration of a training run: one struct for each section of the TOML file.
 //
-// Threads: plain values. Blocking: never. The texts that explain each key, and the values it may
-// have, stand in config_fields.cpp; reading a file in
-// config_file.h.
+// Threads: plain values. Blocking: never. config_fields.cpp has the explanation and the allowed
+// values of each key; config_file.h reads files.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +62,7 @@ struct RunConfig {
   std::string folder = "runs";
   int64_t steps = 1000;
   int64_t epochs = 0;
-  int64_t batch_size = 32;
+  int64_t global_batch_size = 32;
   int64_t accumulate = 1;
   std::string autocast = "float32";
   int64_t seed = 0;
@@ -75,8 +74,8 @@ struct RunConfig {
   std::string resume = "none";
 };
 
-// What a file that names no more than the kind of optimizer gets: PyTorch's values, but what
-// OptimizerConfig says for adamw, and a momentum of 0.9 for sgd.
+// The defaults for a kind of optimizer: those of PyTorch, except that adamw has those of
+// OptimizerConfig and sgd a momentum of 0.9.
 OptimizerConfig default_optimizer(const std::string& kind);
 
 struct ParallelConfig {

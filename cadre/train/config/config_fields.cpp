@@ -27,197 +27,224 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
   fields.push_back({.name = "model.kind",
-                    .meaning = "gpt: a transformer, of text; mlp: a perceptron, over the last few "
-                               "tokens of text or over an image; cnn: the MNIST network, of images",
+                    .meaning = "gpt: a transformer for text; mlp: a perceptron over the last "
+                               "model.window tokens of text or over an image; cnn: the network of "
+                               "PyTorch's MNIST example, for images",
                     .value = &model.kind,
                     .choices = {"gpt", "mlp", "cnn"}});
   fields.push_back(
       {"model.layers", "blocks of the gpt, hidden layers of the mlp", &model.layers, 1, 1000});
-  fields.push_back(
-      {"model.heads", "attention heads of the gpt; they divide the width", &model.heads, 1, 1024});
+  fields.push_back({"model.heads", "attention heads of the gpt; must divide model.width",
+                    &model.heads, 1, 1024});
   fields.push_back({"model.width", "features of a token, and of each hidden layer of the mlp",
                     &model.width, 1, 65536});
-  fields.push_back({"model.context", "tokens that one sample has, and the model sees at most",
+  fields.push_back({"model.context",
+                    "tokens of one sample, and the most that the model can attend to",
                     &model.context, 1, 1 << 20});
   fields.push_back({"model.window", "tokens of text that the mlp sees", &model.window, 1, 65536});
-  fields.push_back({"model.dropout",
-                    "of the cnn: 0.25 behind the convolutions, 0.5 before the last layer",
-                    &model.dropout});
+  fields.push_back(
+      {"model.dropout",
+       "of the cnn: dropout of 0.25 after the convolutions and of 0.5 before the last layer",
+       &model.dropout});
   fields.push_back({.name = "model.checkpoint_activations",
-                    .meaning = "blocks: backward computes each block of the gpt, each hidden layer "
-                               "of the mlp, or the convolutions of the cnn a second time, so that "
-                               "their activations need not be kept; the numbers are the same",
+                    .meaning =
+                        "blocks: backward recomputes each block of the gpt, each hidden layer "
+                        "of the mlp, or the convolutions of the cnn, so that their "
+                        "activations are not kept; results are bitwise equal",
                     .value = &model.checkpoint_activations,
                     .choices = {"none", "blocks"}});
   fields.push_back({"model.weights",
-                    "a safetensors file with the first values, or the folder of a snapshot; empty: "
-                    "drawn from run.seed",
+                    "initial parameters: a safetensors file, or the folder of a snapshot; empty: "
+                    "random values from run.seed",
                     &model.weights});
 }
 
 void add_data_fields(std::vector<ConfigField>& fields, DataConfig& data) {
   fields.push_back({.name = "data.kind",
-                    .meaning = "text; mnist: images in the files of MNIST; synthetic: images of "
-                               "noise in ten classes, from a formula",
+                    .meaning = "text; mnist: images in MNIST's file format; synthetic: generated "
+                               "images of noise in ten classes",
                     .value = &data.kind,
                     .choices = {"text", "mnist", "synthetic"}});
-  fields.push_back({"data.path",
-                    "a text file, a folder of them, or python-stdlib: the sources of the standard "
-                    "library of python3; of mnist, the folder of the idx files, plain or .gz",
-                    &data.path});
   fields.push_back(
-      {"data.suffixes", "of a folder, only files whose names end so; [] for all", &data.suffixes});
-  fields.push_back({"data.skipped_folders", "names of folders that are left out anywhere below",
+      {"data.path",
+       "of text: a text file, a folder of them, or python-stdlib: the source files of "
+       "python3's standard library; of mnist: the folder of the idx files, plain or .gz",
+       &data.path});
+  fields.push_back({"data.suffixes",
+                    "of a folder: only files whose names end in one of these; []: all files",
+                    &data.suffixes});
+  fields.push_back({"data.skipped_folders", "names of folders that are skipped, at any depth below",
                     &data.skipped_folders});
-  fields.push_back({"data.held_out",
-                    "share of the data, at its end, that is never trained on; an mnist folder with "
-                    "train and t10k files holds out t10k instead",
-                    &data.held_out, 0.001, 0.5});
-  fields.push_back({"data.samples", "of synthetic: how many images", &data.samples, 2, 1 << 20});
+  fields.push_back(
+      {"data.held_out",
+       "the last fraction of the data, which is used for evaluation only; an mnist folder "
+       "with train and t10k files holds out t10k instead",
+       &data.held_out, 0.001, 0.5});
+  fields.push_back(
+      {"data.samples", "of synthetic: the number of images", &data.samples, 2, 1 << 20});
   fields.push_back(
       {"data.threads",
-       "threads of each process that fetch batches ahead; 0: none, each is fetched when "
-       "it is wanted",
+       "threads of each process that fetch batches ahead; 0: each batch is fetched when "
+       "it is needed",
        &data.threads, 0, 256});
 }
 
 void add_optimizer_fields(std::vector<ConfigField>& fields, OptimizerConfig& optimizer) {
   fields.push_back({.name = "optimizer.kind",
-                    .meaning = "the rule by which gradients change parameters",
+                    .meaning = "the optimizer",
                     .value = &optimizer.kind,
                     .choices = {"adamw", "adam", "sgd", "adagrad", "rmsprop", "adadelta"}});
-  fields.push_back({"optimizer.learning_rate", "at its peak", &optimizer.learning_rate, 0, 100});
-  fields.push_back({"optimizer.beta1", "of adam and adamw: memory of the gradient's mean",
-                    &optimizer.beta1, 0, 0.9999999});
-  fields.push_back({"optimizer.beta2", "of adam and adamw: memory of the gradient's square",
-                    &optimizer.beta2, 0, 0.9999999});
   fields.push_back(
-      {"optimizer.epsilon", "of all but sgd: added to the divisor", &optimizer.epsilon, 0, 1});
-  fields.push_back({"optimizer.alpha", "of rmsprop: memory of the gradient's square",
+      {"optimizer.learning_rate", "the peak, after the warm-up", &optimizer.learning_rate, 0, 100});
+  fields.push_back({"optimizer.beta1", "of adam and adamw: decay of the running mean of gradients",
+                    &optimizer.beta1, 0, 0.9999999});
+  fields.push_back({"optimizer.beta2",
+                    "of adam and adamw: decay of the running mean of squared gradients",
+                    &optimizer.beta2, 0, 0.9999999});
+  fields.push_back({"optimizer.epsilon", "of all except sgd: added to the denominator",
+                    &optimizer.epsilon, 0, 1});
+  fields.push_back({"optimizer.alpha", "of rmsprop: decay of the running mean of squared gradients",
                     &optimizer.alpha, 0, 0.9999999});
   fields.push_back(
-      {"optimizer.rho", "of adadelta: memory of the squares", &optimizer.rho, 0, 0.9999999});
+      {"optimizer.rho", "of adadelta: decay of both running means", &optimizer.rho, 0, 0.9999999});
   fields.push_back({"optimizer.rate_decay",
                     "of adagrad: the rate of step n is divided by 1 + (n - 1) * rate_decay",
                     &optimizer.rate_decay, 0, 1});
-  fields.push_back({"optimizer.momentum", "of sgd and rmsprop", &optimizer.momentum, 0, 0.9999999});
-  fields.push_back({"optimizer.nesterov", "of sgd: look ahead", &optimizer.nesterov});
+  fields.push_back(
+      {"optimizer.momentum", "of sgd and rmsprop: momentum", &optimizer.momentum, 0, 0.9999999});
+  fields.push_back({"optimizer.nesterov", "of sgd: Nesterov momentum", &optimizer.nesterov});
   fields.push_back(
       {"optimizer.weight_decay",
-       "of matrices and filters; norms and biases do not decay; adamw takes it from the "
-       "parameters, the others add it to the gradients",
+       "of matrices and filters, not of norms and biases; decoupled in adamw, added to the "
+       "gradients (L2) in the others",
        &optimizer.weight_decay, 0, 10});
-  fields.push_back({"optimizer.clip_norm", "the norm of all gradients at most; 0: no limit",
-                    &optimizer.clip_norm, 0, 1e9});
+  fields.push_back({"optimizer.clip_norm",
+                    "the largest norm of all gradients together; 0: no limit", &optimizer.clip_norm,
+                    0, 1e9});
 }
 
 void add_schedule_fields(std::vector<ConfigField>& fields, ScheduleConfig& schedule) {
   fields.push_back({.name = "schedule.kind",
-                    .meaning = "how the learning rate goes on after the warm-up",
+                    .meaning = "the learning rate after the warm-up",
                     .value = &schedule.kind,
                     .choices = {"cosine", "constant", "step"}});
-  fields.push_back({"schedule.warmup_steps",
-                    "steps in which it rises to its peak; -1: a tenth of all steps, at most 50",
-                    &schedule.warmup_steps, -1, 1e9});
-  fields.push_back({"schedule.final_fraction", "of cosine: of the peak, in the last step",
+  fields.push_back(
+      {"schedule.warmup_steps",
+       "steps in which the learning rate rises to its peak; -1: a tenth of all steps, at most 50",
+       &schedule.warmup_steps, -1, 1e9});
+  fields.push_back({"schedule.final_fraction",
+                    "of cosine: the rate of the last step, as a fraction of the peak",
                     &schedule.final_fraction, 0, 1});
-  fields.push_back({"schedule.step_size", "of step: steps between falls of the rate; 0: one epoch",
+  fields.push_back({"schedule.step_size", "of step: steps after which the rate falls; 0: one epoch",
                     &schedule.step_size, 0, 1e12});
   fields.push_back(
-      {"schedule.gamma", "of step: what a fall multiplies the rate by", &schedule.gamma, 0, 1});
+      {"schedule.gamma", "of step: the factor by which the rate falls", &schedule.gamma, 0, 1});
 }
 
 void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
   fields.push_back({"run.name", "the run's folder is run.folder/run.name", &run.name});
-  fields.push_back({"run.folder", "where runs are kept", &run.folder});
+  fields.push_back({"run.folder", "the folder of all runs", &run.folder});
   fields.push_back({"run.steps", "updates of the parameters", &run.steps, 1, 1e12});
-  fields.push_back({"run.epochs", "passes over the training data; above 0 they replace run.steps",
+  fields.push_back({"run.epochs", "passes over the training data; replaces run.steps if above 0",
                     &run.epochs, 0, 1e9});
-  fields.push_back({"run.batch_size", "samples of one step, of all processes together",
-                    &run.batch_size, 1, 1 << 24});
-  fields.push_back({"run.accumulate",
-                    "parts that each process computes its share of a step in, one after the other, "
-                    "to save memory",
-                    &run.accumulate, 1, 1 << 20});
+  fields.push_back({"run.global_batch_size",
+                    "samples of all processes together in one update of the parameters; a multiple "
+                    "of run.accumulate",
+                    &run.global_batch_size, 1, 1 << 24});
+  fields.push_back(
+      {"run.accumulate",
+       "parts into which each process splits its share of a step; it computes one after "
+       "the other, to save memory, and the parameters are updated after the last",
+       &run.accumulate, 1, 1 << 20});
   fields.push_back({.name = "run.autocast",
                     .meaning = "the dtype of matrix products and convolutions; parameters, their "
                                "gradients and the optimizer's state stay float32",
                     .value = &run.autocast,
                     .choices = {"float32", "bfloat16"}});
-  fields.push_back({"run.seed", "of the first parameters, the order of samples and the text sample",
+  fields.push_back({"run.seed",
+                    "of the initial parameters, the order of samples and the generated text",
                     &run.seed, 0, 9e15});
   fields.push_back({"run.threads",
-                    "threads of each process; more than the cores there are is slower by far",
+                    "threads of each process; more threads than cores are much slower",
                     &run.threads, 1, 1024});
-  fields.push_back({"run.evaluate_every", "steps between held-out losses; 0: at the end only",
+  fields.push_back({"run.evaluate_every",
+                    "steps between evaluations of the held-out loss; 0: at the end only",
                     &run.evaluate_every, 0, 1e12});
-  fields.push_back({"run.evaluate_tokens", "held-out tokens that the loss is measured on",
+  fields.push_back({"run.evaluate_tokens", "number of held-out tokens that are evaluated",
                     &run.evaluate_tokens, 1, 1e12});
   fields.push_back({"run.snapshot_every", "steps between snapshots; 0: at the end only",
                     &run.snapshot_every, 0, 1e12});
-  fields.push_back({"run.keep_best",
-                    "a snapshot, named by the file best, whenever the held-out loss is the lowest "
-                    "so far",
-                    &run.keep_best});
-  fields.push_back({"run.resume",
-                    "none: start anew (an earlier run is moved aside); auto: go on from the latest "
-                    "snapshot if there is one; best: from the best one; or the path of a snapshot",
-                    &run.resume});
+  fields.push_back(
+      {"run.keep_best",
+       "write a snapshot, which the file best names, whenever the held-out loss is the lowest "
+       "so far",
+       &run.keep_best});
+  fields.push_back(
+      {"run.resume",
+       "none: start at step 0 (the folder of an earlier run is renamed); auto: resume from "
+       "the latest snapshot if there is one; best: from the best one; or the path of a "
+       "snapshot",
+       &run.resume});
 }
 
 void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {
   fields.push_back({.name = "parallel.strategy",
-                    .meaning = "what each process holds of the model: single: all of it, and it is "
-                               "the only process; ddp: all of it; zero1: a part of the optimizer's "
-                               "state; zero2: and of the gradients; fsdp: and of the parameters; "
-                               "hsdp: fsdp in several groups of processes",
+                    .meaning =
+                        "what each process holds: single: everything, in a single process; ddp: "
+                        "everything; zero1: a shard of the optimizer state; zero2: also a "
+                        "shard of the gradients; fsdp: also a shard of the parameters; hsdp: "
+                        "fsdp within several groups of processes",
                     .value = &parallel.strategy,
                     .choices = {"single", "ddp", "zero1", "zero2", "fsdp", "hsdp"}});
-  fields.push_back({"parallel.replicas",
-                    "of hsdp: groups of processes that hold the whole model each; they divide the "
-                    "number of processes",
-                    &parallel.replicas, 1, 1 << 20});
+  fields.push_back(
+      {"parallel.replicas",
+       "of hsdp: the number of groups of processes, each of which holds the whole model; "
+       "must divide the number of processes",
+       &parallel.replicas, 1, 1 << 20});
   fields.push_back({.name = "parallel.form",
                     .meaning = "of fsdp and hsdp: gathered: each process copies the parameters of "
                                "a block from the others; mapped: the processes of a host read them "
-                               "in shared memory, which holds them once; between hosts they are "
-                               "gathered in any case; auto: mapped without parallel.offload, else "
+                               "in shared memory, where they exist once; between hosts they are "
+                               "always gathered; auto: mapped without parallel.offload, else "
                                "gathered",
                     .value = &parallel.form,
                     .choices = {"auto", "gathered", "mapped"}});
   fields.push_back({.name = "parallel.reshard",
-                    .meaning = "of fsdp and hsdp: until when the parameters of a block stay whole: "
-                               "after_forward needs the least memory, after_backward gathers them "
-                               "once less",
+                    .meaning =
+                        "of fsdp and hsdp: when the gathered parameters of a block are freed: "
+                        "after_forward needs the least memory, after_backward gathers them "
+                        "once less",
                     .value = &parallel.reshard,
                     .choices = {"after_forward", "after_backward", "after_reduction"}});
-  fields.push_back({"parallel.offload",
-                    "of fsdp and hsdp: a folder on a disk in which each process keeps its part of "
-                    "the model, of gradients and of the optimizer's state, so that they need not "
-                    "fit into memory; none: in memory",
-                    &parallel.offload});
+  fields.push_back(
+      {"parallel.offload",
+       "of fsdp and hsdp: a folder on a disk in which each process keeps its shards of "
+       "parameters, gradients and optimizer state, so that they need not fit into "
+       "memory; none: in memory",
+       &parallel.offload});
   fields.push_back({.name = "parallel.parameter_dtype",
-                    .meaning = "of fsdp and hsdp: in which forward and backward compute; the "
-                               "optimizer's parameters are float32",
+                    .meaning = "of fsdp and hsdp: the dtype in which parameters are gathered and "
+                               "used; the optimizer updates float32 parameters",
                     .value = &parallel.parameter_dtype,
                     .choices = {"float32", "bfloat16"}});
   fields.push_back({.name = "parallel.reduce_dtype",
-                    .meaning = "of fsdp and hsdp: in which gradients are added up",
+                    .meaning = "of fsdp and hsdp: the dtype in which gradients are reduced",
                     .value = &parallel.reduce_dtype,
                     .choices = {"float32", "bfloat16"}});
 }
 
 void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
-  fields.push_back(
-      {"sample.tokens", "length of the text written at the end; 0: none", &sample.tokens, 0, 1e6});
-  fields.push_back({"sample.prompt", "what the text goes on from", &sample.prompt});
-  fields.push_back({"sample.temperature", "0: always the likeliest token; 1: as the model says",
+  fields.push_back({"sample.tokens", "length of the text that is generated at the end; 0: none",
+                    &sample.tokens, 0, 1e6});
+  fields.push_back({"sample.prompt", "the beginning of the generated text", &sample.prompt});
+  fields.push_back({"sample.temperature",
+                    "0: always the most likely token; 1: the probabilities of the model",
                     &sample.temperature, 0, 100});
-  fields.push_back(
-      {"sample.top_k", "draw among so many likeliest tokens; 0: among all", &sample.top_k, 0, 1e6});
+  fields.push_back({"sample.top_k", "sample from this many most likely tokens; 0: from all",
+                    &sample.top_k, 0, 1e6});
 }
 
-// The shortest text that reads back as the same number; JSON has no word for what is none.
+// The shortest text that is parsed as the same number. JSON has no infinity and no NaN.
 std::string number_text(double value) {
   return std::isfinite(value) ? nlohmann::json(value).dump() : cadre::format("{}", value);
 }
@@ -251,7 +278,7 @@ std::string check_value(const ConfigField& field) {
   } else {
     return "";
   }
-  // Written so that NaN, which compares false with everything, is refused.
+  // Written so that NaN, for which every comparison is false, is refused.
   if (field.min && !(value >= *field.min)) {
     return cadre::format("must be at least {}, is {}", *field.min, value_text(field));
   }
@@ -289,12 +316,12 @@ std::optional<ConfigConflict> find_model_conflict(const Config& config) {
   if (model.kind == "gpt" && !is_text) {
     return ConfigConflict{"data.kind",
                           cadre::format("must be text for model.kind gpt, which predicts the next "
-                                        "token; {} has images: take model.kind cnn or mlp",
+                                        "token; {} has images: use model.kind cnn or mlp",
                                         config.data.kind)};
   }
   if (model.kind == "cnn" && is_text) {
     return ConfigConflict{"model.kind",
-                          "cnn looks at images, and data.kind is text: take data.kind mnist or "
+                          "cnn classifies images, but data.kind is text: use data.kind mnist or "
                           "synthetic, or model.kind gpt or mlp"};
   }
   if (config.data.kind == "mnist" && config.data.path == DataConfig().path) {
@@ -308,12 +335,13 @@ std::optional<ConfigConflict> find_model_conflict(const Config& config) {
   return std::nullopt;
 }
 
-// Keys that only save memory or time may be there under any strategy; these change the numbers.
+// Keys that only save memory or time are ignored by other strategies. These change the results, so
+// they are refused.
 std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& parallel) {
   if (parallel.form == "mapped" && parallel.offload != "none") {
     return ConfigConflict{"parallel.form",
-                          "is mapped, but parallel.offload keeps the parameters in files, which "
-                          "are gathered: choose auto, or parallel.offload=none"};
+                          "is mapped, but parallel.offload keeps the parameters in files, from "
+                          "which they are gathered: choose auto, or parallel.offload=none"};
   }
   if (parallel.strategy == "fsdp" || parallel.strategy == "hsdp") return std::nullopt;
   const std::array<std::pair<const char*, std::string>, 2> dtypes = {
@@ -322,8 +350,8 @@ std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& paral
   for (const auto& [key, dtype] : dtypes) {
     if (dtype == "float32") continue;
     return ConfigConflict{
-        key, cadre::format("is {}, which parallel.strategy fsdp and hsdp can do, and {} cannot: "
-                           "choose one of those, or float32; run.autocast=bfloat16 computes in "
+        key, cadre::format("is {}, which only parallel.strategy fsdp and hsdp support, not {}: "
+                           "choose one of them, or float32; run.autocast=bfloat16 computes in "
                            "bfloat16 under every strategy",
                            dtype, parallel.strategy)};
   }
@@ -340,6 +368,13 @@ std::optional<ConfigConflict> find_conflict(const Config& config) {
                           cadre::format("is {}, more than run.steps, which is {}: set both, or "
                                         "schedule.warmup_steps=-1, which is a tenth of the steps",
                                         config.schedule.warmup_steps, config.run.steps)};
+  }
+  if (config.run.global_batch_size % config.run.accumulate != 0) {
+    return ConfigConflict{
+        "run.global_batch_size",
+        cadre::format("is {}, which run.accumulate, {}, does not divide: the samples of all "
+                      "processes in one step are split into that many parts of equal size",
+                      config.run.global_batch_size, config.run.accumulate)};
   }
   if (config.data.kind == "text" && config.run.evaluate_tokens <= config.model.context) {
     return ConfigConflict{
@@ -363,8 +398,8 @@ std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view
   return std::ranges::min_element(
              fields, {},
              [&](const ConfigField& field) {
-               // A right key in the wrong section, or without one, is nearer than a chance
-               // likeness.
+               // A known key in the wrong section, or without a section, precedes other similar
+               // keys.
                const std::string_view name = field.name;
                const std::string_view key = name.substr(name.find('.') + 1);
                const std::string_view unknown_key = unknown.substr(unknown.find('.') + 1);
@@ -378,7 +413,7 @@ std::string value_text(const ConfigField& field) {
       [](const auto* value) -> std::string {
         using Value = std::remove_cvref_t<decltype(*value)>;
         if constexpr (std::is_same_v<Value, double>) return number_text(*value);
-        // A JSON text, number, truth value or list of texts is a TOML one, too.
+        // JSON strings, numbers, booleans and lists of strings are valid TOML.
         return nlohmann::json(*value).dump();
       },
       field.value);

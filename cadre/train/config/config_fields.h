@@ -1,7 +1,8 @@
-// The keys of the configuration as data: name, meaning, where the value goes, what it may be.
+// The keys of the configuration as data: name, explanation, address of the value, allowed values.
 //
-// Threads: plain values. Blocking: never. Lifetime: fields point into the Config they were made of.
-// Errors: check_value() and check_config() say what is wrong, without a place: the caller knows it.
+// Threads: plain values. Blocking: never. Lifetime: fields point into the Config from which they
+// were made. Errors: check_value() and find_conflict() return texts without file and line, which
+// the caller adds.
 #pragma once
 
 #include <optional>
@@ -20,26 +21,25 @@ struct ConfigField {
   std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*> value;
   std::optional<double> min = {};
   std::optional<double> max = {};
-  std::vector<std::string> choices = {};  // of a text; any when empty
+  std::vector<std::string> choices = {};  // of a text; empty: any text
 };
 
 std::vector<ConfigField> config_fields(Config& config);
 
-// What is wrong with the field's present value: "must be at least 1, is 0"; empty when it is fine.
+// The problem with the field's present value: "must be at least 1, is 0"; empty if it is valid.
 std::string check_value(const ConfigField& field);
 
-// A contradiction between fields: the name of the field to change, and why. Empty when there is
-// none.
+// A contradiction between fields: the field to change, and the reason.
 struct ConfigConflict {
   std::string field;
   std::string reason;
 };
 std::optional<ConfigConflict> find_conflict(const Config& config);
 
-// The key that was probably meant: the nearest by edit distance.
+// The most similar key, by edit distance.
 std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown);
 
-// As it would stand in a TOML file: `0.001`, `"adamw"`, `[".py"]`.
+// The value in TOML: `0.001`, `"adamw"`, `[".py"]`.
 std::string value_text(const ConfigField& field);
 
 // "an integer", "a text", ...: for messages.

@@ -2,9 +2,11 @@
 
 #include <toml++/toml.h>
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
@@ -18,6 +20,9 @@ namespace {
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr std::string_view kCommandLine = "command line";
 constexpr size_t kMaxDots = 1000;  // of a line
+// Keys of earlier versions, and their present names.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kRenamedKeys = {
+    {{"run.batch_size", "run.global_batch_size"}}};
 
 [[noreturn]] void refuse(std::string_view place, const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", place, what));
@@ -34,7 +39,7 @@ std::optional<std::vector<std::string>> texts_of(const toml::node& node) {
   return texts;
 }
 
-// False when the node is of another type. An integer will do where a number is asked for.
+// Returns false if the node has another type. An integer is accepted for a number.
 bool assign(const ConfigField& field, const toml::node& node) {
   return std::visit(
       [&](auto* target) {
@@ -53,9 +58,9 @@ bool assign(const ConfigField& field, const toml::node& node) {
       field.value);
 }
 
-// The parser takes stack for each part of a dotted key, so a line of very many would end the
-// program. Returns the number of the first such line, or 0.
-size_t line_of_endless_key(const std::string& text) {
+// The parser recurses for each part of a dotted key, so a key with very many parts would overflow
+// the stack. Returns the number of the first line with such a key, or 0.
+size_t line_of_overlong_key(const std::string& text) {
   size_t line = 1;
   size_t num_dots = 0;
   for (const char c : text) {
@@ -68,10 +73,15 @@ size_t line_of_endless_key(const std::string& text) {
   return 0;
 }
 
-// Puts values into the fields and remembers where each came from, for messages.
+// Whether keys of earlier versions are read, as a snapshot needs, or refused with their present
+// names, as in a user's file.
+enum class FormerKeys { kRead, kRefused };
+
+// Assigns values to the fields and remembers where each was set, for messages.
 class ConfigReader {
  public:
-  explicit ConfigReader(Config& config) : fields_(config_fields(config)) {}
+  ConfigReader(Config& config, FormerKeys former_keys)
+      : fields_(config_fields(config)), former_keys_(former_keys) {}
 
   void read_file(const std::string& path) {
     read_text(os::read_file(path, kMaxConfigBytes).value_or_throw(), path);
@@ -79,8 +89,8 @@ class ConfigReader {
 
   void read_text(const std::string& text, const std::string& path) {
     toml::table table;
-    if (const size_t line = line_of_endless_key(text); line > 0) {
-      refuse(cadre::format("{}:{}", path, line), "a key of too many parts");
+    if (const size_t line = line_of_overlong_key(text); line > 0) {
+      refuse(cadre::format("{}:{}", path, line), "a key has too many parts");
     }
     try {
       table = toml::parse(text, path);
@@ -103,7 +113,7 @@ class ConfigReader {
   void read_override(const std::string& text) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos) {
-      refuse(kCommandLine, cadre::format("'{}' is no override; expected key=value", text));
+      refuse(kCommandLine, cadre::format("'{}' is not an override; expected key=value", text));
     }
     const std::string key = text.substr(0, equals);
     const std::string value = text.substr(equals + 1);
@@ -111,19 +121,19 @@ class ConfigReader {
     places_[key] = kCommandLine;
     if (!is_utf8(value)) {
       refuse(kCommandLine,
-             cadre::format("the value of {} is no UTF-8 text, which snapshots and metrics cannot "
-                           "hold: give a text or a path in UTF-8",
+             cadre::format("the value of {} is not valid UTF-8, which snapshots and metrics cannot "
+                           "contain: use a text or a path in UTF-8",
                            key));
     }
     if (auto* const* target = std::get_if<std::string*>(&field.value)) {
-      **target = value;  // as it is: a shell has taken its quotes already
+      **target = value;  // verbatim: the shell has removed its quotes
     } else {
       read_value(field, value);
     }
     check(field, kCommandLine);
   }
 
-  // Gives the keys of the optimizer that nobody set the defaults of its kind.
+  // Sets keys of the optimizer that were not set to the defaults of its kind.
   void complete(Config& config) {
     const OptimizerConfig defaults = default_optimizer(config.optimizer.kind);
     Config other;
@@ -136,7 +146,7 @@ class ConfigReader {
     }
   }
 
-  // Where the value of the field was set; for a default, the file it could be set in.
+  // The place where the field was set; for a default value, the file.
   std::string place_of_field(const std::string& name, const std::string& path) const {
     const auto found = places_.find(name);
     return found == places_.end() ? path : found->second;
@@ -157,7 +167,14 @@ class ConfigReader {
   }
 
   const ConfigField& find(const std::string& key, std::string_view place) const {
-    const auto found = std::ranges::find(fields_, key, &ConfigField::name);
+    const auto renamed =
+        std::ranges::find(kRenamedKeys, key, [](const auto& keys) { return keys.first; });
+    const bool is_former = renamed != kRenamedKeys.end();
+    if (is_former && former_keys_ == FormerKeys::kRefused) {
+      refuse(place, cadre::format("{} is now named {}", key, renamed->second));
+    }
+    const auto found = std::ranges::find(
+        fields_, is_former ? renamed->second : std::string_view(key), &ConfigField::name);
     if (found == fields_.end()) {
       refuse(place,
              cadre::format("unknown key '{}'; did you mean '{}'?", key, nearest_key(fields_, key)));
@@ -177,10 +194,10 @@ class ConfigReader {
   void read_value(const ConfigField& field, const std::string& value) {
     try {
       toml::table table;
-      if (line_of_endless_key(value) == 0) table = toml::parse(cadre::format("value = {}", value));
+      if (line_of_overlong_key(value) == 0) table = toml::parse(cadre::format("value = {}", value));
       if (table.size() == 1 && assign(field, *table.get("value"))) return;
     } catch (const toml::parse_error&) {
-      // Said below, in the words of the override.
+      // Reported below, with the text of the override.
     }
     refuse(kCommandLine,
            cadre::format("{} must be {}, is '{}'", field.name, type_name(field), value));
@@ -192,6 +209,7 @@ class ConfigReader {
   }
 
   std::vector<ConfigField> fields_;
+  FormerKeys former_keys_;
   std::map<std::string, std::string> places_;
 };
 
@@ -208,7 +226,7 @@ std::string bounds_text(const ConfigField& field) {
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
   Config config;
-  ConfigReader reader(config);
+  ConfigReader reader(config, FormerKeys::kRefused);
   reader.read_file(path);
   for (const std::string& text : overrides) reader.read_override(text);
   reader.complete(config);
@@ -221,7 +239,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 
 Config parse_config(const std::string& text, const std::string& origin) {
   Config config;
-  ConfigReader(config).read_text(text, origin);
+  ConfigReader(config, FormerKeys::kRead).read_text(text, origin);
   return config;
 }
 

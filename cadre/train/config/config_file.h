@@ -1,7 +1,7 @@
 // Reads a configuration from a TOML file and from `key=value` overrides.
 //
-// Threads: any. Blocking: reads one file. Errors: kInvalidArgument with "file:line: " (or "command
-// line: ") before what is wrong and, for an unknown key, the nearest right one.
+// Threads: any. Blocking: reads one file. Errors: kInvalidArgument that begins with "file:line: "
+// or "command line: "; for an unknown key it names the most similar one.
 #pragma once
 
 #include <string>
@@ -11,15 +11,17 @@
 
 namespace cadre::train {
 
-// Overrides win over the file, later ones over earlier ones: "model.width=256", "data.path=/tmp/a".
-// A text needs no quotes in an override.
+// Overrides replace values of the file, and later ones replace earlier ones: "model.width=256",
+// "data.path=/tmp/a". A text needs no quotes in an override. A key of an earlier version is
+// refused, and the error names its present name.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 
-// Of what config_text() gave; `origin` stands for the file in errors.
+// Parses the text of a snapshot, which config_text() wrote, perhaps in an earlier version that had
+// other names for some keys. `origin` replaces the file's name in errors.
 Config parse_config(const std::string& text, const std::string& origin);
 
-// All keys and values as a TOML file that load_config reads back; with `explain`, each key has its
-// meaning and its bounds above it.
+// All keys and values as a TOML file that load_config() can read; with `explain`, comments give the
+// meaning and the bounds of each key.
 struct ConfigTextOptions {
   bool explain = false;
 };

@@ -22,7 +22,7 @@ class ConfigTest : public ::testing::Test {
     return load_config(path_, overrides);
   }
 
-  // The message, with the file's path cut to its name.
+  // The message, with the file's name in place of its path.
   std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
     try {
       load(text, overrides);
@@ -83,10 +83,11 @@ TEST_F(ConfigTest, RefusesWithLineAndNearestKey) {
   EXPECT_EQ(refusal("[model]\nwidth = \n").substr(0, 19), "config_test.toml:2:");
 }
 
-TEST_F(ConfigTest, AKeyWithoutEndIsRefused) {
+TEST_F(ConfigTest, AKeyWithTooManyPartsIsRefused) {
   std::string endless = "a";
   for (int i = 0; i < 200'000; ++i) endless += ".a";
-  EXPECT_EQ(refusal("# one\n" + endless + " = 1\n"), "config_test.toml:2: a key of too many parts");
+  EXPECT_EQ(refusal("# one\n" + endless + " = 1\n"),
+            "config_test.toml:2: a key has too many parts");
   EXPECT_EQ(refusal("", {"model.width={" + endless + " = 1}"}).substr(0, 46),
             "command line: model.width must be an integer, ");
 }
@@ -106,13 +107,29 @@ TEST_F(ConfigTest, ARefusalNamesBothKeysThatDoNotGoTogether) {
       << "images have no tokens";
 }
 
+TEST_F(ConfigTest, AGlobalBatchIsSplitIntoPartsOfEqualSize) {
+  EXPECT_EQ(refusal("[run]\nglobal_batch_size = 10\n", {"run.accumulate=4"}),
+            "config_test.toml:2: run.global_batch_size is 10, which run.accumulate, 4, does not "
+            "divide: the samples of all processes in one step are split into that many parts of "
+            "equal size");
+  EXPECT_EQ(refusal("[run]\nglobal_batch_size = 12\n", {"run.accumulate=4"}), "accepted");
+}
+
+TEST_F(ConfigTest, AFormerKeyIsRefusedByUsersAndReadInSnapshots) {
+  EXPECT_EQ(refusal("[run]\nsteps = 3\nbatch_size = 8\n"),
+            "config_test.toml:3: run.batch_size is now named run.global_batch_size");
+  EXPECT_EQ(refusal("", {"run.batch_size=8"}),
+            "command line: run.batch_size is now named run.global_batch_size");
+  EXPECT_EQ(parse_config("[run]\nbatch_size = 8\n", "a snapshot").run.global_batch_size, 8);
+}
+
 TEST_F(ConfigTest, RefusesModelsOfOtherData) {
   EXPECT_EQ(
       refusal("[model]\nkind = 'gpt'\n[data]\nkind = 'synthetic'\n"),
       "config_test.toml:4: data.kind must be text for model.kind gpt, which predicts the next "
-      "token; synthetic has images: take model.kind cnn or mlp");
+      "token; synthetic has images: use model.kind cnn or mlp");
   EXPECT_EQ(refusal("[model]\nkind = 'cnn'\n"),
-            "config_test.toml:2: model.kind cnn looks at images, and data.kind is text: take "
+            "config_test.toml:2: model.kind cnn classifies images, but data.kind is text: use "
             "data.kind mnist or synthetic, or model.kind gpt or mlp");
   EXPECT_EQ(refusal("[model]\nkind = 'cnn'\n", {"data.kind=mnist"}),
             "command line: data.kind mnist needs data.path: the folder of the idx files");
@@ -121,16 +138,16 @@ TEST_F(ConfigTest, RefusesModelsOfOtherData) {
   EXPECT_EQ(refusal("", {"model.kind=mlp", "data.kind=synthetic"}), "accepted");
 }
 
-// What would change the numbers is not ignored; what only saves memory or time is.
+// Keys that change the results are refused; keys that only save memory or time are ignored.
 TEST_F(ConfigTest, RefusesDtypesUnderStrategiesThatDoNotHaveThem) {
   for (const std::string key : {"parallel.parameter_dtype", "parallel.reduce_dtype"}) {
     for (const std::string strategy : {"single", "ddp", "zero1", "zero2"}) {
       EXPECT_EQ(refusal("", {key + "=bfloat16", "parallel.strategy=" + strategy}),
                 "command line: " + key +
-                    " is bfloat16, which parallel.strategy fsdp and hsdp "
-                    "can do, and " +
+                    " is bfloat16, which only parallel.strategy fsdp and hsdp "
+                    "support, not " +
                     strategy +
-                    " cannot: choose one of those, or float32; "
+                    ": choose one of them, or float32; "
                     "run.autocast=bfloat16 computes in bfloat16 under every strategy");
     }
     for (const std::string strategy : {"fsdp", "hsdp"}) {
@@ -146,7 +163,7 @@ TEST_F(ConfigTest, ShardsAreMappedUnlessTheyAreInFiles) {
   EXPECT_EQ(shard_form({.form = "gathered"}), ShardForm::kGathered);
   EXPECT_EQ(refusal("", {"parallel.form=mapped", "parallel.offload=/tmp"}),
             "command line: parallel.form is mapped, but parallel.offload keeps the parameters in "
-            "files, which are gathered: choose auto, or parallel.offload=none");
+            "files, from which they are gathered: choose auto, or parallel.offload=none");
 }
 
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
@@ -173,7 +190,7 @@ TEST_F(ConfigTest, RefusesOverridesInTheirOwnWords) {
   EXPECT_EQ(refusal("", {"model.with=3"}),
             "command line: unknown key 'model.with'; did you mean 'model.width'?");
   EXPECT_EQ(refusal("", {"model.width"}),
-            "command line: 'model.width' is no override; expected key=value");
+            "command line: 'model.width' is not an override; expected key=value");
   EXPECT_EQ(refusal("", {"model.width=big"}),
             "command line: model.width must be an integer, is 'big'");
   EXPECT_EQ(refusal("", {"model.width=3\nx=4"}),
@@ -181,8 +198,8 @@ TEST_F(ConfigTest, RefusesOverridesInTheirOwnWords) {
   EXPECT_EQ(refusal("", {"run.name=a/b"}),
             "command line: run.name must be a plain folder name, is \"a/b\"");
   EXPECT_EQ(refusal("", {"data.path=/tmp/caf\xe9"}),
-            "command line: the value of data.path is no UTF-8 text, which snapshots and metrics "
-            "cannot hold: give a text or a path in UTF-8");
+            "command line: the value of data.path is not valid UTF-8, which snapshots and metrics "
+            "cannot contain: use a text or a path in UTF-8");
 }
 
 TEST_F(ConfigTest, AMissingFileIsNamed) {

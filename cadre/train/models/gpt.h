@@ -2,9 +2,10 @@
 // and a head tied to the token embedding.
 //
 // Threads, blocking, errors: as torch::nn::Module. Parameters are named after GPT-2's (wte.weight,
-// h_0.attn_c_attn.weight, ...), with nn::Linear's (out, in) shapes.
-// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; the initial
-// values, too: normal of 0.02, projections into the residual stream divided by sqrt(2 * layers).
+// h_0.attn_c_attn.weight, ...), with nn::Linear's (out, in) shapes. Source: Radford et al.,
+// "Language Models are Unsupervised Multitask Learners", 2019, also for the initial values: normal
+// with a standard deviation of 0.02, divided by sqrt(2 * layers) for projections into the residual
+// stream.
 #pragma once
 
 #include <torch/nn/modules/embedding.h>

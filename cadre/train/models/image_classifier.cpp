@@ -18,8 +18,8 @@ constexpr int64_t kNumHidden = 128;
 constexpr double kDropoutOfConvolutions = 0.25;
 constexpr double kDropoutOfHidden = 0.5;
 
-// As PyTorch's modules begin: weights and biases uniform within 1 / sqrt(inputs of an output). The
-// weight of a module comes before its bias.
+// PyTorch's initialization: weights and biases uniform within 1 / sqrt(fan_in). Each module's
+// weight is drawn before its bias.
 void initialize(nn::Module& model, at::Generator generator) {
   const torch::NoGradGuard no_grad;
   double bound = 0;
@@ -84,7 +84,7 @@ std::shared_ptr<Model> make_image_classifier(const ModelConfig& config, uint64_t
 }
 
 at::Tensor classification_loss(const at::Tensor& log_probabilities, const at::Tensor& targets) {
-  // The mean over nothing would be NaN; the sum keeps the graph, so backward still runs.
+  // The mean over an empty batch is NaN; the sum is 0 and keeps the graph for backward.
   if (targets.numel() == 0) return log_probabilities.sum();
   return torch::nll_loss(log_probabilities, targets);
 }

@@ -1,8 +1,8 @@
-// Models that say which of ten classes an image belongs to.
+// Models that classify images into ten classes.
 //
-// Threads, blocking, errors: as Model. Parameters have the names and shapes, and, but for the
-// random numbers, the first values of the same modules in PyTorch. Source: the network of PyTorch's
-// basic MNIST example.
+// Threads, blocking, errors: as Model. Parameters have the names, the shapes and the initial
+// distributions of the same modules in PyTorch. Source: the network of PyTorch's basic MNIST
+// example.
 #pragma once
 
 #include <torch/nn/modules/conv.h>
@@ -18,7 +18,7 @@ namespace cadre::train {
 
 inline constexpr int64_t kNumClasses = 10;
 
-// Two convolutions of 3x3 (1 to 32 to 64 channels), the maximum of 2x2, and two linear layers (128,
+// Two convolutions of 3x3 (1 to 32 to 64 channels), max pooling of 2x2, and two linear layers (128,
 // 10). (B, 1, 28, 28) to log-probabilities (B, 10).
 class MnistCnn : public Model {
  public:
@@ -38,8 +38,8 @@ class MnistCnn : public Model {
   torch::nn::Linear fc2_;
 };
 
-// The pixels side by side through `config.layers` hidden layers of `config.width` with ReLU.
-// (B, 1, 28, 28) to log-probabilities (B, 10).
+// The flattened pixels through `config.layers` hidden layers of `config.width` with ReLU. (B, 1,
+// 28, 28) to log-probabilities (B, 10).
 class ImageMlp : public Model {
  public:
   explicit ImageMlp(const ModelConfig& config);
@@ -50,12 +50,12 @@ class ImageMlp : public Model {
   torch::nn::Linear head_;
 };
 
-// The model that the configuration names. Its first values depend on `seed` alone, not on
-// libtorch's default generator, which the ranks of one process share.
+// The model of the configuration. Its initial values depend only on `seed`, not on libtorch's
+// default generator, which the ranks of one process share.
 std::shared_ptr<Model> make_image_classifier(const ModelConfig& config, uint64_t seed);
 
-// Mean negative log-likelihood of log-probabilities (B, C) at targets (B), in nats. Of an empty
-// batch: 0, with a gradient of zeros.
+// Mean negative log-likelihood of log-probabilities (B, C) at targets (B), in nats. For an empty
+// batch 0, with a gradient of zeros.
 at::Tensor classification_loss(const at::Tensor& log_probabilities, const at::Tensor& targets);
 
 }  // namespace cadre::train

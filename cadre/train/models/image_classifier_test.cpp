@@ -57,7 +57,7 @@ TEST_P(EveryClassifier, DependsOnTheSeedAlone) {
   EXPECT_FALSE(a->parameters()[0].equal(c->parameters()[0]));
 }
 
-// A rank may have no share of a batch; its backward runs all the same.
+// A rank may have no sample of a batch; its backward still runs.
 TEST_P(EveryClassifier, OfNothingHasAGradientOfZeros) {
   const auto model = make_image_classifier(small_classifier(GetParam()), 1);
   const at::Tensor loss =
@@ -110,7 +110,7 @@ TEST(MnistCnn, DropsOutInTrainingOnlyAndWhenTold) {
   EXPECT_FALSE(differs(*make_image_classifier(config, 1)));
 }
 
-// The bounds of torch.nn's own first values.
+// The bounds of the initial values of torch.nn.
 TEST(MnistCnn, BeginsAsPyTorchsModules) {
   const auto model = make_image_classifier(small_classifier("cnn"), 1);
   const std::map<std::string, double> num_inputs = {

@@ -16,7 +16,7 @@ std::shared_ptr<LanguageModel> make_language_model(const ModelConfig& config, in
 }
 
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets) {
-  // The mean over nothing would be NaN; the sum keeps the graph, so backward still runs.
+  // The mean over an empty batch is NaN; the sum is 0 and keeps the graph for backward.
   if (targets.numel() == 0) return logits.sum();
   return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
 }

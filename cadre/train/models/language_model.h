@@ -1,4 +1,4 @@
-// Models that predict the next token at every place of a text.
+// Models that predict the next token at every position of a text.
 //
 // Threads, blocking, errors: as Model.
 #pragma once
@@ -19,13 +19,13 @@ class LanguageModel : public Model {
   virtual int64_t context() const = 0;
 };
 
-// The model that the configuration names. Its first values depend on `seed` alone, not on
-// libtorch's default generator, which the ranks of one process share.
+// The model of the configuration. Its initial values depend only on `seed`, not on libtorch's
+// default generator, which the ranks of one process share.
 std::shared_ptr<LanguageModel> make_language_model(const ModelConfig& config, int64_t vocabulary,
                                                    uint64_t seed);
 
-// Mean cross entropy over all tokens of logits (B, T, V) against targets (B, T), in nats. Of an
-// empty batch: 0, with a gradient of zeros.
+// Mean cross entropy over all tokens of logits (B, T, V) against targets (B, T), in nats. For an
+// empty batch 0, with a gradient of zeros.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace cadre::train

@@ -117,7 +117,7 @@ TEST(Gpt, IsTheFormula) {
   const torch::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> parameters;
   for (const auto& item : model->named_parameters()) {
-    // Away from ones and zeros, so that every parameter has a say.
+    // Neither ones nor zeros, so that every parameter affects the output.
     item.value().add_(torch::randn_like(item.value()) * 0.3);
     parameters[item.key()] = item.value();
   }

@@ -1,4 +1,5 @@
-// What the trainer trains: a module from a batch's data to what its loss is computed from.
+// The base class of the trainer's models: a module that maps a batch's data to the input of the
+// loss.
 //
 // Threads: as torch::nn::Module. Blocking: never. Errors: c10::Error for wrong shapes.
 #pragma once
@@ -17,20 +18,21 @@ namespace cadre::train {
 
 class Model : public torch::nn::Module {
  public:
-  // data: (B, ...); what comes back is (B, ..., classes). B may be 0.
+  // data: (B, ...); returns (B, ..., classes). B may be 0.
   virtual at::Tensor forward(const at::Tensor& data) = 0;
 };
 
-// What comes out of a trained model for data, (B, ...), without grad and in evaluation mode.
+// The output of a model for data (B, ...), without grad and in evaluation mode.
 using Inference = std::function<at::Tensor(const at::Tensor& data)>;
 
-// A layer that a sharding strategy may gather by itself.
+// A layer that a sharding strategy may gather on its own.
 using LinearUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 
 bool recomputes_activations(const ModelConfig& config);
 
-// layer(input). If it is recomputed, backward does that a second time, and what it keeps until then
-// is the input. What the layer refers to lives until backward, and has no buffer that it changes.
+// layer(input). If it is recomputed, only the input is kept, and backward calls the layer again.
+// REQUIRES: everything to which the layer refers lives until backward, and the layer changes no
+// buffer.
 template <typename Layer>
 at::Tensor run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {
   return is_recomputed ? call_checkpointed<at::Tensor, const at::Tensor&>(layer, {}, input)
@@ -46,7 +48,7 @@ struct HiddenLayerOptions {
   bool is_recomputed = false;
 };
 
-// A linear layer and what its outputs go through. (..., num_inputs) to (..., num_outputs).
+// A linear layer and its activation function. (..., num_inputs) to (..., num_outputs).
 class HiddenLayer : public torch::nn::LinearImpl {
  public:
   explicit HiddenLayer(const HiddenLayerOptions& layer);

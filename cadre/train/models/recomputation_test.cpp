@@ -1,5 +1,5 @@
-// What model.checkpoint_activations makes of each model: so many layers are computed again in
-// backward, and their activations are not kept.
+// model.checkpoint_activations of each model: the number of layers that backward recomputes, and
+// that their activations are not kept.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -13,7 +13,7 @@
 namespace cadre::train {
 namespace {
 
-// Nodes of the graph behind the output whose name has `part` in it.
+// The number of graph nodes whose name contains `part`.
 int64_t num_nodes(const at::Tensor& output, const std::string& part) {
   std::set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> next = {output.grad_fn().get()};

@@ -1,4 +1,4 @@
-// A multilayer perceptron over the last few tokens: small, fast, without attention.
+// A multilayer perceptron over the last tokens: a small and fast model without attention.
 //
 // Threads, blocking, errors: as torch::nn::Module.
 // Source: Bengio et al., "A Neural Probabilistic Language Model", 2003.
@@ -13,7 +13,7 @@
 
 namespace cadre::train {
 
-// The embeddings of the last `config.window` tokens (zeros before the text), side by side, through
+// The embeddings of the last `config.window` tokens (zeros before the text), concatenated, through
 // `config.layers` hidden layers of `config.width` with GELU.
 class WindowMlp : public LanguageModel {
  public:

@@ -19,9 +19,9 @@
 namespace cadre::train {
 namespace {
 
-// While it lives, tensors that this thread makes are on the meta device: they have sizes and no
-// memory, and what sets their values does nothing. libtorch chooses the kernel of a factory
-// function in BackendSelect, by the device that is asked for; without that it takes the included
+// During its lifetime this thread creates tensors on the meta device, which have sizes but no
+// memory, and functions that set their values do nothing. libtorch selects the kernel of a factory
+// function in BackendSelect by the requested device; with that key excluded it selects the included
 // key.
 class MetaScope {
  public:
@@ -52,7 +52,7 @@ Reshard reshard_named(const std::string& name) {
   return name == "after_backward" ? Reshard::kAfterBackward : Reshard::kAfterReduction;
 }
 
-// Of the optimizers in train/optimizer.cpp.
+// The states of the optimizers in train/optimizer.cpp.
 OptimizerSizes optimizer_sizes(const OptimizerConfig& config) {
   const int decay = config.weight_decay > 0 ? 1 : 0;  // a copy of the gradient
   const int momentum = config.momentum > 0 ? 1 : 0;

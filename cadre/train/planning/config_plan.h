@@ -1,9 +1,9 @@
-// What each process of a configured run would hold and move, under the strategy that the
-// configuration chooses and under the others.
+// The memory and the traffic of each process of a configured run, under the strategy of the
+// configuration and under the others.
 //
 // Threads: one. Blocking: never. Lifetime: values. Errors: kInvalidArgument for a strategy that the
-// number of processes does not allow. The model is built without memory for its values, whatever
-// its size; data are not opened.
+// number of processes does not allow. The model is constructed without memory for its values; data
+// are not opened.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct NamedPlan {
   bool is_chosen = false;  // by the configuration
   MemoryPlan plan;
 };
-// The strategies that the trainer has, each with the rest of the configuration; single is of one
-// process. Left out: hsdp where parallel.replicas does not divide the processes.
+// The plans of all strategies of the trainer, with the other keys of the configuration; single has
+// one process. Without hsdp if parallel.replicas does not divide the number of processes.
 std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSizes& model,
                                            const Processes& processes);
 

@@ -1,4 +1,4 @@
-// Plans from a configuration, against the models that it makes, and their tables.
+// Plans from a configuration, compared with its models, and their tables.
 #include "cadre/train/planning/config_plan.h"
 
 #include <gmock/gmock.h>

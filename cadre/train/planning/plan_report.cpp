@@ -29,11 +29,11 @@ constexpr std::array<OperationColumn, 3> kOperations{
     OperationColumn{"all_gather", &StepTraffic::all_gather}};
 
 constexpr const char* kHowToRead =
-    "A process holds this at its peak, without activations, data and libraries, and once the "
-    "model is\nconstructed. full units: parameters that are gathered while a unit computes; "
-    "reduction: buffers\nin which gradients are reduced; transient: gradients before their "
-    "reduction. Received: by one\nprocess in one step, by the best algorithm there is; processes "
-    "of one host share memory and copy less.\n";
+    "The memory of a process at its peak, after the model is constructed, without activations, "
+    "data and\nlibraries. full units: parameters that are gathered while a unit computes; "
+    "reduction: buffers in which\ngradients are reduced; transient: gradients before their "
+    "reduction. received: by one process in one step,\nwith an optimal algorithm; processes of "
+    "one host share memory and copy less.\n";
 
 std::string megabytes(int64_t num_bytes) {
   const double count = static_cast<double>(num_bytes) / 1e6;
@@ -42,7 +42,7 @@ std::string megabytes(int64_t num_bytes) {
 
 using Rows = std::vector<std::vector<std::string>>;
 
-// The first column to the left, the others to the right.
+// The first column is left-aligned, the others right-aligned.
 std::string aligned(const Rows& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
@@ -70,9 +70,9 @@ bool are_alike(const PlannedPart& a, const PlannedPart& b) {
          a.traffic.received_bytes() == b.traffic.received_bytes();
 }
 
-// Equal neighbours are one line.
+// Consecutive equal units are one line.
 std::string parts_table(const MemoryPlan& plan) {
-  Rows rows = {{"", "elements", "whole, MB", "own part, MB", "received, MB"}};
+  Rows rows = {{"", "elements", "whole, MB", "own shard, MB", "received, MB"}};
   for (size_t i = 0; i < plan.parts.size();) {
     const PlannedPart& part = plan.parts[i];
     size_t end = i + 1;
@@ -158,7 +158,7 @@ std::string start_table(const MemoryPlan& plan) {
     moved[1].push_back(megabytes(plan.traffic.received_bytes()));
     text += aligned(moved);
   }
-  text.pop_back();  // the line is ended by who prints it
+  text.pop_back();  // the caller ends the line
   return text;
 }
 
@@ -196,7 +196,7 @@ std::string comparison_table(const Config& config, const ModelSizes& model,
   if (chosen == nullptr) return text;
   const std::string parts = parts_table(chosen->plan);
   if (!parts.empty()) {
-    text += cadre::format("\n{}: what is moved together in one step\n", chosen->name) + parts;
+    text += cadre::format("\n{}: the units of communication in one step\n", chosen->name) + parts;
   }
   return text;
 }

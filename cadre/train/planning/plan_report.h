@@ -1,4 +1,4 @@
-// Plans as text for people and as JSON for programs.
+// Prints plans as text and as JSON.
 //
 // Threads: pure functions. Blocking: never. Errors: none.
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace cadre::train {
 
-// Lines about one plan: what a process holds, what a step moves. For the start of a run.
+// The lines that a run prints at its start: what a process holds and what a step transfers.
 std::string start_table(const MemoryPlan& plan);
 
-// One row for each plan, the chosen one marked, and the parts of the chosen one.
+// One row for each plan, of which the chosen one is marked, and the units of the chosen one.
 std::string comparison_table(const Config& config, const ModelSizes& model,
                              std::span<const NamedPlan> plans);
 

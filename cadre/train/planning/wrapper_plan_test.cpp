@@ -1,5 +1,5 @@
-// Plans against what the wrappers do: what each rank allocates and holds at its peak, and which
-// operations a step consists of.
+// Plans against the wrappers: the allocations and the peak of each rank, and the operations of a
+// step.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

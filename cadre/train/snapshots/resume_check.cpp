@@ -14,15 +14,15 @@ namespace {
 using Reasons = std::map<std::string_view, std::string_view>;
 
 const Reasons kRefused = {
-    {"data.held_out", "what was held out may have been learned from, or would be"},
-    {"optimizer.kind", "the optimizer's states are another's"},
-    {"model.kind", "the weights are another model's"},
-    {"model.heads", "the same weights in other heads are another model"}};
-const Reasons kDoubtful = {
+    {"data.held_out", "the model was or would be trained on held-out data"},
+    {"optimizer.kind", "the saved states are those of another optimizer"},
+    {"model.kind", "the saved parameters are those of another model"},
+    {"model.heads", "the same parameters with another number of heads are another model"}};
+const Reasons kWarned = {
     {"run.seed",
-     "the rest of this epoch comes in another order, so samples may come twice or never"},
-    {"model.context", "samples are cut anew, so the place in the data is another"}};
-const std::set<std::string_view> kOfNoMatter = {"run.name", "run.folder", "run.resume"};
+     "the rest of this epoch has another order, so some samples are used twice and some never"},
+    {"model.context", "samples have other boundaries, so the position in the data has changed"}};
+const std::set<std::string_view> kIgnored = {"run.name", "run.folder", "run.resume"};
 
 }  // namespace
 
@@ -37,21 +37,21 @@ std::vector<std::string> check_resumed_config(const Config& before, const Config
     const std::string& key = new_fields[i].name;
     const std::string then = value_text(old_fields[i]);
     const std::string present = value_text(new_fields[i]);
-    if (then == present || kOfNoMatter.contains(key)) continue;
+    if (then == present || kIgnored.contains(key)) continue;
     if (key == "model.heads" && now.model.kind != "gpt") continue;
     if (const auto refused = kRefused.find(key); refused != kRefused.end()) {
       throw Error(
           ErrorCode::kInvalidArgument,
           cadre::format("{} was {} when the snapshot was written and is {} now: {}; restore "
-                        "it, or start anew with run.resume=none",
+                        "it, or start at step 0 with run.resume=none",
                         key, then, present, refused->second));
     }
     changes += cadre::format("{}{} {} -> {}", changes.empty() ? "" : ", ", key, then, present);
-    if (const auto doubt = kDoubtful.find(key); doubt != kDoubtful.end()) {
-      warnings.push_back(cadre::format("warning: {} has changed: {}", key, doubt->second));
+    if (const auto warned = kWarned.find(key); warned != kWarned.end()) {
+      warnings.push_back(cadre::format("warning: {} has changed: {}", key, warned->second));
     }
   }
-  if (!changes.empty()) warnings.insert(warnings.begin(), "changed since: " + changes);
+  if (!changes.empty()) warnings.insert(warnings.begin(), "changed since the snapshot: " + changes);
   return warnings;
 }
 

@@ -1,8 +1,8 @@
-// What a resumed run may change in its configuration, and what it may not.
+// Compares the configuration of a resumed run with that of its snapshot.
 //
 // Threads: plain functions. Blocking: never. Errors: kInvalidArgument with the key, the value of
-// the snapshot and the present one, for a change that would spoil the result: data that was held
-// out before and would now be learned from, or an optimizer that cannot read the states.
+// the snapshot and the present one, for a change that would invalidate the result: training on data
+// that was held out, or an optimizer that cannot read the saved states.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace cadre::train {
 
-// Sentences about what has changed, for the user to read; none when nothing has. The run's name,
-// folder and run.resume do not count.
+// Messages for the user about changes; empty if nothing has changed. run.name, run.folder and
+// run.resume are ignored.
 std::vector<std::string> check_resumed_config(const Config& before, const Config& now);
 
 }  // namespace cadre::train

@@ -24,7 +24,8 @@ std::vector<std::string> compare_configs(const std::string& before, const Config
   try {
     parsed = parse_config(before, "the snapshot's configuration");
   } catch (const Error& error) {
-    return {cadre::format("warning: {}; what has changed since is not known", error.message())};
+    return {
+        cadre::format("warning: {}; changes since the snapshot are not known", error.message())};
   }
   return check_resumed_config(*parsed, now);
 }
@@ -34,15 +35,16 @@ void check_data(const std::string& snapshot, const DataIdentity& then, const Tas
   if (then == now) return;
   const std::string difference =
       then.size == now.size
-          ? cadre::format("as many {}, but others", task.item_name())
-          : cadre::format("{} {} then, {} now", then.size, task.item_name(), now.size);
-  throw Error(ErrorCode::kInvalidArgument,
-              cadre::format("{} was trained on other data: {}; restore the data, or start anew "
-                            "with run.resume=none",
-                            snapshot, difference));
+          ? cadre::format("the same number of {}, but with other content", task.item_name())
+          : cadre::format("{} {} in the snapshot, {} now", then.size, task.item_name(), now.size);
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("{} was trained on other data: {}; restore the data, or start at step 0 "
+                    "with run.resume=none",
+                    snapshot, difference));
 }
 
-bool is_whole(const std::string& snapshot) {
+bool is_intact(const std::string& snapshot) {
   try {
     check_snapshot(snapshot);
     return true;
@@ -51,23 +53,23 @@ bool is_whole(const std::string& snapshot) {
   }
 }
 
-// What to do when `snapshot` cannot be read.
+// A remedy for a snapshot that cannot be read.
 std::string remedy_for(const std::string& snapshot) {
   const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
   std::vector<int64_t> steps = run.steps();
   std::ranges::reverse(steps);
   for (const int64_t step : steps) {
     const std::string other = run.path_of(step);
-    if (other != snapshot && is_whole(other)) {
-      return cadre::format("another snapshot is whole: run.resume={}", other);
+    if (other != snapshot && is_intact(other)) {
+      return cadre::format("another snapshot is intact: run.resume={}", other);
     }
   }
-  return "no other snapshot is whole: start anew with run.resume=none";
+  return "no other snapshot is intact: start at step 0 with run.resume=none";
 }
 
-// The error, which reading the snapshot has thrown, with what to do.
+// Adds a remedy to an error of reading the snapshot.
 Error with_remedy(const Error& error, const std::string& snapshot) {
-  // Otherwise it is whole, but does not fit what is asked for.
+  // Otherwise the snapshot is intact, but does not match the run.
   const bool is_damaged =
       error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
   if (!is_damaged) return error;
@@ -86,8 +88,8 @@ NamedTensors named(const std::vector<ParameterState>& states) {
   return named;
 }
 
-// What a file of whole optimizer states has, as it lies on this rank: a state lies where its
-// parameter does.
+// The states in a file of whole optimizer states, as tensors of this rank. A state is sharded in
+// the same way as its parameter.
 SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTensor>& parameters) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   SnapshotParts states;
@@ -96,7 +98,7 @@ SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTenso
     const auto parameter =
         std::ranges::find(parameters, name.substr(0, name.rfind('.')), &SnapshotTensor::name);
     if (parameter == parameters.end() || (shape.empty() && !parameter->sizes.empty())) {
-      // One value for the whole parameter, or what the optimizer refuses by name.
+      // One value for the whole parameter, or a state that the optimizer will refuse by name.
       states.parameters.push_back(whole_tensor(name, at::empty(shape, at::kFloat)));
       continue;
     }
@@ -120,8 +122,8 @@ Resumption Resumption::open(const std::string& snapshot, const Config& now, cons
     std::vector<std::string> remarks = compare_configs(state.config, now);
     if (state.format < kFirstFormatWithDigests) {
       remarks.push_back(
-          cadre::format("warning: {} has format {}, which has no digests: damage to its "
-                        "files cannot be found",
+          cadre::format("warning: {} has format {}, which has no digests, so damage to its "
+                        "files cannot be detected",
                         snapshot, state.format));
     }
     return Resumption(snapshot, std::move(state), std::move(remarks));
@@ -135,7 +137,7 @@ std::optional<BucketLayout> Resumption::bucket_layout() const {
   return BucketLayout::parse(state_.bucket_layout).value_or_throw();
 }
 
-// With another number of ranks there is no generator to restore for some; they keep their own.
+// With another number of ranks some have no saved state; they keep their own.
 void Resumption::restore_generator(Rank rank) const {
   const auto index = static_cast<size_t>(rank.value);
   if (index >= state_.generators.size()) return;
@@ -164,12 +166,12 @@ void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
     strategy.parts_were_filled();
     optimizer.load_state(states);
   } catch (const Error& error) {
-    if (is_of_group(error)) throw;
+    if (is_group_failure(error)) throw;
     throw CommonError(with_remedy(error, snapshot_));
   }
 }
 
-// Fills the model; returns this rank's part of the optimizer's state.
+// Fills the model; returns this rank's optimizer state.
 NamedTensors Resumption::load(const SnapshotParts& parts, const ProcessGroup& world) const {
   if (state_.format >= kFirstFormatInParts) {
     return named(load_sharded(snapshot_, parts, world).optimizer);

@@ -1,9 +1,9 @@
-// Going on from a snapshot, whatever strategy and number of ranks wrote it.
+// Resumes from a snapshot that was written under any strategy and by any number of ranks.
 //
-// Threads: one. Blocking: for the time of the disk; restore() is collective. Lifetime: plain
-// values. Errors: what does not fit is kInvalidArgument; damage is kCorruption with the file and
-// the newest snapshot of the run that is whole. Those of restore() are CommonErrors, but for
-// failures of the group.
+// Threads: one. Blocking: reads a disk; restore() is collective. Lifetime: plain values. Errors:
+// kInvalidArgument for a snapshot that does not match the run; kCorruption for a damaged one, with
+// the file and the newest intact snapshot of the run. restore() throws them as CommonErrors, and
+// failures of the group as they are.
 #pragma once
 
 #include <optional>
@@ -23,18 +23,18 @@ namespace cadre::train {
 
 class Resumption {
  public:
-  // Reads the state and compares data and configuration with those of now. Local.
+  // Reads the state and compares its data and configuration with the present ones. Local.
   static Resumption open(const std::string& snapshot, const Config& now, const Task& task);
 
   const std::string& snapshot() const { return snapshot_; }
   const TrainState& state() const { return state_; }
-  // Sentences for the user: what has changed since, and what cannot be checked.
+  // Messages for the user about changes since the snapshot, and about what cannot be checked.
   const std::vector<std::string>& remarks() const { return remarks_; }
   std::optional<BucketLayout> bucket_layout() const;
 
-  // The default generator of this rank, if the snapshot has one for it. Local.
+  // Restores the default generator of this rank, if the snapshot has its state. Local.
   void restore_generator(Rank rank) const;
-  // Fills what this rank holds of the model and of the optimizer's state.
+  // Fills this rank's tensors of the model and of the optimizer's state.
   void restore(Strategy& strategy, Optimizer& optimizer, const ProcessGroup& world) const;
 
  private:

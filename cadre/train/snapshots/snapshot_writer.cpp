@@ -11,8 +11,8 @@
 namespace cadre::train {
 namespace {
 
-// From "<parameter>.<state>" of tensors that lie as the parameter does; those without a dimension
-// are one value for the whole parameter, because parts have one dimension.
+// Assigns tensors "<parameter>.<state>" to parameters. A tensor without dimensions is one value for
+// the whole parameter, because shards have one dimension.
 std::vector<ParameterState> states_by_parameter(const NamedTensors& named) {
   std::vector<ParameterState> states;
   std::map<std::string, size_t> places;
@@ -46,12 +46,12 @@ void SnapshotWriter::begin(const TrainState& state, const Model& model,
   SnapshotParts parts = strategy_.parts();
   parts.optimizer = states_by_parameter(optimizer.state());
   parts.extra = state_text(state);
-  // Its result is that of the save before, which settle() has returned.
+  // Its result is that of the previous save, which finish() has returned.
   static_cast<void>(saver_->save(state.step, parts));
   begun_ = {state.step, Status()};
 }
 
-std::optional<SnapshotWriter::Outcome> SnapshotWriter::settle() {
+std::optional<SnapshotWriter::Outcome> SnapshotWriter::finish() {
   std::optional<Outcome> outcome = std::exchange(begun_, std::nullopt);
   if (outcome && saver_) outcome->status = saver_->finish();
   return outcome;
@@ -61,7 +61,7 @@ void SnapshotWriter::close() {
   if (saver_) saver_->close().value_or_throw();
 }
 
-// All ranks learn whether rank 0 could write it, which alone has the reason.
+// All ranks learn whether rank 0 has written the files; only rank 0 has the reason of a failure.
 Status SnapshotWriter::write_whole(const TrainState& state, const Model& model,
                                    const Optimizer& optimizer) {
   Status status;

@@ -1,12 +1,11 @@
-// Writes the snapshots of a run: where each rank has the whole model, rank 0 writes whole files;
-// otherwise each rank writes its part, while training goes on.
+// Writes the snapshots of a run. If each rank has the whole model, rank 0 writes whole files;
+// otherwise each rank writes its shard in the background.
 //
-// Threads: one, which is the trainer's. Blocking: the constructor, begin(), settle() and close()
-// are collective; begin() returns when the parts are copied, or the whole files written. Lifetime:
-// refers to the strategy; of parts a copy as large as what this rank holds is kept for the next
-// snapshot. The destructor ends a save that is under way. Errors: a snapshot that fails is an
-// Outcome, the same on all ranks; errors of the group are thrown.
-// Format: docs/formats/snapshot.md.
+// Threads: the trainer's. Blocking: the constructor, begin(), finish() and close() are collective;
+// begin() returns when the shards are copied, or the whole files written. Lifetime: refers to the
+// strategy; a staging copy of the size of this rank's shard is kept for the next snapshot. The
+// destructor ends a save in progress. Errors: a snapshot that fails is an Outcome, equal on all
+// ranks; errors of the group are thrown. Format: docs/formats/snapshot.md.
 #pragma once
 
 #include <cstdint>
@@ -30,19 +29,19 @@ class SnapshotWriter {
     Status status;
   };
 
-  // strategy_name: for people who read a manifest.
+  // strategy_name: written to the manifest for information.
   SnapshotWriter(SnapshotFolder folder, const StrategyGroups& groups, const Strategy& strategy,
                  const std::string& strategy_name);
 
-  // REQUIRES: settle() since the last begin().
+  // REQUIRES: finish() since the last begin().
   void begin(const TrainState& state, const Model& model, const Optimizer& optimizer);
-  // Waits until the snapshot that was begun last is there or has failed; nothing when an earlier
-  // call has returned its outcome.
-  std::optional<Outcome> settle();
-  // Leaves the group of the thread that writes. REQUIRES: settle().
+  // Waits until the last snapshot that was begun is complete or has failed; nullopt if its outcome
+  // was returned already.
+  std::optional<Outcome> finish();
+  // Closes the group of the thread that writes. REQUIRES: finish().
   void close();
 
-  // Whether the step's snapshot was begun, and settle() has not returned its outcome.
+  // Whether the step's snapshot was begun and finish() has not returned its outcome.
   bool is_under_way(int64_t step) const { return begun_ && begun_->step == step; }
   // Whether a snapshot is still being written when begin() returns.
   bool writes_in_background() const { return saver_ != nullptr; }

@@ -35,7 +35,7 @@ at::Tensor from_hex(const std::string& text) {
   for (size_t i = 0; i + 1 < text.size(); i += 2, ++out) {
     const char* pair = text.data() + i;
     if (std::from_chars(pair, pair + 2, *out, 16).ptr != pair + 2) {
-      throw Error(ErrorCode::kCorruption, "a generator's state is no hexadecimal number");
+      throw Error(ErrorCode::kCorruption, "a generator's state is not a hexadecimal number");
     }
   }
   return bytes;
@@ -64,12 +64,12 @@ bool is_in_parts(const std::string& folder) {
   return std::filesystem::exists(cadre::format("{}/{}", folder, kSnapshotManifestName));
 }
 
-// A snapshot lies in a folder of its step's name, unless somebody has copied it elsewhere.
+// A snapshot's folder is named after its step, unless it was copied elsewhere.
 void check_step(const TrainState& state, const std::string& folder) {
   const auto named = SnapshotFolder::step_of_folder(folder);
   if (!named || *named == state.step) return;
   throw Error(ErrorCode::kCorruption,
-              cadre::format("it is of step {}, but its folder is named {}", state.step,
+              cadre::format("its step is {}, but its folder is named {}", state.step,
                             std::filesystem::path(folder).filename().string()));
 }
 
@@ -79,11 +79,11 @@ TrainState from_json(const Json& json) {
   state.step = json.at("step").get<int64_t>();
   state.loader.epoch = json.at("loader").at("epoch").get<int64_t>();
   state.loader.samples = json.at("loader").at("samples").get<int64_t>();
-  // Format 1 knew text only.
+  // Format 1 supports only text.
   const Json& data = json.at(format == 1 ? "text" : "data");
   state.data.size = data.at(format == 1 ? "num_tokens" : "size").get<int64_t>();
   state.data.fingerprint = std::stoull(data.at("fingerprint").get<std::string>(), nullptr, 16);
-  // JSON has no NaN: null, of a program that took one for the best.
+  // JSON has no NaN; earlier versions wrote null for one.
   if (json.contains("best_held_out_loss") && !json.at("best_held_out_loss").is_null()) {
     state.best_held_out_loss = json.at("best_held_out_loss").get<double>();
   }
@@ -103,7 +103,7 @@ void check_format(const Json& json, int oldest, int newest) {
                             format, oldest, newest));
 }
 
-// `parse`: throws what is wrong with the text of the file.
+// `parse` throws if the text of the file is invalid.
 template <typename Parse>
 TrainState parsed(const std::string& path, const Parse& parse) {
   try {
@@ -111,7 +111,7 @@ TrainState parsed(const std::string& path, const Parse& parse) {
   } catch (const Error& error) {
     throw error.with_context(path);
   } catch (const std::exception& error) {
-    // nlohmann's and stoull's exceptions: a field that is missing or of another type.
+    // Exceptions of nlohmann and stoull: a missing field, or one of another type.
     throw Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, error.what()));
   }
 }
@@ -122,8 +122,8 @@ TrainState state_in_manifest(const SnapshotReader& reader) {
     const Json extra = Json::parse(reader.manifest().extra);
     if (!extra.contains("format")) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "the trainer did not write this snapshot, so there is no place in the data to go "
-                  "on from; take its model as model.weights");
+                  "the trainer did not write this snapshot, so it has no position in the data to "
+                  "resume from; use it as model.weights instead");
     }
     check_format(extra, kFormatInParts, kFormatInParts);
     TrainState state = from_json(extra);

@@ -1,8 +1,8 @@
-// All that a run needs to go on as if it had never stopped, and its form on disk.
+// The state from which a run resumes as if it had not stopped, and its format on disk.
 //
-// Threads: one. Blocking: for the time of the disk. Lifetime: plain values beside the model and the
-// optimizer, which stay where they are. Errors: writing gives a Status, because a run survives a
-// failed snapshot; reading throws kCorruption or kInvalidArgument with the file and what differs.
+// Threads: one. Blocking: reads and writes a disk. Lifetime: plain values; the tensors of model and
+// optimizer are not in it. Errors: writing returns a Status, because a run continues after a failed
+// snapshot; reading throws kCorruption or kInvalidArgument with the file and the difference.
 // Format: docs/formats/snapshot.md.
 #pragma once
 
@@ -27,19 +27,19 @@ class Module;
 namespace cadre::train {
 
 inline constexpr int kFirstFormatWithDigests = 3;
-// Each rank wrote its part of the model; before, rank 0 wrote whole files, as it still does where
-// it has the whole model.
+// Each rank writes its shard of the model. In earlier formats rank 0 writes whole files, as it
+// still does if it has the whole model.
 inline constexpr int kFirstFormatInParts = 4;
 
 struct TrainState {
-  int format = 0;    // of the snapshot that it was read from
+  int format = 0;    // of the snapshot
   int64_t step = 0;  // updates done
   LoaderPosition loader;
-  DataIdentity data;  // a resumed run must see the same
-  // Of the best evaluation so far.
+  DataIdentity data;  // must be equal in a resumed run
+  // The lowest held-out loss so far.
   std::optional<double> best_held_out_loss;
-  std::string bucket_layout;  // empty in a world of one, and before it is learned
-  // Of each rank's default generator, in rank order: (bytes) uint8.
+  std::string bucket_layout;  // empty in a group of one, and before the first step
+  // The states of the ranks' default generators, in rank order: (bytes) uint8.
   std::vector<at::Tensor> generators;
   std::string config;  // as TOML
 };
@@ -48,18 +48,18 @@ inline constexpr std::string_view kModelFile = "model.safetensors";
 inline constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 
 // Fills an empty folder: model.safetensors, optimizer.safetensors, state.json, and B2SUMS with the
-// digests of these three. optimizer_state: of whole parameters, as Optimizer::state().
+// digests of these three. optimizer_state: that of whole parameters, from Optimizer::state().
 Status write_train_state(const std::string& folder, const TrainState& state,
                          const torch::nn::Module& model, const NamedTensors& optimizer_state);
 
-// The state as JSON, for a snapshot in parts.
+// The state as JSON, for a sharded snapshot.
 std::string state_text(const TrainState& state);
 
-// Of format 3 it checks all files of the snapshot first, so that the other two can be read without
-// damage; of format 4 the manifest, because load_sharded() checks the other files. Of formats 1 and
-// 2 only the step is checked, against the name of the folder.
+// For format 3 it first checks the digests of all files of the snapshot; for format 4 that of the
+// manifest, because load_sharded() checks the other files. For formats 1 and 2 it only compares the
+// step with the name of the folder.
 TrainState read_train_state(const std::string& folder);
-// The same, and in any case all files that have digests.
+// As read_train_state(), and checks all files that have digests.
 void check_snapshot(const std::string& folder);
 
 }  // namespace cadre::train

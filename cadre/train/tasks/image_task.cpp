@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSide = 28;  // pixels, of the images that the models take
 
-// The first and the last samples of one set.
+// Splits one dataset into its first and its last samples.
 template <typename D>
 std::pair<std::shared_ptr<const D>, std::shared_ptr<const D>> split(const D& all,
                                                                     double held_out_fraction) {
@@ -40,7 +40,7 @@ void ImageTask::open_mnist() {
   const std::string& folder = config_.data.path;
   const bool has_train = Mnist::has(folder, kMnistTrain);
   const bool has_test = Mnist::has(folder, kMnistTest);
-  // The constructor's error names what a folder without either lacks.
+  // If the folder has neither, the constructor's error names the missing files.
   const Mnist first(folder, has_test && !has_train ? kMnistTest : kMnistTrain);
   identity_ = {.size = first.size(), .fingerprint = first.fingerprint()};
   if (has_train && has_test) {
@@ -65,7 +65,7 @@ void ImageTask::open_mnist() {
 
 void ImageTask::make_synthetic() {
   const SyntheticImages all({.num_samples = config_.data.samples, .size = kSide});
-  identity_ = {.size = all.size(), .fingerprint = 0};  // the formula knows no other
+  identity_ = {.size = all.size(), .fingerprint = 0};  // the data depend only on the options
   std::tie(training_data_, held_out_data_) = split(all, config_.data.held_out);
 }
 

@@ -1,4 +1,4 @@
-// Telling which of ten classes an image belongs to.
+// Classifies images into ten classes.
 //
 // Threads, blocking, errors: as Task.
 #pragma once

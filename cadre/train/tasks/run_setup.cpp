@@ -16,8 +16,8 @@
 namespace cadre::train {
 namespace {
 
-// model.weights is a file, or the folder of a snapshot: one with the model in a file, which is
-// returned then, or one in parts.
+// model.weights is a file, or the folder of a snapshot. If the snapshot has the model in one file,
+// returns that file; a sharded one is returned unchanged.
 std::string weights_source(const std::string& path) {
   const std::string file = cadre::format("{}/{}", path, kModelFile);
   return std::filesystem::exists(file) ? file : path;
@@ -50,34 +50,38 @@ std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
   }
 }
 
-std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task, Rank rank,
-                                                 int world_size) {
-  if (config.run.batch_size < world_size) {
+void check_global_batch_size(const Config& config, const Task& task, int world_size) {
+  const int64_t size = config.run.global_batch_size;
+  if (size < world_size) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("run.batch_size is {}, of all {} processes together: each needs a "
-                              "sample in every step",
-                              config.run.batch_size, world_size));
+                cadre::format("run.global_batch_size is {}, the samples of all {} processes "
+                              "together: each process needs at least one sample in every step",
+                              size, world_size));
   }
-  const std::shared_ptr<const Dataset> data = task.training_data();
-  if (data->size() < config.run.batch_size) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("run.batch_size is {}, but there are only {} samples to train on "
-                      "beside those that data.held_out keeps: lower run.batch_size, or give "
-                      "more data",
-                      config.run.batch_size, data->size()));
+  const int64_t num_samples = task.training_data()->size();
+  if (num_samples < size) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("run.global_batch_size is {}, but the training data have only {} "
+                              "samples without those of data.held_out: lower "
+                              "run.global_batch_size, or provide more data",
+                              size, num_samples));
   }
-  return std::make_unique<DataLoader>(
-      data, DataLoaderOptions{.batch_size = config.run.batch_size,
-                              .rank = rank,
-                              .world_size = world_size,
-                              .seed = config.run.seed,
-                              .drop_last = true,
-                              .num_threads = static_cast<int>(config.data.threads)});
 }
 
-void resolve_epochs(Config& config, const DataLoader& loader) {
-  const int64_t steps_per_epoch = loader.batches_per_epoch();
+std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
+                                                 const std::optional<ProcessGroup>& group) {
+  return std::make_unique<DataLoader>(
+      task.training_data(),
+      DataLoaderOptions{.batch_size = config.run.global_batch_size,
+                        .group = group,
+                        .seed = config.run.seed,
+                        .drop_last = true,
+                        .num_threads = static_cast<int>(config.data.threads)});
+}
+
+void resolve_epochs(Config& config, const Task& task) {
+  // A last batch of fewer samples is left out.
+  const int64_t steps_per_epoch = task.training_data()->size() / config.run.global_batch_size;
   if (config.run.epochs > 0) config.run.steps = config.run.epochs * steps_per_epoch;
   if (config.schedule.step_size == 0) config.schedule.step_size = steps_per_epoch;
   config.schedule.warmup_steps = resolved_warmup_steps(config.schedule, config.run.steps);

@@ -1,14 +1,15 @@
-// What a run begins with, by its configuration: the data, their batches, the model, and a schedule
-// in steps.
+// Constructs what a run needs from its configuration: the data, their batches, the model, and a
+// schedule in steps.
 //
-// Threads: one. Blocking: open_task() opens or makes the data. Lifetime: the loader shares the data
-// of the task. Errors: cadre::Error with the key of the configuration that does not fit.
+// Threads: one. Blocking: open_task() opens or generates the data; make_training_loader() is
+// collective. Lifetime: the loader shares the data of the task. Errors: cadre::Error with the key
+// of the configuration that does not fit.
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "cadre/base/deadline.h"
-#include "cadre/base/types.h"
 #include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/group/process_group.h"
@@ -18,28 +19,33 @@
 
 namespace cadre::train {
 
-// What finding a text may take.
+// The time limit for finding a text.
 inline constexpr Duration kTextSourceTimeout = std::chrono::seconds(30);
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline);
 
-// The batches of this rank.
-std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task, Rank rank,
-                                                 int world_size);
+// Throws unless each process has a sample in every step, and the training data suffice for a step.
+void check_global_batch_size(const Config& config, const Task& task, int world_size);
 
-// From here on everything in the configuration is counted in steps.
-void resolve_epochs(Config& config, const DataLoader& loader);
+// Collective in `group`. The batches of this rank; without a group, whole batches.
+// REQUIRES: check_global_batch_size().
+std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
+                                                 const std::optional<ProcessGroup>& group);
 
-// A whole model with its initial values: those of model.weights, if the configuration names a file.
+// Replaces run.epochs, and every default that depends on it, by numbers of steps.
+// REQUIRES: check_global_batch_size().
+void resolve_epochs(Config& config, const Task& task);
+
+// A whole model with its initial values: those of model.weights, if it is set.
 std::shared_ptr<Model> make_initial_model(const Config& config, const Task& task);
 
-// For a strategy that gives each process a part of the model: the model is deferred (see
-// cadre/deferred/deferred_init.h), so that no process holds all of its values at a time. The
-// wrapper materializes it in parts; load_initial_weights() then replaces the values.
+// For strategies that shard the model: a deferred model (see cadre/deferred/deferred_init.h), so
+// that no process holds all of its values at a time. The wrapper materializes it unit by unit;
+// load_initial_weights() then replaces the values.
 std::shared_ptr<Model> make_deferred_model(const Task& task);
 
-// Collective. Fills `parts` from model.weights, if the configuration names a file; returns whether
-// it does.
+// Collective. Fills `parts` from model.weights and returns true, or returns false if model.weights
+// is not set.
 bool load_initial_weights(const Config& config, const SnapshotParts& parts,
                           const ProcessGroup& world);
 

@@ -1,8 +1,7 @@
-// What is trained on what, and how it is judged: all in which a run on text differs from one on
-// images.
+// Model, data, loss and evaluation of a run: everything in which text and images differ.
 //
-// Threads: one. Blocking: make_task() opens or makes the data. Lifetime: owns the data.
-// Errors: cadre::Error for data that is not there or does not fit the model.
+// Threads: one. Blocking: make_task() opens or generates the data. Lifetime: owns the data. Errors:
+// cadre::Error for data that is missing or does not suit the model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +19,7 @@
 
 namespace cadre::train {
 
-// Two runs that differ in it see different data: a resumed run must see the same.
+// Identifies the data; a resumed run must have the same.
 struct DataIdentity {
   int64_t size = 0;  // of text in tokens, else in samples
   uint64_t fingerprint = 0;
@@ -36,17 +35,17 @@ class Task {
   virtual std::shared_ptr<const Dataset> training_data() const = 0;
   virtual std::shared_ptr<const Dataset> held_out_data() const = 0;
   virtual DataIdentity data_identity() const = 0;
-  // Mean over the batch, in nats. Of an empty batch: 0, with a gradient of zeros.
+  // Mean over the batch, in nats. For an empty batch 0, with a gradient of zeros.
   virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const = 0;
 
-  // Whether the largest output of a sample names its class, so that an accuracy can be told.
+  // Whether the largest output of a sample is its predicted class, so that there is an accuracy.
   virtual bool is_classification() const = 0;
-  // The loss that the best model of pairs of tokens has on the held-out text.
+  // The bigram conditional entropy of the held-out text (bigram.h).
   virtual std::optional<double> bigram_entropy() const = 0;
-  // What the model makes of itself at the end of a run; empty when that is nothing to read.
+  // Text that the model generates at the end of a run; empty if the model generates none.
   virtual std::string sample(const Inference& infer) const = 0;
 
-  // For people: "8000 images of mnist", and what speed is counted in: "tokens", "samples".
+  // For messages: "8000 images of mnist"; and the unit of the speed: "tokens", "samples".
   virtual std::string data_text() const = 0;
   virtual std::string_view item_name() const = 0;
   virtual int64_t items_per_sample() const = 0;

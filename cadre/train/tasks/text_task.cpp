@@ -20,7 +20,7 @@ void check_size(std::string_view part, const TokenRange& range, const Config& co
   if (range.size() > config.model.context) return;
   throw Error(ErrorCode::kInvalidArgument,
               cadre::format("data.path: the {} text has {} tokens, but one sample takes "
-                            "model.context + 1, which is {}: give more text, or change "
+                            "model.context + 1, which is {}: provide more text, or change "
                             "data.held_out, which is {}, or model.context",
                             part, range.size(), config.model.context + 1, config.data.held_out));
 }
@@ -37,7 +37,7 @@ TextTask::TextTask(const Config& config, Deadline deadline)
   const TokenRange evaluated = first_tokens(split_.held_out, config.run.evaluate_tokens);
   training_data_ = std::make_shared<const TextDataset>(corpus_, split_.train, context);
   held_out_data_ = std::make_shared<const TextDataset>(corpus_, evaluated, context);
-  // Of the samples exactly: a rest shorter than one sample is neither evaluated nor counted.
+  // The range of whole samples: a rest shorter than a sample is neither evaluated nor counted.
   bigram_entropy_ = bigram_conditional_entropy(
       *corpus_, first_tokens(evaluated, held_out_data_->size() * context + 1));
 }

@@ -1,4 +1,4 @@
-// Predicting the next token of a text.
+// Predicts the next token of a text.
 //
 // Threads, blocking, errors: as Task.
 #pragma once
@@ -23,7 +23,7 @@ class TextTask : public Task {
   DataIdentity data_identity() const override;
   at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override;
   bool is_classification() const override { return false; }
-  // Of the very tokens that are evaluated.
+  // Counted on exactly the tokens that are evaluated.
   std::optional<double> bigram_entropy() const override { return bigram_entropy_; }
   std::string sample(const Inference& infer) const override;
   std::string data_text() const override;

@@ -27,7 +27,7 @@
 namespace cadre::train {
 namespace {
 
-// The batches of a run, one after the other, through as many epochs as it takes.
+// The batches of a run, one after the other, over as many epochs as needed.
 class Batches {
  public:
   Batches(std::unique_ptr<DataLoader> loader, at::ScalarType dtype)
@@ -50,7 +50,7 @@ class Batches {
   std::optional<DataLoader::Epoch::Iterator> next_;
 };
 
-// What all trainings of a verification have in common.
+// The settings that all trainings of a verification share.
 struct VerifiedRun {
   Config config;
   at::ScalarType dtype;
@@ -61,13 +61,13 @@ struct VerifiedRun {
     model->to(dtype);
     return model;
   }
-  Batches batches(Rank rank, int world_size) const {
-    return {make_training_loader(config, *task, rank, world_size), dtype};
+  Batches batches(const std::optional<ProcessGroup>& group) const {
+    return {make_training_loader(config, *task, group), dtype};
   }
   double learning_rate(int64_t step) const {
     return learning_rate_at(step, config.run.steps, config.optimizer, config.schedule);
   }
-  // Infinite: no limit.
+  // Infinity: no limit.
   double clip_norm() const {
     const double limit = config.optimizer.clip_norm;
     return limit > 0 ? limit : std::numeric_limits<double>::infinity();
@@ -99,7 +99,7 @@ class PlainRun final : public ReferenceTraining {
   explicit PlainRun(std::shared_ptr<const VerifiedRun> run)
       : run_(std::move(run)),
         model_(run_->make_model()),
-        batches_(run_->batches(0, 1)),
+        batches_(run_->batches(std::nullopt)),
         updates_(run_, whole_parameters(*model_)) {}
 
   double backward(int64_t /*step*/) override {
@@ -134,7 +134,7 @@ class StrategyRun final : public SteppedTraining {
         world_(world),
         num_parts_(strategy.num_parts),
         model_(run_->make_model()),
-        batches_(run_->batches(world.rank(), world.world_size())),
+        batches_(run_->batches(world)),
         strategy_(make_strategy(parallel_of(strategy), model_,
                                 {.world = world, .replicas = make_replica_group(world)},
                                 std::nullopt)),
@@ -184,13 +184,13 @@ class StrategyRun final : public SteppedTraining {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-// Switches off what makes a step on ranks another than in one process, or rounds coarsely, and says
-// so.
+// Switches off options that make a step on several ranks differ from one process, or that round
+// coarsely; returns remarks about them.
 std::vector<std::string> make_comparable(Config& config) {
   std::vector<std::string> remarks;
   if (config.model.kind == "cnn" && config.model.dropout) {
     config.model.dropout = false;
-    remarks.emplace_back("without dropout, which draws other numbers on each process");
+    remarks.emplace_back("without dropout, which draws different random numbers on each process");
   }
   const ParallelConfig plain;
   if (config.run.autocast != "float32" || config.parallel.parameter_dtype != "float32" ||
@@ -198,7 +198,7 @@ std::vector<std::string> make_comparable(Config& config) {
     config.run.autocast = "float32";
     config.parallel.parameter_dtype = plain.parameter_dtype;
     config.parallel.reduce_dtype = plain.reduce_dtype;
-    remarks.emplace_back("without bfloat16, whose rounding would hide a defect");
+    remarks.emplace_back("without bfloat16, whose rounding would hide defects");
   }
   return remarks;
 }
@@ -220,8 +220,8 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
                   .dtype = request.dtype == "float64" ? at::kDouble : at::kFloat,
                   .task = std::move(task)});
   const int world_size = context.world.world_size();
-  resolve_epochs(run->config,
-                 *make_training_loader(run->config, *run->task, context.world.rank(), world_size));
+  check_global_batch_size(run->config, *run->task, world_size);
+  resolve_epochs(run->config, *run->task);
   prepared.num_steps = std::min(request.num_steps, run->config.run.steps);
   prepared.cases = select_strategy_cases(
       all_strategy_cases({.world_size = world_size,
@@ -243,7 +243,8 @@ std::string conclusion(const VerifyReport& report, const VerifyRequest& request)
       cadre::format("{} of {} strategies do not train as one process does\n", num_wrong, count);
   if (request.dtype == "float32") {
     text +=
-        "  --dtype float64 tells rounding from a defect: rounding is a billion times smaller "
+        "  --dtype float64 distinguishes rounding from defects: rounding is a billion times "
+        "smaller "
         "there\n";
   }
   return text;
@@ -256,7 +257,7 @@ void introduce(const Prepared& prepared, const VerifyRequest& request,
   context.print(cadre::format("{} of {} parameters on {}; {} steps of {} samples in {}\n",
                               config.model.kind, num_parameters(*prepared.run->make_model()),
                               prepared.run->task->data_text(), prepared.num_steps,
-                              config.run.batch_size, request.dtype));
+                              config.run.global_batch_size, request.dtype));
   for (const std::string& remark : prepared.remarks) {
     context.print(cadre::format("  {}\n", remark));
   }
@@ -325,7 +326,7 @@ VerifyReport verify_config(const Config& config, const VerifyRequest& request,
              }},
         prepared.cases, options);
   } catch (const Error& error) {
-    // All ranks have the same; a failure of the group is each rank's own.
+    // These errors are equal on all ranks; failures of the group are not.
     if (error.code() == ErrorCode::kInvalidArgument) throw CommonError(error);
     throw;
   }

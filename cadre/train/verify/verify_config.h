@@ -1,12 +1,12 @@
-// Shows that a configuration trains the same model on the processes of a job, under every strategy,
-// as in one process.
+// Verifies that a configuration trains the same model on the processes of a job, under every
+// strategy, as in one process.
 //
 // The reference is the plain model in one process with whole batches, the trainer's optimizer and
-// torch's clip_grad_norm_; what is compared with it is what `cadre train` runs: the trainer's
-// strategies, each process with its share of the same batches. Nothing is written but `json_path`.
+// torch's clip_grad_norm_; it is compared with what `cadre train` runs: the trainer's strategies,
+// each process with its share of the same batches. Only `json_path` is written.
 //
-// Threads: one. Blocking: collective; until every strategy has run. Lifetime: keeps nothing.
-// Errors: CommonError for a configuration or a request that cannot be; those of the group.
+// Threads: one. Blocking: collective, until every strategy has run. Lifetime: keeps nothing.
+// Errors: CommonError for an invalid configuration or request; those of the group.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@
 namespace cadre::train {
 
 struct VerifyRequest {
-  int64_t num_steps = 5;                     // at most those of the run
-  std::string dtype = "float32";             // or float64: of the whole computation
+  int64_t num_steps = 5;                     // at most run.steps
+  std::string dtype = "float32";             // or float64; of the whole computation
   std::vector<std::string> strategies = {};  // see select_strategy_cases()
-  std::string json_path = {};                // the report for programs; empty: none
+  std::string json_path = {};                // the report as JSON; empty: none
 };
 
 struct VerifyContext {
