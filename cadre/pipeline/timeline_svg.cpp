@@ -16,8 +16,8 @@ namespace {
 constexpr double kLabelWidth = 70;
 constexpr double kNoteWidth = 190;
 constexpr double kTop = 56;
-constexpr double kRowHeight = 34;
-constexpr double kBoxHeight = 26;
+constexpr double kRowHeight = 38;
+constexpr double kBoxHeight = 30;
 constexpr double kMinPlotWidth = 620;
 constexpr double kMaxPlotWidth = 6000;
 constexpr double kMinBoxWidth = 20;
@@ -77,7 +77,8 @@ class Picture {
     for (const auto& actions : timeline.ranks) {
       for (const TimedAction& action : actions) {
         const double duration = action.end_ms - action.begin_ms;
-        if (duration > 0) shortest = std::min(shortest, duration);
+        const bool has_box = duration > 0 && !is_message(action.action.kind);
+        if (has_box) shortest = std::min(shortest, duration);
       }
     }
     if (timeline.makespan_ms <= 0) return;
