@@ -2,6 +2,7 @@
 //
 // A program calls os::make_native_system(), connect_from_environment(), the operations of the
 // Communicator, and its close(). Without a launcher: a Rendezvous, then Communicator::connect().
+// Schedules of pipeline parallelism are values of their own (pipeline/).
 #pragma once
 
 #include "cadre/base/deadline.h"
@@ -15,6 +16,14 @@
 #include "cadre/comm/groups/split.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
+#include "cadre/pipeline/check.h"
+#include "cadre/pipeline/generate.h"
+#include "cadre/pipeline/lowering.h"
+#include "cadre/pipeline/partition.h"
+#include "cadre/pipeline/schedule_csv.h"
+#include "cadre/pipeline/simulate.h"
+#include "cadre/pipeline/timeline_svg.h"
+#include "cadre/pipeline/timeline_text.h"
 #include "cadre/rendezvous/file_rendezvous.h"
 #include "cadre/rendezvous/rendezvous.h"
 #include "cadre/rendezvous/tcp_rendezvous.h"

@@ -20,6 +20,7 @@ constexpr std::string_view kHelp = R"(cadre COMMAND [options]
   cadre train examples/gpt.toml                   train a model from a configuration file
   cadre verify examples/gpt.toml                  compare several processes with one
   cadre trace records                             where a job stopped, from its flight records
+  cadre schedule --list                           schedules of a pipeline, to try before building it
   cadre info                                      properties of this machine and this build
 
 Commands
@@ -27,12 +28,14 @@ Commands
   train      train a model from a configuration file, on one or more processes
   verify     compare training under every strategy with training on one process
   trace      read flight records after a failure or during a hang: which rank the others wait for
+  schedule   make, check, simulate and draw a schedule of pipeline parallelism
   info       versions, torch, cores, memory, limits, transports
   help       this text; cadre help COMMAND explains a command
   --version  the version
 )";
 
-const std::vector<std::string> kCommands{"run", "train", "verify", "trace", "info", "help"};
+const std::vector<std::string> kCommands{"run",      "train", "verify", "trace",
+                                         "schedule", "info",  "help"};
 
 int dispatch(const std::string& command, Words words);
 
@@ -50,6 +53,7 @@ int dispatch(const std::string& command, Words words) {
   if (command == "train") return cadre::cli::train_command(words);
   if (command == "verify") return cadre::cli::verify_command(words);
   if (command == "trace") return cadre::cli::trace_command(words);
+  if (command == "schedule") return cadre::cli::schedule_command(words);
   if (command == "info") return cadre::cli::info_command(words);
   if (command == "help" || command == "--help" || command == "-h") return help_command(words);
   if (command == "--version" || command == "version") {

@@ -22,6 +22,7 @@ int train_command(Words words);
 int verify_command(Words words);
 int info_command(Words words);
 int trace_command(Words words);
+int schedule_command(Words words);
 
 // "cadre run: <sentence>" on standard error; returns `exit_code`.
 int fail(std::string_view command, std::string_view sentence, int exit_code);

@@ -1,0 +1,38 @@
+// Whatever the text, the parser and the checker return; what the parser accepts is written and read
+// again as the same schedule, and what the checker accepts can be lowered and simulated.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "cadre/pipeline/check.h"
+#include "cadre/pipeline/lowering.h"
+#include "cadre/pipeline/schedule_csv.h"
+#include "cadre/pipeline/simulate.h"
+
+namespace {
+
+bool is_compute_only(const cadre::PipelineSchedule& schedule) {
+  return std::ranges::all_of(schedule.ranks, [](const auto& actions) {
+    return std::ranges::all_of(actions, [](const cadre::PipelineAction& action) {
+      return cadre::is_computation(action.kind) ||
+             action.kind == cadre::PipelineActionKind::kOverlap;
+    });
+  });
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
+  const auto schedule = cadre::parse_pipeline_csv({reinterpret_cast<const char*>(data), num_bytes});
+  if (!schedule.ok()) return 0;
+  const auto again = cadre::parse_pipeline_csv(cadre::to_csv(*schedule));
+  if (!again.ok() || *again != *schedule) std::abort();
+  if (!cadre::check_pipeline(*schedule).ok()) return 0;
+  if (!cadre::simulate_pipeline(*schedule, {}).ok()) std::abort();
+  if (!is_compute_only(*schedule)) return 0;
+  const auto lowered = cadre::lower_pipeline(*schedule, {.max_unsharded_stages = 2});
+  if (!lowered.ok() || !cadre::check_pipeline(*lowered).ok()) std::abort();
+  return 0;
+}

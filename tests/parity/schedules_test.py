@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""The schedules of `cadre schedule` are those of torch.distributed.pipelining: for 2 to 8 ranks, 1 to 16
+microbatches and 1 to 4 stages a rank, the order of every rank, and the lowered form with its sends,
+receives, UNSHARD, RESHARD and REDUCE_GRAD. What PyTorch writes as CSV is read back as the same schedule.
+
+    schedules_test.py CADRE [--one-in N]
+
+CADRE is the command; --one-in 4 runs the quarter of the cases that the number in CADRE_CASES_SEED
+(default 1) picks. PyTorch's classes get stages that compute nothing; no process group is made. Exits 1 when
+a schedule differs, when one of both refuses what the other makes, but for DIFFERENT_REFUSALS, or when a
+planted difference is not noticed.
+"""
+
+import argparse
+import csv
+import io
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from torch.distributed.pipelining import schedules as torch_schedules
+
+RANKS = range(2, 9)
+MICROBATCHES = range(1, 17)
+STAGES_PER_RANK = range(1, 5)
+NAMES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
+         "DualPipeV")
+ONE_STAGE_A_RANK = ("GPipe", "1F1B")
+MAX_UNSHARDED_STAGES = 3  # the default of PyTorch's lowering and of `cadre schedule --lower`
+# PyTorch makes 1F1B only from as many microbatches as stages on. Fewer make a schedule that runs.
+DIFFERENT_REFUSALS = {"1F1B": lambda ranks, microbatches, stages: microbatches < ranks}
+
+
+def all_cases():
+    for name in NAMES:
+        for ranks in RANKS:
+            for microbatches in MICROBATCHES:
+                for stages in (1,) if name in ONE_STAGE_A_RANK else STAGES_PER_RANK:
+                    yield name, ranks, microbatches, stages
+
+
+class StubStage:
+    """What PyTorch's schedules use of a stage. It computes nothing and writes down what it is to compute."""
+
+    def __init__(self, index, ranks, stages):
+        self.stage_index, self.num_stages = index, ranks * stages
+        self.group_rank, self.group_size = index % ranks, ranks
+        self.is_first, self.is_last = index == 0, index == ranks * stages - 1
+        self.submod = None
+        self.computed = []
+
+    def _write(self, kind, microbatch):
+        self.computed.append(torch_schedules._Action(self.stage_index, kind, microbatch))
+
+    def forward_one_chunk(self, microbatch, *_, **__):
+        self._write(torch_schedules.FORWARD, microbatch)
+
+    def backward_one_chunk(self, microbatch, *_, **__):
+        self._write(torch_schedules.FULL_BACKWARD, microbatch)
+
+    def no_messages(self, _):
+        return []
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = no_messages
+
+    def perform_reduce_grad(self, _):
+        pass
+
+
+def single_stage_order(made_of, rank, ranks, microbatches):
+    """The order that a schedule of one stage a rank runs. It does not run by its attribute pipeline_order,
+    which in 1F1B of PyTorch 2.13 gives the last rank the forwards 1 to m instead of 0 to m - 1."""
+    stage = StubStage(rank, ranks, 1)
+    schedule = made_of(stage, microbatches)
+    schedule._initialize_stage = lambda *_: None
+    schedule._step_microbatches()
+    return stage.computed
+
+
+def torch_orders(name, ranks, microbatches, stages):
+    """(order with idle cells, order, lowered order) of each rank; None where PyTorch refuses."""
+    made_of = torch_schedules.get_schedule_class(name)
+    try:
+        if name in ONE_STAGE_A_RANK:
+            order = {rank: single_stage_order(made_of, rank, ranks, microbatches) for rank in range(ranks)}
+        else:
+            schedule = made_of([StubStage(index * ranks, ranks, stages) for index in range(stages)],
+                               microbatches)
+            order = schedule.pipeline_order
+    except ValueError:
+        return None
+    computed = {rank: [action for action in actions if action is not None] for rank, actions in order.items()}
+    rank_of_stage = torch_schedules._validate_schedule(computed, ranks, ranks * stages, microbatches)
+    lowered = {rank: torch_schedules._add_reduce_grad(
+        torch_schedules._add_unshard_reshard(actions, MAX_UNSHARDED_STAGES), microbatches)
+        for rank, actions in computed.items()}
+    lowered = torch_schedules._add_send_recv(lowered, lambda stage: rank_of_stage[stage], ranks * stages)
+    if name not in ONE_STAGE_A_RANK:
+        assert lowered == schedule.pipeline_order_with_comms, (name, ranks, microbatches, stages)
+    return order, to_texts(computed), to_texts(lowered)
+
+
+def to_texts(orders):
+    return [[str(action) for action in orders[rank]] for rank in sorted(orders)]
+
+
+def in_order_of_stages(actions):
+    """Neighbouring RESHARD sorted: PyTorch's follow the order of a Python set, which is no order."""
+    result, run = [], []
+    for action in actions + [""]:
+        if action.endswith("RESHARD"):
+            run.append(action)
+            continue
+        result += sorted(run, key=lambda text: int(text.removesuffix("RESHARD"))) + [action]
+        run = []
+    return result[:-1]
+
+
+def as_compared(orders):
+    return [in_order_of_stages(actions) for actions in orders]
+
+
+def run_cadre(command, *words):
+    """The CSV that the command prints, as rows; None where it refuses the schedule."""
+    done = subprocess.run([command, "schedule", "--csv", "-", *map(str, words)], capture_output=True,
+                          text=True, timeout=60)
+    if done.returncode == 2:
+        return None
+    assert done.returncode == 0, done.stderr
+    return list(csv.reader(io.StringIO(done.stdout)))
+
+
+def written_by_torch(folder, order):
+    """A file as PyTorch's _dump_csv() writes it, with its empty cells."""
+    path = pathlib.Path(folder) / "torch.csv"
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(order[rank] for rank in sorted(order))
+    return path
+
+
+def is_noticed(ours, orders):
+    """Whether two swapped neighbours in one rank's order would be found."""
+    changed = [list(actions) for actions in orders]
+    changed[-1][0], changed[-1][1] = changed[-1][1], changed[-1][0]
+    return ours != changed
+
+
+def compare(command, cases):
+    num_equal = num_refused = 0
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="cadre_schedules_") as folder:
+        for case in cases:
+            name, ranks, microbatches, stages = case
+            words = ["--name", name, "--stages", ranks, "--microbatches", microbatches]
+            words += ["--virtual", stages]
+            ours = run_cadre(command, *words)
+            theirs = torch_orders(*case)
+            if theirs is None or ours is None:
+                allowed = DIFFERENT_REFUSALS.get(name, lambda *_: False)(*case[1:])
+                good = (ours is None) == (theirs is None) or (allowed and theirs is None)
+                num_refused += good
+                failed += [] if good else [f"{case}: refused by {'PyTorch' if theirs is None else 'Cadre'} alone"]
+                continue
+            order, computed, lowered = theirs
+            our_lowered = run_cadre(command, *words, "--lower", "as-sent")
+            read = run_cadre(command, "--from", written_by_torch(folder, order))
+            differences = [what for what, equal in (
+                ("the order", ours == computed),
+                ("the lowered form", as_compared(our_lowered) == as_compared(lowered)),
+                ("what is read of PyTorch's file", read == computed),
+                ("a planted swap is not noticed; the order", is_noticed(ours, computed))) if not equal]
+            failed += [f"{case}: {what} differs" for what in differences]
+            num_equal += not differences
+    for line in failed:
+        print(line)
+    print(f"schedules: {num_equal} equal, {num_refused} refused, {len(failed)} failed")
+    return 1 if failed or num_equal == 0 else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", metavar="CADRE")
+    parser.add_argument("--one-in", type=int, default=1)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    seed = int(os.environ.get("CADRE_CASES_SEED", "1"))
+    return compare(options.command, list(all_cases())[seed % options.one_in::options.one_in])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
