@@ -87,6 +87,7 @@ void compute_collective(std::span<const Collective* const> calls) {
       result = reduce_all(inputs, first);
       break;
     case OpKind::kReduceScatter:
+    case OpKind::kReduceScatterV:
       result = reduce_all(inputs, first);
       is_in_parts = true;
       break;
@@ -109,9 +110,10 @@ void compute_collective(std::span<const Collective* const> calls) {
     case OpKind::kWaitSignal:
       return;
   }
-  for (size_t rank = 0; rank < calls.size(); ++rank) {
-    const Bytes out = calls[rank]->out;  // empty where the rank gets nothing
-    write(out, ConstBytes(result).subspan(is_in_parts ? rank * out.size() : 0));
+  ConstBytes rest = result;
+  for (const Collective* call : calls) {
+    write(call->out, rest);  // empty where the rank gets nothing
+    if (is_in_parts) rest = rest.subspan(call->out.size());
   }
 }
 
