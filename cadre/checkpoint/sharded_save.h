@@ -4,10 +4,10 @@
 // group until the slowest rank is done; each wait of the ranks for each other ends after `timeout`.
 // Lifetime: borrows what it is given until the call returns. Every rank reaches the run folder,
 // under a path of its own. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md.
-// Errors: a Status, because a run survives a failed snapshot: equal on all ranks, with the rank at
-// fault and the system's reason. After an error the earlier snapshots are as they were; where only
-// the last agreement failed (a rank was lost), or `latest` could not be written, the new one is
-// there, whole. Source: torch.distributed.checkpoint.
+// Errors: cadre::Error, equal on all ranks, with the rank at fault and the system's reason; a run
+// that should survive a failed snapshot catches it. After an error the earlier snapshots are as
+// they were; where only the last agreement failed (a rank was lost), or `latest` could not be
+// written, the new one is there, whole. Source: torch.distributed.checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +34,13 @@ struct SaveOptions {
 
 // Collective. The parts of all ranks together must be whole tensors; what several ranks hold is
 // written once.
-CADRE_EXPORT Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                                 const ProcessGroup& group, const SaveOptions& options = {});
+CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                               const ProcessGroup& group, const SaveOptions& options = {});
 // Of one process on its own.
-CADRE_EXPORT Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                                 const SaveOptions& options = {});
+CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                               const SaveOptions& options = {});
 // The two above are this one, whose ranks may be those of a group made before.
-Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                    const RankAgreement& ranks, const SaveOptions& options);
+void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                  const RankAgreement& ranks, const SaveOptions& options);
 
 }  // namespace cadre

@@ -7,7 +7,7 @@
 // when ranks have waited for each other for `timeout`. Lifetime: the staging memory, as large as
 // what this rank holds, is kept for the next save. The destructor ends the waits for other ranks
 // and joins the thread: for the time of the disk. Errors: a save that fails in the background is
-// the Status of the next save(), finish() or close(), on all ranks alike and with its step; earlier
+// thrown by the next save(), finish() or close(), on all ranks alike and with its step; earlier
 // snapshots are as they were (sharded_save.h).
 #pragma once
 
@@ -31,13 +31,13 @@ class CADRE_EXPORT SnapshotSaver {
   SnapshotSaver(const SnapshotSaver&) = delete;
   SnapshotSaver& operator=(const SnapshotSaver&) = delete;
 
-  // Collective. Copies the parts and returns, while they are written. The Status is that of the
+  // Collective. Copies the parts and returns, while they are written. Throws the failure of the
   // save before, if no call has reported it yet; this one is begun in any case.
-  Status save(int64_t step, const SnapshotParts& parts);
-  // The Status of the last save, if no call has reported it yet.
-  Status finish();
+  void save(int64_t step, const SnapshotParts& parts);
+  // Throws the failure of the last save, if no call has reported it yet.
+  void finish();
   // Collective. finish(), then leaves the saver's group. Idempotent.
-  Status close();
+  void close();
 
  private:
   class Impl;
