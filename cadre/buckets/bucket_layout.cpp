@@ -64,14 +64,12 @@ std::string BucketLayout::to_string() const {
   return text;
 }
 
-Result<BucketLayout> BucketLayout::parse(std::string_view text) {
+BucketLayout BucketLayout::parse(std::string_view text) {
   BucketLayout layout;
   while (!text.empty()) {
     const bool more_follows = text.find(';') != std::string_view::npos;
-    Result<Bucket> bucket = parse_bucket(take_until(text, ';'));
-    if (!bucket.ok()) return bucket.error();
-    layout.buckets.push_back(std::move(bucket).value());
-    if (more_follows && text.empty()) return malformed(";", "followed by a bucket");
+    layout.buckets.push_back(parse_bucket(take_until(text, ';')).value_or_throw());
+    if (more_follows && text.empty()) throw malformed(";", "followed by a bucket");
   }
   return layout;
 }
@@ -113,7 +111,7 @@ BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,
   return layout;
 }
 
-Status check_layout_fits(const BucketLayout& layout, std::span<const ParameterSize> parameters) {
+void check_layout_fits(const BucketLayout& layout, std::span<const ParameterSize> parameters) {
   const auto misfit = [](const std::string& problem) {
     return Error(ErrorCode::kInvalidArgument,
                  format("bucket layout: {}; it belongs to another model: pass none, and it is "
@@ -124,25 +122,24 @@ Status check_layout_fits(const BucketLayout& layout, std::span<const ParameterSi
   std::vector<bool> seen(parameters.size(), false);
   int64_t num_seen = 0;
   for (const BucketLayout::Bucket& bucket : layout.buckets) {
-    if (bucket.parameters.empty()) return misfit("it has an empty bucket");
+    if (bucket.parameters.empty()) throw misfit("it has an empty bucket");
     for (const int64_t index : bucket.parameters) {
       if (index < 0 || index >= num_parameters) {
-        return misfit(format("parameter {} of {} does not exist", index, num_parameters));
+        throw misfit(format("parameter {} of {} does not exist", index, num_parameters));
       }
-      if (seen[index]) return misfit(format("parameter {} stands in it twice", index));
+      if (seen[index]) throw misfit(format("parameter {} stands in it twice", index));
       if (parameters[index].dtype != bucket.dtype) {
-        return misfit(format("parameter {} is {}, its bucket {}", index, parameters[index].dtype,
-                             bucket.dtype));
+        throw misfit(format("parameter {} is {}, its bucket {}", index, parameters[index].dtype,
+                            bucket.dtype));
       }
       seen[index] = true;
       ++num_seen;
     }
   }
   if (num_seen != num_parameters) {
-    return misfit(format("it holds {} parameters, the model has {} that are trained", num_seen,
-                         num_parameters));
+    throw misfit(format("it holds {} parameters, the model has {} that are trained", num_seen,
+                        num_parameters));
   }
-  return {};
 }
 
 }  // namespace cadre

@@ -1,6 +1,7 @@
 // Which parameter's gradient lies in which bucket, in the order in which buckets are reduced.
 //
-// Threads: plain values. Blocking: never. Errors: parse() returns kCorruption with what is wrong.
+// Threads: plain values. Blocking: never. Errors: cadre::Error; kCorruption for a malformed text,
+// kInvalidArgument for a layout of another model.
 // A layout decides where sums are cut into messages, and so the last bits of a result: it is part
 // of a snapshot, and a resumed run imports it instead of learning it again.
 // Source: c10d's compute_bucket_assignment_by_size (first bucket 1 MiB, then 25 MiB).
@@ -32,7 +33,7 @@ struct BucketLayout {
 
   // "float32:3,2,1;float32:0". parse(to_string()) is the same layout.
   CADRE_EXPORT std::string to_string() const;
-  CADRE_EXPORT static Result<BucketLayout> parse(std::string_view text);
+  CADRE_EXPORT static BucketLayout parse(std::string_view text);
 };
 
 // What a layout needs to know of a parameter.
@@ -56,9 +57,8 @@ CADRE_EXPORT BucketLayout plan_bucket_layout(std::span<const ParameterSize> para
                                              std::span<const int64_t> order,
                                              const BucketCaps& caps);
 
-// Whether the layout holds each of these parameters once, in a bucket of its dtype; the error says
-// what differs.
-CADRE_EXPORT Status check_layout_fits(const BucketLayout& layout,
-                                      std::span<const ParameterSize> parameters);
+// Refuses a layout that does not hold each of these parameters once, in a bucket of its dtype.
+CADRE_EXPORT void check_layout_fits(const BucketLayout& layout,
+                                    std::span<const ParameterSize> parameters);
 
 }  // namespace cadre

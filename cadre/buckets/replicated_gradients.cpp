@@ -36,7 +36,7 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
       caps_(options.caps),
       trailer_numel_(options.trailer_numel) {
   const std::vector<ParameterSize> sizes = sizes_of(parameters_);
-  if (options.layout) check_layout_fits(*options.layout, sizes).value_or_throw();
+  if (options.layout) check_layout_fits(*options.layout, sizes);
   is_learned_ = options.layout.has_value();
   set_layout(
       options.layout.value_or(plan_bucket_layout(sizes, reverse_order(sizes.size()), caps_)));

@@ -322,7 +322,7 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
     const auto other = BucketLayout::parse("float32:3,0;float32:1,2");
     EXPECT_THAT(testing::failure_of([&] {
                   ShardedGradients(model.trained, model.units, {.all = replicas, .shard = replicas},
-                                   {.layout = *other, .wrapper = "FullyShardedDataParallel"});
+                                   {.layout = other, .wrapper = "FullyShardedDataParallel"});
                 }),
                 HasSubstr("FullyShardedDataParallel, rank "));
   });

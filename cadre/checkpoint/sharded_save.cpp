@@ -252,17 +252,17 @@ Result<SavePlan> agree_on_plan(const Result<Held>& held, const RankAgreement& ra
 Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan& plan,
                       const RankAgreement& ranks) {
   bool has_told = false;
-  const Status status =
-      folder.save(plan.manifest.step, [&](const std::string& temporary) -> Status {
-        has_told = true;
-        const auto names = ranks.gather(std::filesystem::path(temporary).filename().string());
-        if (!names.ok()) return names.error();
-        const auto written = ranks.gather(writer.write(temporary));
-        if (!written.ok()) return written.error();
-        auto digests = digests_of(plan, *written);
-        if (!digests.ok()) return digests.error();
-        return write_manifest(temporary, plan, std::move(digests).value());
-      });
+  Status status;
+  try {
+    folder.save(plan.manifest.step, [&](const std::string& temporary) {
+      has_told = true;
+      ranks.gather(std::filesystem::path(temporary).filename().string()).value_or_throw();
+      const auto written = ranks.gather(writer.write(temporary)).value_or_throw();
+      write_manifest(temporary, plan, digests_of(plan, written).value_or_throw()).value_or_throw();
+    });
+  } catch (const Error& error) {
+    status = error;
+  }
   // If the folder could not be created, the others receive the error in place of its name.
   if (!has_told) static_cast<void>(ranks.gather(status.error()));
   return ranks.follow_first(status);
@@ -279,28 +279,29 @@ Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
 
 }  // namespace
 
-Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                    const RankAgreement& ranks, const SaveOptions& options) {
+void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                  const RankAgreement& ranks, const SaveOptions& options) {
   const Result<Held> held = held_of(parts, ranks.rank());
   Result<SavePlan> plan = agree_on_plan(held, ranks);
-  if (!plan.ok()) return plan.error().with_context(cadre::format("snapshot of step {}", step));
+  if (!plan.ok()) throw plan.error().with_context(cadre::format("snapshot of step {}", step));
   plan->manifest.step = step;
   plan->manifest.strategy = options.strategy;
   plan->manifest.mesh = options.mesh;
   plan->manifest.extra = parts.extra;
   const FileWriter writer(*held, *plan, ranks.rank());
-  return ranks.rank() == 0 ? write_as_first(folder, writer, *plan, ranks)
-                           : write_as_other(folder, writer, ranks);
+  const Status status = ranks.rank() == 0 ? write_as_first(folder, writer, *plan, ranks)
+                                          : write_as_other(folder, writer, ranks);
+  status.value_or_throw();
 }
 
-Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                    const ProcessGroup& group, const SaveOptions& options) {
-  return save_sharded(folder, step, parts, RankAgreement(group, options.timeout), options);
+void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                  const ProcessGroup& group, const SaveOptions& options) {
+  save_sharded(folder, step, parts, RankAgreement(group, options.timeout), options);
 }
 
-Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                    const SaveOptions& options) {
-  return save_sharded(folder, step, parts, RankAgreement(), options);
+void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                  const SaveOptions& options) {
+  save_sharded(folder, step, parts, RankAgreement(), options);
 }
 
 }  // namespace cadre

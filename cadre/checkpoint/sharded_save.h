@@ -4,10 +4,10 @@
 // for the slowest rank; each wait for other ranks ends after `timeout`. Lifetime: borrows its
 // arguments until the call returns. Every rank must have access to the run folder; the path may
 // differ between ranks. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md.
-// Errors: a Status, because a run continues after a failed snapshot. It is equal on all ranks, with
-// the rank at fault and the system's reason. After an error the earlier snapshots are unchanged; if
-// only the last exchange failed (a rank was lost), or `latest` could not be written, the new one is
-// complete, too. Source: torch.distributed.checkpoint.
+// Errors: cadre::Error, equal on all ranks, with the rank at fault and the system's reason; a run
+// that continues after a failed snapshot catches it. After an error the earlier snapshots are
+// unchanged; if only the last exchange failed (a rank was lost), or `latest` could not be written,
+// the new one is complete, too. Source: torch.distributed.checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +34,13 @@ struct SaveOptions {
 
 // Collective. The parts of all ranks together must be whole tensors; boxes that several ranks hold
 // are written once.
-CADRE_EXPORT Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                                 const ProcessGroup& group, const SaveOptions& options = {});
+CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                               const ProcessGroup& group, const SaveOptions& options = {});
 // Without a group: a single process.
-CADRE_EXPORT Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                                 const SaveOptions& options = {});
+CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                               const SaveOptions& options = {});
 // The implementation of both overloads, for a RankAgreement that exists already.
-Status save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
-                    const RankAgreement& ranks, const SaveOptions& options);
+void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                  const RankAgreement& ranks, const SaveOptions& options);
 
 }  // namespace cadre

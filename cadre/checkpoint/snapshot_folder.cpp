@@ -78,30 +78,32 @@ std::string SnapshotFolder::path_of(int64_t step) const {
   return cadre::format("{}/{}", run_folder_, name_of(step));
 }
 
-Status SnapshotFolder::save(int64_t step,
-                            const std::function<Status(const std::string&)>& write_files) {
-  const Status status = write_and_publish(step, write_files);
-  if (status.ok()) return status;
-  return status.error().with_context(cadre::format("snapshot of step {}", step));
+void SnapshotFolder::save(int64_t step,
+                          const std::function<void(const std::string&)>& write_files) {
+  try {
+    write_and_publish(step, write_files);
+  } catch (const Error& error) {
+    throw error.with_context(cadre::format("snapshot of step {}", step));
+  }
 }
 
-Status SnapshotFolder::write_and_publish(
-    int64_t step, const std::function<Status(const std::string&)>& write_files) {
-  const auto attempt = make_attempt_folder(run_folder_, cadre::format(".{}.tmp", name_of(step)));
-  if (!attempt.ok()) return attempt.error();
-  const std::string& temporary = (*attempt)->path();
-  CADRE_RETURN_IF_ERROR(write_files(temporary));
+void SnapshotFolder::write_and_publish(int64_t step,
+                                       const std::function<void(const std::string&)>& write_files) {
+  const std::unique_ptr<os::TemporaryFolder> attempt =
+      make_attempt_folder(run_folder_, cadre::format(".{}.tmp", name_of(step))).value_or_throw();
+  const std::string& temporary = attempt->path();
+  write_files(temporary);
   const std::string target = path_of(step);
   std::error_code error;
   if (fs::exists(target, error)) {
-    CADRE_RETURN_IF_ERROR(os::exchange_paths(temporary, target));
+    os::exchange_paths(temporary, target).value_or_throw();
     fs::remove_all(temporary, error);  // the replaced snapshot
-    CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("remove {}", temporary)));
+    to_status(error, cadre::format("remove {}", temporary)).value_or_throw();
   } else {
-    CADRE_RETURN_IF_ERROR(os::rename_path(temporary, target));
+    os::rename_path(temporary, target).value_or_throw();
   }
   const std::string name = name_of(step) + "\n";
-  return os::replace_file(run_folder_ + "/latest", std::as_bytes(std::span(name)));
+  os::replace_file(run_folder_ + "/latest", std::as_bytes(std::span(name))).value_or_throw();
 }
 
 std::optional<std::string> SnapshotFolder::latest() const {
@@ -134,24 +136,22 @@ std::vector<int64_t> SnapshotFolder::steps() const {
 }
 
 // A snapshot is renamed before it is removed, so that no partial one has its name.
-Status SnapshotFolder::keep_last(size_t count) {
+void SnapshotFolder::keep_last(size_t count) {
   std::vector<int64_t> removed = steps();
   removed.resize(removed.size() - std::min(count, removed.size()));
   for (const int64_t step : removed) {
     const std::string path = path_of(step);
     if (path == latest() || path == best()) continue;
     const std::string prefix = cadre::format(".{}.tmp", name_of(step));
-    CADRE_RETURN_IF_ERROR(remove_all_with_prefix(run_folder_, prefix));
-    CADRE_RETURN_IF_ERROR(
-        os::rename_path(path, cadre::format("{}/{}.removed", run_folder_, prefix)));
-    CADRE_RETURN_IF_ERROR(remove_all_with_prefix(run_folder_, prefix));
+    remove_all_with_prefix(run_folder_, prefix).value_or_throw();
+    os::rename_path(path, cadre::format("{}/{}.removed", run_folder_, prefix)).value_or_throw();
+    remove_all_with_prefix(run_folder_, prefix).value_or_throw();
   }
-  return {};
 }
 
-Status SnapshotFolder::mark_best(int64_t step) {
+void SnapshotFolder::mark_best(int64_t step) {
   const std::string name = name_of(step) + "\n";
-  return os::replace_file(run_folder_ + "/best", std::as_bytes(std::span(name)));
+  os::replace_file(run_folder_ + "/best", std::as_bytes(std::span(name))).value_or_throw();
 }
 
 std::optional<std::string> SnapshotFolder::best() const {

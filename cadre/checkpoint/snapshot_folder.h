@@ -3,8 +3,8 @@
 // runs/NAME/step-000100/ holds the files of one snapshot, runs/NAME/latest its folder's name. A
 // snapshot is written into a temporary folder, renamed into place last, and only then named by
 // `latest` (and `best`); so every earlier snapshot stays usable after a crash at any time, or if
-// the disk is full. Threads: one writer. Blocking: reads and writes a disk. Errors: kUnavailable
-// with the path. Layout: docs/formats/snapshot.md.
+// the disk is full. Threads: one writer. Blocking: reads and writes a disk. Errors: cadre::Error,
+// kUnavailable with the path, and what `write_files` throws. Layout: docs/formats/snapshot.md.
 #pragma once
 
 #include <cstddef>
@@ -28,14 +28,14 @@ class CADRE_EXPORT SnapshotFolder {
   // Calls `write_files` with an empty folder to fill with synced files, then publishes the folder
   // as this step's snapshot, replacing an earlier one of the same step. After an error nothing of
   // it remains, except if only `latest` could not be written: then the snapshot is complete.
-  Status save(int64_t step, const std::function<Status(const std::string& folder)>& write_files);
+  void save(int64_t step, const std::function<void(const std::string& folder)>& write_files);
 
   // The folder of the snapshot that was saved last. If `latest` is missing or names a removed
   // snapshot, the one of the highest step. nullopt if there is none.
   std::optional<std::string> latest() const;
   std::optional<int64_t> latest_step() const;
   // Names this step's snapshot in runs/NAME/best. REQUIRES: it was saved.
-  Status mark_best(int64_t step);
+  void mark_best(int64_t step);
   // The folder of the snapshot that was marked last; nullopt if none was.
   std::optional<std::string> best() const;
   std::string path_of(int64_t step) const;
@@ -44,13 +44,12 @@ class CADRE_EXPORT SnapshotFolder {
   // Removes all snapshots except the `count` of the highest steps and those that `latest` and
   // `best` name. After a crash each of the others is complete or removed. Called by one process of
   // a job.
-  Status keep_last(size_t count);
+  void keep_last(size_t count);
   // The steps of all snapshots, in ascending order.
   std::vector<int64_t> steps() const;
 
  private:
-  Status write_and_publish(int64_t step,
-                           const std::function<Status(const std::string&)>& write_files);
+  void write_and_publish(int64_t step, const std::function<void(const std::string&)>& write_files);
 
   std::optional<std::string> folder_named_by(const std::string& pointer) const;
 

@@ -15,6 +15,7 @@
 
 #include "cadre/os/io/durable_file.h"
 #include "cadre/os/io/file.h"
+#include "cadre/testing/ranks.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
@@ -24,13 +25,12 @@ namespace fs = std::filesystem;
 
 class SnapshotFolderTest : public ::testing::Test {
  protected:
-  static Status write(const std::string& folder, std::string_view text) {
+  static void write(const std::string& folder, std::string_view text) {
     const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
-    return os::write_file(folder + "/x", pieces);
+    os::write_file(folder + "/x", pieces).value_or_throw();
   }
-  Status save(int64_t step, std::string_view text) {
-    return SnapshotFolder(run_).save(
-        step, [&](const std::string& folder) { return write(folder, text); });
+  void save(int64_t step, std::string_view text) {
+    SnapshotFolder(run_).save(step, [&](const std::string& folder) { write(folder, text); });
   }
   std::string content_of_latest() {
     const auto latest = SnapshotFolder(run_).latest();
@@ -45,43 +45,43 @@ class SnapshotFolderTest : public ::testing::Test {
 };
 
 TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {
-  ASSERT_TRUE(save(100, "a").ok());
-  ASSERT_TRUE(save(200, "b").ok());
+  save(100, "a");
+  save(200, "b");
   EXPECT_FALSE(SnapshotFolder(run_).best());
-  ASSERT_TRUE(SnapshotFolder(run_).mark_best(100).ok());
+  SnapshotFolder(run_).mark_best(100);
   EXPECT_EQ(SnapshotFolder(run_).best(), run_ + "/step-000100");
   EXPECT_EQ(SnapshotFolder(run_).latest(), run_ + "/step-000200");
 }
 
 TEST_F(SnapshotFolderTest, KeepsTheLastTheLatestAndTheBest) {
   SnapshotFolder folder(run_);
-  EXPECT_TRUE(folder.keep_last(2).ok()) << "of a run that has none";
-  for (const int64_t step : {500, 100, 200, 300, 400}) ASSERT_TRUE(save(step, "a").ok());
-  ASSERT_TRUE(folder.mark_best(100).ok());
-  ASSERT_TRUE(save(250, "b").ok());  // the latest is not the highest
-  ASSERT_TRUE(folder.keep_last(2).ok());
+  EXPECT_NO_THROW(folder.keep_last(2)) << "of a run that has none";
+  for (const int64_t step : {500, 100, 200, 300, 400}) save(step, "a");
+  folder.mark_best(100);
+  save(250, "b");  // the latest is not the highest
+  folder.keep_last(2);
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{100, 250, 400, 500}));
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(num_entries(), 6) << "the snapshots, latest and best";
-  ASSERT_TRUE(folder.keep_last(0).ok());
+  folder.keep_last(0);
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{100, 250}));
 }
 
 TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   EXPECT_EQ(content_of_latest(), "none");
   EXPECT_FALSE(SnapshotFolder(run_).latest_step());
-  ASSERT_TRUE(save(100, "a").ok());
+  save(100, "a");
   EXPECT_EQ(SnapshotFolder(run_).latest(), run_ + "/step-000100");
-  ASSERT_TRUE(save(200, "b").ok());
+  save(200, "b");
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(SnapshotFolder(run_).latest_step(), 200);
-  ASSERT_TRUE(save(100, "c").ok());  // a run that went back
+  save(100, "c");  // a run that went back
   EXPECT_EQ(content_of_latest(), "c");
   EXPECT_EQ(num_entries(), 3u);  // two snapshots and `latest`
 }
 
 TEST_F(SnapshotFolderTest, WhereLatestNamesNoneItIsTheOneOfTheHighestStep) {
-  for (const int64_t step : {20, 100, 1'000'000, 9}) ASSERT_TRUE(save(step, "x").ok());
+  for (const int64_t step : {20, 100, 1'000'000, 9}) save(step, "x");
   fs::create_directories(run_ + "/step-older");
   fs::create_directories(run_ + "/.step-9000000.tmp");
   const SnapshotFolder snapshots(run_);
@@ -100,24 +100,22 @@ TEST_F(SnapshotFolderTest, WhereLatestNamesNoneItIsTheOneOfTheHighestStep) {
 }
 
 TEST_F(SnapshotFolderTest, AFailedWriteLosesNothing) {
-  ASSERT_TRUE(save(100, "a").ok());
-  const Status status = SnapshotFolder(run_).save(200, [](const std::string& folder) -> Status {
-    CADRE_RETURN_IF_ERROR(write(folder, "half"));
-    return Error(ErrorCode::kUnavailable, "disk full");
-  });
-  ASSERT_FALSE(status.ok());
-  EXPECT_EQ(status.error().message(), "snapshot of step 200: disk full");
+  save(100, "a");
+  const auto fail = [](const std::string& folder) {
+    write(folder, "half");
+    throw Error(ErrorCode::kUnavailable, "disk full");
+  };
+  EXPECT_EQ(testing::failure_of([&] { SnapshotFolder(run_).save(200, fail); }),
+            "kUnavailable: snapshot of step 200: disk full");
   EXPECT_EQ(content_of_latest(), "a");
   EXPECT_EQ(num_entries(), 2u);
 }
 
 TEST_F(SnapshotFolderTest, ALatestThatCannotBeWrittenIsAnErrorAndLosesNothing) {
-  ASSERT_TRUE(save(100, "a").ok());
+  save(100, "a");
   fs::remove(run_ + "/latest");
   fs::create_directories(run_ + "/latest/in the way");
-  const Status status = save(200, "b");
-  ASSERT_FALSE(status.ok());
-  EXPECT_THAT(status.error().message(), ::testing::HasSubstr(run_ + "/latest"));
+  EXPECT_THAT(testing::failure_of([&] { save(200, "b"); }), ::testing::HasSubstr(run_ + "/latest"));
   EXPECT_THAT(SnapshotFolder(run_).steps(), ::testing::ElementsAre(100, 200));
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(num_entries(), 3u);
@@ -125,14 +123,14 @@ TEST_F(SnapshotFolderTest, ALatestThatCannotBeWrittenIsAnErrorAndLosesNothing) {
 
 // A child writes the snapshots of three steps, again and again.
 TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
-  ASSERT_TRUE(save(0, "0").ok());
+  save(0, "0");
   for (int round = 0; round < 40; ++round) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       for (int64_t i = 0;; ++i) {
-        const Status status = save(i % 3, std::to_string(i % 3));
-        if (!status.ok()) ::_exit(1);
+        const auto save_one = [&] { save(i % 3, std::to_string(i % 3)); };
+        if (!testing::failure_of(save_one).empty()) ::_exit(1);
       }
     }
     std::this_thread::sleep_for(std::chrono::microseconds(round * 317));  // another moment
@@ -149,22 +147,21 @@ TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
 }
 
 TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {
-  ASSERT_TRUE(save(100, "a").ok());
+  save(100, "a");
   fs::create_directories(run_ + "/.step-000200.tmp");
-  ASSERT_TRUE(write(run_ + "/.step-000200.tmp", "half").ok());
+  write(run_ + "/.step-000200.tmp", "half");
   EXPECT_EQ(content_of_latest(), "a");
-  ASSERT_TRUE(save(200, "b").ok());
+  save(200, "b");
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(num_entries(), 3u);
 }
 
 TEST_F(SnapshotFolderTest, SaysWhereItCannotWrite) {
-  const Status status = SnapshotFolder("/proc/none").save(1, [](const std::string&) -> Status {
+  const auto never = [](const std::string&) {
     ADD_FAILURE() << "there is no folder to write into";
-    return {};
-  });
-  ASSERT_FALSE(status.ok());
-  EXPECT_THAT(status.error().message(), ::testing::HasSubstr("create /proc/none"));
+  };
+  EXPECT_THAT(testing::failure_of([&] { SnapshotFolder("/proc/none").save(1, never); }),
+              ::testing::HasSubstr("create /proc/none"));
 }
 
 }  // namespace

@@ -100,9 +100,10 @@ class SnapshotSaver::Impl {
 
   Status write(int64_t step) {
     try {
-      const Status status = save_sharded(folder_, step, staged_, ranks_, options_);
-      if (status.ok()) return status;
-      return status.error().with_context("saved in the background");
+      save_sharded(folder_, step, staged_, ranks_, options_);
+      return {};
+    } catch (const Error& error) {
+      return error.with_context("saved in the background");
     } catch (const std::exception& error) {
       return Error(
           ErrorCode::kInternal,
@@ -136,14 +137,14 @@ SnapshotSaver::SnapshotSaver(SnapshotFolder folder, SaveOptions options)
 
 SnapshotSaver::~SnapshotSaver() = default;
 
-Status SnapshotSaver::save(int64_t step, const SnapshotParts& parts) {
-  return impl_->save(step, parts);
+void SnapshotSaver::save(int64_t step, const SnapshotParts& parts) {
+  impl_->save(step, parts).value_or_throw();
 }
-Status SnapshotSaver::finish() {
-  return impl_->finish();
+void SnapshotSaver::finish() {
+  impl_->finish().value_or_throw();
 }
-Status SnapshotSaver::close() {
-  return impl_->close();
+void SnapshotSaver::close() {
+  impl_->close().value_or_throw();
 }
 
 }  // namespace cadre

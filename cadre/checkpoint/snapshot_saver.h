@@ -6,7 +6,7 @@
 // until the last save has ended. A save takes the time of the disk, and ends if ranks have waited
 // for each other for `timeout`. Lifetime: the staging memory, as large as this rank's shard, is
 // kept for the next save. The destructor aborts waits for other ranks and joins the thread, which
-// may still write to the disk. Errors: the error of a save in the background is returned by the
+// may still write to the disk. Errors: the error of a save in the background is thrown by the
 // next save(), finish() or close(), equal on all ranks and with its step; earlier snapshots are
 // unchanged (sharded_save.h).
 #pragma once
@@ -31,13 +31,13 @@ class CADRE_EXPORT SnapshotSaver {
   SnapshotSaver(const SnapshotSaver&) = delete;
   SnapshotSaver& operator=(const SnapshotSaver&) = delete;
 
-  // Collective. Copies the parts, begins to write them in the background and returns. The Status is
-  // that of the previous save, if no call has returned it yet; the new save is begun in any case.
-  Status save(int64_t step, const SnapshotParts& parts);
-  // The Status of the last save, if no call has returned it yet.
-  Status finish();
+  // Collective. Copies the parts, begins to write them in the background and returns. Throws the
+  // failure of the previous save, if no call has thrown it yet; the new save is begun in any case.
+  void save(int64_t step, const SnapshotParts& parts);
+  // Throws the failure of the last save, if no call has thrown it yet.
+  void finish();
   // Collective. finish(), then closes the saver's group. Idempotent.
-  Status close();
+  void close();
 
  private:
   class Impl;

@@ -179,7 +179,8 @@ TEST(Collective, TheCountsOfAnUnevenReduceScatterAreItsShape) {
   EXPECT_THAT(refusal_of(scatter(in, b.part, {5, 6})), HasSubstr("2 counts for the input"));
   EXPECT_THAT(refusal_of(scatter(in, b.part, {5, 6, 0}, ReduceOp::kAvg)),
               HasSubstr("avg of int32"));
-  EXPECT_THAT(refusal_of(scatter(in, b.part, {5, 6, 0}, ReduceOp::kPremulSum)),
+  EXPECT_THAT(refusal_of(Collective::reduce_scatter_v(in, b.part, DType::kFloat32,
+                                                      ReduceOp::kPremulSum, {5, 6, 0})),
               HasSubstr("needs this rank's factor"));
 }
 

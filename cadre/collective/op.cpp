@@ -71,7 +71,6 @@ std::string OpDescriptor::to_string() const {
     case OpKind::kAllocate:
       break;
   }
-  // Also what a peer of another build may have sent: its kind reads "unknown".
   return format("{}({})", kind, elements);
 }
 

@@ -257,8 +257,11 @@ void Trainer::finish_snapshot() {
 void Trainer::mark_best() {
   best_step_ = -1;
   if (!is_first_rank()) return;
-  const Status status = snapshots_.mark_best(saved_step_);
-  if (!status.ok()) print_line(cadre::format("warning: {}", status.error().message()));
+  try {
+    snapshots_.mark_best(saved_step_);
+  } catch (const Error& error) {
+    print_line(cadre::format("warning: {}", error.message()));
+  }
 }
 
 TrainState Trainer::state() {

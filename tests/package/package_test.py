@@ -57,11 +57,14 @@ class Package(unittest.TestCase):
         return run(options.cmake, "-S", HERE / project, "-B", self.folder / f"{project}-build", "-G", "Ninja",
                    f"-DCMAKE_CXX_COMPILER={options.compiler}", f"-DCMAKE_PREFIX_PATH={self.prefix}",
                    "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror",
-                   *([f"-DCADRE_TORCH={options.torch}"] if project == "torch" else []), *settings, check=False)
+                   *([f"-DCADRE_TORCH={options.torch}"] if project != "core" else []), *settings, check=False)
+
+    def assert_is_in_guide(self, project):
+        """The guide's project is this one."""
+        lists = (HERE / project / "CMakeLists.txt").read_text()
+        self.assertIn(f"```cmake\n{lists}```", self.guide("install"))
 
     def build(self, project, program):
-        lists = (HERE / project / "CMakeLists.txt").read_text()
-        self.assertIn(f"```cmake\n{lists}```", self.guide("install"))  # the guide's project is this one
         result = self.configure(project)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         run(options.cmake, "--build", self.folder / f"{project}-build")
@@ -105,6 +108,14 @@ class Package(unittest.TestCase):
         for header in headers:
             for included in re.findall(r'#include ["<](cadre/[^">]+)[">]', header.read_text()):
                 self.assertTrue((include / included).is_file(), f"{header} includes {included}")
+
+    def test_headers_are_those_of_the_list(self):
+        text = (pathlib.Path(options.source) / "docs/installed-headers.txt").read_text()
+        components = {"core": "core", "torch": "core|torch"}[options.component]
+        listed = set(re.findall(rf"^(?:{components}) +\w+ +(\S+)$", text, re.M))
+        self.assertGreater(len(listed), 10)
+        include = self.prefix / "include"
+        self.assertEqual({str(path.relative_to(include)) for path in include.rglob("*.h")}, listed)
 
     def test_cxx17_is_refused_with_one_sentence(self):
         result = self.configure(options.component, "-DCMAKE_CXX_STANDARD=17")
@@ -203,6 +214,7 @@ class Package(unittest.TestCase):
         for path in self.elf_files:
             self.assertNotRegex(run("readelf", "-d", path).stdout, r"NEEDED.*(torch|c10)", path)
         self.assertFalse([p for p in self.files if "torch" in p.name.lower()])
+        self.assert_is_in_guide("core")
         program = self.build("core", "sum")
         self.assertNotRegex(run("readelf", "-d", program).stdout, "(torch|c10)")
         self.assertEqual(run(program).stdout, "sum 1 on 1 ranks\n")
@@ -234,9 +246,28 @@ class Package(unittest.TestCase):
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_tensors(self):
         self.assertIn((HERE / "torch/hello.cpp").read_text(), self.guide("first-program"))
+        self.assert_is_in_guide("torch")
         program = self.build("torch", "hello")
         self.assertEqual(run(program).stdout, "average 1 on 1 ranks\n")
         self.assertEqual(self.run_on_two(program), ["[0] average 1.5 on 2 ranks", "[1] average 1.5 on 2 ranks"])
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_every_call_of_group_is_used_from_outside(self):
+        source = (HERE / "group/every_call.cpp").read_text()
+        folder = self.prefix / "include/cadre/group"
+        declared = set()
+        for header in folder.iterdir():
+            # Of a class what stands before its last "private:", of a namespace what is exported.
+            text = re.sub(r"//.*", "", header.read_text())
+            for public in re.split(r"\n private:", text)[:1] + re.findall(r"CADRE_EXPORT [^;{]*;", text):
+                declared |= set(re.findall(r"\b([a-z]\w*[a-z0-9])\(", public))
+        declared -= {"move"}
+        self.assertGreater(len(declared), 60)
+        unused = {name for name in declared if not re.search(rf"\b{name}\(", source)}
+        self.assertEqual(unused, set())
+        program = self.build("group", "every_call")
+        self.assertEqual(run(program).stdout, "every call on 1 ranks\n")
+        self.assertEqual(self.run_on_two(program), [f"[{rank}] every call on 2 ranks" for rank in (0, 1)])
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_trainer(self):

@@ -68,7 +68,7 @@ struct SnapshotRank {
     SnapshotFolder folder(run);
     SnapshotParts parts = parts_of(model.parameter_shards(), *net);
     parts.optimizer = optimizer_state(optimizer, parts.parameters);
-    save_sharded(folder, step, parts, group, {.strategy = "fsdp"}).value_or_throw();
+    save_sharded(folder, step, parts, group, {.strategy = "fsdp"});
   }
 
   void load(const std::string& path) {

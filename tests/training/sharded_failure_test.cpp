@@ -147,8 +147,7 @@ class ShardedRank {
     if ((number + 1) % kStepsPerSnapshot != 0) return;
     if (watches.at_snapshot) watches.at_snapshot();
     SnapshotFolder snapshots(folder);
-    save_sharded(snapshots, number + 1, parts(), group_, {.timeout = snapshot_timeout})
-        .value_or_throw();
+    save_sharded(snapshots, number + 1, parts(), group_, {.timeout = snapshot_timeout});
   }
 
   // The number of steps that the loaded snapshot has behind it; 0 without one.

@@ -25,12 +25,12 @@ namespace cadre {
 
 struct SplitOptions {
   // Ranks of one colour form a group; without one a rank is in none.
-  std::optional<int> color;
+  std::optional<int> color = {};
   // Orders the new group's ranks; equal keys by the parent's rank.
   int key = 0;
   // In messages: equal on the ranks of a colour, which is checked; groups may share it. Empty:
   // derived.
-  std::string name;
+  std::string name = {};
 };
 
 // Null on a rank without a colour. If ranks of one colour give different names, all ranks of the

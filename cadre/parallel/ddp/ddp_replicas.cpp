@@ -30,7 +30,7 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
                                         const std::shared_ptr<ReplicaGroup>& group,
                                         const DistributedDataParallelOptions& options) {
   const std::vector<ParameterSize> sizes = sizes_of(trained);
-  if (options.layout) check_layout_fits(*options.layout, sizes).value_or_throw();
+  if (options.layout) check_layout_fits(*options.layout, sizes);
   const BucketLayout layout = options.layout.value_or(
       plan_bucket_layout(sizes, reverse_order(sizes.size()), options.bucket_caps));
   FlatParametersList flat_parameters;

@@ -118,7 +118,7 @@ Resumption Resumption::open(const std::string& snapshot, const Config& now, cons
   try {
     TrainState state = read_train_state(snapshot);
     check_data(snapshot, state.data, task);
-    if (!state.bucket_layout.empty()) BucketLayout::parse(state.bucket_layout).value_or_throw();
+    if (!state.bucket_layout.empty()) BucketLayout::parse(state.bucket_layout);
     std::vector<std::string> remarks = compare_configs(state.config, now);
     if (state.format < kFirstFormatWithDigests) {
       remarks.push_back(
@@ -134,7 +134,7 @@ Resumption Resumption::open(const std::string& snapshot, const Config& now, cons
 
 std::optional<BucketLayout> Resumption::bucket_layout() const {
   if (state_.bucket_layout.empty()) return std::nullopt;
-  return BucketLayout::parse(state_.bucket_layout).value_or_throw();
+  return BucketLayout::parse(state_.bucket_layout);
 }
 
 // With another number of ranks some have no saved state; they keep their own.

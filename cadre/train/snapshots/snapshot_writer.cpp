@@ -46,29 +46,37 @@ void SnapshotWriter::begin(const TrainState& state, const Model& model,
   SnapshotParts parts = strategy_.parts();
   parts.optimizer = states_by_parameter(optimizer.state());
   parts.extra = state_text(state);
-  // Its result is that of the previous save, which finish() has returned.
-  static_cast<void>(saver_->save(state.step, parts));
+  // It throws nothing: finish() has returned the outcome of the previous save.
+  saver_->save(state.step, parts);
   begun_ = {state.step, Status()};
 }
 
 std::optional<SnapshotWriter::Outcome> SnapshotWriter::finish() {
   std::optional<Outcome> outcome = std::exchange(begun_, std::nullopt);
-  if (outcome && saver_) outcome->status = saver_->finish();
+  try {
+    if (outcome && saver_) saver_->finish();
+  } catch (const Error& error) {
+    outcome->status = error;
+  }
   return outcome;
 }
 
 void SnapshotWriter::close() {
-  if (saver_) saver_->close().value_or_throw();
+  if (saver_) saver_->close();
 }
 
 // All ranks learn whether rank 0 has written the files; only rank 0 has the reason of a failure.
 Status SnapshotWriter::write_whole(const TrainState& state, const Model& model,
                                    const Optimizer& optimizer) {
   Status status;
-  if (groups_.world.rank() == 0) {
-    status = folder_.save(state.step, [&](const std::string& folder) {
-      return write_train_state(folder, state, model, optimizer.state());
-    });
+  try {
+    if (groups_.world.rank() == 0) {
+      folder_.save(state.step, [&](const std::string& folder) {
+        write_train_state(folder, state, model, optimizer.state()).value_or_throw();
+      });
+    }
+  } catch (const Error& error) {
+    status = error;
   }
   const at::Tensor is_saved = at::full({1}, status.ok() ? 1.0 : 0.0, at::kDouble);
   groups_.replicas->all_reduce(is_saved, ReduceOp::kMin);

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Compares docs/installed-headers.txt with the sources: a header that would be installed is on the list
+and no other is, and every header that exports a type is on it. A new header fails here until somebody
+has decided whether it is public."""
+
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIST = ROOT / "docs/installed-headers.txt"
+INCLUDE = re.compile(r'^#include ["<](cadre/[^">]+)[">]', re.M)
+EXPORTED_TYPE = re.compile(r"^\s*(?:class|struct) CADRE_EXPORT", re.M)
+
+
+def reachable(header, found=None):
+    """The header and what it includes, directly or not."""
+    found = set() if found is None else found
+    if header not in found:
+        found.add(header)
+        for included in INCLUDE.findall((ROOT / header).read_text()):
+            reachable(included, found)
+    return found
+
+
+def listed(text):
+    """{header: (component, kind)}."""
+    entries = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            component, kind, header = line.split()
+            if header in entries:
+                raise AssertionError(f"{header} is listed twice")
+            entries[header] = (component, kind)
+    return entries
+
+
+class InstalledHeaders(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.entries = listed(LIST.read_text())
+        cls.core = reachable("cadre/core.h") | {"cadre/base/cxx20.h"}
+        cls.torch = reachable("cadre/cadre.h") - cls.core
+
+    def of(self, component):
+        return {header for header, entry in self.entries.items() if entry[0] == component}
+
+    def test_the_list_has_what_is_installed(self):
+        self.assertGreater(len(self.core), 10)
+        self.assertEqual(self.of("core"), self.core)
+        self.assertEqual(self.of("torch"), self.torch)
+
+    def test_kinds_are_those_that_the_list_explains(self):
+        for header, (component, kind) in self.entries.items():
+            self.assertIn(kind, ["public", "internal"] if component != "-" else ["program"], header)
+
+    def test_every_exported_type_is_in_a_listed_header(self):
+        exporting = {str(path.relative_to(ROOT)) for path in (ROOT / "cadre").rglob("*.h")
+                     if EXPORTED_TYPE.search(path.read_text())}
+        self.assertGreater(len(exporting), 50)
+        self.assertEqual(exporting - self.entries.keys(), set())
+        self.assertEqual(self.of("-") - exporting, set(), "exports no type any more")
+
+    def test_what_the_two_headers_include_themselves_is_public(self):
+        for header in ("cadre/core.h", "cadre/cadre.h"):
+            for included in INCLUDE.findall((ROOT / header).read_text()):
+                self.assertEqual(self.entries[included][1], "public", included)
+
+    def test_an_entry_that_is_missing_or_doubled_is_noticed(self):
+        with self.assertRaisesRegex(AssertionError, "twice"):
+            listed("core public a.h\ncore internal a.h\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

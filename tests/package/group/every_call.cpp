@@ -1,0 +1,220 @@
+// Every public call of cadre/group once, as a program outside makes it, with a check of the result:
+// package_test.py compares the names with those that the headers declare.
+#include <ATen/ATen.h>
+#include <cadre/base/error.h>
+#include <cadre/group/differentiable.h>
+#include <cadre/group/file_memory.h>
+#include <cadre/group/mapped_parts.h>
+#include <cadre/group/process_group.h>
+#include <cadre/group/symmetric_tensor.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using cadre::P2POp;
+using cadre::ProcessGroup;
+using cadre::ReduceOp;
+using cadre::Work;
+using Tensors = std::vector<Tensor>;
+constexpr std::chrono::seconds kTimeout(30);
+
+void require(bool condition, const char* what) {
+  if (!condition) throw cadre::Error(cadre::ErrorCode::kInternal, what);
+}
+
+// (rows) filled with a number.
+Tensor of(double value, int64_t rows = 2) {
+  return at::full({rows}, value);
+}
+
+struct World {
+  const ProcessGroup& group;
+  int rank = group.rank();
+  int size = group.world_size();
+  int right = (rank + 1) % size;
+  int left = (rank + size - 1) % size;
+  double sum = size * (size + 1) / 2.0;  // of each rank's rank + 1
+  double own = rank + 1.0;
+};
+
+void in_place(const World& w) {
+  const Tensor tensor = of(w.own);
+  w.group.all_reduce(tensor, {.op = ReduceOp::kSum, .timeout = kTimeout});
+  require(at::equal(tensor, of(w.sum)), "all_reduce");
+  const Work work = w.group.all_reduce_async(tensor, {.op = ReduceOp::kMax});
+  work.wait(kTimeout);
+  require(work.is_completed() && !work.error(), "all_reduce_async");
+  w.group.broadcast(tensor, {.root = 0});
+  w.group.broadcast_async(tensor, {.root = 0}).wait();
+  w.group.reduce(tensor, {.root = 0, .op = ReduceOp::kMin});
+  w.group.reduce_async(tensor, {.root = 0, .op = ReduceOp::kMin}).wait();
+  require(at::equal(tensor, of(w.sum)), "broadcast and reduce");
+  const Tensors both = {of(w.own), at::full({3}, w.rank, at::kLong)};
+  w.group.all_reduce_coalesced(both);
+  w.group.all_reduce_coalesced_async(both, {.op = ReduceOp::kMax}).wait();
+  require(at::equal(both[0], of(w.sum)), "all_reduce_coalesced");
+}
+
+void flat(const World& w) {
+  const Tensor all = at::empty({w.size, 2});
+  w.group.all_gather_into_tensor(all, of(w.own));
+  w.group.all_gather_into_tensor_async(all, of(w.own)).wait();
+  require(all.sum().item<double>() == 2 * w.sum, "all_gather_into_tensor");
+  const Tensor part = at::empty({2});
+  w.group.reduce_scatter_tensor(part, all);
+  w.group.reduce_scatter_tensor_async(part, all).wait();
+  require(at::equal(part, of(w.own * w.size)), "reduce_scatter_tensor");
+  w.group.all_gather_into_tensor_coalesced({all}, {of(w.own)});
+  w.group.all_gather_into_tensor_coalesced_async({all}, {of(w.own)}).wait();
+  w.group.reduce_scatter_tensor_coalesced({part}, {all});
+  w.group.reduce_scatter_tensor_coalesced_async({part}, {all}).wait();
+  w.group.gather(w.rank == 0 ? all : Tensor(), part, {.root = 0});
+  w.group.gather_async(w.rank == 0 ? all : Tensor(), part, {.root = 0}).wait();
+  w.group.scatter(part, w.rank == 0 ? all : Tensor(), {.root = 0});
+  w.group.scatter_async(part, w.rank == 0 ? all : Tensor(), {.root = 0}).wait();
+  require(at::equal(part, of(w.own * w.size)), "gather and scatter");
+  const Tensor exchanged = at::empty({w.size});
+  w.group.all_to_all_single(exchanged, at::full({w.size}, w.own));
+  w.group.all_to_all_single_async(exchanged, at::full({w.size}, w.own)).wait();
+  require(exchanged.sum().item<double>() == w.sum, "all_to_all_single");
+}
+
+void lists(const World& w) {
+  Tensors outputs;
+  Tensors inputs;
+  Tensors even;
+  for (int rank = 0; rank < w.size; ++rank) {
+    outputs.push_back(at::zeros({rank + 1}));
+    inputs.push_back(of(w.own, rank + 1));
+    even.push_back(of(w.own));
+  }
+  const Tensor own = of(w.own, w.rank + 1);
+  w.group.all_gather(outputs, own);
+  w.group.all_gather_async(outputs, own).wait();
+  require(at::equal(outputs.back(), of(w.size, w.size)), "all_gather");
+  const Tensor reduced = at::empty({w.rank + 1});
+  w.group.reduce_scatter(reduced, inputs);
+  w.group.reduce_scatter_async(reduced, inputs).wait();
+  require(at::equal(reduced, of(w.sum, w.rank + 1)), "reduce_scatter");
+  const Tensor part = of(w.own);
+  w.group.gather(w.rank == 0 ? even : Tensors(), part);
+  w.group.gather_async(w.rank == 0 ? even : Tensors(), part).wait();
+  w.group.scatter(part, w.rank == 0 ? even : Tensors());
+  w.group.scatter_async(part, w.rank == 0 ? even : Tensors()).wait();
+  require(at::equal(part, of(w.own)), "gather and scatter of lists");
+  Tensors received;
+  for (int rank = 0; rank < w.size; ++rank) received.push_back(at::empty({w.rank + 1}));
+  w.group.all_to_all(received, inputs);
+  w.group.all_to_all_async(received, inputs).wait();
+  require(at::equal(received.back(), of(w.size, w.rank + 1)), "all_to_all");
+}
+
+void messages(const World& w) {
+  w.group.barrier({.timeout = kTimeout});
+  w.group.barrier_async().wait();
+  w.group.batch_send_recv({});
+  if (w.size == 1) return;
+  const Tensor received = at::empty({2});
+  if (w.rank == 0) w.group.send(of(w.own), w.right, {.tag = 1});
+  if (w.left == 0) w.group.recv(received, w.left, {.tag = 1, .timeout = kTimeout});
+  const Work sent = w.group.send_async(of(w.own), w.right);
+  w.group.recv_async(received, w.left).wait();
+  sent.wait();
+  w.group.batch_send_recv({P2POp::send(of(w.own), w.right), P2POp::recv(received, w.left)});
+  w.group.batch_send_recv_async({P2POp::send(of(w.own), w.right), P2POp::recv(received, w.left)})
+      .wait();
+  require(at::equal(received, of(w.left + 1.0)), "messages");
+  if (w.rank > 0) w.group.send(of(w.own), 0, {.tag = 2});
+  for (int i = 1; w.rank == 0 && i < w.size; ++i) {
+    const int source = w.group.recv_from_any(received, {.tag = 2});
+    require(at::equal(received, of(source + 1.0)), "recv_from_any");
+  }
+}
+
+void memory(const World& w) {
+  const Tensor shared = w.group.empty_symmetric(5, at::kFloat);
+  w.group.all_reduce(shared.fill_(w.own));
+  require(at::equal(shared, of(w.sum, 5)), "empty_symmetric");
+  const int64_t numel = cadre::MappedParts::kPageBytes / 4;
+  const auto mapped = w.group.map_parts(numel, at::kFloat);
+  if (mapped && cadre::MappedParts::allocate(w.group, numel, at::kFloat)) {
+    mapped->own().fill_(w.own);
+    mapped->signal_peers(0);
+    mapped->wait_for_peers(0);
+    mapped->check_group(1);
+    require(mapped->whole().sum().item<double>() == w.sum * numel, "map_parts");
+    require(mapped->lost_ranks().empty(), "lost_ranks");
+  }
+  const auto symmetric = cadre::SymmetricTensor::allocate(w.group, 3, at::kFloat);
+  symmetric.local().fill_(w.own);
+  if (symmetric.shares_memory()) {
+    symmetric.signal(w.right, 0);
+    symmetric.wait_signal(w.left, 0, kTimeout);
+    require(at::equal(symmetric.peer(w.left), of(w.left + 1.0, 3)), "SymmetricTensor");
+  }
+  const auto file = cadre::FileMemory::open("/tmp");
+  file->reserve(4096);
+  const Tensor on_disk = file->zeros(8, at::kFloat);
+  require(cadre::FileMemory::of(on_disk) == file && file->used_bytes() > 0, "FileMemory");
+  require(cadre::FileMemory::in_pages(1) == 4096, "in_pages");
+  require(cadre::FileMemory::of(cadre::zeros_beside(on_disk)) == file, "zeros_beside");
+  require(cadre::FileMemory::of(cadre::moved_beside(on_disk, of(1))) == file, "moved_beside");
+}
+
+void through_autograd(const World& w) {
+  namespace functional = cadre::functional;
+  const Tensor x = at::full({w.size}, w.own).requires_grad_();
+  Tensor y = functional::all_reduce(x, w.group, {.timeout = kTimeout});
+  y = functional::all_gather_tensor(y, w.group);
+  y = functional::reduce_scatter_tensor(y, w.group, {.op = ReduceOp::kAvg});
+  y = functional::all_to_all_single(y, w.group);
+  y = functional::broadcast(y, w.group, {.root = 0});
+  y = functional::copy_to_group(y, w.group);
+  y = functional::reduce_from_group(y, w.group);
+  y = functional::scatter_to_group(y, w.group, {.dim = 0});
+  y = functional::gather_from_group(y, w.group, {.dim = 0});
+  y.sum().backward();
+  require(x.grad().defined(), "a gradient through every function");
+}
+
+void subgroups(const World& w) {
+  const auto same = w.group.split({.color = 0, .key = w.rank}, kTimeout);
+  const auto first = w.group.new_group({0});
+  require(first.has_value() == (w.rank == 0), "new_group");
+  const ProcessGroup alone =
+      w.group.new_group_over_store({w.rank}, {.store = nullptr, .id = "alone"});
+  require(alone.global_rank(0) == w.rank && alone.name() == "alone", "new_group_over_store");
+  require(same->global_ranks().size() == static_cast<size_t>(w.size), "split");
+  require(w.group.group_rank(w.rank) == w.rank, "group_rank");
+  require(w.group.communicator().world_size() == w.size, "communicator");
+  alone.close();
+  if (first) first->close();
+  if (w.rank == 0) same->abort("every call");
+  const ProcessGroup again = same->rejoin({.timeout = kTimeout, .connect_timeout = kTimeout});
+  require(again.world_size() == w.size, "rejoin");
+  again.close(kTimeout);
+}
+
+}  // namespace
+
+int main() try {
+  const ProcessGroup group = cadre::init_process_group({.timeout = kTimeout});
+  const World world{group};
+  in_place(world);
+  flat(world);
+  lists(world);
+  messages(world);
+  memory(world);
+  through_autograd(world);
+  subgroups(world);
+  std::printf("every call on %d ranks\n", world.size);
+  group.close();
+} catch (const cadre::Error& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
