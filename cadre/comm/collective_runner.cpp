@@ -67,7 +67,8 @@ struct CollectiveRunner::Enqueued {
 Completion CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
-  OpProgress progress(&monitor.own_cell().collective.progress);
+  // As the cell, it shows the oldest call that is enqueued, if there is one.
+  OpProgress progress(num_enqueued_ == 0 ? &monitor.own_cell().collective.progress : nullptr);
   const TimePoint began = parts_.system.now();
   Record record(*this, operation, began);
   if (operation.fingerprints.size() > 1) progress.observe_with(&record);
@@ -83,7 +84,8 @@ Completion CollectiveRunner::run(Operation& operation) {
   if (is_done) {
     record.end({result.status().ok(), progress.waiting_for(), progress.phase(), now});
   }
-  time_spent_ns_.fetch_add((now - began).count(), std::memory_order_relaxed);
+  // Only the holder of the role writes it.
+  time_spent_ns_.store((time_spent() + (now - began)).count(), std::memory_order_relaxed);
   return result;
 }
 

@@ -42,31 +42,22 @@ auto with_operation(std::span<Collective> collectives, const Communicator::Impl&
   return use_with(all);
 }
 
-Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
-                const CollectiveOptions& options) {
-  check_elements("send", data, dtype);
-  return {.kind = OpKind::kSend,
-          .peer = destination,
-          .tag = tag,
-          .dtype = dtype,
-          .in = data,
-          .deadline = options.deadline,
-          .keep_alive = options.keep_alive};
+// Refuses what cannot be right on any rank.
+void check_message(const MessageCall& call, const Communicator& group) {
+  const std::string_view name = to_string(call.kind);
+  if (call.kind != OpKind::kSend && call.kind != OpKind::kRecv) {
+    refuse_call(format("{} is no message; expected send or recv", name));
+  }
+  if (call.kind == OpKind::kRecv && call.peer == kAnySource) {
+    if (group.world_size() == 1) refuse_call("recv_from_any: a world of one has no other rank");
+  } else {
+    check_peer(name, call.peer, group.rank(), group.world_size());
+  }
+  check_elements(name, call.kind == OpKind::kSend ? call.in : call.out, call.dtype);
 }
 
 // More than any machine has; sums with it do not wrap.
 constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
-
-Message recv_of(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options) {
-  check_elements("recv", data, dtype);
-  return {.kind = OpKind::kRecv,
-          .peer = source,
-          .tag = tag,
-          .dtype = dtype,
-          .out = data,
-          .deadline = options.deadline,
-          .keep_alive = options.keep_alive};
-}
 
 }  // namespace
 
@@ -85,7 +76,7 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     auto impl = std::make_unique<Impl>(std::move(fabric), options,
                                        GroupMembers{std::move(all), membership.rank, membership});
     impl->open_first(deadline);
-    return std::make_unique<Communicator>(Key(), std::move(impl));
+    return std::make_unique<Communicator>(std::move(impl));
   } catch (const Error& error) {
     throw error.with_context(format("connecting rank {} of {} to group \"{}\" in round {}",
                                     membership.rank, membership.world_size, options.name,
@@ -93,7 +84,7 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
   }
 }
 
-Communicator::Communicator(Key, std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 // A child's copy cannot be taken apart: its locks and connections may be in any state, and its
 // threads are not there. It goes with the child.
@@ -156,28 +147,40 @@ Work Communicator::issue(std::span<Collective> collectives, const CollectiveOpti
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
-  check_peer("send", destination, rank(), world_size());
-  impl_->checked().messages->run(send_of(data, dtype, destination, tag, options));
+  const MessageCall call = MessageCall::send(data, dtype, destination, tag);
+  check_message(call, *this);
+  impl_->checked().messages->run(call, options);
 }
 void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
                         const CollectiveOptions& options) {
   check_peer("recv", source, rank(), world_size());
-  impl_->checked().messages->run(recv_of(data, dtype, source, tag, options));
+  const MessageCall call = MessageCall::recv(data, dtype, source, tag);
+  check_message(call, *this);
+  impl_->checked().messages->run(call, options);
 }
 Rank Communicator::recv_from_any(Bytes data, DType dtype, int tag,
                                  const CollectiveOptions& options) {
-  if (world_size() == 1) refuse_call("recv_from_any: a world of one has no other rank");
-  return impl_->checked().messages->run(recv_of(data, dtype, kAnySource, tag, options));
+  const MessageCall call = MessageCall::recv(data, dtype, kAnySource, tag);
+  check_message(call, *this);
+  return impl_->checked().messages->run(call, options);
 }
 Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                               const CollectiveOptions& options) {
-  check_peer("send", destination, rank(), world_size());
-  return impl_->checked().messages->issue(send_of(data, dtype, destination, tag, options));
+  const MessageCall call = MessageCall::send(data, dtype, destination, tag);
+  return issue(std::span(&call, 1), options).front();
 }
 Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
                               const CollectiveOptions& options) {
   check_peer("recv", source, rank(), world_size());
-  return impl_->checked().messages->issue(recv_of(data, dtype, source, tag, options));
+  const MessageCall call = MessageCall::recv(data, dtype, source, tag);
+  return issue(std::span(&call, 1), options).front();
+}
+std::vector<Work> Communicator::issue(std::span<const MessageCall> calls,
+                                      const CollectiveOptions& options) {
+  for (const MessageCall& call : calls) check_message(call, *this);
+  Impl& impl = impl_->checked();
+  if (calls.empty()) return {};  // also in a world of one, which has no messages
+  return impl.messages->issue(calls, options);
 }
 
 std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(

@@ -5,13 +5,13 @@
 // ranks must issue the same operations in the same order, so a program that issues from two threads
 // orders them itself.
 // Blocking: connect, the blocking operations, allocate_symmetric and close, each until its
-// deadline. Lifetime: buffers of a blocking call are borrowed until it returns; those of an
-// `_async` call must live until its Work is done (attach an owner as
-// CollectiveOptions::keep_alive). Errors: cadre::Error. After the first failure the group is
-// unusable: every later call throws that failure; close() it and connect a new one over rejoin().
-// In a forked child every call throws, but rank() and the like, and destroying it does nothing. In
-// a world of one operations are copies. Source: c10d's ProcessGroup, cut to what has a meaning for
-// bytes.
+// deadline. Lifetime: buffers of a blocking call are borrowed until it returns, on a device until
+// the operation has ended on its stream; those of an `_async` call must live until its Work is
+// completed (attach an owner as CollectiveOptions::keep_alive). Errors: cadre::Error. After the
+// first failure the group is unusable: every later call throws that failure; close() it and connect
+// a new one over rejoin(). In a forked child every call throws, but rank() and the like, and
+// destroying it does nothing. In a world of one operations are copies. Source: c10d's ProcessGroup,
+// cut to what has a meaning for bytes.
 #pragma once
 
 #include <cstdint>
@@ -29,19 +29,13 @@
 #include "cadre/collective/collective.h"
 #include "cadre/comm/communicator_options.h"
 #include "cadre/comm/flight_record.h"
+#include "cadre/comm/messages/message_call.h"
 #include "cadre/comm/symmetric/symmetric_buffer.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 #include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {
-
-struct CollectiveOptions {
-  std::optional<Deadline> deadline;  // default: now + the group's timeout when it starts
-  // Of an asynchronous call: released when the operation is done, by the thread that ran it and
-  // without a lock held. What its deleter does may use the group, but must not wait for it.
-  std::shared_ptr<const void> keep_alive;
-};
 
 // What one rank was last known to do, for messages and traces.
 struct PeerStatus {
@@ -212,6 +206,10 @@ class CADRE_EXPORT Communicator {
                   const CollectiveOptions& options = {});
   Work recv_async(Bytes data, DType dtype, Rank source, int tag,
                   const CollectiveOptions& options = {});
+  // Issues sends and receives together, so that their order matters on no rank, or none of them and
+  // throws. One Work for each. c10d's batch_isend_irecv.
+  std::vector<Work> issue(std::span<const MessageCall> calls,
+                          const CollectiveOptions& options = {});
 
   // Collective: every rank calls it with the same size, in the order of the operations.
   std::shared_ptr<SymmetricBuffer> allocate_symmetric(size_t num_bytes,
@@ -241,14 +239,8 @@ class CADRE_EXPORT Communicator {
   // The last operations of this rank; to_json() makes it readable.
   FlightRecord flight_record() const;
 
- private:
-  struct Key {  // only comm can make one
-    explicit Key() = default;
-  };
-
- public:
-  class Impl;  // comm's own
-  Communicator(Key, std::unique_ptr<Impl> impl);
+  class Impl;  // comm's own, so that nobody else can make a Communicator of one
+  explicit Communicator(std::unique_ptr<Impl> impl);
 
  private:
   friend struct CommunicatorParts;

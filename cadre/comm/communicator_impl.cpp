@@ -382,8 +382,4 @@ Communicator::Impl& CommunicatorParts::impl_of(const Communicator& group) {
   return group.impl_->checked();
 }
 
-std::unique_ptr<Communicator> CommunicatorParts::make(std::unique_ptr<Communicator::Impl> impl) {
-  return std::make_unique<Communicator>(Communicator::Key(), std::move(impl));
-}
-
 }  // namespace cadre

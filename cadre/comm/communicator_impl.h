@@ -133,7 +133,6 @@ class Communicator::Impl {
 // What comm's own units need of a Communicator.
 struct CommunicatorParts {
   static Communicator::Impl& impl_of(const Communicator& group);
-  static std::unique_ptr<Communicator> make(std::unique_ptr<Communicator::Impl> impl);
 };
 
 }  // namespace cadre

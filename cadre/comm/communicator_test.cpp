@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -235,6 +236,76 @@ TEST_P(CommunicatorTest, AsynchronousOperationsCompleteInOrderAndKeepTheirOwners
     works.front().wait(context.system.deadline_in(milliseconds(1)));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Two of them need a scaled copy of their input: of a reduce_scatter there is no room in the
+// output.
+TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlone) {
+  const auto result = run([](RankContext& context, Communicator& group) {
+    const auto world = static_cast<size_t>(context.world_size);
+    const auto mine = static_cast<float>(context.rank.value + 1);
+    const auto sum = static_cast<float>(world * (world + 1) / 2);
+    for (const bool is_async : {false, true}) {
+      std::vector<float> reduced(1000, mine);
+      std::vector<float> gathered(world);
+      std::vector<float> long_input(world * 5000, mine);
+      std::vector<float> short_input(world, mine);
+      std::vector<float> long_part(5000);
+      std::vector<float> short_part(1);
+      const std::vector<float> own = {mine};
+      std::array<Collective, 4> calls = {
+          Collective::all_reduce(in_bytes(reduced), out_bytes(reduced), DType::kFloat32,
+                                 ReduceOp::kSum),
+          Collective::reduce_scatter(in_bytes(long_input), out_bytes(long_part), DType::kFloat32,
+                                     Reduction::premul_sum(2)),
+          Collective::reduce_scatter(in_bytes(short_input), out_bytes(short_part), DType::kFloat32,
+                                     Reduction::premul_sum(3)),
+          Collective::all_gather(in_bytes(own), out_bytes(gathered), DType::kFloat32)};
+      const uint64_t num_before = group.num_collectives();
+      if (is_async) {
+        group.issue(calls).wait();
+      } else {
+        group.run(calls);
+      }
+      require(group.num_collectives() == num_before + 4, "as many numbers as collectives");
+      for (const float value : reduced) require(value == sum, "all_reduce");
+      for (const float value : long_part) require(value == 2 * sum, "the long reduce_scatter");
+      require(short_part[0] == 3 * sum, "the short reduce_scatter");
+      for (size_t r = 0; r < world; ++r)
+        require(gathered[r] == static_cast<float>(r + 1), "gather");
+    }
+    const FlightRecord record = group.flight_record();
+    require(record.entries.size() == 8, "a record of each collective");
+    for (size_t i = 0; i < 8; ++i) require(record.entries[i].number == i + 1, "their numbers");
+    const std::string said = testing::failure_of([&] { group.run(std::span<Collective>()); });
+    require(said.starts_with("kInvalidArgument: a call of no collectives"), said);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The failure names the collective of the call that differs, and what ran before it is well.
+TEST(CommunicatorMismatchTest, OfACallOfSeveralTheOneThatDiffersIsNamed) {
+  CommunicatorOptions options;
+  options.timeout = kBudget;
+  for (const TransportChoice transport : {TransportChoice::kSharedMemory, TransportChoice::kTcp}) {
+    options.transport = transport;
+    const auto result = run_group(2, options, [](RankContext& context, Communicator& group) {
+      std::vector<float> first(3, 1);
+      std::vector<float> second(context.rank == 1 ? 5 : 4, 1);
+      std::array<Collective, 3> calls = {Collective::all_reduce(in_bytes(first), out_bytes(first),
+                                                                DType::kFloat32, ReduceOp::kSum),
+                                         Collective::all_reduce(in_bytes(second), out_bytes(second),
+                                                                DType::kFloat32, ReduceOp::kSum),
+                                         Collective::barrier()};
+      const std::string said = testing::failure_of([&] { group.run(calls); });
+      require(said.starts_with("kInvalidArgument") && said.find("#2") != std::string::npos &&
+                  said.find("float32 x 4") != std::string::npos &&
+                  said.find("float32 x 5") != std::string::npos,
+              said);
+      require(first[0] == 2, "the first collective of the call");
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
 }
 
 TEST_P(CommunicatorTest, DroppedWorkCompletesBeforeTheNextBlockingCall) {

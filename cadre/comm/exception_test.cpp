@@ -8,7 +8,9 @@
 #include <chrono>
 #include <memory>
 #include <new>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "cadre/comm/collective_runner.h"
 #include "cadre/comm/messages/message_queue.h"
@@ -31,6 +33,17 @@ class ThrowingEngine final : public Backend {
   Completion submit(const OpContext&, std::span<const Collective>) override {
     throw std::bad_alloc();
   }
+};
+
+// Enqueues every operation, which the test ends.
+class EnqueueingEngine final : public Backend {
+ public:
+  Capabilities capabilities() const override { return {}; }
+  Completion submit(const OpContext&, std::span<const Collective>) override {
+    enqueued.push_back(Completion::make_pending([](void*) { return Status(); }));
+    return enqueued.back();
+  }
+  std::vector<Completion> enqueued;
 };
 
 class ThrowingChannel final : public Channel {
@@ -113,9 +126,9 @@ class ExceptionTest : public ::testing::Test {
     monitor->start();
     return monitor;
   }
-  OperationQueue& collectives() {
+  OperationQueue& collectives(Backend& engine) {
     runner_ = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
-        *system_, *here_, *recorder_, &engine_, capabilities_, nullptr, kPatience});
+        *system_, *here_, *recorder_, &engine, capabilities_, nullptr, kPatience});
     collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, fork_guard_);
     return *collectives_;
   }
@@ -144,6 +157,7 @@ class ExceptionTest : public ::testing::Test {
   const std::shared_ptr<const Layout> layout_ = std::make_shared<const Layout>(make_layout());
   ThrowingEngine engine_;
   const Capabilities capabilities_ = engine_.capabilities();
+  EnqueueingEngine enqueueing_;
   ThrowingTransport transport_;
   std::array<std::unique_ptr<ControlPlane>, 2> planes_;
   std::shared_ptr<Monitor> here_;
@@ -162,7 +176,7 @@ Operation throwing_barrier() {
 }
 
 TEST_F(ExceptionTest, OfACollectiveInTheCallersThread) {
-  OperationQueue& queue = collectives();
+  OperationQueue& queue = collectives(engine_);
   Operation operation = throwing_barrier();
   const std::string failure = testing::failure_of([&] { queue.run(operation); });
   expect_failure_of("barrier #1", failure);
@@ -171,7 +185,7 @@ TEST_F(ExceptionTest, OfACollectiveInTheCallersThread) {
 }
 
 TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
-  OperationQueue& queue = collectives();
+  OperationQueue& queue = collectives(engine_);
   const Work first = queue.issue(throwing_barrier());
   const Work second = queue.issue(throwing_barrier());
   const std::string failure = testing::failure_of([&] { first.wait(soon()); });
@@ -179,10 +193,35 @@ TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
   EXPECT_EQ(testing::failure_of([&] { second.wait(soon()); }), failure);
 }
 
+// The oldest of what is enqueued is what this rank is seen doing, and what failed.
+TEST_F(ExceptionTest, AnErrorThatTheEngineReportsLaterIsTheFailureOfTheGroup) {
+  OperationQueue& queue = collectives(enqueueing_);
+  const Work first = queue.issue(throwing_barrier());
+  const Work second = queue.issue(throwing_barrier());
+  for (const Work& work : {first, second}) work.wait(soon());
+  const auto seen = [&] { return here_->own_cell().read(system_->now()); };
+  EXPECT_EQ(seen().number, 1U);
+  EXPECT_EQ(seen().phase, "enqueued");
+  EXPECT_EQ(seen().state, wire::ActivityState::kRunning);
+  enqueueing_.enqueued[0].complete({});
+  EXPECT_TRUE(first.is_completed());
+  EXPECT_EQ(seen().number, 2U);
+  EXPECT_EQ(seen().state, wire::ActivityState::kRunning);
+  enqueueing_.enqueued[1].complete(
+      Error(ErrorCode::kUnavailable, "out of memory").with_details({.is_own_limit = true}));
+  const std::string failure = testing::failure_of([&] { second.wait(soon()); });
+  expect_failure_of("barrier #2", failure);
+  EXPECT_EQ(seen().state, wire::ActivityState::kFailed);
+  EXPECT_EQ(testing::failure_of([&] { (void)queue.issue(throwing_barrier()).wait(soon()); }),
+            failure);
+  const FlightRecord record = recorder_->read();
+  ASSERT_EQ(record.entries.size(), 2U);
+}
+
 TEST_F(ExceptionTest, OfAMessageInTheCallersThread) {
   MessageQueue& queue = messages();
   std::array<std::byte, 8> data{};
-  const Message message{.kind = OpKind::kRecv, .peer = 1, .out = data};
+  const MessageCall message = MessageCall::recv(data, DType::kUint8, 1, 0);
   const std::string failure = testing::failure_of([&] { queue.run(message); });
   expect_failure_of("recv #1", failure);
   ASSERT_TRUE(queue.is_idle());
@@ -192,7 +231,8 @@ TEST_F(ExceptionTest, OfAMessageInTheCallersThread) {
 TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
   MessageQueue& queue = messages();
   std::array<std::byte, 8> data{};
-  const Work work = queue.issue({.kind = OpKind::kSend, .peer = 1, .in = data});
+  const MessageCall message = MessageCall::send(data, DType::kUint8, 1, 0);
+  const Work work = queue.issue({&message, 1}).front();
   const std::string failure = testing::failure_of([&] { work.wait(soon()); });
   expect_failure_of("send #1", failure);
   EXPECT_TRUE(work.error().has_value());
@@ -216,8 +256,8 @@ TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
       while (!has_answer && !deadline.has_passed(system_->now())) system_->yield();
       was_free = has_answer;
     });
-    const Work work =
-        queue.issue({.kind = OpKind::kSend, .peer = 1, .in = data, .keep_alive = std::move(owner)});
+    const MessageCall message = MessageCall::send(data, DType::kUint8, 1, 0);
+    const Work work = queue.issue({&message, 1}, {.keep_alive = std::move(owner)}).front();
     EXPECT_NE(testing::failure_of([&] { work.wait(soon()); }), "");
   }
   ASSERT_NE(user, nullptr);
@@ -240,10 +280,12 @@ TEST_F(ExceptionTest, ACloseLeavesTheMessageThatAWaitingCallerEnds) {
     is_releasing = true;
     await(may_end);
   });
-  Message message{.kind = OpKind::kSend, .peer = 1, .in = data, .keep_alive = std::move(owner)};
+  CollectiveOptions options{.keep_alive = std::move(owner)};
   std::string failure;
   const auto caller = system_->spawn("caller", [&] {
-    failure = testing::failure_of([&] { queue.run(std::exchange(message, {})); });
+    failure = testing::failure_of([&] {
+      queue.run(MessageCall::send(data, DType::kUint8, 1, 0), std::exchange(options, {}));
+    });
   });
   await(is_releasing);
   queue.close();

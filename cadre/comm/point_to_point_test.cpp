@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <span>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -87,6 +89,55 @@ TEST_P(PointToPointTest, MessagesOfOneTagArriveInOrderWhateverTheirSizes) {
         require(received == sent, format("message {} of {} elements", i, counts[i]));
       }
     }
+  }));
+}
+
+// Each rank sends to all others before it receives from any, messages that wait for their receive.
+TEST_P(PointToPointTest, MessagesThatAreIssuedTogetherNeedNoOrder) {
+  constexpr size_t kCount = 100'000;
+  constexpr int kTag = 3;
+  expect_well(run(4, [&](RankContext& context, Communicator& group) {
+    const int self = context.rank.value;
+    std::vector<Values> sent;
+    std::vector<Values> received(4, Values(kCount, -1));
+    for (int peer = 0; peer < 4; ++peer) sent.push_back(values_of(self, peer, kCount));
+    std::vector<MessageCall> calls;
+    for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {
+      for (int peer = 0; peer < 4; ++peer) {
+        const auto at = static_cast<size_t>(peer);
+        if (peer == self) continue;
+        calls.push_back(kind == OpKind::kSend
+                            ? MessageCall::send(in_bytes(sent[at]), kType, peer, kTag)
+                            : MessageCall::recv(out_bytes(received[at]), kType, peer, kTag));
+      }
+    }
+    const std::vector<Work> works = group.issue(calls);
+    require(works.size() == calls.size(), "one Work for each");
+    for (const Work& work : works) work.wait();
+    for (int peer = 0; peer < 4; ++peer) {
+      if (peer == self) continue;
+      require(received[static_cast<size_t>(peer)] == values_of(peer, self, kCount),
+              format("from rank {}", peer));
+    }
+  }));
+}
+
+TEST_P(PointToPointTest, OfMessagesThatAreIssuedTogetherAllAreIssuedOrNone) {
+  expect_well(run(2, [&](RankContext& context, Communicator& group) {
+    require(group.issue(std::span<const MessageCall>()).empty(), "none");
+    Values values(10, 1);
+    const int other = 1 - context.rank.value;
+    const std::array<MessageCall, 2> calls = {MessageCall::send(in_bytes(values), kType, other, 1),
+                                              MessageCall::send(in_bytes(values), kType, 2, 1)};
+    const std::string said = testing::failure_of([&] { (void)group.issue(calls); });
+    require(said == "kInvalidArgument: send: the peer 2 is not in the group of 2 ranks", said);
+    // The first of those would be received here.
+    const Values mine = values_of(context.rank.value, 0, 10);
+    const std::array<MessageCall, 2> others = {
+        MessageCall::send(in_bytes(mine), kType, other, 1),
+        MessageCall::recv(out_bytes(values), kType, kAnySource, 1)};
+    for (const Work& work : group.issue(others)) work.wait();
+    require(values == values_of(other, 0, 10), "the second message");
   }));
 }
 

@@ -1,4 +1,4 @@
-// A handle to an operation that was issued and may still run.
+// A handle to an operation that was issued and may still run, and the options of its issue.
 //
 // Threads: any, several at once. Blocking: only wait(). A waiting caller takes over the group's
 // progress role and runs the operation itself when no other thread holds it.
@@ -18,6 +18,16 @@
 #include "cadre/base/export.h"
 
 namespace cadre {
+
+// With what an operation is issued, a message as well as a collective.
+struct CollectiveOptions {
+  // Default: the group's timeout, from the start of the operation: not from its issue, since other
+  // operations may have to end before.
+  std::optional<Deadline> deadline;
+  // Released when the operation is done, by the thread that ends it and without a lock held. What
+  // its deleter does may use the group, but must not wait for it.
+  std::shared_ptr<const void> keep_alive;
+};
 
 class CADRE_EXPORT [[nodiscard]] Work {
  public:

@@ -69,7 +69,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
     impl->give_up(thrown, "making the group");
     throw;
   }
-  return CommunicatorParts::make(std::move(impl));
+  return std::make_unique<Communicator>(std::move(impl));
 }
 
 }  // namespace cadre

@@ -31,9 +31,9 @@ const char* phase_of(const Message& message) {
 
 class MessageQueue::Pending final : public Message, public IssuedOperation {
  public:
-  Pending(std::shared_ptr<ProgressQueue> queue, Message message)
-      : Message(std::move(message)),
-        IssuedOperation(std::move(queue), std::move(Message::keep_alive)) {}
+  Pending(std::shared_ptr<ProgressQueue> queue, const MessageCall& call, CollectiveOptions options)
+      : Message{call, options.deadline},
+        IssuedOperation(std::move(queue), std::move(options.keep_alive)) {}
   std::string describe() const override { return format("{}", kind); }
 
   TimePoint began;                       // the role's
@@ -45,21 +45,25 @@ MessageQueue::MessageQueue(const Parts& parts)
       parts_(parts),
       protocol_(parts.transport) {}
 
-Rank MessageQueue::run(Message message) {
-  const auto pending = post_one(std::move(message), MovedBy::kCaller);
+Rank MessageQueue::run(const MessageCall& call, CollectiveOptions options) {
+  if (parts_.monitor.has_failed()) throw parts_.monitor.error();
+  const auto pending = std::make_shared<Pending>(shared_from_this(), call, std::move(options));
+  post(std::array<Handle, 1>{pending}, MovedBy::kCaller);
   pending->wait(std::nullopt);
   return pending->peer;
 }
 
-Work MessageQueue::issue(Message message) {
-  return Work(post_one(std::move(message), MovedBy::kThread));
-}
-
-std::shared_ptr<MessageQueue::Pending> MessageQueue::post_one(Message message, MovedBy moved_by) {
+std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls,
+                                      const CollectiveOptions& options) {
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
-  auto pending = std::make_shared<Pending>(shared_from_this(), std::move(message));
-  post(std::array<Handle, 1>{pending}, moved_by);
-  return pending;
+  std::vector<Handle> posted;
+  std::vector<Work> works;
+  for (const MessageCall& call : calls) {
+    posted.push_back(std::make_shared<Pending>(shared_from_this(), call, options));
+    works.emplace_back(posted.back());
+  }
+  if (!posted.empty()) post(posted, MovedBy::kThread);
+  return works;
 }
 
 // After an exception it is not known how far the streams came, so all messages end with the failure

@@ -12,11 +12,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/flight_recorder.h"
+#include "cadre/comm/messages/message_call.h"
 #include "cadre/comm/messages/point_to_point.h"
 #include "cadre/comm/queue/progress_queue.h"
 #include "cadre/comm/work.h"
@@ -38,13 +41,14 @@ class MessageQueue final : public ProgressQueue {
   explicit MessageQueue(const Parts& parts);
 
   // The other rank, which is the sender's for a receive from any source.
-  Rank run(Message message);
-  Work issue(Message message);
+  Rank run(const MessageCall& call, CollectiveOptions options = {});
+  // Posts them together: all, or none and it throws.
+  std::vector<Work> issue(std::span<const MessageCall> calls,
+                          const CollectiveOptions& options = {});
 
  private:
   class Pending;  // a Message and IssuedOperation
 
-  std::shared_ptr<Pending> post_one(Message message, MovedBy moved_by);
   void advance(const IssuedOperation* until) override;
   void end_moving(const Error& error) override;
   void wake_holder() override { parts_.transport.wake(); }

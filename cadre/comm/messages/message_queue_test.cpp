@@ -17,6 +17,7 @@ namespace cadre {
 namespace {
 
 using std::chrono::hours;
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::RankContext;
 using testing::require;
@@ -124,26 +125,32 @@ TEST_P(MessageQueueTest, AWaitEndsAtItsOwnDeadlineAndTheMessageGoesOn) {
 }
 
 // The queue's thread is asleep while a blocking call has the role, and nobody waits for the message
-// that is left when that call ends.
-TEST_P(MessageQueueTest, TheThreadGoesOnWithWhatABlockingCallLeaves) {
+// that is left when that call ends. The thread looks again after IdleThread::kIdleTime in any case,
+// here at 2 s, so the message must be there before.
+TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Message first{};
     Message second{};
+    group.barrier();
     if (context.rank == 1) {
-      pause(context, seconds(2));
+      pause(context, milliseconds(1400));
       group.send(first, kType, 0, 1);
-      pause(context, seconds(2));
+      pause(context, milliseconds(100));
       return group.send(second, kType, 0, 2);
     }
+    const TimePoint began = context.system.now();
     std::optional<Work> left;
+    std::optional<TimePoint> ended;
     const auto poster = context.system.spawn("poster", [&] {
       pause(context, seconds(1));
       left = group.recv_async(second, kType, 1, 2);
+      left->on_completed([&](const std::optional<Error>&) { ended = context.system.now(); });
     });
     group.recv(first, kType, 1, 1);
     poster->join();
     pause(context, seconds(5));
-    require(left->is_completed(), "nobody received the second message");
+    require(ended.has_value(), "nobody received the second message");
+    require(*ended - began < milliseconds(1800), "the thread slept on");
     left->wait();
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -21,27 +21,17 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
+#include "cadre/comm/messages/message_call.h"
 #include "cadre/comm/messages/message_header.h"
 #include "cadre/transport/transport.h"
 
 namespace cadre {
 
-// The source of a receive that takes a message of any rank. MPI_ANY_SOURCE.
-inline constexpr Rank kAnySource = -1;
-
-// One send or recv.
-struct Message {
-  OpKind kind = OpKind::kSend;
-  Rank peer = 0;  // of a receive from kAnySource the sender's rank as soon as it has met a message
-  int tag = 0;
-  DType dtype = DType::kUint8;
-  ConstBytes in;  // of a send
-  Bytes out;      // of a receive
+// A message that is posted. `peer` of a receive from kAnySource is the sender's rank as soon as the
+// receive has met a message.
+struct Message : MessageCall {
   std::optional<Deadline> deadline;
-  std::shared_ptr<const void> keep_alive;
   uint64_t order = 0;  // set by PointToPoint::post()
-
-  size_t num_bytes() const { return kind == OpKind::kSend ? in.size() : out.size(); }
 };
 
 class PointToPoint {

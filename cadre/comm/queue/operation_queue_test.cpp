@@ -1,19 +1,24 @@
-// What the queue of collectives does when an operation throws, when an owner's deleter uses it, and
-// when its thread cannot be started.
+// What the queue of collectives does when an operation throws, when an owner's deleter or a
+// callback uses it, when its thread cannot be started, and when its engine ends operations later.
 #include "cadre/comm/queue/operation_queue.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cadre/collective/op.h"
 #include "cadre/testing/forwarding_system.h"
@@ -172,6 +177,190 @@ TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
   }
   user->join();
   EXPECT_TRUE(was_free);
+}
+
+TEST_F(OperationQueueTest, ACallOfSeveralHasAsManyNumbers) {
+  std::vector<uint64_t> numbers;
+  OperationQueue& queue = start([&](const Operation& operation) {
+    numbers.push_back(operation.number);
+    EXPECT_EQ(operation.collectives.size(), operation.fingerprints.size());
+    return Status();
+  });
+  Operation three = barrier_operation(3);
+  queue.run(three);
+  queue.issue(barrier_operation(2)).wait(soon());
+  queue.issue(barrier_operation()).wait(soon());
+  EXPECT_EQ(numbers, (std::vector<uint64_t>{1, 4, 6}));
+  EXPECT_EQ(queue.num_issued(), 6U);
+  ASSERT_TRUE(queue.drain(soon()));
+  EXPECT_FALSE(queue.has_pending());
+}
+
+std::future<void> future_of(const Work& work) {
+  const auto promise = std::make_shared<std::promise<void>>();
+  work.on_completed([promise](const std::optional<Error>& error) {
+    if (error) return promise->set_exception(std::make_exception_ptr(*error));
+    promise->set_value();
+  });
+  return promise->get_future();
+}
+
+// A second call of the callback would throw: a promise is kept once.
+TEST_F(OperationQueueTest, CallbacksMakeFutures) {
+  OperationQueue& queue = start(out_of_memory_at_first);
+  const Work first = queue.issue(barrier_operation());
+  std::future<void> before = future_of(first);
+  std::future<void> of_second = future_of(queue.issue(barrier_operation()));
+  of_second.get();
+  std::future<void> after = future_of(first);
+  EXPECT_EQ(after.wait_for(seconds(0)), std::future_status::ready);
+  for (std::future<void>* future : {&before, &after}) {
+    EXPECT_EQ(testing::failure_of([&] { future->get(); }), "kUnavailable: out of memory");
+  }
+  EXPECT_FALSE(runner_->failure.has_value());
+}
+
+// In the queue's thread and in a waiting caller's: no lock and no role is held, so the callback may
+// even wait.
+TEST_F(OperationQueueTest, ACallbackMayUseTheQueue) {
+  OperationQueue& queue = start([](const Operation&) { return Status(); });
+  for (const bool is_awaited : {false, true}) {
+    const uint64_t num_before = queue.num_issued();
+    std::promise<bool> was_free;
+    std::unique_ptr<os::Thread> user;
+    const Work work = queue.issue(barrier_operation());
+    work.on_completed([&](const std::optional<Error>&) {
+      std::atomic<bool> has_answer{false};
+      user = native_->spawn("user", [&] {
+        Operation blocking = barrier_operation();
+        queue.run(blocking);
+        queue.issue(barrier_operation()).wait();
+        has_answer = true;
+      });
+      const Deadline deadline = native_->deadline_in(seconds(2));
+      while (!has_answer && !deadline.has_passed(native_->now())) native_->yield();
+      const bool was_free_now = has_answer;
+      user->join();
+      was_free.set_value(was_free_now);
+    });
+    if (is_awaited) work.wait();
+    EXPECT_TRUE(was_free.get_future().get());
+    EXPECT_EQ(queue.num_issued(), num_before + 3);
+  }
+}
+
+TEST_F(OperationQueueTest, WhatACallbackThrowsFailsTheGroup) {
+  std::atomic<bool> may_end{false};
+  OperationQueue& queue = start([&](const Operation&) {
+    while (!may_end) native_->yield();
+    return Status();
+  });
+  const Work work = queue.issue(barrier_operation());
+  work.on_completed([](const std::optional<Error>&) { throw std::logic_error("a defect"); });
+  may_end = true;
+  work.wait(soon());
+  ASSERT_TRUE(queue.drain(soon()));
+  ASSERT_TRUE(runner_->failure.has_value());
+  EXPECT_EQ(*runner_->failure,
+            Error(ErrorCode::kInternal,
+                  "a callback of barrier() #1 threw: unexpected exception: a defect"));
+  // Of an operation that has ended it is the caller's.
+  EXPECT_THROW(work.on_completed([](const std::optional<Error>&) { throw std::logic_error(""); }),
+               std::logic_error);
+}
+
+// An engine that enqueues on the streams of a device; the test ends the operations.
+class OperationQueueDeviceTest : public OperationQueueTest {
+ protected:
+  OperationQueue& start_device(bool can_order = true) {
+    return start([this, can_order](const Operation&) {
+      Completion::OrderStream order;
+      if (can_order) {
+        order = [this](void* stream) {
+          const std::lock_guard lock(mutex_);
+          ordered_.push_back(stream);
+          return Status();
+        };
+      }
+      const std::lock_guard lock(mutex_);
+      enqueued_.push_back(Completion::make_pending(std::move(order)));
+      return enqueued_.back();
+    });
+  }
+  size_t num_enqueued() {
+    const std::lock_guard lock(mutex_);
+    return enqueued_.size();
+  }
+
+  std::mutex mutex_;
+  std::vector<Completion> enqueued_;
+  std::vector<void*> ordered_;
+};
+
+TEST_F(OperationQueueDeviceTest, AWaitOrdersTheStreamsAndTheOperationEndsLater) {
+  OperationQueue& queue = start_device();
+  auto owner = std::make_shared<int>(0);
+  const std::weak_ptr<int> kept = owner;
+  Operation operation = barrier_operation(2);
+  operation.keep_alive = std::move(owner);
+  const Work first = queue.issue(std::exchange(operation, {}));
+  const Work second = queue.issue(barrier_operation());
+  first.wait();
+  second.wait(soon());
+  Operation third = barrier_operation();
+  queue.run(third);
+  EXPECT_EQ(third.number, 4U);
+  const Collective* streams = barrier_operation(2).collectives.data();
+  EXPECT_THAT(ordered_, ::testing::ElementsAre(&streams[0], &streams[1], &streams[0], &streams[0]));
+  EXPECT_FALSE(first.is_completed());
+  EXPECT_FALSE(kept.expired());
+  std::future<void> ended = future_of(first);
+  EXPECT_FALSE(queue.drain(native_->deadline_in(milliseconds(10))));
+  EXPECT_EQ(ended.wait_for(seconds(0)), std::future_status::timeout);
+  enqueued_[0].complete(Error(ErrorCode::kInternal, "the device failed"));
+  EXPECT_TRUE(first.is_completed());
+  EXPECT_TRUE(kept.expired());
+  for (const auto& wait :
+       std::vector<std::function<void()>>{[&] { first.wait(); }, [&] { ended.get(); }}) {
+    EXPECT_EQ(testing::failure_of(wait), "kInternal: the device failed");
+  }
+  enqueued_[2].complete({});
+  EXPECT_TRUE(queue.has_pending());
+  enqueued_[1].complete({});
+  EXPECT_TRUE(queue.drain(soon()));
+}
+
+TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEnqueued) {
+  OperationQueue& queue = start_device();
+  const Work work = queue.issue(barrier_operation());
+  work.wait();
+  queue.close();
+  EXPECT_FALSE(work.is_completed());
+  EXPECT_FALSE(queue.is_idle());
+  enqueued_[0].complete({});
+  EXPECT_TRUE(queue.is_idle());
+  work.wait();
+}
+
+// What cannot be ordered is awaited; the next operation does not wait for it.
+TEST_F(OperationQueueDeviceTest, AWaitForAnEngineWithoutStreamsReturnsWhenTheResultIsThere) {
+  OperationQueue& queue = start_device(false);
+  const Work first = queue.issue(barrier_operation());
+  const Work second = queue.issue(barrier_operation());
+  const Deadline deadline = soon();
+  while (num_enqueued() < 2 && !deadline.has_passed(native_->now())) native_->yield();
+  ASSERT_EQ(num_enqueued(), 2U);
+  EXPECT_NE(testing::failure_of([&] { first.wait(native_->deadline_in(milliseconds(10))); }), "");
+  std::atomic<bool> has_ended{false};
+  const auto engine = native_->spawn("engine", [&] {
+    native_->make_waiter()->park(native_->deadline_in(milliseconds(20)));
+    has_ended = true;
+    for (const Completion& completion : enqueued_) completion.complete({});
+  });
+  first.wait();
+  EXPECT_TRUE(has_ended);
+  second.wait();
+  engine->join();
 }
 
 // Threads can be started or not, or do nothing, as the test says.
