@@ -4,12 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <string>
 #include <string_view>
 
 #include "cadre/pipeline/check.h"
+#include "cadre/pipeline/generate.h"
 #include "cadre/pipeline/lowering.h"
 #include "cadre/pipeline/schedule_csv.h"
 #include "cadre/pipeline/simulate.h"
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace {
 
@@ -35,4 +40,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   const auto lowered = cadre::lower_pipeline(*schedule, {.max_unsharded_stages = 2});
   if (!lowered.ok() || !cadre::check_pipeline(*lowered).ok()) std::abort();
   return 0;
+}
+
+// Mutates the text, and now and then starts anew from a good schedule with every kind of action.
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
+  if (seed % 16 == 0) {
+    auto fresh = cadre::make_pipeline_schedule(
+        {.kind = cadre::PipelineScheduleKind::kDualPipeV, .num_ranks = 2, .num_microbatches = 4});
+    if (seed % 32 == 0) fresh = cadre::lower_pipeline(*fresh, {.max_unsharded_stages = 1});
+    const std::string text = cadre::to_csv(*fresh);
+    if (text.size() > max_size) return size;
+    std::memcpy(data, text.data(), text.size());
+    size = text.size();
+  }
+  return LLVMFuzzerMutate(data, size, max_size);
 }
