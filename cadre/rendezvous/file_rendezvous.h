@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "cadre/base/log.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {
