@@ -120,7 +120,7 @@ bool is_in_operation(const Activity& activity) {
 
 std::string Roster::describe(int rank) const {
   if (rank < 0 || rank >= world_size()) return format("rank {}", rank);
-  return format("rank {} ({}, pid {})", rank, card(rank).host, card(rank).pid);
+  return format("rank {} ({}, pid {})", rank, rank_address(rank).host, rank_address(rank).pid);
 }
 
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint) {

@@ -31,8 +31,8 @@ struct Roster {
   std::vector<int> members;              // ranks of the layout, by rank of the group
 
   int world_size() const { return static_cast<int>(members.size()); }
-  const wire::RankAddress& card(int rank) const {
-    return layout->card(members[static_cast<size_t>(rank)]);
+  const wire::RankAddress& rank_address(int rank) const {
+    return layout->rank_address(members[static_cast<size_t>(rank)]);
   }
   // "rank 3 (node1, pid 812)"
   std::string describe(int rank) const;

@@ -297,7 +297,7 @@ std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
   return peers();
 }
 
-void Monitor::say_goodbye(uint64_t number) {
+void Monitor::publish_leave(uint64_t number) {
   if (setup_.plane == nullptr) return;
   const Activity last = own_cell().collective.read(system_.now());
   const bool is_done = last.number == number && last.state == ActivityState::kDone;

@@ -73,7 +73,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
 
   // Starts the delivery of events. Earlier events of the group are delivered before it returns.
   void start();
-  // Stops the delivery of events; one that is under way may still end. After say_goodbye() events
+  // Stops the delivery of events; one that is under way may still end. After publish_leave() events
   // are delivered further until all members have left or failed. Idempotent.
   void stop();
   // Copies the present content of the status page and releases the page's memory. REQUIRES: stop();
@@ -139,7 +139,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // Publishes to all members that this rank leaves after `number` collectives, unless the group has
   // failed. Compares the last collective of this rank with those of the members, now or when they
   // leave; in a failed group only if it succeeded and the failure was a leave. Never blocks.
-  void say_goodbye(uint64_t number);
+  void publish_leave(uint64_t number);
 
   void on_rank_lost(const LossReport& loss) override;
   void on_rank_left_group(const wire::GroupLeave& leave) override;
