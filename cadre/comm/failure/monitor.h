@@ -166,11 +166,11 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
   std::optional<EndOfStream> loss_after_leaving() const;
   void report_activity(int peer, const wire::Activity& activity);
-  void answer_accusation(const LossReport& loss);
-  void tell_members(const Failure& failure, const std::string& sentence);
+  void fail_as_reported_lost(const LossReport& loss);
+  void publish_to_members(const Failure& failure, const std::string& sentence);
   void fail_if_left_before(uint64_t number);
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
-  void tell_disagreement();
+  void report_mismatch();
   // Detaches from the plane once all members have left or failed after stop(), so that no event
   // matters any more.
   void detach_if_over();
