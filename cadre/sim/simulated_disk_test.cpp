@@ -56,8 +56,8 @@ class FileSystemConformance : public ::testing::TestWithParam<Kind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(FileSystems, FileSystemConformance,
-                         ::testing::Values(Kind::kNative, Kind::kSimulated), [](const auto& info) {
-                           return info.param == Kind::kNative ? "Native" : "Simulated";
+                         ::testing::Values(Kind::kNative, Kind::kSimulated), [](const auto& kind) {
+                           return kind.param == Kind::kNative ? "Native" : "Simulated";
                          });
 
 TEST_P(FileSystemConformance, AFileIsWrittenReadListedAndRemoved) {
