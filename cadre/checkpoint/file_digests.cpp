@@ -9,9 +9,9 @@
 #include <system_error>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/durable_file.h"
-#include "cadre/os/io/file.h"
-#include "cadre/os/mem/read_only_file.h"
+#include "cadre/os/files/durable_file.h"
+#include "cadre/os/files/file.h"
+#include "cadre/os/files/read_only_file.h"
 #include "cadre/wire/blake2b.h"
 
 namespace cadre {

@@ -13,8 +13,8 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/snapshot_reader.h"
-#include "cadre/os/io/durable_file.h"
-#include "cadre/os/mem/mapped_file.h"
+#include "cadre/os/files/durable_file.h"
+#include "cadre/os/files/mapped_file.h"
 #include "cadre/wire/safetensors_header.h"
 
 namespace cadre {

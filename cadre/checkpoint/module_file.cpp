@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/durable_file.h"
+#include "cadre/os/files/durable_file.h"
 
 namespace cadre {
 

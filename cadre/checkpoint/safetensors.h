@@ -20,7 +20,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
-#include "cadre/os/mem/read_only_file.h"
+#include "cadre/os/files/read_only_file.h"
 #include "cadre/wire/safetensors_header.h"
 
 namespace cadre {

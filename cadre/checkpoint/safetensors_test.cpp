@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/checkpoint/module_file.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
 #include "cadre/testing/temporary_folder.h"

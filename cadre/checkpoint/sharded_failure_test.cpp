@@ -19,7 +19,7 @@
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/checkpoint/sharded_snapshot_test.h"
 #include "cadre/group/process_group_test_ranks.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/testing/temporary_folder.h"
 #include "cadre/wrap/wrap_test_support.h"

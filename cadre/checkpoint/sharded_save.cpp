@@ -17,7 +17,7 @@
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/save_plan.h"
-#include "cadre/os/io/durable_file.h"
+#include "cadre/os/files/durable_file.h"
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wrap/named_tensors.h"
 

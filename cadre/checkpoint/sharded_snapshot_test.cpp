@@ -16,7 +16,7 @@
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/group/process_group_test_ranks.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
 #include "cadre/testing/paths.h"

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/durable_file.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/durable_file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/proc/temporary_folder.h"
 
 namespace cadre {

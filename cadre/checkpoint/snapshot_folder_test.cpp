@@ -13,8 +13,8 @@
 #include <string>
 #include <thread>
 
-#include "cadre/os/io/durable_file.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/durable_file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/temporary_folder.h"
 

@@ -16,7 +16,7 @@
 #include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/mesh/layout.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre {

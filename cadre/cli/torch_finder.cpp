@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/proc/executable.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"

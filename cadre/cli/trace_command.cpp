@@ -15,9 +15,9 @@
 #include "cadre/cli/option_words.h"
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/comm/trace/trace.h"
-#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/host/wall_clock.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/native/monotonic_clock.h"
 
 namespace cadre::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include "cadre/comm/flight_recorder.h"
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/os/host/host_info.h"
-#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/native/monotonic_clock.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {

@@ -209,8 +209,8 @@ std::vector<PeerStatus> Communicator::peers() const {
   std::vector<PeerStatus> peers;
   for (int i = 0; i < impl_->world_size; ++i) {
     const auto at = static_cast<size_t>(i);
-    const wire::RankAddress& card = roster.card(i);
-    peers.push_back({i, card.host, card.pid, describe_peer(views[at])});
+    const wire::RankAddress& rank_address = roster.rank_address(i);
+    peers.push_back({i, rank_address.host, rank_address.pid, describe_peer(views[at])});
   }
   return peers;
 }

@@ -235,8 +235,9 @@ TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
 }
 
-// Rank 1 leaves its group without close() while nothing is pending: the other sees a goodbye.
-TEST(CommunicatorFailure, ADestructorSaysGoodbye) {
+// Rank 1 leaves its group without close() while nothing is pending: the other sees a leave in good
+// order.
+TEST(CommunicatorFailure, ADestructorPublishesALeave) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
   const testing::Resources before = testing::count_resources();
@@ -404,7 +405,7 @@ TEST(CommunicatorFailure, AnOperationThatEndedWellIsNotBlamed) {
   }
 }
 
-// Each rank is told that the others know of its goodbye, so none waits for a time limit.
+// Each rank is told that the others know of its leave, so none waits for a time limit.
 TEST(CommunicatorFailure, RanksThatCloseTogetherWaitForNothingButEachOther) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 1}});

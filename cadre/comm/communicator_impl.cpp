@@ -70,7 +70,7 @@ Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOp
       members(named(std::move(members_in), id)),
       rank(members.self),
       world_size(static_cast<int>(members.ranks.size())),
-      fork_guard(std::make_shared<const ForkGuard>(options.name, rank, own_card().pid,
+      fork_guard(std::make_shared<const ForkGuard>(options.name, rank, own_address().pid,
                                                    fabric->fork_mark())),
       recorder(make_recorder()),
       monitor(make_monitor()) {
@@ -79,7 +79,7 @@ Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOp
 }
 
 std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
-  const wire::RankAddress& own = own_card();
+  const wire::RankAddress& own = own_address();
   const std::string& path = options.flight_record_path;
   FlightIdentity identity{options.name, own.host, rank,
                           world_size,   own.pid,  members.membership.round};
@@ -209,7 +209,7 @@ std::string_view Communicator::Impl::transport_name() const {
 
 // Logs one line with the connected group and the transport and algorithm of each size.
 void Communicator::Impl::log_start() const {
-  const wire::RankAddress& own = own_card();
+  const wire::RankAddress& own = own_address();
   std::set<int> hosts;
   for (const int member : members.ranks) hosts.insert(fabric->layout().host_of(member));
   options.log->write(
@@ -328,7 +328,7 @@ bool Communicator::Impl::close(Deadline deadline) {
     abort("close() reached its deadline with operations pending");
     drain(system.deadline_in(kAbortTime));
   }
-  monitor->say_goodbye(queue->num_issued());
+  monitor->publish_leave(queue->num_issued());
   stop_threads();
   // An operation that runs on in another caller's thread, although it was aborted, uses the
   // engines; then they stay as long as the group.

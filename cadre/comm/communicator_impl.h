@@ -108,7 +108,9 @@ class Communicator::Impl {
   std::shared_ptr<MessageQueue> messages;  // null for a world of one
 
  private:
-  const wire::RankAddress& own_card() const { return fabric->layout().card(fabric->rank().value); }
+  const wire::RankAddress& own_address() const {
+    return fabric->layout().rank_address(fabric->rank().value);
+  }
   std::unique_ptr<FlightRecorder> make_recorder() const;
   std::shared_ptr<Monitor> make_monitor() const;
   Error closed_error() const;

@@ -98,10 +98,10 @@ class ExceptionTest : public ::testing::Test {
   }
 
   static Layout make_layout() {
-    wire::RankAddress card;
-    card.host = "node0";
-    card.pid = 4711;
-    return Layout({card, card});
+    wire::RankAddress rank_address;
+    rank_address.host = "node0";
+    rank_address.pid = 4711;
+    return Layout({rank_address, rank_address});
   }
   std::unique_ptr<ControlPlane> make_plane(int rank, std::unique_ptr<os::Socket> socket) {
     ControlPlane::Setup setup;

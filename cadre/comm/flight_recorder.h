@@ -18,7 +18,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
 #include "cadre/comm/flight_record.h"
-#include "cadre/os/mem/mapped_file.h"
+#include "cadre/os/files/mapped_file.h"
 
 namespace cadre {
 

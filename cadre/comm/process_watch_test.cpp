@@ -83,7 +83,7 @@ class EndingSystem final : public testing::ForwardingSystem, public os::ProcessW
   os::Event* end_ = nullptr;
 };
 
-TEST(ProcessWatch, AGoodbyeThatIsReadAfterTheEndOfItsProcessStillCounts) {
+TEST(ProcessWatch, ALeaveThatIsReadAfterTheEndOfItsProcessStillCounts) {
   sim::Simulator simulator(1, {.ranks_per_host = {2}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
   std::string failure;

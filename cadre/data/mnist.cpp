@@ -12,7 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/os/mem/read_only_file.h"
+#include "cadre/os/files/read_only_file.h"
 #include "cadre/wire/idx_file.h"
 
 namespace cadre {

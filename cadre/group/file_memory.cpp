@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "cadre/base/error.h"
-#include "cadre/os/mem/scratch_memory.h"
+#include "cadre/os/files/scratch_memory.h"
 
 namespace cadre {
 

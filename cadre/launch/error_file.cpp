@@ -6,7 +6,7 @@
 #include "cadre/base/format.h"
 #include "cadre/launch/exit_meaning.h"
 #include "cadre/launch/failure_report.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 
 namespace cadre::launch {
 namespace {

@@ -11,7 +11,7 @@
 #include "cadre/base/printable.h"
 #include "cadre/launch/error_file.h"
 #include "cadre/launch/exit_meaning.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/proc/signals.h"
 
 namespace cadre::launch {

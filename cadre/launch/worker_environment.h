@@ -8,7 +8,7 @@
 #include <string>
 
 #include "cadre/base/types.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/os/proc/environment.h"
 
 namespace cadre::launch {

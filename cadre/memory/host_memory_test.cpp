@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cadre/os/host/host_info.h"
-#include "cadre/os/mem/segment.h"
+#include "cadre/os/native/segment.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/scarce_memory.h"

@@ -43,7 +43,8 @@ struct ExchangeOptions {
 
 // The views of all ranks, by rank.
 Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& store,
-                                                  const ExchangeOptions& terms, Deadline deadline);
+                                                  const ExchangeOptions& options,
+                                                  Deadline deadline);
 
 // The addresses at which the other ranks can connect to the rank: the one from which it reaches the
 // store. For a rank on the store's own host, which reaches it over loopback, they are the addresses

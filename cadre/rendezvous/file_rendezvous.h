@@ -1,10 +1,10 @@
-// Ranks that know their number and a file that all of them see meet at the store in it:
-// "file:///shared/job".
+// A rendezvous of ranks that know their number and a file that all of them can access, which holds
+// the store: "file:///shared/job".
 //
 // The last rank to leave removes the file; one that a killed job left behind is emptied by the
-// next. Threads, blocking, lifetime and errors: rendezvous.h. A file does not tell who died: a rank
-// that ends before the group is connected is missed at the deadline. Nor does it tell how hosts
-// reach each other: ranks on several hosts set `listen_host`. Source:
+// next. Threads, blocking, lifetime and errors: rendezvous.h. A file shows no death: a rank that
+// ends before the group is connected is reported as missing at the deadline. Nor does it show how
+// hosts reach each other: ranks on several hosts set `listen_host`. Source:
 // torch/distributed/rendezvous.py, "file://".
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "cadre/base/log.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {

@@ -27,7 +27,7 @@
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
 #include "cadre/base/types.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/store/tcp_store.h"
 
 namespace cadre {

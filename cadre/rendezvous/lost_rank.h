@@ -1,8 +1,8 @@
-// What the store tells of ranks that died before they were connected: a line for each, "RANK PID
+// The list in the store of ranks that died before they were connected: a line for each, "RANK PID
 // HOST".
 //
-// Threads: any. Blocking: never. Lifetime: values. Errors: none; lines that say nothing of the kind
-// are passed over.
+// Threads: any. Blocking: never. Lifetime: values. Errors: none; other lines are
+// ignored.
 #pragma once
 
 #include <string>

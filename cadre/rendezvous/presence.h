@@ -1,6 +1,6 @@
 // How the ranks of a job learn that one of them has died before they are connected: each leaves a
-// will with the store server, which tells the key for lost ranks (lost_rank.h) of the round and the
-// group when the process ends.
+// will with the store server, which appends the rank to the key for lost ranks (lost_rank.h) of the
+// round and the group when the process ends.
 //
 // Threads: any. Blocking: leave_presence_will() until its Deadline. Lifetime: a will is kept by its
 // Membership; dropping that in good order retracts it. Errors: those of the store.

@@ -16,7 +16,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 

@@ -1,7 +1,7 @@
-// Ranks that know their number and an address meet at the store there: "tcp://host:port".
+// A rendezvous of ranks that know their number and the address of the store: "tcp://host:port".
 //
-// Rank 0 hosts the store in its own process when nobody listens at the address yet; the Membership
-// then owns the server. The way to the store tells each rank where the others reach it (meeting.h):
+// Rank 0 hosts the store in its own process if no process listens at the address; the Membership
+// then owns the server. Listening addresses follow from the routes to it (exchange_addresses.h):
 // no name of a host is resolved but the one in the address. With port 0, which the others could not
 // know, only a world of one may join.
 //
@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "cadre/base/log.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/rendezvous/rendezvous.h"
 #include "cadre/store/tcp_store.h"
 

@@ -2,8 +2,8 @@
 //
 // Each simulated thread is a kernel thread that sleeps on its own gate except while it holds the
 // baton. A thread that waits, or comes to a point where another might run, picks the next holder
-// by the seed. When nobody can run, time jumps to the next timer or event; when there is none, the
-// simulation is deadlocked and says who waits for what.
+// by the seed. When no thread can run, time jumps to the next timer or event; when there is none,
+// the simulation is deadlocked and reports what each thread waits for.
 //
 // Threads: every method is called by the holder of the baton (run() by the owner, while nobody
 // holds it); so the members need no lock, and the gates order all accesses for ThreadSanitizer.

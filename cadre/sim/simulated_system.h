@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cadre/base/random.h"
-#include "cadre/os/mem/segment.h"
+#include "cadre/os/native/segment.h"
 #include "cadre/os/system.h"
 #include "cadre/sim/network.h"
 #include "cadre/sim/options.h"

@@ -1,6 +1,6 @@
 // What happened in a simulation, one line each, and a hash that tells two runs apart.
 //
-// Threads: whoever holds the baton. Blocking: never.
+// Threads: the one that holds the baton. Blocking: never.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/native_file_system.h"
 #include "cadre/store/checks.h"
 #include "cadre/store/file/journal.h"
 #include "cadre/store/table_answers.h"
@@ -118,7 +119,8 @@ Result<std::unique_ptr<FileStore>> FileStore::open_as(os::System& system,
                                                       Deadline deadline) {
   Nap nap(system, deadline);
   do {
-    auto file = os::LockedFile::open(options.path);
+    auto file = options.files != nullptr ? options.files->open_shared(options.path)
+                                         : os::NativeFileSystem().open_shared(options.path);
     if (!file.ok()) return file.error().with_context("file store");
     auto journal =
         std::make_unique<Journal>(std::move(file).value(), options.path, options.max_bytes);

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/os/file_system.h"
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 
@@ -33,6 +34,7 @@ struct FileStoreOptions {
   std::string path;  // its folder must exist
   int num_ranks = 0;
   size_t max_bytes = size_t{1} << 30;
+  os::FileSystem* files = nullptr;  // null: that of the operating system; outlives the store
 };
 
 class CADRE_EXPORT FileStore final : public Store {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/file.h"
-#include "cadre/os/io/locked_file.h"
+#include "cadre/os/files/file.h"
+#include "cadre/os/files/locked_file.h"
 #include "cadre/os/system.h"
 #include "cadre/store/file/journal.h"
 #include "cadre/testing/temporary_folder.h"

@@ -1,4 +1,4 @@
-// The keys and values of one store and who waits for which: a passive table with no lock, no clock
+// The keys and values of one store and the waits for them: a passive table with no lock, no clock
 // and no socket, shared by HashStore and TcpStoreServer.
 //
 // Threads: one at a time; the owner locks. Blocking: never; a wait is a Ticket that becomes ready.

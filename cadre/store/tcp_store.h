@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "cadre/base/log.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 

@@ -22,7 +22,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/os/socket.h"
 #include "cadre/os/system.h"
 

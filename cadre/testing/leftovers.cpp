@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "cadre/base/format.h"
-#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/native/monotonic_clock.h"
 
 namespace cadre::testing {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
-#include "cadre/os/io/socket_address.h"
+#include "cadre/os/native/socket_address.h"
 
 namespace cadre::testing {
 namespace {

@@ -11,10 +11,10 @@
 #include <memory>
 
 #include "cadre/base/format.h"
-#include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
-#include "cadre/os/io/poll.h"
+#include "cadre/os/native/monotonic_clock.h"
+#include "cadre/os/native/poll.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre::testing {

@@ -16,7 +16,7 @@
 #include "cadre/base/error.h"
 #include "cadre/group/process_group.h"
 #include "cadre/launch/exit_meaning.h"
-#include "cadre/os/io/durable_file.h"
+#include "cadre/os/files/durable_file.h"
 #include "cadre/os/proc/output_stream.h"
 #include "cadre/os/proc/pending_signal.h"
 #include "cadre/os/system.h"

@@ -10,7 +10,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 
 namespace cadre::train {
 namespace {

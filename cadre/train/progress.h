@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "cadre/os/io/locked_file.h"
+#include "cadre/os/files/locked_file.h"
 #include "cadre/train/evaluation.h"
 
 namespace cadre::train {

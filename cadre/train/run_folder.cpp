@@ -9,8 +9,8 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/host/host_info.h"
-#include "cadre/os/io/file.h"
 
 namespace cadre::train {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "cadre/checkpoint/snapshot_folder.h"
-#include "cadre/os/io/locked_file.h"
+#include "cadre/os/files/locked_file.h"
 #include "cadre/train/config/config.h"
 
 namespace cadre::train {

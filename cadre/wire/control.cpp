@@ -9,7 +9,7 @@
 namespace cadre::wire {
 namespace {
 
-constexpr uint32_t kCardMagic = 0x31434443;  // "CDC1"
+constexpr uint32_t kRankAddressMagic = 0x31434443;  // "CDC1"
 constexpr int kMaxErrorCode = static_cast<int>(ErrorCode::kInternal);
 
 std::string_view cut(std::string_view text, size_t max_bytes = kMaxControlTextBytes) {
@@ -266,36 +266,37 @@ Result<ControlMessage> decode_as(size_t type, ByteReader& in) {
 
 }  // namespace
 
-std::string encode_card(const RankAddress& card) {
+std::string encode_rank_address(const RankAddress& rank_address) {
   ByteWriter out;
-  out.integer(kCardMagic);
-  out.text(cut(card.version));
-  out.text(cut(card.host));
-  out.text(cut(card.boot_id));
-  out.integer(card.pid);
-  out.text(cut(card.tcp_address));
-  out.text(cut(card.unix_address));
-  out.integer(card.probe);
-  out.text(cut(card.core_mask));
-  out.integer(card.pid_namespace);
+  out.integer(kRankAddressMagic);
+  out.text(cut(rank_address.version));
+  out.text(cut(rank_address.host));
+  out.text(cut(rank_address.boot_id));
+  out.integer(rank_address.pid);
+  out.text(cut(rank_address.tcp_address));
+  out.text(cut(rank_address.unix_address));
+  out.integer(rank_address.probe);
+  out.text(cut(rank_address.core_mask));
+  out.integer(rank_address.pid_namespace);
   return std::string(as_text(out.bytes()));
 }
 
-Result<RankAddress> decode_card(std::string_view text) {
+Result<RankAddress> decode_rank_address(std::string_view text) {
   ByteReader in(as_bytes(text));
   const auto magic = in.integer<uint32_t>();
-  RankAddress card;
-  card.version = in.text(kMaxControlTextBytes);
-  card.host = in.text(kMaxControlTextBytes);
-  card.boot_id = in.text(kMaxControlTextBytes);
-  card.pid = in.integer<int32_t>();
-  card.tcp_address = in.text(kMaxControlTextBytes);
-  card.unix_address = in.text(kMaxControlTextBytes);
-  card.probe = in.integer<uint64_t>();
-  card.core_mask = in.text(kMaxControlTextBytes);
-  card.pid_namespace = in.integer<uint64_t>();
-  if (magic != kCardMagic || !in.is_complete()) return malformed("card of a rank in the store");
-  return card;
+  RankAddress rank_address;
+  rank_address.version = in.text(kMaxControlTextBytes);
+  rank_address.host = in.text(kMaxControlTextBytes);
+  rank_address.boot_id = in.text(kMaxControlTextBytes);
+  rank_address.pid = in.integer<int32_t>();
+  rank_address.tcp_address = in.text(kMaxControlTextBytes);
+  rank_address.unix_address = in.text(kMaxControlTextBytes);
+  rank_address.probe = in.integer<uint64_t>();
+  rank_address.core_mask = in.text(kMaxControlTextBytes);
+  rank_address.pid_namespace = in.integer<uint64_t>();
+  if (magic != kRankAddressMagic || !in.is_complete())
+    return malformed("address of a rank in the store");
+  return rank_address;
 }
 
 std::vector<std::byte> encode_control(const ControlMessage& message) {

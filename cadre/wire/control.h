@@ -1,4 +1,4 @@
-// The messages by which ranks identify each other: cards in the store, the handshake of every
+// The messages by which ranks identify each other: addresses in the store, the handshake of every
 // connection, and the events on control connections.
 //
 // Threads: plain values; a ControlSplitter has one owner. Blocking: never.
@@ -216,8 +216,8 @@ struct LeaveReceipt {
 using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, AbortNotice, Acceptance,
                                     EventBatch, Heartbeat, LeaveReceipt>;
 
-std::string encode_card(const RankAddress& card);
-Result<RankAddress> decode_card(std::string_view text);
+std::string encode_rank_address(const RankAddress& rank_address);
+Result<RankAddress> decode_rank_address(std::string_view text);
 
 // With its frame: a 32-bit length, the type, the fields. Over-long texts are cut.
 // REQUIRES: of an EventBatch, that it fits a frame; encode_events() sees to that.

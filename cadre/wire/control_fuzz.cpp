@@ -1,5 +1,5 @@
-// Fuzzes the parsers of control messages and of cards: decode or refuse, and what was decoded must
-// encode to the same bytes.
+// Fuzzes the parsers of control messages and of addresses: decode or refuse, and what was decoded
+// must encode to the same bytes.
 #include <algorithm>
 #include <cstdlib>
 
@@ -25,8 +25,9 @@ void check_frames(const wire::EventBatch& batch) {
 }
 
 void decode(ConstBytes input) {
-  if (const auto card = wire::decode_card(wire::as_text(input)); card.ok()) {
-    if (wire::encode_card(*card) != wire::as_text(input)) std::abort();
+  if (const auto rank_address = wire::decode_rank_address(wire::as_text(input));
+      rank_address.ok()) {
+    if (wire::encode_rank_address(*rank_address) != wire::as_text(input)) std::abort();
   }
   wire::ControlSplitter splitter;
   size_t consumed = 0;

@@ -259,9 +259,9 @@ TEST(Control, WhatIsOverTheBoundsOfAnEventIsCutOrRefused) {
   EXPECT_FALSE(decode_control(ConstBytes(batch).subspan(4)).ok());
 }
 
-TEST(Control, GoldenBytesOfACard) {
-  const RankAddress card{"1.2", "n0", "b", 4711, "tcp:h:1", "unix:@c", 42, "\x03", 9};
-  EXPECT_EQ(hex_of(as_bytes(encode_card(card))),
+TEST(Control, GoldenBytesOfARankAddress) {
+  const RankAddress rank_address{"1.2", "n0", "b", 4711, "tcp:h:1", "unix:@c", 42, "\x03", 9};
+  EXPECT_EQ(hex_of(as_bytes(encode_rank_address(rank_address))),
             "43444331"
             "03000000"
             "312e32"
@@ -338,17 +338,17 @@ TEST(Control, LongTextsAreCutSoThatAFrameAlwaysFits) {
   EXPECT_EQ(std::get<AbortNotice>(*message).message.size(), kMaxControlTextBytes);
 }
 
-TEST(Control, CardsSurviveARoundTripAndDamageIsRefused) {
-  const RankAddress card{"0.1.0",         "node0", "boot", 4711, "tcp:127.0.0.1:29500",
-                         "unix:@cadre-1", 42,      "\x03", 9};
-  const std::string text = encode_card(card);
-  const auto decoded = decode_card(text);
+TEST(Control, RankAddressesSurviveARoundTripAndDamageIsRefused) {
+  const RankAddress rank_address{"0.1.0",         "node0", "boot", 4711, "tcp:127.0.0.1:29500",
+                                 "unix:@cadre-1", 42,      "\x03", 9};
+  const std::string text = encode_rank_address(rank_address);
+  const auto decoded = decode_rank_address(text);
   ASSERT_TRUE(decoded.ok());
-  EXPECT_EQ(*decoded, card);
+  EXPECT_EQ(*decoded, rank_address);
   for (size_t size = 0; size < text.size(); ++size) {
-    EXPECT_FALSE(decode_card(std::string_view(text).substr(0, size)).ok());
+    EXPECT_FALSE(decode_rank_address(std::string_view(text).substr(0, size)).ok());
   }
-  EXPECT_FALSE(decode_card(text + "x").ok());
+  EXPECT_FALSE(decode_rank_address(text + "x").ok());
 }
 
 TEST(Control, RandomBytesAreDecodedOrRefusedButNeverTrusted) {

@@ -11,8 +11,9 @@ namespace {
 
 constexpr uint32_t kTicketMagic = 0x31544443;  // "CDT1"
 constexpr uint32_t kLayoutMagic = 0x314c4443;  // "CDL1"
-// Of a card in a layout: four places of texts, pid, two lengths, the probe and the PID namespace.
-constexpr size_t kMinCardBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
+// Of a address in a layout: four places of texts, pid, two lengths, the probe and the PID
+// namespace.
+constexpr size_t kMinAddressBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
 
 std::string_view cut(std::string_view text) {
   return text.substr(0, kMaxControlTextBytes);
@@ -51,9 +52,10 @@ std::vector<std::string> read_texts(ByteReader& in) {
   return texts;
 }
 
-RankAddress read_card(ByteReader& in, const std::vector<std::string>& texts) {
-  RankAddress card;
-  for (std::string* const text : {&card.version, &card.host, &card.boot_id, &card.core_mask}) {
+RankAddress read_address(ByteReader& in, const std::vector<std::string>& texts) {
+  RankAddress rank_address;
+  for (std::string* const text : {&rank_address.version, &rank_address.host, &rank_address.boot_id,
+                                  &rank_address.core_mask}) {
     const auto place = in.integer<uint32_t>();
     if (place < texts.size()) {
       *text = texts[place];
@@ -61,12 +63,12 @@ RankAddress read_card(ByteReader& in, const std::vector<std::string>& texts) {
       in.fail();
     }
   }
-  card.pid = in.integer<int32_t>();
-  card.tcp_address = in.text(kMaxControlTextBytes);
-  card.unix_address = in.text(kMaxControlTextBytes);
-  card.probe = in.integer<uint64_t>();
-  card.pid_namespace = in.integer<uint64_t>();
-  return card;
+  rank_address.pid = in.integer<int32_t>();
+  rank_address.tcp_address = in.text(kMaxControlTextBytes);
+  rank_address.unix_address = in.text(kMaxControlTextBytes);
+  rank_address.probe = in.integer<uint64_t>();
+  rank_address.pid_namespace = in.integer<uint64_t>();
+  return rank_address;
 }
 
 }  // namespace
@@ -75,7 +77,7 @@ std::string encode_ticket(const Ticket& ticket) {
   ByteWriter out;
   out.integer(kTicketMagic);
   out.integer(ticket.sponsor);
-  return std::string(as_text(out.bytes())) + encode_card(ticket.card);
+  return std::string(as_text(out.bytes())) + encode_rank_address(ticket.rank_address);
 }
 
 Result<Ticket> decode_ticket(std::string_view text) {
@@ -84,31 +86,32 @@ Result<Ticket> decode_ticket(std::string_view text) {
   Ticket ticket;
   ticket.sponsor = in.integer<int32_t>();
   if (!in.ok() || magic != kTicketMagic) return malformed("ticket of a rank in the store");
-  auto card = decode_card(text.substr(in.offset()));
-  if (!card.ok()) return card.error();
-  ticket.card = std::move(card).value();
+  auto rank_address = decode_rank_address(text.substr(in.offset()));
+  if (!rank_address.ok()) return rank_address.error();
+  ticket.rank_address = std::move(rank_address).value();
   return ticket;
 }
 
-std::vector<std::byte> encode_layout(std::span<const RankAddress> cards_by_rank) {
+std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_rank) {
   TextTable table;
-  ByteWriter cards;
-  for (const RankAddress& card : cards_by_rank) {
-    for (const std::string* text : {&card.version, &card.host, &card.boot_id, &card.core_mask}) {
-      cards.integer(table.place_of(*text));
+  ByteWriter rank_addresses;
+  for (const RankAddress& rank_address : address_by_rank) {
+    for (const std::string* text : {&rank_address.version, &rank_address.host,
+                                    &rank_address.boot_id, &rank_address.core_mask}) {
+      rank_addresses.integer(table.place_of(*text));
     }
-    cards.integer(card.pid);
-    cards.text(cut(card.tcp_address));
-    cards.text(cut(card.unix_address));
-    cards.integer(card.probe);
-    cards.integer(card.pid_namespace);
+    rank_addresses.integer(rank_address.pid);
+    rank_addresses.text(cut(rank_address.tcp_address));
+    rank_addresses.text(cut(rank_address.unix_address));
+    rank_addresses.integer(rank_address.probe);
+    rank_addresses.integer(rank_address.pid_namespace);
   }
   ByteWriter body;
   body.integer(kLayoutMagic);
   body.integer(static_cast<uint32_t>(table.texts().size()));
   for (const std::string_view text : table.texts()) body.text(text);
-  body.integer(static_cast<uint32_t>(cards_by_rank.size()));
-  body.raw(cards.bytes());
+  body.integer(static_cast<uint32_t>(address_by_rank.size()));
+  body.raw(rank_addresses.bytes());
   ByteWriter out;
   out.integer(static_cast<uint32_t>(body.bytes().size()));
   out.raw(body.bytes());
@@ -130,11 +133,13 @@ Result<std::vector<RankAddress>> decode_layout(ConstBytes body) {
   const std::vector<std::string> texts = read_texts(in);
   const auto num_ranks = in.integer<uint32_t>();
   const bool has_ranks = num_ranks > 0 && num_ranks <= kMaxLayoutRanks;
-  if (magic != kLayoutMagic || !has_ranks || num_ranks > in.remaining() / kMinCardBytes) in.fail();
-  std::vector<RankAddress> cards;
-  for (uint32_t i = 0; i < num_ranks && in.ok(); ++i) cards.push_back(read_card(in, texts));
+  if (magic != kLayoutMagic || !has_ranks || num_ranks > in.remaining() / kMinAddressBytes)
+    in.fail();
+  std::vector<RankAddress> rank_addresses;
+  for (uint32_t i = 0; i < num_ranks && in.ok(); ++i)
+    rank_addresses.push_back(read_address(in, texts));
   if (!in.is_complete()) return malformed("layout of a job");
-  return cards;
+  return rank_addresses;
 }
 
 }  // namespace cadre::wire

@@ -1,5 +1,5 @@
 // What the ranks of a job learn of each other while they connect: the ticket that tells a rank
-// where to ask for the layout, and the layout, which has the cards of all ranks.
+// where to ask for the layout, and the layout, which has the addresses of all ranks.
 //
 // Threads: plain values. Blocking: never.
 // Errors: kCorruption for bytes that are not such a message; nothing from outside is trusted.
@@ -24,7 +24,7 @@ inline constexpr size_t kLayoutPrefixBytes = sizeof(uint32_t);  // the length be
 // The rank that hands the layout to the owner of the ticket.
 struct Ticket {
   int32_t sponsor = 0;
-  RankAddress card;  // the sponsor's
+  RankAddress rank_address;  // the sponsor's
 
   friend bool operator==(const Ticket&, const Ticket&) = default;
 };
@@ -32,8 +32,8 @@ struct Ticket {
 std::string encode_ticket(const Ticket& ticket);
 Result<Ticket> decode_ticket(std::string_view text);
 
-// With its length before it. Texts that several cards have are written once.
-std::vector<std::byte> encode_layout(std::span<const RankAddress> cards_by_rank);
+// With its length before it. Texts that several addresses have are written once.
+std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_rank);
 // Of the length before a layout: the number of bytes that follow.
 Result<size_t> decode_layout_prefix(ConstBytes prefix);
 // Without its length.

@@ -24,7 +24,7 @@
 #include "cadre/base/random.h"
 #include "cadre/collective/reduction_table.h"
 #include "cadre/comm/groups/split.h"
-#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/native/monotonic_clock.h"
 #include "cadre/testing/leftovers.h"
 #include "job.h"
 #include "tests/conformance/cases.h"

@@ -198,7 +198,7 @@ bool failed_justly(const JobPlan& plan, const JobOutcome& outcome, int rank) {
 // Where the truth is hidden from a rank, it may name one that the fault has kept from it:
 // - one that never came into the group, for the victim did not let it finish connecting;
 // - one that had left this group, because another group had failed on it for a just reason;
-// - one that ended in good order, when only the stopped rank could pass its goodbye on;
+// - one that ended in good order, when only the stopped rank could pass its leave on;
 // - in a partition, one that waits itself, where messages or a second group are in the chain of
 //   those that wait: of several that a rank has under way the others see one, not always the one
 //   that is held up.

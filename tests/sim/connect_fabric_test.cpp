@@ -54,7 +54,7 @@ int host_of_rank(const std::vector<int>& ranks_per_host, int rank) {
   return host;
 }
 
-FabricTerms simulated_terms(int host) {
+FabricOptions simulated_options(int host) {
   return {.id = "world",
           .listen_host = format("10.0.0.{}", host + 1),
           .version = "1.2.3",
@@ -130,7 +130,7 @@ FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
     mine.began = system.now();
     mine.has_begun = true;
     auto fabric =
-        connect_fabric(system, membership, simulated_terms(host_of_rank(ranks_per_host, rank)),
+        connect_fabric(system, membership, simulated_options(host_of_rank(ranks_per_host, rank)),
                        system.deadline_in(budget));
     mine.ended = system.now();
     mine.is_connected = fabric.ok();
@@ -230,16 +230,17 @@ TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   const auto store = std::make_shared<HashStore>(simulator.system(0));
   const auto result = simulator.run([&](os::System& system, int rank) {
     const Membership membership{rank, 2, 9, store, "token"};
-    const FabricTerms terms = simulated_terms(0);
+    const FabricOptions options = simulated_options(0);
     if (rank == 0) {
-      const auto failed = connect_fabric(system, membership, terms, system.deadline_in(seconds(1)));
+      const auto failed =
+          connect_fabric(system, membership, options, system.deadline_in(seconds(1)));
       require(!failed.ok(), "rank 1 did not come");
       require(failed.error().code() == ErrorCode::kTimeout, failed.error().message());
       require(failed.error().details().culprit == 1, failed.error().message());
     } else {
       system.make_waiter()->park(system.deadline_in(seconds(3)));
     }
-    connect_fabric(system, membership, terms, system.deadline_in(seconds(20))).value_or_throw();
+    connect_fabric(system, membership, options, system.deadline_in(seconds(20))).value_or_throw();
   });
   EXPECT_EQ(result.failure, "");
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
@@ -256,7 +257,7 @@ TEST(FabricInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
       const bool is_late = rank != deserter;
       if (is_late) system.make_waiter()->park(system.deadline_in(seconds(5)));
       const TimePoint start = system.now();
-      const auto fabric = connect_fabric(system, membership, simulated_terms(0),
+      const auto fabric = connect_fabric(system, membership, simulated_options(0),
                                          system.deadline_in(seconds(is_late ? 100 : 1)));
       require(!fabric.ok(), "the ranks did not meet");
       if (!is_late) return;
@@ -275,7 +276,7 @@ int num_hosts_of_the_largest_job() {
   return given == nullptr ? 32 : std::clamp(std::atoi(given), 2, 250);
 }
 
-// The figures of connect_fabric.h and card_exchange.h: sockets and requests to the store.
+// The figures of connect_fabric.h and bootstrap_exchange.h: sockets and requests to the store.
 TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   constexpr int kRanksPerHost = 8;
   const int num_hosts = num_hosts_of_the_largest_job();
@@ -293,7 +294,7 @@ TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
     const auto store = std::make_shared<CountingStore>(inner, counts);
     const Membership membership{rank, num_ranks, 9, store, "token"};
     const TimePoint start = system.now();
-    const auto fabric = connect_fabric(system, membership, simulated_terms(rank / kRanksPerHost),
+    const auto fabric = connect_fabric(system, membership, simulated_options(rank / kRanksPerHost),
                                        system.deadline_in(kConnectTime))
                             .value_or_throw();
     times[static_cast<size_t>(rank)] = system.now() - start;

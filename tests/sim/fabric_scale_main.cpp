@@ -18,7 +18,7 @@
 #include "cadre/comm/communicator_impl.h"
 #include "cadre/comm/fabric/topology.h"
 #include "cadre/comm/groups/split.h"
-#include "cadre/os/host/monotonic_clock.h"
+#include "cadre/os/native/monotonic_clock.h"
 #include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"

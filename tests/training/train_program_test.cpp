@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cadre/cli/cadre_command_test.h"
-#include "cadre/os/io/locked_file.h"
+#include "cadre/os/files/locked_file.h"
 #include "cadre/testing/paths.h"
 #include "cadre/testing/temporary_folder.h"
 

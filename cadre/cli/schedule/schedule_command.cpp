@@ -6,7 +6,7 @@
 #include "cadre/base/printable.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/schedule/schedule_options.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/pipeline/schedule_csv.h"
 #include "cadre/pipeline/timeline_svg.h"
 #include "cadre/pipeline/timeline_text.h"

@@ -17,10 +17,10 @@ constexpr size_t kMaxAcceptsPerTurn = 64;
 
 }  // namespace
 
-Callers::Callers(os::System& system, const LinkTerms& terms, std::vector<os::Listener*> listeners,
-                 size_t num_expected)
+Callers::Callers(os::System& system, const LinkIdentity& identity,
+                 std::vector<os::Listener*> listeners, size_t num_expected)
     : system_(system),
-      terms_(terms),
+      identity_(identity),
       listeners_(std::move(listeners)),
       max_callers_(num_expected + kMaxStrangers) {}
 
@@ -52,7 +52,7 @@ void Callers::accept(os::Listener& listener) {
     }
     if (*accepted == nullptr) return;
     if (callers_.size() == max_callers_) drop_one();
-    callers_.push_back({Handshake::answer(system_, std::move(accepted).value(), terms_),
+    callers_.push_back({Handshake::answer(system_, std::move(accepted).value(), identity_),
                         system_.deadline_in(kHandshakeTime)});
   }
 }

@@ -1,8 +1,8 @@
 // The connections that others open to this rank while a group connects, until each has proved that
-// it is a rank's. What goes wrong with one ends that connection alone: it may be a stranger's.
+// it is a rank's. An error on one ends that connection alone, since any process may have opened it.
 //
-// Threads: one. Blocking: never. Lifetime: borrows the System, the terms and the listeners.
-// Errors: none; what accepting fails of is kept for whoever reports that nobody came.
+// Threads: one. Blocking: never. Lifetime: borrows the System, the identity and the listeners.
+// Errors: none; an error of accept is kept for the report that no rank came.
 // Strangers cost a bounded number of descriptors and a bounded time of each turn: a connection that
 // has not proved itself within 1 s is dropped, the oldest one sooner where there are too many. A
 // rank whose connection was dropped so calls again.
@@ -23,7 +23,7 @@ class Callers {
   // How many connections more than those that are expected may be waiting for their proof.
   static constexpr size_t kMaxStrangers = 64;
 
-  Callers(os::System& system, const LinkTerms& terms, std::vector<os::Listener*> listeners,
+  Callers(os::System& system, const LinkIdentity& identity, std::vector<os::Listener*> listeners,
           size_t num_expected);
 
   // Accepts, goes on with all handshakes as far as the streams allow just now, and returns those
@@ -51,7 +51,7 @@ class Callers {
   void step(std::vector<Handshake>& done);
 
   os::System& system_;
-  const LinkTerms& terms_;
+  const LinkIdentity& identity_;
   const std::vector<os::Listener*> listeners_;
   const size_t max_callers_;
   std::vector<Caller> callers_;  // in the order in which they came

@@ -17,8 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-const LinkTerms kTermsOfRank0{0, 1, "world", "1.2.3", "token"};
-const LinkTerms kTermsOfRank1{1, 1, "world", "1.2.3", "token"};
+const LinkIdentity kIdentityOfRank0{0, 1, "world", "1.2.3", "token"};
+const LinkIdentity kIdentityOfRank1{1, 1, "world", "1.2.3", "token"};
 
 class CountedSocket final : public testing::SilentSocket {
  public:
@@ -58,7 +58,7 @@ void sleep_for(os::System& system, Duration time) {
 TEST(Callers, ACrowdCostsABoundedNumberOfConnectionsAndATurnEnds) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
-    Callers callers(system, kTermsOfRank0, {&listener}, 3);
+    Callers callers(system, kIdentityOfRank0, {&listener}, 3);
     for (int turn = 0; turn < 10; ++turn) {
       EXPECT_TRUE(callers.advance().empty());
       EXPECT_LE(listener.num_open, static_cast<int>(Callers::kMaxStrangers) + 3);
@@ -70,14 +70,14 @@ TEST(Callers, ACrowdCostsABoundedNumberOfConnectionsAndATurnEnds) {
 TEST(Callers, WhoDoesNotProveItselfInTimeIsDropped) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
-    Callers callers(system, kTermsOfRank0, {&listener}, 1);
+    Callers callers(system, kIdentityOfRank0, {&listener}, 1);
     (void)callers.advance();
     EXPECT_GT(listener.num_open, 0);
     callers.stop_accepting();
     EXPECT_TRUE(callers.is_empty()) << "nobody was challenged";
     EXPECT_EQ(listener.num_open, 0);
 
-    Callers others(system, kTermsOfRank0, {&listener}, 1);
+    Callers others(system, kIdentityOfRank0, {&listener}, 1);
     (void)others.advance();
     const Deadline patience = system.deadline_in(seconds(60));
     EXPECT_LT(others.next_deadline(patience), patience);
@@ -93,7 +93,7 @@ TEST(Callers, WithoutDescriptorsAcceptingPauses) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
     listener.is_exhausted = true;
-    Callers callers(system, kTermsOfRank0, {&listener}, 1);
+    Callers callers(system, kIdentityOfRank0, {&listener}, 1);
     for (int turn = 0; turn < 10; ++turn) (void)callers.advance();
     EXPECT_EQ(listener.num_attempts, 1);
     EXPECT_NE(callers.accept_failure().find("Too many open files"), std::string::npos);
@@ -118,7 +118,7 @@ TEST(Callers, ARankComesThroughASilentCrowd) {
     const os::Address address{os::Address::Kind::kTcp, "10.0.0.1", 4000};
     if (rank == 0) {
       const auto listener = system.listen(address).value_or_throw();
-      Callers callers(system, kTermsOfRank0, {listener.get()}, 1);
+      Callers callers(system, kIdentityOfRank0, {listener.get()}, 1);
       std::vector<Handshake> done;
       while (done.empty() && !deadline.has_passed(system.now())) {
         std::vector<os::PollItem> items;
@@ -138,7 +138,7 @@ TEST(Callers, ARankComesThroughASilentCrowd) {
     sleep_for(system, milliseconds(100));
     crowd();
     Handshake call = Handshake::call(system, system.connect(address, deadline).value_or_throw(),
-                                     kTermsOfRank1, 0, wire::LinkPurpose::kControl);
+                                     kIdentityOfRank1, 0, wire::LinkPurpose::kControl);
     call.step().value_or_throw();
     crowd();
     while (!call.is_done()) {

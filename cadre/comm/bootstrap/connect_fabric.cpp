@@ -9,7 +9,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/bootstrap/attempt_counter.h"
-#include "cadre/comm/bootstrap/card_exchange.h"
+#include "cadre/comm/bootstrap/bootstrap_exchange.h"
 #include "cadre/comm/bootstrap/dial.h"
 #include "cadre/comm/bootstrap/host_segment.h"
 #include "cadre/comm/bootstrap/links.h"
@@ -32,20 +32,20 @@ constexpr Duration kReadyPatience = milliseconds(100);
 constexpr Duration kSponsorPatience = milliseconds(1000);
 constexpr Duration kPatiencePerLevel = milliseconds(50);
 
-std::string group_prefix_of(const Membership& membership, const FabricTerms& terms) {
-  return format("cadre/{}/{}/", membership.round, terms.id);
+std::string group_prefix_of(const Membership& membership, const FabricOptions& options) {
+  return format("cadre/{}/{}/", membership.round, options.id);
 }
 
 // A connection of an earlier attempt, which may come late, is of another group.
-std::string name_in_proofs(const FabricTerms& terms, uint64_t attempt) {
-  return attempt == 0 ? terms.id : format("{} (attempt {})", terms.id, attempt + 1);
+std::string name_in_proofs(const FabricOptions& options, uint64_t attempt) {
+  return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
 }
 
 // Of all ranks together: each alone may be bound to a core of its own.
 int num_cores_of(const Layout& layout, std::span<const int> ranks) {
   std::vector<unsigned char> cores;
   for (const int rank : ranks) {
-    const std::string& mask = layout.card(rank).core_mask;
+    const std::string& mask = layout.rank_address(rank).core_mask;
     cores.resize(std::max(cores.size(), mask.size()));
     for (size_t i = 0; i < mask.size(); ++i) cores[i] |= static_cast<unsigned char>(mask[i]);
   }
@@ -57,24 +57,24 @@ int num_cores_of(const Layout& layout, std::span<const int> ranks) {
 class FabricBuilder {
  public:
   // Attempt 0 is the first.
-  FabricBuilder(os::System& system, const Membership& membership, const FabricTerms& terms,
+  FabricBuilder(os::System& system, const Membership& membership, const FabricOptions& options,
                 uint64_t attempt, Deadline deadline)
       : system_(system),
         membership_(membership),
-        terms_(terms),
+        options_(options),
         deadline_(deadline),
-        link_terms_{membership.rank, membership.round, name_in_proofs(terms, attempt),
-                    terms.version, membership.job_token},
+        identity_{membership.rank, membership.round, name_in_proofs(options, attempt),
+                  options.version, membership.job_token},
         watch_(system, membership,
-               CardExchange::prefix_of(group_prefix_of(membership, terms), attempt)),
-        exchange_({system, membership, watch_, group_prefix_of(membership, terms), attempt}) {}
+               BootstrapExchange::prefix_of(group_prefix_of(membership, options), attempt)),
+        exchange_({system, membership, watch_, group_prefix_of(membership, options), attempt}) {}
 
   Result<FabricConnections> build() {
     const Status status = connect_all();
     if (!status.ok()) return explain(status.error());
     return FabricConnections{
         .layout = layout_,
-        .link_terms = link_terms_,
+        .identity = identity_,
         .control = links_->take(),
         .tcp_listeners = std::move(listening_.tcp),
         .unix_listener = std::move(listening_.unix),
@@ -96,11 +96,11 @@ class FabricBuilder {
 
   os::System& system_;
   const Membership& membership_;
-  const FabricTerms& terms_;
+  const FabricOptions& options_;
   const Deadline deadline_;
-  const LinkTerms link_terms_;
+  const LinkIdentity identity_;
   BootstrapWatch watch_;
-  CardExchange exchange_;
+  BootstrapExchange exchange_;
   Listening listening_;
   wire::Ticket ticket_;
   std::vector<std::byte> layout_message_;
@@ -112,22 +112,23 @@ class FabricBuilder {
 
 Status FabricBuilder::connect_all() {
   os::raise_descriptor_limit();
-  auto listening = start_listening(system_, membership_, {terms_.listen_host, terms_.version});
+  auto listening = start_listening(system_, membership_, {options_.listen_host, options_.version});
   if (!listening.ok()) return listening.error();
   listening_ = std::move(listening).value();
-  links_.emplace(Links::Site{system_, link_terms_, watch_, listening_.all(), listening_.card,
-                             membership_.store_host, membership_.world_size},
-                 deadline_);
-  CADRE_RETURN_IF_ERROR(exchange_.publish(listening_.card, deadline_));
+  links_.emplace(
+      Links::Context{system_, identity_, watch_, listening_.all(), listening_.rank_address,
+                     membership_.store_host, membership_.world_size},
+      deadline_);
+  CADRE_RETURN_IF_ERROR(exchange_.publish(listening_.rank_address, deadline_));
   CADRE_RETURN_IF_ERROR(rank() == 0 ? lay_out() : learn_layout());
-  watch_.know(layout_->cards);
+  watch_.know(layout_->rank_addresses);
   const std::vector<int> sponsored = sponsored_by(*layout_, rank());
   links_->greet_with(layout_message_, sponsored);
   CADRE_RETURN_IF_ERROR(
       links_->await(sponsored, [this](int peer) { return layout_->describe(peer); }));
   if (leader_of(*layout_, rank()) != rank()) timeout_patience_ = kSponsorPatience;
   auto segment = share_host_segment(system_, *links_, *layout_, rank(),
-                                    {terms_.may_share_memory, terms_.host_segment_bytes});
+                                    {options_.may_share_memory, options_.host_segment_bytes});
   if (!segment.ok()) return segment.error();
   segment_ = std::move(segment).value();
   timeout_patience_ = {};
@@ -136,10 +137,10 @@ Status FabricBuilder::connect_all() {
 }
 
 Status FabricBuilder::lay_out() {
-  auto cards = exchange_.collect(deadline_);
-  if (!cards.ok()) return cards.error();
-  layout_ = std::make_shared<const Layout>(std::move(cards).value());
-  layout_message_ = wire::encode_layout(layout_->cards);
+  auto rank_addresses = exchange_.collect(deadline_);
+  if (!rank_addresses.ok()) return rank_addresses.error();
+  layout_ = std::make_shared<const Layout>(std::move(rank_addresses).value());
+  layout_message_ = wire::encode_layout(layout_->rank_addresses);
   if (layout_message_.size() > wire::kLayoutPrefixBytes + wire::kMaxLayoutBytes) {
     return Error(ErrorCode::kInvalidArgument,
                  format("the layout of {} ranks has {} bytes, more than {}", layout_->num_ranks(),
@@ -148,7 +149,7 @@ Status FabricBuilder::lay_out() {
   std::vector<wire::Ticket> tickets;
   for (int peer = 1; peer < layout_->num_ranks(); ++peer) {
     const int sponsor = sponsor_of(*layout_, peer);
-    tickets.push_back({sponsor, layout_->card(sponsor)});
+    tickets.push_back({sponsor, layout_->rank_address(sponsor)});
   }
   return exchange_.hand_out(tickets, deadline_);
 }
@@ -157,9 +158,10 @@ Status FabricBuilder::learn_layout() {
   auto ticket = exchange_.await_ticket(deadline_);
   if (!ticket.ok()) return ticket.error();
   ticket_ = std::move(ticket).value();
-  links_->call(ticket_.sponsor, ticket_.card);
-  CADRE_RETURN_IF_ERROR(links_->await(
-      std::array{ticket_.sponsor}, [this](int peer) { return describe_rank(ticket_.card, peer); }));
+  links_->call(ticket_.sponsor, ticket_.rank_address);
+  CADRE_RETURN_IF_ERROR(links_->await(std::array{ticket_.sponsor}, [this](int peer) {
+    return describe_rank(ticket_.rank_address, peer);
+  }));
   timeout_patience_ = kSponsorPatience;
   CADRE_RETURN_IF_ERROR(receive_layout(ticket_.sponsor));
   timeout_patience_ = {};
@@ -168,7 +170,7 @@ Status FabricBuilder::learn_layout() {
 
 Status FabricBuilder::receive_layout(int sponsor) {
   const std::string what =
-      format("waiting for the layout from {}", describe_rank(ticket_.card, sponsor));
+      format("waiting for the layout from {}", describe_rank(ticket_.rank_address, sponsor));
   layout_message_.resize(wire::kLayoutPrefixBytes);
   CADRE_RETURN_IF_ERROR(links_->receive({sponsor, what}, layout_message_));
   const auto size = wire::decode_layout_prefix(layout_message_);
@@ -176,11 +178,11 @@ Status FabricBuilder::receive_layout(int sponsor) {
   layout_message_.resize(wire::kLayoutPrefixBytes + *size);
   const Bytes body = Bytes(layout_message_).subspan(wire::kLayoutPrefixBytes);
   CADRE_RETURN_IF_ERROR(links_->receive({sponsor, what}, body));
-  auto cards = wire::decode_layout(body);
-  if (!cards.ok()) return cards.error().with_context(what).with_culprit(sponsor);
-  const bool is_ours = cards->size() == static_cast<size_t>(membership_.world_size) &&
-                       (*cards)[static_cast<size_t>(rank())] == listening_.card;
-  auto layout = std::make_shared<const Layout>(std::move(cards).value());
+  auto rank_addresses = wire::decode_layout(body);
+  if (!rank_addresses.ok()) return rank_addresses.error().with_context(what).with_culprit(sponsor);
+  const bool is_ours = rank_addresses->size() == static_cast<size_t>(membership_.world_size) &&
+                       (*rank_addresses)[static_cast<size_t>(rank())] == listening_.rank_address;
+  auto layout = std::make_shared<const Layout>(std::move(rank_addresses).value());
   if (!is_ours || sponsor_of(*layout, rank()) != sponsor) {
     return Error(ErrorCode::kCorruption,
                  format("{}: it is of another job, of {} ranks", what, layout->num_ranks()))
@@ -197,7 +199,7 @@ Status FabricBuilder::connect_host() {
     const bool has_leader = peer == neighbours().front() || rank() == neighbours().front();
     if (peer == rank() || has_leader) continue;
     peers.push_back(peer);
-    if (peer < rank()) links_->call(peer, layout_->card(peer));
+    if (peer < rank()) links_->call(peer, layout_->rank_address(peer));
   }
   return links_->await(peers, [this](int peer) { return layout_->describe(peer); });
 }
@@ -250,11 +252,11 @@ Error FabricBuilder::explain(const Error& error) {
 }  // namespace
 
 Result<FabricConnections> connect_fabric(os::System& system, const Membership& membership,
-                                         const FabricTerms& terms, Deadline deadline) {
-  const AttemptCounter attempts(*membership.store, group_prefix_of(membership, terms));
+                                         const FabricOptions& options, Deadline deadline) {
+  const AttemptCounter attempts(*membership.store, group_prefix_of(membership, options));
   const Result<uint64_t> attempt = attempts.read(deadline);
   if (!attempt.ok()) return attempt.error();
-  auto connections = FabricBuilder(system, membership, terms, *attempt, deadline).build();
+  auto connections = FabricBuilder(system, membership, options, *attempt, deadline).build();
   if (!connections.ok()) attempts.leave(*attempt, system.deadline_in(BootstrapWatch::kStoreTime));
   return connections;
 }

@@ -7,16 +7,16 @@
 // not come; kInvalidArgument names both versions when they differ; kPeerLost for a rank that is
 // gone or cannot be reached, with both ends, the interface and the errno.
 //
-// All ranks' cards go to rank 0 through the store, which gives each rank a ticket: the rank that
-// hands it the layout, its sponsor (sponsors.h). Sockets of a rank on a host of R: R - 1, and
+// All ranks' addresses go to rank 0 through the store, which gives each rank a ticket: the rank
+// that hands it the layout, its sponsor (sponsors.h). Sockets of a rank on a host of R: R - 1, and
 // log2(H) + 1 at most for the lowest rank of one of H hosts, log2(H) for rank 0. Requests to the
-// store, 6 for each rank: card_exchange.h. The layout has some 100 bytes for
-// each rank and reaches each process once.
+// store: 6 for each rank (bootstrap_exchange.h). The layout has about 100 bytes for each rank and
+// reaches each process once.
 //
-// No rank returns before all have all their connections: then rank 0 tells so along the tree. What
-// ends one rank's attempt is told to all (watch.h). The keys in the store carry the round, the
-// group and the number of the attempt; each rank erases its own. A rank whose attempt fails begins
-// the next one for all, so connecting again finds nothing stale.
+// No rank returns before every rank has all its connections, which rank 0 then announces along the
+// tree. What ends one rank's attempt is reported to all ranks (watch.h). The keys in the store
+// carry the round, the group and the number of the attempt; each rank erases its own. A rank whose
+// attempt fails begins the next one for all, so connecting again finds nothing stale.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@
 
 namespace cadre {
 
-struct FabricTerms {
+struct FabricOptions {
   std::string id;           // in keys and proofs: "world"
   std::string listen_host;  // empty: where the membership says
   std::string version;      // of this library
@@ -45,7 +45,7 @@ struct FabricTerms {
 
 struct FabricConnections {
   std::shared_ptr<const Layout> layout;  // shared with what serves the connections later on
-  LinkTerms link_terms;                  // of later handshakes
+  LinkIdentity identity;                 // of later handshakes
   // By rank: proved connections to the ranks of this host, the sponsor and those sponsored.
   std::vector<std::unique_ptr<os::Socket>> control;
   std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
@@ -60,6 +60,6 @@ struct FabricConnections {
 
 // Collective over the membership. REQUIRES: membership.world_size > 1.
 Result<FabricConnections> connect_fabric(os::System& system, const Membership& membership,
-                                         const FabricTerms& terms, Deadline deadline);
+                                         const FabricOptions& options, Deadline deadline);
 
 }  // namespace cadre

@@ -34,7 +34,7 @@ using testing::RankContext;
 constexpr size_t kSegmentBytesPerRank = 16 << 10;
 constexpr wire::LinkPurpose kPurposeOfData{1};
 
-FabricTerms terms_of_fabric(const std::string& version = "1.2.3") {
+FabricOptions fabric_options(const std::string& version = "1.2.3") {
   return {.id = "world",
           .listen_host = "127.0.0.1",
           .version = version,
@@ -70,9 +70,9 @@ class FabricTest : public ::testing::Test {
           const auto disturbed = mine.disturb ? mine.disturb(context.system) : nullptr;
           os::System& system = disturbed ? *disturbed : context.system;
           const Membership membership{context.rank, context.world_size, 9, store_, mine.token};
-          FabricTerms terms = terms_of_fabric(mine.version);
-          terms.may_share_memory = mine.may_share;
-          auto fabric = connect_fabric(system, membership, terms, system.deadline_in(budget));
+          FabricOptions options = fabric_options(mine.version);
+          options.may_share_memory = mine.may_share;
+          auto fabric = connect_fabric(system, membership, options, system.deadline_in(budget));
           context.output = fabric.ok() ? "ok" : describe([&] { throw fabric.error(); });
           if (fabric.ok() && look) look(system, *fabric, context.rank);
         });
@@ -106,8 +106,8 @@ TEST_F(FabricTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
           testing::require(!socket || socket->local_address().kind == os::Address::Kind::kUnix,
                            "over unix sockets");
         }
-        testing::require(fabric.link_terms.group == "world" && fabric.link_terms.rank == rank,
-                         "the terms of later handshakes");
+        testing::require(fabric.identity.group == "world" && fabric.identity.rank == rank,
+                         "the identity in later handshakes");
       });
   EXPECT_EQ(outputs, std::vector<std::string>(4, "ok"));
   // Threads of one System share one mapping of a segment.
@@ -164,9 +164,9 @@ TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
     const Deadline deadline = context.system.deadline_in(seconds(10));
     if (context.rank == 1) {
-      const std::string text = store_->get("cadre/9/world/0/card/0", deadline).value_or_throw();
-      const wire::RankAddress card = wire::decode_card(text).value_or_throw();
-      const auto address = os::Address::parse(card.unix_address).value_or_throw();
+      const std::string text = store_->get("cadre/9/world/0/address/0", deadline).value_or_throw();
+      const wire::RankAddress rank_address = wire::decode_rank_address(text).value_or_throw();
+      const auto address = os::Address::parse(rank_address.unix_address).value_or_throw();
       for (const size_t num_bytes : {0, 1, 4}) {
         strangers.push_back(context.system.connect(address, deadline).value_or_throw());
         const std::vector<std::byte> bytes(num_bytes, std::byte{1});
@@ -174,7 +174,7 @@ TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
       }
     }
     const Membership membership{context.rank, context.world_size, 9, store_, "token"};
-    auto fabric = connect_fabric(context.system, membership, terms_of_fabric(), deadline);
+    auto fabric = connect_fabric(context.system, membership, fabric_options(), deadline);
     context.output = fabric.ok() ? "ok" : fabric.error().message();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -195,9 +195,9 @@ TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) 
       const rlimit limit{64, 64};
       testing::require(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
     } else {
-      const std::string text = store->get("cadre/9/world/0/card/0", deadline).value_or_throw();
-      const wire::RankAddress card = wire::decode_card(text).value_or_throw();
-      for (const std::string& where : {card.tcp_address, card.unix_address}) {
+      const std::string text = store->get("cadre/9/world/0/address/0", deadline).value_or_throw();
+      const wire::RankAddress rank_address = wire::decode_rank_address(text).value_or_throw();
+      for (const std::string& where : {rank_address.tcp_address, rank_address.unix_address}) {
         const auto address = os::Address::parse(where).value_or_throw();
         for (int i = 0; i < 100; ++i) {
           strangers.push_back(context.system.connect(address, deadline).value_or_throw());
@@ -205,7 +205,7 @@ TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) 
       }
     }
     const Membership membership{context.rank, 2, 9, store, "token"};
-    const auto fabric = connect_fabric(context.system, membership, terms_of_fabric(), deadline);
+    const auto fabric = connect_fabric(context.system, membership, fabric_options(), deadline);
     testing::require(fabric.ok(), fabric.ok() ? "" : fabric.error().message());
     // The strangers stay until rank 0 is connected, too.
     store->barrier("connected", 2, deadline).value_or_throw();
@@ -359,7 +359,7 @@ TEST_F(FabricTest, AFirstPageForWhichThereIsNoMemoryIsToldToAll) {
 // Accepts and proves connections until it has one of a peer for data.
 std::unique_ptr<os::Socket> accept_data(os::System& system, FabricConnections& fabric,
                                         Deadline deadline) {
-  Callers callers(system, fabric.link_terms,
+  Callers callers(system, fabric.identity,
                   {fabric.unix_listener.get(), fabric.tcp_listeners.front().get()}, 1);
   while (!deadline.has_passed(system.now())) {
     for (Handshake& handshake : callers.advance()) {
@@ -372,7 +372,7 @@ std::unique_ptr<os::Socket> accept_data(os::System& system, FabricConnections& f
   throw Error(ErrorCode::kTimeout, "nobody called");
 }
 
-TEST_F(FabricTest, LaterConnectionsAreDialedByTheSameTerms) {
+TEST_F(FabricTest, LaterConnectionsAreDialedWithTheSameIdentity) {
   const auto outputs = connect_all(
       std::vector<FabricVariation>(2), seconds(20),
       [](os::System& system, FabricConnections& fabric, int rank) {
@@ -382,36 +382,36 @@ TEST_F(FabricTest, LaterConnectionsAreDialedByTheSameTerms) {
           testing::require(socket->local_address().kind == os::Address::Kind::kTcp, "data by TCP");
           return;
         }
-        const DialTerms terms{fabric.link_terms, ""};
-        const auto socket = dial(system, *fabric.layout, terms, 1, kPurposeOfData, deadline);
+        const DialOptions options{fabric.identity, ""};
+        const auto socket = dial(system, *fabric.layout, options, 1, kPurposeOfData, deadline);
         testing::require(socket.ok(), socket.ok() ? "" : socket.error().message());
       });
   EXPECT_EQ(outputs, std::vector<std::string>(2, "ok"));
 }
 
 TEST_F(FabricTest, ADialToARankThatHasClosedItsListenersSaysThatItIsGone) {
-  const auto outputs = connect_all(
-      std::vector<FabricVariation>(2), seconds(20),
-      [this](os::System& system, FabricConnections& fabric, int rank) {
-        const Deadline deadline = system.deadline_in(seconds(10));
-        if (rank == 1) {
-          fabric.unix_listener.reset();
-          fabric.tcp_listeners.clear();
-          store_->set("closed", "", deadline).value_or_throw();
-          return;
-        }
-        (void)store_->get("closed", deadline).value_or_throw();
-        for (const auto purpose : {wire::LinkPurpose::kControl, kPurposeOfData}) {
-          const auto socket =
-              dial(system, *fabric.layout, {fabric.link_terms, ""}, 1, purpose, deadline);
-          testing::require(!socket.ok(), "it was reached");
-          testing::require(socket.error().code() == ErrorCode::kPeerLost, "the code");
-          testing::require(socket.error().details().culprit == 1, "the culprit");
-          testing::require(
-              socket.error().message().find("cannot reach rank 1 (") != std::string::npos,
-              socket.error().message());
-        }
-      });
+  const auto outputs =
+      connect_all(std::vector<FabricVariation>(2), seconds(20),
+                  [this](os::System& system, FabricConnections& fabric, int rank) {
+                    const Deadline deadline = system.deadline_in(seconds(10));
+                    if (rank == 1) {
+                      fabric.unix_listener.reset();
+                      fabric.tcp_listeners.clear();
+                      store_->set("closed", "", deadline).value_or_throw();
+                      return;
+                    }
+                    (void)store_->get("closed", deadline).value_or_throw();
+                    for (const auto purpose : {wire::LinkPurpose::kControl, kPurposeOfData}) {
+                      const auto socket =
+                          dial(system, *fabric.layout, {fabric.identity, ""}, 1, purpose, deadline);
+                      testing::require(!socket.ok(), "it was reached");
+                      testing::require(socket.error().code() == ErrorCode::kPeerLost, "the code");
+                      testing::require(socket.error().details().culprit == 1, "the culprit");
+                      testing::require(socket.error().message().find("cannot reach rank 1 (") !=
+                                           std::string::npos,
+                                       socket.error().message());
+                    }
+                  });
   EXPECT_EQ(outputs, std::vector<std::string>(2, "ok"));
 }
 

@@ -16,7 +16,7 @@ Error late(const Route& route) {
   return Error(ErrorCode::kTimeout,
                format("the deadline passed in the handshake with {}: look at its log, or give more "
                       "time",
-                      describe_rank(route.to.card, route.to.rank)))
+                      describe_rank(route.to.rank_address, route.to.rank)))
       .with_culprit(route.to.rank);
 }
 
@@ -31,42 +31,45 @@ Status finish(os::System& system, Handshake& handshake, const Route& route, Dead
 
 }  // namespace
 
-std::string describe_rank(const wire::RankAddress& card, int rank) {
-  return format("rank {} ({}, pid {})", rank, card.host, card.pid);
+std::string describe_rank(const wire::RankAddress& rank_address, int rank) {
+  return format("rank {} ({}, pid {})", rank, rank_address.host, rank_address.pid);
 }
 
 // A rank of the store's host may be reached at several addresses: this rank takes the one at which
 // it reaches the store.
 Result<os::Address> tcp_address_of(const Route& route) {
-  std::string_view rest = route.to.card.tcp_address;
+  std::string_view rest = route.to.rank_address.tcp_address;
   std::optional<os::Address> first;
   while (!rest.empty()) {
     const size_t blank = std::min(rest.find(' '), rest.size());
     Result<os::Address> address = os::Address::parse(rest.substr(0, blank));
     if (!address.ok()) {
-      return address.error().with_context(format("card of rank {}", route.to.rank));
+      return address.error().with_context(format("address of rank {}", route.to.rank));
     }
     if (address->host == route.store_host) return address;
     if (!first) first = *address;
     rest.remove_prefix(std::min(blank + 1, rest.size()));
   }
   if (first) return *first;
-  return Error(ErrorCode::kCorruption, format("the card of rank {} has no address", route.to.rank));
+  return Error(ErrorCode::kCorruption,
+               format("rank {} published no address at which it listens", route.to.rank));
 }
 
 Error unreachable(const Route& route, const os::Address& address, const Error& error) {
   if (error.details().is_own_limit) {
-    return Error(error.code(), format("{} cannot connect to {}: {}",
-                                      describe_rank(route.from.card, route.from.rank),
-                                      describe_rank(route.to.card, route.to.rank), error.message()))
+    return Error(error.code(),
+                 format("{} cannot connect to {}: {}",
+                        describe_rank(route.from.rank_address, route.from.rank),
+                        describe_rank(route.to.rank_address, route.to.rank), error.message()))
         .with_details({.culprit = Rank(route.from.rank), .is_own_limit = true});
   }
   const bool is_gone = error.code() == ErrorCode::kUnavailable;
   const bool is_hidden =
-      is_loopback_host(address.host) && route.to.card.host != route.from.card.host;
+      is_loopback_host(address.host) && route.to.rank_address.host != route.from.rank_address.host;
   return Error(is_gone ? ErrorCode::kPeerLost : error.code(),
-               format("{} cannot reach {}: {}. {}", describe_rank(route.from.card, route.from.rank),
-                      describe_rank(route.to.card, route.to.rank), error.message(),
+               format("{} cannot reach {}: {}. {}",
+                      describe_rank(route.from.rank_address, route.from.rank),
+                      describe_rank(route.to.rank_address, route.to.rank), error.message(),
                       is_hidden ? "It listens on loopback alone: name its address by listen_host"
                                 : "Check that the process runs and that no firewall or route is "
                                   "in between"))
@@ -76,11 +79,11 @@ Error unreachable(const Route& route, const os::Address& address, const Error& e
 Result<std::unique_ptr<os::Socket>> open_socket(os::System& system, const Route& route,
                                                 Deadline deadline) {
   const Deadline patience = deadline.earlier(system.deadline_in(kConnectPeerTimeout));
-  const bool is_near = route.from.card.boot_id == route.to.card.boot_id;
+  const bool is_near = route.from.rank_address.boot_id == route.to.rank_address.boot_id;
   if (is_near && route.purpose == wire::LinkPurpose::kControl) {
-    const auto address = os::Address::parse(route.to.card.unix_address);
+    const auto address = os::Address::parse(route.to.rank_address.unix_address);
     if (!address.ok()) {
-      return address.error().with_context(format("card of rank {}", route.to.rank));
+      return address.error().with_context(format("address of rank {}", route.to.rank));
     }
     if (auto socket = system.connect(*address, patience); socket.ok()) return socket;
   }
@@ -92,16 +95,18 @@ Result<std::unique_ptr<os::Socket>> open_socket(os::System& system, const Route&
 }
 
 Result<std::unique_ptr<os::Socket>> dial(os::System& system, const Layout& layout,
-                                         const DialTerms& terms, int peer,
+                                         const DialOptions& options, int peer,
                                          wire::LinkPurpose purpose, Deadline deadline) {
-  const int rank = terms.link.rank;
-  const Route route{
-      {layout.card(rank), rank}, {layout.card(peer), peer}, terms.store_host, purpose};
+  const int rank = options.identity.rank;
+  const Route route{{layout.rank_address(rank), rank},
+                    {layout.rank_address(peer), peer},
+                    options.store_host,
+                    purpose};
   while (true) {
     auto socket = open_socket(system, route, deadline);
     if (!socket.ok()) return socket.error();
     Handshake handshake =
-        Handshake::call(system, std::move(socket).value(), terms.link, peer, purpose);
+        Handshake::call(system, std::move(socket).value(), options.identity, peer, purpose);
     const Status status = finish(system, handshake, route, deadline);
     if (status.ok()) return handshake.take();
     if (status.error().code() != ErrorCode::kPeerLost) {

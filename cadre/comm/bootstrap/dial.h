@@ -1,9 +1,9 @@
-// Opens connections to ranks whose cards are known.
+// Opens connections to ranks whose addresses are known.
 //
 // Threads: any; each call stands alone. Blocking: until the deadline; one attempt to connect takes
 // kConnectPeerTimeout at most. Lifetime: borrows its arguments for the call.
-// Errors: kPeerLost when nobody listens there or no route leads there, kTimeout when no answer came
-// in time: both name both ends, the interface and the errno, and have the peer as culprit;
+// Errors: kPeerLost when no process listens there or no route leads there, kTimeout when no answer
+// came in time: both name both ends, the interface and the errno, and have the peer as culprit;
 // kUnavailable with ErrorDetails::is_own_limit and this rank as culprit when this process can make
 // no socket; kUnavailable or kInvalidArgument when one end refused the other.
 // Between ranks of one host control connections are unix sockets, which carry descriptors; where
@@ -27,11 +27,11 @@ namespace cadre {
 inline constexpr Duration kRedialPause = std::chrono::milliseconds(100);
 
 // "rank 3 (node1, pid 812)"
-std::string describe_rank(const wire::RankAddress& card, int rank);
+std::string describe_rank(const wire::RankAddress& rank_address, int rank);
 
 // One end of a connection to come; borrowed.
 struct End {
-  const wire::RankAddress& card;
+  const wire::RankAddress& rank_address;
   int rank = 0;
 };
 
@@ -50,15 +50,15 @@ Error unreachable(const Route& route, const os::Address& address, const Error& e
 Result<std::unique_ptr<os::Socket>> open_socket(os::System& system, const Route& route,
                                                 Deadline deadline);
 
-struct DialTerms {
-  LinkTerms link;
+struct DialOptions {
+  LinkIdentity identity;
   std::string store_host;
 };
 
 // One more connection, proved. A busy peer may drop a connection whose proof takes long: such a
 // call is made again.
 Result<std::unique_ptr<os::Socket>> dial(os::System& system, const Layout& layout,
-                                         const DialTerms& terms, int peer,
+                                         const DialOptions& options, int peer,
                                          wire::LinkPurpose purpose, Deadline deadline);
 
 }  // namespace cadre

@@ -13,22 +13,23 @@ constexpr size_t kPrefixBytes = sizeof(uint32_t);
 
 }  // namespace
 
-Handshake::Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkTerms& terms,
-                     State state)
-    : system_(&system), socket_(std::move(socket)), terms_(terms), state_(state) {}
+Handshake::Handshake(os::System& system, std::unique_ptr<os::Socket> socket,
+                     const LinkIdentity& identity, State state)
+    : system_(&system), socket_(std::move(socket)), identity_(identity), state_(state) {}
 
 Handshake Handshake::call(os::System& system, std::unique_ptr<os::Socket> socket,
-                          const LinkTerms& terms, Rank to, wire::LinkPurpose purpose) {
-  Handshake handshake(system, std::move(socket), terms, State::kWantChallenge);
-  handshake.hello_ = {purpose, terms.rank, to, terms.round, terms.group, terms.version, {}};
+                          const LinkIdentity& identity, Rank to, wire::LinkPurpose purpose) {
+  Handshake handshake(system, std::move(socket), identity, State::kWantChallenge);
+  handshake.hello_ = {purpose,        identity.rank,    to, identity.round,
+                      identity.group, identity.version, {}};
   system.random_bytes(handshake.hello_.nonce);
   handshake.send(handshake.hello_);
   return handshake;
 }
 
 Handshake Handshake::answer(os::System& system, std::unique_ptr<os::Socket> socket,
-                            const LinkTerms& terms) {
-  return Handshake(system, std::move(socket), terms, State::kWantHello);
+                            const LinkIdentity& identity) {
+  return Handshake(system, std::move(socket), identity, State::kWantHello);
 }
 
 os::PollItem Handshake::interest() const {
@@ -109,7 +110,7 @@ Status Handshake::handle(const wire::ControlMessage& message) {
 
 Status Handshake::check_user() {
   const bool is_unix = socket_->peer_address().kind == os::Address::Kind::kUnix;
-  if (!is_unix && !terms_.job_token.empty()) return {};
+  if (!is_unix && !identity_.job_token.empty()) return {};
   const Status status = socket_->check_peer_user();
   if (status.ok()) return {};
   return refuse(status.error().message());
@@ -117,15 +118,16 @@ Status Handshake::check_user() {
 
 Status Handshake::handle_hello(const wire::Hello& hello) {
   CADRE_RETURN_IF_ERROR(check_user());
-  if (hello.version != terms_.version) {
+  if (hello.version != identity_.version) {
     return refuse(format("rank {} runs Cadre {}, rank {} runs Cadre {}: use one build", hello.from,
-                         hello.version, terms_.rank, terms_.version));
+                         hello.version, identity_.rank, identity_.version));
   }
-  if (hello.group != terms_.group || hello.round != terms_.round || hello.to != terms_.rank) {
-    return refuse(
-        format("it is for rank {} of group \"{}\" in round {}, and this is rank {} of "
-               "group \"{}\" in round {}",
-               hello.to, hello.group, hello.round, terms_.rank, terms_.group, terms_.round));
+  if (hello.group != identity_.group || hello.round != identity_.round ||
+      hello.to != identity_.rank) {
+    return refuse(format(
+        "it is for rank {} of group \"{}\" in round {}, and this is rank {} of "
+        "group \"{}\" in round {}",
+        hello.to, hello.group, hello.round, identity_.rank, identity_.group, identity_.round));
   }
   hello_ = hello;
   system_->random_bytes(answer_nonce_);
@@ -149,7 +151,8 @@ Status Handshake::handle_answer(const wire::Answer& answer) {
   const Result<wire::Proof> expected = proof_of("call");
   if (!expected.ok()) return expected.error();
   if (!wire::equals_in_constant_time(*expected, answer.proof)) {
-    return refuse(format("rank {} has another job token than rank {}", hello_.from, terms_.rank));
+    return refuse(
+        format("rank {} has another job token than rank {}", hello_.from, identity_.rank));
   }
   Result<wire::Proof> proof = proof_of("answer");
   if (!proof.ok()) return proof.error();
@@ -162,7 +165,7 @@ Status Handshake::handle_acceptance(const wire::Acceptance& acceptance) {
   const Result<wire::Proof> expected = proof_of("answer");
   if (!expected.ok()) return expected.error();
   if (!wire::equals_in_constant_time(*expected, acceptance.proof)) {
-    return refuse(format("rank {} has another job token than rank {}", hello_.to, terms_.rank));
+    return refuse(format("rank {} has another job token than rank {}", hello_.to, identity_.rank));
   }
   state_ = State::kDone;
   return {};
@@ -180,7 +183,8 @@ Result<wire::Proof> Handshake::proof_of(std::string_view end) const {
       format("cadre link {} {} from {} to {} round {} group {}", end,
              static_cast<int>(hello_.purpose), hello_.from, hello_.to, hello_.round, hello_.group);
   const bool is_call = end == "call";
-  return wire::prove_token(terms_.job_token.view(), prover, is_call ? answer_nonce_ : hello_.nonce,
+  return wire::prove_token(identity_.job_token.view(), prover,
+                           is_call ? answer_nonce_ : hello_.nonce,
                            is_call ? hello_.nonce : answer_nonce_);
 }
 

@@ -1,6 +1,6 @@
-// The opening of one connection between two ranks: who calls, for what, and the proof of the job's
-// token both ways, that of the rank that calls first. After it the stream belongs to its purpose,
-// with not one byte read too far. Where there is no token, and over unix sockets, the other end's
+// The handshake of one connection between two ranks: the number of the rank that connects, the
+// purpose, and a proof of the job's token by each end, first by the rank that connects. It reads no
+// byte beyond its own messages. Where there is no token, and over unix sockets, the other end's
 // process must belong to this user or to root.
 //
 // Threads: one owner. Blocking: never; step() is called when the socket is ready.
@@ -16,14 +16,14 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/os/system.h"
 #include "cadre/wire/control.h"
 
 namespace cadre {
 
 // What both ends must agree on before anything else.
-struct LinkTerms {
+struct LinkIdentity {
   Rank rank;  // of this end
   uint64_t round = 0;
   std::string group;
@@ -35,10 +35,10 @@ class Handshake {
  public:
   // The end that connected.
   static Handshake call(os::System& system, std::unique_ptr<os::Socket> socket,
-                        const LinkTerms& terms, Rank to, wire::LinkPurpose purpose);
+                        const LinkIdentity& identity, Rank to, wire::LinkPurpose purpose);
   // The end that accepted.
   static Handshake answer(os::System& system, std::unique_ptr<os::Socket> socket,
-                          const LinkTerms& terms);
+                          const LinkIdentity& identity);
 
   // As far as the stream allows just now.
   Status step();
@@ -55,7 +55,7 @@ class Handshake {
  private:
   enum class State { kWantHello, kWantChallenge, kWantAnswer, kWantAcceptance, kDone };
 
-  Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkTerms& terms,
+  Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkIdentity& identity,
             State state);
   Status flush();
   // One whole message, never more; nullopt when bytes are missing.
@@ -73,7 +73,7 @@ class Handshake {
 
   os::System* system_;  // never null; a pointer so that handshakes can be moved in a vector
   std::unique_ptr<os::Socket> socket_;
-  LinkTerms terms_;
+  LinkIdentity identity_;
   State state_;
   wire::Hello hello_;
   wire::Nonce answer_nonce_{};

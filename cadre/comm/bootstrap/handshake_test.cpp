@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using wire::LinkPurpose;
 
-LinkTerms terms_of(int rank, const std::string& token = "token") {
+LinkIdentity identity_of(int rank, const std::string& token = "token") {
   return {rank, 9, "group", "1.2.3", token};
 }
 
@@ -94,8 +94,8 @@ class HandshakeTest : public ::testing::Test {
 TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
   Pair pair = connect();
   Handshake call =
-      Handshake::call(*system_, std::move(pair.caller), terms_of(1), 0, LinkPurpose::kData);
-  Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), terms_of(0));
+      Handshake::call(*system_, std::move(pair.caller), identity_of(1), 0, LinkPurpose::kData);
+  Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), identity_of(0));
   Status answered;
   auto other = system_->spawn("answer", [&] { answered = finish(answer); });
   const Status called = finish(call);
@@ -116,7 +116,7 @@ TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasPr
   Pair pair = connect();
   Status answered;
   auto other = system_->spawn("answer", [&] {
-    Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), terms_of(0));
+    Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), identity_of(0));
     answered = finish(answer);
   });
   send(*pair.caller,
@@ -140,8 +140,8 @@ TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasPr
 TEST_F(HandshakeTest, AnotherTokenIsRefusedByBothEnds) {
   Pair pair = connect();
   Handshake call =
-      Handshake::call(*system_, std::move(pair.caller), terms_of(1), 0, LinkPurpose::kControl);
-  Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), terms_of(0, "other"));
+      Handshake::call(*system_, std::move(pair.caller), identity_of(1), 0, LinkPurpose::kControl);
+  Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), identity_of(0, "other"));
   Status answered;
   auto other = system_->spawn("answer", [&] { answered = finish(answer); });
   const Status called = finish(call);
@@ -155,7 +155,7 @@ TEST_F(HandshakeTest, AnotherTokenIsRefusedByBothEnds) {
 // The frames of a build from before the handshake had a version: its hello begins with the purpose.
 TEST_F(HandshakeTest, AnEarlierHandshakeIsRefusedByName) {
   Pair pair = connect();
-  Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), terms_of(0));
+  Handshake answer = Handshake::answer(*system_, std::move(pair.accepted), identity_of(0));
   wire::ByteWriter body;
   body.integer(uint8_t{0});   // hello
   body.integer(uint8_t{1});   // for collectives
@@ -189,7 +189,7 @@ TEST_F(HandshakeTest, AnotherUserIsRefusedWithoutATokenAndOnUnixSockets) {
     const auto listener = system_->listen(address).value_or_throw();
     Status answered;
     auto other = system_->spawn("answer", [&, token = token] {
-      Handshake answer = Handshake::answer(*system_, accept(*listener), terms_of(0, token));
+      Handshake answer = Handshake::answer(*system_, accept(*listener), identity_of(0, token));
       answered = finish(answer);
     });
     const auto hello = wire::encode_control(wire::Hello{.purpose = LinkPurpose::kData,

@@ -18,12 +18,12 @@ std::atomic_ref<uint64_t> stamp_of(const os::SharedMemory& memory, int slot) {
 class Sharing {
  public:
   Sharing(os::System& system, Links& links, const Layout& layout, int rank,
-          const HostSegmentTerms& terms)
+          const HostSegmentOptions& options)
       : system_(system),
         links_(links),
         layout_(layout),
         rank_(rank),
-        terms_(terms),
+        options_(options),
         ranks_(layout.ranks_of(layout.host_of(rank))) {}
 
   Result<HostSegment> share() {
@@ -41,7 +41,7 @@ class Sharing {
   void give_up(std::string obstacle) { segment_ = {nullptr, std::move(obstacle)}; }
 
   std::string find_obstacle() const {
-    if (!terms_.may_share) return format("rank {} may not share memory", rank_);
+    if (!options_.may_share) return format("rank {} may not share memory", rank_);
     if (ranks_.size() > kMaxRanksOfSegment) {
       return format("{} ranks are on one host, and at most {} can share memory", ranks_.size(),
                     kMaxRanksOfSegment);
@@ -68,11 +68,12 @@ class Sharing {
 
   Status create() {
     auto memory = system_.create_segment(
-        std::max(kStampBytes, terms_.num_bytes(static_cast<int>(ranks_.size()))));
+        std::max(kStampBytes, options_.num_bytes(static_cast<int>(ranks_.size()))));
     if (!memory.ok()) return memory.error();
     segment_.memory = std::move(memory).value();
     CADRE_RETURN_IF_ERROR(os::reserve_pages(*segment_.memory, 0, kStampBytes));
-    stamp_of(*segment_.memory, 0).store(layout_.card(rank_).probe, std::memory_order_release);
+    stamp_of(*segment_.memory, 0)
+        .store(layout_.rank_address(rank_).probe, std::memory_order_release);
     return {};
   }
 
@@ -85,7 +86,7 @@ class Sharing {
       if (!is_mapped.ok()) return is_mapped.error();
       const uint64_t stamp =
           stamp_of(*segment_.memory, layout_.slot_of(follower)).load(std::memory_order_acquire);
-      if (!*is_mapped || stamp != layout_.card(follower).probe) {
+      if (!*is_mapped || stamp != layout_.rank_address(follower).probe) {
         obstacle = format("rank {} cannot map memory of rank {}", follower, rank_);
       }
     }
@@ -111,7 +112,7 @@ class Sharing {
     const bool is_lost = !memory.ok() && (memory.error().code() == ErrorCode::kTimeout ||
                                           memory.error().code() == ErrorCode::kPeerLost);
     if (is_lost) return memory.error();
-    const bool is_mapped = terms_.may_share && memory.ok() && stamp(**memory);
+    const bool is_mapped = options_.may_share && memory.ok() && stamp(**memory);
     CADRE_RETURN_IF_ERROR(links_.send_byte(exchange, is_mapped));
     const auto verdict = links_.receive_byte(exchange);
     if (!verdict.ok()) return verdict.error();
@@ -126,15 +127,16 @@ class Sharing {
   bool stamp(const os::SharedMemory& memory) const {
     if (memory.bytes().size() < kStampBytes) return false;
     stamp_of(memory, layout_.slot_of(rank_))
-        .store(layout_.card(rank_).probe, std::memory_order_release);
-    return stamp_of(memory, 0).load(std::memory_order_acquire) == layout_.card(leader()).probe;
+        .store(layout_.rank_address(rank_).probe, std::memory_order_release);
+    return stamp_of(memory, 0).load(std::memory_order_acquire) ==
+           layout_.rank_address(leader()).probe;
   }
 
   os::System& system_;
   Links& links_;
   const Layout& layout_;
   const int rank_;
-  const HostSegmentTerms& terms_;
+  const HostSegmentOptions& options_;
   const std::vector<int>& ranks_;
   HostSegment segment_;
 };
@@ -142,8 +144,8 @@ class Sharing {
 }  // namespace
 
 Result<HostSegment> share_host_segment(os::System& system, Links& links, const Layout& layout,
-                                       int rank, const HostSegmentTerms& terms) {
-  return Sharing(system, links, layout, rank, terms).share();
+                                       int rank, const HostSegmentOptions& options) {
+  return Sharing(system, links, layout, rank, options).share();
 }
 
 }  // namespace cadre

@@ -30,13 +30,13 @@ struct HostSegment {
   std::string obstacle;                      // why not
 };
 
-struct HostSegmentTerms {
+struct HostSegmentOptions {
   bool may_share = true;
   std::function<size_t(int num_ranks)> num_bytes;  // of the segment; at least kStampBytes
 };
 
 // Collective over the ranks of this rank's host. REQUIRES: each has a connection to the leader.
 Result<HostSegment> share_host_segment(os::System& system, Links& links, const Layout& layout,
-                                       int rank, const HostSegmentTerms& terms);
+                                       int rank, const HostSegmentOptions& options);
 
 }  // namespace cadre

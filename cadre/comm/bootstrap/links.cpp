@@ -7,14 +7,15 @@
 
 namespace cadre {
 
-Links::Links(Site site, Deadline deadline)
-    : site_(std::move(site)),
+Links::Links(Context context, Deadline deadline)
+    : context_(std::move(context)),
       deadline_(deadline),
-      callers_(site_.system, site_.terms, site_.listeners, static_cast<size_t>(site_.num_ranks)),
-      sockets_(static_cast<size_t>(site_.num_ranks)) {}
+      callers_(context_.system, context_.identity, context_.listeners,
+               static_cast<size_t>(context_.num_ranks)),
+      sockets_(static_cast<size_t>(context_.num_ranks)) {}
 
-void Links::call(int peer, const wire::RankAddress& card) {
-  calls_.push_back({peer, &card});
+void Links::call(int peer, const wire::RankAddress& rank_address) {
+  calls_.push_back({peer, &rank_address});
 }
 
 void Links::greet_with(ConstBytes greeting, std::span<const int> peers) {
@@ -34,7 +35,7 @@ Status Links::await(std::span<const int> peers, const std::function<std::string(
     if (*has_dialed) continue;
     const Result<bool> is_ready = wait(std::nullopt);
     if (!is_ready.ok()) return is_ready.error();
-    if (!deadline_.has_passed(site_.system.now())) continue;
+    if (!deadline_.has_passed(context_.system.now())) continue;
     std::string names;
     int culprit = -1;
     for (const int peer : peers) {
@@ -56,11 +57,11 @@ Status Links::advance() {
   for (Call& call : calls_) {
     if (const Status status = step(call); !status.ok()) {
       return status.error()
-          .with_context(format("connecting to {}", describe_rank(*call.card, call.peer)))
+          .with_context(format("connecting to {}", describe_rank(*call.rank_address, call.peer)))
           .with_culprit(call.peer);
     }
   }
-  std::erase_if(calls_, [](const Call& call) { return call.card == nullptr; });
+  std::erase_if(calls_, [](const Call& call) { return call.rank_address == nullptr; });
   for (Handshake& handshake : callers_.advance()) place(handshake);
   return greet();
 }
@@ -73,29 +74,29 @@ Status Links::step(Call& call) {
   if (!status.ok()) {
     if (status.error().code() != ErrorCode::kPeerLost) return status;
     call.handshake.reset();
-    call.not_before = site_.system.now() + kRedialPause;
+    call.not_before = context_.system.now() + kRedialPause;
   } else if (call.handshake->is_done()) {
     sockets_[static_cast<size_t>(call.peer)] = call.handshake->take();
-    call.card = nullptr;
+    call.rank_address = nullptr;
   }
   return {};
 }
 
 // One at a time, so that the others are heard in between. All ranks listened before they published
-// their cards, so a refused connection means that the rank is gone. False when none is to be made
-// just now.
+// their addresses, so a refused connection means that the rank is gone. False when none is to be
+// made just now.
 Result<bool> Links::dial_next() {
-  const TimePoint now = site_.system.now();
+  const TimePoint now = context_.system.now();
   const auto call = std::ranges::find_if(
       calls_, [now](const Call& one) { return !one.handshake && one.not_before <= now; });
   if (call == calls_.end()) return false;
-  const Route route{{site_.card, site_.terms.rank},
-                    {*call->card, call->peer},
-                    site_.store_host,
+  const Route route{{context_.rank_address, context_.identity.rank},
+                    {*call->rank_address, call->peer},
+                    context_.store_host,
                     wire::LinkPurpose::kControl};
-  auto socket = open_socket(site_.system, route, deadline_);
+  auto socket = open_socket(context_.system, route, deadline_);
   if (!socket.ok()) return socket.error();
-  call->handshake = Handshake::call(site_.system, std::move(socket).value(), site_.terms,
+  call->handshake = Handshake::call(context_.system, std::move(socket).value(), context_.identity,
                                     call->peer, wire::LinkPurpose::kControl);
   return true;
 }
@@ -103,9 +104,9 @@ Result<bool> Links::dial_next() {
 // One that is for nothing here is the caller's error, not this rank's.
 void Links::place(Handshake& handshake) {
   const wire::Hello& hello = handshake.hello();
-  const int rank = site_.terms.rank;
+  const int rank = context_.identity.rank;
   if (hello.purpose != wire::LinkPurpose::kControl || hello.from == rank || hello.from < 0 ||
-      hello.from >= site_.num_ranks) {
+      hello.from >= context_.num_ranks) {
     return;
   }
   sockets_[static_cast<size_t>(hello.from)] = handshake.take();
@@ -148,7 +149,7 @@ Result<bool> Links::wait(std::optional<os::PollItem> item) {
     if (socket == nullptr || num_sent == greeting_.size()) continue;
     items.push_back({.target = socket, .want_write = true});
   }
-  return site_.watch.poll(items, next);
+  return context_.watch.poll(items, next);
 }
 
 Status Links::repeat(const Exchange& exchange, bool is_sending,
@@ -162,7 +163,7 @@ Status Links::repeat(const Exchange& exchange, bool is_sending,
       return is_done.error().with_context(exchange.what).with_culprit(exchange.peer);
     }
     if (*is_done) return {};
-    if (deadline_.has_passed(site_.system.now())) {
+    if (deadline_.has_passed(context_.system.now())) {
       return Error(ErrorCode::kTimeout, format("the deadline passed while {}", exchange.what))
           .with_culprit(exchange.peer);
     }

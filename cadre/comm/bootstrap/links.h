@@ -2,7 +2,7 @@
 // and what ranks tell each other over them before the connections are handed on.
 //
 // Threads: one. Blocking: await() and the methods that send or receive, until the deadline.
-// Lifetime: borrows all of its Site; owns the sockets until take().
+// Lifetime: borrows all of its Context; owns the sockets until take().
 // Errors: kTimeout and kPeerLost name the peer; what the watch reports.
 // Every wait also goes on with all other connections, so that no order of ranks can block, and no
 // stranger can keep a rank from its peers. If a rank proves itself a second time, it has lost its
@@ -28,19 +28,20 @@ namespace cadre {
 
 class Links {
  public:
-  struct Site {
+  struct Context {
     os::System& system;
-    const LinkTerms& terms;
+    const LinkIdentity& identity;
     BootstrapWatch& watch;
     std::vector<os::Listener*> listeners;
-    const wire::RankAddress& card;  // of this rank
+    const wire::RankAddress& rank_address;  // of this rank
     std::string store_host;
     int num_ranks = 0;
   };
-  Links(Site site, Deadline deadline);
+  Links(Context context, Deadline deadline);
 
-  // From now on this rank calls the peer, until they are connected. REQUIRES: `card` outlives that.
-  void call(int peer, const wire::RankAddress& card);
+  // From now on this rank calls the peer, until they are connected. REQUIRES: `rank_address`
+  // outlives that.
+  void call(int peer, const wire::RankAddress& rank_address);
   // The first bytes on the connection of each of these peers, whenever it is made. Borrowed.
   void greet_with(ConstBytes greeting, std::span<const int> peers);
   // Until there is a connection to each of these peers, and those to be greeted have been.
@@ -69,7 +70,7 @@ class Links {
   // A connection that this rank opens; without a handshake while it is to be opened.
   struct Call {
     int peer = 0;
-    const wire::RankAddress* card = nullptr;
+    const wire::RankAddress* rank_address = nullptr;
     TimePoint not_before{};
     std::optional<Handshake> handshake{};
   };
@@ -87,7 +88,7 @@ class Links {
   Status repeat(const Exchange& exchange, bool is_sending,
                 const std::function<Result<bool>(os::Socket&)>& attempt);
 
-  Site site_;
+  Context context_;
   const Deadline deadline_;
   Callers callers_;
   std::vector<Call> calls_;

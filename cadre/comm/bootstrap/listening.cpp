@@ -10,10 +10,10 @@
 namespace cadre {
 namespace {
 
-Status listen_tcp(os::System& system, const Membership& membership, const ListeningTerms& terms,
+Status listen_tcp(os::System& system, const Membership& membership, const ListeningOptions& options,
                   Listening& listening) {
   std::vector<std::string> hosts = membership.listen_hosts;
-  if (!terms.listen_host.empty()) hosts = {terms.listen_host};
+  if (!options.listen_host.empty()) hosts = {options.listen_host};
   if (hosts.empty()) hosts = {"127.0.0.1"};
   for (const std::string& host : hosts) {
     if (membership.job_token.empty() && !is_loopback_host(host)) {
@@ -24,7 +24,7 @@ Status listen_tcp(os::System& system, const Membership& membership, const Listen
     }
     auto tcp = system.listen({os::Address::Kind::kTcp, host, 0});
     if (!tcp.ok()) return tcp.error();
-    listening.card.tcp_address +=
+    listening.rank_address.tcp_address +=
         format("{}{}", listening.tcp.empty() ? "" : " ", (*tcp)->address().to_string());
     listening.tcp.push_back(std::move(tcp).value());
   }
@@ -38,7 +38,7 @@ Status listen_unix(os::System& system, Listening& listening) {
       {os::Address::Kind::kUnix, format("cadre-{:016x}{:016x}", random[0], random[1]), 0});
   if (!listener.ok()) return listener.error();
   listening.unix = std::move(listener).value();
-  listening.card.unix_address = listening.unix->address().to_string();
+  listening.rank_address.unix_address = listening.unix->address().to_string();
   return {};
 }
 
@@ -50,25 +50,25 @@ std::vector<os::Listener*> Listening::all() const {
   return listeners;
 }
 
-wire::RankAddress card_of_this_process(os::System& system) {
+wire::RankAddress address_of_this_process(os::System& system) {
   const os::HostInfo host = system.host();
-  wire::RankAddress card;
-  card.host = host.name;
-  card.boot_id = host.boot_id;
-  card.pid = host.pid;
-  card.core_mask = host.core_mask;
+  wire::RankAddress rank_address;
+  rank_address.host = host.name;
+  rank_address.boot_id = host.boot_id;
+  rank_address.pid = host.pid;
+  rank_address.core_mask = host.core_mask;
   auto* const watcher = dynamic_cast<os::ProcessWatcher*>(&system);
-  if (watcher != nullptr) card.pid_namespace = watcher->pid_namespace();
-  system.random_bytes(std::as_writable_bytes(std::span(&card.probe, 1)));
-  card.probe |= 1;
-  return card;
+  if (watcher != nullptr) rank_address.pid_namespace = watcher->pid_namespace();
+  system.random_bytes(std::as_writable_bytes(std::span(&rank_address.probe, 1)));
+  rank_address.probe |= 1;
+  return rank_address;
 }
 
 Result<Listening> start_listening(os::System& system, const Membership& membership,
-                                  const ListeningTerms& terms) {
-  Listening listening{.card = card_of_this_process(system)};
-  listening.card.version = terms.version;
-  CADRE_RETURN_IF_ERROR(listen_tcp(system, membership, terms, listening));
+                                  const ListeningOptions& options) {
+  Listening listening{.rank_address = address_of_this_process(system)};
+  listening.rank_address.version = options.version;
+  CADRE_RETURN_IF_ERROR(listen_tcp(system, membership, options, listening));
   CADRE_RETURN_IF_ERROR(listen_unix(system, listening));
   return listening;
 }

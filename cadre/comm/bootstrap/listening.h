@@ -1,5 +1,5 @@
-// Where a rank listens while it connects and afterwards: its addresses of TCP, a unix address, and
-// the card that tells both to the others.
+// The listeners of a rank while it connects and afterwards, on TCP and on a unix socket, and the
+// RankAddress by which the other ranks find them.
 //
 // Threads: one owner. Blocking: never. Lifetime: the listeners end with the object.
 // Errors: kInvalidArgument for an address that other hosts reach in a job without a token; those of
@@ -17,7 +17,7 @@
 
 namespace cadre {
 
-struct ListeningTerms {
+struct ListeningOptions {
   std::string listen_host;  // empty: where the membership says
   std::string version;      // of this library
 };
@@ -25,16 +25,16 @@ struct ListeningTerms {
 struct Listening {
   std::vector<std::unique_ptr<os::Listener>> tcp;  // one for each address of this host
   std::unique_ptr<os::Listener> unix;
-  wire::RankAddress card;
+  wire::RankAddress rank_address;
 
   std::vector<os::Listener*> all() const;
 };
 
-// What every card says of this process; where it listens is not in it yet. Its probe is random and
-// never the zero of fresh memory.
-wire::RankAddress card_of_this_process(os::System& system);
+// What every address says of this process; where it listens is not in it yet. Its probe is random
+// and never the zero of fresh memory.
+wire::RankAddress address_of_this_process(os::System& system);
 
 Result<Listening> start_listening(os::System& system, const Membership& membership,
-                                  const ListeningTerms& terms);
+                                  const ListeningOptions& options);
 
 }  // namespace cadre

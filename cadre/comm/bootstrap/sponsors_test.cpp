@@ -15,11 +15,11 @@ namespace {
 // Ranks on hosts in any order, as a seed says.
 Layout scattered_layout(uint64_t seed, int num_ranks, int num_hosts) {
   Random random(seed);
-  std::vector<wire::RankAddress> cards(static_cast<size_t>(num_ranks));
-  for (wire::RankAddress& card : cards) {
-    card.boot_id = std::to_string(random.below(static_cast<uint64_t>(num_hosts)));
+  std::vector<wire::RankAddress> rank_addresses(static_cast<size_t>(num_ranks));
+  for (wire::RankAddress& rank_address : rank_addresses) {
+    rank_address.boot_id = std::to_string(random.below(static_cast<uint64_t>(num_hosts)));
   }
-  return Layout(std::move(cards));
+  return Layout(std::move(rank_addresses));
 }
 
 TEST(Sponsors, MakeATreeOfLogarithmicDepthWithRank0AtItsRoot) {
@@ -54,9 +54,9 @@ TEST(Sponsors, BothEndsAgreeOnEachEdgeAndHeightsGrowUpwards) {
 }
 
 TEST(Sponsors, OfOneHostAllHaveItsLowestRank) {
-  std::vector<wire::RankAddress> cards(5);
-  cards[0].boot_id = "other";
-  const Layout layout(std::move(cards));
+  std::vector<wire::RankAddress> rank_addresses(5);
+  rank_addresses[0].boot_id = "other";
+  const Layout layout(std::move(rank_addresses));
   EXPECT_EQ(sponsored_by(layout, 0), (std::vector<int>{1}));
   EXPECT_EQ(sponsored_by(layout, 1), (std::vector<int>{2, 3, 4}));
   EXPECT_EQ(sponsored_by(layout, 3), (std::vector<int>{}));
@@ -66,9 +66,9 @@ TEST(Sponsors, OfOneHostAllHaveItsLowestRank) {
 
 // 8 hosts of one rank: 0 serves 4, 2 and 1; 4 serves 6 and 5; 6 serves 7; 2 serves 3.
 TEST(Sponsors, TheRankWithTheMostBelowItIsServedFirst) {
-  std::vector<wire::RankAddress> cards(8);
-  for (size_t i = 0; i < cards.size(); ++i) cards[i].boot_id = std::to_string(i);
-  const Layout layout(std::move(cards));
+  std::vector<wire::RankAddress> rank_addresses(8);
+  for (size_t i = 0; i < rank_addresses.size(); ++i) rank_addresses[i].boot_id = std::to_string(i);
+  const Layout layout(std::move(rank_addresses));
   EXPECT_EQ(sponsored_by(layout, 0), (std::vector<int>{4, 2, 1}));
   EXPECT_EQ(sponsored_by(layout, 4), (std::vector<int>{6, 5}));
   EXPECT_EQ(sponsored_by(layout, 6), (std::vector<int>{7}));

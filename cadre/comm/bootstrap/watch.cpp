@@ -118,10 +118,11 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
                           rank, lost.host, lost.pid))
           .with_culprit(rank);
     };
-    // Until the cards are known only the group that left the wills knows that it is one of its own.
+    // Until the addresses are known only the group that left the wills knows that it is one of its
+    // own.
     if (membership_.world_size == membership_.job_size) return sentence(lost.rank);
-    for (size_t rank = 0; rank < cards_.size(); ++rank) {
-      if (cards_[rank].pid == lost.pid && cards_[rank].host == lost.host) {
+    for (size_t rank = 0; rank < rank_addresses_.size(); ++rank) {
+      if (rank_addresses_[rank].pid == lost.pid && rank_addresses_[rank].host == lost.host) {
         return sentence(static_cast<int>(rank));
       }
     }

@@ -1,5 +1,5 @@
-// Looks out for trouble while a group connects: a rank that died, or one that met an error and says
-// so to the others, who would wait for it until their deadline.
+// Detects failures of other ranks while a group connects: a rank that died, and a rank that failed
+// and reported its error through the store. Without it the others would wait until their deadline.
 //
 // Threads: one. Blocking: as each method says. Lifetime: borrows the System and the Membership.
 // Errors: what another rank reported, with its code; kPeerLost for a rank that has died.
@@ -29,9 +29,9 @@ class BootstrapWatch {
   // `prefix` is that of the group and the attempt in the store.
   BootstrapWatch(os::System& system, const Membership& membership, const std::string& prefix);
 
-  // The cards of all ranks, borrowed, once they are known: who died is then told from who is of
-  // another group.
-  void know(std::span<const wire::RankAddress> cards) { cards_ = cards; }
+  // The addresses of all ranks, borrowed, once they are known: they show whether a rank that died
+  // is of this group.
+  void know(std::span<const wire::RankAddress> rank_addresses) { rank_addresses_ = rank_addresses; }
 
   // System::poll, with a look now and then. False at the deadline. Both count by time, also in many
   // calls of which each finds something ready: strangers can see to that.
@@ -62,7 +62,7 @@ class BootstrapWatch {
   const Membership& membership_;
   const std::string trouble_key_;
   const std::string lost_key_;
-  std::span<const wire::RankAddress> cards_;
+  std::span<const wire::RankAddress> rank_addresses_;
   Duration pause_;
   std::optional<Deadline> look_at_;  // the next look of poll(); none before its first call
   Duration store_time_;              // for an answer of the store

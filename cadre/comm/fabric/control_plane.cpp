@@ -12,14 +12,14 @@ namespace cadre {
 ControlPlane::ControlPlane(os::System& system, Setup setup)
     : system_(system),
       layout_(setup.layout),
-      terms_(setup.terms),
+      identity_(setup.identity),
       store_host_(setup.store_host),
       wake_up_(system.make_event()),
       state_(std::make_unique<PlaneState>(
           system, PlaneState::Identity{layout_->num_ranks(), setup.rank}, *wake_up_)),
       loop_(std::make_unique<PlaneLoop>(
           PlaneLoop::PlaneContext{
-              system, {*layout_, terms_, store_host_}, *state_, *wake_up_, meter_},
+              system, {*layout_, identity_, store_host_}, *state_, *wake_up_, meter_},
           std::move(setup))) {
   // A world of one has no peers to watch.
   if (layout_->num_ranks() > 1) {
@@ -44,7 +44,7 @@ bool ControlPlane::is_attached(GroupKey group) const {
 }
 
 void ControlPlane::tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last) {
-  state_->post(wire::GroupLeave{group, terms_.rank, num_collectives, last});
+  state_->post(wire::GroupLeave{group, identity_.rank, num_collectives, last});
 }
 
 void ControlPlane::tell_failure(GroupFailure failure) {
@@ -69,10 +69,10 @@ bool ControlPlane::has_left(int rank) const {
 }
 
 bool ControlPlane::is_cut_off(int peer, Deadline deadline) {
-  const int self = terms_.rank;
+  const int self = identity_.rank;
   if (layout_->host_of(peer) == layout_->host_of(self)) return false;
-  const Route route{{layout_->card(self), self},
-                    {layout_->card(peer), peer},
+  const Route route{{layout_->rank_address(self), self},
+                    {layout_->rank_address(peer), peer},
                     store_host_,
                     wire::LinkPurpose::kData};
   const auto socket = open_socket(system_, route, deadline);
@@ -80,7 +80,8 @@ bool ControlPlane::is_cut_off(int peer, Deadline deadline) {
 }
 
 Result<std::unique_ptr<os::Socket>> ControlPlane::dial_data(int peer, Deadline deadline) {
-  return dial(system_, *layout_, {terms_, store_host_}, peer, wire::LinkPurpose::kData, deadline);
+  return dial(system_, *layout_, {identity_, store_host_}, peer, wire::LinkPurpose::kData,
+              deadline);
 }
 
 void ControlPlane::close(Deadline deadline) {

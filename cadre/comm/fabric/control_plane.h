@@ -45,14 +45,15 @@ class ControlPlane {
   struct Setup {
     std::shared_ptr<const Layout> layout;  // shared with the fabric and its groups
     int rank = 0;
-    LinkTerms terms;
+    LinkIdentity identity;
     // By rank, after the handshake; null where there is no connection yet. May be empty.
     std::vector<std::unique_ptr<os::Socket>> control;
     std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
     std::unique_ptr<os::Listener> unix_listener;  // may be null
     // By rank; null where a process is not watched. May be empty.
     std::vector<std::unique_ptr<os::Pollable>> processes;
-    // The address at which this rank reaches the store; selects among several addresses of a card.
+    // The address at which this rank reaches the store; selects among several addresses of a
+    // address.
     std::string store_host;
     Duration silence_limit{};
     std::shared_ptr<LogSink> log;  // shared with the groups; null: dropped
@@ -109,7 +110,7 @@ class ControlPlane {
  private:
   os::System& system_;
   const std::shared_ptr<const Layout> layout_;
-  const LinkTerms terms_;
+  const LinkIdentity identity_;
   const std::string store_host_;
   ControlMeter meter_;
   std::unique_ptr<os::Event> wake_up_;

@@ -1,5 +1,5 @@
 // Control planes of ranks that are threads, over loopback and unix sockets; hosts exist in the
-// cards only.
+// addresses only.
 #include "cadre/comm/fabric/control_plane.h"
 
 #include <gtest/gtest.h>

@@ -18,13 +18,14 @@ constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
 
 // Ranks of one host meet at unix addresses, all others over TCP.
 Result<os::Address> address_of(const DialPlan& plan, int peer) {
-  const wire::RankAddress& card = plan.layout.card(peer);
-  const int self = plan.terms.rank;
+  const wire::RankAddress& rank_address = plan.layout.rank_address(peer);
+  const int self = plan.identity.rank;
   if (plan.layout.host_of(peer) == plan.layout.host_of(self)) {
-    return os::Address::parse(card.unix_address);
+    return os::Address::parse(rank_address.unix_address);
   }
-  return tcp_address_of(
-      {.from = {plan.layout.card(self), self}, .to = {card, peer}, .store_host = plan.store_host});
+  return tcp_address_of({.from = {plan.layout.rank_address(self), self},
+                         .to = {rank_address, peer},
+                         .store_host = plan.store_host});
 }
 
 // Until the connection is there, is refused or the deadline has passed.
@@ -154,7 +155,7 @@ std::optional<Dialer::Outcome> Dialer::take_connection(Call& call) {
     const bool has_no_answer = result->error().code() == ErrorCode::kTimeout;
     return Outcome{call.peer, has_no_answer ? Ending::kUnanswered : Ending::kRefused, nullptr};
   }
-  call.handshake = Handshake::call(system_, std::move(*result).value(), plan_.terms, call.peer,
+  call.handshake = Handshake::call(system_, std::move(*result).value(), plan_.identity, call.peer,
                                    wire::LinkPurpose::kControl);
   return std::nullopt;
 }
@@ -167,7 +168,8 @@ std::optional<Dialer::Outcome> Dialer::step_handshake(Call& call, Duration since
   }
   if (status.ok()) {
     call.silent_for += since_last;
-    const bool is_near = plan_.layout.host_of(call.peer) == plan_.layout.host_of(plan_.terms.rank);
+    const bool is_near =
+        plan_.layout.host_of(call.peer) == plan_.layout.host_of(plan_.identity.rank);
     if (is_near || call.silent_for < silence_limit_) return std::nullopt;
     return Outcome{call.peer, Ending::kSilent, nullptr};
   }

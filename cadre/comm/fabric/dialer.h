@@ -2,7 +2,7 @@
 //
 // Threads: one owner, and a thread of its own ("cadre-dial") for each connection that the system is
 // opening, joined when that is over. Blocking: stop() for a second at most.
-// Lifetime: borrows the System, the Layout, the terms, the event and the log. Errors: none; each
+// Lifetime: borrows the System, the Layout, the identity, the event and the log. Errors: none; each
 // dial has an Outcome. A dial for which this process has no thread or descriptor is retried.
 #pragma once
 
@@ -22,11 +22,11 @@
 
 namespace cadre {
 
-// The addresses of ranks and the terms of the handshake between two of them.
+// The addresses of ranks and the identity of this rank in handshakes.
 struct DialPlan {
   const Layout& layout;
-  const LinkTerms& terms;
-  // Selects, among several addresses of a card, the one at which this rank reaches the store.
+  const LinkIdentity& identity;
+  // Selects, among several addresses of a address, the one at which this rank reaches the store.
   std::string store_host;
 };
 

@@ -51,10 +51,10 @@ class DialerTest : public ::testing::Test {
     const Membership membership{0, 2, 1, nullptr, "token"};
     for (const int rank : {0, 1}) {
       listening_.push_back(start_listening(*system_, membership, {"", "1.2.3"}).value_or_throw());
-      terms_.push_back({rank, 1, "fabric", "1.2.3", "token"});
+      identity_.push_back({rank, 1, "fabric", "1.2.3", "token"});
     }
-    layout_ = Layout({listening_[0].card, listening_[1].card});
-    callers_ = std::make_unique<Callers>(*system_, terms_[1], listening_[1].all(), 1);
+    layout_ = Layout({listening_[0].rank_address, listening_[1].rank_address});
+    callers_ = std::make_unique<Callers>(*system_, identity_[1], listening_[1].all(), 1);
   }
   Deadline soon() { return system_->deadline_in(seconds(20)); }
   static bool is_in_handshake(const Dialer& dialer) {
@@ -75,7 +75,7 @@ class DialerTest : public ::testing::Test {
   }
   // A dial through this system.
   void expect_connected(os::System& system) {
-    Dialer dialer(system, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
+    Dialer dialer(system, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
     dialer.dial(1);
     const auto outcomes = finish(dialer);
     ASSERT_EQ(outcomes.size(), 1U);
@@ -84,7 +84,7 @@ class DialerTest : public ::testing::Test {
 
   const std::unique_ptr<os::System> system_ = os::make_native_system();
   std::vector<Listening> listening_;
-  std::vector<LinkTerms> terms_;
+  std::vector<LinkIdentity> identity_;
   Layout layout_;
   std::unique_ptr<Callers> callers_;
   const std::unique_ptr<os::Event> wake_up_ = system_->make_event();
@@ -93,7 +93,7 @@ class DialerTest : public ::testing::Test {
 
 // Rank 1 may accept at any moment; if the connection ended then, it would report rank 0 as lost.
 TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
-  Dialer dialer(*system_, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
+  Dialer dialer(*system_, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
   dialer.dial(1);
   for (const Deadline deadline = soon(); !is_in_handshake(dialer); pause()) {
     ASSERT_FALSE(deadline.has_passed(system_->now()));
@@ -107,7 +107,7 @@ TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
 }
 
 TEST_F(DialerTest, ADialThatIsDroppedBeforeItsHandshakeIsNotHeardOf) {
-  Dialer dialer(*system_, {layout_, terms_[0], ""}, seconds(120), *wake_up_, null_log_sink());
+  Dialer dialer(*system_, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
   dialer.dial(1);
   dialer.drop(1);
   EXPECT_TRUE(finish(dialer).empty());
@@ -131,7 +131,8 @@ TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
 TEST_F(DialerTest, ALackOfDescriptorsIsTheFailureOfTheDialingRank) {
   FewDescriptors few(*system_);
   few.num_to_refuse = 2;  // the unix address and the TCP address
-  const auto socket = dial(few, layout_, {terms_[0], ""}, 1, wire::LinkPurpose::kControl, soon());
+  const auto socket =
+      dial(few, layout_, {identity_[0], ""}, 1, wire::LinkPurpose::kControl, soon());
   ASSERT_FALSE(socket.ok());
   EXPECT_EQ(socket.error().code(), ErrorCode::kUnavailable) << socket.error().message();
   EXPECT_EQ(socket.error().details().culprit, Rank(0));

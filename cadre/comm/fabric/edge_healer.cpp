@@ -20,8 +20,8 @@ std::vector<os::Listener*> pointers_to(const std::vector<std::unique_ptr<os::Lis
 EdgeHealer::EdgeHealer(os::System& system, Setup setup)
     : system_(system),
       setup_(std::move(setup)),
-      self_(setup_.plan.terms.rank.value),
-      callers_(system, setup_.plan.terms, pointers_to(setup_.listeners),
+      self_(setup_.plan.identity.rank.value),
+      callers_(system, setup_.plan.identity, pointers_to(setup_.listeners),
                static_cast<size_t>(setup_.plan.layout.num_ranks())),
       dialer_(system, setup_.plan, setup_.silence_limit, setup_.wake_up, setup_.log),
       plan_at_(system.now()) {}

@@ -64,7 +64,7 @@ Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Member
 }
 
 void Fabric::stand_alone() {
-  layout_ = std::make_shared<const Layout>(std::vector{card_of_this_process(system_)});
+  layout_ = std::make_shared<const Layout>(std::vector{address_of_this_process(system_)});
   obstacle_ = "a world of one shares memory with nobody";
   cells_ = std::make_unique<StatusCells>(page_, 0);
 }
@@ -72,14 +72,15 @@ void Fabric::stand_alone() {
 Status Fabric::connect_ranks(const Membership& membership, const CommunicatorOptions& options,
                              Deadline deadline) {
   const os::HostInfo host = system_.host();
-  const FabricTerms terms{.id = options.id.empty() ? options.name : options.id,
-                          .listen_host = options.listen_host,
-                          .version = CADRE_VERSION,
-                          .may_share_memory = true,
-                          .host_segment_bytes = [&host](int num_slots) {
-                            return HostMemory::segment_bytes(memory_layout(host, num_slots));
-                          }};
-  auto connected = connect_fabric(system_, membership, terms, deadline);
+  const FabricOptions fabric_options{
+      .id = options.id.empty() ? options.name : options.id,
+      .listen_host = options.listen_host,
+      .version = CADRE_VERSION,
+      .may_share_memory = true,
+      .host_segment_bytes = [&host](int num_slots) {
+        return HostMemory::segment_bytes(memory_layout(host, num_slots));
+      }};
+  auto connected = connect_fabric(system_, membership, fabric_options, deadline);
   if (!connected.ok()) return connected.error();
   FabricConnections& connections = connected.value();
   layout_ = connections.layout;
@@ -114,7 +115,7 @@ void Fabric::start_plane(FabricConnections connections, const Membership& member
       system_,
       ControlPlane::Setup{.layout = layout_,
                           .rank = rank_.value,
-                          .terms = std::move(connections.link_terms),
+                          .identity = std::move(connections.identity),
                           .control = std::move(connections.control),
                           .tcp_listeners = std::move(connections.tcp_listeners),
                           .unix_listener = std::move(connections.unix_listener),
@@ -209,18 +210,18 @@ Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
 std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log) const {
   std::vector<std::unique_ptr<os::Pollable>> processes(static_cast<size_t>(layout_->num_ranks()));
   auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system_);
-  const wire::RankAddress& own = layout_->card(rank_.value);
+  const wire::RankAddress& own = layout_->rank_address(rank_.value);
   if (watcher == nullptr || own.pid_namespace == 0) return processes;
   for (const int rank : layout_->ranks_of(layout_->host_of(rank_.value))) {
-    const wire::RankAddress& card = layout_->card(rank);
-    if (card.pid == own.pid || card.pid_namespace != own.pid_namespace) continue;
+    const wire::RankAddress& rank_address = layout_->rank_address(rank);
+    if (rank_address.pid == own.pid || rank_address.pid_namespace != own.pid_namespace) continue;
     auto& process = processes[static_cast<size_t>(rank)];
-    process = watcher->watch_process(card.pid);
+    process = watcher->watch_process(rank_address.pid);
     if (process == nullptr && log != nullptr) {
       log->write(LogLevel::kInfo, "comm",
                  format("cannot watch the process of rank={} pid={}: its end is noticed when its "
                         "connection ends",
-                        rank, card.pid));
+                        rank, rank_address.pid));
     }
   }
   return processes;

@@ -60,7 +60,7 @@ class Fabric {
   const Layout& layout() const { return *layout_; }
   const std::shared_ptr<const Layout>& shared_layout() const { return layout_; }
   // A random number that all ranks of this fabric know, and no other fabric has.
-  uint64_t connection_number() const { return layout_->card(0).probe; }
+  uint64_t connection_number() const { return layout_->rank_address(0).probe; }
   const std::shared_ptr<const os::ForkMark>& fork_mark() const { return fork_mark_; }
 
   // Null for a world of one.

@@ -8,10 +8,12 @@
 
 namespace cadre {
 
-Layout::Layout(std::vector<wire::RankAddress> cards_by_rank) : cards(std::move(cards_by_rank)) {
+Layout::Layout(std::vector<wire::RankAddress> address_by_rank)
+    : rank_addresses(std::move(address_by_rank)) {
   std::map<std::string_view, int> host_of_boot_id;
   for (int rank = 0; rank < num_ranks(); ++rank) {
-    const auto [found, is_new] = host_of_boot_id.try_emplace(card(rank).boot_id, num_hosts());
+    const auto [found, is_new] =
+        host_of_boot_id.try_emplace(rank_address(rank).boot_id, num_hosts());
     if (is_new) ranks_of_host.emplace_back();
     std::vector<int>& neighbours = ranks_of_host[static_cast<size_t>(found->second)];
     host_of_rank.push_back(found->second);
@@ -22,7 +24,7 @@ Layout::Layout(std::vector<wire::RankAddress> cards_by_rank) : cards(std::move(c
 
 std::string Layout::describe(int rank) const {
   if (rank < 0 || rank >= num_ranks()) return format("rank {}", rank);
-  return format("rank {} ({}, pid {})", rank, card(rank).host, card(rank).pid);
+  return format("rank {} ({}, pid {})", rank, rank_address(rank).host, rank_address(rank).pid);
 }
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
 // A job of control planes for tests: ranks that connect to each other, and groups that record the
-// events delivered to them. Runs on threads, where hosts exist in the cards only, and in the
+// events delivered to them. Runs on threads, where hosts exist in the addresses only, and in the
 // simulator.
 #pragma once
 
@@ -105,7 +105,7 @@ class PlaneJob {
       host_of_.insert(host_of_.end(), static_cast<size_t>(ranks_per_host[host]),
                       static_cast<int>(host));
     }
-    cards_.resize(host_of_.size());
+    rank_addresses_.resize(host_of_.size());
   }
   static PlaneJob on_threads(const std::vector<int>& ranks_per_host) {
     return PlaneJob(ranks_per_host, [](int) { return std::string("127.0.0.1"); });
@@ -114,14 +114,14 @@ class PlaneJob {
     return PlaneJob(ranks_per_host, [](int host) { return format("10.0.0.{}", host + 1); });
   }
 
-  int num_ranks() const { return static_cast<int>(cards_.size()); }
+  int num_ranks() const { return static_cast<int>(rank_addresses_.size()); }
   int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
 
   // Returns when all ranks listen; their planes open all connections themselves.
   std::unique_ptr<ControlPlane> open(os::System& system, int rank, Options options) {
     ControlPlane::Setup setup;
     setup.rank = rank;
-    setup.terms = {rank, 1, "fabric", "1.2.3", "token"};
+    setup.identity = {rank, 1, "fabric", "1.2.3", "token"};
     setup.silence_limit = options.silence_limit;
     setup.last_activities = std::move(options.last_activities);
     setup.on_data_connection = std::move(options.on_data_connection);
@@ -133,7 +133,7 @@ class PlaneJob {
     testing::require(all_came, "all ranks listen");
     {
       std::lock_guard lock(mutex_);
-      if (layout_ == nullptr) layout_ = std::make_shared<const Layout>(cards_);
+      if (layout_ == nullptr) layout_ = std::make_shared<const Layout>(rank_addresses_);
       setup.layout = layout_;
     }
     return std::make_unique<ControlPlane>(system, std::move(setup));
@@ -144,7 +144,8 @@ class PlaneJob {
 
   // Waits until a plane has the connections that the topology asks for at the start.
   void await_connected(os::System& system, const ControlPlane& plane, int rank) const {
-    const size_t wanted = neighbours(*layout_, std::vector<bool>(cards_.size(), true), rank).size();
+    const size_t wanted =
+        neighbours(*layout_, std::vector<bool>(rank_addresses_.size(), true), rank).size();
     const bool is_connected = await(
         system, [&] { return plane.counters().connections >= wanted; },
         system.deadline_in(std::chrono::seconds(30)));
@@ -178,14 +179,14 @@ class PlaneJob {
     setup.unix_listener =
         system.listen({os::Address::Kind::kUnix, format("cadre-plane-{:016x}", random), 0})
             .value_or_throw();
-    wire::RankAddress card;
-    card.host = format("node{}", host);
-    card.boot_id = format("boot-{}", host);
-    card.pid = 100 + rank;
-    card.tcp_address = setup.tcp_listeners[0]->address().to_string();
-    card.unix_address = setup.unix_listener->address().to_string();
+    wire::RankAddress rank_address;
+    rank_address.host = format("node{}", host);
+    rank_address.boot_id = format("boot-{}", host);
+    rank_address.pid = 100 + rank;
+    rank_address.tcp_address = setup.tcp_listeners[0]->address().to_string();
+    rank_address.unix_address = setup.unix_listener->address().to_string();
     std::lock_guard lock(mutex_);
-    cards_[static_cast<size_t>(rank)] = card;
+    rank_addresses_[static_cast<size_t>(rank)] = rank_address;
     ++num_listening_;
   }
   int num_listening() const {
@@ -196,7 +197,7 @@ class PlaneJob {
   const ListenHost listen_host_;
   std::vector<int> host_of_;
   mutable std::mutex mutex_;
-  std::vector<wire::RankAddress> cards_;
+  std::vector<wire::RankAddress> rank_addresses_;
   int num_listening_ = 0;
   std::map<std::string, int> arrived_;
   std::shared_ptr<const Layout> layout_;

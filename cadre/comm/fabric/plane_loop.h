@@ -2,7 +2,7 @@
 // means a lost rank, and forwards new events.  Threads: run() is the body of one thread, to which
 // all else here belongs; the constructor and the destructor run while it does not. Blocking: run(),
 // until the plane has left. Lifetime: borrows the System, the state, the event, the meter, the
-// layout and the terms. Errors: none; an error of a connection closes it.
+// layout and the identity. Errors: none; an error of a connection closes it.
 #pragma once
 
 #include <map>

@@ -13,14 +13,14 @@ namespace cadre {
 namespace {
 
 Layout layout_of(const std::vector<int>& ranks_per_host) {
-  std::vector<wire::RankAddress> cards;
+  std::vector<wire::RankAddress> rank_addresses;
   for (size_t host = 0; host < ranks_per_host.size(); ++host) {
     for (int i = 0; i < ranks_per_host[host]; ++i) {
-      wire::RankAddress& card = cards.emplace_back();
-      card.boot_id = format("boot-{}", host);
+      wire::RankAddress& rank_address = rank_addresses.emplace_back();
+      rank_address.boot_id = format("boot-{}", host);
     }
   }
-  return Layout(std::move(cards));
+  return Layout(std::move(rank_addresses));
 }
 
 using Graph = std::vector<std::vector<int>>;  // by rank; empty for those that are absent

@@ -97,16 +97,17 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
 
 }  // namespace
 
-Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy& by) {
+Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
+                            const NoticeRanks& ranks) {
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
-    return {notice.code, by.culprit, notice.cause, {}, by.reporter};
+    return {notice.code, ranks.culprit, notice.cause, {}, ranks.reporter};
   }
   // The cause may come from a rank that only forwards the first failure; then it already has the
   // prefix.
   std::string cause = notice.cause;
   if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
   if (cause.ends_with('.')) cause.pop_back();  // the cause becomes part of a sentence
-  return {ErrorCode::kAborted, by.culprit, cause, {}, by.reporter};
+  return {ErrorCode::kAborted, ranks.culprit, cause, {}, ranks.reporter};
 }
 
 bool is_message(const Fingerprint& fingerprint) {
@@ -120,7 +121,7 @@ bool is_in_operation(const Activity& activity) {
 
 std::string Roster::describe(int rank) const {
   if (rank < 0 || rank >= world_size()) return format("rank {}", rank);
-  return format("rank {} ({}, pid {})", rank, card(rank).host, card(rank).pid);
+  return format("rank {} ({}, pid {})", rank, rank_address(rank).host, rank_address(rank).pid);
 }
 
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint) {

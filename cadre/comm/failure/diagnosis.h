@@ -31,8 +31,8 @@ struct Roster {
   std::vector<int> members;              // ranks of the layout, by rank of the group
 
   int world_size() const { return static_cast<int>(members.size()); }
-  const wire::RankAddress& card(int rank) const {
-    return layout->card(members[static_cast<size_t>(rank)]);
+  const wire::RankAddress& rank_address(int rank) const {
+    return layout->rank_address(members[static_cast<size_t>(rank)]);
   }
   // "rank 3 (node1, pid 812)"
   std::string describe(int rank) const;
@@ -72,15 +72,16 @@ struct Failure {
 // Prefix of the cause on a rank that refers to the failure of another rank.
 inline constexpr std::string_view kFirstFailure = "first failure: ";
 
-// Sender of an AbortNotice, in ranks of the group.
-struct ToldBy {
+// The culprit and the reporter of an AbortNotice, in ranks of the group.
+struct NoticeRanks {
   int culprit = -1;  // as in Failure
   int reporter = -1;
 };
 // The failure of this rank after another rank has reported one. The loss of a rank and a mismatch
 // of operations are raised with the same code and cause on all ranks; any other failure is raised
 // as kAborted, with a cause that refers to the failure of the reporting rank.
-Failure failure_told(const wire::AbortNotice& notice, bool is_loss, const ToldBy& by);
+Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
+                            const NoticeRanks& ranks);
 
 // Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
 // apart from collectives.

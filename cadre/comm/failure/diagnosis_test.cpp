@@ -18,14 +18,14 @@ using wire::ActivityState;
 constexpr int64_t kSecond = 1'000'000'000;
 
 Roster roster() {
-  std::vector<wire::RankAddress> cards;
+  std::vector<wire::RankAddress> rank_addresses;
   for (int rank = 0; rank < 4; ++rank) {
-    wire::RankAddress card;
-    card.host = rank < 2 ? "node0" : "node1";
-    card.pid = 4711 + rank;
-    cards.push_back(card);
+    wire::RankAddress rank_address;
+    rank_address.host = rank < 2 ? "node0" : "node1";
+    rank_address.pid = 4711 + rank;
+    rank_addresses.push_back(rank_address);
   }
-  return {"fsdp", 0, std::make_shared<const Layout>(std::move(cards)), {0, 1, 2, 3}};
+  return {"fsdp", 0, std::make_shared<const Layout>(std::move(rank_addresses)), {0, 1, 2, 3}};
 }
 
 Activity activity(ActivityState state, OpKind kind, uint64_t number, int64_t age_s,

@@ -167,7 +167,7 @@ void Monitor::publish(const Failure& failure) {
     ExplainedFailure explained = arbiter_.explain(failure, shared_cell()->read(system_.now()));
     const Error logged = explained.logged;
     // Published before the waits of this group end, because the rank may leave at once after that.
-    tell_members(failure, explained.sentence);
+    publish_to_members(failure, explained.sentence);
     end_waits(std::move(explained));
     if (failure.is_logged) log().write(LogLevel::kError, "comm", logged.message());
   } catch (const std::exception& thrown) {
@@ -189,7 +189,7 @@ void Monitor::end_waits(ExplainedFailure explained) {
 }
 
 // A failure that another rank has found is published by that rank.
-void Monitor::tell_members(const Failure& failure, const std::string& sentence) {
+void Monitor::publish_to_members(const Failure& failure, const std::string& sentence) {
   const int self = roster().self.value;
   const bool is_own = failure.reporter < 0 || failure.reporter == self;
   {
@@ -297,7 +297,7 @@ std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
   return peers();
 }
 
-void Monitor::say_goodbye(uint64_t number) {
+void Monitor::publish_leave(uint64_t number) {
   if (setup_.plane == nullptr) return;
   const Activity last = own_cell().collective.read(system_.now());
   const bool is_done = last.number == number && last.state == ActivityState::kDone;
@@ -312,12 +312,12 @@ void Monitor::say_goodbye(uint64_t number) {
     if (has_failed()) ends_.note_failed();
   }
   if (!has_failed()) setup_.plane->tell_left(setup_.key, number, last.fingerprint);
-  tell_disagreement();
+  report_mismatch();
 }
 
 // Of two ranks with different last collectives, at least the one that leaves later finds the
 // mismatch.
-void Monitor::tell_disagreement() {
+void Monitor::report_mismatch() {
   std::unique_lock lock(mutex_);
   const auto mismatch = ends_.take_mismatch();
   const uint64_t num_explained = num_earlier_failures_ + (has_failed() ? 1 : 0);
@@ -357,7 +357,7 @@ void Monitor::wake_observers() {
 void Monitor::on_rank_lost(const LossReport& loss) {
   const int rank = group_rank(loss.rank);
   if (rank < 0) return;
-  if (rank == roster().self.value) return answer_accusation(loss);
+  if (rank == roster().self.value) return fail_as_reported_lost(loss);
   for (const GroupActivity& last : loss.last) {
     if (last.group == setup_.key) report_activity(rank, last.activity);
   }
@@ -392,7 +392,7 @@ void Monitor::report_activity(int peer, const Activity& activity) {
 }
 
 // Another rank has reported this one as lost, so a connection of this rank was cut.
-void Monitor::answer_accusation(const LossReport& loss) {
+void Monitor::fail_as_reported_lost(const LossReport& loss) {
   {
     std::lock_guard lock(mutex_);
     if (is_leaving_) return;
@@ -418,7 +418,7 @@ void Monitor::on_rank_left_group(const wire::GroupLeave& leave) {
     ends_.note_left({peer, num_collectives, leave.last});
     wake_observers();
   }
-  tell_disagreement();
+  report_mismatch();
   detach_if_over();
   note_left(leave.rank);
   // attach() may deliver an earlier leave concurrently with another one from the plane's thread.
@@ -453,7 +453,7 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   // A rank that leaves ignores failures of the others: it would publish one of its own to members
   // that have not heard of its leave yet.
   if (is_leaving) return;
-  fail(failure_told(notice, is_loss, {culprit, reporter}));
+  fail(failure_from_notice(notice, is_loss, {culprit, reporter}));
 }
 
 std::optional<wire::Activity> Monitor::own_activity() {

@@ -73,7 +73,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
 
   // Starts the delivery of events. Earlier events of the group are delivered before it returns.
   void start();
-  // Stops the delivery of events; one that is under way may still end. After say_goodbye() events
+  // Stops the delivery of events; one that is under way may still end. After publish_leave() events
   // are delivered further until all members have left or failed. Idempotent.
   void stop();
   // Copies the present content of the status page and releases the page's memory. REQUIRES: stop();
@@ -139,7 +139,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // Publishes to all members that this rank leaves after `number` collectives, unless the group has
   // failed. Compares the last collective of this rank with those of the members, now or when they
   // leave; in a failed group only if it succeeded and the failure was a leave. Never blocks.
-  void say_goodbye(uint64_t number);
+  void publish_leave(uint64_t number);
 
   void on_rank_lost(const LossReport& loss) override;
   void on_rank_left_group(const wire::GroupLeave& leave) override;
@@ -166,11 +166,11 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
   std::optional<EndOfStream> loss_after_leaving() const;
   void report_activity(int peer, const wire::Activity& activity);
-  void answer_accusation(const LossReport& loss);
-  void tell_members(const Failure& failure, const std::string& sentence);
+  void fail_as_reported_lost(const LossReport& loss);
+  void publish_to_members(const Failure& failure, const std::string& sentence);
   void fail_if_left_before(uint64_t number);
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
-  void tell_disagreement();
+  void report_mismatch();
   // Detaches from the plane once all members have left or failed after stop(), so that no event
   // matters any more.
   void detach_if_over();

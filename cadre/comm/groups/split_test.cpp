@@ -9,7 +9,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/comm/flight_record.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"

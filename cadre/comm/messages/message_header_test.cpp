@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/testing/paths.h"
 
 namespace cadre {

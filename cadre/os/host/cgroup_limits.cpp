@@ -8,7 +8,7 @@
 #include <system_error>
 #include <vector>
 
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 
 namespace cadre::os {
 namespace {

@@ -9,7 +9,7 @@
 #include <array>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 
 namespace cadre::os {
 namespace {

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "cadre/base/format.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 
 namespace cadre::os {
 namespace {}  // namespace

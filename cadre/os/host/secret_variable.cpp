@@ -9,8 +9,8 @@
 #include <mutex>
 #include <sstream>
 
+#include "cadre/os/files/file.h"
 #include "cadre/os/host/process_stat.h"
-#include "cadre/os/io/file.h"
 
 namespace cadre::os {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cadre/base/export.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 
 namespace cadre::os {
 

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/testing/own_process.h"
 
 namespace cadre::os {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cadre/base/error.h"
-#include "cadre/os/io/socket_address.h"
+#include "cadre/os/native/socket_address.h"
 
 namespace cadre::os {
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cadre/os/io/connect.h"
+#include "cadre/os/native/connect.h"
 
 namespace cadre::os {
 namespace {

@@ -15,10 +15,10 @@
 #include <string>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/file.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
-#include "cadre/os/io/file.h"
-#include "cadre/os/io/socket_address.h"
+#include "cadre/os/native/socket_address.h"
 
 namespace cadre::os {
 namespace {

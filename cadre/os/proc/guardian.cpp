@@ -11,9 +11,9 @@
 #include <string>
 
 #include "cadre/base/format.h"
-#include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/errno_error.h"
-#include "cadre/os/io/poll.h"
+#include "cadre/os/native/monotonic_clock.h"
+#include "cadre/os/native/poll.h"
 #include "cadre/os/proc/descendants.h"
 #include "cadre/os/proc/pipe.h"
 #include "cadre/os/proc/signals.h"

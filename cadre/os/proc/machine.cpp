@@ -11,9 +11,9 @@
 #include <string_view>
 #include <system_error>
 
+#include "cadre/os/files/file.h"
 #include "cadre/os/host/cgroup_limits.h"
 #include "cadre/os/host/host_info.h"
-#include "cadre/os/io/file.h"
 
 namespace cadre::os {
 namespace {

@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 
 namespace cadre::os {
 

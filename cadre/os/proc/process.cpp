@@ -14,9 +14,9 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/host/descriptor_limit.h"
-#include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/errno_error.h"
-#include "cadre/os/io/poll.h"
+#include "cadre/os/native/monotonic_clock.h"
+#include "cadre/os/native/poll.h"
 
 namespace cadre::os {
 namespace {

@@ -11,9 +11,9 @@
 #include <cerrno>
 
 #include "cadre/base/format.h"
-#include "cadre/os/host/monotonic_clock.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
+#include "cadre/os/native/monotonic_clock.h"
 
 namespace cadre::os {
 namespace {

@@ -24,7 +24,7 @@ Error not_ours() {
 
 }  // namespace
 
-Journal::Journal(os::LockedFile file, std::string path, size_t max_bytes)
+Journal::Journal(std::unique_ptr<os::SharedFile> file, std::string path, size_t max_bytes)
     : file_(std::move(file)),
       path_(std::move(path)),
       max_bytes_(max_bytes),
@@ -35,25 +35,25 @@ Error Journal::explain(const Error& error) const {
 }
 
 Status Journal::start_file() {
-  CADRE_RETURN_IF_ERROR(file_.truncate(0));
-  CADRE_RETURN_IF_ERROR(file_.append_at(0, wire::as_bytes(wire::kStoreFileMagic)));
+  CADRE_RETURN_IF_ERROR(file_->truncate(0));
+  CADRE_RETURN_IF_ERROR(file_->append_at(0, wire::as_bytes(wire::kStoreFileMagic)));
   forget();
   return {};
 }
 
 Status Journal::enter(int num_ranks) {
-  CADRE_RETURN_IF_ERROR(file_.enter());
-  const Result<size_t> size = file_.size();
+  CADRE_RETURN_IF_ERROR(file_->enter());
+  const Result<size_t> size = file_->size();
   if (!size.ok()) return size.error();
   if (*size < wire::kStoreFileMagic.size()) {
     // New, or its maker was killed on the way; but never somebody else's short file.
     std::string begin(*size, '\0');
-    const auto num_read = file_.read_at(0, std::as_writable_bytes(std::span(begin)));
+    const auto num_read = file_->read_at(0, std::as_writable_bytes(std::span(begin)));
     if (!num_read.ok()) return num_read.error();
     if (!wire::kStoreFileMagic.starts_with(begin)) return explain(not_ours());
     CADRE_RETURN_IF_ERROR(start_file());
   }
-  const Result<bool> is_alone = file_.is_alone();
+  const Result<bool> is_alone = file_->is_alone();
   if (!is_alone.ok()) return is_alone.error();
   CADRE_RETURN_IF_ERROR(refresh_for_change());
   if (num_ranks > 0 && *is_alone && num_joined_ >= num_ranks) {
@@ -66,24 +66,24 @@ Status Journal::enter(int num_ranks) {
 Status Journal::leave(int num_ranks) {
   const Status status = remove_if_last(num_ranks);
   // While the lock is held: who takes it next must not take this one for still present.
-  file_.leave();
+  file_->leave();
   return status;
 }
 
 Status Journal::remove_if_last(int num_ranks) {
-  if (num_ranks <= 0 || !file_.is_named()) return {};
+  if (num_ranks <= 0 || !file_->is_named()) return {};
   CADRE_RETURN_IF_ERROR(refresh_for_change());
-  const Result<bool> is_alone = file_.is_alone();
+  const Result<bool> is_alone = file_->is_alone();
   if (!is_alone.ok()) return is_alone.error();
-  return *is_alone && num_joined_ >= num_ranks ? file_.remove() : Status();
+  return *is_alone && num_joined_ >= num_ranks ? file_->remove() : Status();
 }
 
 Status Journal::refresh() {
-  const Result<size_t> size = file_.size();
+  const Result<size_t> size = file_->size();
   if (!size.ok()) return size.error();
   if (*size <= position_) return {};
   std::vector<std::byte> content(*size - position_);
-  const Result<size_t> num_read = file_.read_at(position_, content);
+  const Result<size_t> num_read = file_->read_at(position_, content);
   if (!num_read.ok()) return num_read.error();
   size_t num_used = 0;
   const Status status = replay(ConstBytes(content).first(*num_read), num_used);
@@ -133,9 +133,9 @@ Status Journal::apply(const StoreRecord& record) {
 
 Status Journal::refresh_for_change() {
   CADRE_RETURN_IF_ERROR(refresh());
-  const Result<size_t> size = file_.size();
+  const Result<size_t> size = file_->size();
   if (!size.ok()) return size.error();
-  return *size > position_ ? file_.truncate(position_) : Status();
+  return *size > position_ ? file_->truncate(position_) : Status();
 }
 
 Status Journal::commit(std::span<const StoreRecord> records) {
@@ -154,7 +154,7 @@ Status Journal::commit(std::span<const StoreRecord> records) {
                      "store server",
                      path_, bytes.size(), position_, max_bytes_));
   } else {
-    status = file_.append_at(position_, bytes);
+    status = file_->append_at(position_, bytes);
   }
   if (!status.ok()) {
     forget();

@@ -9,10 +9,11 @@
 // and cut off by the next writer. Format: docs/formats/store-file.md.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 
-#include "cadre/os/io/locked_file.h"
+#include "cadre/os/file_system.h"
 #include "cadre/store/key_table.h"
 #include "cadre/wire/store_record.h"
 
@@ -20,12 +21,12 @@ namespace cadre::store {
 
 class Journal {
  public:
-  Journal(os::LockedFile file, std::string path, size_t max_bytes);
+  Journal(std::unique_ptr<os::SharedFile> file, std::string path, size_t max_bytes);
 
-  Result<bool> try_lock() { return file_.try_lock(); }
-  void unlock() { file_.unlock(); }
+  Result<bool> try_lock() { return file_->try_lock(); }
+  void unlock() { file_->unlock(); }
   // With the lock held: whether the path still names the file that was opened.
-  bool is_named() const { return file_.is_named(); }
+  bool is_named() const { return file_->is_named(); }
 
   // With the lock held, first thing: marks this handle as present. A file that a finished or killed
   // job of `num_ranks` left behind is emptied: so many had joined, and nobody is present.
@@ -53,7 +54,7 @@ class Journal {
   Status remove_if_last(int num_ranks);
   Error explain(const Error& error) const;
 
-  os::LockedFile file_;
+  const std::unique_ptr<os::SharedFile> file_;
   std::string path_;
   size_t max_bytes_;
   size_t position_ = 0;  // of the first byte that is not in the table

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cadre/base/deadline.h"
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/os/socket.h"
 #include "cadre/os/system.h"
 #include "cadre/store/tcp/session.h"

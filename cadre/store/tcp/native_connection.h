@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/store/tcp/server_connection.h"
 
 namespace cadre::store {

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "cadre/os/mem/secret.h"
+#include "cadre/os/host/secret.h"
 #include "cadre/store/tcp/session.h"
 #include "cadre/wire/store_message.h"
 

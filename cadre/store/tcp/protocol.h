@@ -1,5 +1,5 @@
-// What both ends of the native store protocol must agree on beyond the format: who proves what, and
-// which builds may talk.
+// What both ends of the native store protocol must agree on beyond the format: the names of the two
+// provers of the token, and that both run the same build.
 //
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument naming both builds.
 #pragma once

@@ -11,7 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/base/printable.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/train/config/config_fields.h"
 
 namespace cadre::train {

@@ -13,8 +13,8 @@
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/checkpoint/snapshot_reader.h"
-#include "cadre/os/io/durable_file.h"
-#include "cadre/os/io/file.h"
+#include "cadre/os/files/durable_file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/wire/hex.h"
 
 namespace cadre::train {

@@ -14,7 +14,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/os/io/durable_file.h"
+#include "cadre/os/files/durable_file.h"
 #include "cadre/shard/gather_shards.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/optimizer.h"

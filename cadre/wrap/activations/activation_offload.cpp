@@ -16,7 +16,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/memory/free_ranges.h"
-#include "cadre/os/io/scratch_file.h"
+#include "cadre/os/files/scratch_file.h"
 
 namespace cadre {
 
