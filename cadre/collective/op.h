@@ -62,8 +62,23 @@ class OpProgress {
     phase_.store(static_text, std::memory_order_relaxed);
     if (mirror_ != nullptr) copy_phase(static_text);
   }
-  // Which collective of the call is running, from 0.
-  void set_index(size_t index) { index_.store(index, std::memory_order_relaxed); }
+  // Sees each collective of a call begin, but for the first.
+  class Observer {
+   public:
+    virtual void on_next(size_t index) = 0;
+
+   protected:
+    ~Observer() = default;  // nobody owns one by this type
+  };
+  // REQUIRES: the observer outlives this object.
+  void observe_with(Observer* observer) { observer_ = observer; }
+
+  // Which collective of the call is running, from 0: called by a blocking engine when the one
+  // before has succeeded.
+  void set_index(size_t index) {
+    index_.store(index, std::memory_order_relaxed);
+    if (observer_ != nullptr) observer_->on_next(index);
+  }
   // The rank that is waited for just now; -1 for none.
   void set_waiting_for(int rank) {
     waiting_for_.store(rank, std::memory_order_relaxed);
@@ -114,6 +129,7 @@ class OpProgress {
   std::atomic<const char*> phase_{"enter"};
   std::atomic<int> waiting_for_{-1};
   std::atomic<size_t> index_{0};
+  Observer* observer_ = nullptr;
 };
 
 // Handed to a Backend with each call of submit().

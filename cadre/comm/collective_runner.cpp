@@ -14,107 +14,226 @@ namespace {
 
 // How long a mismatch waits for a rank that knows more of it.
 constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
+constexpr const char* kEnqueuedPhase = "enqueued";
 
-wire::Activity activity_of(const OpContext& context, Duration age) {
-  wire::Activity activity;
-  activity.state = wire::ActivityState::kRunning;
-  activity.number = context.number;
-  activity.fingerprint = context.fingerprint();
-  activity.age_ns = age.count();
-  return activity;
-}
-
+// What lies on a device is scaled there, by the engine.
 }  // namespace
 
-Status CollectiveRunner::run(Operation& operation) {
+// Shows and records the collectives of a call, one after the other.
+class CollectiveRunner::Record final : public OpProgress::Observer {
+ public:
+  Record(CollectiveRunner& runner, const Operation& operation, TimePoint now)
+      : runner_(runner), operation_(operation) {
+    begin(0, now);
+  }
+
+  void on_next(size_t index) override {
+    const TimePoint now = runner_.parts_.system.now();
+    end({.now = now});
+    begin(index, now);
+  }
+  void end(const FlightRecorder::Ending& ending) {
+    if (cell_.number.load(std::memory_order_relaxed) == number_) cell_.end(ending.well, ending.now);
+    runner_.parts_.recorder.end(entry_, ending);
+  }
+  uint64_t entry() const { return entry_; }
+
+ private:
+  void begin(size_t index, TimePoint now) {
+    const Fingerprint& fingerprint = operation_.fingerprints[index];
+    number_ = operation_.number + index;
+    // Else it shows the oldest call that is enqueued, which is the likeliest to be held up.
+    if (runner_.num_enqueued_ == 0) cell_.begin(number_, fingerprint, now);
+    entry_ = runner_.parts_.recorder.begin(number_, fingerprint, -1, now);
+    runner_.parts_.monitor.enter_collective(number_);
+  }
+
+  CollectiveRunner& runner_;
+  const Operation& operation_;
+  ActivityCell& cell_ = runner_.parts_.monitor.own_cell().collective;
+  uint64_t number_ = 0;
+  uint64_t entry_ = 0;
+};
+
+// A call that its engine ends later.
+struct CollectiveRunner::Enqueued {
+  uint64_t number;
+  std::vector<Fingerprint> fingerprints;
+  Deadline deadline;
+  TimePoint began;
+  std::vector<uint64_t> entries;  // of the flight record
+  std::vector<std::byte> scaled;  // read by the engine
+};
+
+Completion CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
-  const Fingerprint fingerprint = operation.descriptor.fingerprint();
-  ActivityCell& cell = monitor.own_cell().collective;
-  OpProgress progress(&cell.progress);
-  began_ = parts_.system.now();
-  cell.begin(operation.number, fingerprint, began_);
-  const uint64_t index = parts_.recorder.begin(operation.number, fingerprint, -1, began_);
-  const OpContext context{operation.number,
-                          {&fingerprint, 1},
-                          operation.deadline.value_or(Deadline(began_ + parts_.timeout)),
-                          progress};
-  monitor.enter_collective(operation.number);
-  Status status =
-      monitor.has_failed() ? Status(monitor.error()) : execute_caught(operation, context);
-  if (!status.ok() && !monitor.has_failed()) {
-    status = explain(context.from(progress.index()), status.error());
-  }
-  if (!status.ok()) status = monitor.error();
-  monitor.leave_collective();
+  OpProgress progress(&monitor.own_cell().collective.progress);
+  const TimePoint began = parts_.system.now();
+  Record record(*this, operation, began);
+  if (operation.fingerprints.size() > 1) progress.observe_with(&record);
+  const Running call{{operation.number, operation.fingerprints,
+                      operation.deadline.value_or(Deadline(began + parts_.timeout)), progress},
+                     began};
+  Completion result =
+      monitor.has_failed() ? Completion(monitor.error()) : execute_caught(operation, call);
+  const bool is_done = result.is_done();
+  result = is_done ? conclude(call, result.status()) : follow(call, result, record.entry());
+  if (num_enqueued_ == 0) monitor.leave_collective();
   const TimePoint now = parts_.system.now();
-  cell.end(status.ok(), now);
-  parts_.recorder.end(index, {status.ok(), progress.waiting_for(), progress.phase(), now});
-  time_spent_ns_.fetch_add((now - began_).count(), std::memory_order_relaxed);
-  return status;
+  if (is_done) {
+    record.end({result.status().ok(), progress.waiting_for(), progress.phase(), now});
+  }
+  time_spent_ns_.fetch_add((now - began).count(), std::memory_order_relaxed);
+  return result;
 }
 
 // An exception is this rank's own: its peers have done nothing wrong.
-Status CollectiveRunner::execute_caught(Operation& operation, const OpContext& context) {
+Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
-    if (operation.descriptor.kind == OpKind::kAllocate) return allocate(operation, context);
-    return execute(operation.collective, context);
+    if (operation.collectives.empty()) return allocate(operation, call.context);
+    return execute(operation.collectives, call.context);
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    return fail(context.from(context.progress.index()),
-                {error.code(), parts_.monitor.roster().self.value, error.message(), {}});
+    fail(call.at_failed(), {error.code(), parts_.monitor.roster().self.value, error.message(), {}});
+    return error;
   }
 }
 
-Status CollectiveRunner::execute(const Collective& collective, const OpContext& context) {
-  const ReduceOp op = collective.reduction.op();
-  if (parts_.capabilities.needs_multiplied_inputs(collective.dtype, op)) {
-    return execute(premultiplied(collective), context);
+Completion CollectiveRunner::execute(std::span<const Collective> collectives,
+                                     const OpContext& context) {
+  std::vector<Collective> sums;
+  if (std::ranges::any_of(collectives,
+                          [this](const Collective& c) { return is_to_be_scaled(c); })) {
+    sums = premultiplied(collectives);
+    collectives = sums;
   }
-  if (parts_.backend != nullptr) return parts_.backend->submit(context, {&collective, 1}).status();
-  const auto& [in, out] = std::pair(collective.in, collective.out);
-  if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());
-  return {};
+  if (parts_.backend != nullptr) return parts_.backend->submit(context, collectives);
+  return run_in_order(context, collectives, [](const OpContext&, const Collective& collective) {
+    const auto& [in, out] = std::pair(collective.in, collective.out);
+    if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());
+    return Status();
+  });
+}
+
+bool CollectiveRunner::is_to_be_scaled(const Collective& c) const {
+  return c.reduction.factor() &&
+         parts_.capabilities.needs_multiplied_inputs(c.dtype, c.reduction.op());
 }
 
 // What is left of a PREMUL_SUM is a SUM, in place where the output has room for the whole input. To
-// the peers and in messages it is still a PREMUL_SUM: its fingerprint stands in the context.
-Collective CollectiveRunner::premultiplied(const Collective& collective) {
-  const size_t num_bytes = collective.in.size();
-  std::byte* scaled = collective.out.data();
-  if (collective.out.size() != num_bytes) {
-    if (scaled_.size() < num_bytes) scaled_.resize(num_bytes);
-    scaled = scaled_.data();
+// the peers and in messages it is still a PREMUL_SUM, by its fingerprint in the context.
+std::vector<Collective> CollectiveRunner::premultiplied(std::span<const Collective> collectives) {
+  const auto is_in_place = [](const Collective& c) { return c.out.size() == c.in.size(); };
+  size_t num_scaled_bytes = 0;
+  for (const Collective& collective : collectives) {
+    if (!is_to_be_scaled(collective) || is_in_place(collective)) continue;
+    num_scaled_bytes += collective.in.size();
   }
-  scale(scaled, collective.in.data(), num_bytes / size_of(collective.dtype), collective.dtype,
-        *collective.reduction.factor());
-  Collective sum = collective;
-  sum.in = {scaled, num_bytes};
-  sum.reduction = ReduceOp::kSum;
-  return sum;
+  if (scaled_.size() < num_scaled_bytes) scaled_.resize(num_scaled_bytes);
+  std::vector<Collective> sums(collectives.begin(), collectives.end());
+  std::byte* free = scaled_.data();
+  for (Collective& collective : sums) {
+    if (!is_to_be_scaled(collective)) continue;
+    const size_t num_bytes = collective.in.size();
+    std::byte* const scaled =
+        is_in_place(collective) ? collective.out.data() : std::exchange(free, free + num_bytes);
+    scale(scaled, collective.in.data(), num_bytes / size_of(collective.dtype), collective.dtype,
+          *collective.reduction.factor());
+    collective.in = {scaled, num_bytes};
+    collective.reduction = ReduceOp::kSum;
+  }
+  return sums;
 }
 
 Status CollectiveRunner::allocate(Operation& operation, const OpContext& context) {
-  auto buffer = parts_.heap->allocate(context, operation.descriptor.count);
+  auto buffer =
+      parts_.heap->allocate(context, OpDescriptor::from_fingerprint(context.fingerprint()).count);
   if (!buffer.ok()) return buffer.error();
   operation.allocated = std::move(buffer).value();
   return {};
 }
 
-// The context is that of the collective that failed.
-Error CollectiveRunner::explain(const OpContext& context, const Error& error) {
+Status CollectiveRunner::conclude(const Running& call, const Status& status) {
+  if (status.ok()) return {};
+  if (!parts_.monitor.has_failed()) {
+    explain(call.at_failed(), status.error());
+    static_cast<void>(parts_.monitor.published_failure());
+  }
+  return parts_.monitor.error();
+}
+
+Completion CollectiveRunner::follow(const Running& call, const Completion& completion,
+                                    uint64_t first_entry) {
+  const auto& [number, fingerprints, deadline, progress] = call.context;
+  const auto enqueued =
+      std::make_shared<Enqueued>(Enqueued{number,
+                                          {fingerprints.begin(), fingerprints.end()},
+                                          deadline,
+                                          call.began,
+                                          {first_entry},
+                                          std::move(scaled_)});
+  scaled_.clear();
+  for (size_t i = 1; i < fingerprints.size(); ++i) {
+    enqueued->entries.push_back(parts_.recorder.begin(number + i, fingerprints[i], -1, call.began));
+  }
+  parts_.monitor.enter_collective(number + fingerprints.size() - 1);
+  {
+    std::lock_guard lock(mutex_);
+    enqueued_.push_back(enqueued);
+    num_enqueued_ = enqueued_.size();
+    if (enqueued_.size() == 1) show(*enqueued);
+  }
+  Completion::OrderStream order_stream;
+  if (completion.is_stream_ordered()) {
+    order_stream = [completion](void* stream) { return completion.order_stream(stream); };
+  }
+  const Completion result = Completion::make_pending(std::move(order_stream));
+  completion.on_done([this, enqueued, result](const Status& status) {
+    result.complete(end_enqueued(enqueued, status));
+  });
+  return result;
+}
+
+// What the engine knew of its peers when it enqueued the call says nothing any more.
+Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status) {
+  OpProgress progress;
+  const Status result =
+      conclude({{call->number, call->fingerprints, call->deadline, progress}, call->began}, status);
+  const TimePoint now = parts_.system.now();
+  for (const uint64_t entry : call->entries) {
+    parts_.recorder.end(entry, {result.ok(), -1, kEnqueuedPhase, now});
+  }
+  std::lock_guard lock(mutex_);
+  const bool was_shown = enqueued_.front() == call;
+  std::erase(enqueued_, call);
+  if (was_shown) {
+    parts_.monitor.own_cell().collective.end(result.ok(), now);
+    if (result.ok() && !enqueued_.empty()) show(*enqueued_.front());
+  }
+  if (enqueued_.empty()) parts_.monitor.leave_collective();
+  num_enqueued_ = enqueued_.size();
+  return result;
+}
+
+void CollectiveRunner::show(const Enqueued& call) {
+  ActivityCell& cell = parts_.monitor.own_cell().collective;
+  OpProgress(&cell.progress).set_phase(kEnqueuedPhase);
+  cell.begin(call.number, call.fingerprints.front(), call.began);
+}
+
+void CollectiveRunner::explain(const Running& call, const Error& error) {
+  const OpProgress& progress = call.context.progress;
   switch (error.code()) {
     case ErrorCode::kTimeout:
-      return explain_timeout(context);
+      return explain_timeout(call);
     case ErrorCode::kPeerLost:
-      return explain_loss(context, error);
+      return explain_loss(call, error);
     case ErrorCode::kAborted:
-      return parts_.monitor.published_failure();
+      return;
     case ErrorCode::kInvalidArgument:
-      if (context.progress.mismatch_peer >= 0) return explain_mismatch(context);
-      if (context.progress.part_mismatch.sender >= 0) {
-        return explain_part_mismatch(context);
-      }
+      if (progress.mismatch_peer >= 0) return explain_mismatch(call);
+      if (progress.part_mismatch.sender >= 0) return explain_part_mismatch(call);
       break;
     case ErrorCode::kUnavailable:
     case ErrorCode::kCorruption:
@@ -122,38 +241,36 @@ Error CollectiveRunner::explain(const OpContext& context, const Error& error) {
       break;
   }
   const Rank self = parts_.monitor.roster().self;
-  const int culprit = error.details().is_own_limit ? self.value : context.progress.waiting_for();
-  return fail(context, {error.code(), culprit, error.message(), {}});
+  const int culprit = error.details().is_own_limit ? self.value : progress.waiting_for();
+  fail(call, {error.code(), culprit, error.message(), {}});
 }
 
 // A rank that reaches its own deadline reports its own timeout if it can name the culprit with
 // certainty, even if a peer's failure arrives meanwhile.
-Error CollectiveRunner::explain_timeout(const OpContext& context) {
-  parts_.monitor.fail_by_timeout({.activity = activity_of(context, parts_.system.now() - began_),
-                                  .number = context.number,
-                                  .waiting_for = context.progress.waiting_for()});
-  return parts_.monitor.published_failure();
+void CollectiveRunner::explain_timeout(const Running& call) {
+  parts_.monitor.fail_by_timeout({.activity = activity_of(call),
+                                  .number = call.context.number,
+                                  .waiting_for = call.context.progress.waiting_for()});
 }
 
-Error CollectiveRunner::explain_loss(const OpContext& context, const Error& error) {
-  const int peer = context.progress.waiting_for();
+void CollectiveRunner::explain_loss(const Running& call, const Error& error) {
+  const int peer = call.context.progress.waiting_for();
   const auto end = parts_.monitor.why_stream_ended(peer, error);
-  if (!end) return parts_.monitor.error();
-  return fail(context, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
+  if (end) fail(call, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
 }
 
 // Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
 // peers and reports the lowest mismatching pair. If that does not include rank 0, it first waits
 // for the report of a rank whose pair does.
-Error CollectiveRunner::explain_mismatch(const OpContext& context) {
+void CollectiveRunner::explain_mismatch(const Running& call) {
   Monitor& monitor = parts_.monitor;
   const Roster& roster = monitor.roster();
-  const OpProgress& progress = context.progress;
+  const OpProgress& progress = call.context.progress;
   const bool is_late = progress.own_number != 0;
-  const Call own{roster.self.value, is_late ? progress.own_number : context.number,
-                 is_late ? progress.own_fingerprint : context.fingerprint()};
+  const Call own{roster.self.value, is_late ? progress.own_number : call.context.number,
+                 is_late ? progress.own_fingerprint : call.context.fingerprint()};
   const Call its{progress.mismatch_peer, progress.mismatch_number, progress.mismatch_fingerprint};
-  const wire::Activity activity = activity_of(context, parts_.system.now() - began_);
+  const wire::Activity activity = activity_of(call);
   monitor.fail_after([&] {
     const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
     const Mismatch mismatch = first_mismatch(views, {own, its});
@@ -162,20 +279,33 @@ Error CollectiveRunner::explain_mismatch(const OpContext& context) {
                              mismatch_cause(roster, mismatch), activity},
                             is_first ? Duration(0) : kSecondOpinionTime};
   });
-  return monitor.published_failure();
 }
 
-Error CollectiveRunner::explain_part_mismatch(const OpContext& context) {
-  const OpProgress::PartMismatch& parts = context.progress.part_mismatch;
-  const std::string cause = part_mismatch_cause(
-      parts_.monitor.roster(), parts, OpDescriptor::from_fingerprint(context.fingerprint()).dtype);
-  return fail(context, {ErrorCode::kInvalidArgument, parts.sender, cause, {}});
+void CollectiveRunner::explain_part_mismatch(const Running& call) {
+  const OpProgress::PartMismatch& parts = call.context.progress.part_mismatch;
+  const DType dtype = OpDescriptor::from_fingerprint(call.context.fingerprint()).dtype;
+  fail(call, {ErrorCode::kInvalidArgument,
+              parts.sender,
+              part_mismatch_cause(parts_.monitor.roster(), parts, dtype),
+              {}});
 }
 
-Error CollectiveRunner::fail(const OpContext& context, Failure failure) {
-  failure.operation = activity_of(context, parts_.system.now() - began_);
+void CollectiveRunner::fail(const Running& call, Failure failure) {
+  failure.operation = activity_of(call);
   parts_.monitor.fail(failure);
-  return parts_.monitor.published_failure();
+}
+
+void CollectiveRunner::fail(const Error& error) {
+  parts_.monitor.fail({error.code(), parts_.monitor.roster().self.value, error.message(), {}});
+}
+
+wire::Activity CollectiveRunner::activity_of(const Running& call) const {
+  wire::Activity activity;
+  activity.state = wire::ActivityState::kRunning;
+  activity.number = call.context.number;
+  activity.fingerprint = call.context.fingerprint();
+  activity.age_ns = (parts_.system.now() - call.began).count();
+  return activity;
 }
 
 }  // namespace cadre

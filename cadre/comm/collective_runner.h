@@ -1,14 +1,20 @@
 // Runs the collectives of a group on its engine, and turns whatever goes wrong into the group's one
 // failure, with the rank at fault.
 //
-// Threads: run() from the holder of the progress role; the rest from any. Blocking: run(), until
-// the operation's deadline and the questions that follow a failure (Monitor::kAskTime,
-// kDoubtTime). Lifetime: borrows its parts. Errors: the group's failure.
+// Threads: run() from the holder of the progress role; what is enqueued on a device ends in a
+// thread of the engine; the rest from any. Blocking: run(), until the operation's deadline and the
+// questions that follow a failure (Monitor::kAskTime, kDoubtTime); so does the engine's thread that
+// reports an error later. Lifetime: borrows its parts; the engine must have ended what it has
+// enqueued when it is destroyed. Errors: the group's failure.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
 #include <vector>
 
 #include "cadre/base/deadline.h"
@@ -17,7 +23,7 @@
 #include "cadre/comm/flight_recorder.h"
 #include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/operation_queue.h"
-#include "cadre/comm/symmetric_heap.h"
+#include "cadre/comm/symmetric/symmetric_heap.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
@@ -35,27 +41,48 @@ class CollectiveRunner final : public OperationRunner {
   };
   explicit CollectiveRunner(const Parts& parts) : parts_(parts) {}
 
-  Status run(Operation& operation) override;
+  Completion run(Operation& operation) override;
+  void fail(const Error& error) override;
   Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
 
  private:
+  class Record;
+  struct Enqueued;
+  // A call that was begun: the context is that of the collective which runs, or has failed.
+  struct Running {
+    OpContext context;
+    TimePoint began;
+
+    Running at_failed() const { return {context.from(context.progress.index()), began}; }
+  };
+
   // What the engine throws, too, is the failure of the group.
-  Status execute_caught(Operation& operation, const OpContext& context);
-  Status execute(const Collective& collective, const OpContext& context);
-  Collective premultiplied(const Collective& collective);
+  Completion execute_caught(Operation& operation, const Running& call);
+  Completion execute(std::span<const Collective> collectives, const OpContext& context);
+  bool is_to_be_scaled(const Collective& collective) const;
+  std::vector<Collective> premultiplied(std::span<const Collective> collectives);
   Status allocate(Operation& operation, const OpContext& context);
+  // The end of a call, whose error is the failure of the group.
+  Status conclude(const Running& call, const Status& status);
+  // The engine has enqueued the call, and ends it by `completion`. So ends the result.
+  Completion follow(const Running& call, const Completion& completion, uint64_t first_entry);
+  Status end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status);
+  void show(const Enqueued& call);
   // Makes the failure of the group out of what the engine reported.
-  Error explain(const OpContext& context, const Error& error);
-  Error explain_timeout(const OpContext& context);
-  Error explain_loss(const OpContext& context, const Error& error);
-  Error explain_mismatch(const OpContext& context);
-  Error explain_part_mismatch(const OpContext& context);
-  Error fail(const OpContext& context, Failure failure);
+  void explain(const Running& call, const Error& error);
+  void explain_timeout(const Running& call);
+  void explain_loss(const Running& call, const Error& error);
+  void explain_mismatch(const Running& call);
+  void explain_part_mismatch(const Running& call);
+  void fail(const Running& call, Failure failure);
+  wire::Activity activity_of(const Running& call) const;
 
   Parts parts_;
-  TimePoint began_;                // of the running operation
-  std::vector<std::byte> scaled_;  // the input of a PREMUL_SUM whose output is smaller
+  std::vector<std::byte> scaled_;  // the inputs of PREMUL_SUMs whose output is smaller
   std::atomic<int64_t> time_spent_ns_{0};
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // guarded; shared with the engine's thread
+  std::atomic<size_t> num_enqueued_{0};
 };
 
 }  // namespace cadre

@@ -11,15 +11,35 @@
 namespace cadre {
 namespace {
 
-Operation operation_of(Collective collective, const Communicator::Impl& group,
-                       const CollectiveOptions& options) {
-  OpDescriptor descriptor = validate(collective, group.rank, group.world_size).value_or_throw();
+// What the ranks compare of it, when it is valid.
+Fingerprint validated(Collective& collective, const Communicator::Impl& group) {
+  const OpDescriptor descriptor =
+      validate(collective, group.rank, group.world_size).value_or_throw();
   check_supported(group.capabilities, collective).value_or_throw();
   collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
-  return {.descriptor = std::move(descriptor),
-          .collective = std::move(collective),
-          .deadline = options.deadline,
-          .keep_alive = options.keep_alive};
+  return descriptor.fingerprint();
+}
+
+// Makes one operation of the collectives, and calls `use` with it. One collective needs no memory.
+template <typename Use>
+auto with_operation(std::span<Collective> collectives, const Communicator::Impl& group,
+                    const CollectiveOptions& options, const Use& use) {
+  const auto use_with = [&](std::span<const Fingerprint> fingerprints) {
+    return use(Operation{.collectives = collectives,
+                         .fingerprints = fingerprints,
+                         .deadline = options.deadline,
+                         .keep_alive = options.keep_alive});
+  };
+  if (collectives.empty()) refuse_call("a call of no collectives; expected at least one");
+  if (collectives.size() == 1) {
+    const Fingerprint one = validated(collectives.front(), group);
+    return use_with({&one, 1});
+  }
+  std::vector<Fingerprint> all;
+  for (Collective& collective : collectives) {
+    all.push_back(validated(collective, group));
+  }
+  return use_with(all);
 }
 
 Message send_of(ConstBytes data, DType dtype, Rank destination, int tag,
@@ -125,12 +145,14 @@ uint64_t Communicator::num_collectives() const {
   return impl_->checked().queue->num_issued();
 }
 
-void Communicator::run(Collective collective, const CollectiveOptions& options) {
-  Operation operation = operation_of(std::move(collective), *impl_, options);
-  impl_->checked().queue->run(operation);
+void Communicator::run(std::span<Collective> collectives, const CollectiveOptions& options) {
+  with_operation(collectives, *impl_, options,
+                 [&](Operation operation) { impl_->checked().queue->run(operation); });
 }
-Work Communicator::issue(Collective collective, const CollectiveOptions& options) {
-  return impl_->checked().queue->issue(operation_of(std::move(collective), *impl_, options));
+Work Communicator::issue(std::span<Collective> collectives, const CollectiveOptions& options) {
+  return with_operation(collectives, *impl_, options, [&](Operation operation) {
+    return impl_->checked().queue->issue(std::move(operation));
+  });
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
@@ -165,7 +187,9 @@ std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
         format("allocate_symmetric: {} bytes; expected at most {}, is it a negative number?",
                num_bytes, kMaxSymmetricBytes));
   }
-  Operation operation{.descriptor = {.kind = OpKind::kAllocate, .count = num_bytes},
+  const Fingerprint fingerprint =
+      OpDescriptor{.kind = OpKind::kAllocate, .count = num_bytes}.fingerprint();
+  Operation operation{.fingerprints = {&fingerprint, 1},
                       .deadline = options.deadline,
                       .keep_alive = options.keep_alive};
   impl_->checked().queue->run(operation);

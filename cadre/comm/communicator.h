@@ -25,72 +25,16 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
-#include "cadre/base/log.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/collective.h"
-#include "cadre/comm/defaults.h"
+#include "cadre/comm/communicator_options.h"
 #include "cadre/comm/flight_record.h"
-#include "cadre/comm/groups/backend_factory.h"
+#include "cadre/comm/symmetric/symmetric_buffer.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"
 #include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {
-
-enum class TransportChoice {
-  kAuto,          // shared memory where all ranks share a host, else TCP
-  kTcp,           // the net engine over TCP, even on one host
-  kSharedMemory,  // the host engine, or an error if a rank is on another host
-};
-
-struct CommunicatorOptions {
-  std::string name = "world";  // in messages; equal on all ranks
-  // Equal on all ranks, unique in the job: identifies the group in store keys, handshakes and
-  // records. Empty: the name. split() and new_group() derive it, so that groups may share a name.
-  std::string id = {};
-  Duration timeout = kDefaultOperationTimeout;
-  Duration silence_limit = kDefaultSilenceLimit;  // of a peer on another host
-  TransportChoice transport = TransportChoice::kAuto;
-  // Makes the engine of the group, and of the groups that are split off it; empty: a native one, as
-  // `transport` says. comm/groups/backend_factory.h says how to write one.
-  BackendFactory backend = {};
-  // The numeric address that the other ranks reach, never all of them. Empty: where the rendezvous
-  // found that they reach this host, which is loopback as long as all are on one.
-  std::string listen_host;
-  std::string flight_record_path;  // a mapped ring of the last operations; empty: memory only
-  std::shared_ptr<LogSink> log;    // shared with the group's threads; null: dropped
-};
-
-// Memory of which every rank of a host group holds a piece that the others can use in place:
-// all_reduce and friends on it need no copy into a staging area. Elsewhere (TCP, world of one)
-// plain memory with the same interface, of which a rank reaches its own piece alone. Lives as long
-// as the last handle, also after the group is gone. Groups split off on the host use it in place,
-// too; for groups that were connected after rejoin() it is plain memory. What a peer's piece holds,
-// and when, is agreed by operations or by signals: what was written before signal() is seen after
-// wait_signal(). After a failure of the group it may hold anything; a rank may take the memory back
-// from its peers then, and what would reach it throws kAborted and names that rank.
-class CADRE_EXPORT SymmetricBuffer {
- public:
-  static constexpr uint32_t kNumSignals = 64;  // slots between each two ranks
-
-  virtual ~SymmetricBuffer() = default;
-  // This rank's piece, aligned to 4096 bytes, zeroed at first.
-  virtual Bytes local() const = 0;
-  // Whether the pieces of the other ranks are within reach; else what needs them throws
-  // kInvalidArgument.
-  virtual bool shares_memory() const = 0;
-  // The piece of a rank, which may be this one.
-  virtual std::span<const std::byte> peer(Rank rank) const = 0;
-  virtual Bytes writable_peer(Rank rank) const = 0;
-  // One view of all pieces in rank order, each padded to whole pages of 4096 bytes. Made by the
-  // first call; valid as long as the buffer. REQUIRES: shares_memory(), or it throws.
-  virtual Bytes contiguous() = 0;
-  // Counts a signal to a rank, which may be this one. Never blocks.
-  virtual void signal(Rank peer, uint32_t slot) = 0;
-  // Waits for one signal from that rank that no earlier wait has taken. Throws as an operation of
-  // the group does: a timeout is the group's failure and names the rank.
-  virtual void wait_signal(Rank from, uint32_t slot, Deadline deadline) = 0;
-};
 
 struct CollectiveOptions {
   std::optional<Deadline> deadline;  // default: now + the group's timeout when it starts
@@ -145,8 +89,18 @@ class CADRE_EXPORT Communicator {
   // Runs a collective, or issues it and returns at once. Buffers, shapes and what may be in place:
   // collective/collective.h; which operations a dtype supports, and why others are refused:
   // collective/reduction_table.h. The verbs below are run() and issue() by name.
-  void run(Collective collective, const CollectiveOptions& options = {});
-  Work issue(Collective collective, const CollectiveOptions& options = {});
+  void run(Collective collective, const CollectiveOptions& options = {}) {
+    run(std::span(&collective, 1), options);
+  }
+  Work issue(Collective collective, const CollectiveOptions& options = {}) {
+    return issue(std::span(&collective, 1), options);
+  }
+  // The same for one or more collectives that travel together: they are submitted to the engine as
+  // one call, have numbers one after the other, one deadline and one Work, and end with the first
+  // error. No buffer of one may overlap a buffer of another. The span is borrowed for the call.
+  // ncclGroupStart and ncclGroupEnd; c10d's _coalescing_manager.
+  void run(std::span<Collective> collectives, const CollectiveOptions& options = {});
+  Work issue(std::span<Collective> collectives, const CollectiveOptions& options = {});
 
   void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {}) {
     run(Collective::broadcast(data, dtype, root), options);

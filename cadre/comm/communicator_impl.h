@@ -21,7 +21,7 @@
 #include "cadre/comm/messages/signal_waits.h"
 #include "cadre/comm/monitor.h"
 #include "cadre/comm/queue/operation_queue.h"
-#include "cadre/comm/symmetric_heap.h"
+#include "cadre/comm/symmetric/symmetric_heap.h"
 #include "cadre/transport/transport.h"
 
 namespace cadre {

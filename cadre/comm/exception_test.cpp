@@ -156,7 +156,9 @@ class ExceptionTest : public ::testing::Test {
 };
 
 Operation throwing_barrier() {
-  return {.descriptor = {.kind = OpKind::kBarrier}};
+  static const Collective barrier = Collective::barrier();
+  static const Fingerprint fingerprint = OpDescriptor{}.fingerprint();
+  return {.collectives = {&barrier, 1}, .fingerprints = {&fingerprint, 1}};
 }
 
 TEST_F(ExceptionTest, OfACollectiveInTheCallersThread) {

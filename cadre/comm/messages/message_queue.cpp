@@ -1,14 +1,13 @@
 #include "cadre/comm/messages/message_queue.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
-#include "cadre/comm/queue/completion.h"
 #include "cadre/comm/queue/thrown_error.h"
-#include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
 namespace {
@@ -24,200 +23,71 @@ Fingerprint fingerprint_of(const Message& message) {
       .fingerprint();
 }
 
-Error closed_error() {
-  return Error(ErrorCode::kAborted, "the group is closed");
-}
-
 const char* phase_of(const Message& message) {
   return message.kind == OpKind::kSend ? "send" : "receive";
 }
 
 }  // namespace
 
-class MessageQueue::Pending final : public Message, public IssuedState {
+class MessageQueue::Pending final : public Message, public IssuedOperation {
  public:
-  Pending(std::shared_ptr<MessageQueue> queue, Message message)
-      : Message(std::move(message)), queue_(std::move(queue)) {}
-
-  void wait(std::optional<Deadline> until) override {
-    queue_->parts_.fork_guard->check();
-    if (!is_completed()) queue_->wait_for(*this, until);
-    rethrow();
-  }
-  // Not under the queue's lock, and before complete(): as in operation_queue.cpp.
-  void release_owner() { keep_alive.reset(); }
-  void complete(Status status) { complete_with(std::move(status)); }
+  Pending(std::shared_ptr<ProgressQueue> queue, Message message)
+      : Message(std::move(message)),
+        IssuedOperation(std::move(queue), std::move(Message::keep_alive)) {}
+  std::string describe() const override { return format("{}", kind); }
 
   TimePoint began;                       // the role's
   std::optional<uint64_t> record_index;  // the role's; none before it was started
-
- private:
-  const std::shared_ptr<MessageQueue> queue_;
 };
 
 MessageQueue::MessageQueue(const Parts& parts)
-    : parts_(parts), protocol_(parts.transport), thread_(parts.system, "cadre-messages") {}
-MessageQueue::~MessageQueue() = default;
+    : ProgressQueue(parts.system, "cadre-messages", parts.fork_guard),
+      parts_(parts),
+      protocol_(parts.transport) {}
 
 Rank MessageQueue::run(Message message) {
-  const std::shared_ptr<Pending> pending = post(std::move(message), false);
+  const auto pending = post_one(std::move(message), MovedBy::kCaller);
   pending->wait(std::nullopt);
   return pending->peer;
 }
 
 Work MessageQueue::issue(Message message) {
-  return Work(post(std::move(message), true));
+  return Work(post_one(std::move(message), MovedBy::kThread));
 }
 
-std::shared_ptr<MessageQueue::Pending> MessageQueue::post(Message message, bool needs_thread) {
+std::shared_ptr<MessageQueue::Pending> MessageQueue::post_one(Message message, MovedBy moved_by) {
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
-  if (!message.deadline) message.deadline = parts_.system.deadline_in(parts_.timeout);
   auto pending = std::make_shared<Pending>(shared_from_this(), std::move(message));
-  std::unique_ptr<os::Thread> ended;
-  {
-    std::lock_guard lock(mutex_);
-    if (refusal_) throw *refusal_;
-    if (needs_thread) ended = start_thread(pending->kind);
-    posted_.push_back(pending);
-    pending->number = ++num_issued_;
-    ++num_pending_;
-    if (is_role_taken_) {
-      parts_.transport.wake();
-    } else if (needs_thread) {
-      thread_.unpark();
-    }
-  }
-  if (ended != nullptr) ended->join();
+  post(std::array<Handle, 1>{pending}, moved_by);
   return pending;
 }
 
-// Under the lock, so that close() finds either no thread or one to join.
-std::unique_ptr<os::Thread> MessageQueue::start_thread(OpKind first) {
-  try {
-    return thread_.start([this] { run_thread(); });
-  } catch (const Error& error) {
-    throw error.with_context(format("{} was not issued", first));
-  }
-}
-
-bool MessageQueue::is_idle() const {
-  std::lock_guard lock(mutex_);
-  return num_pending_ == 0 && !is_role_taken_;
-}
-
-bool MessageQueue::has_pending() const {
-  std::lock_guard lock(mutex_);
-  return num_pending_ > 0;
-}
-
-void MessageQueue::refuse(const Error& reason) {
-  std::lock_guard lock(mutex_);
-  if (!refusal_) refusal_ = reason;
-}
-
-bool MessageQueue::try_take_role() {
-  if (is_role_taken_ || num_pending_ == 0) return false;
-  is_role_taken_ = true;
-  return true;
-}
-
-// If messages are pending, another thread must take the role; not every waiting caller may. After a
-// close() that is not needed: the holder ends the messages. A message that has ended keeps this
-// queue alive as well, as long as the protocol refers to it.
-void MessageQueue::release_role() {
-  std::unique_lock lock(mutex_);
-  if (is_stopping_) {
-    lock.unlock();
-    end_all(closed_error());
-    lock.lock();
-  }
-  is_role_taken_ = false;
-  for (os::Waiter* waiter : waiting_) waiter->unpark();
-  if (num_pending_ > 0) thread_.unpark();
-}
-
-// A caller with a deadline of its own does not take the role: it could not leave it half-way.
-void MessageQueue::wait_for(const Pending& pending, std::optional<Deadline> deadline) {
-  const std::unique_ptr<os::Waiter> waiter = parts_.system.make_waiter();
-  const WaiterListing listing(mutex_, waiting_, *waiter);
-  while (!pending.is_completed()) {
-    bool has_role = false;
-    if (!deadline) {
-      std::lock_guard lock(mutex_);
-      has_role = try_take_role();
-    }
-    if (has_role) {
-      const HeldRole role(*this);
-      progress(&pending);
-      break;
-    }
-    waiter->park(deadline.value_or(parts_.system.deadline_in(kSleep)));
-    if (deadline && deadline->has_passed(parts_.system.now())) break;
-  }
-  if (pending.is_completed()) return;
-  throw Error(ErrorCode::kTimeout,
-              format("waited for {} #{} until the deadline of the wait; the operation goes on",
-                     pending.kind, pending.number));
-}
-
-void MessageQueue::run_thread() {
-  bool was_idle = false;
-  while (true) {
-    bool has_role = false;
-    {
-      std::lock_guard lock(mutex_);
-      if (is_stopping_ || (was_idle && num_pending_ == 0)) return thread_.note_end();
-      has_role = try_take_role();
-    }
-    if (has_role) {
-      was_idle = false;
-      const HeldRole role(*this);
-      progress(nullptr);
-    } else {
-      was_idle = !thread_.park();
-    }
-  }
-}
-
-void MessageQueue::progress(const Pending* until) {
+// After an exception it is not known how far the streams came, so all messages end with the failure
+// of the group.
+void MessageQueue::advance(const IssuedOperation* until) {
   try {
     move_messages(until);
   } catch (const std::exception& thrown) {
-    give_up(error_of(thrown));
+    fail(error_of(thrown));
+    end_all(parts_.monitor.published_failure());
   }
 }
 
-// Ends all messages with the failure of the group: after an exception it is not known how far the
-// streams came.
-void MessageQueue::give_up(const Error& error) {
+void MessageQueue::fail(const Error& error) {
   Monitor& monitor = parts_.monitor;
   monitor.fail({error.code(), monitor.roster().self.value, error.message(), {}});
-  const Error failure = monitor.published_failure();
-  end_all(failure);
 }
 
-void MessageQueue::end_all(const Error& error) {
+void MessageQueue::end_moving(const Error& error) {
   protocol_.abandon(error);
   while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
     finish(static_cast<Pending&>(*ended->message), ended->status);
     protocol_.drop_first_ended();
   }
-  std::deque<std::shared_ptr<Pending>> posted;
-  {
-    std::lock_guard lock(mutex_);
-    posted.swap(posted_);
-  }
-  for (const auto& pending : posted) finish(*pending, error);
 }
 
-void MessageQueue::move_messages(const Pending* until) {
-  const auto is_over = [&] {
-    if (is_stopping_) return true;
-    if (until != nullptr) return until->is_completed();
-    std::lock_guard lock(mutex_);
-    return num_pending_ == 0;
-  };
-  while (!is_over()) {
+void MessageQueue::move_messages(const IssuedOperation* until) {
+  while (!is_over(until)) {
     start_posted();
     // After a failure no byte may move: whose memory it is has been given back.
     if (parts_.monitor.has_failed()) {
@@ -231,33 +101,26 @@ void MessageQueue::move_messages(const Pending* until) {
       finish(pending, status.ok() ? status : explain(pending, status.error()));
       protocol_.drop_first_ended();
     }
-    if (parts_.monitor.has_failed() || is_over()) continue;
+    if (parts_.monitor.has_failed() || is_over(until)) continue;
     const Status status = protocol_.wait(parts_.system.deadline_in(kSleep));
     if (status.ok()) continue;
-    if (status.error().code() != ErrorCode::kAborted) {
-      const int self = parts_.monitor.roster().self.value;
-      parts_.monitor.fail({status.error().code(), self, status.error().message(), {}});
-    }
+    if (status.error().code() != ErrorCode::kAborted) fail(status.error());
     static_cast<void>(parts_.monitor.published_failure());
   }
 }
 
+// A message moves from the queue to the protocol only when that has it: an exception must find it
+// in one of the two.
 void MessageQueue::start_posted() {
-  while (true) {
-    std::shared_ptr<Pending> pending;
-    {
-      std::lock_guard lock(mutex_);
-      if (posted_.empty()) return;
-      pending = posted_.front();
-    }
+  while (const Handle oldest = begin_oldest()) {
+    const auto pending = std::static_pointer_cast<Pending>(oldest);
     pending->began = parts_.system.now();
+    if (!pending->deadline) pending->deadline = Deadline(pending->began + parts_.timeout);
     if (protocol_.oldest() == nullptr) show(*pending);
-    pending->record_index = parts_.recorder.begin(pending->number, fingerprint_of(*pending),
+    pending->record_index = parts_.recorder.begin(pending->number(), fingerprint_of(*pending),
                                                   pending->peer.value, pending->began);
     protocol_.post(pending);
-    // Only now: until the protocol has it, an exception must find it here.
-    std::lock_guard lock(mutex_);
-    posted_.pop_front();
+    start_moving(*pending);
   }
 }
 
@@ -266,7 +129,7 @@ void MessageQueue::show(const Pending& pending) {
   OpProgress progress(&cell.progress);
   progress.set_phase(phase_of(pending));
   progress.set_waiting_for(pending.peer.value);
-  cell.begin(pending.number, fingerprint_of(pending), pending.began);
+  cell.begin(pending.number(), fingerprint_of(pending), pending.began);
 }
 
 // Once for each message: an exception may leave one in two lists.
@@ -279,23 +142,19 @@ void MessageQueue::finish(Pending& pending, Status status) {
   }
   ActivityCell& cell = parts_.monitor.own_cell().message;
   // Of several at once the cell shows the oldest, which is the likeliest to be held up.
-  if (cell.number.load(std::memory_order_relaxed) == pending.number) {
+  if (cell.number.load(std::memory_order_relaxed) == pending.number()) {
     const PointToPoint::Handle oldest = protocol_.oldest();
     cell.end(status.ok(), now);
     if (status.ok() && oldest != nullptr) show(static_cast<const Pending&>(*oldest));
   }
-  pending.release_owner();
-  std::lock_guard lock(mutex_);
-  pending.complete(std::move(status));
-  --num_pending_;
-  for (os::Waiter* waiter : waiting_) waiter->unpark();
+  end(pending, std::move(status));
 }
 
 Error MessageQueue::explain(const Pending& pending, const Error& error) {
   if (parts_.monitor.has_failed()) return parts_.monitor.error();
   wire::Activity activity;
   activity.state = wire::ActivityState::kRunning;
-  activity.number = pending.number;
+  activity.number = pending.number();
   activity.fingerprint = fingerprint_of(pending);
   activity.age_ns = (parts_.system.now() - pending.began).count();
   if (error.code() == ErrorCode::kTimeout) {
@@ -318,39 +177,6 @@ void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& ac
   if (!end) return;
   parts_.monitor.fail({ErrorCode::kPeerLost, end->culprit,
                        format("tag {}: {}", pending.tag, end->cause), activity});
-}
-
-bool MessageQueue::drain(Deadline deadline) {
-  const std::unique_ptr<os::Waiter> waiter = parts_.system.make_waiter();
-  const WaiterListing listing(mutex_, waiting_, *waiter);
-  while (!is_idle()) {
-    if (deadline.has_passed(parts_.system.now())) return false;
-    waiter->park(deadline);
-  }
-  return true;
-}
-
-void MessageQueue::close() {
-  std::unique_ptr<os::Thread> thread;
-  {
-    std::lock_guard lock(mutex_);
-    is_stopping_ = true;
-    if (!refusal_) refusal_ = closed_error();
-    thread_.unpark();
-    thread = thread_.take();
-  }
-  if (thread != nullptr) thread->join();
-  {
-    std::lock_guard lock(mutex_);
-    if (is_role_taken_) {
-      // A waiting caller moves messages, or ends one: it ends what is left, too.
-      parts_.transport.wake();
-      return;
-    }
-    is_role_taken_ = true;
-  }
-  // Each message keeps this queue, so none may stay.
-  const HeldRole role(*this);
 }
 
 }  // namespace cadre

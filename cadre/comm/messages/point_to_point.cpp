@@ -18,6 +18,7 @@ PointToPoint::PointToPoint(Transport& transport) : transport_(transport) {
 }
 
 void PointToPoint::post(const Handle& message) {
+  message->order = ++num_posted_;
   if (message->peer == kAnySource) return post_receive_from_any(message);
   Peer& peer = peers_[static_cast<size_t>(message->peer.value)];
   pending_.push_back(message);
@@ -232,7 +233,7 @@ PointToPoint::Handle PointToPoint::take_receive(Peer& peer, int tag) {
   const bool has_own = own != peer.receives.end();
   const bool has_any = any != receives_from_any_.end();
   if (!has_own && !has_any) return nullptr;
-  const bool takes_own = has_own && (!has_any || (*own)->number < (*any)->number);
+  const bool takes_own = has_own && (!has_any || (*own)->order < (*any)->order);
   Handle receive = takes_own ? *own : *any;
   if (takes_own) {
     peer.receives.erase(own);

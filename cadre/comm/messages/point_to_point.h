@@ -39,7 +39,7 @@ struct Message {
   Bytes out;      // of a receive
   std::optional<Deadline> deadline;
   std::shared_ptr<const void> keep_alive;
-  uint64_t number = 0;  // set by the queue, from 1
+  uint64_t order = 0;  // set by PointToPoint::post()
 
   size_t num_bytes() const { return kind == OpKind::kSend ? in.size() : out.size(); }
 };
@@ -58,7 +58,8 @@ class PointToPoint {
 
   explicit PointToPoint(Transport& transport);
 
-  // REQUIRES: a deadline; the peer is another rank of the group, or kAnySource of a receive.
+  // Receives of one tag take messages in the order of their posts. REQUIRES: a deadline; the peer
+  // is another rank of the group, or kAnySource of a receive.
   void post(const Handle& message);
   // Moves what can be moved now, and ends what is late.
   void advance(TimePoint now);
@@ -139,6 +140,7 @@ class PointToPoint {
   std::vector<Peer> peers_;               // by rank
   std::deque<Handle> receives_from_any_;  // without a message yet
   std::vector<Handle> pending_;
+  uint64_t num_posted_ = 0;
   std::deque<Ended> ended_;
   std::vector<ChannelInterest> interests_;  // kept for its memory
 };

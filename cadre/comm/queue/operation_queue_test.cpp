@@ -4,14 +4,18 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <new>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
+#include "cadre/collective/op.h"
 #include "cadre/testing/forwarding_system.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
@@ -26,21 +30,30 @@ constexpr Duration kPatience = seconds(20);
 
 class ScriptedRunner final : public OperationRunner {
  public:
-  using Script = std::function<Status(const Operation&)>;
+  using Script = std::function<Completion(const Operation&)>;
   explicit ScriptedRunner(Script script) : script_(std::move(script)) {}
-  Status run(Operation& operation) override { return script_(operation); }
+  Completion run(Operation& operation) override { return script_(operation); }
+  void fail(const Error& error) override { failure = error; }
+
+  std::optional<Error> failure;
 
  private:
   Script script_;
 };
 
-Status out_of_memory_at_first(const Operation& operation) {
+Completion out_of_memory_at_first(const Operation& operation) {
   if (operation.number == 1) throw std::bad_alloc();
-  return {};
+  return Status();
 }
 
-Operation barrier_operation() {
-  return {.descriptor = {.kind = OpKind::kBarrier}};
+// Of several barriers, on streams that are told apart by their addresses.
+Operation barrier_operation(size_t num_collectives = 1) {
+  static std::array<Collective, 3> collectives;
+  static const Fingerprint fingerprint = OpDescriptor{}.fingerprint();
+  static const std::array<Fingerprint, 3> fingerprints = {fingerprint, fingerprint, fingerprint};
+  for (Collective& collective : collectives) collective.stream = &collective;
+  return {.collectives = std::span(collectives).first(num_collectives),
+          .fingerprints = std::span(fingerprints).first(num_collectives)};
 }
 
 class OperationQueueTest : public ::testing::Test {
@@ -109,7 +122,7 @@ TEST_F(OperationQueueTest, AnExceptionInTheProgressThreadEndsTheOperationOnly) {
 }
 
 TEST_F(OperationQueueTest, AnyOtherExceptionIsNamed) {
-  OperationQueue& queue = start([](const Operation& operation) -> Status {
+  OperationQueue& queue = start([](const Operation& operation) -> Completion {
     if (operation.number == 1) throw std::logic_error("a broken invariant");
     throw Error(ErrorCode::kTimeout, "the engine was late");
   });
@@ -190,7 +203,7 @@ TEST_F(OperationQueueThreadTest, WithoutAThreadNothingIsIssued) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   scarce_.is_scarce = true;
   EXPECT_EQ(testing::failure_of([&] { (void)queue.issue(barrier_operation()); }),
-            "kUnavailable: barrier was not issued: start thread \"cadre-progress\"");
+            "kUnavailable: barrier() was not issued: start thread \"cadre-progress\"");
   EXPECT_TRUE(queue.is_idle());
   EXPECT_EQ(queue.num_issued(), 0U);
   scarce_.is_scarce = false;

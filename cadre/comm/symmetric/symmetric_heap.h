@@ -15,9 +15,9 @@
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/backend.h"
-#include "cadre/comm/communicator.h"
 #include "cadre/comm/fork_guard.h"
 #include "cadre/comm/messages/signal_waits.h"
+#include "cadre/comm/symmetric/symmetric_buffer.h"
 #include "cadre/memory/host_memory.h"
 #include "cadre/os/system.h"
 

@@ -1,4 +1,4 @@
-#include "cadre/comm/symmetric_heap.h"
+#include "cadre/comm/symmetric/symmetric_heap.h"
 
 #include <array>
 #include <atomic>
@@ -41,6 +41,18 @@ struct BufferParts {
   std::weak_ptr<SignalWaits> waits;
   std::shared_ptr<const ForkGuard> fork_guard;
 };
+
+// The status of a call, when a stream-ordered engine has only enqueued it.
+Status await(os::System& system, const Completion& completion, Deadline deadline) {
+  if (completion.is_done()) return completion.status();
+  const std::shared_ptr<os::Waiter> waiter = system.make_waiter();  // shared with the callback
+  completion.on_done([waiter](const Status&) { waiter->unpark(); });
+  while (!completion.is_done()) {
+    if (waiter->park(deadline) || completion.is_done()) continue;
+    return Error(ErrorCode::kTimeout, "the ranks did not agree on it before the deadline");
+  }
+  return completion.status();
+}
 
 class HeapBuffer final : public SymmetricBuffer {
  public:
@@ -183,7 +195,8 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
   if (parts_.memory != nullptr) return allocate_shared(op, num_bytes);
   if (parts_.backend != nullptr) {
     const Collective barrier = Collective::barrier();
-    CADRE_RETURN_IF_ERROR(parts_.backend->submit(op, {&barrier, 1}).status());
+    CADRE_RETURN_IF_ERROR(
+        await(parts_.system, parts_.backend->submit(op, {&barrier, 1}), op.deadline));
   }
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   made.pages.resize((signal_bytes(parts_.world_size) + round_to_page(num_bytes)) / kPageBytes);
@@ -204,7 +217,8 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const Op
   const std::array<Place, 1> own = {piece->place()};
   const Collective exchange = Collective::all_gather(
       std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(places)), DType::kUint8);
-  CADRE_RETURN_IF_ERROR(parts_.backend->submit(op, {&exchange, 1}).status());
+  CADRE_RETURN_IF_ERROR(
+      await(parts_.system, parts_.backend->submit(op, {&exchange, 1}), op.deadline));
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   for (size_t rank = 0; rank < places.size(); ++rank) {
     made.places.push_back({parts_.slots[rank], places[rank]});
