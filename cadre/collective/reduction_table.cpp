@@ -113,6 +113,16 @@ ReductionRule reduction_rule(DType dtype, ReduceOp op) {
   return (*rules)[index];
 }
 
+namespace {
+
+// Not in check_reduction(), which every reduction calls and which then needs no stack frame.
+[[gnu::noinline]] Error refusal_of(DType dtype, ReduceOp op) {
+  return Error(ErrorCode::kInvalidArgument,
+               format("{} of {} is refused: {}", op, dtype, reduction_rule(dtype, op).meaning));
+}
+
+}  // namespace
+
 EnumSet<ReduceOp> supported_reductions(DType dtype) {
   const auto index = static_cast<size_t>(dtype);
   return index < kSupported.size() ? kSupported[index] : EnumSet<ReduceOp>();
@@ -123,9 +133,9 @@ bool is_supported(DType dtype, ReduceOp op) {
 }
 
 Status check_reduction(DType dtype, ReduceOp op) {
-  if (is_supported(dtype, op)) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               format("{} of {} is refused: {}", op, dtype, reduction_rule(dtype, op).meaning));
+  if (is_supported(dtype, op)) [[likely]]
+    return {};
+  return refusal_of(dtype, op);
 }
 
 }  // namespace cadre
