@@ -56,18 +56,13 @@ Capabilities full_capabilities(std::string_view name) {
                    .devices = {DeviceType::kCpu}};
   for (const OpKind kind : kNotCollectives) can.kinds.erase(kind);
   for (size_t dtype = 0; dtype < kNumDTypes; ++dtype) {
-    for (int i = 0; i < kNumReduceOps; ++i) {
-      const auto op = static_cast<ReduceOp>(i);
-      if (op != ReduceOp::kPremulSum && is_supported(static_cast<DType>(dtype), op)) {
-        can.reductions[dtype].insert(op);
-      }
-    }
+    can.reductions[dtype] = supported_reductions(static_cast<DType>(dtype));
+    can.reductions[dtype].erase(ReduceOp::kPremulSum);
   }
   return can;
 }
 
-Status check_supported(const Capabilities& can, const Collective& c) {
-  if (can.supports(c.kind, c.dtype, c.reduction.op(), c.device.type)) return {};
+Error unsupported(const Capabilities& can, const Collective& c) {
   return Error(ErrorCode::kInvalidArgument, refusal(can, c));
 }
 

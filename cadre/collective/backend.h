@@ -77,8 +77,13 @@ struct Capabilities {
 CADRE_EXPORT Capabilities full_capabilities(std::string_view name);
 
 // kInvalidArgument with what was called, what the engine has instead and what to do.
+Error unsupported(const Capabilities& capabilities, const Collective& collective);
 // REQUIRES: validate().
-Status check_supported(const Capabilities& capabilities, const Collective& collective);
+inline Status check_supported(const Capabilities& capabilities, const Collective& c) {
+  if (capabilities.supports(c.kind, c.dtype, c.reduction.op(), c.device.type)) [[likely]]
+    return {};
+  return unsupported(capabilities, c);
+}
 
 class CADRE_EXPORT Backend {
  public:

@@ -66,7 +66,7 @@ constexpr Rules kFloatRules = {{
     {true, "each input times its rank's factor, both of the dtype, rounded; then as sum"},
 }};
 
-const Rules* rules_of(DType dtype) {
+constexpr const Rules* rules_of(DType dtype) {
   switch (dtype) {
     case DType::kUint8:
     case DType::kInt8:
@@ -86,6 +86,22 @@ const Rules* rules_of(DType dtype) {
   return nullptr;
 }
 
+using Sets = std::array<EnumSet<ReduceOp>, kNumDTypes>;
+
+constexpr Sets supported_sets() {
+  Sets sets;
+  for (size_t dtype = 0; dtype < sets.size(); ++dtype) {
+    const Rules& rules = *rules_of(static_cast<DType>(dtype));
+    for (size_t op = 0; op < rules.size(); ++op) {
+      if (rules[op].is_supported) sets[dtype].insert(static_cast<ReduceOp>(op));
+    }
+  }
+  return sets;
+}
+
+// The rules as sets, which every call of a reduction is compared with.
+constexpr Sets kSupported = supported_sets();
+
 }  // namespace
 
 ReductionRule reduction_rule(DType dtype, ReduceOp op) {
@@ -97,15 +113,29 @@ ReductionRule reduction_rule(DType dtype, ReduceOp op) {
   return (*rules)[index];
 }
 
+namespace {
+
+// Not in check_reduction(), which every reduction calls and which then needs no stack frame.
+[[gnu::noinline]] Error refusal_of(DType dtype, ReduceOp op) {
+  return Error(ErrorCode::kInvalidArgument,
+               format("{} of {} is refused: {}", op, dtype, reduction_rule(dtype, op).meaning));
+}
+
+}  // namespace
+
+EnumSet<ReduceOp> supported_reductions(DType dtype) {
+  const auto index = static_cast<size_t>(dtype);
+  return index < kSupported.size() ? kSupported[index] : EnumSet<ReduceOp>();
+}
+
 bool is_supported(DType dtype, ReduceOp op) {
-  return reduction_rule(dtype, op).is_supported;
+  return supported_reductions(dtype).contains(op);
 }
 
 Status check_reduction(DType dtype, ReduceOp op) {
-  const ReductionRule rule = reduction_rule(dtype, op);
-  if (rule.is_supported) return {};
-  return Error(ErrorCode::kInvalidArgument,
-               format("{} of {} is refused: {}", op, dtype, rule.meaning));
+  if (is_supported(dtype, op)) [[likely]]
+    return {};
+  return refusal_of(dtype, op);
 }
 
 }  // namespace cadre

@@ -7,6 +7,7 @@
 
 #include <string_view>
 
+#include "cadre/base/enum_set.h"
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
@@ -22,6 +23,8 @@ struct ReductionRule {
 // Also for values of the enumerations that do not exist: they are refused.
 CADRE_EXPORT ReductionRule reduction_rule(DType dtype, ReduceOp op);
 
+// The operations of its rules that are supported; none for a dtype that does not exist.
+CADRE_EXPORT EnumSet<ReduceOp> supported_reductions(DType dtype);
 CADRE_EXPORT bool is_supported(DType dtype, ReduceOp op);
 
 // kInvalidArgument for a refused pair: "avg of int32 is refused: " and the rule's meaning. The same

@@ -10,6 +10,7 @@
 #include "cadre/sim/simulator.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/fake_backend.h"
+#include "cadre/testing/fake_stream_backend.h"
 
 namespace cadre::conformance {
 namespace {
@@ -80,7 +81,7 @@ testing::RanksResult run_simulated(int world_size, uint64_t seed, CommunicatorOp
 }  // namespace
 
 std::string Setting::to_string() const {
-  constexpr std::array<std::string_view, 3> kEngines = {"host", "tcp", "fake"};
+  constexpr std::array<std::string_view, 4> kEngines = {"host", "tcp", "fake", "fake stream"};
   constexpr std::array<std::string_view, 3> kHomes = {"processes", "threads", "simulator"};
   return format("{}, {}", kEngines[static_cast<size_t>(engine)], kHomes[static_cast<size_t>(home)]);
 }
@@ -98,6 +99,9 @@ testing::RanksResult run_group(const Setting& setting, int world_size, uint64_t 
       break;
     case Engine::kFake:
       options.backend = testing::fake_backend(std::make_shared<testing::RanksInProcess>());
+      break;
+    case Engine::kFakeStream:
+      options.backend = testing::fake_stream_backend(std::make_shared<testing::RanksInProcess>());
       break;
   }
   switch (setting.home) {

@@ -17,7 +17,7 @@ namespace cadre::conformance {
 
 enum class Home { kProcesses, kThreads, kSimulator };
 
-enum class Engine { kHost, kTcp, kFake };
+enum class Engine { kHost, kTcp, kFake, kFakeStream };
 
 struct Setting {
   Home home = Home::kThreads;
@@ -28,15 +28,17 @@ struct Setting {
 };
 
 // Fake engines connect ranks of one process only.
-inline constexpr std::array<Setting, 8> kSettings = {{
+inline constexpr std::array<Setting, 10> kSettings = {{
     {Home::kProcesses, Engine::kHost},
     {Home::kProcesses, Engine::kTcp},
     {Home::kThreads, Engine::kHost},
     {Home::kThreads, Engine::kTcp},
     {Home::kThreads, Engine::kFake},
+    {Home::kThreads, Engine::kFakeStream},
     {Home::kSimulator, Engine::kHost},
     {Home::kSimulator, Engine::kTcp},
     {Home::kSimulator, Engine::kFake},
+    {Home::kSimulator, Engine::kFakeStream},
 }};
 
 // What the rank returns comes back as its output.

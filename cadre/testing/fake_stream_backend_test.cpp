@@ -1,0 +1,214 @@
+// A stream-ordered engine by itself and behind a Communicator: what it enqueues begins after the
+// caller's stream, completes later, and orders streams behind it.
+#include "cadre/testing/fake_stream_backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/store/hash_store.h"
+#include "cadre/testing/lone_group.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr Duration kStreamPatience = std::chrono::seconds(20);
+
+// Rank 0 of two ranks: the other one brings twice what it brings.
+class FakeStreamBackendTest : public ::testing::Test {
+ protected:
+  Deadline soon() { return system_->deadline_in(kStreamPatience); }
+
+  std::shared_ptr<FakeCalls> make_gated_calls() {
+    return std::make_shared<FakeCalls>([this](FakeCall& call) -> Status {
+      gate_.wait(soon());
+      return call.pass_on();
+    });
+  }
+  FakeStreamBackend make_engine(std::shared_ptr<FakeCalls> calls) {
+    return FakeStreamBackend({.group = "g", .rank = 0, .world_size = 2, .system = *system_},
+                             std::make_shared<FormulaPeers>(), std::move(calls));
+  }
+  std::unique_ptr<Communicator> make_group(std::shared_ptr<FakeCalls> calls) {
+    CommunicatorOptions options;
+    options.timeout = kStreamPatience;
+    options.backend = fake_stream_backend(std::make_shared<FormulaPeers>(), std::move(calls));
+    return make_lone_group(*system_, 2, options);
+  }
+  Collective sum(float& value, FakeStream* stream = nullptr) {
+    const Bytes data = std::as_writable_bytes(std::span(&value, 1));
+    Collective c = Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+    if (stream != nullptr) c.device = {DeviceType::kCuda, 0};
+    c.stream = stream;
+    return c;
+  }
+  Completion submit(Backend& engine, std::span<Collective> collectives) {
+    std::vector<Fingerprint> fingerprints;
+    for (Collective& c : collectives) {
+      fingerprints.push_back(validate(c, 0, 2).value_or_throw().fingerprint());
+    }
+    OpProgress progress;
+    return engine.submit(
+        {.number = 1, .fingerprints = fingerprints, .deadline = soon(), .progress = progress},
+        collectives);
+  }
+  // The status of a completion, which the caller does not let end before.
+  Status wait_for(const Completion& completion) {
+    FakeEvent end(*system_);
+    Status status;
+    completion.on_done([&](const Status& result) {
+      status = result;
+      end.set();
+    });
+    EXPECT_TRUE(end.wait(soon()));
+    return status;
+  }
+
+  const std::unique_ptr<os::System> system_ = os::make_native_system();
+  FakeEvent gate_{*system_};
+};
+
+TEST_F(FakeStreamBackendTest, CompletesLaterAndRunsCallbacksOnce) {
+  auto engine = make_engine(make_gated_calls());
+  float value = 1;
+  Collective collective = sum(value);
+  int num_callbacks = 0;
+  const Completion completion = submit(engine, {&collective, 1});
+  completion.on_done([&](const Status&) { ++num_callbacks; });
+  EXPECT_FALSE(completion.is_done());
+  EXPECT_EQ(num_callbacks, 0);
+  EXPECT_EQ(value, 1);
+  gate_.set();
+  EXPECT_TRUE(wait_for(completion).ok());
+  EXPECT_TRUE(completion.is_done() && completion.is_stream_ordered());
+  EXPECT_EQ(num_callbacks, 1);
+  EXPECT_EQ(value, 3);
+}
+
+TEST_F(FakeStreamBackendTest, BeginsAfterTheStreamOfTheCallAndOrdersAnotherOneBehindIt) {
+  auto engine = make_engine(std::make_shared<FakeCalls>());
+  FakeStream before(*system_);
+  FakeStream after(*system_);
+  float value = 0;
+  float seen = 0;
+  before.enqueue([&] {
+    gate_.wait(soon());
+    value = 5;
+  });
+  Collective collective = sum(value, &before);
+  const Completion completion = submit(engine, {&collective, 1});
+  EXPECT_TRUE(!completion.is_done() && completion.is_stream_ordered());
+  ASSERT_TRUE(completion.order_stream(&after).ok());
+  after.enqueue([&] { seen = value; });
+  gate_.set();
+  ASSERT_TRUE(after.synchronize(soon()));
+  EXPECT_EQ(seen, 15);
+}
+
+TEST_F(FakeStreamBackendTest, ResultsInTheMemoryOfTheHostAreNotOrderedButWaitedFor) {
+  auto engine = make_engine(make_gated_calls());
+  float value = 1;
+  Collective collective = sum(value);
+  const Completion completion = submit(engine, {&collective, 1});
+  EXPECT_FALSE(completion.is_stream_ordered());
+  gate_.set();
+  EXPECT_TRUE(wait_for(completion).ok());
+}
+
+TEST_F(FakeStreamBackendTest, TheFirstErrorOfACallEndsIt) {
+  const auto calls = std::make_shared<FakeCalls>([](FakeCall& call) -> Status {
+    if (call.number == 2) throw Error(ErrorCode::kUnavailable, "the device is gone");
+    return call.pass_on();
+  });
+  auto engine = make_engine(calls);
+  std::vector<float> values = {1, 1, 1};
+  std::vector<Collective> collectives;
+  for (float& value : values) collectives.push_back(sum(value));
+  const Status status = wait_for(submit(engine, collectives));
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(status.error().message(), HasSubstr("the device is gone"));
+  EXPECT_THAT(values, ElementsAre(3, 1, 1));
+  EXPECT_EQ(calls->log().size(), 2u);
+}
+
+TEST_F(FakeStreamBackendTest, AGroupWaitsForResultsInTheMemoryOfTheHost) {
+  const auto calls = std::make_shared<FakeCalls>();
+  const auto group = make_group(calls);
+  EXPECT_EQ(group->backend_name(), "fake_stream");
+  float value = 1;
+  group->run(sum(value));
+  EXPECT_EQ(value, 3);
+  std::vector<float> values = {1, 2, 3};
+  std::vector<Work> works;
+  for (float& v : values) works.push_back(group->issue(sum(v)));
+  for (auto work = works.rbegin(); work != works.rend(); ++work) work->wait();
+  EXPECT_THAT(values, ElementsAre(3, 6, 9));
+  EXPECT_EQ(calls->log().size(), 4u);
+  group->close(soon());
+}
+
+TEST_F(FakeStreamBackendTest, WaitOfAGroupOrdersTheStreamAndDoesNotBlock) {
+  const auto group = make_group(make_gated_calls());
+  FakeStream stream(*system_);
+  float value = 1;
+  float seen = 0;
+  const Work work = group->issue(sum(value, &stream));
+  work.wait();
+  EXPECT_FALSE(work.is_completed());
+  stream.enqueue([&] { seen = value; });
+  gate_.set();
+  ASSERT_TRUE(stream.synchronize(soon()));
+  EXPECT_EQ(seen, 3);
+  group->close(soon());
+  EXPECT_TRUE(work.is_completed());
+}
+
+TEST_F(FakeStreamBackendTest, CloseWaitsForWhatIsEnqueued) {
+  const auto group = make_group(make_gated_calls());
+  FakeStream stream(*system_);
+  float value = 1;
+  const Work work = group->issue(sum(value, &stream));
+  FakeStream opener(*system_);
+  opener.enqueue([this] {
+    system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(50)));
+    gate_.set();
+  });
+  group->close(soon());
+  EXPECT_TRUE(work.is_completed());
+  EXPECT_FALSE(work.error());
+  EXPECT_EQ(value, 3);
+}
+
+TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
+  const auto calls = std::make_shared<FakeCalls>([this](FakeCall&) -> Status {
+    gate_.wait(soon());
+    return Error(ErrorCode::kUnavailable, "the device is gone");
+  });
+  const auto group = make_group(calls);
+  FakeStream stream(*system_);
+  float value = 1;
+  const Work work = group->issue(sum(value, &stream));
+  work.wait();
+  EXPECT_FALSE(work.error());
+  gate_.set();
+  ASSERT_TRUE(stream.synchronize(soon()));
+  const std::string failure = failure_of([&] { group->run(sum(value)); });
+  EXPECT_THAT(failure, HasSubstr("the device is gone"));
+  EXPECT_THAT(failure, HasSubstr("all_reduce"));
+  EXPECT_THAT(failure, HasSubstr("#1"));
+  ASSERT_TRUE(work.error());
+  EXPECT_THAT(work.error()->message(), HasSubstr("the device is gone"));
+  group->close(soon());
+}
+
+}  // namespace
+}  // namespace cadre::testing
