@@ -21,7 +21,7 @@ std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size
   auto impl = std::make_unique<Communicator::Impl>(std::move(fabric), options,
                                                    GroupMembers{ranks, 0, membership});
   impl->open(std::nullopt, {});
-  return CommunicatorParts::make(std::move(impl));
+  return std::make_unique<Communicator>(std::move(impl));
 }
 
 }  // namespace cadre::testing
