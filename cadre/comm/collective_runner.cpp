@@ -78,7 +78,11 @@ Completion CollectiveRunner::run(Operation& operation) {
   Completion result =
       monitor.has_failed() ? Completion(monitor.error()) : execute_caught(operation, call);
   const bool is_done = result.is_done();
-  result = is_done ? conclude(call, result.status()) : follow(call, result, record.entry());
+  if (!is_done) {
+    result = follow(call, result, record.entry());
+  } else if (!result.status().ok()) {
+    result = conclude(call, result.status());
+  }
   if (num_enqueued_ == 0) monitor.leave_collective();
   const TimePoint now = parts_.system.now();
   if (is_done) {

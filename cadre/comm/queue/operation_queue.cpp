@@ -49,21 +49,9 @@ void OperationQueue::run(Operation& operation) {
   std::shared_ptr<Issued> issued;
   if (const auto number = try_begin_alone(operation.fingerprints.size())) {
     operation.number = *number;
-    Status status;
-    {
-      const HeldRole role(*this);
-      const Completion completion = run_caught(operation);
-      if (completion.is_done()) {
-        status = completion.status();
-        end_alone();
-      } else {
-        issued = std::make_shared<Issued>(shared_from_this(), operation);
-        issued->completion = completion;
-        enqueue_alone(*issued, *number, completion);
-      }
-    }
+    const Completion completion = run_alone(operation, issued);
     run_callbacks();
-    if (issued == nullptr) return status.value_or_throw();
+    if (issued == nullptr) return completion.status().value_or_throw();
   } else {
     issued = std::make_shared<Issued>(shared_from_this(), operation);
     post(std::array<Handle, 1>{issued}, MovedBy::kCaller);
@@ -71,6 +59,19 @@ void OperationQueue::run(Operation& operation) {
   issued->wait(std::nullopt);
   operation.number = issued->number();
   operation.allocated = std::move(issued->operation.allocated);
+}
+
+Completion OperationQueue::run_alone(Operation& operation, std::shared_ptr<Issued>& enqueued) {
+  const HeldRole role(*this);
+  Completion completion = run_caught(operation);
+  if (completion.is_done()) {
+    end_alone();
+  } else {
+    enqueued = std::make_shared<Issued>(shared_from_this(), operation);
+    enqueued->completion = completion;
+    enqueue_alone(*enqueued, operation.number, completion);
+  }
+  return completion;
 }
 
 Work OperationQueue::issue(Operation operation) {

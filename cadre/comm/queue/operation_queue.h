@@ -63,6 +63,9 @@ class OperationQueue final : public ProgressQueue {
   void end_moving(const Error&) override {}  // no operation is left half-way
   void wake_holder() override {}             // it looks for more after each operation
   void fail(const Error& error) override { runner_.fail(error); }
+  // REQUIRES: the calling thread has the role, which is given back. Makes `enqueued` for what its
+  // engine ends later.
+  Completion run_alone(Operation& operation, std::shared_ptr<Issued>& enqueued);
   Completion run_caught(Operation& operation);
 
   OperationRunner& runner_;
