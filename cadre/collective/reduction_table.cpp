@@ -116,7 +116,7 @@ ReductionRule reduction_rule(DType dtype, ReduceOp op) {
 namespace {
 
 // Not in check_reduction(), which every reduction calls and which then needs no stack frame.
-[[gnu::noinline]] Error refusal_of(DType dtype, ReduceOp op) {
+[[gnu::noinline]] Status refusal_of(DType dtype, ReduceOp op) {
   return Error(ErrorCode::kInvalidArgument,
                format("{} of {} is refused: {}", op, dtype, reduction_rule(dtype, op).meaning));
 }

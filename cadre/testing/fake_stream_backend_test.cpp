@@ -109,6 +109,7 @@ TEST_F(FakeStreamBackendTest, BeginsAfterTheStreamOfTheCallAndOrdersAnotherOneBe
   EXPECT_TRUE(!completion.is_done() && completion.is_stream_ordered());
   ASSERT_TRUE(completion.order_stream(&after).ok());
   after.enqueue([&] { seen = value; });
+  EXPECT_FALSE(after.synchronize(system_->deadline_in(std::chrono::milliseconds(20))));
   gate_.set();
   ASSERT_TRUE(after.synchronize(soon()));
   EXPECT_EQ(seen, 15);
