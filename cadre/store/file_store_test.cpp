@@ -17,6 +17,7 @@
 #include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/files/locked_file.h"
+#include "cadre/os/files/native_file_system.h"
 #include "cadre/os/system.h"
 #include "cadre/store/file/journal.h"
 #include "cadre/testing/temporary_folder.h"
@@ -120,7 +121,7 @@ TEST_F(FileStoreTest, TheLastToLeaveRemovesTheFileAndNobodyBefore) {
 
 TEST_F(FileStoreTest, OneThatHasLeftIsNotPresentBeforeItsFileIsClosed) {
   const auto join = [&] {
-    auto file = os::LockedFile::open(path_);
+    auto file = os::NativeFileSystem().open_shared(path_);
     store::Journal journal(std::move(file).value_or_throw(), path_, size_t{1} << 20);
     EXPECT_TRUE(journal.try_lock().value());
     EXPECT_TRUE(journal.enter(2).ok());

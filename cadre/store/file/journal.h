@@ -54,7 +54,7 @@ class Journal {
   Status remove_if_last(int num_ranks);
   Error explain(const Error& error) const;
 
-  const std::unique_ptr<os::SharedFile> file_;
+  std::unique_ptr<os::SharedFile> file_;
   std::string path_;
   size_t max_bytes_;
   size_t position_ = 0;  // of the first byte that is not in the table
