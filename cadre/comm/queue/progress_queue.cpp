@@ -178,8 +178,7 @@ void ProgressQueue::end(IssuedOperation& operation, Status status) {
   wake_waiting();
 }
 
-void ProgressQueue::run_callbacks() {
-  if (!has_calls_) return;
+void ProgressQueue::call_back() {
   const auto kept = shared_from_this();  // a callback may be the last owner of an operation
   while (true) {
     std::list<IssuedOperation::Call> next;

@@ -142,7 +142,9 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // the numbers. Such a call ends by end_alone() or enqueue_alone().
   std::optional<uint64_t> try_begin_alone(size_t num_numbers);
   // Those of operations that have ended. REQUIRES: the calling thread does not hold the role.
-  void run_callbacks();
+  void run_callbacks() {
+    if (has_calls_) call_back();
+  }
 
   // REQUIRES of all that follow: the calling thread holds the role.
   void end_alone() { has_ended_alone_ = true; }
@@ -172,6 +174,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // A callback threw: fails the group.
   virtual void fail(const Error& error) = 0;
 
+  void call_back();
   void append(std::span<const Handle> operations);  // under the lock
   void remove_oldest();                             // under the lock
   void wait_for(const IssuedOperation& operation, std::optional<Deadline> deadline);
