@@ -126,6 +126,9 @@ TEST_P(TensorParallelEquality, EqualsOneProcessOnEveryNumberOfRanks) {
   std::vector<Tensor> batches;
   for (int step = 0; step < kSteps; ++step) batches.push_back(plain->make_batch(GetParam().batch));
   const Training alone = train_model(GetParam(), *plain, batches);
+  // Gradients of later steps are taken at parameters that differ within their bounds, which in
+  // float32 are much wider than the rounding errors of a gradient.
+  const double later_gradients = GetParam().dtype == torch::kFloat ? 4 : 1;
   Comparison worst;
   for (const int num_ranks : {1, 2, 3, 4}) {
     const Training trained = train_divided(GetParam(), kSeed, num_ranks, batches);
@@ -135,7 +138,7 @@ TEST_P(TensorParallelEquality, EqualsOneProcessOnEveryNumberOfRanks) {
     }
     const Comparison comparison = compare_with_losses(GetParam(), trained, alone);
     EXPECT_LE(comparison.first_gradients, 1) << num_ranks << " ranks";
-    EXPECT_LE(comparison.gradients, 1) << num_ranks << " ranks";
+    EXPECT_LE(comparison.gradients, later_gradients) << num_ranks << " ranks";
     EXPECT_LE(comparison.parameters, 1) << num_ranks << " ranks";
     EXPECT_LE(comparison.losses, 1) << num_ranks << " ranks";
     worst = worse_of(worst, comparison);
