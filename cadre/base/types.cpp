@@ -14,6 +14,7 @@ constexpr std::array<std::string_view, kNumOpKinds> kOpKindNames = {
     "broadcast", "all_reduce", "all_gather",         "reduce_scatter", "barrier",
     "send",      "recv",       "allocate_symmetric", "reduce",         "gather",
     "scatter",   "all_to_all", "all_to_all_v",       "wait_signal",    "all_gather_v"};
+constexpr std::array<std::string_view, kNumDeviceTypes> kDeviceTypeNames = {"cpu", "cuda"};
 
 // Values may come from the wire, so the index is checked.
 template <typename Enum, size_t kCount>
@@ -32,6 +33,9 @@ std::string_view to_string(ReduceOp op) {
 }
 std::string_view to_string(OpKind kind) {
   return name_of(kOpKindNames, kind);
+}
+std::string_view to_string(DeviceType type) {
+  return name_of(kDeviceTypeNames, type);
 }
 
 std::optional<DType> parse_dtype(std::string_view text) {

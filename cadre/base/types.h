@@ -1,4 +1,4 @@
-// The small vocabulary of every collective: Rank, DType, ReduceOp and byte spans.
+// The small vocabulary of every collective: Rank, DType, ReduceOp, Device and byte spans.
 //
 // Threads: plain values. Blocking: never. Names are c10d's, lower-cased where they are texts.
 #pragma once
@@ -69,6 +69,17 @@ constexpr size_t size_of(DType dtype) {
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
 inline constexpr int kNumReduceOps = 9;
 
+// Where the buffers of a collective lie. Append new types at the end.
+enum class DeviceType : uint8_t { kCpu, kCuda };
+inline constexpr int kNumDeviceTypes = 2;
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;  // among the devices of this type in this process
+
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
 enum class OpKind : uint8_t {
   kBroadcast,
   kAllReduce,
@@ -88,9 +99,10 @@ enum class OpKind : uint8_t {
 };
 inline constexpr int kNumOpKinds = 15;
 
-CADRE_EXPORT std::string_view to_string(DType dtype);  // "float32"
-CADRE_EXPORT std::string_view to_string(ReduceOp op);  // "sum"
-CADRE_EXPORT std::string_view to_string(OpKind kind);  // "all_reduce"
+CADRE_EXPORT std::string_view to_string(DType dtype);      // "float32"
+CADRE_EXPORT std::string_view to_string(ReduceOp op);      // "sum"
+CADRE_EXPORT std::string_view to_string(OpKind kind);      // "all_reduce"
+CADRE_EXPORT std::string_view to_string(DeviceType type);  // "cpu"
 CADRE_EXPORT std::optional<DType> parse_dtype(std::string_view text);
 
 }  // namespace cadre

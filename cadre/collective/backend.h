@@ -1,8 +1,10 @@
 // The interface of every engine that moves and reduces bytes for a group.
 //
-// Threads: one operation at a time, from whichever thread holds the group's progress role.
-// Blocking: every operation, until done, its deadline or the group's Interrupt.
-// Lifetime: the buffers of a Collective are borrowed until the call returns.
+// Threads: one call at a time, from whichever thread holds the group's progress role.
+// Blocking: a blocking engine runs the collectives inside submit(), each until it is done, the
+// call's deadline or the group's Interrupt. A stream-ordered engine only enqueues them.
+// Lifetime: the Collectives, and the OpContext with its OpProgress, are borrowed until submit()
+// returns; their buffers until the Completion is done.
 // Errors: kTimeout and kPeerLost with OpProgress::waiting_for naming the peer; kAborted when the
 // Interrupt was raised; kInvalidArgument when a peer called another operation
 // (OpProgress::set_mismatch) or the parts of an all_to_all_v do not fit (part_mismatch), then on
@@ -12,12 +14,15 @@
 // c10d's, with one flat buffer a side.
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "cadre/base/error.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/collective.h"
+#include "cadre/collective/completion.h"
 #include "cadre/collective/op.h"
 
 namespace cadre {
@@ -34,8 +39,22 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual Capabilities capabilities() const = 0;
-  // REQUIRES: validate(), and that kPremulSum comes as kSum of inputs that are multiplied already.
-  virtual Status run(const OpContext& op, const Collective& collective) = 0;
+  // Runs the collectives in order. Ends with the first error: the collectives after it are not run.
+  // REQUIRES: at least one collective, as many fingerprints as collectives, validate() of each, and
+  // that kPremulSum comes as kSum of inputs that are multiplied already.
+  virtual Completion submit(const OpContext& op, std::span<const Collective> collectives) = 0;
 };
+
+// submit() of a blocking engine whose `run` takes one collective and its context. Status: the first
+// error.
+template <typename Run>
+Status run_in_order(const OpContext& op, std::span<const Collective> collectives, const Run& run) {
+  Status status = run(op, collectives.front());
+  for (size_t i = 1; i < collectives.size() && status.ok(); ++i) {
+    op.progress.set_index(i);
+    status = run(op.from(i), collectives[i]);
+  }
+  return status;
+}
 
 }  // namespace cadre

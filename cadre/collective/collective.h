@@ -90,6 +90,10 @@ struct CADRE_EXPORT Collective {
   ConstBytes in = {};
   Bytes out = {};
   SplitCounts splits = {};  // of all_gather_v and all_to_all_v
+  Device device = {};       // that `in` and `out` lie on
+  // Of the device, for stream-ordered engines: the operation begins after what was enqueued on this
+  // stream before the call. A cudaStream_t of CUDA; null is the device's default stream.
+  void* stream = nullptr;
   // The sizes of the tensor that has the n elements, for collectives of which all ranks have n:
   // ranks with different shapes of as many elements are refused. Without it, one dimension.
   std::optional<std::span<const int64_t>> shape = {};

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "cadre/base/deadline.h"
@@ -61,6 +62,8 @@ class OpProgress {
     phase_.store(static_text, std::memory_order_relaxed);
     if (mirror_ != nullptr) copy_phase(static_text);
   }
+  // Which collective of the call is running, from 0.
+  void set_index(size_t index) { index_.store(index, std::memory_order_relaxed); }
   // The rank that is waited for just now; -1 for none.
   void set_waiting_for(int rank) {
     waiting_for_.store(rank, std::memory_order_relaxed);
@@ -90,6 +93,7 @@ class OpProgress {
 
   const char* phase() const { return phase_.load(std::memory_order_relaxed); }
   int waiting_for() const { return waiting_for_.load(std::memory_order_relaxed); }
+  size_t index() const { return index_.load(std::memory_order_relaxed); }
 
   int mismatch_peer = -1;  // read by the running thread only, after the operation failed
   uint64_t mismatch_number = 0;
@@ -109,14 +113,23 @@ class OpProgress {
   ProgressMirror* mirror_ = nullptr;
   std::atomic<const char*> phase_{"enter"};
   std::atomic<int> waiting_for_{-1};
+  std::atomic<size_t> index_{0};
 };
 
-// Handed to a Backend with each operation.
+// Handed to a Backend with each call of submit().
 struct OpContext {
-  uint64_t number;  // counts the group's collectives from 1; equal on all ranks
-  Fingerprint fingerprint;
-  Deadline deadline;
+  // Of the first collective of the call; the next ones have the next numbers. Counts the group's
+  // collectives from 1; equal on all ranks.
+  uint64_t number;
+  std::span<const Fingerprint> fingerprints;  // one for each collective of the call; never empty
+  Deadline deadline;                          // of the call
   OpProgress& progress;
+
+  const Fingerprint& fingerprint() const { return fingerprints.front(); }
+  // The context of the collectives of the call from this one on.
+  OpContext from(size_t index) const {
+    return {number + index, fingerprints.subspan(index), deadline, progress};
+  }
 };
 
 }  // namespace cadre

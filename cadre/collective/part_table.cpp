@@ -59,7 +59,7 @@ Status PartTable::check(const OpContext& op) const {
       op.progress.part_mismatch = {sender, receiver, sent_bytes, expected_bytes};
       return Error(ErrorCode::kInvalidArgument,
                    format("{} #{}: rank {} sends {} bytes to rank {}, which expects {}",
-                          OpDescriptor::from_fingerprint(op.fingerprint).to_string(), op.number,
+                          OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number,
                           sender, sent_bytes, receiver, expected_bytes));
     }
   }

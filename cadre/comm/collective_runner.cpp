@@ -15,11 +15,11 @@ namespace {
 // How long a mismatch waits for a rank that knows more of it.
 constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
 
-wire::Activity activity_of(const Operation& operation, Duration age) {
+wire::Activity activity_of(const OpContext& context, Duration age) {
   wire::Activity activity;
   activity.state = wire::ActivityState::kRunning;
-  activity.number = operation.number;
-  activity.fingerprint = operation.descriptor.fingerprint();
+  activity.number = context.number;
+  activity.fingerprint = context.fingerprint();
   activity.age_ns = age.count();
   return activity;
 }
@@ -35,12 +35,16 @@ Status CollectiveRunner::run(Operation& operation) {
   began_ = parts_.system.now();
   cell.begin(operation.number, fingerprint, began_);
   const uint64_t index = parts_.recorder.begin(operation.number, fingerprint, -1, began_);
-  const OpContext context{operation.number, fingerprint,
-                          operation.deadline.value_or(Deadline(began_ + parts_.timeout)), progress};
+  const OpContext context{operation.number,
+                          {&fingerprint, 1},
+                          operation.deadline.value_or(Deadline(began_ + parts_.timeout)),
+                          progress};
   monitor.enter_collective(operation.number);
   Status status =
       monitor.has_failed() ? Status(monitor.error()) : execute_caught(operation, context);
-  if (!status.ok() && !monitor.has_failed()) status = explain(operation, context, status.error());
+  if (!status.ok() && !monitor.has_failed()) {
+    status = explain(context.from(progress.index()), status.error());
+  }
   if (!status.ok()) status = monitor.error();
   monitor.leave_collective();
   const TimePoint now = parts_.system.now();
@@ -57,13 +61,14 @@ Status CollectiveRunner::execute_caught(Operation& operation, const OpContext& c
     return execute(operation.collective, context);
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);
-    return fail(operation, {error.code(), parts_.monitor.roster().self.value, error.message(), {}});
+    return fail(context.from(context.progress.index()),
+                {error.code(), parts_.monitor.roster().self.value, error.message(), {}});
   }
 }
 
 Status CollectiveRunner::execute(const Collective& collective, const OpContext& context) {
   if (collective.reduction.factor()) return execute(premultiplied(collective), context);
-  if (parts_.backend != nullptr) return parts_.backend->run(context, collective);
+  if (parts_.backend != nullptr) return parts_.backend->submit(context, {&collective, 1}).status();
   const auto& [in, out] = std::pair(collective.in, collective.out);
   if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());
   return {};
@@ -93,19 +98,19 @@ Status CollectiveRunner::allocate(Operation& operation, const OpContext& context
   return {};
 }
 
-Error CollectiveRunner::explain(const Operation& operation, const OpContext& context,
-                                const Error& error) {
+// The context is that of the collective that failed.
+Error CollectiveRunner::explain(const OpContext& context, const Error& error) {
   switch (error.code()) {
     case ErrorCode::kTimeout:
-      return explain_timeout(operation, context);
+      return explain_timeout(context);
     case ErrorCode::kPeerLost:
-      return explain_loss(operation, context, error);
+      return explain_loss(context, error);
     case ErrorCode::kAborted:
       return parts_.monitor.published_failure();
     case ErrorCode::kInvalidArgument:
-      if (context.progress.mismatch_peer >= 0) return explain_mismatch(operation, context);
+      if (context.progress.mismatch_peer >= 0) return explain_mismatch(context);
       if (context.progress.part_mismatch.sender >= 0) {
-        return explain_part_mismatch(operation, context);
+        return explain_part_mismatch(context);
       }
       break;
     case ErrorCode::kUnavailable:
@@ -115,38 +120,37 @@ Error CollectiveRunner::explain(const Operation& operation, const OpContext& con
   }
   const Rank self = parts_.monitor.roster().self;
   const int culprit = error.details().is_own_limit ? self.value : context.progress.waiting_for();
-  return fail(operation, {error.code(), culprit, error.message(), {}});
+  return fail(context, {error.code(), culprit, error.message(), {}});
 }
 
 // A rank that reaches its own deadline reports its own timeout if it can name the culprit with
 // certainty, even if a peer's failure arrives meanwhile.
-Error CollectiveRunner::explain_timeout(const Operation& operation, const OpContext& context) {
-  parts_.monitor.fail_by_timeout({.activity = activity_of(operation, parts_.system.now() - began_),
-                                  .number = operation.number,
+Error CollectiveRunner::explain_timeout(const OpContext& context) {
+  parts_.monitor.fail_by_timeout({.activity = activity_of(context, parts_.system.now() - began_),
+                                  .number = context.number,
                                   .waiting_for = context.progress.waiting_for()});
   return parts_.monitor.published_failure();
 }
 
-Error CollectiveRunner::explain_loss(const Operation& operation, const OpContext& context,
-                                     const Error& error) {
+Error CollectiveRunner::explain_loss(const OpContext& context, const Error& error) {
   const int peer = context.progress.waiting_for();
   const auto end = parts_.monitor.why_stream_ended(peer, error);
   if (!end) return parts_.monitor.error();
-  return fail(operation, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
+  return fail(context, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
 }
 
 // Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
 // peers and reports the lowest mismatching pair. If that does not include rank 0, it first waits
 // for the report of a rank whose pair does.
-Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpContext& context) {
+Error CollectiveRunner::explain_mismatch(const OpContext& context) {
   Monitor& monitor = parts_.monitor;
   const Roster& roster = monitor.roster();
   const OpProgress& progress = context.progress;
   const bool is_late = progress.own_number != 0;
-  const Call own{roster.self.value, is_late ? progress.own_number : operation.number,
-                 is_late ? progress.own_fingerprint : context.fingerprint};
+  const Call own{roster.self.value, is_late ? progress.own_number : context.number,
+                 is_late ? progress.own_fingerprint : context.fingerprint()};
   const Call its{progress.mismatch_peer, progress.mismatch_number, progress.mismatch_fingerprint};
-  const wire::Activity activity = activity_of(operation, parts_.system.now() - began_);
+  const wire::Activity activity = activity_of(context, parts_.system.now() - began_);
   monitor.fail_after([&] {
     const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
     const Mismatch mismatch = first_mismatch(views, {own, its});
@@ -158,16 +162,15 @@ Error CollectiveRunner::explain_mismatch(const Operation& operation, const OpCon
   return monitor.published_failure();
 }
 
-Error CollectiveRunner::explain_part_mismatch(const Operation& operation,
-                                              const OpContext& context) {
+Error CollectiveRunner::explain_part_mismatch(const OpContext& context) {
   const OpProgress::PartMismatch& parts = context.progress.part_mismatch;
-  const std::string cause =
-      part_mismatch_cause(parts_.monitor.roster(), parts, operation.descriptor.dtype);
-  return fail(operation, {ErrorCode::kInvalidArgument, parts.sender, cause, {}});
+  const std::string cause = part_mismatch_cause(
+      parts_.monitor.roster(), parts, OpDescriptor::from_fingerprint(context.fingerprint()).dtype);
+  return fail(context, {ErrorCode::kInvalidArgument, parts.sender, cause, {}});
 }
 
-Error CollectiveRunner::fail(const Operation& operation, Failure failure) {
-  failure.operation = activity_of(operation, parts_.system.now() - began_);
+Error CollectiveRunner::fail(const OpContext& context, Failure failure) {
+  failure.operation = activity_of(context, parts_.system.now() - began_);
   parts_.monitor.fail(failure);
   return parts_.monitor.published_failure();
 }

@@ -44,12 +44,12 @@ class CollectiveRunner final : public OperationRunner {
   Collective premultiplied(const Collective& collective);
   Status allocate(Operation& operation, const OpContext& context);
   // Makes the failure of the group out of what the engine reported.
-  Error explain(const Operation& operation, const OpContext& context, const Error& error);
-  Error explain_timeout(const Operation& operation, const OpContext& context);
-  Error explain_loss(const Operation& operation, const OpContext& context, const Error& error);
-  Error explain_mismatch(const Operation& operation, const OpContext& context);
-  Error explain_part_mismatch(const Operation& operation, const OpContext& context);
-  Error fail(const Operation& operation, Failure failure);
+  Error explain(const OpContext& context, const Error& error);
+  Error explain_timeout(const OpContext& context);
+  Error explain_loss(const OpContext& context, const Error& error);
+  Error explain_mismatch(const OpContext& context);
+  Error explain_part_mismatch(const OpContext& context);
+  Error fail(const OpContext& context, Failure failure);
 
   Parts parts_;
   TimePoint began_;                // of the running operation

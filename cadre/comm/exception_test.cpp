@@ -28,7 +28,9 @@ constexpr Duration kPatience = seconds(20);
 class ThrowingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
-  Status run(const OpContext&, const Collective&) override { throw std::bad_alloc(); }
+  Completion submit(const OpContext&, std::span<const Collective>) override {
+    throw std::bad_alloc();
+  }
 };
 
 class ThrowingChannel final : public Channel {

@@ -182,7 +182,8 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
                                                                  size_t num_bytes) {
   if (parts_.memory != nullptr) return allocate_shared(op, num_bytes);
   if (parts_.backend != nullptr) {
-    CADRE_RETURN_IF_ERROR(parts_.backend->run(op, Collective::barrier()));
+    const Collective barrier = Collective::barrier();
+    CADRE_RETURN_IF_ERROR(parts_.backend->submit(op, {&barrier, 1}).status());
   }
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   made.pages.resize((signal_bytes(parts_.world_size) + round_to_page(num_bytes)) / kPageBytes);
@@ -201,9 +202,9 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const Op
   if (!piece.ok()) return piece.error();
   std::vector<Place> places(parts_.slots.size());
   const std::array<Place, 1> own = {piece->place()};
-  CADRE_RETURN_IF_ERROR(parts_.backend->run(
-      op, Collective::all_gather(std::as_bytes(std::span(own)),
-                                 std::as_writable_bytes(std::span(places)), DType::kUint8)));
+  const Collective exchange = Collective::all_gather(
+      std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(places)), DType::kUint8);
+  CADRE_RETURN_IF_ERROR(parts_.backend->submit(op, {&exchange, 1}).status());
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   for (size_t rank = 0; rank < places.size(); ++rank) {
     made.places.push_back({parts_.slots[rank], places[rank]});

@@ -101,13 +101,15 @@ Capabilities HostEngine::capabilities() const {
                                host::kInlineBytes, host::kFlatBytes, host::kChunkBytes)};
 }
 
-Status HostEngine::run(const OpContext& op, const Collective& collective) try {
-  return run_inside(op, collective);
+Completion HostEngine::submit(const OpContext& op, std::span<const Collective> collectives) try {
+  return run_in_order(op, collectives, [this](const OpContext& one, const Collective& collective) {
+    return run(one, collective);
+  });
 } catch (const std::exception& thrown) {
   leave_by_exception(thrown.what());
 }
 
-Status HostEngine::run_inside(const OpContext& op, const Collective& c) {
+Status HostEngine::run(const OpContext& op, const Collective& c) {
   switch (c.kind) {
     case OpKind::kBroadcast:
       return broadcast(op, c);

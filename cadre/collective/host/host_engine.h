@@ -61,10 +61,10 @@ class HostEngine final : public Backend {
   HostEngine& operator=(const HostEngine&) = delete;
 
   Capabilities capabilities() const override;
-  Status run(const OpContext& op, const Collective& collective) override;
+  Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
 
  private:
-  Status run_inside(const OpContext& op, const Collective& c);
+  Status run(const OpContext& op, const Collective& c);
   Status broadcast(const OpContext& op, const Collective& c);
   Status all_reduce(const OpContext& op, const Collective& c);
   Status all_gather(const OpContext& op, const Collective& c);

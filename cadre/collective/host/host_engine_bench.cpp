@@ -68,26 +68,20 @@ class BenchRank {
   BenchRank(RankContext& context, Memory& memory, double seconds)
       : context_(context),
         seconds_(seconds),
-
         engine_(context.system, interrupt_, setup_of(memory, context)) {}
 
   void all_reduce(Bytes data) {
-    const OpDescriptor descriptor{
-        .kind = OpKind::kAllReduce, .dtype = DType::kFloat32, .count = data.size() / sizeof(float)};
-    engine_.all_reduce(next(descriptor), data, data, DType::kFloat32, ReduceOp::kSum)
-        .value_or_throw();
+    run(Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum));
   }
 
-  void barrier() { engine_.barrier(next({})).value_or_throw(); }
+  void barrier() { run(Collective::barrier()); }
 
   // Runs the size often enough to fill the time, alike on all ranks; returns microseconds.
   std::vector<double> measure(Bytes data) {
     const double first_us = time_once(data);
     auto runs = static_cast<uint32_t>(seconds_ * 1e6 / std::max(first_us, 1.0));
     runs = std::clamp(runs, 20u, 20000u);
-    const OpContext op = next({.kind = OpKind::kBroadcast, .count = sizeof(runs)});
-    const Bytes agreed = std::as_writable_bytes(std::span(&runs, 1));
-    engine_.broadcast(op, agreed, 0).value_or_throw();
+    run(Collective::broadcast(std::as_writable_bytes(std::span(&runs, 1)), DType::kUint8, 0));
     std::vector<double> times;
     for (uint32_t i = 0; i < runs; ++i) times.push_back(time_once(data));
     std::sort(times.begin(), times.end());
@@ -111,11 +105,17 @@ class BenchRank {
     return static_cast<double>((end - start).count()) / 1e3;
   }
 
-  OpContext next(const OpDescriptor& descriptor) {
-    return {.number = ++number_,
-            .fingerprint = descriptor.fingerprint(),
-            .deadline = context_.system.deadline_in(std::chrono::seconds(60)),
-            .progress = progress_};
+  void run(Collective collective) {
+    const Fingerprint fingerprint =
+        validate(collective, context_.rank, context_.world_size).value_or_throw().fingerprint();
+    engine_
+        .submit({.number = ++number_,
+                 .fingerprints = {&fingerprint, 1},
+                 .deadline = context_.system.deadline_in(std::chrono::seconds(60)),
+                 .progress = progress_},
+                {&collective, 1})
+        .status()
+        .value_or_throw();
   }
 
   RankContext& context_;

@@ -264,8 +264,9 @@ TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile)
                       {.rank = 1, .world_size = kNumRanks, .oversubscribed = true});
     OpProgress progress;
     const OpDescriptor descriptor{.kind = OpKind::kAllGather, .count = data.size() / 2};
+    const Fingerprint fingerprint = descriptor.fingerprint();
     const OpContext op{.number = 1,
-                       .fingerprint = descriptor.fingerprint(),
+                       .fingerprints = {&fingerprint, 1},
                        .deadline = context.system.deadline_in(kPatience),
                        .progress = progress};
     const host::Announcement places{.in = memory.place(1), .out = memory.place(1)};
@@ -294,8 +295,9 @@ TEST(SymmetricGroupsTest, APlaceOutsideOfItsSliceIsRefused) {
                       {.rank = 1, .world_size = kNumRanks, .oversubscribed = true});
     OpProgress progress;
     const OpDescriptor descriptor{.kind = OpKind::kBroadcast, .root = 1, .count = data.size()};
+    const Fingerprint fingerprint = descriptor.fingerprint();
     const OpContext op{.number = 1,
-                       .fingerprint = descriptor.fingerprint(),
+                       .fingerprints = {&fingerprint, 1},
                        .deadline = context.system.deadline_in(kPatience),
                        .progress = progress};
     host::Announcement places{.in = memory.place(1), .out = memory.place(1)};

@@ -47,7 +47,7 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
   ++round_;
   Entry& mine = arena_.entry(rank_, round_);
   mine.number = op.number;
-  mine.fingerprint = op.fingerprint;
+  mine.fingerprint = op.fingerprint();
   if (!payload.empty()) std::memcpy(mine.payload.data(), payload.data(), payload.size());
   if (spin_limit_ > 0) {
     // A publish() would stall here until this core owns the line; see wake_sleepers().
@@ -108,7 +108,7 @@ Status Peers::check_left(const OpContext& op) const {
                format("host engine: rank {} left an operation with an error while rank {} was in "
                       "\"{}\" of {} #{}; look at the first failure",
                       (mark & ~kLeftBit) >> kLeftRankShift, rank_, op.progress.phase(),
-                      OpDescriptor::from_fingerprint(op.fingerprint).to_string(), op.number));
+                      OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number));
 }
 
 bool Peers::are_done(Duration patience) {
@@ -189,7 +189,7 @@ bool Peers::found_by_others() const {
 
 Status Peers::compare_entry(Rank peer, const OpContext& op) {
   const Entry& entry = arena_.entry(peer, round_);
-  if (entry.number == op.number && entry.fingerprint == op.fingerprint) return {};
+  if (entry.number == op.number && entry.fingerprint == op.fingerprint()) return {};
   return report_mismatch(peer, op);
 }
 
@@ -217,7 +217,7 @@ Status Peers::report_mismatch(Rank peer, const OpContext& op) {
   return Error(
       ErrorCode::kInvalidArgument,
       format("host engine: rank {} called {} as #{}, but rank {} called {} as #{}", rank_,
-             text(op.fingerprint), op.number, peer, text(entry.fingerprint), entry.number));
+             text(op.fingerprint()), op.number, peer, text(entry.fingerprint), entry.number));
 }
 
 void Peers::wake_everyone() {

@@ -145,10 +145,11 @@ TEST(PeersTest, CountersWrap) {
                  .world_size = kNumRanks,
                  .oversubscribed = true,
                  .first_count = kStart});
+    const Fingerprint fingerprint{.call = 5};
     for (int i = 1; i <= 40; ++i) {
       OpProgress progress;
       const OpContext op{.number = static_cast<uint64_t>(i),
-                         .fingerprint = {.call = 5},
+                         .fingerprints = {&fingerprint, 1},
                          .deadline = context.system.deadline_in(std::chrono::seconds(30)),
                          .progress = progress};
       arrived.fetch_add(1);

@@ -60,7 +60,7 @@ Status SharedBuffers::check(const Peers& peers, const OpContext& op) const {
                  format("host engine: rank {} took its memory back after a failure while rank {} "
                         "was in \"{}\" of {} #{}; look at the first failure",
                         source.rank, peers.rank(), op.progress.phase(),
-                        OpDescriptor::from_fingerprint(op.fingerprint).to_string(), op.number));
+                        OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number));
   }
   return {};
 }

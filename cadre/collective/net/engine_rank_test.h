@@ -59,11 +59,14 @@ class EngineRank {
   Status run(Collective collective) {
     const auto descriptor = validate(collective, rank_, world_size_);
     if (!descriptor.ok()) return descriptor.error();
-    return engine_.run({.number = ++number_,
-                        .fingerprint = descriptor->fingerprint(),
-                        .deadline = system_.deadline_in(patience_),
-                        .progress = progress_},
-                       collective);
+    const Fingerprint fingerprint = descriptor->fingerprint();
+    return engine_
+        .submit({.number = ++number_,
+                 .fingerprints = {&fingerprint, 1},
+                 .deadline = system_.deadline_in(patience_),
+                 .progress = progress_},
+                {&collective, 1})
+        .status();
   }
 
   os::System& system_;

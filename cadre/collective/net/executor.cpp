@@ -104,7 +104,7 @@ Link& Executor::link(Rank peer) {
 }
 
 void Executor::begin(const OpContext& op, Algorithm algorithm) {
-  header_ = {.algorithm = algorithm, .number = op.number, .fingerprint = op.fingerprint};
+  header_ = {.algorithm = algorithm, .number = op.number, .fingerprint = op.fingerprint()};
   history_.add(header_);
   for (auto& peer : links_) {
     if (peer) peer->begin_operation();
@@ -230,7 +230,7 @@ Status Executor::check(const OpContext& op, Rank peer) {
   refuse(refused);
   return Error(ErrorCode::kInvalidArgument,
                format("net engine: rank {} called {} as #{}, but rank {} called {} as #{}",
-                      transport_.rank(), text(op.fingerprint), op.number, peer,
+                      transport_.rank(), text(op.fingerprint()), op.number, peer,
                       text(theirs->fingerprint), theirs->number));
 }
 

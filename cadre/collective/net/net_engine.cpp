@@ -61,6 +61,12 @@ Status NetEngine::run_schedule(const OpContext& op, const Schedule& schedule, Sl
   return executor_.run(op, {schedule, 0, schedule.steps.size(), memory, kind});
 }
 
+Completion NetEngine::submit(const OpContext& op, std::span<const Collective> collectives) {
+  return run_in_order(op, collectives, [this](const OpContext& one, const Collective& collective) {
+    return run(one, collective);
+  });
+}
+
 Status NetEngine::run(const OpContext& op, const Collective& c) {
   switch (c.kind) {
     case OpKind::kBroadcast:

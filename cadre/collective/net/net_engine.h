@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 
 #include "cadre/collective/backend.h"
 #include "cadre/collective/net/chooser.h"
@@ -26,7 +27,7 @@ class NetEngine final : public Backend {
   Capabilities capabilities() const override {
     return {.name = "net", .shares_memory = false, .algorithms = to_string(table_)};
   }
-  Status run(const OpContext& op, const Collective& collective) override;
+  Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
 
  private:
   // Memory that grows to the largest need and is kept, because touching new pages costs more than
@@ -40,6 +41,7 @@ class NetEngine final : public Backend {
     size_t size_ = 0;
   };
 
+  Status run(const OpContext& op, const Collective& c);
   // Without arithmetic, and with it.
   Status move(const OpContext& op, const Collective& c);
   Status reduce(const OpContext& op, const Collective& c);

@@ -34,7 +34,7 @@ const char* phase_of(const Message& message) {
 
 }  // namespace
 
-class MessageQueue::Pending final : public Message, public Completion {
+class MessageQueue::Pending final : public Message, public IssuedState {
  public:
   Pending(std::shared_ptr<MessageQueue> queue, Message message)
       : Message(std::move(message)), queue_(std::move(queue)) {}

@@ -14,7 +14,7 @@
 
 namespace cadre {
 
-class Completion : public Work::State {
+class IssuedState : public Work::State {
  public:
   bool is_completed() const final { return is_done_.load(std::memory_order_acquire); }
   std::optional<Error> error() const final {

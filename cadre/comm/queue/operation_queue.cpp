@@ -17,7 +17,7 @@ constexpr Duration kLookAgain = std::chrono::seconds(60);
 
 }  // namespace
 
-class OperationQueue::Issued final : public Completion {
+class OperationQueue::Issued final : public IssuedState {
  public:
   Issued(std::shared_ptr<OperationQueue> queue, Operation operation)
       : queue_(std::move(queue)), operation_(std::move(operation)) {}
