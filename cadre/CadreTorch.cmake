@@ -1,6 +1,6 @@
 # Everything above the torch line. What includes torch's C++ API (modules, optimizers) shares one
 # precompiled torch/torch.h; the rest uses per-operator ATen headers.
-set(torch_folders group wrap deferred mesh shard buckets reduction parallel data checkpoint
+set(torch_folders group wrap deferred mesh shard layers buckets reduction parallel data checkpoint
                   optim plan verify)
 cadre_sources(torch_sources library ${torch_folders})
 if(NOT torch_sources)
@@ -76,6 +76,12 @@ endfunction()
 if(CADRE_WITH_TESTS)
   foreach(folder IN LISTS torch_folders ITEMS train)
     cadre_sources(tests test ${folder})
+    # With the layers that it divides, in one program of their own.
+    if(folder STREQUAL "layers")
+      cadre_sources(tests test layers parallel/tp)
+    elseif(folder STREQUAL "parallel")
+      list(FILTER tests EXCLUDE REGEX "/parallel/tp/")
+    endif()
     if(tests)
       cadre_torch_test(cadre_${folder}_test ${tests})
       cadre_test(NAME ${folder} COMMAND $<TARGET_FILE:cadre_${folder}_test>
@@ -83,7 +89,7 @@ if(CADRE_WITH_TESTS)
     endif()
   endforeach()
   # Equality with one process: a share of the cases; `make equality` runs all.
-  set_tests_properties(parallel PROPERTIES ENVIRONMENT CADRE_CASES_ONE_IN=4)
+  set_tests_properties(layers parallel PROPERTIES ENVIRONMENT CADRE_CASES_ONE_IN=4)
   if(TARGET cadre_train_test)
     target_sources(cadre_train_test PRIVATE $<TARGET_OBJECTS:cadre_train_objects>)
   endif()

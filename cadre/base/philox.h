@@ -1,0 +1,32 @@
+// Philox4x32-10, a counter-based random generator: a pure function from a key and a counter to 128
+// random bits. A program that numbers its draws gets each of them without those before it, on any
+// rank and in any order. Never for secrets.
+//
+// Threads: pure functions. Blocking: never. Errors: none. The same values on every platform.
+// Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace cadre {
+
+using PhiloxCounter = std::array<uint32_t, 4>;
+using PhiloxKey = std::array<uint32_t, 2>;
+
+// Ten rounds; each multiplies two words of the counter and mixes in the key, which a Weyl sequence
+// changes from round to round.
+constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t first = uint64_t{0xd2511f53} * counter[0];
+    const uint64_t second = uint64_t{0xcd9e8d57} * counter[2];
+    counter = {
+        static_cast<uint32_t>(second >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(second),
+        static_cast<uint32_t>(first >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(first)};
+    key[0] += 0x9e3779b9;
+    key[1] += 0xbb67ae85;
+  }
+  return counter;
+}
+
+}  // namespace cadre

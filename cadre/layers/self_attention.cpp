@@ -1,0 +1,110 @@
+#include "cadre/layers/self_attention.h"
+
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+SelfAttentionOptions checked(SelfAttentionOptions options) {
+  if (options.num_key_value_heads == 0) options.num_key_value_heads = options.num_heads;
+  const bool is_positive = options.num_heads > 0 && options.num_key_value_heads > 0;
+  if (!is_positive || options.embed_dim % options.num_heads != 0 ||
+      options.num_heads % options.num_key_value_heads != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("SelfAttention: embed_dim {} must be a multiple of num_heads {}, and that a "
+                       "multiple of num_key_value_heads {}",
+                       options.embed_dim, options.num_heads, options.num_key_value_heads));
+  }
+  return options;
+}
+
+int64_t head_dim(const SelfAttentionOptions& options) {
+  return options.embed_dim / options.num_heads;
+}
+
+// Query heads for each key and value head.
+int64_t group_size(const SelfAttentionOptions& options) {
+  return options.num_heads / options.num_key_value_heads;
+}
+
+}  // namespace
+
+SelfAttentionImpl::SelfAttentionImpl(const SelfAttentionOptions& given) : options(checked(given)) {
+  const int64_t heads_of_a_group = group_size(options) + 2;
+  const int64_t features = options.num_key_value_heads * heads_of_a_group * head_dim(options);
+  qkv = register_module(
+      "qkv", Linear(torch::nn::LinearOptions(options.embed_dim, features).bias(options.bias)));
+  output = register_module(
+      "output",
+      Linear(torch::nn::LinearOptions(options.embed_dim, options.embed_dim).bias(options.bias)));
+  qkv->set_block_size(heads_of_a_group * head_dim(options));
+  output->set_block_size(group_size(options) * head_dim(options));
+}
+
+at::Tensor SelfAttentionImpl::forward(const at::Tensor& input) {
+  const int64_t size = group_size(options);
+  // (B, T, key and value heads of this rank, their query heads and two, head_dim)
+  const at::Tensor heads = qkv->forward(input).unflatten(-1, {-1, size + 2, head_dim(options)});
+  const int64_t num_tokens = heads.size(1);
+  const auto head = [&](int64_t index) { return heads.select(3, index).transpose(1, 2); };
+  const at::Tensor query =
+      heads.narrow(3, 0, size).flatten(2, 3).transpose(1, 2);  // (B, heads, T, head_dim)
+  const at::Tensor result = attend(query, head(size), head(size + 1));
+  return output->forward(result.transpose(1, 2).reshape({input.size(0), num_tokens, -1}));
+}
+
+at::Tensor SelfAttentionImpl::attend(const at::Tensor& query, const at::Tensor& key,
+                                     const at::Tensor& value) const {
+  if (options.dropout && is_training()) return attend_with_dropout(query, key, value);
+  return at::scaled_dot_product_attention(query, key, value, {}, 0.0, options.is_causal,
+                                          std::nullopt, /*enable_gqa=*/group_size(options) > 1);
+}
+
+// libtorch's attention draws from the generator of the process.
+at::Tensor SelfAttentionImpl::attend_with_dropout(const at::Tensor& query, const at::Tensor& key,
+                                                  const at::Tensor& value) const {
+  const auto repeated = [&](const at::Tensor& heads) {
+    return heads.repeat_interleave(group_size(options), 1);
+  };
+  at::Tensor scores = query.matmul(repeated(key).transpose(-2, -1)) /
+                      std::sqrt(static_cast<double>(head_dim(options)));
+  const int64_t num_tokens = scores.size(-1);
+  if (options.is_causal) {
+    const at::Tensor future =
+        at::ones({num_tokens, num_tokens}, scores.options().dtype(at::kBool)).triu(1);
+    scores = scores.masked_fill(future, -std::numeric_limits<double>::infinity());
+  }
+  const int64_t first_head = output->first_divided_feature() / head_dim(options);
+  const DropoutRegion region{.sizes = {options.num_heads, num_tokens, num_tokens},
+                             .offsets = {first_head, 0, 0}};
+  const at::Tensor weights =
+      counter_based_dropout(at::softmax(scores, -1), options.dropout->p, *options.dropout->stream,
+                            options.dropout->layer, region);
+  return weights.matmul(repeated(value));
+}
+
+ParallelSelfAttentionImpl::ParallelSelfAttentionImpl(const SelfAttentionOptions& given,
+                                                     const ProcessGroup& group,
+                                                     const ParallelSelfAttentionOptions& parallel)
+    : SelfAttentionImpl(given) {
+  parallelize_new(*qkv,
+                  {.group = group,
+                   .style = ParallelStyle::kColwise,
+                   .sequence_parallel = parallel.sequence_parallel},
+                  "ParallelSelfAttention.qkv");
+  parallelize_new(*output,
+                  {.group = group,
+                   .style = ParallelStyle::kRowwise,
+                   .sequence_parallel = parallel.sequence_parallel},
+                  "ParallelSelfAttention.output");
+}
+
+}  // namespace cadre

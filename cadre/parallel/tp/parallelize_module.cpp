@@ -1,0 +1,178 @@
+#include "cadre/parallel/tp/parallelize_module.h"
+
+#include <ATen/ops/tensor.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <memory>
+#include <string_view>
+
+#include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument, format("parallelize_module: {}", problem));
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  if (pattern.empty()) return name.empty();
+  if (pattern[0] != '*') {
+    return !name.empty() && pattern[0] == name[0] && matches(pattern.substr(1), name.substr(1));
+  }
+  if (matches(pattern.substr(1), name)) return true;
+  return !name.empty() && name[0] != '.' && matches(pattern, name.substr(1));
+}
+
+struct PlannedLayer {
+  std::string name;
+  TensorParallelLayer* layer;
+  PlanEntry entry;
+};
+
+class Planner {
+ public:
+  Planner(torch::nn::Module& module, const std::vector<PlanEntry>& plan)
+      : plan_(plan), num_matches_(plan.size()) {
+    is_sequence_parallel_ = std::ranges::any_of(
+        plan, [](const PlanEntry& entry) { return entry.style == ParallelStyle::kSequence; });
+    add("", module);
+    for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+      add(child.key(), *child.value());
+    }
+    for (size_t i = 0; i < plan.size(); ++i) {
+      if (num_matches_[i] > 0) continue;
+      refuse(
+          format("the pattern \"{}\" ({}) matches none of the {} modules in the module; their "
+                 "names are{}",
+                 plan[i].pattern, to_string(plan[i].style), num_modules_, names_));
+    }
+  }
+
+  const std::vector<PlannedLayer>& layers() const { return layers_; }
+  bool is_sequence_parallel() const { return is_sequence_parallel_; }
+
+ private:
+  void add(const std::string& name, torch::nn::Module& module) {
+    ++num_modules_;
+    if (!name.empty()) names_ += format(" \"{}\"", name);
+    const PlanEntry* const entry = entry_of(name);
+    auto* const layer = dynamic_cast<TensorParallelLayer*>(&module);
+    if (entry == nullptr) {
+      const bool has_parameters = !module.named_parameters(/*recurse=*/false).is_empty();
+      if (is_sequence_parallel_ && has_parameters) {
+        refuse(
+            format("no pattern of the plan matches \"{}\", which has parameters. The plan is "
+                   "sequence-parallel, so name it kSequence if its inputs are shards of the "
+                   "sequence, and kReplicated if they are whole sequences",
+                   name));
+      }
+      if (layer != nullptr) {
+        layers_.push_back({name, layer, {.pattern = name, .style = ParallelStyle::kReplicated}});
+      }
+      return;
+    }
+    if (layer != nullptr) {
+      layers_.push_back({name, layer, *entry});
+    } else if (entry->style != ParallelStyle::kReplicated) {
+      refuse(
+          format("the pattern \"{}\" ({}) matches \"{}\", a {}, which is no layer that can be "
+                 "divided; make it a cadre::Linear, Embedding, LayerNorm or "
+                 "CounterBasedDropout",
+                 entry->pattern, to_string(entry->style), name, module.name()));
+    }
+  }
+
+  const PlanEntry* entry_of(const std::string& name) {
+    const PlanEntry* found = nullptr;
+    for (size_t i = 0; i < plan_.size(); ++i) {
+      if (!matches(plan_[i].pattern, name)) continue;
+      ++num_matches_[i];
+      if (found != nullptr) {
+        refuse(format("two patterns, \"{}\" ({}) and \"{}\" ({}), match \"{}\"", found->pattern,
+                      to_string(found->style), plan_[i].pattern, to_string(plan_[i].style), name));
+      }
+      found = &plan_[i];
+    }
+    return found;
+  }
+
+  const std::vector<PlanEntry>& plan_;
+  std::vector<int> num_matches_;
+  bool is_sequence_parallel_ = false;
+  int num_modules_ = 0;
+  std::string names_;
+  std::vector<PlannedLayer> layers_;
+};
+
+// The same sentence on all ranks if they differ in what becomes of any layer.
+void check_plans_match(const std::vector<PlannedLayer>& layers, const ProcessGroup& group) {
+  Fnv1a digest;
+  for (const PlannedLayer& planned : layers) {
+    digest.add(planned.name);
+    digest.add(to_string(planned.entry.style));
+    digest.add(planned.entry.gather_output ? 1 : 0);
+    digest.add(planned.entry.input_is_parallel ? 1 : 0);
+  }
+  const auto number = static_cast<int64_t>(digest.value());
+  // The largest of a number and of its complement are complements only if all numbers are equal.
+  const at::Tensor largest = at::tensor({number, ~number}, at::kLong);
+  group.all_reduce(largest, {.op = ReduceOp::kMax});
+  const int64_t* const values = largest.const_data_ptr<int64_t>();
+  if (values[0] == ~values[1]) return;
+  refuse(format("the plans of the {} ranks of group \"{}\" differ; pass the same one on all",
+                group.world_size(), group.name()));
+}
+
+std::vector<ParameterShard> records_of(const torch::nn::Module& module, const DeviceMesh& mesh,
+                                       const DividedParameters& divided) {
+  std::vector<ParameterShard> records;
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
+    const bool is_divided = known != divided.end() && known->second.dim.has_value();
+    records.push_back(
+        {.name = parameter.name,
+         .sizes = known == divided.end() ? parameter.tensor.sizes().vec() : known->second.sizes,
+         .mesh = mesh,
+         .placements = {is_divided ? Placement(Shard(*known->second.dim)) : Replicate()},
+         .flat_axis = {},
+         .range = {.begin = 0, .end = parameter.tensor.numel()},
+         .values = parameter.tensor,
+         .parameter = parameter.tensor});
+  }
+  return records;
+}
+
+}  // namespace
+
+std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
+                                               const std::vector<PlanEntry>& plan) {
+  if (mesh.axes().size() != 1) {
+    refuse(format("the mesh {} has {} axes; pass the one for tensor parallelism: mesh[\"tp\"]",
+                  mesh.to_string(), mesh.axes().size()));
+  }
+  const ProcessGroup& group = mesh.group(mesh.axes()[0].name);
+  const Planner planner(module, plan);
+  const auto parallelism_of = [&](const PlanEntry& entry) {
+    return LayerParallelism{.group = group,
+                            .style = entry.style,
+                            .sequence_parallel = planner.is_sequence_parallel(),
+                            .gather_output = entry.gather_output,
+                            .input_is_parallel = entry.input_is_parallel};
+  };
+  DividedParameters divided;
+  for (const PlannedLayer& planned : planner.layers()) {
+    planned.layer->check(parallelism_of(planned.entry), planned.name, divided);
+  }
+  if (group.world_size() > 1) check_plans_match(planner.layers(), group);
+  make_equal(module, group, "parallelize_module");
+  for (const PlannedLayer& planned : planner.layers()) {
+    planned.layer->parallelize(parallelism_of(planned.entry), planned.name, divided);
+  }
+  return records_of(module, mesh, divided);
+}
+
+}  // namespace cadre

@@ -1,0 +1,58 @@
+// Divides the layers of a module among the ranks of a mesh axis, by a plan of name patterns.
+//
+//   cadre::parallelize_module(*model, mesh["tp"], {
+//       {"blocks.*.attention.qkv", cadre::ParallelStyle::kColwise},
+//       {"blocks.*.attention.output", cadre::ParallelStyle::kRowwise},
+//       {"blocks.*.norm*", cadre::ParallelStyle::kSequence}});
+//   torch::optim::AdamW optimizer(model->parameters());
+//
+// All ranks get the weights of rank 0, of which each keeps its parts: the initial values are those
+// of the plain module. Parameters keep their names, and are the same tensors. The reductions of
+// gradients are in the backward, so an optimizer needs nothing special; the global norm is
+// clip_grad_norm_(records, max_norm) of shard/sharded_norm.h. On an axis of one rank every layer
+// stays the plain one.
+//
+// With a kSequence entry, activations between blocks are shards of the sequence: column-parallel
+// layers gather them, row-parallel ones and divided embeddings reduce-scatter. Every layer with
+// parameters must then be in the plan, because a layer on shards that does not sum its gradients
+// would train wrongly; name those that see whole sequences kReplicated.
+//
+// Threads: as the module. Blocking: collective, until the group's deadline. Lifetime: the layers
+// and the records keep the group or mesh. Errors: kInvalidArgument for a mesh of several axes, a
+// pattern that matches no module, a module that two entries match, a layer that has no such style,
+// a module that is parallelized already or has gradients, ranks whose modules or plans differ. A
+// module is unchanged after an error. What only a forward shows, such as a column-parallel output
+// before a layer that is not row-parallel, is refused there (layers/tensor_parallel_layer.h).
+// Source: torch.distributed.tensor.parallel.parallelize_module.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/layers/tensor_parallel_layer.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/shard/parameter_shard.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+struct PlanEntry {
+  // The dotted name of a module; `*` in it stands for any characters but dots.
+  std::string pattern;
+  ParallelStyle style;
+  // See LayerParallelism.
+  bool gather_output = false;
+  bool input_is_parallel = true;
+};
+
+// mesh: one axis. Returns a record for each parameter, in the order of named_parameters(), each
+// tensor once: `values` and `parameter` are the module's own tensor, of the sizes of the local box.
+CADRE_EXPORT std::vector<ParameterShard> parallelize_module(torch::nn::Module& module,
+                                                            const DeviceMesh& mesh,
+                                                            const std::vector<PlanEntry>& plan);
+
+}  // namespace cadre

@@ -1,0 +1,237 @@
+// What parallelize_module() makes of a module: values, records, norms; and what it refuses.
+#include "cadre/parallel/tp/parallelize_module.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/mesh/layout.h"
+#include "cadre/parallel/tp/tp_test_models.h"
+#include "cadre/shard/sharded_norm.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using testing::Case;
+using testing::DividedGpt;
+using testing::DividedMlp;
+using testing::error_of;
+using testing::GptKind;
+using ::testing::HasSubstr;
+using testing::make_divided_model;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+
+const Case kGpt{"gpt_tied_sequence", "sgd", 4};
+
+// For tests without a forward that leave a module as it was.
+std::string refusal(torch::nn::Module& module, const std::vector<PlanEntry>& plan) {
+  std::string message;
+  const auto result = run_groups(1, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"tp", 1}});
+    message =
+        error_of([&] { parallelize_module(module, mesh, plan); }, ErrorCode::kInvalidArgument);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return message;
+}
+
+// The ranks' parts of what one process has drawn, under the plain names, and records of them.
+TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
+  const auto plain = make_divided_model(kGpt, 1);
+  std::vector<std::shared_ptr<testing::DividedModel>> models;
+  for (uint64_t rank = 0; rank < 3; ++rank) models.push_back(make_divided_model(kGpt, 1 + rank));
+  const auto result = run_groups(3, [&](const ProcessGroup& group, std::string&) {
+    // Released before the group's system is.
+    const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
+    testing::DividedModel& model = *owned;
+    const DeviceMesh mesh(group, {{"tp", 3}});
+    const std::vector<ParameterShard> records = parallelize_module(model, mesh, model.plan());
+    const auto expected = plain->named_parameters();
+    require(records.size() == expected.size(), "one record for each parameter");
+    int num_divided = 0;
+    for (size_t i = 0; i < records.size(); ++i) {
+      const ParameterShard& record = records[i];
+      const Tensor& whole = expected[record.name];
+      require(record.sizes == whole.sizes().vec(), "whole sizes of " + record.name);
+      require(record.values.is_same(model.named_parameters()[record.name]), record.name);
+      const Box box = local_box_of(record);
+      Tensor part = whole;
+      for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+        part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+      }
+      require(torch::equal(record.values, part), "values of " + record.name);
+      num_divided += record.placements[0].shard() != nullptr ? 1 : 0;
+    }
+    // tokens; of each of two blocks qkv, output, up (weight and bias), down.weight.
+    require(num_divided == 11, "divided: " + std::to_string(num_divided));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
+  const auto plain = make_divided_model(kGpt, 1);
+  torch::manual_seed(9);
+  const Tensor batch = plain->make_batch(3);
+  plain->loss(plain->forward(batch), batch).backward();
+  const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.05);
+  std::vector<std::shared_ptr<testing::DividedModel>> models;
+  for (int rank = 0; rank < 4; ++rank) models.push_back(make_divided_model(kGpt, 1));
+  const auto result = run_groups(4, [&](const ProcessGroup& group, std::string&) {
+    // Released before the group's system is.
+    const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
+    testing::DividedModel& model = *owned;
+    const DeviceMesh mesh(group, {{"tp", 4}});
+    const std::vector<ParameterShard> records = parallelize_module(model, mesh, model.plan());
+    model.group = group;
+    model.loss(model.forward(batch), batch).backward();
+    const double norm = clip_grad_norm_(records, 0.05);
+    require(std::abs(norm - expected) < 1e-10 * expected,
+            std::to_string(norm) + " is not " + std::to_string(expected));
+    const Tensor whole = plain->named_parameters()["norm.weight"].grad();
+    require(torch::allclose(model.named_parameters()["norm.weight"].grad(), whole, 1e-9, 1e-12),
+            "clipped gradients");
+    // The norm of this rank's part alone would be another one on each rank.
+    require(error_of(
+                [&] {
+                  const std::vector<Tensor> parameters = model.parameters();
+                  clip_grad_norm_(std::span<const Tensor>(parameters), 1.0);
+                },
+                ErrorCode::kInvalidArgument)
+                    .find("shard of \"tokens.weight\"") != std::string::npos,
+            "a norm of parts");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The parameters stay the same tensors.
+TEST(ParallelizeModule, AnOptimizerMadeBeforeTrainsTheParts) {
+  std::vector<std::shared_ptr<DividedMlp>> models = {std::make_shared<DividedMlp>(),
+                                                     std::make_shared<DividedMlp>()};
+  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
+    const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
+    DividedMlp& model = *owned;
+    torch::optim::AdamW optimizer(model.parameters());
+    parallelize_module(model, DeviceMesh(group, {{"tp", 2}}), model.plan());
+    const Tensor before = model.first->weight.detach().clone();
+    const Tensor x = torch::ones({4, 12});
+    model.loss(model.forward(x), x).backward();
+    optimizer.step();
+    require(!torch::equal(before, model.first->weight), "the optimizer has other tensors");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ParallelizeModule, OneRankLeavesPlainLayers) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    DividedMlp model;
+    const DeviceMesh mesh(group, {{"tp", 1}});
+    parallelize_module(model, mesh, model.plan());
+    require(model.first->clone() != nullptr, "a plain layer can be copied");
+    const std::string message = error_of([&] { parallelize_module(model, mesh, model.plan()); },
+                                         ErrorCode::kInvalidArgument);
+    require(message.starts_with("\"first\" cannot be kColwise on the 1 ranks of group \"") &&
+                message.find("it is kColwise on the 1 ranks of group") != std::string::npos &&
+                message.ends_with("already; parallelize a module once"),
+            message);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
+  DividedGpt gpt(GptKind{});
+  EXPECT_THAT(refusal(gpt, {{"blocks.*", ParallelStyle::kColwise}}),
+              HasSubstr("the pattern \"blocks.*\" (kColwise) matches none of the"));
+  EXPECT_THAT(refusal(gpt, {{"blocks.*", ParallelStyle::kColwise}}), HasSubstr("\"first.up\""));
+  // A star does not pass a dot.
+  EXPECT_THAT(refusal(gpt, {{"*qkv", ParallelStyle::kColwise}}), HasSubstr("matches none"));
+  EXPECT_THAT(
+      refusal(gpt, {{"*.up", ParallelStyle::kColwise}, {"first.u*", ParallelStyle::kRowwise}}),
+      HasSubstr("two patterns, \"*.up\" (kColwise) and \"first.u*\" (kRowwise), match "
+                "\"first.up\""));
+  EXPECT_THAT(refusal(gpt, {{"first.attention", ParallelStyle::kColwise}}),
+              HasSubstr("no layer that can be divided; make it a cadre::Linear"));
+  EXPECT_THAT(refusal(gpt, {{"*.norm_1", ParallelStyle::kColwise}}),
+              AllOf(HasSubstr("\"first.norm_1\" cannot be kColwise on the 1 ranks of group"),
+                    HasSubstr("a norm needs all features")));
+  EXPECT_THAT(refusal(gpt, {{"tokens", ParallelStyle::kColwise}}),
+              HasSubstr("an embedding is divided by its vocabulary: kRowwise"));
+  EXPECT_THAT(refusal(gpt, {{"*.dropout_1", ParallelStyle::kColwise}}),
+              HasSubstr("set options.features"));
+  EXPECT_THAT(refusal(gpt, {{"*.norm_1", ParallelStyle::kSequence}}),
+              HasSubstr("no pattern of the plan matches \"tokens\", which has parameters"));
+  EXPECT_FALSE(gpt.tokens->is_parallelized());
+  gpt.tokens->weight.mutable_grad() = torch::zeros_like(gpt.tokens->weight);
+  EXPECT_THAT(refusal(gpt, gpt.plan()),
+              HasSubstr("its weight has a gradient; parallelize a module before its first "
+                        "backward"));
+}
+
+TEST(ParallelizeModule, RefusesAnAxisTooManyAndPlansThatDiffer) {
+  const auto result = run_groups(4, [](const ProcessGroup& group) {
+    const auto refused = [](const auto& call, const std::string& sentence) {
+      const std::string message = error_of(call, ErrorCode::kInvalidArgument);
+      require(message.find(sentence) != std::string::npos, message);
+    };
+    DividedMlp model;
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    refused([&] { parallelize_module(model, mesh, model.plan()); },
+            "the mesh {dp: 2, tp: 2} has 2 axes; pass the one for tensor parallelism");
+    const ParallelStyle style =
+        mesh.coordinate("tp") == 0 ? ParallelStyle::kColwise : ParallelStyle::kRowwise;
+    refused(
+        [&] {
+          parallelize_module(model, mesh["tp"], {{"first", style}});
+        },
+        "the plans of the 2 ranks of group");
+    parallelize_module(model, mesh["tp"], {{"first", ParallelStyle::kColwise}});
+    refused(
+        [&] {
+          model.forward(torch::ones({2, 12}));
+        },
+        "\"second\", which is kReplicated on rank");
+    mesh.close();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The same tensor in two layers: the second does not cut it again.
+TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      table = register_module("table", Embedding(11, 6));
+      head = register_module("head", Linear(torch::nn::LinearOptions(6, 11).bias(false)));
+      head->weight = table->weight;
+    }
+    Embedding table{nullptr};
+    Linear head{nullptr};
+  };
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Tied model;
+    const DeviceMesh mesh(group, {{"tp", 2}});
+    parallelize_module(model, mesh,
+                       {{"table", ParallelStyle::kRowwise}, {"head", ParallelStyle::kColwise}});
+    require(model.head->weight.size(0) == chunk_of(11, 2, group.rank()).size, "divided once");
+    Tied other;
+    require(error_of(
+                [&] {
+                  parallelize_module(other, mesh, {{"table", ParallelStyle::kRowwise}});
+                },
+                ErrorCode::kInvalidArgument)
+                    .find("is also a parameter of another layer") != std::string::npos,
+            "two ways to divide one weight");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
