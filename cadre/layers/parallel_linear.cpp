@@ -133,13 +133,13 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
       std::vector<int64_t> sizes = shard.sizes().vec();
       sizes.insert(sizes.begin(), group.world_size());
       parts = at::empty(sizes, shard.options());
-      gather = group.all_gather_async(parts, shard.contiguous());
+      gather = group.all_gather_into_tensor_async(parts, shard.contiguous());
     }
     std::optional<Work> reduction;
     if (context->needs_input_grad(0)) {
       const at::Tensor whole = rows.mm(saved[1]).view(with_features(gradient, saved[1].size(1)));
       results[0] = at::empty(shard.sizes(), shard.options());
-      reduction = group.reduce_scatter_async(results[0], parts_first(whole, group));
+      reduction = group.reduce_scatter_tensor_async(results[0], parts_first(whole, group));
     }
     if (gather) gather->wait();
     add_parameters(context, saved,
