@@ -258,8 +258,9 @@ class CADRE_EXPORT ProcessGroup {
   // A subgroup that only its members create; the other ranks do not call it.
   ProcessGroup new_group_over_store(const std::vector<int>& ranks, const StoreGroupOptions& options,
                                     Duration timeout = kDefaultConnectTimeout) const;
-  // After a failure: closes this group and connects one of the ranks that are left, which all call
-  // it and keep their order. See rejoin() in rendezvous/rendezvous.h.
+  // Closes this group, which fails on all ranks if it has not failed yet, and connects a new one of
+  // the ranks that are left, which all call it and keep their order. See rejoin() in
+  // rendezvous/rendezvous.h.
   ProcessGroup rejoin(const RejoinOptions& options = {}) const;
   // The ranks of this group in the world, by rank of this group; one of them; and the reverse,
   // nullopt for a rank of the world that is not in this group. c10d's get_process_group_ranks,

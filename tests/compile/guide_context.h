@@ -35,6 +35,13 @@ extern const int64_t step;
 
 }  // namespace any_page
 
+namespace tensor_parallel {
+using any_page::world;
+extern std::shared_ptr<any_page::Net> model;
+extern cadre::DeviceMesh mesh;
+extern const int64_t first_row_of_this_rank;
+}  // namespace tensor_parallel
+
 namespace data_parallel {
 using namespace any_page;
 extern cadre::DataLoader loader;
