@@ -57,13 +57,19 @@ ProcessGroup ProcessGroup::new_group_over_store(const std::vector<int>& ranks,
 
 ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   os::System& system = communicator_->system();
-  // A rank that only closed a group which has not failed would count as one that has left it.
+  // A rank that closes a group which has not failed counts as one that has left it. The barrier
+  // returns when this rank has published the failure, which another thread may just be composing.
   abort("rejoin() was called");
+  try {
+    barrier();
+  } catch (const Error&) {
+    // The failure of this group, which the caller knows.
+  }
   const std::vector<Rank> lost = communicator_->lost_ranks();
   try {
     close();
   } catch (const Error&) {
-    // The failure of this group, which the caller knows.
+    // The same.
   }
   const Membership membership =
       cadre::rejoin(system, communicator_->membership(), lost, system.deadline_in(options.timeout))
