@@ -41,7 +41,7 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   void begin(size_t index, TimePoint now) {
     const Fingerprint& fingerprint = operation_.fingerprints[index];
     number_ = operation_.number + index;
-    // Else it shows the oldest call that is enqueued, which is the likeliest to be held up.
+    // While calls are enqueued, the cell shows the oldest of them, the likeliest to be blocked.
     if (runner_.num_enqueued_ == 0) cell_.begin(number_, fingerprint, now);
     entry_ = runner_.parts_.recorder.begin(number_, fingerprint, -1, now);
     runner_.parts_.monitor.enter_collective(number_);
@@ -67,7 +67,7 @@ struct CollectiveRunner::Enqueued {
 Completion CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
-  // As the cell, it shows the oldest call that is enqueued, if there is one.
+  // Mirrored into the cell only if the cell does not show an enqueued call.
   OpProgress progress(num_enqueued_ == 0 ? &monitor.own_cell().collective.progress : nullptr);
   const TimePoint began = parts_.system.now();
   Record record(*this, operation, began);
@@ -199,7 +199,7 @@ Completion CollectiveRunner::follow(const Running& call, const Completion& compl
   return result;
 }
 
-// What the engine knew of its peers when it enqueued the call says nothing any more.
+// The progress of submit() is out of date when the engine ends the call, so it is not reported.
 Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status) {
   OpProgress progress;
   const Status result =

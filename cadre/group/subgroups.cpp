@@ -69,7 +69,7 @@ ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   try {
     close();
   } catch (const Error&) {
-    // The same.
+    // The failure of this group again.
   }
   const Membership membership =
       cadre::rejoin(system, communicator_->membership(), lost, system.deadline_in(options.timeout))

@@ -81,7 +81,7 @@ class Agreement {
   size_t world_size() const { return static_cast<size_t>(previous_.world_size); }
   static std::string note_key(int rank) { return format("note/{}", rank); }
 
-  // Who has left a note and is not lost; what the notes say is lost is lost to us too.
+  // The ranks that have left a note and are not lost. A rank that any note lists as lost is lost.
   Result<std::set<int>> read_notes() {
     std::set<int> present;
     for (int rank = 0; rank < previous_.world_size; ++rank) {
