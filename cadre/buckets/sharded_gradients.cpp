@@ -245,9 +245,11 @@ at::Tensor ShardedGradients::output_for(const Bucket& bucket) const {
   return at::empty({bucket.gradients.numel()}, bucket.dtype);
 }
 
+// It counts as scattered only without an error: abandon() must still reduce over the replicas what
+// failed here, because the replicas of this rank, whose own shard group may be intact, do so too.
 void ShardedGradients::finish_scatter(Reduction& reduction) {
-  reduction.is_scattered = true;
   std::exchange(reduction.end, nullptr)();
+  reduction.is_scattered = true;
   if (!groups_.replicate) return;
   reduction.end = groups_.replicate->all_reduce_async(reduction.output, combination_.op);
 }

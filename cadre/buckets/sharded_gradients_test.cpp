@@ -369,6 +369,36 @@ TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// The ranks of a replicate group belong to different shard groups, of which one may have failed: its
+// rank calls the same operations as the others until they learn of the failure.
+TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
+  const auto shard = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(2));
+  const auto replicate = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(2));
+  const auto all = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(4));
+  const Model model = make_model({{{{"a", 40}}}, {{{"b", 80}}}, {{{"c", 300}}}}, shard);
+  ShardedGradients storage(model.trained, model.units,
+                           {.all = all, .shard = shard, .replicate = replicate},
+                           {.trailer_numel = 1});
+  set_gradients(model, 0);
+  run_pass(storage, {});
+  const std::vector<std::string> expected = std::exchange(replicate->log, {});
+  ASSERT_EQ(expected.size(), 3);
+  for (const int failing : {1, 2, 3}) {
+    int number = 0;
+    shard->on_call = [&](GroupCall& call) {
+      call.pass_on();
+      if (call.kind == GroupCall::Kind::kReduceScatterAsync && ++number == failing) {
+        call.wait = [] { throw Error(ErrorCode::kPeerLost, "rank 1 has died"); };
+      }
+    };
+    set_gradients(model, 0);
+    EXPECT_THAT(testing::failure_of([&] { run_pass(storage, {}); }), HasSubstr("rank 1 has died"));
+    storage.abandon();
+    storage.settle_abandoned();
+    EXPECT_EQ(std::exchange(replicate->log, {}), expected) << "scatter " << failing << " fails";
+  }
+}
+
 TEST(ShardedGradients, ALocalGradientThatIsNoticedTooLateIsRefused) {
   const auto result = run_groups(1, [](const ProcessGroup& world, std::string& output) {
     const auto group = make_replica_group(world);
