@@ -7,19 +7,29 @@ if(NOT torch_sources)
   return()
 endif()
 
-# The precompiled header, compiled once and reused. Loading it takes each file some five seconds, so
-# only those files load it that would take longer without.
+# The precompiled header, compiled once and reused. Loading it takes g++ some five seconds for each
+# file, so only those files load it that would take longer without. clang++ reads of it what it needs.
 cadre_precompiled_headers(cadre_torch_pch <torch/torch.h>)
 target_link_libraries(cadre_torch_pch PUBLIC LibTorch::LibTorch)
-# cadre_reuse_torch_headers(TARGET [size]): size is that of its units.
+if(CADRE_WITH_TESTS AND CADRE_TEST_COMPILER)
+  cadre_precompiled_test_headers(cadre_torch_test_pch <torch/torch.h> <gtest/gtest.h>)
+  target_link_libraries(cadre_torch_test_pch PUBLIC LibTorch::LibTorch)
+endif()
+
+# cadre_reuse_torch_headers(TARGET [size [headers]]): size is that of its units, headers what is
+# precompiled for it.
 function(cadre_reuse_torch_headers target)
-  cadre_reuse_precompiled_headers(${target} cadre_torch_pch)
+  set(headers cadre_torch_pch)
+  if(ARGC GREATER 2)
+    set(headers ${ARGV2})
+  endif()
+  cadre_reuse_precompiled_headers(${target} ${headers})
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "\\.cpp$")
   foreach(source IN LISTS sources)
     get_filename_component(file ${source} ABSOLUTE)
     cadre_reaches(uses_api ${file} "^#include <torch/(torch|types|nn|optim)[./]")
-    if(NOT uses_api)
+    if(NOT uses_api AND headers STREQUAL "cadre_torch_pch")
       set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
@@ -64,13 +74,18 @@ function(cadre_torch_test name)
     target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_testing>)
   endif()
   target_link_libraries(
-    ${name} PRIVATE LibTorch::LibTorch cadre_test_options GTest::gtest_main GTest::gmock
-                    OpenSSL::Crypto ZLIB::ZLIB Threads::Threads rt nlohmann_json::nlohmann_json)
+    ${name} PRIVATE LibTorch::LibTorch GTest::gtest_main GTest::gmock OpenSSL::Crypto ZLIB::ZLIB
+                    Threads::Threads rt nlohmann_json::nlohmann_json)
   # By file: their targets would bring include folders that the torch wheel's fmt shadows.
   target_link_libraries(${name} PRIVATE $<TARGET_LINKER_FILE:fmt::fmt>
                                         $<TARGET_LINKER_FILE:spdlog::spdlog>)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  cadre_reuse_torch_headers(${name} 5)
+  cadre_compile_as_test(${name})
+  set(headers cadre_torch_pch)
+  if(TARGET cadre_torch_test_pch)
+    set(headers cadre_torch_test_pch)
+  endif()
+  cadre_reuse_torch_headers(${name} 5 ${headers})
 endfunction()
 
 if(CADRE_WITH_TESTS)
