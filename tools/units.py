@@ -16,7 +16,8 @@ INCLUDED_SOURCE = re.compile(r'^#include "([^"]+\.cpp)"$', re.M)
 def compiler_of_tests(build):
     """The compiler of the tests if it is not that of the library: None otherwise. CMake lists all
     sources with the library's, because the launcher exchanges it."""
-    entry = re.search(r"^CADRE_TEST_COMPILER:\w+=(.+)$", (build / "CMakeCache.txt").read_text(), re.M)
+    cache = build / "CMakeCache.txt"
+    entry = cache.exists() and re.search(r"^CADRE_TEST_COMPILER:\w+=(.+)$", cache.read_text(), re.M)
     return entry[1] if entry and not entry[1].endswith("-NOTFOUND") else None
 
 
