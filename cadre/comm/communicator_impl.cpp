@@ -312,6 +312,23 @@ Communicator::Impl::~Impl() {
   // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
   stop_threads();
   release(system.deadline_in(kGoodbyeTime));
+  if (engine != nullptr && runner->has_abandoned()) leave_engine_to_process();
+}
+
+// The library behind it still works on memory of operations, and a thread of it may look at the
+// Interrupt. Its destructor would wait for the library, which may wait for a rank that is gone.
+void Communicator::Impl::leave_engine_to_process() {
+  struct Left {
+    std::shared_ptr<Monitor> monitor;  // owns the Interrupt
+    std::unique_ptr<Backend> engine;
+  };
+  if (options.log) {
+    options.log->write(LogLevel::kWarning, "comm",
+                       format("engine={} group={} left=unfinished: operations that it cannot abort "
+                              "keep their memory until this process ends; end it",
+                              capabilities.name, options.name));
+  }
+  static_cast<void>(std::make_unique<Left>(Left{monitor, std::move(engine)}).release());
 }
 
 void Communicator::Impl::abort(const std::string& reason) {
@@ -347,6 +364,7 @@ void Communicator::Impl::check_open() const {
 
 void Communicator::Impl::stop_threads() {
   queue->close();
+  runner->stop();
   signal_waits->close();
   if (messages != nullptr) messages->close();
   monitor->stop();
@@ -371,7 +389,7 @@ bool Communicator::Impl::drain(Deadline deadline) {
 void Communicator::Impl::release(Deadline deadline) {
   if (std::exchange(is_released_, true)) return;
   heap.reset();
-  engine.reset();
+  if (runner == nullptr || !runner->has_abandoned()) engine.reset();
   message_transport.reset();
   transport.reset();
   monitor->release_page();

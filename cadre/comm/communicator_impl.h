@@ -127,6 +127,7 @@ class Communicator::Impl {
   void stop_threads();
   void release(Deadline deadline);
 
+  void leave_engine_to_process();
   const int num_exceptions_ = std::uncaught_exceptions();  // when the group was made
   std::atomic<bool> is_closed_{false};
   bool is_released_ = false;
