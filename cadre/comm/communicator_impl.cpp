@@ -345,7 +345,7 @@ bool Communicator::Impl::close(Deadline deadline) {
     abort("close() reached its deadline with operations pending");
     drain(system.deadline_in(kAbortTime));
   }
-  monitor->publish_leave(queue->num_issued());
+  monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));
   stop_threads();
   // An operation that runs on in another caller's thread, although it was aborted, uses the
   // engines; then they stay as long as the group.
