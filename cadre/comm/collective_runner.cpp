@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// How long a mismatch waits for a rank that knows more of it.
+// How long a rank with a mismatch waits for a rank that may report a lower pair.
 constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
 constexpr const char* kEnqueuedPhase = "enqueued";
 
@@ -354,7 +354,8 @@ void CollectiveRunner::explain_loss(const Running& call, const Error& error) {
 
 // Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
 // peers and reports the lowest mismatching pair. If that does not include rank 0, it first waits
-// for the report of a rank whose pair does.
+// for the report of a rank whose pair does: longer than that rank polls its peers if there probably
+// is one, because a lower rank has completed the operation.
 void CollectiveRunner::explain_mismatch(const Running& call) {
   Monitor& monitor = parts_.monitor;
   const Roster& roster = monitor.roster();
@@ -368,9 +369,11 @@ void CollectiveRunner::explain_mismatch(const Running& call) {
     const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
     const Mismatch mismatch = first_mismatch(views, {own, its});
     const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
+    const Duration patience =
+        may_have_lower_pair(views, mismatch) ? Monitor::kDoubtTime : kSecondOpinionTime;
     return Finding{{ErrorCode::kInvalidArgument, progress.mismatch_peer,
                     mismatch_cause(roster, mismatch), activity},
-                   is_first ? Duration(0) : kSecondOpinionTime};
+                   is_first ? Duration(0) : patience};
   });
 }
 
