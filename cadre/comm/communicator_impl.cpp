@@ -126,7 +126,7 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
       fabric->status_page(), fabric->status_cells().take(key, options.name));
 }
 
-bool Communicator::Impl::meets_in_memory() const {
+bool Communicator::Impl::uses_host_memory() const {
   if (world_size == 1) return false;
   if (options.backend) {
     if (options.transport != TransportChoice::kSharedMemory) return false;
@@ -148,7 +148,7 @@ bool Communicator::Impl::meets_in_memory() const {
 
 void Communicator::Impl::open_first(Deadline deadline) {
   try {
-    if (!meets_in_memory()) return open(std::nullopt, {});
+    if (!uses_host_memory()) return open(std::nullopt, {});
     GroupPieces pieces =
         GroupPieces::cut(*fabric->host_memory(), fabric->slots_of(members.ranks)).value_or_throw();
     const auto check = [this]() -> Status {
