@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// Has the sizes and no memory: to touch its values throws the sentence.
+// A tensor with sizes and without memory: access to its values throws the sentence.
 at::Tensor untouchable(const at::Tensor& like, const std::string& sentence) {
   const at::ScalarType dtype = like.scalar_type();
   const auto num_bytes = like.numel() * static_cast<int64_t>(c10::elementSize(dtype));
@@ -36,8 +36,8 @@ RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, c
                "to the gradients of the ranks' shards. {}; read gradients from the wrapper's "
                "parameter_shards(), and let zero_grad() set gradients to none.",
                owner.place, parameter.name, owner.remedy));
-    // Before the accumulation, which would touch the refused gradient: the backward of a
-    // regularizer may come to a parameter before it comes to an output of the wrapper.
+    // Removes it before autograd accumulates into it: the backward of a regularizer may reach a
+    // parameter before it reaches an output of the wrapper.
     hooks_.push_back(parameter.tensor.register_hook([this](const at::Tensor&) { remove(); }));
   }
 }
@@ -61,7 +61,7 @@ void RefusedGradients::install() {
   are_installed_ = true;
 }
 
-// Also a detach() of it, which a zero_grad() that failed leaves.
+// True also for a detach() of it, which remains after a zero_grad() that failed.
 bool RefusedGradients::is_refused(size_t parameter) const {
   const at::Tensor& gradient = parameters_[parameter].grad();
   return gradient.defined() && gradient.is_alias_of(refused_[parameter]);

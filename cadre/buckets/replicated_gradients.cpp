@@ -79,8 +79,8 @@ void ReplicatedGradients::learn(std::span<const int64_t> order) {
   set_layout(learned);
 }
 
-// After it the bucket holds this rank's (weighted) share, and the gradient, if there is one, lies
-// in the bucket.
+// Puts this rank's weighted gradient into the bucket; the gradient, if it is defined, becomes a
+// view of the bucket.
 void ReplicatedGradients::place(size_t parameter) {
   const at::NoGradGuard no_grad;
   const at::Tensor& view = buffers_.views[parameter];
@@ -118,7 +118,7 @@ void ReplicatedGradients::finish_early() {
   }
 }
 
-// By this thread, which has nothing else to do now.
+// A blocking call, because this thread has no other work.
 void ReplicatedGradients::reduce_last() {
   group_->all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }

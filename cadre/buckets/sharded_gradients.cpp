@@ -196,7 +196,7 @@ void ShardedGradients::launch_next() {
   if (options_.on_unit_taken) options_.on_unit_taken(bucket.unit);
 }
 
-// The next one in turn, when the reduction that it was used for last has read it.
+// The buffers are used in turn; waits until the reduction that used this one last has read it.
 const at::Tensor& ShardedGradients::free_buffer(const Bucket& bucket) {
   Buffers& buffers = buffers_.at(bucket.dtype);
   const at::Tensor& flat = buffers.flats[buffers.next];
@@ -236,7 +236,7 @@ void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
   if (end < layout.numel()) buffer.narrow(0, end, layout.numel() - end).zero_();
 }
 
-// Where no shard has a gradient yet, the result is written where the gradients will be.
+// If no shard has a gradient yet, the result is written directly into the memory of the gradients.
 at::Tensor ShardedGradients::output_for(const Bucket& bucket) const {
   const bool has_gradients = std::ranges::any_of(bucket.parameters, [this](size_t parameter) {
     return slots_[parameter].leaf.grad().defined();
@@ -320,7 +320,7 @@ void ShardedGradients::abandon() {
   while (num_launched_ < buckets_.size()) {
     const Bucket& bucket = buckets_[num_launched_];
     const FlatLayout& layout = bucket.flat->layout();
-    // Whatever is in it: the result is dropped on all ranks.
+    // The content of the buffer does not matter: all ranks drop the result.
     const at::Tensor buffer = buffers_.at(bucket.dtype).flats[0].narrow(0, 0, layout.numel());
     const at::Tensor output = at::empty({layout.shard_numel()}, bucket.dtype);
     ++num_launched_;
@@ -364,7 +364,8 @@ void ShardedGradients::keep_local(size_t parameter) {
   if (!std::exchange(witness.is_kept, true)) ++num_kept_;
 }
 
-// The pass takes the local gradient, and what stood for it is no gradient.
+// The pass has taken the local gradient, so the placeholder in the gradient of the shard is
+// removed.
 void ShardedGradients::end_local(size_t parameter) {
   Witness& witness = witnesses_[parameter];
   if (std::exchange(witness.is_kept, false)) --num_kept_;

@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-// All parts, or nothing where this rank cannot map them.
+// The parts of all ranks, or an empty span if this rank cannot map them.
 Bytes try_map(SymmetricBuffer& buffer, int world_size) {
   if (world_size == 1) return buffer.local();
   if (!buffer.shares_memory()) return {};
@@ -42,7 +42,7 @@ std::optional<MappedParts> MappedParts::allocate(const ProcessGroup& group, int6
                     group.communicator().allocate_symmetric(static_cast<size_t>(part_bytes)));
   const Bytes whole = try_map(*parts.buffer_, group.world_size());
   const bool is_mapped = whole.size() == static_cast<size_t>(part_bytes * group.world_size());
-  // One rank that cannot map decides for all.
+  // If one rank cannot map the parts, no rank uses them.
   const at::Tensor all_mapped = at::tensor({is_mapped ? 1 : 0}, at::kInt);
   group.all_reduce(all_mapped, {.op = ReduceOp::kMin});
   if (all_mapped.const_data_ptr<int>()[0] == 0) return std::nullopt;
@@ -69,7 +69,8 @@ void MappedParts::wait_for_peers(uint32_t slot) const {
   }
 }
 
-// A wait for a signal that has come: it throws if the group has failed, and else returns at once.
+// Waits for a signal that this rank has just sent to itself: returns at once, or throws if the
+// group has failed.
 void MappedParts::check_group(uint32_t slot) const {
   buffer_->signal(group_.rank(), slot);
   buffer_->wait_signal(group_.rank(), slot, deadline());

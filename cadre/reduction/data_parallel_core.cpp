@@ -30,8 +30,8 @@ constexpr std::string_view kInForward = "its forward {}, which begins with rank 
 constexpr std::string_view kInBackward = "the backward() after its forward {}";
 constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
 
-// In the message of a mean; no backward has it in practice, so a bucket of as many elements
-// differs.
+// The position in the message of a mean. No backward has it in practice, so a mean and a bucket of
+// the same size are told apart.
 constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
 }  // namespace
@@ -105,8 +105,8 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   group_->enter({kInBackward, num_forwards_});
 }
 
-// Buffers of another wrapper become an error of the pass that follows, on all ranks: alone, this
-// rank could only leave the others waiting.
+// If rank 0 has sent the buffers of another wrapper, all ranks throw in the next pass: if this rank
+// threw alone, the others would wait for it.
 void DataParallelCore::broadcast_buffers() {
   if (sent_buffers_.empty()) return;
   int64_t& sent_number = sent_buffers_[0].tensor.mutable_data_ptr<int64_t>()[0];
@@ -116,9 +116,9 @@ void DataParallelCore::broadcast_buffers() {
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
-  // Not the mode that is set now, which forward() may have changed.
+  // The mode at the beginning of the forward: forward() may have changed it since.
   if (!std::exchange(is_recorded_, false)) return;
-  num_samples_.reset();  // only now: a forward that throws may be tried again
+  num_samples_.reset();  // after the forward, because one that throws may be called again
   if (reducer_) reducer_->watch(outputs);
 }
 
@@ -134,7 +134,7 @@ int64_t DataParallelCore::last_num_samples() const {
                      wrapper_.place()));
 }
 
-// Both wrappers would move the gradient, each into its own bucket.
+// Two wrappers of one parameter would both move its gradient into a bucket.
 void DataParallelCore::check_not_wrapped(std::span<const NamedTensor> parameters) const {
   for (const NamedTensor& parameter : parameters) {
     if (!AccumulationHooks::has_hook(parameter.tensor)) continue;

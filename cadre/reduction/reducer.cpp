@@ -100,7 +100,8 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
   if (std::ranges::find(pass_.passed, forward) == pass_.passed.end()) join_late(forward);
 }
 
-// Its output is in no graph that was known when the pass began: that of a nested backward.
+// A forward whose output is only in the graph of a nested backward, which was unknown when the pass
+// began.
 void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
   for (const CarriedForward& late : ledger_.take(forward.get(), {.is_accumulated = false})) {
     pass_.newest_forward = std::max(pass_.newest_forward, late.number);
@@ -143,7 +144,8 @@ void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_
   begin_pass(std::move(carried));
   pass_.is_backward = true;
   at_end_of_backward([this] { finish_pass(); }, [this] { abandon_pass(); });
-  // Here, where no gradient is touched yet. The pass has begun, so that the other ranks hear of it.
+  // Checked before any gradient changes, but after the pass has begun, so that abandon_pass()
+  // reports the error to the other ranks.
   if (current_backward_creates_graph()) refuse_create_graph(*wrapper_);
   if (std::ranges::any_of(pass_.passed, &Forward::is_reduced,
                           [](const auto& passed) -> const Forward& { return *passed; })) {
@@ -157,7 +159,7 @@ void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_
 void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   ++num_steps_;
   pass_ = Pass{};
-  // Where it carries none, all that wait are older.
+  // If the pass carries no forward, all waiting ones count as older.
   pass_.newest_forward = carried.empty() ? ledger_.last_number() + 1 : carried[0].number;
   if (!carried.empty() && !carried[0].is_certain) {
     std::ranges::copy(ledger_.may_be_carried(), std::back_inserter(carried));
@@ -175,7 +177,7 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   } else {
     pass_.weight = equal_weight(*group_);
   }
-  // Equal weights are applied to the sum, once, instead of to each gradient before it.
+  // If all weights are equal the sum is divided once, instead of scaling each gradient before it.
   const bool is_equal = pass_.weight.is_equal_on_all;
   storage_->begin_pass({.factor = is_equal ? 1.0 : pass_.weight.weight,
                         .op = is_equal ? ReduceOp::kAvg : ReduceOp::kSum});
@@ -219,8 +221,8 @@ bool Reducer::contributes(size_t parameter) const {
 }
 
 void Reducer::finish_pass() {
-  // Whatever is thrown below, the next backward starts afresh; bucket memory that the group still
-  // works on is waited for first (settle_last_pass).
+  // If something below throws, the next backward begins a new pass. It first waits for operations
+  // that still use the memory of the buckets (settle_last_pass).
   struct Reset {
     Reducer& reducer;
     ~Reset() { reducer.pass_.is_active = false; }
@@ -249,7 +251,7 @@ void Reducer::finish_pass() {
   storage_->end_pass();
 }
 
-// The last bucket waits for the end of the backward: until then its trailer is not known.
+// The last bucket is issued at the end of the backward, because its trailer is complete only then.
 void Reducer::launch_all_but_last() {
   bool has_news = false;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -301,8 +303,8 @@ void Reducer::settle(const Attention& attention) {
   }
 }
 
-// What is left of the last pass, if this rank left it by an exception: it heard nothing of the
-// others until now.
+// Completes the last pass if this rank left it by an exception, and throws if the ranks were in
+// different steps: abandon_pass() did not wait for the other ranks.
 void Reducer::settle_last_pass() {
   storage_->settle_abandoned();
   if (const auto wait = std::exchange(wait_for_abandoned_, nullptr)) wait();
@@ -312,7 +314,8 @@ void Reducer::settle_last_pass() {
   forgive_left_behind(newest_abandoned_forward_);
 }
 
-// Once they are apart, equal numbers of a later pass would prove nothing: it stays an error.
+// Once the ranks are in different steps every later pass throws, too, because equal numbers in it
+// would not prove that they are in the same step again.
 void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
   if (!attention.ranks_are_in_one_step()) apart_ = attention;
   attention.check_ranks_are_in_one_step(num_steps_);
@@ -325,7 +328,7 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
   ledger_.forgive_before(newest_forward);
 }
 
-// The ranks agree on how many, which does not prove that they mean the same ones.
+// All ranks left out equally many forwards, but these may belong to different steps.
 void Reducer::log_left_behind_once(int32_t count) {
   if (std::exchange(left_behind_are_logged_, true) || group_->rank() != 0) return;
   group_->log_sink().write(
@@ -337,8 +340,8 @@ void Reducer::log_left_behind_once(int32_t count) {
              count, num_steps_, wrapper_->module));
 }
 
-// The ranks where it is trained would step, the others not. All ranks see the same counts, so all
-// ask who is who, and all throw.
+// Otherwise only the ranks that train the parameter would update it. All ranks have the same
+// counts, so all of them gather the flags and throw.
 void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (attention.num_frozen(i) == 0 || attention.num_frozen(i) == group_->world_size()) continue;
@@ -346,7 +349,7 @@ void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
     throw Error(
         ErrorCode::kInvalidArgument,
         format("{}: \"{}\" is frozen on {} but trained on {}, so the models would drift apart. Set "
-               "requires_grad alike on all ranks, zero the gradients and go on",
+               "requires_grad alike on all ranks, zero the gradients and continue",
                wrapper_->place(), names_[i], ranks_text(flags, 0, 1), ranks_text(flags, 0, 0)));
   }
 }
@@ -386,13 +389,13 @@ at::Tensor Reducer::gather_flags(const std::vector<uint8_t>& own) {
   return all.view({group_->world_size(), num_flags});
 }
 
-// The other ranks are in this pass too and wait for this one: it takes part in what remains without
-// waiting, and says in the trailer that it gave up. A group that has failed refuses; its error
-// comes with the next call.
+// The other ranks are in this pass and wait for this one. It issues the remaining operations
+// without waiting for them, and its trailer says that it gave up. A group that has failed refuses
+// them; the next call throws its error.
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
-    // Not where it is being reduced already.
+    // The memory must not change once its reduction was issued.
     if (!storage_->is_last_launched()) {
       write_trailer(storage_->trailer(), trailer_word(/*has_news=*/true));
     }

@@ -36,7 +36,7 @@ std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
   return numels;
 }
 
-// What check_parameters() refuses has any.
+// Any dtype for parameters that check_parameters() refuses.
 at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
   const bool has_first = !parameters.empty() && parameters[0].tensor.defined();
   return has_first ? parameters[0].tensor.scalar_type() : at::kFloat;
@@ -115,7 +115,8 @@ at::Tensor FlatParameters::own_part_of(const at::Tensor& whole) const {
   return whole.narrow(0, group_->rank().value * layout_.shard_numel(), layout_.shard_numel());
 }
 
-// Where they cannot be mapped, too, because other groups, with the same layout, may map them.
+// Whole pages also if this group cannot map its shards, because another group with the same layout
+// may map them.
 int64_t FlatParameters::alignment() const {
   if (options_.form != ShardForm::kMapped) return options_.alignment;
   const int64_t page_numel =
@@ -164,7 +165,7 @@ void FlatParameters::take_over_parameters() {
 
 std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& mesh,
                                                              const std::string& flat_axis) const {
-  // Null where this is no shared object.
+  // Null if this object is not owned by a shared_ptr.
   const auto self = std::const_pointer_cast<FlatParameters>(weak_from_this().lock());
   std::vector<ParameterShard> shards;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -182,7 +183,7 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
   return shards;
 }
 
-// The gather would fill memory that the parameter no longer has.
+// Otherwise the gather would write to memory that the parameter no longer uses.
 void FlatParameters::check_in_place() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
@@ -383,7 +384,7 @@ bool FlatParameters::is_outdated() const {
   return (state_ == State::kGathering ? gathered_version_ : filled_version_) != version_of_shard();
 }
 
-// The writer may have gone around autograd's version counters.
+// The values may have been written without a change of autograd's version counters.
 void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
   for (const auto& flat : changed) {
     if (!flat->is_mapped()) flat->shard_.unsafeGetTensorImpl()->bump_version();

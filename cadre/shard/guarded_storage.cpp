@@ -28,7 +28,7 @@ constexpr const char* kOwnStepOnly =
     "cadre::ShardUpdate while you write; or choose ShardForm::kGathered, whose shards any "
     "optimizer may write";
 
-// What libtorch calls where memory is about to be written. Because it throws, it stays.
+// libtorch calls this before it writes to the memory, and again next time, because it throws.
 void refuse_write(c10::StorageImpl*) {
   throw Error(ErrorCode::kInvalidArgument, kOwnStepOnly);
 }

@@ -30,10 +30,11 @@ std::string text_of(const NonFiniteGradient& found, int64_t step) {
 bool decide(const std::optional<NonFiniteGradient>& found, const NonFiniteOptions& options) {
   if (!found) return true;
   if (options.policy == NonFinitePolicy::kStop) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}. Lower the learning rate or clip the gradients, and go on from the last "
-                       "snapshot; or leave out such steps with NonFinitePolicy::kSkip",
-                       text_of(*found, options.step)));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("{}. Lower the learning rate or clip the gradients, and resume from the last "
+               "snapshot; or leave out such steps with NonFinitePolicy::kSkip",
+               text_of(*found, options.step)));
   }
   const bool is_skipped = options.policy == NonFinitePolicy::kSkip;
   if (options.log != nullptr) {

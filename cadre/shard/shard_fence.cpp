@@ -73,7 +73,7 @@ void ShardFence::publish_version(uint64_t version) {
   std::atomic_ref(words[0]).store(version, std::memory_order_release);
 }
 
-// Waits until all ranks are here, and throws on all of them if one has a problem.
+// Waits until all ranks have called it, and throws on all of them if one passes a problem.
 void ShardFence::meet(const std::optional<Error>& problem) {
   const at::Tensor first =
       at::tensor({problem ? static_cast<int64_t>(group_->rank().value) : -1}, at::kLong);
@@ -91,7 +91,7 @@ void ShardFence::meet(const std::optional<Error>& problem) {
       .with_culprit(static_cast<int>(rank));
 }
 
-// From here on this rank reads no shard of other ranks.
+// After this call this rank does not read the shards of other ranks.
 void ShardFence::withdraw() {
   for (FlatParameters* const unit : units_) unit->mark_stale();
 }
@@ -108,8 +108,8 @@ void ShardFence::begin_update() {
     is_writing_ = true;
     return;
   }
-  // Two updates in a row: signals of the first one are not those of the second. What it throws, all
-  // ranks throw.
+  // After two updates in a row the signals of the first one must not count for the second. If this
+  // throws, all ranks throw.
   if (is_awaiting_) wait_for_owners();
   std::optional<Error> problem;
   try {
@@ -152,7 +152,7 @@ void ShardFence::abandon_update(const std::string& reason) noexcept {
     for (FlatParameters* const unit : units_) unit->guard_writes();
     versions_->signal_peers(kWritten);  // with an odd version
   } catch (const std::exception&) {
-    // The group has failed, which the others learn by themselves.
+    // The group has failed, and all its ranks are notified of that.
   }
 }
 
@@ -166,7 +166,7 @@ void ShardFence::wait_for_owners() {
     if (is_awaiting_) {
       versions_->wait_for_peers(kWritten);
     } else {
-      // As a gather would: after a failure of the group nothing is promised.
+      // Throws if the group has failed, as a gather would: the shards are undefined then.
       versions_->check_group(kOwn);
     }
   } catch (const Error& error) {
@@ -183,7 +183,7 @@ void ShardFence::check_versions() {
     failure_ = Error(ErrorCode::kCorruption,
                      format("{}: the step of rank {} ended by an exception while it wrote its "
                             "shards of {}, which may be half written (version {}, expected {}). "
-                            "Look at its error, and go on from the last snapshot",
+                            "Look at its error, and resume from the last snapshot",
                             where(), rank, names(), version, 2 * num_updates_))
                    .with_culprit(rank);
     throw *failure_;

@@ -5,7 +5,7 @@
 // until the group's deadline. Lifetime: does not own the FlatParameters, which may go in any order.
 // Errors: those of the group, and kInvalidArgument for an update inside of an update. kCorruption:
 // a rank was lost, or its step threw, while it wrote its shards, so that they may be half written.
-// From then on the parameters stay guarded; go on from the last snapshot.
+// From then on the parameters stay guarded; resume from the last snapshot.
 // Source: the fence and the access epochs of MPI's one-sided communication, and sequence locks.
 //
 //   all ranks read --begin_update()--> owners write --end_update()--> all ranks read

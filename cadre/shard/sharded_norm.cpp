@@ -92,7 +92,7 @@ class JointNorm {
     part->value = joint_power_sum(part->value, power_sum(gradient, p_), p_);
   }
 
-  // A maximum does not carry NaN, so that travels beside it.
+  // NaN is sent in a second element, because a maximum would lose it.
   void reduce(const ProcessGroup& group, double& value) const {
     if (!std::isinf(p_)) {
       const at::Tensor sum = at::full({1}, value, at::kDouble);

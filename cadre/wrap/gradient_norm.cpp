@@ -68,7 +68,7 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
                          i, parameters.size(), list_of(parameters[i].sizes())));
     }
     check_can_be_scaled(gradient, i, parameters.size());
-    // Nothing has the norm 0, but libtorch knows no largest value of nothing.
+    // The norm of an empty tensor is 0, but libtorch has no maximum of an empty tensor.
     if (gradient.numel() == 0) continue;
     // A zero tensor without memory cannot be scaled, and a norm of NaN makes NaN of zeros.
     if (gradient._is_zerotensor()) parameters[i].mutable_grad() = gradient.clone();

@@ -10,8 +10,8 @@ auto LocatedReplicas::run(Operation operation) const {
   try {
     return operation();
   } catch (const Error& error) {
-    // A reporter: the group failed, by ranks that called different things. Arguments that this rank
-    // alone refuses have none.
+    // The error has a reporter if the ranks called different operations, and none if this rank
+    // refused its own arguments.
     if (error.code() != ErrorCode::kInvalidArgument || !error.details().reporter) throw;
     throw error.with_context(
         format("{} of {}, rank {}, in {}: the ranks are not at the same place "

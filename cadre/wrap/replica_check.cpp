@@ -16,7 +16,7 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
-// Tensors of this size are sent where they lie, without a copy.
+// Tensors of at least this size are broadcast in place, without a copy.
 constexpr size_t kLargeTensorBytes = size_t{1} << 20;
 
 // One line for each tensor: what kind, its name, then what must agree.
@@ -88,7 +88,7 @@ uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& te
          all[2 * differing + 1] == all[1]) {
     ++differing;
   }
-  // Operations meet by their numbers, so it is the other ranks' number, too.
+  // The ranks compare the numbers of operations, so the others have the same number.
   if (differing >= group.world_size()) return number;
   const std::string zero = broadcast_text(own, all[1], 0, group);
   const std::string other = broadcast_text(own, all[2 * differing + 1], differing, group);

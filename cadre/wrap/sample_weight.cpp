@@ -78,7 +78,7 @@ std::optional<SampleWeight> agree_on_weight(ReplicaGroup& group, const PassSampl
     sums.insert(sums.end(), rest.begin(), rest.end());
   }
   if (sums[kOwn] == 0) {
-    // Without a forward on any rank: gradients made by hand.
+    // No rank carries a forward: the program has set the gradients itself.
     if (sums[kNumCarried] == 0) return equal_weight(group);
     return std::nullopt;
   }

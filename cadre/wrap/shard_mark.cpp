@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// The one thing of a tensor in which libtorch keeps what it does not know.
+// BackendMeta is the only member of a tensor in which other libraries can store data.
 struct MarkMeta final : c10::BackendMeta {
   explicit MarkMeta(ShardMark given) : mark(std::move(given)) {}
   ShardMark mark;

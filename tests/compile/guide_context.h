@@ -101,7 +101,7 @@ extern cadre::GradScaler scaler;
 namespace groups_and_messages {
 using namespace any_page;
 extern const cadre::ProcessGroup row_group, column_group;
-extern const Tensor activations, gradients, received;
+extern const Tensor activations, all, gradients, mine, received;
 extern cadre::Communicator& group;
 extern cadre::os::System* const system;
 extern int value;

@@ -252,6 +252,10 @@ class Package(unittest.TestCase):
         self.assertEqual(self.run_on_two(program), ["[0] average 1.5 on 2 ranks", "[1] average 1.5 on 2 ranks"])
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_a_program_without_symbols_of_torch_starts(self):
+        run(self.build("barrier", "barrier"))
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_every_call_of_group_is_used_from_outside(self):
         source = (HERE / "group/every_call.cpp").read_text()
         folder = self.prefix / "include/cadre/group"

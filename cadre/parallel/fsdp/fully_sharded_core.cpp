@@ -45,14 +45,14 @@ std::string text_of(UnitOrder::Pass pass) {
   return "backward()";
 }
 
-// What every rank keeps whole.
+// Buffers and ignored parameters, which every rank keeps whole.
 void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment) {
   std::vector<NamedTensor> whole = distinct_buffers(module);
   std::ranges::copy(assignment.ignored, std::back_inserter(whole));
   materialize_tensors(kFullySharded, whole);
 }
 
-// It works, and saves only the memory of gradients and optimizer states.
+// A model without units works, but only gradients and optimizer states need less memory.
 void warn_without_units(const UnitAssignment& assignment, ReplicaGroup& group) {
   if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
   group.log_sink().write(
@@ -63,7 +63,7 @@ void warn_without_units(const UnitAssignment& assignment, ReplicaGroup& group) {
              assignment.units[0].parameters.size()));
 }
 
-// What ranks compare before they gather for a use that was not expected.
+// The ranks compare which unit they use before they gather one that the last pass did not predict.
 class UseComparison {
  public:
   UseComparison(std::shared_ptr<ReplicaGroup> group, std::vector<std::string> names)
@@ -192,7 +192,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
 };
 
-// What the constructor needs until the units run.
+// State of the constructor.
 struct FullyShardedCore::Construction {
   UnitAssignment assignment;
   std::optional<ReshardGroups> reshard_groups = {};
@@ -217,7 +217,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                "fully_shard()",
                assigned.name));
   }
-  // Of one unit at a time, so that no rank ever holds a deferred model whole.
+  // One unit at a time, so that no rank holds a whole deferred model at any time.
   materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
   std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
   for (const NamedTensor& parameter : assigned.parameters) {
@@ -287,8 +287,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       construction.shard_unit(*this, unit, shard_group, *all);
       if (unit.unit == nullptr) num_root_flats = flats_.size();
     }
-    // The first backward comes to the units from the last to the first: in another order of
-    // reduction the whole gradients of all units would be there at once.
+    // The first backward visits the units from the last to the first. With another order of
+    // reduction the whole gradients of all units would exist at the same time.
     const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
     return std::make_unique<ShardedGradients>(
         trained, reversed,

@@ -6,8 +6,8 @@
 namespace cadre {
 
 void UnitOrder::begin(Pass pass) {
-  // A backward of which nothing is known begins with the root, as the forward, and takes the units
-  // from the last to the first.
+  // Without an earlier backward the prediction is: the root first, as in the forward, then the
+  // units from the last to the first.
   std::vector<size_t>& backward = known_[index(Pass::kBackward)];
   if (pass == Pass::kBackward && backward.empty()) {
     backward = known_[index(Pass::kForward)];
@@ -41,7 +41,7 @@ std::optional<size_t> UnitOrder::next() const {
 }
 
 void UnitOrder::end() {
-  // A pass that ended early has not done what the other ranks expect.
+  // A pass that ended early has not used all units that the other ranks expect it to use.
   if (current_.size() < known_[index(pass_)].size()) is_expected_ = false;
   known_[index(pass_)] = std::exchange(current_, {});
   last_ = pass_;

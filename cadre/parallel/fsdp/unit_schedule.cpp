@@ -70,7 +70,7 @@ void UnitSchedule::before_forward(size_t unit) {
 }
 
 void UnitSchedule::after_forward(size_t unit) {
-  // Computed again: its backward follows at once.
+  // A forward during backward is a recomputation, whose backward follows directly.
   if (phase_ == Phase::kBackward || keeps_all_) return;
   release_after_forward(units_[unit]);
 }
@@ -101,7 +101,7 @@ void UnitSchedule::release_after_failure(size_t unit) noexcept {
   try {
     units_[unit].memory->release();
   } catch (const std::exception&) {
-    // Of a gather that has failed: the group refuses the next one with the same error.
+    // The gather has failed, and the group throws the same error for the next one.
   }
 }
 
@@ -124,8 +124,8 @@ void UnitSchedule::begin_backward() {
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const GraphNode& node) {
   begin_backward();
-  // A unit that was called with this output: its hook of the same node runs after this one, and
-  // what it holds has to go before more is gathered.
+  // If a unit was called with this output, its hook of the same node runs after this one, but its
+  // parameters must be released before the next unit is gathered.
   const auto is_node = [&node](const GraphNode& input) {
     return input.address == node.address && input.sequence == node.sequence;
   };
@@ -166,7 +166,7 @@ void UnitSchedule::release_if_done(size_t unit) {
   if (unit == 0 || keeps_all_ || !state.was_reached) return;
   if (state.num_missing > 0 || state.num_open > 0) return;
   if (units_[unit].has_frozen && !state.had_inputs) return;
-  // Under no_sync() it would be gathered again for the next forward.
+  // Kept, because under no_sync() the next forward would have to gather it again.
   if (units_[unit].reshard == Reshard::kAfterReduction) return;
   units_[unit].memory->release();
 }
@@ -193,7 +193,7 @@ void UnitSchedule::end_reduction() {
   release_all([](Reshard) { return true; });
 }
 
-// Those whose inputs the backward did not come to.
+// Calls whose inputs the backward did not reach.
 void UnitSchedule::close_calls() {
   for (const std::weak_ptr<Call>& open : std::exchange(open_calls_, {})) {
     if (const auto call = open.lock()) call->is_open = false;
@@ -246,7 +246,7 @@ void UnitSchedule::use(size_t unit) {
   }
   try {
     units_[unit].memory->gather();
-    // Behind the one that is needed first, and before this rank waits.
+    // The next unit is gathered after the one that is needed first, while this rank waits.
     prefetch();
     units_[unit].memory->wait_full();
   } catch (const Error& error) {

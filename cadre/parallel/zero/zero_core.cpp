@@ -132,7 +132,7 @@ void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   add_buckets(fresh);
 }
 
-// In the order in which they were given, so that the first layers arrive first.
+// In the order of the parameters, so that those of the first layers are gathered first.
 void ZeroCore::add_buckets(const std::vector<NamedTensor>& parameters) {
   std::map<at::ScalarType, std::vector<NamedTensor>> open;
   std::map<at::ScalarType, int64_t> bytes;
@@ -264,7 +264,7 @@ void ZeroCore::gather(size_t bucket) {
   buckets_[bucket]->unshard_async();
 }
 
-// The gradients of shards stay where the user finds them; those of stage 1 were lent.
+// In stage 2 the gradients of shards remain in the leaves; in stage 1 they were views for the step.
 void ZeroCore::end_step() {
   for (size_t k = 0; k < gradients_.size(); ++k) {
     for (size_t i = 0; i < gradients_[k].size(); ++i) {
@@ -284,8 +284,8 @@ void ZeroCore::finish_gathers() {
   }
 }
 
-// Gradients that nobody has reduced differ: in the first step their sums are compared, in the
-// others some elements of each, which costs no pass over the gradients.
+// Gradients that were not reduced differ between the ranks. The first step compares the sum of each
+// gradient, later steps only some elements, which does not read all gradients.
 void ZeroCore::check_reduced() {
   if (!std::exchange(is_reduction_checked_, true)) return check_sums();
   if (samples_are_equal()) return;

@@ -58,7 +58,7 @@ void Attention::refuse_other_wrapper(Rank rank) const {
              "{} in that of the one made at {} (the number of the group's operations before its "
              "construction; that of {} on this rank is #{}). A step that one rank leaves out must "
              "be left out on all ranks or on none, and all ranks use their wrappers in one order. "
-             "To go on, bring all ranks to one step and wrap the modules again",
+             "To continue, bring all ranks to the same step and wrap the modules again",
              here_->place_with_module(), made_at(0), rank, made_at(rank), here_->module,
              here_->number));
 }
@@ -98,9 +98,11 @@ void Attention::refuse_other_places(Rank rank) const {
 }
 
 void Attention::refuse_unlike_backward(std::string_view what, std::string_view rule) const {
-  throw Error(ErrorCode::kInvalidArgument, format("{}: {}. {}. To go on, bring all ranks to one "
-                                                  "step and wrap the module again",
-                                                  here_->place(), what, rule));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: {}. {}. To continue, bring all ranks to the same step and wrap the module "
+             "again",
+             here_->place(), what, rule));
 }
 
 void Attention::check_no_rank_gave_up() const {
@@ -109,7 +111,7 @@ void Attention::check_no_rank_gave_up() const {
     throw Error(ErrorCode::kAborted,
                 format("{}: rank {} left this backward by an "
                        "exception, so its gradients are missing; look at its error. The group is "
-                       "well: zero the gradients and go on with the next step on all ranks",
+                       "usable: zero the gradients and continue with the next step on all ranks",
                        here_->place(), rank));
   }
 }

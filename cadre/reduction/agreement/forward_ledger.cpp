@@ -9,8 +9,8 @@ namespace cadre {
 
 namespace {
 
-// A derivative may be carried after the outputs of its forward are gone. Nothing tells when it is
-// gone too, so it is remembered for as many forwards.
+// A backward may pass through a derivative after the outputs of its forward were destroyed. The end
+// of the derivative cannot be observed, so its entry is kept for this number of forwards.
 constexpr int64_t kNumForwardsAfterADerivative = 100;
 
 constexpr uint64_t kOpen = std::numeric_limits<uint64_t>::max();
@@ -45,7 +45,7 @@ void ForwardLedger::set_returned(int64_t number) {
 void ForwardLedger::begin_derivative(int64_t number) {
   Entry* entry = find(number);
   if (entry == nullptr) return;
-  // Of several outputs the first to be passed opens it.
+  // A backward that passes several outputs begins one derivative, at the first of them.
   if (!entry->derivatives.empty() && entry->derivatives.back().end == kOpen) return;
   entry->derivatives.push_back({.first = next_sequence(), .end = kOpen});
 }

@@ -43,7 +43,7 @@ void LocalGradients::accumulate(const Forward* reached, std::optional<size_t> ju
   }
 }
 
-// Only now: the gradients of a backward that fails are none that could be reduced.
+// At the end of a backward, because gradients of a backward that fails must not be reduced.
 void LocalGradients::finish_backward() {
   is_in_backward_ = false;
   for (const CarriedForward& forward : std::exchange(carried_, {})) {

@@ -32,7 +32,7 @@ void set_random_state(const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// What a forward depends on beside its arguments.
+// The global state that a forward depends on: random numbers and autocast.
 struct ForwardState {
   at::Tensor random = random_state();
   bool is_autocast = at::autocast::is_autocast_enabled(at::kCPU);
@@ -52,8 +52,8 @@ class Restored {
     at::autocast::increment_nesting();
     state.restore();
   }
-  // Autocast keeps the casts of parameters up to the end of the outermost scope: longer, the next
-  // forward would use those of the parameters before the step.
+  // Autocast caches the casts of parameters until the outermost scope ends. If they were kept
+  // longer, the next forward would use casts of the values before the optimizer's step.
   ~Restored() {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
     before_.restore();
@@ -80,8 +80,8 @@ std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
   return versions;
 }
 
-// The values that tensors have now, for the time after a second forward and its backward, which
-// reads what it has changed. Version counters do not show what batch_norm changes, and stay.
+// Keeps the present values of tensors and restores them at its end, after the second forward and
+// the backward that reads what it changed. Version counters do not change, as batch_norm's do not.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -99,7 +99,8 @@ class KeptValues {
   std::vector<at::Tensor> values_;
 };
 
-// The first forward. Refuses a function that changes what the second one is given.
+// The first forward. Refuses a function that changes its inputs, because the second one gets the
+// same.
 variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
   const std::vector<uint32_t> of_inputs = versions_of(inputs);
   variable_list outputs = checkpointed.function(inputs);
@@ -116,7 +117,7 @@ variable_list run_first(const Checkpointed& checkpointed, const variable_list& i
   return outputs;
 }
 
-// The only thing that the context can hold without knowing its type.
+// saved_data of the context can hold a value of any type only as a CustomClassHolder.
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Checkpointed held) : checkpointed(std::move(held)) {}
   Checkpointed checkpointed;
@@ -135,12 +136,12 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     variable_list outputs = run_first(holder->checkpointed, given);
     variable_list without_grad;
     for (at::Tensor& output : outputs) {
-      // An input that comes out as it is would become an alias that autograd does not know of.
+      // An output that is an input itself would be an alias that autograd does not track.
       for (const at::Tensor& input : given) {
         if (output.is_same(input)) output = output.view_as(output);
       }
-      // Without grad only a tensor from elsewhere requires grad, as a parameter that is returned:
-      // it must not get this function as its history.
+      // Grad mode is off, so an output that requires grad was made outside of the function, like a
+      // returned parameter, which must not become a result of this node.
       if (output.requires_grad()) output = output.detach();
       if (!output.is_floating_point() && !output.is_complex()) without_grad.push_back(output);
     }
