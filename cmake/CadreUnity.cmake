@@ -7,8 +7,10 @@ option(CADRE_UNITY "Compile the sources of a folder together" ON)
 # Sources and folders, relative to the source tree, that are always compiled alone.
 set(cadre_compiled_alone "")
 
-# cadre_unity(TARGET size): replaces the sources of TARGET by units of at most `size` sources of one
-# folder. A unit takes the precompiled headers when one of its sources does.
+# cadre_unity(TARGET size [WITH_SUBFOLDERS]): replaces the sources of TARGET by units of at most `size`
+# sources of one folder, or of one folder of cadre/ with those below it: for sources whose units cost
+# by their number more than by their length. A unit takes the precompiled headers when one of its
+# sources does.
 function(cadre_unity target size)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "\\.cpp$")
@@ -23,6 +25,9 @@ function(cadre_unity target size)
     get_source_file_property(definitions ${source} COMPILE_DEFINITIONS)
     if(definitions OR file IN_LIST cadre_compiled_alone OR folder IN_LIST cadre_compiled_alone)
       continue()
+    endif()
+    if("WITH_SUBFOLDERS" IN_LIST ARGN)
+      string(REGEX REPLACE "^([^/]+/[^/]+)/.*" "\\1" folder ${folder})
     endif()
     get_source_file_property(is_plain ${source} SKIP_PRECOMPILE_HEADERS)
     string(MAKE_C_IDENTIFIER ${folder} folder)

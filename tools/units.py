@@ -9,19 +9,31 @@ import shlex
 import subprocess
 
 ONLY_IN_UNITS = "-Wno-subobject-linkage"  # cmake/CadreUnity.cmake
+ONLY_IN_TESTS = "-fpch-instantiate-templates"  # cmake/CadreCompiler.cmake: by CADRE_TEST_COMPILER
 INCLUDED_SOURCE = re.compile(r'^#include "([^"]+\.cpp)"$', re.M)
+
+
+def compiler_of_tests(build):
+    """The compiler of the tests if it is not that of the library: None otherwise. CMake lists all
+    sources with the library's, because the launcher exchanges it."""
+    cache = build / "CMakeCache.txt"
+    entry = cache.exists() and re.search(r"^CADRE_TEST_COMPILER:\w+=(.+)$", cache.read_text(), re.M)
+    return entry[1] if entry and not entry[1].endswith("-NOTFOUND") else None
 
 
 def commands_of(root, build):
     """source, relative to `root` -> the words of the command that compiles it alone, without its
     output; a source that is compiled within a unit gets the flags of that unit."""
     found = {}
+    test_compiler = compiler_of_tests(build)
     for entry in json.loads((build / "compile_commands.json").read_text()):
         file = pathlib.Path(entry["file"])
         words = shlex.split(entry["command"])
         for option in ("-o", "-c"):
             at = words.index(option)
             del words[at:at + 2]
+        if test_compiler and ONLY_IN_TESTS in words:
+            words[0] = test_compiler
         is_unit = (build / "unity") in file.parents
         if is_unit:
             words = [word for word in words if word != ONLY_IN_UNITS]

@@ -113,7 +113,9 @@ class [[nodiscard]] Result {
 template <>
 class [[nodiscard]] Result<void> {
  public:
-  Result() = default;
+  // Not defaulted: `return {}` would first fill all of the object with zeros, for each Status of an
+  // operation that succeeds.
+  Result() {}                                        // NOLINT(modernize-use-equals-default)
   Result(Error error) : error_(std::move(error)) {}  // NOLINT: implicit
 
   bool ok() const { return !error_.has_value(); }

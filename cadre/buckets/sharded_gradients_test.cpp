@@ -369,8 +369,8 @@ TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The ranks of a replicate group belong to different shard groups, of which one may have failed: its
-// rank calls the same operations as the others until they learn of the failure.
+// The ranks of a replicate group belong to different shard groups, of which one may have failed:
+// its rank calls the same operations as the others until they learn of the failure.
 TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
   const auto shard = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(2));
   const auto replicate = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(2));

@@ -36,7 +36,11 @@ namespace cadre {
 struct Capabilities {
   std::string_view name;       // "host", "net", or that of a plug-in
   bool shares_memory = false;  // reads peers' symmetric buffers in place
-  bool is_abortable = true;    // the group's Interrupt ends what was submitted
+  // The group's Interrupt, and the deadline, end what was submitted. False of a library that cannot
+  // cancel an operation (MPI): its Completion is done only when the library touches the buffers no
+  // more, however late that is. After a failure or the deadline the group ends the waits for it,
+  // keeps its memory and the engine, and says that the process must end.
+  bool is_abortable = true;
   // submit() only enqueues: the operation begins after what is on Collective::stream and completes
   // later.
   bool is_stream_ordered = false;

@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// How long a mismatch waits for a rank that knows more of it.
+// How long a rank with a mismatch waits for a rank that may report a lower pair.
 constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
 constexpr const char* kEnqueuedPhase = "enqueued";
 
@@ -54,7 +54,8 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   uint64_t entry_ = 0;
 };
 
-// A call that its engine ends later.
+// A call that its engine ends later. The engine's Completion keeps it, and with it the memory that
+// the engine works on, also when the call has been abandoned.
 struct CollectiveRunner::Enqueued {
   uint64_t number;
   std::vector<Fingerprint> fingerprints;
@@ -62,6 +63,12 @@ struct CollectiveRunner::Enqueued {
   TimePoint began;
   std::vector<uint64_t> entries;  // of the flight record
   std::vector<std::byte> scaled;  // read by the engine
+  std::shared_ptr<const void> keep_alive;
+  Completion result;
+  std::atomic<bool> has_ended{false};
+
+  // True for the one that ends the call: its engine, or the watch that abandons it.
+  bool claim_end() { return !has_ended.exchange(true); }
 };
 
 Completion CollectiveRunner::run(Operation& operation) {
@@ -79,7 +86,7 @@ Completion CollectiveRunner::run(Operation& operation) {
       monitor.has_failed() ? Completion(monitor.error()) : execute_caught(operation, call);
   const bool is_done = result.is_done();
   if (!is_done) {
-    result = follow(call, result, record.entry());
+    result = follow(operation, call, result, record.entry());
   } else if (!result.status().ok()) {
     result = conclude(call, result.status());
   }
@@ -167,36 +174,35 @@ Status CollectiveRunner::conclude(const Running& call, const Status& status) {
   return parts_.monitor.error();
 }
 
-Completion CollectiveRunner::follow(const Running& call, const Completion& completion,
-                                    uint64_t first_entry) {
+Completion CollectiveRunner::follow(const Operation& operation, const Running& call,
+                                    const Completion& completion, uint64_t first_entry) {
   const auto& [number, fingerprints, deadline, progress] = call.context;
-  const auto enqueued =
-      std::make_shared<Enqueued>(Enqueued{number,
-                                          {fingerprints.begin(), fingerprints.end()},
-                                          deadline,
-                                          call.began,
-                                          {first_entry},
-                                          std::move(scaled_)});
-  scaled_.clear();
+  Completion::OrderStream order_stream;
+  if (completion.is_stream_ordered()) {
+    order_stream = [completion](void* stream) { return completion.order_stream(stream); };
+  }
+  const auto enqueued = std::make_shared<Enqueued>(
+      number, std::vector<Fingerprint>(fingerprints.begin(), fingerprints.end()), deadline,
+      call.began, std::vector<uint64_t>{first_entry}, std::exchange(scaled_, {}),
+      operation.keep_alive, Completion::make_pending(std::move(order_stream)));
   for (size_t i = 1; i < fingerprints.size(); ++i) {
     enqueued->entries.push_back(parts_.recorder.begin(number + i, fingerprints[i], -1, call.began));
   }
   parts_.monitor.enter_collective(number + fingerprints.size() - 1);
+  std::unique_ptr<os::Thread> ended_watch;
   {
     std::lock_guard lock(mutex_);
     enqueued_.push_back(enqueued);
     num_enqueued_ = enqueued_.size();
     if (enqueued_.size() == 1) show(*enqueued);
+    if (!parts_.capabilities.is_abortable) ended_watch = start_watch();
   }
-  Completion::OrderStream order_stream;
-  if (completion.is_stream_ordered()) {
-    order_stream = [completion](void* stream) { return completion.order_stream(stream); };
-  }
-  const Completion result = Completion::make_pending(std::move(order_stream));
-  completion.on_done([this, enqueued, result](const Status& status) {
-    result.complete(end_enqueued(enqueued, status));
+  if (ended_watch != nullptr) ended_watch->join();
+  // The runner may be gone when the engine ends an abandoned call.
+  completion.on_done([this, enqueued](const Status& status) {
+    if (enqueued->claim_end()) enqueued->result.complete(end_enqueued(enqueued, status));
   });
-  return result;
+  return enqueued->result;
 }
 
 // The progress of submit() is out of date when the engine ends the call, so it is not reported.
@@ -218,6 +224,89 @@ Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, con
   if (enqueued_.empty()) parts_.monitor.leave_collective();
   num_enqueued_ = enqueued_.size();
   return result;
+}
+
+std::unique_ptr<os::Thread> CollectiveRunner::start_watch() {
+  std::unique_ptr<os::Thread> ended = watch_.start([this] { watch(); });
+  watch_.unpark();
+  return ended;
+}
+
+void CollectiveRunner::watch() {
+  bool was_idle = false;
+  while (true) {
+    std::optional<Deadline> first;
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_stopping_ || (was_idle && enqueued_.empty())) return watch_.note_end();
+      for (const auto& call : enqueued_)
+        first = call->deadline.earlier(first.value_or(call->deadline));
+    }
+    was_idle = !first && !watch_.park();
+    if (!first) continue;
+    parts_.monitor.await_failure(-1, first->earlier(parts_.system.deadline_in(kWatchTime)));
+    fail_overdue();
+    if (parts_.monitor.has_failed()) abandon_enqueued();
+  }
+}
+
+void CollectiveRunner::fail_overdue() {
+  const TimePoint now = parts_.system.now();
+  std::shared_ptr<Enqueued> overdue;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(
+        enqueued_, [now](const auto& call) { return call->deadline.has_passed(now); });
+    if (found != enqueued_.end()) overdue = *found;
+  }
+  if (overdue == nullptr) return;
+  OpProgress progress;
+  static_cast<void>(conclude(
+      {{overdue->number, overdue->fingerprints, overdue->deadline, progress}, overdue->began},
+      Error(ErrorCode::kTimeout, "the engine has not ended the operation until its deadline")));
+}
+
+void CollectiveRunner::abandon_enqueued() {
+  std::deque<std::shared_ptr<Enqueued>> calls;
+  {
+    const std::lock_guard lock(mutex_);
+    calls = enqueued_;
+  }
+  for (const auto& call : calls) {
+    if (!call->claim_end()) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      abandoned_.push_back(call);
+    }
+    static_cast<void>(end_enqueued(call, parts_.monitor.error()));
+    call->result.complete(abandoned_error());
+  }
+}
+
+Error CollectiveRunner::abandoned_error() const {
+  const Error error = parts_.monitor.error();
+  return Error(error.code(),
+               format("{}\n  engine \"{}\" cannot abort this operation and may read and write its "
+                      "buffers until this process ends: do not free or reuse them, and end the "
+                      "process instead of rebuilding the group",
+                      error.message(), parts_.capabilities.name))
+      .with_details(error.details());
+}
+
+bool CollectiveRunner::has_abandoned() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(abandoned_, [](const auto& call) { return !call.expired(); });
+}
+
+void CollectiveRunner::stop() {
+  is_stopping_ = true;
+  std::unique_ptr<os::Thread> thread;
+  {
+    const std::lock_guard lock(mutex_);
+    watch_.unpark();
+    thread = watch_.take();
+  }
+  if (thread != nullptr) thread->join();
 }
 
 void CollectiveRunner::show(const Enqueued& call) {
@@ -265,7 +354,8 @@ void CollectiveRunner::explain_loss(const Running& call, const Error& error) {
 
 // Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
 // peers and reports the lowest mismatching pair. If that does not include rank 0, it first waits
-// for the report of a rank whose pair does.
+// for the report of a rank whose pair does: longer than that rank polls its peers if there probably
+// is one, because a lower rank has completed the operation.
 void CollectiveRunner::explain_mismatch(const Running& call) {
   Monitor& monitor = parts_.monitor;
   const Roster& roster = monitor.roster();
@@ -279,9 +369,11 @@ void CollectiveRunner::explain_mismatch(const Running& call) {
     const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
     const Mismatch mismatch = first_mismatch(views, {own, its});
     const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
+    const Duration patience =
+        may_have_lower_pair(views, mismatch) ? Monitor::kDoubtTime : kSecondOpinionTime;
     return Finding{{ErrorCode::kInvalidArgument, progress.mismatch_peer,
                     mismatch_cause(roster, mismatch), activity},
-                   is_first ? Duration(0) : kSecondOpinionTime};
+                   is_first ? Duration(0) : patience};
   });
 }
 

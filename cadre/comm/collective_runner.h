@@ -2,13 +2,16 @@
 // failure, with the rank at fault.
 //
 // Threads: run() from the holder of the progress role; what is enqueued on a device ends in a
-// thread of the engine; the rest from any. Blocking: run(), until the operation's deadline and the
-// questions that follow a failure (Monitor::kAskTime, kDoubtTime); so does the engine's thread that
-// reports an error later. Lifetime: borrows its parts; the engine must have ended what it has
-// enqueued when it is destroyed. Errors: the group's failure.
+// thread of the engine; the rest from any. While calls are enqueued on an engine that cannot abort
+// them, a thread "cadre-watch" ends those that reach their deadline or meet a failure of the group.
+// Blocking: run(), until the operation's deadline and the questions that follow a failure
+// (Monitor::kAskTime, kDoubtTime); so do the threads that report an error later. stop(), for
+// kWatchTime. Lifetime: borrows its parts; the engine must have ended what it has enqueued when the
+// runner is destroyed, except for abandoned calls. Errors: the group's failure.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,6 +25,7 @@
 #include "cadre/collective/backend.h"
 #include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/flight_recorder.h"
+#include "cadre/comm/queue/idle_thread.h"
 #include "cadre/comm/queue/operation_queue.h"
 #include "cadre/comm/symmetric/symmetric_heap.h"
 #include "cadre/os/system.h"
@@ -39,11 +43,19 @@ class CollectiveRunner final : public OperationRunner {
     SymmetricHeap* heap;               // of allocations
     Duration timeout;                  // of operations without a deadline
   };
-  explicit CollectiveRunner(const Parts& parts) : parts_(parts) {}
+  // How long the watch sleeps at most before it sees that it is to end.
+  static constexpr Duration kWatchTime = std::chrono::milliseconds(20);
+
+  explicit CollectiveRunner(const Parts& parts)
+      : parts_(parts), watch_(parts.system, "cadre-watch") {}
 
   Completion run(Operation& operation) override;
   void fail(const Error& error) override;
   Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
+  // Joins the thread. REQUIRES: no call begins any more.
+  void stop();
+  // Whether the engine still works on a call that was abandoned, and so on the memory of the call.
+  bool has_abandoned() const;
 
  private:
   class Record;
@@ -65,9 +77,18 @@ class CollectiveRunner final : public OperationRunner {
   // The end of a call, whose error is the failure of the group.
   Status conclude(const Running& call, const Status& status);
   // The engine has enqueued the call, and ends it by `completion`. So ends the result.
-  Completion follow(const Running& call, const Completion& completion, uint64_t first_entry);
+  Completion follow(const Operation& operation, const Running& call, const Completion& completion,
+                    uint64_t first_entry);
   Status end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status);
   void show(const Enqueued& call);
+  // Under the lock; the result is to be joined without it.
+  [[nodiscard]] std::unique_ptr<os::Thread> start_watch();
+  void watch();
+  // Fails the group if an enqueued call has reached its deadline.
+  void fail_overdue();
+  // Ends all that is enqueued with the failure of the group, although the engine has not ended it.
+  void abandon_enqueued();
+  Error abandoned_error() const;
   // Makes the failure of the group out of what the engine reported.
   void explain(const Running& call, const Error& error);
   void explain_timeout(const Running& call);
@@ -80,9 +101,12 @@ class CollectiveRunner final : public OperationRunner {
   Parts parts_;
   std::vector<std::byte> scaled_;  // the inputs of PREMUL_SUMs whose output is smaller
   std::atomic<int64_t> time_spent_ns_{0};
-  std::mutex mutex_;
-  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // guarded; shared with the engine's thread
+  mutable std::mutex mutex_;                        // guards what follows but for the atomics
+  std::deque<std::shared_ptr<Enqueued>> enqueued_;  // shared with the engine's thread
   std::atomic<size_t> num_enqueued_{0};
+  std::vector<std::weak_ptr<const Enqueued>> abandoned_;  // expired when the engine has ended them
+  IdleThread watch_;
+  std::atomic<bool> is_stopping_{false};
 };
 
 }  // namespace cadre

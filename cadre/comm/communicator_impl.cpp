@@ -126,7 +126,7 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
       fabric->status_page(), fabric->status_cells().take(key, options.name));
 }
 
-bool Communicator::Impl::meets_in_memory() const {
+bool Communicator::Impl::uses_host_memory() const {
   if (world_size == 1) return false;
   if (options.backend) {
     if (options.transport != TransportChoice::kSharedMemory) return false;
@@ -148,7 +148,7 @@ bool Communicator::Impl::meets_in_memory() const {
 
 void Communicator::Impl::open_first(Deadline deadline) {
   try {
-    if (!meets_in_memory()) return open(std::nullopt, {});
+    if (!uses_host_memory()) return open(std::nullopt, {});
     GroupPieces pieces =
         GroupPieces::cut(*fabric->host_memory(), fabric->slots_of(members.ranks)).value_or_throw();
     const auto check = [this]() -> Status {
@@ -312,6 +312,23 @@ Communicator::Impl::~Impl() {
   // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
   stop_threads();
   release(system.deadline_in(kGoodbyeTime));
+  if (engine != nullptr && runner->has_abandoned()) leave_engine_to_process();
+}
+
+// The library behind it still works on memory of operations, and a thread of it may look at the
+// Interrupt. Its destructor would wait for the library, which may wait for a rank that is gone.
+void Communicator::Impl::leave_engine_to_process() {
+  struct Left {
+    std::shared_ptr<Monitor> monitor;  // owns the Interrupt
+    std::unique_ptr<Backend> engine;
+  };
+  if (options.log) {
+    options.log->write(LogLevel::kWarning, "comm",
+                       format("engine={} group={} left=unfinished: operations that it cannot abort "
+                              "keep their memory until this process ends; end it",
+                              capabilities.name, options.name));
+  }
+  static_cast<void>(std::make_unique<Left>(Left{monitor, std::move(engine)}).release());
 }
 
 void Communicator::Impl::abort(const std::string& reason) {
@@ -328,7 +345,7 @@ bool Communicator::Impl::close(Deadline deadline) {
     abort("close() reached its deadline with operations pending");
     drain(system.deadline_in(kAbortTime));
   }
-  monitor->publish_leave(queue->num_issued());
+  monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));
   stop_threads();
   // An operation that runs on in another caller's thread, although it was aborted, uses the
   // engines; then they stay as long as the group.
@@ -347,6 +364,7 @@ void Communicator::Impl::check_open() const {
 
 void Communicator::Impl::stop_threads() {
   queue->close();
+  runner->stop();
   signal_waits->close();
   if (messages != nullptr) messages->close();
   monitor->stop();
@@ -371,7 +389,7 @@ bool Communicator::Impl::drain(Deadline deadline) {
 void Communicator::Impl::release(Deadline deadline) {
   if (std::exchange(is_released_, true)) return;
   heap.reset();
-  engine.reset();
+  if (runner == nullptr || !runner->has_abandoned()) engine.reset();
   message_transport.reset();
   transport.reset();
   monitor->release_page();

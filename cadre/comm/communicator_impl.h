@@ -58,8 +58,9 @@ class Communicator::Impl {
        GroupMembers members_in);
   ~Impl();
 
-  // Whether the members meet in the host's memory. Throws when that was demanded and is impossible.
-  bool meets_in_memory() const;
+  // Whether the members communicate through the host's memory. Throws when that was demanded and is
+  // impossible.
+  bool uses_host_memory() const;
   // Fails the group, so that the other members do not wait for this rank. `task` is what it gives
   // up.
   void give_up(const std::exception& thrown, std::string_view task);
@@ -126,6 +127,7 @@ class Communicator::Impl {
   bool drain(Deadline deadline);
   void stop_threads();
   void release(Deadline deadline);
+  void leave_engine_to_process();
 
   const int num_exceptions_ = std::uncaught_exceptions();  // when the group was made
   std::atomic<bool> is_closed_{false};

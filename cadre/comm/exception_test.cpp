@@ -78,7 +78,8 @@ class ThrowingTransport final : public Transport {
 class ExceptionTest : public ::testing::Test {
  protected:
   ExceptionTest() {
-    const auto listener = system_->listen(testing::make_meeting_address(*system_)).value_or_throw();
+    const auto listener =
+        system_->listen(testing::make_rendezvous_address(*system_)).value_or_throw();
     auto called = system_->connect(listener->address(), soon()).value_or_throw();
     std::unique_ptr<os::Socket> accepted;
     while (accepted == nullptr) accepted = listener->try_accept().value_or_throw();

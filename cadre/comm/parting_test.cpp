@@ -215,7 +215,7 @@ TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
       await(context, "the failure", [&] { return monitor.has_failed(); });
       cell.end(true, context.system.now());
       monitor.leave_collective();
-      monitor.publish_leave(2);
+      monitor.publish_leave(2, parting_deadline(context));
       const auto late = CommunicatorParts::impl_of(*group).fabric->late_errors()->take();
       testing::require(late.has_value(), "nothing was reported");
       EXPECT_THAT(late->message(), HasSubstr("left the group after #1 (it ended its loop early?)"));

@@ -37,9 +37,9 @@ void wait_for(System& system, os::PollItem item, Deadline deadline) {
   throw Error(ErrorCode::kTimeout, "the peer was silent until the deadline");
 }
 
-// Where `rank` listens: beside the meeting address, or on its own host.
+// Where `rank` listens: beside the rendezvous address, or on its own host.
 Address address_of(const RankContext& context, int rank, std::string_view purpose) {
-  Address address = context.meeting_address;
+  Address address = context.rendezvous_address;
   if (address.kind == Address::Kind::kUnix) {
     address.host += cadre::format("-{}-{}", purpose, rank);
   } else {

@@ -121,41 +121,41 @@ Status RanksInProcess::run(const FakeRank& self, const OpContext& op, const Coll
   const std::unique_ptr<os::Waiter> waiter = self.system.make_waiter();
   const Key key{self.group, op.number};
   const auto own = static_cast<size_t>(self.rank.value);
-  Meeting* meeting = nullptr;
+  PendingCall* pending = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    meeting = &meetings_[key];
-    meeting->arrivals.resize(static_cast<size_t>(self.world_size));
-    meeting->arrivals[own] = {&c, op.fingerprint(), waiter.get()};
-    arrive(*meeting, self);
+    pending = &pending_[key];
+    pending->arrivals.resize(static_cast<size_t>(self.world_size));
+    pending->arrivals[own] = {&c, op.fingerprint(), waiter.get()};
+    arrive(*pending, self);
   }
-  Status status = wait(self, op, *meeting, *waiter);
+  Status status = wait(self, op, *pending, *waiter);
   const std::lock_guard lock(mutex_);
-  Arrival& arrival = meeting->arrivals[own];
+  Arrival& arrival = pending->arrivals[own];
   arrival.collective = nullptr;
   arrival.waiter = nullptr;
-  if (++meeting->num_left == self.world_size) meetings_.erase(key);
+  if (++pending->num_left == self.world_size) pending_.erase(key);
   return status;
 }
 
 // The last rank to come computes the results of all, which wait meanwhile.
-void RanksInProcess::arrive(Meeting& meeting, const FakeRank& self) {
-  const Arrival& own = meeting.arrivals[static_cast<size_t>(self.rank.value)];
+void RanksInProcess::arrive(PendingCall& pending, const FakeRank& self) {
+  const Arrival& own = pending.arrivals[static_cast<size_t>(self.rank.value)];
   std::vector<const Collective*> calls;
-  for (const Arrival& arrival : meeting.arrivals) {
-    if (arrival.fingerprint && arrival.fingerprint != own.fingerprint) meeting.is_mismatched = true;
+  for (const Arrival& arrival : pending.arrivals) {
+    if (arrival.fingerprint && arrival.fingerprint != own.fingerprint) pending.is_mismatched = true;
     if (arrival.collective != nullptr) calls.push_back(arrival.collective);
   }
   const bool is_full = std::ssize(calls) == self.world_size;
-  if (is_full && !meeting.is_mismatched) {
+  if (is_full && !pending.is_mismatched) {
     bool fits = true;
     if (own.collective->kind == OpKind::kAllToAllV) {
-      meeting.parts.emplace(self.world_size);
+      pending.parts.emplace(self.world_size);
       for (size_t i = 0; i < calls.size(); ++i) {
-        meeting.parts->set_row(static_cast<int>(i), part_sizes(*calls[i]));
+        pending.parts->set_row(static_cast<int>(i), part_sizes(*calls[i]));
       }
       OpProgress unused;
-      fits = meeting.parts
+      fits = pending.parts
                  ->check({.number = 0,
                           .fingerprints = {&*own.fingerprint, 1},
                           .deadline = Deadline(TimePoint()),
@@ -163,20 +163,20 @@ void RanksInProcess::arrive(Meeting& meeting, const FakeRank& self) {
                  .ok();
     }
     if (fits) compute_collective(calls);
-    meeting.is_done = true;
+    pending.is_done = true;
   }
-  if (!meeting.is_done && !meeting.is_mismatched) return;
-  for (const Arrival& arrival : meeting.arrivals) {
+  if (!pending.is_done && !pending.is_mismatched) return;
+  for (const Arrival& arrival : pending.arrivals) {
     if (arrival.waiter != nullptr) arrival.waiter->unpark();
   }
 }
 
-// Of a meeting that is done or mismatched.
-Status RanksInProcess::result_of(const Meeting& meeting, const FakeRank& self,
+// Of a call that is done or mismatched.
+Status RanksInProcess::result_of(const PendingCall& pending, const FakeRank& self,
                                  const OpContext& op) {
-  if (meeting.is_done) return meeting.parts ? meeting.parts->check(op) : Status();
-  for (size_t i = 0; i < meeting.arrivals.size(); ++i) {
-    const std::optional<Fingerprint>& theirs = meeting.arrivals[i].fingerprint;
+  if (pending.is_done) return pending.parts ? pending.parts->check(op) : Status();
+  for (size_t i = 0; i < pending.arrivals.size(); ++i) {
+    const std::optional<Fingerprint>& theirs = pending.arrivals[i].fingerprint;
     if (!theirs || *theirs == op.fingerprint()) continue;
     const Rank peer = static_cast<int>(i);
     op.progress.set_mismatch(peer, op.number, *theirs);
@@ -188,16 +188,16 @@ Status RanksInProcess::result_of(const Meeting& meeting, const FakeRank& self,
   return Error(ErrorCode::kInternal, "fake engine: a mismatch without a rank that differs");
 }
 
-Status RanksInProcess::wait(const FakeRank& self, const OpContext& op, const Meeting& meeting,
+Status RanksInProcess::wait(const FakeRank& self, const OpContext& op, const PendingCall& pending,
                             os::Waiter& waiter) {
   while (true) {
     int missing = -1;
     {
       const std::lock_guard lock(mutex_);
-      if (meeting.is_done || meeting.is_mismatched) return result_of(meeting, self, op);
-      const auto absent = std::ranges::find(meeting.arrivals, nullptr,
+      if (pending.is_done || pending.is_mismatched) return result_of(pending, self, op);
+      const auto absent = std::ranges::find(pending.arrivals, nullptr,
                                             [](const Arrival& a) { return a.collective; });
-      missing = static_cast<int>(absent - meeting.arrivals.begin());
+      missing = static_cast<int>(absent - pending.arrivals.begin());
     }
     op.progress.set_waiting_for(missing);
     if (self.interrupt != nullptr && self.interrupt->is_raised()) {

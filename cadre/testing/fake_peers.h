@@ -59,7 +59,8 @@ class RanksInProcess final : public FakePeers {
     std::optional<Fingerprint> fingerprint;  // kept when the rank has left
     os::Waiter* waiter = nullptr;
   };
-  struct Meeting {
+  // A collective from the first rank that calls it until the last one has left it.
+  struct PendingCall {
     std::vector<Arrival> arrivals;  // by rank
     int num_left = 0;
     bool is_mismatched = false;
@@ -69,13 +70,13 @@ class RanksInProcess final : public FakePeers {
   using Key = std::pair<std::string, uint64_t>;  // group, number
 
   // Under the mutex.
-  static void arrive(Meeting& meeting, const FakeRank& self);
-  static Status result_of(const Meeting& meeting, const FakeRank& self, const OpContext& op);
-  Status wait(const FakeRank& self, const OpContext& op, const Meeting& meeting,
+  static void arrive(PendingCall& pending, const FakeRank& self);
+  static Status result_of(const PendingCall& pending, const FakeRank& self, const OpContext& op);
+  Status wait(const FakeRank& self, const OpContext& op, const PendingCall& pending,
               os::Waiter& waiter);
 
   std::mutex mutex_;
-  std::map<Key, Meeting> meetings_;
+  std::map<Key, PendingCall> pending_;
 };
 
 // The other ranks of rank 0, for tests of one rank. Derive from it for other peers.

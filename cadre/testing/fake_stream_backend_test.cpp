@@ -61,6 +61,13 @@ class FakeStreamBackendTest : public ::testing::Test {
         {.number = 1, .fingerprints = fingerprints, .deadline = soon(), .progress = progress},
         collectives);
   }
+  // Until the engine works on its first collective.
+  void await_begin(const FakeCalls& calls) {
+    const Deadline deadline = soon();
+    while (calls.log().empty() && !deadline.has_passed(system_->now())) {
+      system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(1)));
+    }
+  }
   // The status of a completion, which the caller does not let end before.
   Status wait_for(const Completion& completion) {
     FakeEvent end(*system_);
@@ -209,6 +216,64 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
   ASSERT_TRUE(work.error());
   EXPECT_THAT(work.error()->message(), HasSubstr("the device is gone"));
   group->close(soon());
+}
+
+constexpr const char* kEndProcess = "end the process instead of rebuilding the group";
+
+// The engine cannot abort: the waits end with the failure, and the memory stays until it is done.
+TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngineIsDone) {
+  const auto calls = make_gated_calls();
+  const auto group = make_group(calls);
+  auto value = std::make_shared<float>(1);
+  const std::weak_ptr<float> memory = value;
+  const Collective collective = sum(*value);
+  const Work work = group->issue(collective, {.keep_alive = std::move(value)});
+  await_begin(*calls);
+  FakeStream other(*system_);
+  other.enqueue([&] { group->abort("the test"); });
+  const std::string failure = failure_of([&] { work.wait(); });
+  EXPECT_THAT(failure, HasSubstr("abort() was called: the test"));
+  EXPECT_THAT(failure, HasSubstr(kEndProcess));
+  EXPECT_THAT(failure, HasSubstr("\"fake_stream\""));
+  group->close(soon());
+  ASSERT_FALSE(memory.expired());
+  EXPECT_EQ(*memory.lock(), 1);
+  gate_.set();
+  const Deadline deadline = soon();
+  while (!memory.expired() && !deadline.has_passed(system_->now())) {
+    system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(1)));
+  }
+  EXPECT_TRUE(memory.expired());
+}
+
+TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
+  const auto group = make_group(make_gated_calls());
+  float value = 1;
+  const Deadline deadline = system_->deadline_in(std::chrono::milliseconds(50));
+  const std::string failure = failure_of([&] { group->run(sum(value), {.deadline = deadline}); });
+  EXPECT_THAT(failure, HasSubstr("all_reduce #1"));
+  EXPECT_THAT(failure, HasSubstr("timed out"));
+  EXPECT_THAT(failure, HasSubstr(kEndProcess));
+  gate_.set();
+  group->close(soon());
+}
+
+// A destructor that waited for the engine would wait for as long as a lost rank stays away. In a
+// process of its own, which ends with what the group leaves to it.
+TEST_F(FakeStreamBackendTest, AGroupIsDestroyedWhileItsEngineCannotEnd) {
+  const auto result = run_ranks_as_processes(1, [this](RankContext& context) {
+    const auto calls = make_gated_calls();
+    auto group = make_group(calls);
+    static float value = 1;
+    const Work work = group->issue(sum(value));
+    await_begin(*calls);
+    group->abort("the test");
+    const TimePoint begin = context.system.now();
+    group.reset();
+    require(context.system.now() - begin < kStreamPatience / 2, "the group waited for its engine");
+    require(value == 1 && work.is_completed(), "the engine has ended the operation");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

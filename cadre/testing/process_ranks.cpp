@@ -43,14 +43,14 @@ void write_all(int fd, std::string_view text) {
 // On the pipe: the length of the failure in decimal, a newline, the failure, the output. A process
 // that was killed leaves the pipe without the newline.
 [[noreturn]] void run_child(os::Fd out, pid_t parent, int rank, int world_size,
-                            const os::Address& meeting_address, const RankMain& rank_main) {
+                            const os::Address& rendezvous_address, const RankMain& rank_main) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have ended before the line above; then nobody would ever kill this process.
   if (::getppid() != parent) ::_exit(1);
   std::string output;
   const std::string failure = failure_of([&] {
     const std::unique_ptr<os::System> system = os::make_native_system();
-    RankContext context{*system, rank, world_size, meeting_address, {}};
+    RankContext context{*system, rank, world_size, rendezvous_address, {}};
     rank_main(context);
     output = std::move(context.output);
   });
@@ -165,7 +165,7 @@ class Children {
 
 RanksResult run_ranks_as_processes(int world_size, const RankMain& rank_main,
                                    const ProcessOptions& options) {
-  const os::Address address = make_meeting_address(*os::make_native_system());
+  const os::Address address = make_rendezvous_address(*os::make_native_system());
   Children children;
   for (int rank = 0; rank < world_size; ++rank) {
     children.start(rank, world_size, address, rank_main);

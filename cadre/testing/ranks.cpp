@@ -22,14 +22,14 @@ std::string RanksResult::failures() const {
 
 RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main) {
   const std::unique_ptr<os::System> system = os::make_native_system();
-  const os::Address meeting_address = make_meeting_address(*system);
+  const os::Address rendezvous_address = make_rendezvous_address(*system);
   RanksResult result;
   result.ranks.resize(static_cast<size_t>(world_size));
   std::vector<std::unique_ptr<os::Thread>> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     RankOutcome& outcome = result.ranks[static_cast<size_t>(rank)];
     threads.push_back(system->spawn(cadre::format("rank{}", rank), [&, rank] {
-      RankContext context{*system, rank, world_size, meeting_address, {}};
+      RankContext context{*system, rank, world_size, rendezvous_address, {}};
       outcome.failure = failure_of([&] { rank_main(context); });
       outcome.output = std::move(context.output);
     }));
@@ -42,7 +42,7 @@ void require(bool condition, std::string_view what) {
   if (!condition) throw Error(ErrorCode::kInternal, std::string(what));
 }
 
-os::Address make_meeting_address(os::System& system) {
+os::Address make_rendezvous_address(os::System& system) {
   std::array<std::byte, sizeof(uint64_t)> random{};
   system.random_bytes(random);
   uint64_t number = 0;

@@ -24,7 +24,7 @@ struct RankContext {
   Rank rank;
   int world_size = 1;
   // Where rank 0 may listen so that the others find it: a name of this run alone.
-  os::Address meeting_address;
+  os::Address rendezvous_address;
   // What the rank hands back to the test.
   std::string output;
 };
@@ -64,7 +64,7 @@ RanksResult run_ranks_as_processes(int world_size, const RankMain& rank_main,
 void require(bool condition, std::string_view what);
 
 // A unix address that no other run uses.
-os::Address make_meeting_address(os::System& system);
+os::Address make_rendezvous_address(os::System& system);
 
 // Runs the function and returns what it threw as "kCode: message"; empty when it returned.
 std::string failure_of(const std::function<void()>& body);

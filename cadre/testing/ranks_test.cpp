@@ -71,11 +71,11 @@ TEST(Leftovers, NameWhatIsHeld) {
   thread->join();
 }
 
-// Proves the meeting address: rank 0 listens there, whatever the ranks are.
+// Proves the rendezvous address: rank 0 listens there, whatever the ranks are.
 void greet_rank_zero(RankContext& context) {
   const Deadline deadline = context.system.deadline_in(seconds(10));
   if (context.rank == 0) {
-    const auto listener = context.system.listen(context.meeting_address).value_or_throw();
+    const auto listener = context.system.listen(context.rendezvous_address).value_or_throw();
     std::vector<std::unique_ptr<os::Socket>> sockets;
     while (sockets.size() + 1 < static_cast<size_t>(context.world_size)) {
       os::PollItem item{listener.get(), true};
@@ -87,7 +87,7 @@ void greet_rank_zero(RankContext& context) {
     return;
   }
   for (;;) {
-    auto socket = context.system.connect(context.meeting_address, deadline);
+    auto socket = context.system.connect(context.rendezvous_address, deadline);
     if (!socket.ok() && socket.error().code() == ErrorCode::kUnavailable) {
       context.system.make_waiter()->park(context.system.deadline_in(milliseconds(1)));
       continue;

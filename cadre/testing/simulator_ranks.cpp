@@ -5,7 +5,7 @@
 namespace cadre::testing {
 namespace {
 
-constexpr uint16_t kMeetingPort = 29500;
+constexpr uint16_t kRendezvousPort = 29500;
 
 std::string describe(const sim::RankEnd& end) {
   switch (end.kind) {
@@ -28,7 +28,7 @@ SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions optio
   if (options.ranks_per_host.empty()) options.ranks_per_host = {world_size};
   const os::Address address = options.ranks_per_host.size() == 1
                                   ? os::Address{os::Address::Kind::kUnix, "cadre-test", 0}
-                                  : os::Address{os::Address::Kind::kTcp, "node0", kMeetingPort};
+                                  : os::Address{os::Address::Kind::kTcp, "node0", kRendezvousPort};
   sim::Simulator simulator(seed, std::move(options));
   require(simulator.num_ranks() == world_size,
           cadre::format("the hosts have {} ranks, the world has {}", simulator.num_ranks(),

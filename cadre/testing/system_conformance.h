@@ -65,7 +65,7 @@ class SystemConformance : public ::testing::TestWithParam<SystemWorld> {
   }
   // One of each kind.
   static std::vector<os::Address> addresses(os::System& system) {
-    return {tcp(), tcp("::1"), tcp("localhost"), make_meeting_address(system)};
+    return {tcp(), tcp("::1"), tcp("localhost"), make_rendezvous_address(system)};
   }
 
   static std::vector<std::byte> pattern(size_t size) {
@@ -447,7 +447,7 @@ TEST_P(SystemConformance, SegmentsAreZeroedAndPageAligned) {
 
 TEST_P(SystemConformance, SegmentsPassOverUnixSocketsAndShareOneMapping) {
   run([](os::System& system) {
-    const Pair pair = connect_pair(system, make_meeting_address(system));
+    const Pair pair = connect_pair(system, make_rendezvous_address(system));
     auto sent = system.create_segment(8192).value_or_throw();
     sent->bytes()[4000] = std::byte{42};
     EXPECT_EQ(pair.server->try_recv_segment().value_or_throw(), nullptr);
@@ -471,7 +471,7 @@ TEST_P(SystemConformance, SegmentsPassOverUnixSocketsAndShareOneMapping) {
 
 TEST_P(SystemConformance, AMissingSegmentIsCorruption) {
   run([](os::System& system) {
-    const Pair pair = connect_pair(system, make_meeting_address(system));
+    const Pair pair = connect_pair(system, make_rendezvous_address(system));
     send_all(system, *pair.client, pattern(1));
     ASSERT_TRUE(wait_readable(system, *pair.server));
     EXPECT_EQ(pair.server->try_recv_segment().error().code(), ErrorCode::kCorruption);

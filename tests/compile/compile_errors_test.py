@@ -1,5 +1,5 @@
-"""Compiles a source that must not compile, with the flags of a source of the library, and looks at
-what the compiler says: compile_errors_test.py BUILD_FOLDER LIBRARY_SOURCE SOURCE SENTENCE
+"""Compiles a source that must not compile, with the flags of another source, and looks at
+what the compiler says: compile_errors_test.py BUILD_FOLDER OTHER_SOURCE SOURCE SENTENCE
 
 Each line of SOURCE that ends in "// refused" must be named, and each error must be SENTENCE: one for
 each such line, and no other.
@@ -18,10 +18,10 @@ TIME_LIMIT_S = 280
 
 
 def main():
-    build, library_source, source, sentence = sys.argv[1:]
-    command = units.commands_of(ROOT, pathlib.Path(build)).get(library_source)
+    build, other_source, source, sentence = sys.argv[1:]
+    command = units.commands_of(ROOT, pathlib.Path(build)).get(other_source)
     if command is None:
-        sys.exit(f"{library_source} is not in compile_commands.json")
+        sys.exit(f"{other_source} is not in compile_commands.json")
     command = [*command, "-fsyntax-only", source]
     result = subprocess.run(command, cwd=build, capture_output=True, text=True,
                             timeout=TIME_LIMIT_S)

@@ -1,5 +1,5 @@
-"""Compiles the C++ blocks of docs/guide as they are printed, with the flags of a source of the
-library: guide_blocks_test.py BUILD_FOLDER LIBRARY_SOURCE [PAGE...]
+"""Compiles the C++ blocks of docs/guide as they are printed, with the flags of another source:
+guide_blocks_test.py BUILD_FOLDER OTHER_SOURCE [PAGE...]
 
 Of a block, #include lines go to the top of the file, types and whole programs into a namespace within
 that of the block before, so that types are seen by the blocks that follow, and everything else into a
@@ -75,12 +75,12 @@ def source_of(pages):
 
 
 def main():
-    build, library_source, *names = sys.argv[1:]
+    build, other_source, *names = sys.argv[1:]
     folder = ROOT / "docs/guide"
     pages = [folder / f"{name}.md" for name in names] or sorted(folder.glob("*.md"))
-    command = units.commands_of(ROOT, pathlib.Path(build)).get(library_source)
+    command = units.commands_of(ROOT, pathlib.Path(build)).get(other_source)
     if command is None:
-        sys.exit(f"{library_source} is not in compile_commands.json")
+        sys.exit(f"{other_source} is not in compile_commands.json")
     # Warnings are for code that does something: most variables of the blocks are unused.
     command = [word for word in command if not word.startswith("-W") or word.startswith("-Winvalid")]
     with tempfile.TemporaryDirectory(prefix="cadre-guide-") as temporary:

@@ -313,6 +313,8 @@ def compare(command, cases):
             bound = bound_of(case)
             good = learned and to_gloo <= bound
             if not strategy.endswith("bf16"):
+                # On some processors a kernel adds up half of a batch in another order than the whole one.
+                bound += difference(replicated[case], single[case])
                 good = good and to_single <= bound
             planted = ""
             if strategy in STRATEGIES:

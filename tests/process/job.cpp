@@ -35,9 +35,9 @@ LifeLine make_life_line() {
 
 // Until the last rank is gone, killed or ended.
 void hold_store(RankContext& context, LifeLine& line) {
-  const auto server =
-      TcpStoreServer::start(context.system, {.address = context.meeting_address, .token = kToken})
-          .value_or_throw();
+  const auto server = TcpStoreServer::start(
+                          context.system, {.address = context.rendezvous_address, .token = kToken})
+                          .value_or_throw();
   line.writing_end = os::Fd();
   std::byte nothing{};
   while (::read(line.reading_end.get(), &nothing, 1) < 0 && errno == EINTR) {
@@ -60,7 +60,7 @@ RanksResult run_job(const JobOptions& options, const JobMain& rank_main) {
       [&](RankContext& context) {
         if (context.rank == world_size) return hold_store(context, line);
         const std::shared_ptr<Store> store =
-            TcpStore::connect(context.system, {context.meeting_address, kToken},
+            TcpStore::connect(context.system, {context.rendezvous_address, kToken},
                               context.system.deadline_in(kConnectTime))
                 .value_or_throw();
         const Membership membership{.rank = context.rank,

@@ -276,10 +276,11 @@ TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
           // Only the store: the launcher's place.
           const auto server =
               TcpStoreServer::start(context.system,
-                                    {.address = context.meeting_address, .token = "t"})
+                                    {.address = context.rendezvous_address, .token = "t"})
                   .value_or_throw();
           const auto store =
-              TcpStore::connect(context.system, {.address = context.meeting_address, .token = "t"},
+              TcpStore::connect(context.system,
+                                {.address = context.rendezvous_address, .token = "t"},
                                 context.system.deadline_in(seconds(20)))
                   .value_or_throw();
           const std::vector<std::string> ends = {"end/0", "end/1"};
@@ -288,7 +289,7 @@ TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
         }
         const Deadline deadline = context.system.deadline_in(kBudget);
         const Membership membership =
-            TcpRendezvous(context.system, {.address = context.meeting_address,
+            TcpRendezvous(context.system, {.address = context.rendezvous_address,
                                            .rank = context.rank,
                                            .world_size = 3,
                                            .job_token = "t",

@@ -13,8 +13,8 @@
 // docs/decisions/0006-host-engine.md
 //
 // Four regimes, chosen by the size and, for large ones, by what all ranks announced:
-//   inline  the payload travels in the cache lines of the announcement    one meeting
-//   flat    each rank puts its input into its slot and reads all slots    one meeting
+//   inline  the payload travels in the cache lines of the announcement    one synchronization
+//   flat    each rank puts its input into its slot and reads all slots    one synchronization
 //   staged  chunks through staging memory, pipelined                      private memory
 //   direct  peers' buffers are read and written in place                  symmetric memory
 #pragma once

@@ -79,7 +79,7 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
     RankContext listening{.system = system,
                           .rank = context.rank,
                           .world_size = context.world_size,
-                          .meeting_address = {},
+                          .rendezvous_address = {},
                           .output = {}};
     TestRank rank(listening, memory);
     std::vector<std::byte> own(kLargeBytes);

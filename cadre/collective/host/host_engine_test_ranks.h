@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/collective/engine_caller_test.h"
 #include "cadre/collective/host/arena.h"
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/os/system.h"
@@ -93,20 +94,16 @@ class TestMemory {
   std::vector<Piece> slices_;
 };
 
-class TestRank {
+class TestRank final : public EngineCaller {
  public:
   TestRank(testing::RankContext& context, TestMemory& memory)
       : TestRank(context, memory.setup_of(context.rank)) {}
   TestRank(testing::RankContext& context, HostEngineSetup setup)
-      : system_(context.system),
-        rank_(context.rank),
-        world_size_(context.world_size),
+      : EngineCaller(context.system, context.rank, context.world_size),
         engine_(context.system, interrupt_, with_crowding(context, std::move(setup))) {}
 
-  HostEngine& engine() { return engine_; }
+  HostEngine& engine() override { return engine_; }
   os::Interrupt& interrupt() { return interrupt_; }
-  const OpProgress& progress() const { return progress_; }
-  void set_patience(Duration patience) { patience_ = patience; }
 
   Status all_reduce(ConstBytes in, Bytes out, ReduceKind kind) {
     return run(Collective::all_reduce(in, out, kind.dtype, kind.op));
@@ -114,66 +111,15 @@ class TestRank {
   Status reduce_scatter(ConstBytes in, Bytes out, ReduceKind kind) {
     return run(Collective::reduce_scatter(in, out, kind.dtype, kind.op));
   }
-  Status all_gather(ConstBytes in, Bytes out) {
-    return run(Collective::all_gather(in, out, DType::kUint8));
-  }
-  Status broadcast(Bytes data, Rank root) {
-    return run(Collective::broadcast(data, DType::kUint8, root));
-  }
-  // `out` of other ranks than the root may be empty.
-  Status reduce(ConstBytes in, Bytes out, ReduceKind kind, Rank root) {
-    return run(Collective::reduce(in, out, kind.dtype, kind.op, root));
-  }
-  Status gather(ConstBytes in, Bytes out, Rank root) {
-    return run(Collective::gather(in, out, DType::kUint8, root));
-  }
-  Status scatter(ConstBytes in, Bytes out, Rank root) {
-    return run(Collective::scatter(in, out, DType::kUint8, root));
-  }
-  Status all_to_all(ConstBytes in, Bytes out) {
-    return run(Collective::all_to_all(in, out, DType::kUint8));
-  }
-  Status all_to_all_v(ConstBytes in, Bytes out, const PartSizes& sizes) {
-    return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
-  }
-  Status barrier() { return run(Collective::barrier()); }
-  // One call of the engine.
-  Status submit(std::span<Collective> collectives) {
-    std::vector<Fingerprint> fingerprints;
-    for (Collective& collective : collectives) {
-      const auto descriptor = validate(collective, rank_, world_size_);
-      if (!descriptor.ok()) return descriptor.error();
-      fingerprints.push_back(descriptor->fingerprint());
-    }
-    const uint64_t first = number_ + 1;
-    number_ += collectives.size();
-    return engine_
-        .submit({.number = first,
-                 .fingerprints = fingerprints,
-                 .deadline = system_.deadline_in(patience_),
-                 .progress = progress_},
-                collectives)
-        .status();
-  }
-  // As an operation that fails before it is announced.
-  void skip_number() { ++number_; }
 
  private:
-  Status run(Collective collective) { return submit({&collective, 1}); }
-
   static HostEngineSetup with_crowding(const testing::RankContext& context, HostEngineSetup setup) {
     setup.oversubscribed = context.world_size > context.system.host().num_cores;
     return setup;
   }
 
-  os::System& system_;
-  Rank rank_;
-  int world_size_;
   os::Interrupt interrupt_;
   HostEngine engine_;
-  uint64_t number_ = 0;
-  Duration patience_ = kPatience;
-  OpProgress progress_;  // of all operations: a test looks at the last one, from any thread
 };
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// How the ranks of a host group meet: announcing an operation, counting steps, waiting.
+// How the ranks of a host group synchronize: announcing an operation, counting steps, waiting.
 //
 // Threads: one at a time, the one that runs the operation. Blocking: enter and the waits, until the
 // operation's deadline, the Interrupt, or a mismatch that any rank has found.

@@ -4,10 +4,9 @@
 // System and the Transport.
 #pragma once
 
-#include <chrono>
-#include <span>
 #include <vector>
 
+#include "cadre/collective/engine_caller_test.h"
 #include "cadre/collective/net/net_engine.h"
 #include "cadre/testing/reference_reduction.h"
 
@@ -15,16 +14,13 @@ namespace cadre {
 
 inline constexpr int kMaxRanks = 9;  // of the groups of in-process ranks
 
-class EngineRank {
+class EngineRank final : public EngineCaller {
  public:
   EngineRank(os::System& system, Transport& transport, const CrossoverTable& table = {})
-      : system_(system),
-        rank_(transport.rank()),
-        world_size_(transport.world_size()),
+      : EngineCaller(system, transport.rank(), transport.world_size()),
         engine_(system, transport, table) {}
 
-  OpProgress& progress() { return progress_; }
-  void set_patience(Duration patience) { patience_ = patience; }
+  NetEngine& engine() override { return engine_; }
 
   Status all_reduce(ConstBytes in, Bytes out, DType dtype, ReduceOp op) {
     return run(Collective::all_reduce(in, out, dtype, op));
@@ -32,58 +28,9 @@ class EngineRank {
   Status reduce_scatter(ConstBytes in, Bytes out, DType dtype, ReduceOp op) {
     return run(Collective::reduce_scatter(in, out, dtype, op));
   }
-  Status all_gather(ConstBytes in, Bytes out) {
-    return run(Collective::all_gather(in, out, DType::kUint8));
-  }
-  Status broadcast(Bytes data, Rank root) {
-    return run(Collective::broadcast(data, DType::kUint8, root));
-  }
-  // `out` of other ranks than the root may be empty.
-  Status reduce(ConstBytes in, Bytes out, ReduceKind kind, Rank root) {
-    return run(Collective::reduce(in, out, kind.dtype, kind.op, root));
-  }
-  Status gather(ConstBytes in, Bytes out, Rank root) {
-    return run(Collective::gather(in, out, DType::kUint8, root));
-  }
-  Status scatter(ConstBytes in, Bytes out, Rank root) {
-    return run(Collective::scatter(in, out, DType::kUint8, root));
-  }
-  Status all_to_all(ConstBytes in, Bytes out) {
-    return run(Collective::all_to_all(in, out, DType::kUint8));
-  }
-  Status all_to_all_v(ConstBytes in, Bytes out, const PartSizes& sizes) {
-    return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
-  }
-  Status barrier() { return run(Collective::barrier()); }
-  // One call of the engine.
-  Status submit(std::span<Collective> collectives) {
-    std::vector<Fingerprint> fingerprints;
-    for (Collective& collective : collectives) {
-      const auto descriptor = validate(collective, rank_, world_size_);
-      if (!descriptor.ok()) return descriptor.error();
-      fingerprints.push_back(descriptor->fingerprint());
-    }
-    const uint64_t first = number_ + 1;
-    number_ += collectives.size();
-    return engine_
-        .submit({.number = first,
-                 .fingerprints = fingerprints,
-                 .deadline = system_.deadline_in(patience_),
-                 .progress = progress_},
-                collectives)
-        .status();
-  }
 
  private:
-  Status run(Collective collective) { return submit({&collective, 1}); }
-
-  os::System& system_;
-  Rank rank_;
-  int world_size_;
   NetEngine engine_;
-  uint64_t number_ = 0;
-  Duration patience_ = std::chrono::seconds(20);
-  OpProgress progress_;  // of all operations: a test looks at the last one
 };
 
 // A number as an element of the dtype; it must be one that the dtype can hold, but for float16 and

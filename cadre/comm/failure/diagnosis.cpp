@@ -195,6 +195,13 @@ Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found) 
   return found;
 }
 
+bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismatch) {
+  const auto num_below = static_cast<size_t>(std::min(mismatch.one.rank, mismatch.other.rank));
+  return std::ranges::any_of(views.first(num_below), [&](const PeerView& view) {
+    return has_passed(view.activity, mismatch.one.number);
+  });
+}
+
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
   Call first = mismatch.one;
   Call second = mismatch.other;

@@ -117,6 +117,9 @@ struct Mismatch {
 // whichever of them found the mismatch. `found` itself if the views show no such pair. `views` is
 // by rank.
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
+// Whether a rank below both of the pair has completed the operation. What it called is not in its
+// view then, but a rank that received something of it knows, and reports a lower pair.
+bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismatch);
 // Reads the same on all ranks.
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
 // For two ranks that left the group after different collectives, or after different numbers of

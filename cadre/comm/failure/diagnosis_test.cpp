@@ -182,6 +182,21 @@ TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
   EXPECT_EQ(told.other.rank, 3);
 }
 
+// Rank 0 has sent its part of a scatter and is in the next operation; rank 1 called something else.
+TEST(Diagnosis, ARankThatHasCompletedTheOperationMayBeInALowerPair) {
+  const PeerView before = view(activity(ActivityState::kDone, OpKind::kScatter, 4, 1));
+  const PeerView inside = view(activity(ActivityState::kRunning, OpKind::kScatter, 5, 1));
+  const PeerView passed = view(activity(ActivityState::kDone, OpKind::kScatter, 5, 1));
+  const PeerView beyond = view(activity(ActivityState::kRunning, OpKind::kBarrier, 6, 1));
+  const Mismatch upper{{2, 5, inside.activity.fingerprint}, {1, 5, beyond.activity.fingerprint}};
+  EXPECT_TRUE(may_have_lower_pair(std::vector{passed, inside, inside}, upper));
+  EXPECT_TRUE(may_have_lower_pair(std::vector{beyond, inside, inside}, upper));
+  EXPECT_FALSE(may_have_lower_pair(std::vector{before, inside, beyond}, upper));
+  EXPECT_FALSE(may_have_lower_pair(std::vector{inside, inside, beyond}, upper));
+  const Mismatch lowest{{0, 5, inside.activity.fingerprint}, {1, 5, beyond.activity.fingerprint}};
+  EXPECT_FALSE(may_have_lower_pair(std::vector{beyond, beyond, beyond}, lowest));
+}
+
 TEST(Diagnosis, NewsDuringAnOperationDoNotBlameIt) {
   const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
   const Error error =

@@ -297,12 +297,19 @@ std::vector<PeerView> Monitor::ask_peers(Deadline deadline) {
   return peers();
 }
 
-void Monitor::publish_leave(uint64_t number) {
+void Monitor::publish_leave(uint64_t number, Deadline deadline) {
   if (setup_.plane == nullptr) return;
   const Activity last = own_cell().collective.read(system_.now());
   const bool is_done = last.number == number && last.state == ActivityState::kDone;
+  bool has_claim = false;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (arbiter_.phase() == FailureArbiter::Phase::kClaimed) {
+      lock.unlock();
+      await_failure(-1, deadline);
+      lock.lock();
+    }
+    has_claim = arbiter_.phase() != FailureArbiter::Phase::kNone;
     is_leaving_ = true;
     // In a failed group ranks may leave after different collectives. The exception: a member's
     // leave fails the group, but if this rank's last collective succeeded, no call has thrown that
@@ -311,7 +318,7 @@ void Monitor::publish_leave(uint64_t number) {
     if (may_compare) ends_.note_left({roster().self.value, number, last.fingerprint});
     if (has_failed()) ends_.note_failed();
   }
-  if (!has_failed()) setup_.plane->tell_left(setup_.key, number, last.fingerprint);
+  if (!has_claim) setup_.plane->tell_left(setup_.key, number, last.fingerprint);
   report_mismatch();
 }
 

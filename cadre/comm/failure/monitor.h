@@ -138,8 +138,10 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   }
   // Publishes to all members that this rank leaves after `number` collectives, unless the group has
   // failed. Compares the last collective of this rank with those of the members, now or when they
-  // leave; in a failed group only if it succeeded and the failure was a leave. Never blocks.
-  void publish_leave(uint64_t number);
+  // leave; in a failed group only if it succeeded and the failure was a leave. Blocks only while
+  // another thread investigates the failure of the group, at most until the deadline: members that
+  // heard of a leave instead would take this rank for one that is gone.
+  void publish_leave(uint64_t number, Deadline deadline);
 
   void on_rank_lost(const LossReport& loss) override;
   void on_rank_left_group(const wire::GroupLeave& leave) override;

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "cadre/comm/fabric/plane_job_test.h"
@@ -79,6 +81,47 @@ TEST(MonitorOfAJob, ARankThatLeftTheJobWithoutLeavingTheGroupIsNotSilent) {
       testing::require(!peer.is_silent() && peer.has_ended(), "rank 1 is taken for silent");
       monitor->stop();
     }
+    plane->close(soon);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Rank 1 would otherwise take rank 0 for one that left in good order, and never fail.
+TEST(MonitorOfAJob, ARankThatLeavesWhileItsFailureIsInvestigatedPublishesTheFailure) {
+  PlaneJob job = PlaneJob::on_threads({1, 1});
+  const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+    os::System& system = context.system;
+    const Deadline soon = system.deadline_in(std::chrono::seconds(20));
+    const auto plane = job.open(system, context.rank);
+    job.await_connected(system, *plane, context.rank);
+    MonitorSetup setup = setup_of(2, plane.get());
+    setup.roster.self = context.rank;
+    const auto monitor = std::make_shared<Monitor>(system, std::move(setup), StatusPage(),
+                                                   std::make_shared<GroupCell>());
+    monitor->start();
+    job.meet(system, 2, "the start");
+    if (context.rank == 0) {
+      std::atomic<bool> has_claimed = false;
+      const auto investigator = system.spawn("investigator", [&] {
+        monitor->fail_after([&] {
+          has_claimed = true;
+          system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(50)));
+          return Finding{{.code = ErrorCode::kUnavailable, .culprit = 0, .cause = "the finding"}};
+        });
+      });
+      await(
+          system, [&] { return has_claimed.load(); }, soon);
+      monitor->publish_leave(0, soon);
+      monitor->stop();
+      investigator->join();
+    } else {
+      monitor->await_failure(0, soon);
+      testing::require(monitor->has_failed(), "rank 0 left the group in good order");
+      testing::require(monitor->error().message().find("the finding") != std::string::npos,
+                       "another failure was published");
+      monitor->stop();
+    }
+    job.meet(system, 2, "the end");
     plane->close(soon);
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -15,7 +15,13 @@
 //     shows no keys of other groups, of earlier rounds or of attempts that failed.
 //  3. submit() of a blocking library runs each collective (run_in_order) and looks at
 //     setup.interrupt while it waits: that ends it when a peer is lost, the group is aborted or
-//     another rank fails. With capabilities().is_abortable = false it may wait until the deadline.
+//     another rank fails, and looks at the deadline. A library that cannot cancel what it has
+//     begun (MPI's nonblocking collectives) sets capabilities().is_abortable = false. Its submit()
+//     then returns a pending Completion, at once or when it sees the Interrupt or the deadline,
+//     which a thread of the engine completes when the library touches the buffers no more. After a
+//     failure the group no longer waits for it, but keeps the keep_alive of the call and the
+//     engine. A blocking call that was given no keep_alive throws while the library may still use
+//     its buffers; the error says so, and that the process must end.
 //  4. submit() of a stream-ordered library enqueues on a stream of its own behind
 //     Collective::stream, and returns Completion::make_pending(order_stream); a thread that
 //     observes the events calls complete(), with an error if there is one. Buffers on the CPU get

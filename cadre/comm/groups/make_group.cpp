@@ -58,7 +58,7 @@ std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGr
   options.flight_record_path = record_path(parent, group.label, members.self);
   auto impl = std::make_unique<Communicator::Impl>(parent.fabric, options, std::move(members));
   try {
-    if (group.pieces && impl->meets_in_memory()) {
+    if (group.pieces && impl->uses_host_memory()) {
       group.pieces->keep_holders(parent.fabric->slots_of(impl->members.ranks));
     } else if (group.pieces) {
       group.pieces->discard();

@@ -38,11 +38,11 @@ std::unique_ptr<Communicator> rebuild_subgroup(RankContext& context,
 TEST(RejoinAfterLoss, ARankOfAnotherGroupThatDiedIsNotTakenForOneOfThisGroup) {
   const auto result = testing::run_ranks_as_processes(3, [](RankContext& context) {
     const Deadline deadline = context.system.deadline_in(seconds(20));
-    const TcpRendezvousOptions meeting{.address = context.meeting_address,
+    const TcpRendezvousOptions options{.address = context.rendezvous_address,
                                        .rank = context.rank,
                                        .world_size = 3,
                                        .job_token = "token"};
-    Membership membership = TcpRendezvous(context.system, meeting).join(deadline).value_or_throw();
+    Membership membership = TcpRendezvous(context.system, options).join(deadline).value_or_throw();
     auto world = Communicator::connect(context.system, membership, {}, deadline);
     const std::array<Rank, 2> ranks = {1, 2};
     auto subgroup = new_group(*world, ranks, deadline);

@@ -6,9 +6,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "cadre/comm/communicator.h"
 #include "cadre/store/hash_store.h"
+#include "cadre/testing/forwarding_system.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/seeds.h"
 #include "cadre/testing/simulator_ranks.h"
@@ -27,10 +29,39 @@ constexpr DType kType = DType::kUint8;
 
 using Message = std::array<std::byte, 100>;
 
+// Its threads for messages begin late, as on a machine without a free core.
+class LateThreads final : public testing::ForwardingSystem {
+ public:
+  LateThreads(os::System& inner, Duration delay) : ForwardingSystem(inner), delay_(delay) {}
+
+  std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
+    if (name != "cadre-messages") return inner_.spawn(std::move(name), std::move(body));
+    return inner_.spawn(std::move(name), [this, body = std::move(body)] {
+      const Deadline begin = inner_.deadline_in(delay_);
+      while (inner_.make_waiter()->park(begin)) {
+      }
+      body();
+    });
+  }
+
+ private:
+  const Duration delay_;
+};
+
 class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
+  struct Settings {
+    Duration timeout = CommunicatorOptions().timeout;
+    Duration thread_delay{0};
+  };
+
   static SimulatedRanksResult run(uint64_t seed,
                                   const std::function<void(RankContext&, Communicator&)>& body) {
+    return run(seed, body, Settings());
+  }
+  static SimulatedRanksResult run(uint64_t seed,
+                                  const std::function<void(RankContext&, Communicator&)>& body,
+                                  const Settings& settings) {
     std::shared_ptr<HashStore> store;
     sim::SimOptions options;
     options.max_nap = hours(1);  // a lost wake-up becomes a time-out
@@ -39,8 +70,10 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
       if (store == nullptr) store = std::make_shared<HashStore>(context.system);
       CommunicatorOptions group_options;
       group_options.transport = GetParam();
+      group_options.timeout = settings.timeout;
+      LateThreads system(context.system, settings.thread_delay);
       const Membership membership{context.rank, 2, 1, store, "token"};
-      const auto group = Communicator::connect(context.system, membership, group_options,
+      const auto group = Communicator::connect(system, membership, group_options,
                                                context.system.deadline_in(seconds(20)));
       body(context, *group);
       group->close(context.system.deadline_in(seconds(5)));
@@ -121,6 +154,23 @@ TEST_P(MessageQueueTest, AWaitEndsAtItsOwnDeadlineAndTheMessageGoesOn) {
     receive.wait();
     require(message[99] == std::byte{7}, "the message");
   });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A receive without a deadline starts 1 s after its issue, and its message arrives 2.5 s after it.
+TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
+  const auto result =
+      run(1,
+          [&](RankContext& context, Communicator& group) {
+            Message message{};
+            group.barrier();
+            if (context.rank == 1) {
+              pause(context, milliseconds(2500));
+              return group.send(message, kType, 0, 1);
+            }
+            group.recv_async(message, kType, 1, 1).wait(context.system.deadline_in(seconds(10)));
+          },
+          {.timeout = seconds(2), .thread_delay = seconds(1)});
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

@@ -86,7 +86,10 @@ void OperationQueue::advance(const IssuedOperation* until) {
     if (oldest == nullptr) return;  // close() has taken them out and ends them
     Issued& issued = static_cast<Issued&>(*oldest);
     issued.operation.number = issued.number();
+    // For as long as the runner may take a share in it: end() releases the owner.
+    issued.operation.keep_alive = issued.keep_alive();
     const Completion completion = run_caught(issued.operation);
+    issued.operation.keep_alive.reset();
     if (completion.is_done()) {
       end(issued, completion.status());
     } else {

@@ -59,6 +59,8 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   virtual size_t num_numbers() const { return 1; }
   // What was called, for errors.
   virtual std::string describe() const = 0;
+  // The owner of the memory it works on; null when it has ended.
+  const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
   // Of an enqueued operation: orders what the caller enqueues on its streams next behind it.
   virtual Status order_streams() const { return {}; }
 

@@ -37,8 +37,8 @@ class SymmetricHeap {
   };
   explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
 
-  // Collective: all ranks with the same size, which the meeting of the ranks compares. Where no
-  // memory is shared it has the same interface over private memory.
+  // Collective: all ranks with the same size, which they compare when they enter the operation.
+  // Where no memory is shared it has the same interface over private memory.
   Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes);
 
  private:

@@ -27,9 +27,27 @@ bool would_block(int error_number) {
 
 // The control part of a message that carries one descriptor. Its padding has room for a second one
 // on 64-bit machines.
-union FdMessage {
+union FdControl {
   cmsghdr alignment;
   char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+// One byte and a control part, for sendmsg or recvmsg. The header points into it, so it stays where
+// it is.
+struct FdMessage {
+  FdMessage() {
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.bytes;
+    header.msg_controllen = sizeof(control.bytes);
+  }
+  FdMessage(const FdMessage&) = delete;
+  FdMessage& operator=(const FdMessage&) = delete;
+
+  std::byte mark{0};
+  iovec part{&mark, 1};
+  msghdr header{};
+  FdControl control{};  // last: it ends with an array of unknown length
 };
 
 // All descriptors in a received message, owned from here on however many they are.
@@ -195,21 +213,14 @@ Result<bool> NativeSocket::try_send_segment(const SharedMemory& segment) {
                  "send a segment: it was made by another kind of System than this socket");
   }
   const int number = native->fd();
-  std::byte mark{0};
-  iovec part{&mark, 1};
-  FdMessage control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof(control.bytes);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &number, sizeof(number));
+  FdMessage message;
+  cmsghdr* control = CMSG_FIRSTHDR(&message.header);
+  control->cmsg_level = SOL_SOCKET;
+  control->cmsg_type = SCM_RIGHTS;
+  control->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(control), &number, sizeof(number));
   const ssize_t sent = retry_interrupted(
-      [&] { return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
+      [&] { return ::sendmsg(fd_.get(), &message.header, MSG_NOSIGNAL | MSG_DONTWAIT); });
   if (sent >= 0) return true;
   if (would_block(errno)) return false;
   return lost(errno);
@@ -217,27 +228,20 @@ Result<bool> NativeSocket::try_send_segment(const SharedMemory& segment) {
 
 Result<std::unique_ptr<SharedMemory>> NativeSocket::try_recv_segment() {
   CADRE_RETURN_IF_ERROR(require_unix());
-  std::byte mark{0};
-  iovec part{&mark, 1};
-  FdMessage control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof(control.bytes);
+  FdMessage message;
   const ssize_t received = retry_interrupted(
-      [&] { return ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
+      [&] { return ::recvmsg(fd_.get(), &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
   if (received == 0) return ended();
   if (received < 0 && would_block(errno)) return std::unique_ptr<SharedMemory>();
   if (received < 0) return lost(errno);
-  std::vector<Fd> fds = fds_in(message);
-  if ((message.msg_flags & MSG_CTRUNC) != 0 && fds.empty()) {
+  std::vector<Fd> fds = fds_in(message.header);
+  if ((message.header.msg_flags & MSG_CTRUNC) != 0 && fds.empty()) {
     return Error(ErrorCode::kUnavailable,
                  cadre::format("receive a segment from {}: this process has no descriptor left for "
                                "it; raise ulimit -n",
                                peer_.to_string()));
   }
-  if (fds.size() != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
+  if (fds.size() != 1 || (message.header.msg_flags & MSG_CTRUNC) != 0) {
     return Error(ErrorCode::kCorruption,
                  cadre::format(
                      "receive a segment from {}: the next byte carries {} descriptors, expected 1; "
