@@ -146,7 +146,7 @@ void ShardFence::abandon_update(const std::string& reason) noexcept {
   if (!versions_) return;
   failure_ = Error(ErrorCode::kCorruption,
                    format("{}: the step ended by an exception while it wrote {}, which may be half "
-                          "written: {}. Go on from the last snapshot",
+                          "written: {}. Resume from the last snapshot",
                           where(), names(), reason));
   try {
     for (FlatParameters* const unit : units_) unit->guard_writes();
@@ -201,7 +201,7 @@ Error ShardFence::with_half_written(const Error& error) {
     if (version % 2 == 0) continue;
     failure_ = Error(ErrorCode::kCorruption,
                      format("{}: rank {} was lost while it wrote its shards of {}, which may be "
-                            "half written (version {}). Go on from the last snapshot. {}",
+                            "half written (version {}). Resume from the last snapshot. {}",
                             where(), rank, names(), version, error.message()))
                    .with_details(error.details())
                    .with_culprit(rank);

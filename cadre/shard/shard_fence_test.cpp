@@ -119,7 +119,7 @@ TEST(ShardFence, AStepThatThrowsIsCorruptionOnAllRanks) {
       const std::string failure = failure_of([&] { training.evaluate(2); });
       require_in(failure, "kCorruption: ");
       require_in(failure, "may be half written");
-      require_in(failure, "o on from the last snapshot");
+      require_in(failure, "esume from the last snapshot");
       require_in(failure, "parameters of unit 0 and those of 2 more units");
       require_in(failure, group.rank() == 1 ? "the step ended by an exception"
                                             : "the step of rank 1 ended by an exception");

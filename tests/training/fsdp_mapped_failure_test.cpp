@@ -218,7 +218,7 @@ TEST_P(FsdpMappedFailure, EverySurvivorNamesTheRankInTime) {
     } else if (is_writing) {
       EXPECT_THAT(report.message, StartsWith("kCorruption: "));
       EXPECT_THAT(report.message, HasSubstr("rank 1 was lost while it wrote its shards"));
-      EXPECT_THAT(report.message, HasSubstr("Go on from the last snapshot"));
+      EXPECT_THAT(report.message, HasSubstr("Resume from the last snapshot"));
     } else {
       EXPECT_THAT(report.message, StartsWith("kPeerLost: "));
     }
