@@ -167,7 +167,7 @@ TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
       EXPECT_THAT(report.message, ::testing::StartsWith("kCorruption: "));
       EXPECT_THAT(report.message,
                   HasSubstr("rank 1 was lost while it wrote its shards of parameters of unit 0 and "
-                            "those of 1 more units, which may be half written (version 3). Go on "
+                            "those of 1 more units, which may be half written (version 3). Resume "
                             "from the last snapshot."));
     } else if (test.signal == SIGSTOP) {
       EXPECT_THAT(report.message,
