@@ -65,6 +65,10 @@ OPTIMIZERS = {
     "adadelta": ("Adadelta", dict(lr=1.0, rho=0.9, weight_decay=1e-3),
                  dict(learning_rate=1.0, rho=0.9, weight_decay=1e-3)),
 }
+# Those for which the trainer calls a fused kernel. PyTorch's are fused, too, so that both sides call the same
+# kernel: the unfused one rounds an update differently, and where that moves an activation across the border of a
+# ReLU, losses differ by up to 1.3e-5 ten steps later (cnn-adam without AVX-512), also between PyTorch's own two.
+FUSED = ("adamw", "adam", "sgd", "adagrad")
 # What a sharded wrapper could do wrong, on two ranks. Each must move the losses by ten times the bound,
 # but for those in unseen_plants(), which the same strategy shows under SGD.
 PLANTS = ("no_reduction", "no_division", "no_gather", "dropped_bucket", "bf16_reduction")
@@ -189,7 +193,11 @@ def train_reference(folder, case, rank, world_size, plant=None):
     elif world_size > 1:
         replica = torch.nn.parallel.DistributedDataParallel(model)
     is_zero = world_size > 1 and STRATEGIES.get(strategy) == "zero"
-    optimizer = reference.make_optimizer(model, OPTIMIZERS[kind][0], OPTIMIZERS[kind][1],
+    options = dict(OPTIMIZERS[kind][1])
+    is_dtensor = world_size > 1 and STRATEGIES.get(strategy) == "fsdp"
+    if kind in FUSED and not (kind == "sgd" and is_dtensor):  # DTensor has no rule for the fused SGD
+        options["fused"] = True
+    optimizer = reference.make_optimizer(model, OPTIMIZERS[kind][0], options,
                                          ZeroRedundancyOptimizer if is_zero else None)
     schedule = None
     if settings["step_size"]:
@@ -314,8 +322,7 @@ def compare(command, cases):
             good = learned and to_gloo <= bound
             if not strategy.endswith("bf16"):
                 # On some processors a kernel adds up half of a batch in another order than the whole one.
-                bound += difference(replicated[case], single[case])
-                good = good and to_single <= bound
+                good = good and to_single <= bound + difference(replicated[case], single[case])
             planted = ""
             if strategy in STRATEGIES:
                 # The mildest of what must be noticed.
