@@ -1,0 +1,280 @@
+#include "cadre/parallel/pp/split_backward.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace cadre {
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// The node that adds to the gradient of a weight, and where it gets its gradient from.
+struct OwnedWeights {
+  edge_list owner;    // the owner's inputs, one edge for each gradient that arrives there
+  edge_list weights;  // of which this owner is the only one
+};
+
+// What the nodes of a graph are for, as the header explains.
+class GraphParts {
+ public:
+  GraphParts(const edge_list& roots, const std::vector<at::Tensor>& inputs) {
+    for (const at::Tensor& input : inputs) {
+      if (input.requires_grad()) {
+        input_nodes_.insert(torch::autograd::impl::gradient_edge(input).function.get());
+      }
+    }
+    for (const Edge& root : roots) visit(root.function.get());
+    for (const Edge& root : roots) {
+      if (!reaches_input(root.function.get())) add_weights(root, nullptr);
+    }
+    for (Node* const node : finished_) {
+      if (!reaches_input(node)) continue;
+      for (const Edge& edge : node->next_edges()) {
+        if (!edge.is_valid() || reaches_input(edge.function.get())) continue;
+        if (!is_empty_leaf(edge.function.get())) add_weights(edge, node);
+      }
+    }
+  }
+
+  bool contains(Node* node) const { return reaches_input_.contains(node); }
+
+  // The weights that one owner has for itself, by owner.
+  std::vector<OwnedWeights> owned() const {
+    std::map<size_t, OwnedWeights> by_owner;  // by the place of the owner, in the order of visits
+    for (const auto& [weight, owners] : owners_) {
+      if (!has_one_owner(owners)) continue;
+      Node* const owner = *owners.begin();
+      OwnedWeights& entry = by_owner[places_.at(owner)];
+      if (entry.owner.empty()) {
+        for (const uint32_t input : used_inputs_.at(owner)) {
+          entry.owner.emplace_back(owner->getptr(), input);
+        }
+      }
+      entry.weights.emplace_back(weight->getptr(), 0);
+    }
+    std::vector<OwnedWeights> result;
+    for (auto& [place, entry] : by_owner) result.push_back(std::move(entry));
+    return result;
+  }
+
+  // The weights that the input pass has to serve.
+  edge_list shared() const {
+    edge_list edges;
+    for (const auto& [weight, owners] : owners_) {
+      if (!has_one_owner(owners)) edges.emplace_back(weight->getptr(), 0);
+    }
+    return edges;
+  }
+
+  void add_used_input(const Edge& edge) { used_inputs_[edge.function.get()].insert(edge.input_nr); }
+
+ private:
+  static bool has_one_owner(const std::set<Node*>& owners) {
+    return owners.size() == 1 && *owners.begin() != nullptr;
+  }
+  bool reaches_input(Node* node) const { return reaches_input_.at(node); }
+  // What ActivationCheckpoint hangs on its node, whose backward in the input pass was enough.
+  static bool is_empty_leaf(Node* node) {
+    const auto* const leaf = dynamic_cast<AccumulateGrad*>(node);
+    return leaf != nullptr && leaf->variable.numel() == 0;
+  }
+
+  // Depth first, with a stack of its own: graphs are deeper than the thread's stack allows.
+  void visit(Node* root) {
+    std::vector<std::pair<Node*, size_t>> path;
+    const auto enter = [&](Node* node) {
+      if (reaches_input_.contains(node)) return;
+      reaches_input_[node] = input_nodes_.contains(node);
+      path.emplace_back(node, 0);
+    };
+    enter(root);
+    while (!path.empty()) {
+      auto& [node, next] = path.back();
+      if (next < node->num_outputs()) {
+        const Edge& edge = node->next_edge(next++);
+        if (!edge.is_valid()) continue;
+        add_used_input(edge);
+        enter(edge.function.get());
+        continue;
+      }
+      Node* const done = node;
+      path.pop_back();
+      for (const Edge& edge : done->next_edges()) {
+        if (edge.is_valid() && reaches_input_.at(edge.function.get())) reaches_input_[done] = true;
+      }
+      places_[done] = finished_.size();
+      finished_.push_back(done);
+    }
+  }
+
+  // All weights behind an edge to a node that reaches no input. owner: null for a root.
+  void add_weights(const Edge& edge, Node* owner) {
+    std::vector<Node*> open{edge.function.get()};
+    std::unordered_set<Node*> seen(open.begin(), open.end());
+    while (!open.empty()) {
+      Node* const node = open.back();
+      open.pop_back();
+      if (dynamic_cast<AccumulateGrad*>(node) != nullptr) owners_[node].insert(owner);
+      for (const Edge& next : node->next_edges()) {
+        if (next.is_valid() && seen.insert(next.function.get()).second) {
+          open.push_back(next.function.get());
+        }
+      }
+    }
+  }
+
+  std::unordered_set<Node*> input_nodes_;
+  std::unordered_map<Node*, bool> reaches_input_;  // all nodes of the graph
+  std::vector<Node*> finished_;                    // each after those that it leads to
+  std::unordered_map<Node*, size_t> places_;
+  std::unordered_map<Node*, std::set<uint32_t>> used_inputs_;
+  std::unordered_map<Node*, std::set<Node*>> owners_;  // of each weight's AccumulateGrad
+};
+
+// The gradients captured at an owner and the weights that they are for.
+struct PendingWeights {
+  edge_list owner;
+  variable_list gradients;
+  edge_list weights;
+};
+
+}  // namespace
+
+struct StageGraph::State {
+  edge_list outputs;               // not valid where an output does not require grad
+  std::vector<at::Tensor> inputs;  // leaves
+  // Of the weight pass.
+  std::vector<PendingWeights> pending = {};
+  edge_list whole_roots = {};  // of a backward that was left for the weight pass as a whole
+  variable_list whole_gradients = {};
+
+  bool has_differentiable_input() const {
+    return std::ranges::any_of(inputs,
+                               [](const at::Tensor& input) { return input.requires_grad(); });
+  }
+
+  // The roots of a backward and their gradients.
+  std::pair<edge_list, variable_list> roots_of(const std::vector<at::Tensor>& gradients) const {
+    std::pair<edge_list, variable_list> roots;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!outputs[i].is_valid() || !gradients[i].defined()) continue;
+      roots.first.push_back(outputs[i]);
+      roots.second.push_back(gradients[i]);
+    }
+    return roots;
+  }
+
+  std::vector<at::Tensor> take_input_gradients() {
+    std::vector<at::Tensor> result;
+    for (const at::Tensor& input : inputs) {
+      if (!input.requires_grad()) {
+        result.emplace_back();
+        continue;
+      }
+      result.push_back(input.grad().defined() ? input.grad() : at::zeros_like(input));
+      input.mutable_grad() = at::Tensor();
+    }
+    return result;
+  }
+};
+
+StageGraph::StageGraph(const std::vector<at::Tensor>& outputs, std::vector<at::Tensor> inputs)
+    : state_(std::make_unique<State>(State{.outputs = {}, .inputs = std::move(inputs)})) {
+  for (const at::Tensor& output : outputs) {
+    state_->outputs.push_back(output.requires_grad() ? torch::autograd::impl::gradient_edge(output)
+                                                     : Edge());
+  }
+}
+
+StageGraph::~StageGraph() = default;
+StageGraph::StageGraph(StageGraph&&) noexcept = default;
+StageGraph& StageGraph::operator=(StageGraph&&) noexcept = default;
+
+std::vector<at::Tensor> StageGraph::backward(const std::vector<at::Tensor>& gradients) {
+  const auto [roots, root_gradients] = state_->roots_of(gradients);
+  if (!roots.empty()) {
+    Engine::get_default_engine().execute(roots, root_gradients, /*keep_graph=*/false,
+                                         /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+  return state_->take_input_gradients();
+}
+
+std::vector<at::Tensor> StageGraph::input_pass(const std::vector<at::Tensor>& gradients) {
+  auto [roots, root_gradients] = state_->roots_of(gradients);
+  if (roots.empty()) return state_->take_input_gradients();
+  if (!state_->has_differentiable_input()) {
+    state_->whole_roots = std::move(roots);
+    state_->whole_gradients = std::move(root_gradients);
+    return state_->take_input_gradients();
+  }
+  GraphParts parts(roots, state_->inputs);
+  for (const Edge& root : roots) parts.add_used_input(root);
+  const std::vector<OwnedWeights> owned = parts.owned();
+  const edge_list shared = parts.shared();
+  edge_list wanted = shared;
+  std::vector<at::Tensor> used_inputs;
+  for (const at::Tensor& input : state_->inputs) {
+    if (!input.requires_grad()) continue;
+    const Edge edge = torch::autograd::impl::gradient_edge(input);
+    if (!parts.contains(edge.function.get())) continue;
+    wanted.push_back(edge);
+    used_inputs.push_back(input);
+  }
+  for (const OwnedWeights& entry : owned) {
+    wanted.insert(wanted.end(), entry.owner.begin(), entry.owner.end());
+  }
+  if (wanted.empty()) return state_->take_input_gradients();
+  const variable_list captured = Engine::get_default_engine().execute(
+      roots, root_gradients, /*keep_graph=*/true, /*create_graph=*/false,
+      /*accumulate_grad=*/false, wanted);
+  const at::NoGradGuard no_grad;
+  size_t next = 0;
+  for (const Edge& weight : shared) {
+    const at::Tensor& gradient = captured[next++];
+    if (gradient.defined()) (*weight.function)(variable_list{gradient});
+  }
+  for (const at::Tensor& input : used_inputs) input.mutable_grad() = captured[next++];
+  for (const OwnedWeights& entry : owned) {
+    PendingWeights pending{.owner = {}, .gradients = {}, .weights = entry.weights};
+    for (const Edge& edge : entry.owner) {
+      const at::Tensor& gradient = captured[next++];
+      if (!gradient.defined()) continue;
+      pending.owner.push_back(edge);
+      pending.gradients.push_back(gradient);
+    }
+    if (!pending.owner.empty()) state_->pending.push_back(std::move(pending));
+  }
+  return state_->take_input_gradients();
+}
+
+void StageGraph::weight_pass() {
+  Engine& engine = Engine::get_default_engine();
+  if (!state_->whole_roots.empty()) {
+    engine.execute(state_->whole_roots, state_->whole_gradients, /*keep_graph=*/false,
+                   /*create_graph=*/false, /*accumulate_grad=*/true);
+    return;
+  }
+  // Owners may share nodes that lead to their weights' neighbours, so each keeps the graph.
+  for (const PendingWeights& pending : state_->pending) {
+    engine.execute(pending.owner, pending.gradients, /*keep_graph=*/true, /*create_graph=*/false,
+                   /*accumulate_grad=*/true, pending.weights);
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,52 @@
+// A backward in two passes: first the gradients of a stage's inputs, later those of its weights.
+// The zero-bubble schedules send the first ones early and fill the bubble with the second ones.
+//
+// An *owner* is a node of the graph from which an input is reached, and along another of its edges
+// a weight without passing an input's node: the product of a linear layer, for example. The input
+// pass asks the engine for the gradients that arrive at the inputs and at the owners, so that it
+// computes no gradient of a weight. The weight pass starts at each owner with the gradient captured
+// there, and asks for the weights of this owner only. One pass for all owners would be wrong: a
+// gradient that flows through one owner to another would be counted once for each path.
+//
+// A weight that several owners use (a matrix used twice in one stage) cannot be separated so, and
+// gets its gradient in the input pass; the sum is right, only earlier than the schedule asks. The
+// same holds for the weights inside of an ActivationCheckpoint, whose backward computes all at
+// once. Without an input that requires grad, the weight pass is the whole backward.
+//
+// Threads: the constructor, input_pass() and weight_pass() in one thread. Blocking: never by
+// itself. Lifetime: keeps the graph with its saved tensors until it is destroyed. Errors: those of
+// the operations' backwards. Source: torch/distributed/pipelining/_backward.py.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace cadre {
+
+// The graph edges of outputs, whose values need not be kept for a backward.
+class StageGraph {
+ public:
+  // inputs: leaves of the graph.
+  StageGraph(const std::vector<at::Tensor>& outputs, std::vector<at::Tensor> inputs);
+  ~StageGraph();
+  StageGraph(StageGraph&&) noexcept;
+  StageGraph& operator=(StageGraph&&) noexcept;
+
+  // gradients: by output; those of outputs that do not require grad are ignored. They add to the
+  // gradients of the parameters, and to those of the inputs that require grad, which are returned
+  // by input: zeros where an input was not used, undefined where it does not require grad. At most
+  // once, and not with the two below.
+  std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients);
+  // Returns what backward() returns.
+  std::vector<at::Tensor> input_pass(const std::vector<at::Tensor>& gradients);
+  // After input_pass(), once.
+  void weight_pass();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;  // has autograd's types, which the header leaves out
+};
+
+}  // namespace cadre

@@ -1,0 +1,49 @@
+// What a stage tells the next one of the tensors that it will send: dtypes, sizes and which of them
+// require a gradient, as a row of numbers of one length.
+//
+// Threads: plain values and pure functions. Blocking: never. Lifetime: owns its parts.
+// Errors: kInvalidArgument for tensors that a header cannot describe; kCorruption for numbers that
+// describe no tensors. What a header may ask a receiver to allocate is bounded by kMaxBytes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+
+namespace cadre {
+
+struct TensorHeader {
+  struct Entry {
+    at::ScalarType dtype;
+    bool requires_grad;
+    std::vector<int64_t> sizes;
+    friend bool operator==(const Entry&, const Entry&) = default;
+  };
+
+  static constexpr size_t kMaxTensors = 16;
+  static constexpr size_t kMaxDims = 8;
+  static constexpr int64_t kMaxBytes = int64_t{1} << 40;
+  // Magic number and number of tensors; of each tensor dtype, requires_grad, dim and sizes.
+  static constexpr size_t kWords = 2 + kMaxTensors * (3 + kMaxDims);
+
+  std::vector<Entry> tensors;
+
+  static Result<TensorHeader> of(const std::vector<at::Tensor>& tensors);
+  static Result<TensorHeader> decode(std::span<const int64_t> words);
+  std::vector<int64_t> encode() const;
+
+  // New tensors, not initialized.
+  std::vector<at::Tensor> allocate() const;
+  // "(8, 3) float32, (8) int64": for messages.
+  std::string text() const;
+
+  friend bool operator==(const TensorHeader&, const TensorHeader&) = default;
+};
+
+}  // namespace cadre
