@@ -32,6 +32,7 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/tp/parallelize_module.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/plan/memory_plan.h"

@@ -1,0 +1,133 @@
+// Trains a model whose stages lie on different ranks, microbatch by microbatch.
+//
+//   cadre::Pipeline pipeline({{part, {.stage = world.rank(), .num_stages = 2}}}, world,
+//                            {.schedule = "1f1b", .num_microbatches = 8});
+//   torch::optim::AdamW optimizer(part->parameters());
+//   for (const auto& [images, labels] : batches) {       // the same batches on both ranks
+//     optimizer.zero_grad();
+//     pipeline.step(images, labels, loss_function);
+//     optimizer.step();
+//   }
+//
+// A step adds to the gradients what one process would get from the mean loss over the whole batch,
+// also where microbatches have different sizes. The batch is used on the rank of the first stage,
+// targets and loss function on that of the last one; other ranks may pass {}.
+//
+// Naive model parallelism is a Pipeline with one microbatch: leave num_microbatches out.
+//
+// Threads: one. Blocking: every method is collective on the group (and on the replicas), until its
+// deadline. Lifetime: keeps the stages and the group. Errors: kInvalidArgument on all ranks for
+// arguments that do not fit, before anything is computed; the group is usable then. PipelineError
+// for what fails during a step, on all ranks: the group has failed then, and gradients are
+// undefined; rejoin() it and make a new Pipeline.
+// Source: torch.distributed.pipelining. docs/guide/pipeline-parallel.md, docs/decisions/0017.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/group/process_group.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline_error.h"
+#include "cadre/parallel/pp/pipeline_loss.h"
+#include "cadre/parallel/pp/pipeline_stage.h"
+#include "cadre/parallel/pp/tied_parameters.h"
+#include "cadre/pipeline/schedule.h"
+
+namespace cadre {
+
+struct PipelineOptions {
+  // The name of a schedule (generate.h), for as many stages on each rank as are passed; or a
+  // compute-only schedule.
+  std::variant<std::string, PipelineSchedule> schedule = "1f1b";
+  // Into which a batch is cut along its first dimension. Absent: that of the PipelineSchedule,
+  // or 1.
+  std::optional<int> num_microbatches = {};
+  // Accept a batch that the microbatches do not divide: their sizes then differ by one row.
+  bool allow_uneven_microbatches = false;
+  // Announce the shapes of every message. Without it they are announced in the first step, and
+  // again after a change of the batch's shapes or of the parameters that require grad: a stage then
+  // returns the same shapes for inputs of the same shapes.
+  bool dynamic_shapes = false;
+  // The ranks that hold the same stages in other pipelines, each with a batch of its own: a step
+  // computes the gradients of the mean over all batches. They get the weights of its rank 0.
+  std::optional<ProcessGroup> replicas = {};
+};
+
+// One tensor or several, or none.
+class PipelineBatch {
+ public:
+  PipelineBatch() = default;
+  PipelineBatch(at::Tensor tensor) {  // NOLINT: implicit by design
+    if (tensor.defined()) tensors_.push_back(std::move(tensor));
+  }
+  PipelineBatch(std::vector<at::Tensor> tensors)  // NOLINT: implicit by design
+      : tensors_(std::move(tensors)) {}
+
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+struct PipelineStepOptions {
+  bool broadcast_losses = false;  // to all ranks
+  bool return_outputs = false;
+};
+
+struct PipelineResult {
+  // (num_microbatches) float64, and their mean over the rows of the batch, 0-dim; on the rank of
+  // the last stage or, if wanted, on all. Undefined elsewhere and where there is no loss function.
+  at::Tensor losses;
+  at::Tensor loss;
+  // If wanted, what the last stage returned for the whole batch, on its rank; without history.
+  std::vector<at::Tensor> outputs;
+  // Of how many microbatches this rank kept activations at most, counted on each of its stages.
+  int peak_live_microbatches = 0;
+};
+
+class CADRE_EXPORT Pipeline {
+ public:
+  // stages: those of this rank. Checks on all ranks that every stage is held once, and by the rank
+  // that the schedule says, and that all ranks have one schedule.
+  Pipeline(std::vector<PipelineStage> stages, const ProcessGroup& group,
+           const PipelineOptions& options = {});
+  // mesh: one axis.
+  Pipeline(std::vector<PipelineStage> stages, const DeviceMesh& mesh,
+           const PipelineOptions& options = {});
+  ~Pipeline();
+  Pipeline(Pipeline&&) noexcept;
+  Pipeline& operator=(Pipeline&&) noexcept;
+
+  // Forward, backward and the reduction of gradients; not the optimizer's step. Each tensor of
+  // batch and target has the rows of the batch as its first dimension.
+  PipelineResult step(const PipelineBatch& batch, const PipelineBatch& target,
+                      const PipelineLoss& loss, const PipelineStepOptions& options = {});
+  // Forwards only, without gradients; the loss function may be left out.
+  PipelineResult eval(const PipelineBatch& batch, const PipelineBatch& target = {},
+                      const PipelineLoss& loss = {},
+                      const PipelineStepOptions& options = {.return_outputs = true});
+
+  // These parameters are one: they get the values of the first of them now, and in every step the
+  // sum of their gradients. Same arguments on all ranks.
+  void tie_parameters(const std::vector<StageParameter>& parameters);
+  // Throws kInvalidArgument on all ranks if tied parameters differ, as after an optimizer's step
+  // with different options on two ranks.
+  void check_tied_parameters() const;
+
+  // What runs: lowered.
+  const PipelineSchedule& schedule() const;
+
+ private:
+  class Core;
+  std::unique_ptr<Core> core_;  // the executor, which is not installed
+};
+
+}  // namespace cadre

@@ -1,0 +1,100 @@
+#include "cadre/parallel/pp/pipeline_agreement.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "cadre/base/fnv1a.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+uint64_t fingerprint_of(const PipelineSchedule& schedule) {
+  Fnv1a hash;
+  hash.add(static_cast<uint64_t>(schedule.num_microbatches));
+  for (const int rank : schedule.rank_of_stage) hash.add(static_cast<uint64_t>(rank));
+  for (const auto& actions : schedule.ranks) {
+    hash.add(actions.size());
+    for (const PipelineAction& action : actions) hash.add(to_text(action));
+  }
+  return hash.value();
+}
+
+}  // namespace
+
+Error pipeline_refusal(const std::string& what) {
+  return {ErrorCode::kInvalidArgument, "cadre::Pipeline: " + what};
+}
+
+std::vector<std::vector<int64_t>> exchange_words(const ProcessGroup& group,
+                                                 std::span<const int64_t> words,
+                                                 const std::optional<Error>& refusal,
+                                                 std::string_view what) {
+  const auto count = static_cast<int64_t>(words.size()) + 1;
+  const at::Tensor own = at::empty({count}, at::kLong);
+  auto* const own_words = own.mutable_data_ptr<int64_t>();
+  own_words[0] = refusal ? 1 : 0;
+  std::ranges::copy(words, own_words + 1);
+  const at::Tensor all = at::empty({group.world_size() * count}, at::kLong);
+  group.all_gather_into_tensor(all, own);
+  if (refusal) throw *refusal;
+  std::vector<std::vector<int64_t>> result;
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    const int64_t* const begin = all.const_data_ptr<int64_t>() + rank * count;
+    if (*begin != 0) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          format("cadre::Pipeline: rank {} of the group \"{}\" refused its {}; its own error "
+                 "says why",
+                 rank, group.name(), what))
+          .with_culprit(rank);
+    }
+    result.emplace_back(begin + 1, begin + count);
+  }
+  return result;
+}
+
+std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index) {
+  for (size_t rank = 1; rank < words.size(); ++rank) {
+    if (words[rank][index] != words[0][index]) return static_cast<int>(rank);
+  }
+  return std::nullopt;
+}
+
+void check_schedules_match(const ProcessGroup& group, const Result<PipelineSchedule>& schedule) {
+  std::vector<int64_t> words(3, 0);
+  if (schedule.ok()) {
+    words = {static_cast<int64_t>(fingerprint_of(*schedule)), schedule->num_stages(),
+             schedule->num_microbatches};
+  }
+  const auto all =
+      exchange_words(group, words, schedule.ok() ? std::nullopt : std::optional(schedule.error()),
+                     "stages or options");
+  if (const auto other = first_unlike(all, 0)) {
+    throw pipeline_refusal(
+        format("rank 0 has a schedule of {} stages and {} microbatches, rank {} another "
+               "one, of {} stages and {} microbatches; pass the same options on all ranks",
+               all[0][1], all[0][2], *other, all[*other][1], all[*other][2]));
+  }
+}
+
+void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
+                        const std::vector<PipelineStage>& stages) {
+  std::vector<int64_t> held(schedule.rank_of_stage.size(), 0);
+  for (const PipelineStage& stage : stages) held[static_cast<size_t>(stage.stage())] = 1;
+  const auto all = exchange_words(group, held, std::nullopt, "stages");
+  for (size_t stage = 0; stage < held.size(); ++stage) {
+    const int expected = schedule.rank_of_stage[stage];
+    std::string holders;
+    for (int rank = 0; rank < group.world_size(); ++rank) {
+      if (all[rank][stage] != 0) holders += format("{}{}", holders.empty() ? "" : " and ", rank);
+    }
+    if (holders == format("{}", expected)) continue;
+    throw pipeline_refusal(format(
+        "stage {} of {} is held by {}; the schedule places it on rank {} alone", stage, held.size(),
+        holders.empty() ? std::string("no rank") : "rank " + holders, expected));
+  }
+}
+
+}  // namespace cadre

@@ -1,0 +1,26 @@
+// The error of a pipeline's step, with the action at which this rank was.
+//
+// Threads: a plain value. Blocking: never. Lifetime: owns its parts.
+#pragma once
+
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
+#include "cadre/pipeline/action.h"
+
+namespace cadre {
+
+class CADRE_EXPORT PipelineError : public Error {
+ public:
+  PipelineError(const Error& error, PipelineAction action)
+      : Error(error), action_(std::move(action)) {}
+
+  // With its stage and microbatch.
+  const PipelineAction& action() const { return action_; }
+
+ private:
+  PipelineAction action_;
+};
+
+}  // namespace cadre

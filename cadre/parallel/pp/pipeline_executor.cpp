@@ -1,0 +1,229 @@
+#include "cadre/parallel/pp/pipeline_executor.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+using Kind = PipelineActionKind;
+using Id = StageMessages::Id;
+
+Id forward_id(int stage, int microbatch) {
+  return {StageMessages::Kind::kForward, stage, microbatch};
+}
+Id backward_id(int stage, int microbatch) {
+  return {StageMessages::Kind::kBackward, stage, microbatch};
+}
+
+// Of the schedule, what an evaluation runs.
+bool is_of_forward(Kind kind) {
+  return kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
+}
+
+// For the error of an action.
+std::string_view words_of(Kind kind) {
+  switch (kind) {
+    case Kind::kForward:
+      return "forward";
+    case Kind::kBackward:
+      return "backward";
+    case Kind::kInputGrad:
+      return "gradient of the input";
+    case Kind::kWeightGrad:
+      return "gradients of the weights";
+    case Kind::kSendForward:
+      return "send of the output";
+    case Kind::kRecvForward:
+      return "receive of the input";
+    case Kind::kSendBackward:
+      return "send of the input's gradient";
+    case Kind::kRecvBackward:
+      return "receive of the output's gradient";
+    case Kind::kReduceGrad:
+      return "reduction of the gradients";
+    default:
+      return "action";
+  }
+}
+
+std::vector<at::Tensor> leaves_for_next_stage(const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> leaves;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined()) {
+      throw Error(ErrorCode::kInvalidArgument, "the stage returned an undefined tensor");
+    }
+    leaves.push_back(output.detach());
+    leaves.back().requires_grad_(output.requires_grad() && at::GradMode::is_enabled());
+  }
+  return leaves;
+}
+
+}  // namespace
+
+PipelineExecutor::PipelineExecutor(ProcessGroup group, PipelineSchedule schedule,
+                                   const std::vector<PipelineStage>& stages, Options options)
+    : group_(std::move(group)),
+      schedule_(std::move(schedule)),
+      options_(std::move(options)),
+      messages_(group_, {schedule_.rank_of_stage, schedule_.num_microbatches}) {
+  for (const PipelineStage& stage : stages) runners_.emplace(stage.stage(), StageRunner(stage));
+}
+
+PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
+  Running running{.step = step, .output = {}};
+  running.output.losses.resize(static_cast<size_t>(schedule_.num_microbatches));
+  if (step.keeps_outputs) running.output.outputs.resize(running.output.losses.size());
+  messages_.begin({.is_training = step.is_training, .has_headers = step.has_headers});
+  const at::AutoGradMode grad_mode(step.is_training);
+  PipelineAction last = {};
+  const auto& actions = schedule_.ranks[static_cast<size_t>(group_.rank())];
+  for (const PipelineAction& action : actions) {
+    for (const PipelineAction& leaf : leaves_of(action)) {
+      if (!step.is_training && !is_of_forward(leaf.kind)) continue;
+      last = leaf;
+      run_action(leaf, running);
+    }
+  }
+  try {
+    messages_.finish();
+    for (auto& [stage, runner] : runners_) runner.finish_reduction();
+  } catch (const Error& error) {
+    fail(last, error.with_context("the end of the step, after"));
+  }
+  return std::move(running.output);
+}
+
+void PipelineExecutor::run_action(const PipelineAction& action, Running& running) {
+  try {
+    run_leaf(action, running);
+  } catch (const Error& error) {
+    fail(action, error);
+  } catch (const c10::Error& error) {
+    fail(action, Error(ErrorCode::kInvalidArgument, error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    fail(action, Error(ErrorCode::kInvalidArgument, error.what()));
+  }
+}
+
+void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
+  std::string where = format("cadre::Pipeline: stage {}", action.stage);
+  if (action.microbatch) where += format(", microbatch {}", *action.microbatch);
+  where += format(", {} ({})", words_of(action.kind), to_text(action));
+  const Error named = error.with_context(where);
+  // The first failure of the group counts: after one of the group's own this changes nothing.
+  group_.abort(named.message());
+  if (options_.replicas) options_.replicas->abort(named.message());
+  messages_.clear();
+  to_send_.clear();
+  for (auto& [stage, runner] : runners_) runner.clear();
+  throw PipelineError(named, action);
+}
+
+void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) {
+  const int stage = action.stage;
+  const int microbatch = action.microbatch.value_or(0);
+  switch (action.kind) {
+    case Kind::kForward:
+      return forward(action, running);
+    case Kind::kBackward:
+    case Kind::kInputGrad:
+      return backward(action, running);
+    case Kind::kWeightGrad:
+      return runners_.at(stage).weight_grad(microbatch);
+    case Kind::kSendForward: {
+      const Id id = forward_id(stage + 1, microbatch);
+      return messages_.send(id, to_send_.extract(id).mapped());
+    }
+    case Kind::kSendBackward: {
+      const Id id = backward_id(stage - 1, microbatch);
+      return messages_.send(id, to_send_.extract(id).mapped());
+    }
+    case Kind::kRecvForward:
+      return messages_.post_receive(forward_id(stage, microbatch));
+    case Kind::kRecvBackward:
+      return messages_.post_receive(backward_id(stage, microbatch));
+    case Kind::kReduceGrad:
+      if (options_.replicas) runners_.at(stage).reduce_grad(*options_.replicas);
+      return;
+    case Kind::kUnshard:
+    case Kind::kReshard:
+    case Kind::kOverlap:
+      throw Error(ErrorCode::kInternal, "a step has no such action");
+  }
+}
+
+void PipelineExecutor::forward(const PipelineAction& action, Running& running) {
+  const int microbatch = *action.microbatch;
+  const PipelineStep& step = running.step;
+  const std::vector<at::Tensor> inputs = action.stage == 0
+                                             ? step.batches[static_cast<size_t>(microbatch)]
+                                             : messages_.take(forward_id(action.stage, microbatch));
+  const bool is_at_end = is_last(action.stage);
+  const std::vector<at::Tensor> outputs =
+      runners_.at(action.stage)
+          .forward(microbatch, inputs, [&](const std::vector<at::Tensor>& computed) {
+            return is_at_end ? roots_of(microbatch, computed, running) : computed;
+          });
+  if (!is_at_end) {
+    hand_over(forward_id(action.stage + 1, microbatch), leaves_for_next_stage(outputs));
+  } else if (step.keeps_outputs) {
+    auto& kept = running.output.outputs[static_cast<size_t>(microbatch)];
+    for (const at::Tensor& output : outputs) kept.push_back(output.detach());
+  }
+  int num_live = 0;
+  for (const auto& [stage, runner] : runners_) num_live += runner.num_live_microbatches();
+  running.output.peak_live_microbatches = std::max(running.output.peak_live_microbatches, num_live);
+}
+
+std::vector<at::Tensor> PipelineExecutor::roots_of(int microbatch,
+                                                   const std::vector<at::Tensor>& outputs,
+                                                   Running& running) const {
+  const PipelineStep& step = running.step;
+  if (step.loss == nullptr || !*step.loss) return {};
+  const auto index = static_cast<size_t>(microbatch);
+  const at::Tensor loss = (*step.loss)(outputs, step.targets[index]);
+  if (!loss.defined() || loss.numel() != 1 || !loss.is_floating_point()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the loss function must return one floating-point number, the mean over the rows "
+                "of the microbatch");
+  }
+  running.output.losses[index] = loss.detach();
+  return {loss};
+}
+
+void PipelineExecutor::backward(const PipelineAction& action, const Running& running) {
+  const PipelineStep& step = running.step;
+  const std::vector<at::Tensor>& losses = running.output.losses;
+  const int microbatch = *action.microbatch;
+  StageRunner& runner = runners_.at(action.stage);
+  std::vector<at::Tensor> gradients;
+  if (is_last(action.stage)) {
+    const auto index = static_cast<size_t>(microbatch);
+    gradients = {at::full_like(losses[index], step.weights[index])};
+  } else {
+    gradients = messages_.take(backward_id(action.stage, microbatch));
+  }
+  auto of_inputs = action.kind == Kind::kBackward ? runner.backward(microbatch, gradients)
+                                                  : runner.input_grad(microbatch, gradients);
+  if (action.stage > 0) {
+    hand_over(backward_id(action.stage - 1, microbatch), std::move(of_inputs));
+  }
+}
+
+void PipelineExecutor::hand_over(const Id& id, std::vector<at::Tensor> tensors) {
+  if (schedule_.rank_of_stage[static_cast<size_t>(id.stage)] == group_.rank()) {
+    messages_.put(id, std::move(tensors));
+  } else {
+    to_send_[id] = std::move(tensors);
+  }
+}
+
+}  // namespace cadre

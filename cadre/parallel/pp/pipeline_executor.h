@@ -1,0 +1,82 @@
+// Runs one step of a lowered pipeline schedule on this rank: its actions in their order, with the
+// values that stages hand to each other.
+//
+// Threads: one. Blocking: run(), until the step is done on this rank. Lifetime: keeps the stages
+// and the group. Errors: PipelineError, which says at which action; the group is aborted then, so
+// that the step ends on all ranks, and what was kept of the step is dropped.
+// An exception that is no cadre::Error, such as one out of a stage's forward(), becomes
+// kInvalidArgument with its text. docs/decisions/0017.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "cadre/group/process_group.h"
+#include "cadre/parallel/pp/pipeline_error.h"
+#include "cadre/parallel/pp/pipeline_loss.h"
+#include "cadre/parallel/pp/stage_messages.h"
+#include "cadre/parallel/pp/stage_runner.h"
+#include "cadre/pipeline/schedule.h"
+
+namespace cadre {
+
+// What a rank is given of a step, by microbatch.
+struct PipelineStep {
+  bool is_training = true;
+  bool has_headers = true;
+  bool keeps_outputs = false;
+  std::vector<std::vector<at::Tensor>> batches = {};  // on the rank of the first stage
+  std::vector<std::vector<at::Tensor>> targets = {};  // on that of the last one
+  std::vector<double> weights = {};                   // of the microbatches' losses
+  const PipelineLoss* loss = nullptr;                 // on the rank of the last stage, if wanted
+};
+
+class PipelineExecutor {
+ public:
+  struct Options {
+    // Sum the gradients of each stage; of the same stages.
+    std::optional<ProcessGroup> replicas = {};
+  };
+  // schedule: lowered. stages: those of this rank.
+  PipelineExecutor(ProcessGroup group, PipelineSchedule schedule,
+                   const std::vector<PipelineStage>& stages, Options options);
+
+  struct Output {
+    std::vector<at::Tensor> losses = {};                // by microbatch, without history
+    std::vector<std::vector<at::Tensor>> outputs = {};  // of the last stage, by microbatch
+    int peak_live_microbatches = 0;                     // counted on each stage
+  };
+  Output run(const PipelineStep& step);
+
+  std::map<int, StageRunner>& runners() { return runners_; }
+
+ private:
+  struct Running {
+    const PipelineStep& step;
+    Output output;
+  };
+
+  void run_action(const PipelineAction& action, Running& running);
+  void run_leaf(const PipelineAction& action, Running& running);
+  void forward(const PipelineAction& action, Running& running);
+  void backward(const PipelineAction& action, const Running& running);
+  // The last stage's roots of the backward: its loss, where there is one.
+  std::vector<at::Tensor> roots_of(int microbatch, const std::vector<at::Tensor>& outputs,
+                                   Running& running) const;
+  // To the neighbour that needs it: at once if this rank has it, else by the send that follows.
+  void hand_over(const StageMessages::Id& id, std::vector<at::Tensor> tensors);
+  bool is_last(int stage) const { return stage == schedule_.num_stages() - 1; }
+  [[noreturn]] void fail(const PipelineAction& action, const Error& error);
+
+  ProcessGroup group_;
+  PipelineSchedule schedule_;
+  Options options_;
+  std::map<int, StageRunner> runners_;  // by stage
+  StageMessages messages_;
+  std::map<StageMessages::Id, std::vector<at::Tensor>> to_send_;
+};
+
+}  // namespace cadre

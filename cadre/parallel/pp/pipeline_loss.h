@@ -1,0 +1,51 @@
+// The loss of a microbatch: a function of the last stage's outputs and of the targets.
+//
+// Threads: as the function. Blocking: as the function. Lifetime: a value; it keeps the function.
+// Errors: at compile time for a function that takes neither two tensors nor two std::vectors of
+// tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace cadre {
+
+class PipelineLoss {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  // None: for ranks that do not hold the last stage.
+  PipelineLoss() = default;
+
+  // function(output, target) of tensors, or function(outputs, targets) of vectors of tensors;
+  // returns the mean over the rows of the microbatch, 0-dim.
+  template <typename Function>
+    requires(!std::same_as<std::remove_cvref_t<Function>, PipelineLoss>)
+  PipelineLoss(Function function) {  // NOLINT: implicit by design
+    if constexpr (std::invocable<Function&, const Tensors&, const Tensors&>) {
+      function_ = std::move(function);
+    } else {
+      static_assert(std::invocable<Function&, const at::Tensor&, const at::Tensor&>,
+                    "cadre::PipelineLoss: a loss takes (output, target), both tensors or both "
+                    "std::vectors of tensors");
+      function_ = [function = std::move(function)](const Tensors& outputs,
+                                                   const Tensors& targets) mutable {
+        return at::Tensor(function(outputs.at(0), targets.at(0)));
+      };
+    }
+  }
+
+  explicit operator bool() const { return function_ != nullptr; }
+  at::Tensor operator()(const Tensors& outputs, const Tensors& targets) const {
+    return function_(outputs, targets);
+  }
+
+ private:
+  std::function<at::Tensor(const Tensors&, const Tensors&)> function_;
+};
+
+}  // namespace cadre

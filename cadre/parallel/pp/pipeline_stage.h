@@ -1,0 +1,129 @@
+// One stage of a model that is cut for pipeline parallelism: a function of tensors with its
+// parameters.
+//
+//   cadre::PipelineStage first(std::make_shared<Encoder>(), {.stage = 0, .num_stages = 2});
+//
+// A module's forward() takes one tensor or several, or a std::vector of tensors, and returns a
+// tensor, or a tuple, pair, array, vector or optional of tensors; torch::nn::Sequential of one
+// tensor fits too. What it returns is what the next stage is given, in this order. Integer tensors
+// may be among them; they have no gradient.
+//
+// Threads: as the module. Blocking: as its forward(). Lifetime: a cheap value; it keeps the module.
+// Errors: kInvalidArgument for an empty module and for a stage number that does not exist; out of
+// the function, for another number of inputs than forward() takes.
+// Source: torch.distributed.pipelining.PipelineStage.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/wrap/activations/activation_checkpoint.h"
+#include "cadre/wrap/forward_signature.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/output_tensors.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+struct PipelineStageOptions {
+  int stage = 0;       // of the whole model, counted from 0
+  int num_stages = 1;  // of the whole model
+  // Keeps only the inputs of a forward, and computes it again in the backward. A backward that is
+  // split into I and W then computes the gradients of the weights in I, too.
+  bool recompute = false;
+};
+
+class CADRE_EXPORT PipelineStage {
+ public:
+  // A std::shared_ptr to a module or a module holder.
+  template <typename Holder>
+    requires requires(const Holder& holder) { holder->parameters(); }
+  PipelineStage(const Holder& module, const PipelineStageOptions& options)
+      : PipelineStage(function_of(module), named_parameters_of(module), buffers_of(module),
+                      options) {}
+  // Any function. parameters: by the names that tie_parameters() knows.
+  PipelineStage(TensorFunction function, std::vector<NamedTensor> parameters,
+                const PipelineStageOptions& options);
+
+  int stage() const { return options_.stage; }
+  int num_stages() const { return options_.num_stages; }
+  const PipelineStageOptions& options() const { return options_; }
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+  const std::vector<at::Tensor>& buffers() const { return buffers_; }
+
+  // The outputs for these inputs, of which some require grad.
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const;
+
+ private:
+  PipelineStage(TensorFunction function, std::vector<NamedTensor> parameters,
+                std::vector<at::Tensor> buffers, const PipelineStageOptions& options);
+  static std::vector<NamedTensor> named_parameters(const torch::nn::Module* module);
+  static void check_num_inputs(size_t given, size_t expected);
+
+  template <typename Holder>
+  static std::vector<NamedTensor> named_parameters_of(const Holder& holder) {
+    return named_parameters(holder ? &*holder : nullptr);
+  }
+  template <typename Holder>
+  static std::vector<at::Tensor> buffers_of(const Holder& holder) {
+    return holder ? holder->buffers() : std::vector<at::Tensor>{};
+  }
+
+  template <typename Module, typename Output, typename Class, typename... Args>
+  static std::vector<at::Tensor> call(Module& module, const std::vector<at::Tensor>& inputs,
+                                      Output (Class::*)(Args...)) {
+    return call_with<Args...>(module, inputs, std::index_sequence_for<Args...>());
+  }
+  template <typename Module, typename Output, typename Class, typename... Args>
+  static std::vector<at::Tensor> call(Module& module, const std::vector<at::Tensor>& inputs,
+                                      Output (Class::*)(Args...) const) {
+    return call_with<Args...>(module, inputs, std::index_sequence_for<Args...>());
+  }
+  template <typename... Args, typename Module, size_t... kIndex>
+  static std::vector<at::Tensor> call_with(Module& module, const std::vector<at::Tensor>& inputs,
+                                           std::index_sequence<kIndex...>) {
+    using First = std::remove_cvref_t<std::tuple_element_t<0, std::tuple<Args..., void>>>;
+    if constexpr (sizeof...(Args) == 1 && std::is_same_v<First, std::vector<at::Tensor>>) {
+      return tensors_of(module.forward(inputs));
+    } else {
+      static_assert((std::is_same_v<std::remove_cvref_t<Args>, at::Tensor> && ...),
+                    "cadre::PipelineStage: forward() must take tensors, or one std::vector of "
+                    "tensors; wrap it into a function of a std::vector otherwise");
+      check_num_inputs(inputs.size(), sizeof...(Args));
+      auto given = inputs;  // forward() may take its argument by value or by reference
+      return tensors_of(module.forward(given[kIndex]...));
+    }
+  }
+
+  template <typename Holder>
+  static TensorFunction function_of(const Holder& holder) {
+    if (!holder) return nullptr;
+    return [holder](const std::vector<at::Tensor>& inputs) {
+      auto& module = const_cast<std::remove_cvref_t<decltype(*holder)>&>(*holder);
+      using Module = std::remove_cvref_t<decltype(module)>;
+      if constexpr (std::is_same_v<ForwardPointer<Module>, NoSingleForward>) {
+        check_num_inputs(inputs.size(), 1);
+        return tensors_of(module.forward(inputs[0]));
+      } else {
+        return call(module, inputs, ForwardPointer<Module>());
+      }
+    };
+  }
+
+  TensorFunction function_;
+  std::vector<NamedTensor> parameters_;
+  std::vector<at::Tensor> buffers_;  // which a second forward leaves as they are
+  PipelineStageOptions options_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,98 @@
+// What stages hand to each other: outputs forwards and gradients backwards, over messages where
+// another rank holds the other stage, directly where this rank does.
+//
+// The receiver has to know what comes. In a step with headers every message of a forward is
+// preceded by a header of fixed length (tensor_header.h), which both sides remember for this
+// microbatch; in a step without, a message is as in the last step with headers, and a sender whose
+// stage returns something else refuses to send it. Gradients need no header: they are as the
+// outputs that require grad.
+//
+// Receives from a rank are posted in the order of its sends, which is the order of the schedule
+// (ReceivePlacement::kAsSent), so that no message waits behind one that nobody asked for.
+//
+// Threads: one. Blocking: take(), and post_receive() in a step with headers, until the group's
+// deadline; finish(). Sends do not block; a Work keeps their tensors. Lifetime: keeps the group.
+// Errors: as ProcessGroup; kCorruption for a header that is none; kInvalidArgument for an output of
+// other shapes than announced.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <compare>
+#include <map>
+#include <vector>
+
+#include "cadre/comm/work.h"
+#include "cadre/group/process_group.h"
+#include "cadre/parallel/pp/tensor_header.h"
+
+namespace cadre {
+
+class StageMessages {
+ public:
+  enum class Kind { kForward, kBackward };
+  // By the stage that receives it.
+  struct Id {
+    Kind kind;
+    int stage;
+    int microbatch;
+    friend auto operator<=>(const Id&, const Id&) = default;
+  };
+
+  struct Layout {
+    std::vector<int> rank_of_stage;
+    int num_microbatches = 1;
+  };
+  // Refuses more messages than there are tags.
+  StageMessages(ProcessGroup group, Layout layout);
+
+  struct StepKind {
+    bool is_training = true;
+    bool has_headers = true;
+  };
+  void begin(const StepKind& step);
+
+  // Hands over without a message. The id is the receiver's.
+  void put(const Id& id, std::vector<at::Tensor> tensors);
+  // forward: leaves, of which those that require grad tell the receiver so. backward: undefined
+  // where the input does not require grad.
+  void send(const Id& id, const std::vector<at::Tensor>& tensors);
+  void post_receive(const Id& id);
+  // Waits for it. forward: leaves. backward: by output of the stage; undefined where an output does
+  // not require grad.
+  std::vector<at::Tensor> take(const Id& id);
+
+  // Waits for all sends.
+  void finish();
+  // Drops everything, after a failure.
+  void clear();
+
+ private:
+  struct Arriving {
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+  };
+  // Headers of training and of evaluation differ: only the former has gradients.
+  struct HeaderId {
+    bool is_training;
+    int sender;
+    int microbatch;
+    friend auto operator<=>(const HeaderId&, const HeaderId&) = default;
+  };
+
+  int sender_of(const Id& id) const;
+  int tag_of(const Id& id) const;
+  HeaderId header_id_of(const Id& id) const;
+  // Sends the header, or checks that the receiver knows it.
+  void announce(const Id& id, const std::vector<at::Tensor>& tensors);
+  const TensorHeader& header_for_receive(const Id& id);
+
+  ProcessGroup group_;
+  Layout layout_;
+  StepKind step_;
+  std::map<HeaderId, TensorHeader> headers_;
+  std::map<Id, Arriving> arriving_;
+  std::vector<Work> sends_;
+};
+
+}  // namespace cadre

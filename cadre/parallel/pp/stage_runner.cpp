@@ -1,0 +1,77 @@
+#include "cadre/parallel/pp/stage_runner.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <utility>
+
+namespace cadre {
+
+std::vector<at::Tensor> StageRunner::forward(int microbatch, const std::vector<at::Tensor>& inputs,
+                                             const Roots& roots_of) {
+  std::vector<at::Tensor> outputs = stage_.forward(inputs);
+  const std::vector<at::Tensor> roots = roots_of(outputs);
+  if (at::GradMode::is_enabled()) live_.emplace(microbatch, StageGraph(roots, inputs));
+  return outputs;
+}
+
+std::vector<at::Tensor> StageRunner::backward(int microbatch,
+                                              const std::vector<at::Tensor>& gradients) {
+  auto result = live_.at(microbatch).backward(gradients);
+  live_.erase(microbatch);
+  return result;
+}
+
+std::vector<at::Tensor> StageRunner::input_grad(int microbatch,
+                                                const std::vector<at::Tensor>& gradients) {
+  return live_.at(microbatch).input_pass(gradients);
+}
+
+void StageRunner::weight_grad(int microbatch) {
+  live_.at(microbatch).weight_pass();
+  live_.erase(microbatch);
+}
+
+void StageRunner::set_gradients_aside() {
+  aside_.clear();
+  for (const NamedTensor& parameter : stage_.parameters()) {
+    aside_.push_back(std::exchange(parameter.tensor.mutable_grad(), {}));
+  }
+}
+
+void StageRunner::reduce_grad(const ProcessGroup& replicas) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients;
+  for (const NamedTensor& parameter : stage_.parameters()) {
+    if (!parameter.tensor.requires_grad()) continue;
+    at::Tensor& gradient = parameter.tensor.mutable_grad();
+    gradient = gradient.defined() ? gradient.contiguous()
+                                  : at::zeros_like(parameter.tensor, at::MemoryFormat::Contiguous);
+    gradients.push_back(gradient);
+  }
+  if (!gradients.empty()) reduction_ = replicas.all_reduce_coalesced_async(gradients);
+}
+
+void StageRunner::finish_reduction() {
+  if (reduction_) reduction_->wait();
+  reduction_.reset();
+}
+
+void StageRunner::add_gradients_set_aside() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < aside_.size(); ++i) {
+    if (!aside_[i].defined()) continue;
+    at::Tensor& gradient = stage_.parameters()[i].tensor.mutable_grad();
+    if (gradient.defined()) aside_[i].add_(gradient);
+    gradient = aside_[i];
+  }
+  aside_.clear();
+}
+
+void StageRunner::clear() {
+  live_.clear();
+  aside_.clear();
+  reduction_.reset();
+}
+
+}  // namespace cadre

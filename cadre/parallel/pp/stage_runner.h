@@ -1,0 +1,58 @@
+// Computes the actions of one stage on this rank, and keeps of each microbatch what its backward
+// needs, from its forward to the backward or weight gradient that ends its use.
+//
+// Threads: one. Blocking: as the stage's forward(); reduce_grad() and finish_reduction() as
+// ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and of autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "cadre/comm/work.h"
+#include "cadre/group/process_group.h"
+#include "cadre/parallel/pp/pipeline_stage.h"
+#include "cadre/parallel/pp/split_backward.h"
+
+namespace cadre {
+
+class StageRunner {
+ public:
+  explicit StageRunner(PipelineStage stage) : stage_(std::move(stage)) {}
+
+  const PipelineStage& stage() const { return stage_; }
+
+  // inputs: leaves. Returns what comes out. While gradients are recorded, keeps the graph of
+  // `roots_of(outputs)`, for which backward() and input_grad() take gradients.
+  using Roots = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& outputs)>;
+  std::vector<at::Tensor> forward(int microbatch, const std::vector<at::Tensor>& inputs,
+                                  const Roots& roots_of);
+
+  // Gradients of the outputs to those of the inputs: see StageGraph.
+  std::vector<at::Tensor> backward(int microbatch, const std::vector<at::Tensor>& gradients);
+  std::vector<at::Tensor> input_grad(int microbatch, const std::vector<at::Tensor>& gradients);
+  void weight_grad(int microbatch);
+
+  // Puts the gradients of earlier steps aside, so that only those of this step are reduced.
+  void set_gradients_aside();
+  // Starts to sum the gradients over `replicas`; zeros where this rank has none.
+  void reduce_grad(const ProcessGroup& replicas);
+  void finish_reduction();
+  // Adds what was set aside.
+  void add_gradients_set_aside();
+
+  int num_live_microbatches() const { return static_cast<int>(live_.size()); }
+  // Drops all microbatches and pending reductions, after a failure.
+  void clear();
+
+ private:
+  PipelineStage stage_;
+  std::map<int, StageGraph> live_;  // by microbatch
+  std::vector<at::Tensor> aside_;   // by parameter
+  std::optional<Work> reduction_;
+};
+
+}  // namespace cadre
