@@ -58,7 +58,7 @@ def expected_collectives(size):
 
 
 def expected_losses():
-    """What examples/tensor_parallel_mlp.cpp prints: the MLP and its gradients on one process, with plain lists."""
+    """What tensor_parallel_mlp.cpp and pipeline_two_stages.cpp print: the MLP and its gradients on one process, with plain lists."""
     def weights(rows, columns):
         return [[math.sin(r * columns + c) / 2 for c in range(columns)] for r in range(rows)]
 
@@ -129,6 +129,11 @@ class Examples(unittest.TestCase):
         for size in (1, 2, 3):
             with self.subTest(size=size):
                 self.assertEqual(run("tensor_parallel_mlp", ranks=size), expected_losses())
+
+    def test_pipeline_two_stages(self):
+        for size in (1, 2):
+            with self.subTest(size=size):
+                self.assertEqual(run("pipeline_two_stages", ranks=size), expected_losses())
 
     def test_fsdp_gpt(self):
         """The same losses on any number of ranks, and an even share of the parameters on each."""

@@ -12,6 +12,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace any_page {
@@ -121,6 +122,19 @@ namespace optimizers {
 using namespace any_page;
 extern const Tensor loss;
 }  // namespace optimizers
+
+namespace pipeline_parallel {
+using any_page::world, any_page::Tensor;
+struct Half : any_page::Net {
+  explicit Half(int stage);
+};
+extern std::shared_ptr<Half> part;
+extern cadre::Pipeline pipeline;
+extern const std::vector<cadre::PipelineStage> stages;
+extern const std::vector<std::pair<Tensor, Tensor>> batches;
+extern const Tensor inputs;
+extern const int rank, size;
+}  // namespace pipeline_parallel
 
 namespace snapshots {
 using namespace any_page;
