@@ -214,13 +214,14 @@ Result<bool> NativeSocket::try_send_segment(const SharedMemory& segment) {
   }
   const int number = native->fd();
   FdMessage message;
-  cmsghdr* control = CMSG_FIRSTHDR(&message.header);
+  const msghdr& header = message.header;
+  cmsghdr* control = CMSG_FIRSTHDR(&header);
   control->cmsg_level = SOL_SOCKET;
   control->cmsg_type = SCM_RIGHTS;
   control->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(control), &number, sizeof(number));
-  const ssize_t sent = retry_interrupted(
-      [&] { return ::sendmsg(fd_.get(), &message.header, MSG_NOSIGNAL | MSG_DONTWAIT); });
+  const ssize_t sent =
+      retry_interrupted([&] { return ::sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT); });
   if (sent >= 0) return true;
   if (would_block(errno)) return false;
   return lost(errno);
@@ -229,19 +230,20 @@ Result<bool> NativeSocket::try_send_segment(const SharedMemory& segment) {
 Result<std::unique_ptr<SharedMemory>> NativeSocket::try_recv_segment() {
   CADRE_RETURN_IF_ERROR(require_unix());
   FdMessage message;
+  msghdr& header = message.header;
   const ssize_t received = retry_interrupted(
-      [&] { return ::recvmsg(fd_.get(), &message.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
+      [&] { return ::recvmsg(fd_.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC); });
   if (received == 0) return ended();
   if (received < 0 && would_block(errno)) return std::unique_ptr<SharedMemory>();
   if (received < 0) return lost(errno);
-  std::vector<Fd> fds = fds_in(message.header);
-  if ((message.header.msg_flags & MSG_CTRUNC) != 0 && fds.empty()) {
+  std::vector<Fd> fds = fds_in(header);
+  if ((header.msg_flags & MSG_CTRUNC) != 0 && fds.empty()) {
     return Error(ErrorCode::kUnavailable,
                  cadre::format("receive a segment from {}: this process has no descriptor left for "
                                "it; raise ulimit -n",
                                peer_.to_string()));
   }
-  if (fds.size() != 1 || (message.header.msg_flags & MSG_CTRUNC) != 0) {
+  if (fds.size() != 1 || (header.msg_flags & MSG_CTRUNC) != 0) {
     return Error(ErrorCode::kCorruption,
                  cadre::format(
                      "receive a segment from {}: the next byte carries {} descriptors, expected 1; "
