@@ -36,7 +36,11 @@ constexpr int kVictim = 1;
 constexpr int kWitness = 2;
 constexpr Duration kStopTimeout = seconds(1);
 // After the signal, and after the deadline when the victim is only stopped: what is promised.
+#ifdef __SANITIZE_THREAD__
+constexpr Duration kLimit = seconds(4);  // ThreadSanitizer slows every rank down several times
+#else
 constexpr Duration kLimit = seconds(2);
+#endif
 // Enough for every engine to need the victim's hands and not only its announcement.
 constexpr size_t kCount = 1 << 20;
 
