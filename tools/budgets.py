@@ -4,8 +4,9 @@
     tools/budgets.py BUILD [--check]
 
 Prints the CPU seconds of compiling with the slowest units, the seconds of each test program and the
-ten slowest tests, as recorded by tools/compile and tests/run_test.py. With --check it exits with 1 when
-a test program took more CPU seconds than its budget.
+ten slowest tests, as recorded by tools/compile and tests/run_test.py. With --check it marks each test
+program that took more CPU seconds than its budget, and exits with 1 when one took more than TOLERANCE
+times its budget: one machine may need twice the CPU seconds of another for the same work.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 
 TEXT = pathlib.Path(__file__).resolve().parent / "budgets.txt"
 NUM_SLOWEST = 10
+TOLERANCE = 2
 
 
 def read(kind):
@@ -60,7 +62,8 @@ def main():
         remark = ""
         budget = budget_of("test", path.stem)
         if options.check and record["cpu"] > budget:
-            over.append(path.stem)
+            if record["cpu"] > TOLERANCE * budget:
+                over.append(path.stem)
             remark = f"  above its budget of {budget:.0f} in tools/budgets.txt"
         print(f"  {record['wall']:6.1f}  {record['cpu']:6.1f}  {path.stem}{remark}")
     print("the slowest tests, wall seconds:")
