@@ -12,11 +12,13 @@ function(cadre_test)
   set_tests_properties(${test_NAME} PROPERTIES ${test_PROPERTIES})
   # Under a sanitizer a share of the seeds, dtypes and operations. The simulator runs one thread at a
   # time, and arithmetic, the rings' bytes and Python's peers have none that it could see; and where
-  # four or five ranks race, seven or nine show no more.
+  # four or five ranks race, seven or nine show no more. Whether the simulator finds planted defects is
+  # a property of its schedules, which no sanitizer changes.
   if(CADRE_SANITIZE MATCHES "thread")
-    set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=5 CADRE_CASES_ONE_IN=4
+    set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=5 CADRE_CASES_ONE_IN=8
         GTEST_FILTER=-*Simulator*:ReduceTest.*:*/NumericsTest.*:*/ScheduleTest.*:PackedShape.*:RingTest.*:TorchPeerTest.*:Ranks/*/7:Ranks/*/9)
   elseif(CADRE_SANITIZE)
-    set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=25 CADRE_CASES_ONE_IN=3)
+    set_property(TEST ${test_NAME} APPEND PROPERTY ENVIRONMENT CADRE_SIM_SEEDS=25 CADRE_CASES_ONE_IN=4
+        GTEST_FILTER=-PlantedBugs.*)
   endif()
 endfunction()
