@@ -29,8 +29,8 @@
 
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 

@@ -28,8 +28,7 @@ bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
 
 }  // namespace
 
-ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
-                                         std::shared_ptr<ReplicaGroup> group,
+ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters, LocatedGroup group,
                                          const Options& options)
     : GradientStorage(std::move(parameters)),
       group_(std::move(group)),
@@ -51,7 +50,7 @@ ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& l
     int64_t numel = 0;
     for (const int64_t index : bucket.parameters) numel += parameters_[index].tensor.numel();
     const at::Tensor flat =
-        group_->empty_flat(numel + (is_last ? trailer_numel_ : 0), to_scalar_type(bucket.dtype));
+        group_.empty_flat(numel + (is_last ? trailer_numel_ : 0), to_scalar_type(bucket.dtype));
     int64_t offset = 0;
     for (const int64_t index : bucket.parameters) {
       buffers.views[index] = gradient_like(parameters_[index].tensor, flat, offset);
@@ -107,7 +106,7 @@ void ReplicatedGradients::place_unused(size_t parameter) {
 }
 
 void ReplicatedGradients::launch_next() {
-  waits_.push_back(group_->all_reduce_async(buffers_.flats[num_launched_++], combination_.op));
+  waits_.push_back(group_.all_reduce_async(buffers_.flats[num_launched_++], combination_.op));
 }
 
 void ReplicatedGradients::finish_early() {
@@ -120,7 +119,7 @@ void ReplicatedGradients::finish_early() {
 
 // A blocking call, because this thread has no other work.
 void ReplicatedGradients::reduce_last() {
-  group_->all_reduce(buffers_.flats[num_launched_++], combination_.op);
+  group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }
 
 void ReplicatedGradients::settle_unused(size_t parameter, const Usage& usage) {

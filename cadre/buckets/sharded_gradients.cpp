@@ -41,7 +41,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
       unsettled_(parameters_.size()),
       witnesses_(parameters_.size()),
       refused_(parameters_,
-               {.place = format("{}, rank {}", options_.wrapper, groups_.all->rank()),
+               {.place = format("{}, rank {}", options_.wrapper, groups_.all.rank()),
                 .remedy = options_.remedy},
                [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); }) {
   first_late_unit_ = units.size() - std::min(options_.num_late_units, units.size());
@@ -80,7 +80,7 @@ void ShardedGradients::make_buckets(std::span<const std::shared_ptr<FlatParamete
     if (slots_[i].bucket != kNoBucket) continue;
     throw Error(ErrorCode::kInternal,
                 format("{}, rank {}: trained parameter {} of {} is in no unit", options_.wrapper,
-                       groups_.all->rank(), i, parameters_.size()));
+                       groups_.all.rank(), i, parameters_.size()));
   }
   std::vector<size_t> order(buckets_.size());
   for (size_t b = 0; b < order.size(); ++b) order[b] = b;
@@ -116,7 +116,7 @@ void ShardedGradients::follow(const BucketLayout& wanted) {
           format("{}, rank {}: bucket layout: its bucket {} of {} holds other parameters "
                  "than any sharded unit; it belongs to other units or bucket sizes: pass "
                  "none, and the order is learned again",
-                 options_.wrapper, groups_.all->rank(), order.size(), wanted.buckets.size()));
+                 options_.wrapper, groups_.all.rank(), order.size(), wanted.buckets.size()));
     }
     order.push_back(static_cast<size_t>(found - layout().buckets.begin()));
   }
@@ -130,7 +130,7 @@ void ShardedGradients::allocate() {
     size_t num_buckets = 0;
   };
   std::map<at::ScalarType, Need> needs;
-  const int rank = groups_.shard->rank();
+  const int rank = groups_.shard.rank();
   for (Bucket& bucket : buckets_) {
     const FlatLayout& flat = bucket.flat->layout();
     Need& need = needs[bucket.dtype];
@@ -153,10 +153,10 @@ void ShardedGradients::allocate() {
   }
   for (const auto& [dtype, need] : needs) {
     for (size_t i = 0; i < std::min(kNumBuffers, need.num_buckets); ++i) {
-      buffers_[dtype].flats.push_back(groups_.shard->empty_flat(need.numel, dtype));
+      buffers_[dtype].flats.push_back(groups_.shard.empty_flat(need.numel, dtype));
     }
   }
-  trailer_ = groups_.all->empty_flat(options_.trailer_numel, at::kFloat);
+  trailer_ = groups_.all.empty_flat(options_.trailer_numel, at::kFloat);
 }
 
 // By the last of its gradients: that is when a bucket may be reduced.
@@ -192,7 +192,7 @@ void ShardedGradients::launch_next() {
   running_.push_back({.bucket = &bucket,
                       .buffer = buffer.const_data_ptr(),
                       .output = output,
-                      .end = groups_.shard->reduce_scatter_async(output, buffer, combination_.op)});
+                      .end = groups_.shard.reduce_scatter_async(output, buffer, combination_.op)});
   if (options_.on_unit_taken) options_.on_unit_taken(bucket.unit);
 }
 
@@ -264,7 +264,7 @@ void ShardedGradients::finish_oldest() {
 
 void ShardedGradients::add_to_gradients(const Reduction& reduction) {
   const FlatLayout& layout = reduction.bucket->flat->layout();
-  const int rank = groups_.shard->rank();
+  const int rank = groups_.shard.rank();
   for (const size_t parameter : reduction.bucket->parameters) {
     const Slot& slot = slots_[parameter];
     const at::Tensor reduced =
@@ -298,7 +298,7 @@ void ShardedGradients::finish_early() {
 
 void ShardedGradients::reduce_last() {
   is_trailer_launched_ = true;
-  groups_.all->all_reduce(trailer_, combination_.op);
+  groups_.all.all_reduce(trailer_, combination_.op);
 }
 
 void ShardedGradients::settle_unused(size_t parameter, const Usage& usage) {
@@ -328,7 +328,7 @@ void ShardedGradients::abandon() {
         {.bucket = &bucket,
          .buffer = nullptr,
          .output = output,
-         .end = groups_.shard->reduce_scatter_async(output, buffer, combination_.op)});
+         .end = groups_.shard.reduce_scatter_async(output, buffer, combination_.op)});
   }
   for (const Reduction& reduction : running_) {
     if (!groups_.replicate || reduction.is_scattered) continue;
@@ -336,7 +336,7 @@ void ShardedGradients::abandon() {
     abandoned_waits_.push_back(groups_.replicate->all_reduce_async(scratch, combination_.op));
   }
   if (!std::exchange(is_trailer_launched_, true)) {
-    abandoned_waits_.push_back(groups_.all->all_reduce_async(trailer_, combination_.op));
+    abandoned_waits_.push_back(groups_.all.all_reduce_async(trailer_, combination_.op));
   }
   if (!options_.on_unit_taken) return;
   for (size_t b = first; b < buckets_.size(); ++b) options_.on_unit_taken(buckets_[b].unit);
@@ -399,7 +399,7 @@ void ShardedGradients::forget_cleared(std::optional<size_t> just_touched) {
                  "this backward() added to the local gradient of \"{}\" before that was noticed, "
                  "because it begins at no output of the wrapper. Compute the loss from what "
                  "forward() returns, or clear the gradients before the forward",
-                 options_.wrapper, groups_.all->rank(),
+                 options_.wrapper, groups_.all.rank(),
                  buckets_[slot.bucket].flat->parameters()[slot.place].name));
     }
     parameters_[i].tensor.mutable_grad().reset();

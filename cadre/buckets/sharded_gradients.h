@@ -41,17 +41,17 @@
 #include "cadre/buckets/gradient_storage.h"
 #include "cadre/buckets/refused_gradients.h"
 #include "cadre/shard/flat_parameters.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
 class CADRE_EXPORT ShardedGradients final : public GradientStorage {
  public:
   struct Groups {
-    std::shared_ptr<ReplicaGroup> all;        // which reduces the trailer
-    std::shared_ptr<ReplicaGroup> shard;      // whose ranks hold the shards; often `all` itself
-    std::shared_ptr<ReplicaGroup> replicate;  // whose ranks hold this rank's shards; may be null
+    LocatedGroup all;                       // which reduces the trailer
+    LocatedGroup shard;                     // whose ranks hold the shards; often `all` itself
+    std::optional<LocatedGroup> replicate;  // whose ranks hold this rank's shards; may be none
   };
   struct Options {
     // In which gradients are summed; default: the dtype in which autograd computes them.

@@ -17,13 +17,13 @@
 #include "cadre/base/format.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/mesh/device_mesh.h"
-#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/group_fakes.h"
 
 namespace cadre {
 namespace {
 
 using ::testing::ElementsAre;
-using testing::FakeReplicas;
+using testing::FakeGroup;
 using testing::GroupCall;
 using ::testing::HasSubstr;
 using testing::require;
@@ -40,7 +40,7 @@ struct UnitOf {
   std::vector<std::pair<std::string, int64_t>> numels;
 };
 
-Model make_model(const std::vector<UnitOf>& units, const std::shared_ptr<ReplicaGroup>& group,
+Model make_model(const std::vector<UnitOf>& units, const LocatedGroup& group,
                  const FlatParametersOptions& options = {}) {
   Model model;
   for (const UnitOf& unit : units) {
@@ -127,11 +127,10 @@ Tensor mean_over(const NamedTensor& parameter, int world_size) {
 TEST(ShardedGradients, EachRankGetsItsPartOfTheMean) {
   for (const int world_size : {1, 2, 4, 8}) {
     const auto result = run_groups(world_size, [](const ProcessGroup& world) {
-      const auto group = make_replica_group(world);
-      const Model model = make_model(kUnits, group);
+      const Model model = make_model(kUnits, world);
       std::vector<size_t> taken;
       ShardedGradients storage(
-          model.trained, model.units, {.all = group, .shard = group},
+          model.trained, model.units, {.all = world, .shard = world},
           {.trailer_numel = 3, .on_unit_taken = [&](size_t unit) { taken.push_back(unit); }});
       require(storage.num_buckets() == 2, "the frozen unit takes no part");
       require(storage.layout().to_string() == "float32:0,1;float32:2,3", "the layout");
@@ -151,9 +150,8 @@ TEST(ShardedGradients, EachRankGetsItsPartOfTheMean) {
 
 TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
-    const auto group = make_replica_group(world);
-    const Model model = make_model(kUnits, group);
-    ShardedGradients storage(model.trained, model.units, {.all = group, .shard = group},
+    const Model model = make_model(kUnits, world);
+    ShardedGradients storage(model.trained, model.units, {.all = world, .shard = world},
                              {.trailer_numel = 1});
     for (const NamedTensor& parameter : model.trained) {
       Tensor tensor = parameter.tensor;
@@ -174,12 +172,11 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   for (const int num_shards : {2, 4}) {
     const auto result = run_groups(2 * num_shards, [num_shards](const ProcessGroup& world) {
       const DeviceMesh mesh(world, {{"replicate", 2}, {"shard", num_shards}});
-      const auto shard = make_replica_group(mesh.group("shard"));
-      const auto replicate = make_replica_group(mesh.group("replicate"));
-      const auto all = make_replica_group(world);
+      const auto shard = mesh.group("shard");
+      const auto replicate = mesh.group("replicate");
       const Model model = make_model(kUnits, shard);
       ShardedGradients storage(model.trained, model.units,
-                               {.all = all, .shard = shard, .replicate = replicate},
+                               {.all = world, .shard = shard, .replicate = replicate},
                                {.trailer_numel = 1});
       const auto expect_passes = [&](int num_passes) {
         for (int pass = 1; pass <= num_passes; ++pass) {
@@ -218,9 +215,8 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
 // bfloat16 has 8 bits: 256 + 1 would be 256 again.
 TEST(ShardedGradients, LowPrecisionGradientsAreSummedInFullPrecision) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
-    const auto group = make_replica_group(world);
-    const Model model = make_model(kUnits, group, {.compute_dtype = torch::kBFloat16});
-    ShardedGradients storage(model.trained, model.units, {.all = group, .shard = group},
+    const Model model = make_model(kUnits, world, {.compute_dtype = torch::kBFloat16});
+    ShardedGradients storage(model.trained, model.units, {.all = world, .shard = world},
                              {.reduce_dtype = torch::kFloat, .trailer_numel = 1});
     for (int pass = 1; pass <= 2; ++pass) {
       for (const NamedTensor& parameter : model.trained) {
@@ -239,9 +235,8 @@ TEST(ShardedGradients, LowPrecisionGradientsAreSummedInFullPrecision) {
 
 TEST(ShardedGradients, TheReductionMayHaveThePrecisionOfTheGradients) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
-    const auto group = make_replica_group(world);
-    const Model model = make_model(kUnits, group, {.compute_dtype = torch::kBFloat16});
-    ShardedGradients storage(model.trained, model.units, {.all = group, .shard = group},
+    const Model model = make_model(kUnits, world, {.compute_dtype = torch::kBFloat16});
+    ShardedGradients storage(model.trained, model.units, {.all = world, .shard = world},
                              {.trailer_numel = 1});
     for (const NamedTensor& parameter : model.trained) {
       Tensor tensor = parameter.tensor;
@@ -258,9 +253,8 @@ TEST(ShardedGradients, TheReductionMayHaveThePrecisionOfTheGradients) {
 
 TEST(ShardedGradients, AnUnusedParameterContributesZerosAndIsSettledLater) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
-    const auto group = make_replica_group(world);
-    const Model model = make_model({{{{"a", 40}, {"b", 40}}}}, group);
-    ShardedGradients storage(model.trained, model.units, {.all = group, .shard = group},
+    const Model model = make_model({{{{"a", 40}, {"b", 40}}}}, world);
+    ShardedGradients storage(model.trained, model.units, {.all = world, .shard = world},
                              {.trailer_numel = 1});
     for (const bool has_gradient : {false, true}) {
       const double before = has_gradient ? 5 : 0;
@@ -298,7 +292,8 @@ TEST(ShardedGradients, AnUnusedParameterContributesZerosAndIsSettledLater) {
 
 TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
-    const auto replicas = std::make_shared<FakeReplicas>(world);
+    const FakeGroup fake(world);
+    const auto replicas = fake.group();
     const Model model =
         make_model({{{{"a", 40}}}, {{{"b", 80}, {"c", 1}}}, {{{"d", 160}}}}, replicas);
     ShardedGradients storage(model.trained, model.units, {.all = replicas, .shard = replicas},
@@ -307,12 +302,15 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
     storage.learn(std::vector<int64_t>{2, 3, 1, 0});
     require(storage.layout().to_string() == "float32:3;float32:1,2;float32:0", "the order");
     require(storage.bucket_of(0) == 2 && storage.bucket_of(2) == 1, "by parameter");
-    replicas->log.clear();
+    fake.clear_log();
     set_gradients(model, world.rank());
     run_pass(storage, {});
-    require(replicas->log == std::vector<std::string>{"reduce_scatter 96", "reduce_scatter 64",
-                                                      "reduce_scatter 32", "all_reduce 1"},
-            "reduced in this order: " + replicas->log[0] + ", " + replicas->log[1]);
+    const std::vector<std::string> log = fake.log();
+    require(log == std::vector<std::string>{"reduce_scatter(avg, float32 x 96)",
+                                            "reduce_scatter(avg, float32 x 64)",
+                                            "reduce_scatter(avg, float32 x 32)",
+                                            "all_reduce(avg, float32 x 1)"},
+            "reduced in this order: " + log.at(0) + ", " + log.at(1));
     require_shards(model, world.rank(),
                    [](const NamedTensor& parameter) { return mean_over(parameter, 2); });
 
@@ -332,9 +330,8 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
 // Those of the last units are reduced at the end of backward, however early they are ready.
 TEST(ShardedGradients, BucketsOfLateUnitsStayLast) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
-    const auto replicas = make_replica_group(world);
-    const Model model = make_model({{{{"a", 4}}}, {{{"b", 8}}}, {{{"c", 1}}}}, replicas);
-    ShardedGradients storage(model.trained, model.units, {.all = replicas, .shard = replicas},
+    const Model model = make_model({{{{"a", 4}}}, {{{"b", 8}}}, {{{"c", 1}}}}, world);
+    ShardedGradients storage(model.trained, model.units, {.all = world, .shard = world},
                              {.trailer_numel = 1, .num_late_units = 1});
     require(storage.num_eager_buckets() == 2, "one is late");
     storage.learn(std::vector<int64_t>{2, 1, 0});
@@ -347,16 +344,17 @@ TEST(ShardedGradients, BucketsOfLateUnitsStayLast) {
 // Two buffers serve all buckets, and the third launch waits for the first reduction.
 TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
-    const auto replicas = std::make_shared<FakeReplicas>(world);
+    const FakeGroup fake(world);
+    const auto replicas = fake.group();
     const Model model = make_model(
         {{{{"a", 40}}}, {{{"b", 40}}}, {{{"c", 40}}}, {{{"d", 40}}}, {{{"e", 40}}}}, replicas);
-    replicas->num_allocated = 0;
+    fake.clear_log();
     ShardedGradients storage(model.trained, model.units, {.all = replicas, .shard = replicas},
                              {.trailer_numel = 1});
-    require(replicas->num_allocated == 3, "two buffers and the trailer");
-    replicas->on_call = [](GroupCall& call) {
-      if (call.kind == GroupCall::Kind::kReduceScatterAsync) {
-        testing::delay(call);
+    require(fake.num_allocated() == 3, "two buffers and the trailer");
+    fake.on_call = [&fake](GroupCall& call) {
+      if (call.kind == OpKind::kReduceScatter) {
+        fake.delay(call);
       } else {
         call.pass_on();
       }
@@ -372,38 +370,45 @@ TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
 // The ranks of a replicate group belong to different shard groups, of which one may have failed:
 // its rank calls the same operations as the others until they learn of the failure.
 TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
-  const auto shard = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(2));
-  const auto replicate = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(2));
-  const auto all = std::make_shared<FakeReplicas>(std::make_shared<testing::PeersFormula>(4));
-  const Model model = make_model({{{{"a", 40}}}, {{{"b", 80}}}, {{{"c", 300}}}}, shard);
-  ShardedGradients storage(model.trained, model.units,
-                           {.all = all, .shard = shard, .replicate = replicate},
-                           {.trailer_numel = 1});
-  set_gradients(model, 0);
-  run_pass(storage, {});
-  const std::vector<std::string> expected = std::exchange(replicate->log, {});
-  ASSERT_EQ(expected.size(), 3);
-  for (const int failing : {1, 2, 3}) {
-    int number = 0;
-    shard->on_call = [&](GroupCall& call) {
+  std::vector<std::string> expected;
+  for (const int failing : {0, 1, 2, 3}) {
+    const FakeGroup shard(std::make_shared<testing::PeersFormula>(2));
+    const FakeGroup replicate(std::make_shared<testing::PeersFormula>(2));
+    const FakeGroup all(std::make_shared<testing::PeersFormula>(4));
+    const auto shards = shard.group();
+    const Model model = make_model({{{{"a", 40}}}, {{{"b", 80}}}, {{{"c", 300}}}}, shards);
+    ShardedGradients storage(model.trained, model.units,
+                             {.all = all.group(), .shard = shards, .replicate = replicate.group()},
+                             {.trailer_numel = 1});
+    shard.on_call = [failing, number = 0](GroupCall& call) mutable {
       call.pass_on();
-      if (call.kind == GroupCall::Kind::kReduceScatterAsync && ++number == failing) {
-        call.wait = [] { throw Error(ErrorCode::kPeerLost, "rank 1 has died"); };
+      if (call.kind == OpKind::kReduceScatter && ++number == failing) {
+        throw Error(ErrorCode::kPeerLost, "rank 1 has died");
       }
     };
     set_gradients(model, 0);
-    EXPECT_THAT(testing::failure_of([&] { run_pass(storage, {}); }), HasSubstr("rank 1 has died"));
-    storage.abandon();
-    storage.settle_abandoned();
-    EXPECT_EQ(std::exchange(replicate->log, {}), expected) << "scatter " << failing << " fails";
+    replicate.clear_log();
+    if (failing == 0) {
+      run_pass(storage, {});
+    } else {
+      EXPECT_THAT(testing::failure_of([&] { run_pass(storage, {}); }),
+                  HasSubstr("rank 1 has died"));
+      storage.abandon();
+      static_cast<void>(testing::failure_of([&] { storage.settle_abandoned(); }));
+    }
+    replicate.group().barrier();  // runs what was issued and not waited for
+    std::vector<std::string> log = replicate.log();
+    log.pop_back();
+    if (failing == 0) expected = log;
+    ASSERT_EQ(expected.size(), 3);
+    EXPECT_EQ(log, expected) << "scatter " << failing << " fails";
   }
 }
 
 TEST(ShardedGradients, ALocalGradientThatIsNoticedTooLateIsRefused) {
   const auto result = run_groups(1, [](const ProcessGroup& world, std::string& output) {
-    const auto group = make_replica_group(world);
-    const Model model = make_model({{{{"a", 40}, {"b", 40}}}}, group);
-    ShardedGradients storage(model.trained, model.units, {.all = group, .shard = group},
+    const Model model = make_model({{{{"a", 40}, {"b", 40}}}}, world);
+    ShardedGradients storage(model.trained, model.units, {.all = world, .shard = world},
                              {.trailer_numel = 1, .wrapper = "DistributedDataParallel"});
     set_gradients(model, 0);
     storage.keep_local(0);

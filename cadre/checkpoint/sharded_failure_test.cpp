@@ -296,8 +296,8 @@ TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
     const DeviceMesh mesh(group, {{"shard", 2}});
     const auto flat = std::make_shared<FlatParameters>(
-        std::vector<NamedTensor>{{"w", torch::ones({64}).requires_grad_()}},
-        make_replica_group(group), FlatParametersOptions{.keep_full = true});
+        std::vector<NamedTensor>{{"w", torch::ones({64}).requires_grad_()}}, group,
+        FlatParametersOptions{.keep_full = true});
     SnapshotParts parts;
     parts.parameters = {part_of(flat->parameter_shards(mesh, "shard").at(0))};
     parts.buffers = {whole_tensor("b", torch::ones({3}))};

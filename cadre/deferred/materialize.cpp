@@ -100,7 +100,7 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 }
 
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
-                      ReplicaGroup& group) {
+                      const LocatedGroup& group) {
   if (group.rank() == root) {
     materialize_tensors(caller, tensors);
   } else {

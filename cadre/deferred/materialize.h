@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "cadre/base/types.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
@@ -20,6 +20,6 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 // Rank `root`'s values everywhere: it alone computes those of deferred tensors. Memory: all of the
 // tensors, and on the root what their operations use.
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
-                      ReplicaGroup& group);
+                      const LocatedGroup& group);
 
 }  // namespace cadre

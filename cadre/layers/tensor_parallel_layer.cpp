@@ -5,8 +5,8 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/mesh/layout.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/replica_check.h"
-#include "cadre/wrap/replica_group.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
@@ -106,12 +106,11 @@ void TensorParallelLayer::refuse_copy_if_parallelized() const {
 void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
                 std::string_view caller) {
   if (group.world_size() == 1) return;
-  const auto replicas = make_replica_group(group);
   const std::vector<NamedTensor> parameters = distinct_parameters(module);
   const std::vector<NamedTensor> buffers = distinct_buffers(module);
-  check_replicas_match(caller, {.parameters = parameters, .buffers = buffers}, *replicas);
-  broadcast_tensors(parameters, 0, *replicas);
-  broadcast_tensors(buffers, 0, *replicas);
+  check_replicas_match(caller, {.parameters = parameters, .buffers = buffers}, group);
+  broadcast_tensors(parameters, 0, group);
+  broadcast_tensors(buffers, 0, group);
 }
 
 }  // namespace cadre

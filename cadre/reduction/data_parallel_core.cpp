@@ -17,7 +17,7 @@
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/reducer.h"
 #include "cadre/wrap/autograd_hooks.h"
-#include "cadre/wrap/located_replicas.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/parameter_watch.h"
 #include "cadre/wrap/replica_check.h"
 
@@ -25,7 +25,7 @@ namespace cadre {
 
 namespace {
 
-// The parts of a step, as LocatedReplicas names them.
+// The parts of a step, as LocatedGroup names them.
 constexpr std::string_view kInForward = "its forward {}, which begins with rank 0's buffers";
 constexpr std::string_view kInBackward = "the backward() after its forward {}";
 constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
@@ -34,27 +34,27 @@ constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
 // the same size are told apart.
 constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
+std::string name_of(const torch::nn::Module* module, const DataParallelOptions& options) {
+  if (module != nullptr) return module->name();
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: the module is null; make it first, for example with "
+                     "std::make_shared<Net>()",
+                     options.wrapper));
+}
+
 }  // namespace
 
 DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
-                                   std::shared_ptr<ReplicaGroup> group, DataParallelOptions options,
+                                   const ProcessGroup& group, DataParallelOptions options,
                                    const MakeGradientStorage& make_storage)
-    : options_(std::move(options)) {
-  if (!module || !group) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: the {} is null; make it first, for example with {}", options_.wrapper,
-                       module ? "group" : "module",
-                       module ? "cadre::init_process_group()" : "std::make_shared<Net>()"));
-  }
+    : group_(group, {.wrapper = options.wrapper, .module = name_of(module.get(), options)}),
+      wrapper_{.name = options.wrapper,
+               .component = options.component,
+               .module = module->name(),
+               .rank = group.rank()},
+      options_(std::move(options)) {
   if (options_.broadcast_parameters) materialize(*module);
-  wrapper_ = {.name = options_.wrapper,
-              .component = options_.component,
-              .module = module->name(),
-              .rank = group->rank()};
-  group_ = std::make_shared<LocatedReplicas>(
-      std::move(group),
-      LocatedReplicas::Owner{.wrapper = wrapper_.name, .module = wrapper_.module});
-  if (group_->world_size() > 1 || !options_.is_idle_alone) start(module, make_storage);
+  if (group_.world_size() > 1 || !options_.is_idle_alone) start(module, make_storage);
 }
 
 void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& module,
@@ -65,10 +65,10 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
   });
   check_not_wrapped(parameters);
   const std::vector<NamedTensor> buffers = distinct_buffers(*module);
-  const uint64_t number = check_replicas_match(wrapper_.name, {parameters, buffers}, *group_);
+  const uint64_t number = check_replicas_match(wrapper_.name, {parameters, buffers}, group_);
   wrapper_.number = static_cast<uint32_t>(number % kGotOtherBuffers);
-  if (options_.broadcast_parameters) broadcast_tensors(parameters, /*root=*/0, *group_);
-  broadcast_tensors(buffers, /*root=*/0, *group_);
+  if (options_.broadcast_parameters) broadcast_tensors(parameters, /*root=*/0, group_);
+  broadcast_tensors(buffers, /*root=*/0, group_);
   if (!buffers.empty()) {
     sent_buffers_.push_back({"", at::empty({1}, at::kLong)});
     sent_buffers_.insert(sent_buffers_.end(), buffers.begin(), buffers.end());
@@ -86,7 +86,7 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
   std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
   watch_ = std::make_unique<ParameterWatch>(module);  // a storage may give parameters new memory
   reducer_ = std::make_unique<Reducer>(std::move(storage), group_, wrapper_, options_.weighting);
-  group_->enter({kInBackward, num_forwards_});
+  group_.enter({kInBackward, num_forwards_});
 }
 
 DataParallelCore::~DataParallelCore() = default;
@@ -100,9 +100,9 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   reducer_->begin_forward(last_num_samples());
   check_unchanged();
   if (num_no_sync_ > 0) return;
-  group_->enter({kInForward, ++num_forwards_});
+  group_.enter({kInForward, ++num_forwards_});
   if (options_.broadcast_buffers && is_training) broadcast_buffers();
-  group_->enter({kInBackward, num_forwards_});
+  group_.enter({kInBackward, num_forwards_});
 }
 
 // If rank 0 has sent the buffers of another wrapper, all ranks throw in the next pass: if this rank
@@ -111,7 +111,7 @@ void DataParallelCore::broadcast_buffers() {
   if (sent_buffers_.empty()) return;
   int64_t& sent_number = sent_buffers_[0].tensor.mutable_data_ptr<int64_t>()[0];
   sent_number = wrapper_.number;
-  broadcast_tensors(sent_buffers_, /*root=*/0, *group_);
+  broadcast_tensors(sent_buffers_, /*root=*/0, group_);
   if (sent_number != wrapper_.number) reducer_->set_got_other_buffers();
 }
 
@@ -182,7 +182,7 @@ void DataParallelCore::reduce_gradients() {
 }
 
 double DataParallelCore::mean_over_ranks(double value) {
-  if (group_->world_size() == 1) return value;
+  if (group_.world_size() == 1) return value;
   const auto weight = static_cast<double>(last_num_samples());
   const at::Tensor sums = at::empty({2 + kTrailerNumel}, at::kDouble);
   const at::Tensor trailer = sums.narrow(0, 2, kTrailerNumel);
@@ -190,9 +190,9 @@ double DataParallelCore::mean_over_ranks(double value) {
   double* values = sums.mutable_data_ptr<double>();
   values[0] = weight == 0 ? 0 : weight * value;  // the mean over no samples may be NaN
   values[1] = weight;
-  group_->enter({kInMean, num_forwards_});
-  group_->all_reduce(sums, ReduceOp::kSum);
-  group_->enter({kInBackward, num_forwards_});
+  group_.enter({kInMean, num_forwards_});
+  group_.all_reduce(sums, ReduceOp::kSum);
+  group_.enter({kInBackward, num_forwards_});
   if (trailer_needs_attention(trailer)) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("{}: the ranks are in "

@@ -20,8 +20,8 @@
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/reduction/agreement/wrapper.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group.h"
 #include "cadre/wrap/sample_weight.h"
 
 namespace torch::nn {
@@ -31,7 +31,6 @@ class Module;
 namespace cadre {
 
 class GradientStorage;
-class LocatedReplicas;
 class ParameterWatch;
 class Reducer;
 
@@ -56,15 +55,15 @@ struct DataParallelOptions {
 // parameters that require grad. `group`: of all ranks; it adds to an error where in the step this
 // rank was. Collective.
 using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
-    std::vector<NamedTensor> trained, const std::shared_ptr<ReplicaGroup>& group)>;
+    std::vector<NamedTensor> trained, const LocatedGroup& group)>;
 
 class CADRE_EXPORT DataParallelCore {
  public:
   // Checks that the replicas match, then copies rank 0's parameters and buffers to all. Parameters
-  // registered under two names count once. Throws kInvalidArgument for a null module or group, and
+  // registered under two names count once. Throws kInvalidArgument for a null module, and
   // for a parameter that another wrapper reduces.
   DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
-                   std::shared_ptr<ReplicaGroup> group, DataParallelOptions options,
+                   const ProcessGroup& group, DataParallelOptions options,
                    const MakeGradientStorage& make_storage);
   ~DataParallelCore();
   DataParallelCore(const DataParallelCore&) = delete;
@@ -96,7 +95,7 @@ class CADRE_EXPORT DataParallelCore {
   int64_t last_num_samples() const;
   void check_not_wrapped(std::span<const NamedTensor> parameters) const;
 
-  std::shared_ptr<LocatedReplicas> group_;
+  LocatedGroup group_;
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;

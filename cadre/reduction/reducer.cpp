@@ -26,8 +26,8 @@ std::vector<at::Tensor> tensors_of(std::span<const NamedTensor> parameters) {
 
 }  // namespace
 
-Reducer::Reducer(std::unique_ptr<GradientStorage> storage, std::shared_ptr<ReplicaGroup> group,
-                 Wrapper wrapper, GradientWeighting weighting)
+Reducer::Reducer(std::unique_ptr<GradientStorage> storage, LocatedGroup group, Wrapper wrapper,
+                 GradientWeighting weighting)
     : storage_(std::move(storage)),
       parameters_(tensors_of(storage_->parameters())),
       group_(std::move(group)),
@@ -170,12 +170,12 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   }
   const int64_t num_accumulated = local_.take_samples();
   if (weighting_ == GradientWeighting::kSamples) {
-    const auto weight = agree_on_weight(
-        *group_, {.num_accumulated = num_accumulated, .of_forwards = pass_.samples});
+    const auto weight =
+        agree_on_weight(group_, {.num_accumulated = num_accumulated, .of_forwards = pass_.samples});
     if (!weight) refuse_no_samples(*wrapper_);
     pass_.weight = *weight;
   } else {
-    pass_.weight = equal_weight(*group_);
+    pass_.weight = equal_weight(group_);
   }
   // If all weights are equal the sum is divided once, instead of scaling each gradient before it.
   const bool is_equal = pass_.weight.is_equal_on_all;
@@ -237,7 +237,7 @@ void Reducer::finish_pass() {
   storage_->reduce_last();
   if (trailer_needs_attention(storage_->trailer())) {
     const Attention news = attention(/*gave_up=*/false);
-    group_->all_reduce(news.counts(), ReduceOp::kSum);
+    group_.all_reduce(news.counts(), ReduceOp::kSum);
     settle(news);
   } else {
     forgive_left_behind(pass_.newest_forward);
@@ -279,7 +279,7 @@ TrailerWord Reducer::trailer_word(bool has_news) const {
 }
 
 Attention Reducer::attention(bool gave_up) const {
-  Attention attention(parameters_.size(), wrapper_, group_->world_size());
+  Attention attention(parameters_.size(), wrapper_, group_.world_size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (contributes(i)) attention.set_used(i);
     if (is_frozen(i)) attention.set_frozen(i);
@@ -330,8 +330,8 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
 
 // All ranks left out equally many forwards, but these may belong to different steps.
 void Reducer::log_left_behind_once(int32_t count) {
-  if (std::exchange(left_behind_are_logged_, true) || group_->rank() != 0) return;
-  group_->log_sink().write(
+  if (std::exchange(left_behind_are_logged_, true) || group_.rank() != 0) return;
+  group_.log_sink().write(
       LogLevel::kWarning, wrapper_->component,
       format("forwards were left behind without backward on all ranks count={} step={} "
              "module=\"{}\" effect=\"if the ranks left out different steps, each later step "
@@ -344,7 +344,7 @@ void Reducer::log_left_behind_once(int32_t count) {
 // counts, so all of them gather the flags and throw.
 void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (attention.num_frozen(i) == 0 || attention.num_frozen(i) == group_->world_size()) continue;
+    if (attention.num_frozen(i) == 0 || attention.num_frozen(i) == group_.world_size()) continue;
     const at::Tensor flags = gather_flags({static_cast<uint8_t>(is_frozen(i) ? 1 : 0)});
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -358,7 +358,7 @@ void Reducer::log_unused_once(const Attention& attention) {
   if (unused_are_logged_) return;
   std::vector<int64_t> unused;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (attention.num_frozen(i) == 0 && attention.num_users(i) < group_->world_size()) {
+    if (attention.num_frozen(i) == 0 && attention.num_users(i) < group_.world_size()) {
       unused.push_back(static_cast<int64_t>(i));
     }
   }
@@ -367,13 +367,13 @@ void Reducer::log_unused_once(const Attention& attention) {
   std::vector<uint8_t> is_used;
   for (const int64_t i : unused) is_used.push_back(contributes(i) ? 1 : 0);
   const at::Tensor flags = gather_flags(is_used);
-  if (group_->rank() != 0) return;
+  if (group_.rank() != 0) return;
   std::string names;
   const int64_t num_named = std::min<int64_t>(kMaxNamesInLog, flags.size(1));
   for (int64_t k = 0; k < num_named; ++k) {
     names += format("{}{} ({})", k == 0 ? "" : "; ", names_[unused[k]], ranks_text(flags, k, 0));
   }
-  group_->log_sink().write(
+  group_.log_sink().write(
       LogLevel::kWarning, wrapper_->component,
       format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter keeps "
              "its gradient where no rank used it; where some did, the others count as zero\"",
@@ -384,9 +384,9 @@ at::Tensor Reducer::gather_flags(const std::vector<uint8_t>& own) {
   const auto num_flags = static_cast<int64_t>(own.size());
   const at::Tensor mine = at::empty({num_flags}, at::kByte);
   std::copy(own.begin(), own.end(), mine.mutable_data_ptr<uint8_t>());
-  const at::Tensor all = at::empty({group_->world_size() * num_flags}, at::kByte);
-  group_->all_gather(all, mine);
-  return all.view({group_->world_size(), num_flags});
+  const at::Tensor all = at::empty({group_.world_size() * num_flags}, at::kByte);
+  group_.all_gather(all, mine);
+  return all.view({group_.world_size(), num_flags});
 }
 
 // The other ranks are in this pass and wait for this one. It issues the remaining operations
@@ -401,7 +401,7 @@ void Reducer::abandon_pass() noexcept {
     }
     storage_->abandon();
     const Attention news = attention(/*gave_up=*/true);
-    wait_for_abandoned_ = group_->all_reduce_async(news.counts(), ReduceOp::kSum);
+    wait_for_abandoned_ = group_.all_reduce_async(news.counts(), ReduceOp::kSum);
     ledger_.end_pass(pass_.newest_forward);  // for the others it has ended, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
@@ -426,7 +426,7 @@ void Reducer::learn_layout() {
   }
   const at::Tensor agreed = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
   std::copy(order.begin(), order.end(), agreed.mutable_data_ptr<int64_t>());
-  group_->broadcast(agreed, /*root=*/0);
+  group_.broadcast(agreed, /*root=*/0);
   storage_->learn({agreed.const_data_ptr<int64_t>(), order.size()});
 }
 

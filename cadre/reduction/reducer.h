@@ -40,7 +40,7 @@
 #include "cadre/reduction/agreement/local_gradients.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/wrap/autograd_hooks.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/sample_weight.h"
 
 namespace cadre {
@@ -49,8 +49,8 @@ class Reducer {
  public:
   // Reduces the gradients of the storage's parameters, which are the same on all ranks of the
   // group.
-  Reducer(std::unique_ptr<GradientStorage> storage, std::shared_ptr<ReplicaGroup> group,
-          Wrapper wrapper, GradientWeighting weighting);
+  Reducer(std::unique_ptr<GradientStorage> storage, LocatedGroup group, Wrapper wrapper,
+          GradientWeighting weighting);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -120,7 +120,7 @@ class Reducer {
   std::unique_ptr<GradientStorage> storage_;
   std::vector<at::Tensor> parameters_;  // the storage's
   std::vector<std::string> names_;
-  std::shared_ptr<ReplicaGroup> group_;
+  LocatedGroup group_;
   // Shared with the hooks of outputs, which may outlive this and then name it in an error.
   std::shared_ptr<const Wrapper> wrapper_;
   bool got_other_buffers_ = false;

@@ -44,15 +44,14 @@ at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
 
 }  // namespace
 
-FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
-                               std::shared_ptr<ReplicaGroup> group, Options options)
+FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, LocatedGroup group,
+                               Options options)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
       dtype_(dtype_of(parameters_)),
-      layout_(numels_of(parameters_), group_ ? group_->world_size() : 1,
+      layout_(numels_of(parameters_), group_.world_size(),
               {.of_shards = alignment(), .of_tensors = options_.alignment}) {
-  if (!group_) refuse("FlatParameters", "the group is null; make it first");
   if (parameters_.empty()) {
     refuse("FlatParameters", "there are no parameters; leave out a set without any");
   }
@@ -65,7 +64,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters,
   make_memory();
   take_over_parameters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int rank = group_->rank().value;
+    const int rank = group_.rank().value;
     const int64_t size = layout_.range(i, rank).size();
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
@@ -88,7 +87,7 @@ FlatParameters::~FlatParameters() {
 }
 
 void FlatParameters::check_parameters() const {
-  const std::string what = format("sharding {}, rank {}", options_.name, group_->rank());
+  const std::string what = format("sharding {}, rank {}", options_.name, group_.rank());
   check_shardable(what, parameters_, {.shard = dtype_, .compute = compute_dtype()});
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
@@ -99,20 +98,20 @@ void FlatParameters::check_parameters() const {
            "ShardForm::kGathered without keep_full, or leave out the files");
   }
   const int group_size = options_.reshard_group ? options_.reshard_group->world_size() : 1;
-  if (group_->world_size() % group_size != 0) {
+  if (group_.world_size() % group_size != 0) {
     refuse(what, format("the group to reshard onto has {} ranks, which does not divide the {} "
                         "ranks that own shards",
-                        group_size, group_->world_size()));
+                        group_size, group_.world_size()));
   }
 }
 
 bool FlatParameters::shares_memory() const {
   if (is_mapped() || options_.files || compute_dtype() != dtype_) return false;
-  return options_.keep_full || group_->world_size() == 1;
+  return options_.keep_full || group_.world_size() == 1;
 }
 
 at::Tensor FlatParameters::own_part_of(const at::Tensor& whole) const {
-  return whole.narrow(0, group_->rank().value * layout_.shard_numel(), layout_.shard_numel());
+  return whole.narrow(0, group_.rank().value * layout_.shard_numel(), layout_.shard_numel());
 }
 
 // Whole pages also if this group cannot map its shards, because another group with the same layout
@@ -126,13 +125,13 @@ int64_t FlatParameters::alignment() const {
 
 void FlatParameters::map_memory() {
   if (!options_.fence->prepare(group_) || layout_.numel() == 0) return;
-  parts_ = group_->map_parts(layout_.shard_numel(), compute_dtype());
+  parts_ = group_.map_parts(layout_.shard_numel(), compute_dtype());
 }
 
 void FlatParameters::make_memory() {
   flat_ = GuardedStorage(layout_.numel(), compute_dtype());
   if (keeps_buffer()) {
-    buffer_ = is_mapped() ? parts_->whole() : group_->empty_flat(layout_.numel(), compute_dtype());
+    buffer_ = is_mapped() ? parts_->whole() : group_.empty_flat(layout_.numel(), compute_dtype());
     flat_.set_memory(buffer_);
   }
   const bool is_own_part = is_mapped() && compute_dtype() == dtype_;
@@ -140,15 +139,14 @@ void FlatParameters::make_memory() {
   shard_ = is_own_part       ? parts_->own()
            : shares_memory() ? own_part_of(buffer_).variable_data()
            : options_.files  ? options_.files->zeros(layout_.shard_numel(), dtype_)
-                             : group_->empty_flat(layout_.shard_numel(), dtype_);
+                             : group_.empty_flat(layout_.shard_numel(), dtype_);
   if (compute_dtype() != dtype_ && !options_.files) {
-    sent_ =
-        is_mapped() ? parts_->own() : group_->empty_flat(layout_.shard_numel(), compute_dtype());
+    sent_ = is_mapped() ? parts_->own() : group_.empty_flat(layout_.shard_numel(), compute_dtype());
   }
 }
 
 void FlatParameters::take_over_parameters() {
-  const int rank = group_->rank().value;
+  const int rank = group_.rank().value;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     const int64_t numel = layout_.numel(i);
@@ -174,7 +172,7 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
                       .mesh = mesh,
                       .placements = {mesh.axes().size(), Replicate()},
                       .flat_axis = flat_axis,
-                      .range = layout_.range(i, group_->rank().value),
+                      .range = layout_.range(i, group_.rank().value),
                       .values = values_[i],
                       .parameter = parameters_[i].tensor,
                       .fence = options_.keep_full ? nullptr : options_.fence,
@@ -192,7 +190,7 @@ void FlatParameters::check_in_place() const {
         parameter.storage_offset() == layout_.offset(i) && parameter.numel() == layout_.numel(i)) {
       continue;
     }
-    refuse(format("{}, rank {}", options_.name, group_->rank()),
+    refuse(format("{}, rank {}", options_.name, group_.rank()),
            format("\"{}\" has been given other memory since it was sharded, by set_data(), by "
                   "to() of its module or by another wrapper or optimizer. Change it before it is "
                   "sharded, and shard it once",
@@ -215,7 +213,7 @@ at::Tensor FlatParameters::gather_input() {
 }
 
 void FlatParameters::refuse_use(const std::string& problem) const {
-  refuse(format("{}, rank {}", options_.name, group_->rank()), problem);
+  refuse(format("{}, rank {}", options_.name, group_.rank()), problem);
 }
 
 void FlatParameters::unshard_async() {
@@ -246,7 +244,7 @@ void FlatParameters::start_gather() {
   if (!buffer_.defined()) buffer_ = options_.pool->take(layout_.numel(), compute_dtype());
   try {
     wait_ = state_ == State::kOnGroup ? options_.reshard_group->all_gather_async(buffer_, part_)
-                                      : group_->all_gather_async(buffer_, gather_input());
+                                      : group_.all_gather_async(buffer_, gather_input());
   } catch (...) {
     drop_gather();
     throw;
@@ -265,7 +263,7 @@ void FlatParameters::wait_unsharded() {
   } catch (const Error& error) {
     drop_gather();
     throw error.with_context(
-        format("gathering the parameters {}, rank {}", options_.name, group_->rank()));
+        format("gathering the parameters {}, rank {}", options_.name, group_.rank()));
   } catch (...) {
     drop_gather();
     throw;
@@ -315,7 +313,7 @@ void FlatParameters::check_unwritten() const {
                      "one rank would get. Write to the shards inside a cadre::ShardUpdate, hold "
                      "summon_full_params() and write back, or choose ShardForm::kGathered; go on "
                      "from the last snapshot",
-                     options_.name, group_->rank()));
+                     options_.name, group_.rank()));
 }
 
 void FlatParameters::guard_writes() {

@@ -113,14 +113,8 @@ TEST(GradientTools, TakeAModelWhoseGradientsAreWhole) {
 
 // Of a wrapper with a group, as DistributedDataParallel: its rank 0 warns for all.
 struct GroupedModel : WholeModel {
-  struct Group {
-    int rank() const { return own_rank; }
-    LogSink& log_sink() { return log; }
-    int own_rank;
-    LogLines& log;
-  };
-  const auto& replica_group() const { return group; }
-  std::shared_ptr<Group> group;
+  const ProcessGroup& process_group() const { return group; }
+  ProcessGroup group;
 };
 
 TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
@@ -139,21 +133,24 @@ TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(log_of_group->get(), lines);
 
-  LogLines log;
-  for (const int rank : {0, 1}) {
-    GroupedModel model;
-    model.group = std::make_shared<GroupedModel::Group>(GroupedModel::Group{rank, log});
-    model.net->weight.mutable_grad() = torch::full_like(model.net->weight, kNan);
-    EXPECT_FALSE(check_gradients_finite(model, {.policy = NonFinitePolicy::kSkip}));
-  }
-  EXPECT_THAT(log.get(), lines);
+  const auto log_of_wrapped = std::make_shared<LogLines>();
+  const auto wrapped = run_groups(
+      2,
+      [](const ProcessGroup& group, std::string&) {
+        GroupedModel model{{}, group};
+        model.net->weight.mutable_grad() = torch::full_like(model.net->weight, kNan);
+        EXPECT_FALSE(check_gradients_finite(model, {.policy = NonFinitePolicy::kSkip}));
+      },
+      log_of_wrapped);
+  EXPECT_TRUE(wrapped.ok()) << wrapped.failures();
+  EXPECT_THAT(log_of_wrapped->get(), lines);
 }
 
 // As a list they are tensors like others, and the result would be that of one rank's shards.
 TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
   run([](const ProcessGroup& group) {
-    const FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}},
-                              make_replica_group(group), {.name = "of unit \"u\" of Wrapper"});
+    const FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}}, group,
+                              {.name = "of unit \"u\" of Wrapper"});
     const std::vector<Tensor> leaves = {torch::ones({2}), flat.values(0)};
     for (const Tensor& leaf : leaves) leaf.mutable_grad() = torch::ones_like(leaf);
     const std::string what = cadre::format(

@@ -19,7 +19,7 @@
 #include "cadre/shard/sharded_optimizer.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/seeds.h"
-#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/group_fakes.h"
 
 namespace cadre {
 namespace {
@@ -169,15 +169,13 @@ TEST(MappedParameters, AReaderWaitsForTheLastOwner) {
 TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     const Tensor weight = parameter_of(torch::arange(5000, torch::kFloat));
-    const auto replicas = std::make_shared<testing::FakeReplicas>(group);
-    replicas->on_call = [&](testing::GroupCall& call) {
+    const testing::FakeGroup fake(group);
+    fake.on_call = [&](testing::GroupCall& call) {
       call.pass_on();
       // Before it has written to the memory.
-      if (call.kind == testing::GroupCall::Kind::kMapParts && group.rank() == 1) {
-        nap(group, milliseconds(20));
-      }
+      if (call.kind == OpKind::kAllocate && group.rank() == 1) nap(group, milliseconds(20));
     };
-    FlatParameters flat({{"weight", weight}}, replicas, {.form = ShardForm::kMapped});
+    FlatParameters flat({{"weight", weight}}, fake.group(), {.form = ShardForm::kMapped});
     flat.unshard_async();
     flat.wait_unsharded();
     require(torch::equal(weight, torch::arange(5000, torch::kFloat)), "the values");
@@ -205,8 +203,7 @@ TEST(MappedParameters, OfEveryDtypeFillWholePagesAndNoMore) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
       const Tensor weight = parameter_of(torch::ones({100}, dtype));
-      FlatParameters flat({{"weight", weight}}, make_replica_group(group),
-                          {.form = ShardForm::kMapped});
+      FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
       require(flat.is_mapped(), "they are mapped");
       const auto bytes = static_cast<size_t>(flat.layout().shard_numel()) * weight.element_size();
       require(bytes == MappedParts::kPageBytes, std::to_string(bytes) + " bytes of a rank");
@@ -218,9 +215,7 @@ TEST(MappedParameters, OfEveryDtypeFillWholePagesAndNoMore) {
 TEST(MappedParameters, LieInPagesOfTheirOwners) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     const Tensor weight = parameter_of(torch::arange(5000, torch::kFloat));
-    const auto replicas = make_replica_group(group);
-    FlatParameters flat({{"weight", weight}}, replicas,
-                        {.form = ShardForm::kMapped, .alignment = 3});
+    FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped, .alignment = 3});
     require(flat.layout().shard_numel() == 3 * 1024, "whole pages, and a multiple of 3");
     require(!flat.is_unsharded(), "not before they are unsharded");
     flat.unshard_async();
@@ -279,10 +274,9 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
       },
       TransportChoice::kTcp);
   EXPECT_TRUE(result.ok()) << result.failures();
-  const FlatParameters flat(
-      {{"weight", parameter_of(torch::ones({4}))}},
-      std::make_shared<testing::FakeReplicas>(std::make_shared<testing::PeersFormula>(2)),
-      {.form = ShardForm::kMapped});
+  const FlatParameters flat({{"weight", parameter_of(torch::ones({4}))}},
+                            testing::FakeGroup(std::make_shared<testing::PeersFormula>(2)).group(),
+                            {.form = ShardForm::kMapped});
   EXPECT_FALSE(flat.is_mapped());
 }
 
@@ -292,8 +286,7 @@ TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
       2,
       [](const ProcessGroup& group) {
         const Tensor weight = parameter_of(torch::arange(2500, torch::kFloat));
-        FlatParameters flat({{"weight", weight}}, make_replica_group(group),
-                            {.form = ShardForm::kMapped});
+        FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
         require(!flat.is_mapped(), "gathered");
         flat.unshard_async();
         flat.wait_unsharded();
@@ -325,8 +318,7 @@ TEST(MappedParameters, LeaveNothingBehindAlsoWhenTensorsOutliveTheGroup) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto rank = static_cast<size_t>(group.rank());
     kept[rank] = parameter_of(torch::arange(3000, torch::kFloat));
-    FlatParameters flat({{"weight", kept[rank]}}, make_replica_group(group),
-                        {.form = ShardForm::kMapped});
+    FlatParameters flat({{"weight", kept[rank]}}, group, {.form = ShardForm::kMapped});
     flat.unshard_async();
     flat.wait_unsharded();
   });

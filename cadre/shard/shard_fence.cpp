@@ -26,19 +26,19 @@ std::vector<std::shared_ptr<ShardFence>> fences_of(std::span<const ParameterShar
 
 }  // namespace
 
-bool ShardFence::prepare(const std::shared_ptr<ReplicaGroup>& group) {
+bool ShardFence::prepare(const LocatedGroup& group) {
   if (is_writing_) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("{}: parameters cannot be sharded during an update; do it before", where()));
   }
-  if (group_ && (group_->world_size() != group->world_size() || group_->rank() != group->rank())) {
+  if (group_ && (group_->world_size() != group.world_size() || group_->rank() != group.rank())) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("ShardFence: one update cannot write parameters of two groups, rank {} of "
                        "{} and rank {} of {}; use a fence for each group",
-                       group_->rank(), group_->world_size(), group->rank(), group->world_size()));
+                       group_->rank(), group_->world_size(), group.rank(), group.world_size()));
   }
   if (group_) return true;
-  versions_ = group->map_parts(kWordsOfPage, at::kLong);
+  versions_ = group.map_parts(kWordsOfPage, at::kLong);
   if (versions_) group_ = group;
   return versions_.has_value();
 }

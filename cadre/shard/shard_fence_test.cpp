@@ -34,7 +34,7 @@ TEST(ShardFence, ThrowTheSameSentencesAsGatheredOnesWhereTheyAreNotThere) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
       const Tensor weight = parameter_of(torch::ones({40, 30}));
-      FlatParameters flat({{"weight", weight}}, make_replica_group(group), {.form = form});
+      FlatParameters flat({{"weight", weight}}, group, {.form = form});
       std::vector<std::string> texts;
       const auto touch = [&] {
         const std::string failure = failure_of([&] { weight.sum(); });
@@ -158,11 +158,10 @@ TEST(ShardFence, AnUpdateThatIsNotFinishedIsCorruption) {
 
 TEST(ShardFence, ForgetsParametersThatAreGone) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    const auto replicas = make_replica_group(group);
     const auto fence = std::make_shared<ShardFence>();
     const auto make = [&](const std::string& name) {
       return std::make_unique<FlatParameters>(
-          std::vector<NamedTensor>{{"weight", parameter_of(torch::ones({4}))}}, replicas,
+          std::vector<NamedTensor>{{"weight", parameter_of(torch::ones({4}))}}, group,
           FlatParametersOptions{.form = ShardForm::kMapped, .name = name, .fence = fence});
     };
     auto gone = make("of unit a");
@@ -185,9 +184,8 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
     fence->begin_update();
     require_in(failure_of([&] { fence->begin_update(); }), "inside of another one");
     require_in(failure_of([&] { training.evaluate(0); }), "are used during an update");
-    const auto replicas = make_replica_group(group);
     require_in(failure_of([&] {
-                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, replicas,
+                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, group,
                                      {.form = ShardForm::kMapped, .fence = fence});
                }),
                "cannot be sharded during an update");
@@ -199,14 +197,13 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
     unit.reshard();
     require_in(failure_of([&] { unit.make_private(); }), "needs the whole parameters");
     require_in(failure_of([&] {
-                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, replicas,
+                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, group,
                                      {.form = ShardForm::kMapped, .keep_full = true});
                }),
                "choose one of them");
     const ProcessGroup alone = *group.split({.color = group.rank()});
     require_in(failure_of([&] {
-                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}},
-                                     make_replica_group(alone),
+                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, alone,
                                      {.form = ShardForm::kMapped, .fence = fence});
                }),
                "a fence for each group");
@@ -249,8 +246,7 @@ TEST(ShardFence, ABackwardThroughAForwardBeforeAStepIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     // Too small for rank 1 to own any of it.
     const Tensor weight = parameter_of(torch::ones({3}));
-    FlatParameters flat({{"weight", weight}}, make_replica_group(group),
-                        {.form = ShardForm::kMapped});
+    FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
     flat.unshard_async();
     flat.wait_unsharded();
     const Tensor loss = (weight * weight).sum();

@@ -17,7 +17,7 @@
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/sharded_optimizer.h"
 #include "cadre/testing/ranks.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 
 namespace cadre::testing {
 
@@ -76,7 +76,6 @@ class ShardedTraining {
 
   ShardedTraining(const ProcessGroup& group, Options options)
       : group_(group), options_(std::move(options)) {
-    const auto replicas = make_replica_group(group);
     options_.flat.fence = std::make_shared<ShardFence>();
     for (size_t i = 0; i + 1 < options_.widths.size(); ++i) {
       weights.push_back(numbers({options_.widths[i + 1], options_.widths[i]}, 0.3));
@@ -84,7 +83,7 @@ class ShardedTraining {
       FlatParametersOptions flat = options_.flat;
       flat.name = "of unit " + std::to_string(i);
       units.push_back(std::make_unique<FlatParameters>(
-          std::vector<NamedTensor>{{"weight", weights[i]}, {"bias", biases[i]}}, replicas, flat));
+          std::vector<NamedTensor>{{"weight", weights[i]}, {"bias", biases[i]}}, group, flat));
     }
     std::vector<torch::Tensor> leaves;
     for (const auto& unit : units) {

@@ -9,13 +9,23 @@ std::vector<std::string> FakeCalls::log() const {
   return log_;
 }
 
+void FakeCalls::clear_log() {
+  const std::lock_guard lock(mutex_);
+  log_.clear();
+}
+
 Status FakeCalls::run(FakePeers& peers, const FakeRank& self, const OpContext& op,
                       const Collective& collective) {
+  const OpDescriptor called = OpDescriptor::from_fingerprint(op.fingerprint());
   {
     const std::lock_guard lock(mutex_);
-    log_.push_back(OpDescriptor::from_fingerprint(op.fingerprint()).to_string());
+    log_.push_back(called.to_string());
   }
-  FakeCall call{.rank = self.rank, .number = op.number, .collective = collective, .pass_on = {}};
+  FakeCall call{.rank = self.rank,
+                .number = op.number,
+                .called = called.kind,
+                .collective = collective,
+                .pass_on = {}};
   call.pass_on = [&] { return peers.run(self, op, call.collective); };
   return on_call_(call);
 }

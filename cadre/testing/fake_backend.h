@@ -24,6 +24,7 @@ namespace cadre::testing {
 struct FakeCall {
   const Rank rank;                  // that calls it
   const uint64_t number;            // of the group's collectives, from 1
+  const OpKind called;              // kAllocate, if the collective serves an allocation
   Collective collective;            // may be changed before it is passed on
   std::function<Status()> pass_on;  // runs it with the peers, as it is by then
 };
@@ -42,14 +43,18 @@ class FakeCalls {
   //   fail    return Error(...);
   explicit FakeCalls(OnCall on_call) : on_call_(std::move(on_call)) {}
 
+  // What runs in place of each collective from now on. REQUIRES: the groups have no pending
+  // operations.
+  void set_on_call(OnCall on_call) { on_call_ = std::move(on_call); }
   // "all_reduce(sum, float32 x 12)", in the order of the calls.
   std::vector<std::string> log() const;
+  void clear_log();
   // The body of a fake engine.
   Status run(FakePeers& peers, const FakeRank& self, const OpContext& op,
              const Collective& collective);
 
  private:
-  const OnCall on_call_ = [](FakeCall& call) { return call.pass_on(); };
+  OnCall on_call_ = [](FakeCall& call) { return call.pass_on(); };
   mutable std::mutex mutex_;
   std::vector<std::string> log_;
 };

@@ -82,7 +82,7 @@ void report(const std::exception& error) {
 void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
                       os::PendingSignal& stop, os::System& system) {
   train::Config config;
-  train::on_all_ranks(*make_replica_group(world),
+  train::on_all_ranks(world,
                       [&] { config = train::load_config(command.config_path, command.overrides); });
   at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
   train::Trainer trainer(
@@ -115,7 +115,7 @@ int run_plan(const CommandLine& command) {
 
 int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os::System& system) {
   train::Config config;
-  train::on_all_ranks(*make_replica_group(world),
+  train::on_all_ranks(world,
                       [&] { config = train::load_config(command.config_path, command.overrides); });
   const VerifyReport report = train::verify_config(
       config, command.request, {.world = world, .system = system, .print = print});

@@ -30,7 +30,7 @@ void with_common_errors(const std::function<void()>& run) {
   }
 }
 
-void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare) {
+void on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare) {
   std::optional<Error> own;
   try {
     prepare();
@@ -40,16 +40,16 @@ void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare) 
   const at::Tensor mine = at::empty({kNumFields}, at::kLong);
   mine.mutable_data_ptr<int64_t>()[0] = own ? static_cast<int64_t>(own->code()) : kNoError;
   mine.mutable_data_ptr<int64_t>()[1] = own ? static_cast<int64_t>(own->message().size()) : 0;
-  const at::Tensor gathered = at::empty({kNumFields * replicas.world_size()}, at::kLong);
-  replicas.all_gather(gathered, mine);
+  const at::Tensor gathered = at::empty({kNumFields * world.world_size()}, at::kLong);
+  world.all_gather_into_tensor(gathered, mine);
   const auto* fields = gathered.const_data_ptr<int64_t>();
-  for (int rank = 0; rank < replicas.world_size(); ++rank, fields += kNumFields) {
+  for (int rank = 0; rank < world.world_size(); ++rank, fields += kNumFields) {
     if (fields[0] == kNoError) continue;
     const at::Tensor text = at::empty({fields[1]}, at::kByte);
-    if (replicas.rank() == rank) {
+    if (world.rank() == rank) {
       std::memcpy(text.mutable_data_ptr(), own->message().data(), own->message().size());
     }
-    replicas.broadcast(text, rank);
+    world.broadcast(text, {.root = rank});
     const std::string message(static_cast<const char*>(text.const_data_ptr()),
                               static_cast<size_t>(fields[1]));
     throw CommonError(Error(static_cast<ErrorCode>(fields[0]), message));

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "cadre/base/error.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/group/process_group.h"
 
 namespace cadre::train {
 
@@ -26,6 +26,6 @@ void with_common_errors(const std::function<void()>& run);
 
 // Runs `prepare` on every rank. If it throws an Error on some ranks, every rank throws the error of
 // the lowest of these. REQUIRES: `prepare` contains no collective.
-void on_all_ranks(ReplicaGroup& replicas, const std::function<void()>& prepare);
+void on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare);
 
 }  // namespace cadre::train

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include "cadre/train/tasks/task.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 namespace {
@@ -20,7 +19,7 @@ std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const Process
 }
 
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
-                    ReplicaGroup& replicas) {
+                    const ProcessGroup& world) {
   const torch::NoGradGuard no_grad;
   double loss = 0;
   double num_right = 0;
@@ -36,7 +35,7 @@ Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_o
     }
   }
   const at::Tensor sums = torch::tensor({loss, num_right, num_samples}, torch::kFloat64);
-  replicas.all_reduce(sums, ReduceOp::kSum);
+  world.all_reduce(sums);
   const auto* values = sums.const_data_ptr<double>();
   Evaluation evaluation{.loss = values[0] / values[2], .bigram_entropy = task.bigram_entropy()};
   if (task.is_classification()) evaluation.accuracy = values[1] / values[2];

@@ -11,9 +11,7 @@
 #include "cadre/group/process_group.h"
 #include "cadre/train/models/model.h"
 
-namespace cadre {
-class ReplicaGroup;
-}
+namespace cadre {}
 
 namespace cadre::train {
 
@@ -31,6 +29,6 @@ std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const Process
 // Each rank computes its share of the samples. All ranks have the same result, and every rank calls
 // `infer` equally often.
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
-                    ReplicaGroup& replicas);
+                    const ProcessGroup& world);
 
 }  // namespace cadre::train

@@ -62,8 +62,7 @@ class Single final : public Strategy {
 // ddp, and the base of zero1 and zero2.
 class Replicated : public Strategy {
  public:
-  template <typename Group>
-  Replicated(const std::shared_ptr<Model>& model, const Group& group,
+  Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,
              const DistributedDataParallelOptions& options)
       : model_(model, group, options) {}
 
@@ -107,7 +106,7 @@ std::unique_ptr<ZeroCore> make_core(const DistributedDataParallel<Model>& model)
   std::vector<NamedTensor> parameters;
   for (auto& [name, tensor] : parameters_of(*model.module())) parameters.push_back({name, tensor});
   auto core = std::make_unique<ZeroCore>(kOptimizerName, std::move(parameters),
-                                         model.replica_group(), ZeroOptions{});
+                                         model.process_group(), ZeroOptions{});
   core->adopt(model.module()->parameters());
   return core;
 }
@@ -255,19 +254,18 @@ void check_strategy(const ParallelConfig& config, int world_size) {
 
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
-                                        const StrategyGroups& groups,
+                                        const ProcessGroup& world,
                                         std::optional<BucketLayout> layout) {
   if (config.strategy == "single") return std::make_unique<Single>(model);
-  if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, groups.world, config);
+  if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, world, config);
   if (config.strategy == "hsdp") {
-    const DeviceMesh mesh(groups.world, hybrid_axes(config, groups.world.world_size()));
+    const DeviceMesh mesh(world, hybrid_axes(config, world.world_size()));
     return std::make_unique<FullySharded>(model, mesh, config);
   }
   DistributedDataParallelOptions options = {.layout = std::move(layout)};
-  if (config.strategy == "ddp")
-    return std::make_unique<Replicated>(model, groups.replicas, options);
+  if (config.strategy == "ddp") return std::make_unique<Replicated>(model, world, options);
   if (config.strategy == "zero2") options.gradients = GradientPlacement::kSharded;
-  return std::make_unique<DividedOptimizer>(model, groups.world, options);
+  return std::make_unique<DividedOptimizer>(model, world, options);
 }
 
 double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,

@@ -21,7 +21,6 @@
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/optimizer.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 
@@ -66,11 +65,6 @@ class Strategy {
 // Whether each process holds only a shard of the parameters: fsdp and hsdp.
 bool shards_parameters(const ParallelConfig& config);
 
-struct StrategyGroups {
-  ProcessGroup world;
-  std::shared_ptr<ReplicaGroup> replicas;  // of the same ranks, for ddp
-};
-
 // Throws kInvalidArgument for a strategy that does not suit the number of processes, and if the
 // folder of offload does not exist. Local.
 void check_strategy(const ParallelConfig& config, int world_size);
@@ -78,7 +72,7 @@ void check_strategy(const ParallelConfig& config, int world_size);
 // REQUIRES: check_strategy(). layout: that of the snapshot from which the run resumes.
 std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
                                         const std::shared_ptr<Model>& model,
-                                        const StrategyGroups& groups,
+                                        const ProcessGroup& world,
                                         std::optional<BucketLayout> layout);
 
 // A strategy's forward, within the contexts that it needs, such as autocast.

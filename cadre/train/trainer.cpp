@@ -32,23 +32,21 @@ Trainer::Trainer(const Config& config, TrainerContext context)
       run_path_(config.run.folder + "/" + config.run.name),
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
-  if (!context_.replicas) context_.replicas = make_replica_group(context_.world);
-  const StrategyGroups groups = {.world = context_.world, .replicas = context_.replicas};
-  on_all_ranks(*groups.replicas, [this] { prepare(); });
+  on_all_ranks(context_.world, [this] { prepare(); });
   with_common_errors([this] { make_loaders(); });
-  strategy_ = make_strategy(config_.parallel, model_, groups,
+  strategy_ = make_strategy(config_.parallel, model_, context_.world,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
   optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
   if (resumption_) {
-    resumption_->restore(*strategy_, *optimizer_, groups.world);
+    resumption_->restore(*strategy_, *optimizer_, context_.world);
   } else if (shards_parameters(config_.parallel)) {
     with_common_errors([this] { load_weights(); });
   }
-  on_all_ranks(*groups.replicas, [this] {
+  on_all_ranks(context_.world, [this] {
     if (is_first_rank()) open_run_folder();
   });
-  snapshot_writer_ =
-      std::make_unique<SnapshotWriter>(snapshots_, groups, *strategy_, config_.parallel.strategy);
+  snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
+                                                      config_.parallel.strategy);
   if (resumption_) {
     for (const std::string& remark : resumption_->remarks()) print_line(remark);
   }
@@ -71,7 +69,7 @@ void Trainer::prepare() {
   const TrainState& state = resumption_->state();
   first_step_ = step_ = saved_step_ = state.step;
   best_held_out_loss_ = state.best_held_out_loss;
-  resumption_->restore_generator(context_.replicas->rank());
+  resumption_->restore_generator(context_.world.rank());
 }
 
 void Trainer::make_loaders() {
@@ -185,7 +183,7 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   const auto count = static_cast<double>(num_samples);
   const at::Tensor sums = torch::tensor(
       {mean_loss * count, count, context_.stop_is_requested() ? 1.0 : 0.0}, torch::kFloat64);
-  context_.replicas->all_reduce(sums, ReduceOp::kSum);
+  context_.world.all_reduce(sums);
   const auto* values = sums.const_data_ptr<double>();
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
@@ -213,7 +211,7 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
 void Trainer::evaluate() {
   model_->eval();
   result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
-                                     *held_out_loader_, *context_.replicas);
+                                     *held_out_loader_, context_.world);
   model_->train();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   if (!config_.run.keep_best) return;
@@ -277,9 +275,9 @@ TrainState Trainer::state() {
 
 std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   const at::Tensor own = at::detail::getDefaultCPUGenerator().get_state();
-  const int world_size = context_.replicas->world_size();
+  const int world_size = context_.world.world_size();
   const at::Tensor all = torch::empty({world_size * own.numel()}, torch::kByte);
-  context_.replicas->all_gather(all, own);
+  context_.world.all_gather_into_tensor(all, own);
   return all.view({world_size, own.numel()}).unbind();
 }
 

@@ -33,7 +33,6 @@
 #include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/strategy.h"
 #include "cadre/train/tasks/task.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre::train {
 
@@ -42,8 +41,6 @@ class Model;
 // The environment of a trainer; main() makes it for a process, tests for a thread.
 struct TrainerContext {
   ProcessGroup world;
-  // The group in which ddp reduces gradients; null: make_replica_group(world).
-  std::shared_ptr<ReplicaGroup> replicas = {};
   os::System& system;
   std::function<Duration()> time_in_communication;  // so far
   std::function<bool()> stop_is_requested;          // on this rank; all ranks stop if one is

@@ -20,8 +20,8 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/verify/user_errors.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/replica_check.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 namespace {
@@ -197,10 +197,7 @@ class ReferenceRecorder {
  public:
   ReferenceRecorder(const ProcessGroup& world, const VerificationProgram& program,
                     const VerificationOptions& options)
-      : options_(options),
-        world_(world),
-        agreement_(world, options.step_timeout),
-        replicas_(make_replica_group(world)) {
+      : options_(options), world_(world), agreement_(world, options.step_timeout) {
     const Status made = as_status([&] {
       training_ = program.make_reference();
       if (world.rank() == 0 && !is_all_given(options.bounds) && has_float32(*training_)) {
@@ -209,12 +206,12 @@ class ReferenceRecorder {
     });
     agree(made);
     parameters_ = training_->parameters();
-    check_replicas_match(kVerifier, {.parameters = parameters_, .buffers = {}}, *replicas_);
+    check_replicas_match(kVerifier, {.parameters = parameters_, .buffers = {}}, world_);
     for (NamedTensor& parameter : parameters_) {
       run_.names.push_back(parameter.name);
       parameter.tensor = parameter.tensor.detach().clone();
     }
-    broadcast_tensors(parameters_, 0, *replicas_);
+    broadcast_tensors(parameters_, 0, world_);
     choose_bounds();
     if (!options.bounds.parameters && has_float32(*training_)) {
       perturbed_.emplace(*training_, parameters_);
@@ -277,7 +274,7 @@ class ReferenceRecorder {
       parameters = copies(parameters_);
     }
     send(loss, gradients, bounds);
-    broadcast_tensors(parameters, 0, *replicas_);
+    broadcast_tensors(parameters, 0, world_);
     ReferenceStep& recorded = run_.steps.emplace_back();
     recorded.loss = loss;
     recorded.loss_bound = bounds.loss;
@@ -332,7 +329,7 @@ class ReferenceRecorder {
       of_gradients[2 * i] = gradients[i].tensor.defined() ? 1 : 0;
       of_gradients[2 * i + 1] = bounds.gradients[i];
     }
-    replicas_->broadcast(head, 0);
+    world_.broadcast(head);
     loss = values[0];
     bounds.loss = values[1];
     std::vector<NamedTensor> sent;
@@ -346,7 +343,7 @@ class ReferenceRecorder {
       gradient = gradient.contiguous();
       sent.push_back(gradients[i]);
     }
-    broadcast_tensors(sent, 0, *replicas_);
+    broadcast_tensors(sent, 0, world_);
   }
 
   static void add_gradients(ReferenceStep& recorded, const std::vector<NamedTensor>& gradients,
@@ -374,7 +371,6 @@ class ReferenceRecorder {
   const VerificationOptions& options_;
   ProcessGroup world_;
   RankAgreement agreement_;
-  std::shared_ptr<ReplicaGroup> replicas_;
   std::unique_ptr<ReferenceTraining> training_;
   std::vector<NamedTensor> parameters_;  // before the first step
   std::vector<double> gradient_bounds_;  // by parameter

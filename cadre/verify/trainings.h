@@ -141,7 +141,7 @@ class ReplicatedTraining final : public DdpTraining<Program> {
  public:
   ReplicatedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
                      const StrategyCase& strategy)
-      : DdpTraining<Program>(program, world, strategy, program->options.make_replicas(world),
+      : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
                              DistributedDataParallelOptions{}),
         optimizer_(this->model_.parameters(), program->optimizer) {}
 
@@ -160,11 +160,10 @@ class ReplicatedTraining final : public DdpTraining<Program> {
 template <typename Program>
 class ZeroTraining final : public DdpTraining<Program> {
  public:
-  // ranks: a ProcessGroup, or for zero1 a ReplicaGroup.
-  template <typename Ranks>
+  // group: of the same ranks, in which the wrapper communicates.
   ZeroTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
-               const StrategyCase& strategy, const Ranks& ranks)
-      : DdpTraining<Program>(program, world, strategy, ranks, options_of(strategy)),
+               const StrategyCase& strategy, const ProcessGroup& group)
+      : DdpTraining<Program>(program, world, strategy, group, options_of(strategy)),
         has_shards_(strategy.strategy == VerifiedStrategy::kZero2),
         optimizer_(this->model_, program->optimizer) {}
 
@@ -223,19 +222,19 @@ class ShardedTraining final : public FsdpTraining<Program> {
   }
   static ShardGroups groups_of(const Program& program, const ProcessGroup& world,
                                const StrategyCase& strategy) {
-    const auto& make_replicas = program.options.make_replicas;
+    const auto& group_for = program.options.group_for;
     if (strategy.strategy == VerifiedStrategy::kFsdp) {
       ShardGroups groups = ShardGroups::of(world);
-      groups.all = make_replicas(world);
+      groups.all = group_for(world);
       return groups;
     }
     const int num_replicas = strategy.num_replicas;
     const DeviceMesh mesh(
         world, {{"replicate", num_replicas}, {"shard", world.world_size() / num_replicas}});
     ShardGroups groups = ShardGroups::of(mesh);
-    groups.all = make_replicas(mesh.joint_group({"replicate", "shard"}));
-    groups.shard = make_replicas(mesh.group("shard"));
-    groups.replicate = make_replicas(mesh.group("replicate"));
+    groups.all = group_for(mesh.joint_group({"replicate", "shard"}));
+    groups.shard = group_for(mesh.group("shard"));
+    groups.replicate = group_for(mesh.group("replicate"));
     return groups;
   }
   torch::optim::Optimizer& optimizer() override { return optimizer_; }
@@ -252,7 +251,7 @@ std::unique_ptr<SteppedTraining> make_wrapped_training(const std::shared_ptr<Pro
       return std::make_unique<ReplicatedTraining<Program>>(program, world, strategy);
     case VerifiedStrategy::kZero1:
       return std::make_unique<ZeroTraining<Program>>(program, world, strategy,
-                                                     program->options.make_replicas(world));
+                                                     program->options.group_for(world));
     case VerifiedStrategy::kZero2:
       return std::make_unique<ZeroTraining<Program>>(program, world, strategy, world);
     default:

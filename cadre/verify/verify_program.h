@@ -27,7 +27,6 @@
 #include "cadre/verify/batch_rows.h"
 #include "cadre/verify/verification.h"
 #include "cadre/verify/verified_optimizer.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
@@ -47,9 +46,11 @@ struct VerifyOptions {
   WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
   // See VerificationOptions.
   std::function<void(std::string_view)> progress = {};
-  // The group in which ddp, zero1, fsdp and hsdp communicate; tests inject faults here.
-  std::function<std::shared_ptr<ReplicaGroup>(const ProcessGroup& group)> make_replicas =
-      make_replica_group;
+  // Gets each group of ddp, zero1, fsdp and hsdp, and returns the one in which they communicate;
+  // tests inject faults here.
+  std::function<ProcessGroup(const ProcessGroup& group)> group_for = [](const ProcessGroup& group) {
+    return group;
+  };
 };
 
 // A module with the calling convention of the wrappers.

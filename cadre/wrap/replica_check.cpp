@@ -40,7 +40,8 @@ uint64_t hash_of(std::string_view text) {
   return hash.value();
 }
 
-std::string broadcast_text(const std::string& own, int64_t size, Rank root, ReplicaGroup& group) {
+std::string broadcast_text(const std::string& own, int64_t size, Rank root,
+                           const LocatedGroup& group) {
   const at::Tensor bytes = at::empty({size}, at::kByte);
   if (group.rank() == root) std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
   group.broadcast(bytes, root);
@@ -74,8 +75,8 @@ std::string first_difference(std::string_view zero, std::string_view other, int 
 }  // namespace
 
 uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
-                              ReplicaGroup& group) {
-  const uint64_t number = group.num_operations();
+                              const LocatedGroup& group) {
+  const uint64_t number = group.process_group().communicator().num_collectives();
   const std::string own = describe(tensors);
   const at::Tensor mine = at::empty({2}, at::kLong);
   mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(hash_of(own));
@@ -103,7 +104,7 @@ bool is_sent_in_place(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.nbytes() >= kLargeTensorBytes;
 }
 
-void broadcast_packed(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group) {
+void broadcast_packed(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
   const bool is_root = group.rank() == root;
   size_t first = 0;
   while (first < tensors.size()) {
@@ -149,7 +150,7 @@ void broadcast_packed(std::span<const NamedTensor> tensors, Rank root, ReplicaGr
 
 }  // namespace
 
-void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group) {
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
   const at::NoGradGuard no_grad;
   std::vector<NamedTensor> packed;
   for (const NamedTensor& named : tensors) {

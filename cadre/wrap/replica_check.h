@@ -12,8 +12,8 @@
 #include <span>
 #include <string_view>
 
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
@@ -27,9 +27,9 @@ struct ReplicaTensors {
 // is the same on all ranks, and another one for each wrapper of a group: how many operations the
 // group had run before it.
 uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
-                              ReplicaGroup& group);
+                              const LocatedGroup& group);
 
 // Rank `root`'s values everywhere, in few messages. Any dtype. Versions do not change.
-void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, ReplicaGroup& group);
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group);
 
 }  // namespace cadre

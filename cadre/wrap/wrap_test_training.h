@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "cadre/group/process_group_test_ranks.h"
+#include "cadre/wrap/group_fakes.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group_fakes.h"
 #include "cadre/wrap/wrap_test_models.h"
 
 namespace cadre::testing {
@@ -59,23 +59,25 @@ inline std::ostream& operator<<(std::ostream& out, Fault fault) {
   return out;
 }
 
-inline std::shared_ptr<FakeReplicas> faulty_replicas(const ProcessGroup& group, Fault fault) {
-  auto replicas = std::make_shared<FakeReplicas>(group);
+inline ProcessGroup faulty_group(const ProcessGroup& group, Fault fault) {
+  const FakeGroup fake(group);
   const int rank = group.rank();
-  replicas->on_call = [fault, rank, num_buckets = 0](GroupCall& call) mutable {
-    if (fault == Fault::kNoDivision && call.op == ReduceOp::kAvg) call.op = ReduceOp::kSum;
+  fake.on_call = [fault, rank, num_buckets = 0](GroupCall& call) mutable {
+    if (fault == Fault::kNoDivision && call.op() == ReduceOp::kAvg) {
+      call.reduce_with(ReduceOp::kSum);
+    }
     if (fault == Fault::kDroppedBucket && call.is_reduction_of_values() && num_buckets++ % 3 == 1) {
       return;
     }
-    if (fault == Fault::kNoInitialBroadcast && call.kind == GroupCall::Kind::kBroadcast &&
-        call.tensor.scalar_type() == at::kByte) {
+    if (fault == Fault::kNoInitialBroadcast && call.kind == OpKind::kBroadcast &&
+        call.output.scalar_type() == at::kByte) {
       // What was never received must not be, by chance, what freed memory of the root still holds.
-      if (call.root != rank) call.tensor.zero_();
+      if (call.root != rank) call.output.zero_();
       return;
     }
     call.pass_on();
   };
-  return replicas;
+  return fake.group();
 }
 
 // By parameter; undefined where there is no gradient.

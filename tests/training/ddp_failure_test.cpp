@@ -7,6 +7,8 @@
 #include <signal.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,7 +19,7 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/temporary_folder.h"
-#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/group_fakes.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 
@@ -25,7 +27,7 @@ namespace cadre {
 namespace {
 
 using std::chrono::seconds;
-using testing::FakeReplicas;
+using testing::FakeGroup;
 using testing::GroupCall;
 using testing::kLimit;
 using testing::kStopTimeout;
@@ -37,7 +39,7 @@ using torch::Tensor;
 
 // The phases of a step, in their order.
 enum class Moment {
-  kInForward,  // before it takes part in the broadcast of the buffers
+  kInForward,  // in the broadcast of the buffers
   kBeforeAnyBucket,
   kAfterTheFirstBucket,
   kAtTheLastBucket,  // the others may be in it
@@ -110,22 +112,20 @@ Tensor input_of(int rank) {
 
 // Where a rank may be disturbed, and how many buckets it has reduced.
 struct Watch {
-  explicit Watch(FakeReplicas& replicas) {
-    replicas.on_call = [this](GroupCall& call) {
-      if (call.kind == GroupCall::Kind::kBroadcast && before_broadcast) before_broadcast();
-      const bool is_asynchronous = call.kind == GroupCall::Kind::kAllReduceAsync;
-      if (is_asynchronous) call.pass_on();
+  explicit Watch(const FakeGroup& group) {
+    group.on_call = [this](GroupCall& call) {
+      if (call.kind == OpKind::kBroadcast && before_broadcast) before_broadcast();
       if (call.is_reduction_of_values()) {
         ++num_buckets;
         if (at_bucket) at_bucket();
       }
-      if (!is_asynchronous) call.pass_on();
+      call.pass_on();
     };
   }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  int num_buckets = 0;
+  std::atomic<int> num_buckets{0};
   std::function<void()> before_broadcast;
   std::function<void()> at_bucket;  // the others may be inside it
 };
@@ -134,15 +134,15 @@ struct Watch {
 struct Replica {
   Replica(RankContext& context, const Membership& membership, const std::shared_ptr<Net>& net,
           const CommunicatorOptions& options)
-      : group(testing::connect(context, membership, options)),
-        replicas(std::make_shared<FakeReplicas>(group)),
-        watch(*replicas),
-        model(net, replicas, {.bucket_caps = {.first_bytes = 256, .bytes = 1024}}) {}
+      : fake(testing::connect(context, membership, options)),
+        group(fake.group()),
+        watch(fake),
+        model(net, group, {.bucket_caps = {.first_bytes = 256, .bytes = 1024}}) {}
 
   Tensor output() { return model(input_of(group.rank())); }
 
+  FakeGroup fake;
   ProcessGroup group;
-  std::shared_ptr<FakeReplicas> replicas;
   Watch watch;
   DistributedDataParallel<Net> model;
   int buckets_per_step = 0;  // of the last checked step
@@ -177,6 +177,10 @@ void backward(RankContext& context, Replica& replica, const FailureCase& test,
   Watch& watch = replica.watch;
   const int before = watch.num_buckets;
   const auto disturb = [&](int num_buckets) {
+    // A bucket that was launched is counted when its reduction begins, in another thread.
+    for (int i = 0; i < 5000 && watch.num_buckets - before < num_buckets; ++i) {
+      testing::nap(context.system, std::chrono::milliseconds(1));
+    }
     require(watch.num_buckets - before == num_buckets,
             format("{} buckets are on their way", num_buckets));
     testing::disturb_self(context, test.signal, moment_file);
@@ -293,6 +297,8 @@ std::vector<std::string> last_seen(const FailureCase& test) {
   const std::string forward = "last seen after broadcast #N, N s ago";
   const std::string reduced = "last seen after all_reduce #N, N s ago";
   switch (test.moment) {
+    case Moment::kInForward:
+      return {"last seen in broadcast #N, PHASE, N s ago"};
     case Moment::kBeforeAnyBucket:
     case Moment::kAfterTheFirstBucket:
     case Moment::kAtTheLastBucket:

@@ -20,7 +20,7 @@
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/seeds.h"
 #include "cadre/testing/temporary_folder.h"
-#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/group_fakes.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 
@@ -105,12 +105,9 @@ class InterruptedSgd : public torch::optim::SGD {
 // One rank with its wrapper, and the places where it may be disturbed.
 struct MappedRank {
   MappedRank(RankContext& context, const Membership& membership, const CommunicatorOptions& options)
-      : group(testing::connect(context, membership, options)),
-        replicas(std::make_shared<testing::FakeReplicas>(group)) {
-    ShardGroups groups = ShardGroups::of(group);
-    groups.all = replicas;
+      : fake(testing::connect(context, membership, options)), group(fake.group()) {
     model = std::make_unique<FullyShardedDataParallel<SideNet>>(
-        net, groups,
+        net, group,
         FullyShardedDataParallelOptions{.form = ShardForm::kMapped,
                                         .wrap_policy = wrap_by_size(1)});
     require(model->form() == ShardForm::kMapped, "it is mapped");
@@ -130,15 +127,15 @@ struct MappedRank {
     if (phase == StepPhase::kWriting) optimizer->halfway = disturb;
     if (phase == StepPhase::kEndUpdate) optimizer->at_the_end = disturb;
     if (phase != StepPhase::kBeginUpdate) return;
-    replicas->on_call = [disturb](GroupCall& call) {
-      const bool is_fence = call.kind == GroupCall::Kind::kAllReduce && call.op == ReduceOp::kMax;
-      if (is_fence && call.tensor.scalar_type() == torch::kLong) disturb();
+    fake.on_call = [disturb](GroupCall& call) {
+      const bool is_fence = call.kind == OpKind::kAllReduce && call.op() == ReduceOp::kMax;
+      if (is_fence && call.input.scalar_type() == torch::kLong) disturb();
       call.pass_on();
     };
   }
 
+  testing::FakeGroup fake;
   ProcessGroup group;
-  std::shared_ptr<testing::FakeReplicas> replicas;
   std::shared_ptr<SideNet> net = std::make_shared<SideNet>();
   std::unique_ptr<FullyShardedDataParallel<SideNet>> model;
   std::unique_ptr<ShardedOptimizer<InterruptedSgd>> optimizer;

@@ -228,8 +228,7 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
         at::set_num_threads(1);
         const ProcessGroup group(testing::connect(context, membership, {}));
         Tensor weight = torch::ones({kNumel}).requires_grad_(true);
-        FlatParameters flat({{"weight", weight}}, make_replica_group(group),
-                            {.form = ShardForm::kMapped});
+        FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
         flat.unshard_async();
         flat.wait_unsharded();
         require(weight.detach().sum().item<float>() == kNumel, "it reads all of them");
@@ -264,8 +263,7 @@ TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
         at::set_num_threads(1);
         const ProcessGroup group(testing::connect(context, membership, {}));
         const Tensor weight = torch::ones({3000}).requires_grad_(true);
-        FlatParameters flat({{"weight", weight}}, make_replica_group(group),
-                            {.form = ShardForm::kMapped});
+        FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
         const std::vector<Tensor> leaves = {flat.values(0)};
         flat.values(0).mutable_grad() = torch::ones_like(flat.values(0));
         AdamW adamw(leaves);
@@ -306,7 +304,7 @@ TEST(MappedMemoryTest, OneRankThatCannotMapDecidesForAll) {
         }
         FlatParametersOptions options{.form = ShardForm::kMapped};
         options.fence = training.units[0]->fence();
-        FlatParameters flat({{"weight", weight}}, make_replica_group(group), options);
+        FlatParameters flat({{"weight", weight}}, group, options);
         require(::setrlimit(RLIMIT_AS, &before) == 0, "setrlimit");
         require(!flat.is_mapped(), "gathered on all ranks");
         flat.unshard_async();

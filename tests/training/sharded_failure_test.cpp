@@ -32,7 +32,7 @@ namespace {
 
 using std::chrono::seconds;
 using ::testing::AnyOf;
-using testing::FakeReplicas;
+using testing::FakeGroup;
 using testing::GroupCall;
 using ::testing::HasSubstr;
 using testing::kLimit;
@@ -108,15 +108,15 @@ struct Watches {
   std::function<void()> at_gather, at_reduction, at_clip, at_snapshot;
 };
 
-std::shared_ptr<ReplicaGroup> watched(const ProcessGroup& group, const Watches& watches) {
-  auto replicas = std::make_shared<FakeReplicas>(group);
-  replicas->on_call = [&watches](GroupCall& call) {
-    const bool is_value = call.tensor.defined() && call.tensor.is_floating_point();
-    if (call.is_all_gather() && is_value && watches.at_gather) watches.at_gather();
+ProcessGroup make_watched(const ProcessGroup& group, const Watches& watches) {
+  const FakeGroup fake(group);
+  fake.on_call = [&watches](GroupCall& call) {
+    const bool is_gather = call.kind == OpKind::kAllGather && call.is_of_values();
+    if (is_gather && watches.at_gather) watches.at_gather();
     if (call.is_reduction_of_values() && watches.at_reduction) watches.at_reduction();
     call.pass_on();
   };
-  return replicas;
+  return fake.group();
 }
 
 // One rank of a job under one of the wrappers.
@@ -129,8 +129,10 @@ class ShardedRank {
       replicate(strategy);
     }
   }
-  // Of axes, which an error in the constructor would leave to the destructor of the mesh.
+  // An error in the constructor would leave the groups to their destructors, which abort what other
+  // ranks still run in them.
   ~ShardedRank() {
+    for (const ProcessGroup& group : watched_) group.close();
     if (mesh_) mesh_->close();
   }
   ShardedRank(const ShardedRank&) = delete;
@@ -215,6 +217,10 @@ class ShardedRank {
     return parts;
   }
 
+  ProcessGroup watched(const ProcessGroup& group) {
+    return watched_.emplace_back(make_watched(group, watches));
+  }
+
   void shard_fully(const Strategy& strategy) {
     ShardGroups groups = ShardGroups::of(group_);
     if (strategy.num_replicas > 1) {
@@ -222,10 +228,10 @@ class ShardedRank {
                     std::vector<MeshAxis>{{"replicate", strategy.num_replicas},
                                           {"shard", group_.world_size() / strategy.num_replicas}});
       groups = ShardGroups::of(*mesh_);
-      groups.shard = watched(mesh_->group("shard"), watches);
-      groups.replicate = watched(mesh_->group("replicate"), watches);
+      groups.shard = watched(mesh_->group("shard"));
+      groups.replicate = watched(mesh_->group("replicate"));
     }
-    groups.all = watched(group_, watches);
+    groups.all = watched(group_);
     FullyShardedDataParallelOptions options = strategy.fsdp;
     options.wrap_policy = wrap_by_size(1);
     const auto model = std::make_shared<FullyShardedDataParallel<WideNet>>(net, groups, options);
@@ -246,7 +252,7 @@ class ShardedRank {
     DistributedDataParallelOptions options{.bucket_caps = {.first_bytes = 1000, .bytes = 3000}};
     if (has_shards) options.gradients = GradientPlacement::kSharded;
     const auto model =
-        std::make_shared<DistributedDataParallel<WideNet>>(net, watched(group_, watches), options);
+        std::make_shared<DistributedDataParallel<WideNet>>(net, watched(group_), options);
     const ZeroOptions zero{.bucket_cap_bytes = 3000, .wait_in_step = !has_shards};
     const auto optimizer = std::make_shared<Zero>(*model, torch::optim::AdamWOptions(0.01), zero);
     local_ = &optimizer->local_optimizer();
@@ -274,6 +280,7 @@ class ShardedRank {
 
   ProcessGroup group_;
   std::optional<DeviceMesh> mesh_;
+  std::vector<ProcessGroup> watched_;
   WatchedAdamW* local_ = nullptr;  // of the optimizer that step_ keeps
   std::function<std::vector<ParameterShard>()> shards_, shards_of_model_;
   std::function<void()> zero_grad_, clip_, step_;

@@ -18,7 +18,7 @@ namespace {
 
 using testing::Case;
 using testing::Comparison;
-using testing::FakeReplicas;
+using testing::FakeGroup;
 using testing::GroupCall;
 using testing::Model;
 using testing::ShardedCase;
@@ -53,41 +53,42 @@ std::ostream& operator<<(std::ostream& out, Plant plant) {
 
 // What is gathered before are the values of the initial broadcast.
 constexpr int kNumRightGathers = 8;
+// Of parameters. ZeroRedundancyOptimizer gathers one element for each to compare gradients.
+constexpr int64_t kMinGathered = 16;
 
 void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
   if (plant == Plant::kNoGather) {
-    call.output.view({world_size, -1})[rank].copy_(call.tensor);
+    call.output.view({world_size, -1})[rank].copy_(call.input);
     return;
   }
   // Its neighbours in the buffer change places.
   call.pass_on();
-  const auto wait = call.wait;
-  call.wait = [wait, output = call.output] {
-    wait();
-    const torch::NoGradGuard no_grad;
-    output.copy_(output.clone().roll(1));
-  };
+  call.output.copy_(call.output.clone().roll(1));
 }
 
-void inject(Plant plant, FakeReplicas& group) {
-  const int rank = group.rank();
-  const int world_size = group.world_size();
+void inject(Plant plant, const FakeGroup& group) {
+  const int rank = group.group().rank();
+  const int world_size = group.group().world_size();
   group.on_call = [=, num_gathers = 0](GroupCall& call) mutable {
     const torch::NoGradGuard no_grad;
-    const bool is_value = call.tensor.defined() && call.tensor.is_floating_point();
     if (plant == Plant::kNoReduction && call.is_reduction_of_values()) {
-      if (call.output.defined()) call.output.copy_(call.tensor.view({world_size, -1})[rank]);
+      if (call.kind == OpKind::kReduceScatter) {
+        call.output.copy_(call.input.view({world_size, -1})[rank]);
+      }
       return;
     }
-    if (plant == Plant::kNoDivision && call.op == ReduceOp::kAvg) call.op = ReduceOp::kSum;
-    const bool is_gather = call.kind == GroupCall::Kind::kAllGatherAsync && is_value;
+    if (plant == Plant::kNoDivision && call.op() == ReduceOp::kAvg) {
+      call.reduce_with(ReduceOp::kSum);
+    }
+    const bool is_gather = call.kind == OpKind::kAllGather && call.is_of_values() &&
+                           call.input.numel() >= kMinGathered;
     if (is_gather && ++num_gathers > kNumRightGathers &&
         (plant == Plant::kNoGather || plant == Plant::kMisplacedGather)) {
       return gather_wrongly(plant, call, rank, world_size);
     }
-    if (plant == Plant::kNoBroadcast && call.kind == GroupCall::Kind::kBroadcast &&
-        call.tensor.scalar_type() == at::kByte) {
-      if (call.root != rank) call.tensor.zero_();
+    if (plant == Plant::kNoBroadcast && call.kind == OpKind::kBroadcast &&
+        call.output.scalar_type() == at::kByte) {
+      if (call.root != rank) call.output.zero_();
       return;
     }
     call.pass_on();
@@ -108,7 +109,7 @@ Comparison worst_with(const Strategy& strategy, Plant plant) {
   const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
     const Training trained =
         train_under(strategy, test_case, batches, group, models[group.rank()],
-                    [plant](FakeReplicas& replicas) { inject(plant, replicas); });
+                    [plant](const FakeGroup& replicas) { inject(plant, replicas); });
     comparisons[group.rank()] = compare_with_losses(test_case.training, trained, alone);
   });
   if (!result.ok()) return {.gradients = std::numeric_limits<double>::infinity()};

@@ -115,7 +115,7 @@ inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_
 }
 
 // What a test does to the group that carries gradients and parameters.
-using Disturbance = std::function<void(FakeReplicas& group)>;
+using Disturbance = std::function<void(const FakeGroup& group)>;
 
 // The rows of one rank in one part of a step's batch.
 inline Share rows_of(const ShardedCase& test_case, size_t step, Share part,
@@ -221,11 +221,10 @@ auto with_optimizer(const ShardedCase& test_case, const Call& call) {
                             : call(std::type_identity<torch::optim::AdamW>(), adamw_options());
 }
 
-inline std::shared_ptr<ReplicaGroup> disturbed(const ProcessGroup& group,
-                                               const Disturbance& disturb) {
-  auto replicas = std::make_shared<FakeReplicas>(group);
-  disturb(*replicas);
-  return replicas;
+inline ProcessGroup disturbed(const ProcessGroup& group, const Disturbance& disturb) {
+  const FakeGroup fake(group);
+  disturb(fake);
+  return fake.group();
 }
 
 inline Training train_replicated(const Strategy& strategy, const ShardedCase& test_case,
@@ -236,9 +235,8 @@ inline Training train_replicated(const Strategy& strategy, const ShardedCase& te
   DistributedDataParallelOptions options{
       .bucket_caps = {.first_bytes = 64 * element_bytes, .bytes = 256 * element_bytes}};
   if (strategy.sharding == Sharding::kZero2) options.gradients = GradientPlacement::kSharded;
-  const std::shared_ptr<ReplicaGroup> replicas = disturb ? disturbed(group, disturb) : nullptr;
-  auto wrapper = replicas ? DistributedDataParallel<Model>(module, replicas, options)
-                          : DistributedDataParallel<Model>(module, group, options);
+  DistributedDataParallel<Model> wrapper(module, disturb ? disturbed(group, disturb) : group,
+                                         options);
   return with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
     if (strategy.sharding == Sharding::kNone) {
       O optimizer(parameters_of(*module), defaults);

@@ -15,7 +15,7 @@
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/temporary_folder.h"
 #include "cadre/train/trainer.h"
-#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/group_fakes.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 
@@ -23,7 +23,7 @@ namespace cadre::train {
 namespace {
 
 using std::chrono::seconds;
-using testing::FakeReplicas;
+using testing::FakeGroup;
 using testing::GroupCall;
 using testing::kLimit;
 using testing::kStopTimeout;
@@ -62,17 +62,15 @@ Config config_in(const std::string& folder) {
   return config;
 }
 
-// Before what the trainer itself asks for, apart from gradients. The sums are those of step 1, step
+// In what the trainer itself asks for, apart from gradients. The sums are those of step 1, step
 // 2, the evaluation after step 2, and so on.
-void disturb_self_at(TrainerMoment moment, FakeReplicas& replicas,
+void disturb_self_at(TrainerMoment moment, const FakeGroup& group,
                      const std::function<void()>& act) {
   const int due = moment == TrainerMoment::kLossSum ? 2 : 3;
-  replicas.on_call = [=, num_sums = 0](GroupCall& call) mutable {
+  group.on_call = [=, num_sums = 0](GroupCall& call) mutable {
     if (moment == TrainerMoment::kSnapshot) {
-      if (call.kind == GroupCall::Kind::kAllGather && call.tensor.scalar_type() == torch::kByte) {
-        act();
-      }
-    } else if (call.is_all_reduce() && call.tensor.scalar_type() == torch::kFloat64) {
+      if (call.kind == OpKind::kAllGather && call.input.scalar_type() == torch::kByte) act();
+    } else if (call.kind == OpKind::kAllReduce && call.input.scalar_type() == torch::kFloat64) {
       if (++num_sums == due) act();
     }
     call.pass_on();
@@ -83,15 +81,14 @@ void train_until_it_fails(RankContext& context, const Membership& membership,
                           const TrainerCase& test, const testing::TemporaryFolder& folder) {
   at::set_num_threads(1);
   const auto limit = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
-  const ProcessGroup group(testing::connect(context, membership, {.timeout = limit}));
+  const FakeGroup fake(testing::connect(context, membership, {.timeout = limit}));
+  const ProcessGroup group = fake.group();
   const int victim_pid = group.communicator().peers()[kVictim].pid;
-  const auto replicas = std::make_shared<FakeReplicas>(group);
   if (context.rank == kVictim) {
-    disturb_self_at(test.moment, *replicas,
+    disturb_self_at(test.moment, fake,
                     [&] { testing::disturb_self(context, test.signal, folder.file("moment")); });
   }
   Trainer trainer(config_in(folder.path()), {.world = group,
-                                             .replicas = replicas,
                                              .system = context.system,
                                              .time_in_communication = [] { return Duration(0); },
                                              .stop_is_requested = [] { return false; },
@@ -110,7 +107,10 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);
   const std::string rebuild = ". Remedy: rebuild the group.";
-  const std::string seen = "last seen after all_reduce #N, N s ago";
+  // The operation in which the victim acts.
+  const std::string seen =
+      format("last seen in {} #N, PHASE, N s ago",
+             test.moment == TrainerMoment::kSnapshot ? "all_gather" : "all_reduce");
   std::vector<std::string> texts;
   for (const char* operation : {"all_reduce", "all_gather"}) {
     const std::string cause =

@@ -7,6 +7,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/ddp_test_support.h"
+#include "cadre/testing/log_lines.h"
 
 namespace cadre {
 namespace {
@@ -70,9 +71,9 @@ class DdpChanges : public ::testing::TestWithParam<Change> {};
 TEST_P(DdpChanges, AreNamedAtTheNextForwardAndWrappingAgainIsRight) {
   const auto net = std::make_shared<Changeable>();
   const auto formula = std::make_shared<DdpPeers>(kWorld);
-  const auto peers = std::make_shared<FakeReplicas>(formula);
+  const FakeGroup peers(formula);
   {
-    DistributedDataParallel model{net, peers};
+    DistributedDataParallel model{net, peers.group()};
     loss_of(model(input())).backward();
     ((*net).*GetParam().make)();
     const std::string error = error_of([&] { model(input()); }, ErrorCode::kInvalidArgument);
@@ -83,7 +84,7 @@ TEST_P(DdpChanges, AreNamedAtTheNextForwardAndWrappingAgainIsRight) {
     model(input());  // evaluation reduces nothing, so it may go on
   }
   net->zero_grad();
-  DistributedDataParallel again{net, peers};
+  DistributedDataParallel again{net, peers.group()};
   loss_of(again(input())).backward();
   std::vector<Tensor> reduced;
   for (const Tensor& parameter : net->parameters()) {
@@ -103,8 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpChanges, ::testing::ValuesIn(kChanges),
 TEST(DdpChanges, AWorldOfOneTakesEveryChange) {
   for (const Change& change : kChanges) {
     const auto net = std::make_shared<Changeable>();
-    DistributedDataParallel model{
-        net, std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1))};
+    DistributedDataParallel model{net, FakeGroup(std::make_shared<PeersFormula>(1)).group()};
     ((*net).*change.make)();
     if (change.still_runs) {
       EXPECT_NO_THROW(loss_of(model(input())).backward()) << change.name;

@@ -387,7 +387,7 @@ TEST(DdpOutputs, AParameterMayBeAnOutput) {
   };
   const auto net = std::make_shared<ReturnsItsWeight>();
   const auto formula = std::make_shared<testing::DdpPeers>(2);
-  DistributedDataParallel model{net, std::make_shared<testing::FakeReplicas>(formula)};
+  DistributedDataParallel model{net, testing::FakeGroup(formula).group()};
   const auto expected = testing::local_gradients(*net, [&](Net& copy) {
     step([&](const Tensor& x) { return std::make_tuple(copy.forward(x), copy.second->weight); });
   });

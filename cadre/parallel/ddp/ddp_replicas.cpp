@@ -27,7 +27,7 @@ using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
 
 // One for each bucket that replicated gradients would have.
 FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
-                                        const std::shared_ptr<ReplicaGroup>& group,
+                                        const LocatedGroup& group,
                                         const DistributedDataParallelOptions& options) {
   const std::vector<ParameterSize> sizes = sizes_of(trained);
   if (options.layout) check_layout_fits(*options.layout, sizes);
@@ -83,15 +83,13 @@ std::vector<ParameterShard> DdpReplicas::parameter_shards() const {
   if (!shards.empty()) return shards;
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: parameter_shards() needs the option gradients = "
-                     "GradientPlacement::kSharded and a ProcessGroup; {}",
-                     core->wrapper().place(),
-                     flat_parameters.empty() ? "with replicated gradients every rank owns the "
-                                               "parameters and gradients of module() as a whole"
-                                             : "this wrapper was made with a ReplicaGroup"));
+                     "GradientPlacement::kSharded; with replicated gradients every rank owns "
+                     "the parameters and gradients of module() as a whole",
+                     core->wrapper().place()));
 }
 
 DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
-                              std::shared_ptr<ReplicaGroup> group,
+                              const ProcessGroup& group,
                               const DistributedDataParallelOptions& options) {
   const bool is_sharded = options.gradients == GradientPlacement::kSharded;
   const auto flat_parameters = std::make_shared<FlatParametersList>();
@@ -102,20 +100,19 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                                    .is_idle_alone = !is_sharded};
   MakeGradientStorage make_storage =
       [&](std::vector<NamedTensor> trained,
-          const std::shared_ptr<ReplicaGroup>& located) -> std::unique_ptr<GradientStorage> {
+          const LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
     return std::make_unique<ReplicatedGradients>(
         std::move(trained), located,
         ReplicatedGradients::Options{
             .caps = options.bucket_caps, .layout = options.layout, .trailer_numel = kTrailerNumel});
   };
   if (is_sharded) {
-    make_storage =
-        [&](std::vector<NamedTensor> trained,
-            const std::shared_ptr<ReplicaGroup>& located) -> std::unique_ptr<GradientStorage> {
+    make_storage = [&](std::vector<NamedTensor> trained,
+                       const LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
       *flat_parameters = make_flat_parameters(trained, located, options);
       return std::make_unique<ShardedGradients>(
           std::move(trained), *flat_parameters,
-          ShardedGradients::Groups{.all = located, .shard = located, .replicate = nullptr},
+          ShardedGradients::Groups{.all = located, .shard = located, .replicate = std::nullopt},
           ShardedGradients::Options{
               .layout = options.layout,
               .trailer_numel = kTrailerNumel,
@@ -131,22 +128,12 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
   }
   auto core =
       std::make_shared<DataParallelCore>(module, group, std::move(core_options), make_storage);
-  DdpReplicas replicas{.core = std::move(core),
-                       .group = std::move(group),
-                       .flat_parameters = *flat_parameters,
-                       .shards = {}};
-  // Peers that are a formula have no mesh.
-  const ProcessGroup* const ranks = replicas.group->process_group();
-  if (replicas.flat_parameters.empty() || ranks == nullptr) return replicas;
-  const DeviceMesh mesh(*ranks, {{kShardAxis, ranks->world_size()}});
+  DdpReplicas replicas{
+      .core = std::move(core), .group = group, .flat_parameters = *flat_parameters, .shards = {}};
+  if (replicas.flat_parameters.empty()) return replicas;
+  const DeviceMesh mesh(group, {{kShardAxis, group.world_size()}});
   replicas.shards = shards_of(*module, replicas.flat_parameters, mesh);
   return replicas;
-}
-
-DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
-                              const ProcessGroup& group,
-                              const DistributedDataParallelOptions& options) {
-  return make_ddp_replicas(module, make_replica_group(group), options);
 }
 
 }  // namespace cadre

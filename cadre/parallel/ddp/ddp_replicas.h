@@ -14,7 +14,7 @@
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 
 namespace torch::nn {
 class Module;
@@ -24,19 +24,15 @@ namespace cadre {
 
 struct DdpReplicas {
   std::shared_ptr<DataParallelCore> core;
-  std::shared_ptr<ReplicaGroup> group;
+  ProcessGroup group;
   std::vector<std::shared_ptr<FlatParameters>> flat_parameters;  // one for each bucket, if sharded
-  std::vector<ParameterShard> shards;  // by parameter; empty without a mesh
+  std::vector<ParameterShard> shards;                            // by parameter, if sharded
 
   CADRE_EXPORT std::vector<ParameterShard> parameter_shards() const;
 };
 
 CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                                            const ProcessGroup& group,
-                                           const DistributedDataParallelOptions& options);
-// Without the mesh that parameter_shards() names.
-CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
-                                           std::shared_ptr<ReplicaGroup> group,
                                            const DistributedDataParallelOptions& options);
 
 }  // namespace cadre

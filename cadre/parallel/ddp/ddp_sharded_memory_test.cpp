@@ -7,11 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/parallel/ddp/ddp_sharded_test.h"
-#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/group_fakes.h"
 
 namespace cadre {
 namespace {
@@ -37,17 +38,26 @@ struct Deep : nn::Module {
 
 constexpr int64_t kLayerBytes = 4 * (Deep::kWidth * Deep::kWidth + Deep::kWidth);
 
-// Reductions that end only when they are waited for, as those of a slow group do.
-std::shared_ptr<FakeReplicas> slow_replicas(const ProcessGroup& group) {
-  auto replicas = std::make_shared<FakeReplicas>(group);
-  replicas->on_call = [](GroupCall& call) {
-    if (call.kind == GroupCall::Kind::kReduceScatterAsync) {
-      testing::delay(call);
+// Whose reductions take longer than a backward.
+void slow_down(const FakeGroup& group) {
+  group.on_call = [&group](GroupCall& call) {
+    if (call.kind == OpKind::kReduceScatter) {
+      group.delay(call);
     } else {
       call.pass_on();
     }
   };
-  return replicas;
+}
+
+// Of the flat buffers: elements of float.
+std::vector<int64_t> allocated_by(const FakeGroup& group) {
+  constexpr std::string_view kBegin = "allocate_symmetric(uint8 x ";
+  std::vector<int64_t> numels;
+  for (const std::string& call : group.log()) {
+    if (!call.starts_with(kBegin)) continue;
+    numels.push_back(std::stoll(call.substr(kBegin.size())) / int64_t{sizeof(float)});
+  }
+  return numels;
 }
 
 // Full gradients exist for one bucket at a time, and the memory in which they are reduced is that
@@ -59,17 +69,14 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
   const auto result = run_groups(2, [&nets](const ProcessGroup& group) {
     const auto net = nets[group.rank()];
     const auto reference_net = nets[2 + group.rank()];
-    const auto replicas = slow_replicas(group);
+    const FakeGroup replicas(group);
+    slow_down(replicas);
     DistributedDataParallelOptions options{
         .bucket_caps = {.first_bytes = kLayerBytes, .bytes = kLayerBytes}};
     DistributedDataParallel reference{reference_net, group, options};
     options.gradients = GradientPlacement::kSharded;
-    std::vector<int64_t> allocated;
-    replicas->on_call = [&allocated, on_call = replicas->on_call](GroupCall& call) {
-      on_call(call);
-      if (call.kind == GroupCall::Kind::kEmptyFlat) allocated.push_back(call.output.numel());
-    };
-    DistributedDataParallel model{net, replicas, options};
+    DistributedDataParallel model{net, replicas.group(), options};
+    const std::vector<int64_t> allocated = allocated_by(replicas);
     require(model.flat_parameters().size() == Deep::kNumLayers, "a bucket for each layer");
     const int64_t of_layer = model.flat_parameters()[0]->layout().numel();
     require(std::ranges::count(allocated, of_layer) == Deep::kNumLayers + 2,
@@ -102,7 +109,7 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
       }
       reference_net->zero_grad();
     }
-    require(std::ssize(allocated) == Deep::kNumLayers + 2 + 1, "nothing more was allocated");
+    require(allocated_by(replicas) == allocated, "nothing more was allocated");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -128,14 +135,15 @@ TEST(DdpSharded, AllRanksReduceInOneOrder) {
   constexpr int kNumRanks = 3;
   std::vector<std::vector<std::string>> logs(kNumRanks);
   const auto result = run_groups(kNumRanks, [&logs](const ProcessGroup& group) {
-    const auto replicas = slow_replicas(group);
+    const FakeGroup replicas(group);
+    slow_down(replicas);
     const auto net = std::make_shared<Branches>();
     DistributedDataParallel model{
         net,
-        replicas,
+        replicas.group(),
         {.bucket_caps = {.first_bytes = 8, .bytes = 8}, .gradients = GradientPlacement::kSharded}};
     require(model.flat_parameters().size() == 4, "a bucket for each parameter");
-    replicas->log.clear();
+    replicas.clear_log();
     std::vector<size_t> order = {0, 1, 2, 3};
     for (int step = 0; step < 4; ++step) {
       std::ranges::rotate(order, order.begin() + (group.rank() + step) % 4);
@@ -155,7 +163,7 @@ TEST(DdpSharded, AllRanksReduceInOneOrder) {
       }
       model.zero_grad();
     }
-    logs[group.rank()] = replicas->log;
+    logs[group.rank()] = replicas.log();
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   EXPECT_GT(logs[0].size(), 4 * 5U);

@@ -430,18 +430,16 @@ TEST(DdpSteps, ForwardsLeftBehindOnAllRanksAreLoggedOnceByRankZero) {
   EXPECT_THAT(lines[0], AllOf(HasSubstr("count=1"), HasSubstr("Scale")));
 }
 
-Tensor loss_of_a_wrapper_that_ends(const std::shared_ptr<Scale>& net,
-                                   const std::shared_ptr<ReplicaGroup>& group) {
+Tensor loss_of_a_wrapper_that_ends(const std::shared_ptr<Scale>& net, const ProcessGroup& group) {
   Model model{net, group};
   return model(rows(1)).sum();
 }
 
 TEST(DdpLifetime, ABackwardAfterTheWrapperIsGoneThrows) {
-  const auto peers =
-      std::make_shared<testing::FakeReplicas>(std::make_shared<testing::DdpPeers>(2));
+  const testing::FakeGroup peers(std::make_shared<testing::DdpPeers>(2));
   const auto net = std::make_shared<Scale>();
-  const Tensor loss = loss_of_a_wrapper_that_ends(net, peers);
-  EXPECT_EQ(peers.use_count(), 1) << "a graph keeps no group";
+  const Tensor loss = loss_of_a_wrapper_that_ends(net, peers.group());
+  EXPECT_EQ(peers.num_owners(), 0) << "a graph keeps no group";
   EXPECT_THAT(testing::failure_of([&] { loss.backward({}, /*retain_graph=*/true); }),
               AllOf(HasSubstr("wrapper is gone"), HasSubstr("until backward() has returned")));
   EXPECT_FALSE(net->weight.grad().defined());
@@ -454,29 +452,28 @@ TEST(DdpLifetime, ABackwardAfterTheWrapperIsGoneThrows) {
   const Tensor x = rows(1).requires_grad_(true);
   Tensor y;
   {
-    Model model{net, peers};
+    Model model{net, peers.group()};
     y = model(x).sum();
   }
   EXPECT_TRUE(torch::equal(torch::autograd::grad({y}, {x})[0], torch::ones({4, 20}, kFloat64)));
 }
 
 TEST(DdpLifetime, NothingIsLeftOfAWrapperItsModuleAndItsGraph) {
-  const auto peers =
-      std::make_shared<testing::FakeReplicas>(std::make_shared<testing::DdpPeers>(2));
+  const testing::FakeGroup peers(std::make_shared<testing::DdpPeers>(2));
   std::weak_ptr<Scale> net;
   c10::weak_intrusive_ptr<c10::TensorImpl> weight(c10::intrusive_ptr<c10::TensorImpl>{});
   {
     const auto strong = std::make_shared<Scale>();
     net = strong;
     weight = c10::weak_intrusive_ptr<c10::TensorImpl>(strong->weight.getIntrusivePtr());
-    Tensor loss = loss_of_a_wrapper_that_ends(strong, peers);
-    Model model{strong, peers};
+    Tensor loss = loss_of_a_wrapper_that_ends(strong, peers.group());
+    Model model{strong, peers.group()};
     model(rows(1)).sum().backward();
     loss = model(rows(1)).sum();
   }
   EXPECT_TRUE(net.expired());
   EXPECT_TRUE(weight.expired());
-  EXPECT_EQ(peers.use_count(), 1);
+  EXPECT_EQ(peers.num_owners(), 0);
 }
 
 }  // namespace

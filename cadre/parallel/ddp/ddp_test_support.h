@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/wrap/replica_group_fakes.h"
+#include "cadre/wrap/group_fakes.h"
 #include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre::testing {
@@ -65,11 +65,11 @@ class DdpTest : public ::testing::Test {
  protected:
   std::shared_ptr<Net> net_ = std::make_shared<Net>();
   std::shared_ptr<DdpPeers> formula_ = std::make_shared<DdpPeers>(kWorld);
-  std::shared_ptr<FakeReplicas> peers_ = std::make_shared<FakeReplicas>(formula_);
+  FakeGroup peers_{formula_};
   // Two buckets at least: each parameter of more than 64 bytes fills one.
   DistributedDataParallelOptions options_{.bucket_caps = {.first_bytes = 64, .bytes = 64}};
 
-  DistributedDataParallel<Net> wrap() { return {net_, peers_, options_}; }
+  DistributedDataParallel<Net> wrap() { return {net_, peers_.group(), options_}; }
 };
 
 }  // namespace cadre::testing

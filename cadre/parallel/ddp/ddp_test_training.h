@@ -21,7 +21,7 @@ inline Training train_on_rank(const Case& test_case, const std::vector<Tensor>& 
   const auto element_bytes = static_cast<int64_t>(torch::elementSize(test_case.dtype));
   DistributedDataParallel model{
       module,
-      faulty_replicas(group, fault),
+      faulty_group(group, fault),
       {.weighting = is_even ? GradientWeighting::kEqual : GradientWeighting::kSamples,
        .bucket_caps = {.first_bytes = 64 * element_bytes, .bytes = 256 * element_bytes}}};
   const Share share = share_of(test_case.batch, group.rank(), group.world_size());

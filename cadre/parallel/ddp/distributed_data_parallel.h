@@ -32,7 +32,7 @@
 #include "cadre/reduction/data_parallel_module.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 
 namespace cadre {
 
@@ -56,10 +56,6 @@ class DistributedDataParallel : public DataParallelModule<M> {
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module, make_ddp_replicas(module, group, options)) {}
 
-  DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<ReplicaGroup> group,
-                          const DistributedDataParallelOptions& options = {})
-      : DistributedDataParallel(module, make_ddp_replicas(module, std::move(group), options)) {}
-
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
   template <ModuleHolder Holder, typename Group>
     requires std::is_same_v<typename Holder::ContainedType, M>
@@ -82,11 +78,11 @@ class DistributedDataParallel : public DataParallelModule<M> {
   }
 
   // What this rank owns of each parameter of the module, in the order of named_parameters(); needs
-  // GradientPlacement::kSharded and a ProcessGroup. An optimizer is given the `values` of all of
+  // GradientPlacement::kSharded. An optimizer is given the `values` of all of
   // them, also those without an element here.
   std::vector<ParameterShard> parameter_shards() const { return replicas_.parameter_shards(); }
   // Of the ranks that have replicas of the module.
-  const std::shared_ptr<ReplicaGroup>& replica_group() const { return replicas_.group; }
+  const ProcessGroup& process_group() const { return replicas_.group; }
   // Called at the start of each forward, also of one without grad: by an optimizer that waits there
   // for the parameters of its last step.
   void call_before_forward(std::function<void()> call) {

@@ -41,10 +41,10 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   options_.layout = odd;
   net_ = std::make_shared<Net>();
   auto resumed = wrap();
-  peers_->log.clear();
+  peers_.clear_log();
   loss_of(resumed(input())).backward();
   EXPECT_EQ(*resumed.learned_layout(), odd);
-  for (const std::string& operation : peers_->log) EXPECT_THAT(operation, HasSubstr("all_reduce"));
+  for (const std::string& operation : peers_.log()) EXPECT_THAT(operation, HasSubstr("all_reduce"));
   expect_gradients(*net_, local_gradients(*net_, plain_step), formula_->mean_factor());
 
   options_.layout->buckets.pop_back();
@@ -57,7 +57,7 @@ TEST_F(DistributedDataParallelTest, GradientsKeepTheirParametersMemoryOrder) {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 4, 2));
   conv->to(kDouble);
   conv->weight.set_data(conv->weight.data().contiguous(torch::MemoryFormat::ChannelsLast));
-  DistributedDataParallel model{conv, peers_, options_};
+  DistributedDataParallel model{conv, peers_.group(), options_};
   const Tensor x = torch::ones({1, 3, 4, 4}, kDouble);
   loss_of(model(x)).backward();
   EXPECT_EQ(conv->weight.grad().strides(), conv->weight.strides());
@@ -144,7 +144,7 @@ TEST_F(DistributedDataParallelTest, ARankWithoutSamplesContributesNothingNotNaN)
 
 TEST_F(DistributedDataParallelTest, SparseGradientsAreRefused) {
   torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true));
-  DistributedDataParallel model{embedding, peers_, options_};
+  DistributedDataParallel model{embedding, peers_.group(), options_};
   const Tensor tokens = torch::tensor({1, 2}, torch::kLong);
   EXPECT_THAT(error_of([&] { loss_of(model(tokens)).backward(); }, ErrorCode::kInvalidArgument),
               HasSubstr("\"weight\" is sparse"));
@@ -199,13 +199,13 @@ struct TakesAndReturnsStructs : Net {
 TEST_F(DistributedDataParallelTest, AStructThatSaysItsTensorsIsSeen) {
   const auto net = std::make_shared<TakesAndReturnsStructs>();
   const auto loss_of_a_wrapper_that_ends = [&] {
-    DistributedDataParallel model{net, peers_, options_};
+    DistributedDataParallel model{net, peers_.group(), options_};
     return loss_of(model(Described{input(), input()}).aux);
   };
   const Tensor lost = loss_of_a_wrapper_that_ends();
   EXPECT_THAT(error_of([&] { lost.backward(); }, ErrorCode::kInvalidArgument),
               HasSubstr("wrapper is gone"));
-  DistributedDataParallel model{net, peers_, options_};
+  DistributedDataParallel model{net, peers_.group(), options_};
   formula_->samples = 5;
   loss_of(model(Described{input(), input()}).y).backward();
   expect_gradients(*net, local_gradients(*net_, plain_step), formula_->mean_factor() * kWorld / 2);
@@ -217,7 +217,7 @@ TEST_F(DistributedDataParallelTest, AStructThatSaysItsTensorsIsSeen) {
 
 TEST_F(DistributedDataParallelTest, ASampleCountThatCannotBeToldIsAskedFor) {
   const auto net = std::make_shared<TakesAndReturnsStructs>();
-  DistributedDataParallel model{net, peers_, options_};
+  DistributedDataParallel model{net, peers_.group(), options_};
   const Opaque batch{input(), input()};
   EXPECT_THAT(error_of([&] { model(batch); }, ErrorCode::kInvalidArgument),
               HasSubstr("Call set_num_samples(n) before it"));
@@ -237,13 +237,13 @@ TEST_F(DistributedDataParallelTest, ASampleCountThatCannotBeToldIsAskedFor) {
 TEST_F(DistributedDataParallelTest, TakesHoldersSequentialAndTupleOutputs) {
   torch::nn::Sequential sequential(torch::nn::Linear(3, 2), torch::nn::Tanh());
   sequential->to(kDouble);
-  DistributedDataParallel wrapped{sequential, peers_};
+  DistributedDataParallel wrapped{sequential, peers_.group()};
   loss_of(wrapped(input())).backward();
   EXPECT_TRUE(sequential->parameters()[0].grad().defined());
 
   torch::nn::LSTM lstm(3, 2);
   lstm->to(kDouble);
-  DistributedDataParallel recurrent{lstm, peers_};
+  DistributedDataParallel recurrent{lstm, peers_.group()};
   const auto [output, state] = recurrent(input().unsqueeze(1));
   loss_of(output).backward();
   EXPECT_TRUE(lstm->parameters()[0].grad().defined());
@@ -261,8 +261,8 @@ size_t num_hooks(const Net& net, const Tensor& output) {
 }
 
 TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
-  const auto alone = std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1));
-  DistributedDataParallel model{net_, alone, options_};
+  const FakeGroup alone(std::make_shared<PeersFormula>(1));
+  DistributedDataParallel model{net_, alone.group(), options_};
   const Tensor output = model(input());
   EXPECT_EQ(num_hooks(*net_, output), 0u);
   loss_of(output).backward();
@@ -272,8 +272,7 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
     EXPECT_TRUE(torch::equal(gradient, plain[i])) << "the bits of a module without a wrapper";
     EXPECT_EQ(gradient.storage().nbytes(), gradient.nbytes()) << "in memory of its own";
   }
-  EXPECT_TRUE(alone->log.empty());
-  EXPECT_EQ(alone->num_allocated, 0);
+  EXPECT_TRUE(alone.log().empty());
   EXPECT_FALSE(model.learned_layout());
 
   // What is counted above is there when there are peers.
@@ -283,30 +282,30 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
   net_->zero_grad();
   loss_of(reduced).backward();
   EXPECT_GT(net_->first->weight.grad().storage().nbytes(), net_->first->weight.nbytes());
-  EXPECT_GT(peers_->num_allocated, 0);
+  EXPECT_GT(peers_.num_allocated(), 0);
 }
 
 TEST_F(DistributedDataParallelTest, AWorldOfOneTakesWhatNeedsPeersElsewhere) {
-  const auto alone = std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1));
-  DistributedDataParallel model{net_, alone, options_};
+  const FakeGroup alone(std::make_shared<PeersFormula>(1));
+  DistributedDataParallel model{net_, alone.group(), options_};
   const Tensor loss = loss_of(model(input()));
   loss.backward({}, /*retain_graph=*/true);
   loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   model.reduce_gradients();
   expect_gradients(*net_, local_gradients(*net_, plain_step), 2);
   net_->zero_grad();  // the graph that hangs on the gradients
-  EXPECT_TRUE(alone->log.empty());
+  EXPECT_TRUE(alone.log().empty());
 }
 
 TEST_F(DistributedDataParallelTest, ANullModuleIsRefused) {
   const auto expect = [](auto construct) {
     EXPECT_THAT(error_of(construct, ErrorCode::kInvalidArgument), HasSubstr("the module is null"));
   };
-  expect([&] { DistributedDataParallel(std::shared_ptr<Net>(), peers_); });
-  expect([&] { DistributedDataParallel(torch::nn::Linear(nullptr), peers_); });
+  expect([&] { DistributedDataParallel(std::shared_ptr<Net>(), peers_.group()); });
+  expect([&] { DistributedDataParallel(torch::nn::Linear(nullptr), peers_.group()); });
   expect([&] {
     DistributedDataParallel(std::shared_ptr<Net>(),
-                            std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1)));
+                            FakeGroup(std::make_shared<PeersFormula>(1)).group());
   });
 }
 
@@ -317,7 +316,7 @@ TEST_F(DistributedDataParallelTest, AModuleIsWrappedOnceAtATime) {
     EXPECT_THAT(error_of(again, ErrorCode::kInvalidArgument),
                 HasSubstr("\"first.weight\" is wrapped already"));
     // Nor a part of it.
-    const auto part = [&] { DistributedDataParallel(net_->second, peers_); };
+    const auto part = [&] { DistributedDataParallel(net_->second, peers_.group()); };
     EXPECT_THAT(error_of(part, ErrorCode::kInvalidArgument),
                 HasSubstr("\"weight\" is wrapped already"));
     loss_of(model(input())).backward();  // a graph that lives on is no hindrance

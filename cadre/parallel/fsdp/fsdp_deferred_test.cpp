@@ -105,8 +105,8 @@ TEST(FsdpDeferred, TrainsAsFromPlainConstruction) {
       trainings.emplace_back();
       const auto result = run_groups(2, [&](const ProcessGroup& group) {
         const auto module = is_deferred ? deferred(7, make) : constructed(7, make);
-        Training training = train_sharded_rank(test_case, batches, group, module,
-                                               all_units(test_case, 2), make_replica_group(group));
+        Training training =
+            train_sharded_rank(test_case, batches, group, module, all_units(test_case, 2), group);
         if (group.rank() == 0) trainings.back() = std::move(training);
       });
       ASSERT_TRUE(result.ok()) << name << ": " << result.failures();

@@ -22,7 +22,7 @@ using testing::bits_of;
 using testing::Case;
 using testing::compare;
 using testing::Comparison;
-using testing::FakeReplicas;
+using testing::FakeGroup;
 using testing::GroupCall;
 using testing::make_batches;
 using testing::train_alone;
@@ -110,33 +110,34 @@ TEST(FsdpDeterminism, EveryModeGivesTheSameBits) {
 // The mutation check. Each fault is the same on all ranks.
 enum class Fault { kNoGather, kNoReduction, kNoDivision, kNoInitialBroadcast };
 
-std::shared_ptr<ReplicaGroup> faulty(const ProcessGroup& group, Fault fault) {
-  auto replicas = std::make_shared<FakeReplicas>(group);
+ProcessGroup faulty(const ProcessGroup& group, Fault fault) {
+  const FakeGroup fake(group);
   const int rank = group.rank();
   const int world_size = group.world_size();
-  replicas->on_call = [fault, rank, world_size, num_gathers = 0](GroupCall& call) mutable {
-    const bool is_value = call.tensor.defined() && call.tensor.is_floating_point();
-    if (fault == Fault::kNoGather && call.kind == GroupCall::Kind::kAllGatherAsync && is_value &&
+  fake.on_call = [fault, rank, world_size, num_gathers = 0](GroupCall& call) mutable {
+    if (fault == Fault::kNoGather && call.kind == OpKind::kAllGather && call.is_of_values() &&
         ++num_gathers > 8) {
       // After the first step: what is gathered are the values of the initial broadcast.
-      call.output.view({world_size, -1})[rank].copy_(call.tensor);
+      call.output.view({world_size, -1})[rank].copy_(call.input);
       return;
     }
-    if (call.kind == GroupCall::Kind::kReduceScatterAsync) {
+    if (call.kind == OpKind::kReduceScatter) {
       if (fault == Fault::kNoReduction) {
-        call.output.copy_(call.tensor.view({world_size, -1})[rank]);
+        call.output.copy_(call.input.view({world_size, -1})[rank]);
         return;
       }
-      if (fault == Fault::kNoDivision && call.op == ReduceOp::kAvg) call.op = ReduceOp::kSum;
+      if (fault == Fault::kNoDivision && call.op() == ReduceOp::kAvg) {
+        call.reduce_with(ReduceOp::kSum);
+      }
     }
-    if (fault == Fault::kNoInitialBroadcast && call.kind == GroupCall::Kind::kBroadcast &&
-        call.tensor.scalar_type() == at::kByte) {
-      if (call.root != rank) call.tensor.zero_();
+    if (fault == Fault::kNoInitialBroadcast && call.kind == OpKind::kBroadcast &&
+        call.output.scalar_type() == at::kByte) {
+      if (call.root != rank) call.output.zero_();
       return;
     }
     call.pass_on();
   };
-  return replicas;
+  return fake.group();
 }
 
 class FsdpEqualityNotices : public ::testing::TestWithParam<Fault> {};

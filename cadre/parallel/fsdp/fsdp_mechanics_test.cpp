@@ -87,13 +87,13 @@ TEST(FsdpAccumulation, GathersOnceForAllBackwardsUntilTheReduction) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto num_gathers = [&](Reshard reshard) {
       ShardGroups groups = ShardGroups::of(group);
-      const auto counted = std::make_shared<FakeReplicas>(group);
+      const FakeGroup counted(group);
       int count = 0;
-      counted->on_call = [&count](GroupCall& call) {
-        if (call.kind == GroupCall::Kind::kAllGatherAsync) ++count;
+      counted.on_call = [&count](GroupCall& call) {
+        if (call.kind == OpKind::kAllGather && call.is_of_values()) ++count;
         call.pass_on();
       };
-      groups.all = counted;
+      groups.all = counted.group();
       Options options = every_unit();
       options.reshard = options.reshard_root = reshard;
       options.weighting = GradientWeighting::kEqual;

@@ -140,16 +140,16 @@ TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
 // Elements that a rank receives in gathers of the whole group, in one step after the first ones.
 int64_t gathered_over_all(const ProcessGroup& group,
                           const FullyShardedDataParallelOptions& options) {
-  const auto counting = std::make_shared<FakeReplicas>(group);
+  const FakeGroup counting(group);
   int64_t num_gathered = 0;
-  counting->on_call = [&](GroupCall& call) {
-    if (call.is_all_gather() && call.tensor.is_floating_point()) {
-      num_gathered += call.output.numel() - call.tensor.numel();
+  counting.on_call = [&](GroupCall& call) {
+    if (call.kind == OpKind::kAllGather && call.is_of_values()) {
+      num_gathered += call.output.numel() - call.input.numel();
     }
     call.pass_on();
   };
   ShardGroups groups = ShardGroups::of(group);
-  groups.all = counting;
+  groups.all = counting.group();
   FullyShardedDataParallel model{std::make_shared<Tower>(kTowerUnits), groups, options};
   for (int step = 0; step < 2; ++step) {
     num_gathered = 0;

@@ -56,9 +56,9 @@ inline FullyShardedDataParallelOptions all_units(const Case& test_case, int worl
 inline Training train_sharded_rank(const Case& test_case, const std::vector<Tensor>& batches,
                                    const ProcessGroup& group, const std::shared_ptr<Model>& module,
                                    const FullyShardedDataParallelOptions& options,
-                                   const std::shared_ptr<ReplicaGroup>& replicas) {
+                                   const ProcessGroup& faulty) {
   ShardGroups groups = ShardGroups::of(group);
-  groups.all = replicas;
+  groups.all = faulty;
   FullyShardedDataParallel model{module, groups, options};
   const auto optimizer = make_optimizer(test_case, model.parameters());
   const Share share = share_of(test_case.batch, group.rank(), group.world_size());
@@ -79,8 +79,8 @@ inline Training train_sharded_rank(const Case& test_case, const std::vector<Tens
 inline std::vector<Training> train_sharded(
     const Case& test_case, const std::vector<Tensor>& batches, uint64_t seed, int world_size,
     const FullyShardedDataParallelOptions& options,
-    const std::function<std::shared_ptr<ReplicaGroup>(const ProcessGroup&)>& replicas =
-        make_replica_group) {
+    const std::function<ProcessGroup(const ProcessGroup&)>& group_for =
+        [](const ProcessGroup& group) { return group; }) {
   std::vector<std::shared_ptr<Model>> models;
   for (int rank = 0; rank < world_size; ++rank) {
     models.push_back(make_unit_model(test_case, seed + static_cast<uint64_t>(rank)));
@@ -88,7 +88,7 @@ inline std::vector<Training> train_sharded(
   std::vector<Training> trained(static_cast<size_t>(world_size));
   const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
     trained[group.rank()] = train_sharded_rank(test_case, batches, group, models[group.rank()],
-                                               options, replicas(group));
+                                               options, group_for(group));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   return trained;

@@ -53,7 +53,7 @@ void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment
 }
 
 // A model without units works, but only gradients and optimizer states need less memory.
-void warn_without_units(const UnitAssignment& assignment, ReplicaGroup& group) {
+void warn_without_units(const UnitAssignment& assignment, const LocatedGroup& group) {
   if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
   group.log_sink().write(
       LogLevel::kWarning, "fsdp",
@@ -66,16 +66,16 @@ void warn_without_units(const UnitAssignment& assignment, ReplicaGroup& group) {
 // The ranks compare which unit they use before they gather one that the last pass did not predict.
 class UseComparison {
  public:
-  UseComparison(std::shared_ptr<ReplicaGroup> group, std::vector<std::string> names)
+  UseComparison(LocatedGroup group, std::vector<std::string> names)
       : group_(std::move(group)), names_(std::move(names)) {}
 
   void operator()(const UnitSchedule::Use& use) const {
-    const int world_size = group_->world_size();
+    const int world_size = group_.world_size();
     if (world_size == 1) return;
     const at::Tensor own = at::empty({1}, at::kLong);
     own.mutable_data_ptr<int64_t>()[0] = code_of(use);
     const at::Tensor all = at::empty({world_size}, at::kLong);
-    group_->all_gather(all, own);
+    group_.all_gather(all, own);
     const int64_t* codes = all.const_data_ptr<int64_t>();
     for (int rank = 1; rank < world_size; ++rank) {
       if (codes[rank] == codes[0]) continue;
@@ -85,13 +85,13 @@ class UseComparison {
             format("{}, rank {}: the ranks have updated their shards at different times: "
                    "since the wrapper was made rank 0 {} times, rank {} {} times. Call "
                    "step() of the optimizer on all ranks or on none",
-                   kFullySharded, group_->rank(), codes[0] / kUses, rank, codes[rank] / kUses));
+                   kFullySharded, group_.rank(), codes[0] / kUses, rank, codes[rank] / kUses));
       }
       throw Error(ErrorCode::kInvalidArgument,
                   format("{}, rank {}: the ranks use different units: rank 0 {}, rank {} {}. Call "
                          "the same units in the same order on all ranks, and in an evaluation give "
                          "all ranks the same number of batches",
-                         kFullySharded, group_->rank(), text_of_code(codes[0]), rank,
+                         kFullySharded, group_.rank(), text_of_code(codes[0]), rank,
                          text_of_code(codes[rank])));
     }
   }
@@ -109,7 +109,7 @@ class UseComparison {
                   text_of(static_cast<UnitOrder::Pass>(code % 4)));
   }
 
-  std::shared_ptr<ReplicaGroup> group_;
+  LocatedGroup group_;
   std::vector<std::string> names_;
 };
 
@@ -139,9 +139,9 @@ void bind_units(const torch::nn::Module& module, const UnitAssignment& assignmen
 ShardGroups ShardGroups::of(const ProcessGroup& world) {
   return {.mesh = DeviceMesh(world, {{"shard", world.world_size()}}),
           .shard_axis = "shard",
-          .all = make_replica_group(world),
-          .shard = nullptr,
-          .replicate = nullptr};
+          .all = world,
+          .shard = std::nullopt,
+          .replicate = std::nullopt};
 }
 
 ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
@@ -149,9 +149,9 @@ ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
   if (axes.size() == 1) {
     return {.mesh = mesh,
             .shard_axis = axes[0].name,
-            .all = make_replica_group(mesh.group(axes[0].name)),
-            .shard = nullptr,
-            .replicate = nullptr};
+            .all = mesh.group(axes[0].name),
+            .shard = std::nullopt,
+            .replicate = std::nullopt};
   }
   if (axes.size() > 2) {
     refuse_model(
@@ -161,9 +161,9 @@ ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
   }
   return {.mesh = mesh,
           .shard_axis = axes[1].name,
-          .all = make_replica_group(mesh.joint_group({axes[0].name, axes[1].name})),
-          .shard = make_replica_group(mesh.group(axes[1].name)),
-          .replicate = make_replica_group(mesh.group(axes[0].name))};
+          .all = mesh.joint_group({axes[0].name, axes[1].name}),
+          .shard = mesh.group(axes[1].name),
+          .replicate = mesh.group(axes[0].name)};
 }
 
 struct FullyShardedCore::Gathered final : UnitMemory {
@@ -199,14 +199,14 @@ struct FullyShardedCore::Construction {
   std::vector<UnitSchedule::Unit> units = {};
   std::vector<ShardPrecision> precisions = {};
 
-  void shard_unit(FullyShardedCore& core, const AssignedUnit& assigned,
-                  const std::shared_ptr<ReplicaGroup>& group, ReplicaGroup& all);
+  void shard_unit(FullyShardedCore& core, const AssignedUnit& assigned, const LocatedGroup& group,
+                  const LocatedGroup& all);
 };
 
 void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                                                 const AssignedUnit& assigned,
-                                                const std::shared_ptr<ReplicaGroup>& group,
-                                                ReplicaGroup& all) {
+                                                const LocatedGroup& group,
+                                                const LocatedGroup& all) {
   const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
@@ -223,7 +223,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   for (const NamedTensor& parameter : assigned.parameters) {
     by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
   }
-  const ReshardChoice choice = reshard_of(assigned, options, *group);
+  const ReshardChoice choice = reshard_of(assigned, options, group);
   auto memory = std::make_unique<Gathered>();
   for (const auto& [dtype, parameters] : by_dtype) {
     memory->flats.push_back(std::make_shared<FlatParameters>(
@@ -266,25 +266,24 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       fence_(std::make_shared<ShardFence>()) {
   check_options(module_.get(), options_);
   Construction construction{.assignment = assign_units(module_, options_)};
-  std::shared_ptr<ReplicaGroup> all_ranks;
+  std::optional<LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
   // The storage may outlive this, with a NoSync.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
-  const auto make_storage =
-      [&](const std::vector<NamedTensor>& trained,
-          const std::shared_ptr<ReplicaGroup>& all) -> std::unique_ptr<GradientStorage> {
+  const auto make_storage = [&](const std::vector<NamedTensor>& trained,
+                                const LocatedGroup& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
     all_ranks = all;
-    const auto shard_group = groups_.shard ? groups_.shard : all;
-    check_same_units(construction.assignment, options_, *shard_group, *all);
+    const LocatedGroup shard_group = groups_.shard ? LocatedGroup(*groups_.shard) : all;
+    check_same_units(construction.assignment, options_, shard_group, all);
     check_form(options_);
-    warn_without_units(construction.assignment, *all);
-    files_ = open_offload(options_.offload, construction.assignment,
-                          {.all = *all, .shard = *shard_group});
+    warn_without_units(construction.assignment, all);
+    files_ =
+        open_offload(options_.offload, construction.assignment, {.all = all, .shard = shard_group});
     construction.reshard_groups.emplace(shard_group);
     size_t num_root_flats = 0;
     for (const AssignedUnit& unit : construction.assignment.units) {
-      construction.shard_unit(*this, unit, shard_group, *all);
+      construction.shard_unit(*this, unit, shard_group, all);
       if (unit.unit == nullptr) num_root_flats = flats_.size();
     }
     // The first backward visits the units from the last to the first. With another order of
@@ -318,10 +317,10 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   auto schedule = std::make_unique<UnitSchedule>(
       std::move(construction.units),
       UnitSchedule::Options{.num_prefetched = options_.num_prefetched,
-                            .compare = UseComparison(all_ranks, std::move(names)),
+                            .compare = UseComparison(*all_ranks, std::move(names)),
                             .has_gradients = [this] { return shards_have_gradients(); },
                             .num_updates = [fence = fence_] { return fence->num_updates(); },
-                            .rank = format("rank {}", groups_.all->rank())});
+                            .rank = format("rank {}", groups_.all.rank())});
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;

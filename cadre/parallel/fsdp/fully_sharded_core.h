@@ -20,7 +20,7 @@
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
 #include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 
 namespace torch::nn {
 class Module;
@@ -44,9 +44,9 @@ struct CADRE_EXPORT ShardGroups {
 
   DeviceMesh mesh;
   std::string shard_axis;
-  std::shared_ptr<ReplicaGroup> all;
-  std::shared_ptr<ReplicaGroup> shard;      // null: all
-  std::shared_ptr<ReplicaGroup> replicate;  // null with one axis
+  ProcessGroup all;
+  std::optional<ProcessGroup> shard;      // none: all
+  std::optional<ProcessGroup> replicate;  // none with one axis
 };
 
 class CADRE_EXPORT FullyShardedCore {

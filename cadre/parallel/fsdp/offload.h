@@ -10,13 +10,13 @@
 #include "cadre/group/file_memory.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 
 namespace cadre {
 
 struct OffloadGroups {
-  ReplicaGroup& all;
-  ReplicaGroup& shard;  // whose ranks own the shards
+  const LocatedGroup& all;
+  const LocatedGroup& shard;  // whose ranks own the shards
 };
 
 // Reserves what the shards of this rank, their gradients and the optimizer's state take. Null, and

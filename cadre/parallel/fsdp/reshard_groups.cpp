@@ -7,7 +7,7 @@
 namespace cadre {
 
 ReshardChoice checked_choice(const std::string& what, Reshard reshard,
-                             std::optional<int> group_size, const ReplicaGroup& shard) {
+                             std::optional<int> group_size, const LocatedGroup& shard) {
   if (reshard != Reshard::kOntoGroup) return {.reshard = reshard};
   const int world_size = shard.world_size();
   const auto refuse = [&](const std::string& problem) {
@@ -26,16 +26,13 @@ ReshardChoice checked_choice(const std::string& what, Reshard reshard,
   return {.reshard = reshard, .group_size = *group_size};
 }
 
-std::shared_ptr<ReplicaGroup> ReshardGroups::group_of(const ReshardChoice& choice) {
-  if (choice.reshard != Reshard::kOntoGroup) return nullptr;
-  std::shared_ptr<ReplicaGroup>& group = groups_[choice.group_size];
-  if (group) return group;
-  const ProcessGroup* const ranks = shard_->process_group();
-  if (ranks == nullptr) {
-    throw Error(ErrorCode::kInternal, "Reshard::kOntoGroup needs a ProcessGroup to split");
-  }
-  group = make_replica_group(*ranks->split({.color = shard_->rank().value / choice.group_size}));
-  return group;
+std::optional<LocatedGroup> ReshardGroups::group_of(const ReshardChoice& choice) {
+  if (choice.reshard != Reshard::kOntoGroup) return std::nullopt;
+  const auto known = groups_.find(choice.group_size);
+  if (known != groups_.end()) return known->second;
+  const ProcessGroup part =
+      *shard_.process_group().split({.color = shard_.rank().value / choice.group_size});
+  return groups_.emplace(choice.group_size, part).first->second;
 }
 
 }  // namespace cadre

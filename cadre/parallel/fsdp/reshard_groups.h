@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "cadre/parallel/fsdp/options.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 
 namespace cadre {
 
@@ -25,18 +25,18 @@ struct ReshardChoice {
 
 // what: names the options in messages. A group of one rank, and one of all, are other modes.
 ReshardChoice checked_choice(const std::string& what, Reshard reshard,
-                             std::optional<int> group_size, const ReplicaGroup& shard);
+                             std::optional<int> group_size, const LocatedGroup& shard);
 
 class ReshardGroups {
  public:
-  explicit ReshardGroups(std::shared_ptr<ReplicaGroup> shard) : shard_(std::move(shard)) {}
+  explicit ReshardGroups(LocatedGroup shard) : shard_(std::move(shard)) {}
 
-  // That this rank is in; null where the choice needs none. One for each size.
-  std::shared_ptr<ReplicaGroup> group_of(const ReshardChoice& choice);
+  // That this rank is in; none where the choice needs none. One for each size.
+  std::optional<LocatedGroup> group_of(const ReshardChoice& choice);
 
  private:
-  std::shared_ptr<ReplicaGroup> shard_;
-  std::map<int, std::shared_ptr<ReplicaGroup>> groups_;  // by size
+  LocatedGroup shard_;
+  std::map<int, LocatedGroup> groups_;  // by size
 };
 
 }  // namespace cadre

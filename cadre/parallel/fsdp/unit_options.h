@@ -10,7 +10,7 @@
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
-#include "cadre/wrap/replica_group.h"
+#include "cadre/wrap/located_group.h"
 
 namespace torch::nn {
 class Module;
@@ -26,7 +26,7 @@ const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options);
 // shard: the ranks that own shards of the unit.
 ReshardChoice reshard_of(const AssignedUnit& assigned,
-                         const FullyShardedDataParallelOptions& options, const ReplicaGroup& shard);
+                         const FullyShardedDataParallelOptions& options, const LocatedGroup& shard);
 
 // Refuses a form of shards that does not go with the other options.
 void check_form(const FullyShardedDataParallelOptions& options);
@@ -35,7 +35,7 @@ void check_options(const torch::nn::Module* module, const FullyShardedDataParall
 // Refuses units and options that differ between the ranks of `group`, which would shard other sets
 // of parameters, and gather each other's.
 void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, const ReplicaGroup& shard,
-                      ReplicaGroup& group);
+                      const FullyShardedDataParallelOptions& options, const LocatedGroup& shard,
+                      const LocatedGroup& group);
 
 }  // namespace cadre

@@ -23,24 +23,8 @@ constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
 constexpr std::string_view kInState = "the gathering of its state after step {}";
 
-std::shared_ptr<LocatedReplicas> located(std::shared_ptr<ReplicaGroup> group,
-                                         const std::string& optimizer) {
-  if (!group) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("ZeroRedundancyOptimizer of {}: the group is null; make it first, for "
-                       "example with cadre::init_process_group()",
-                       optimizer));
-  }
-  return std::make_shared<LocatedReplicas>(
-      std::move(group),
-      LocatedReplicas::Owner{.wrapper = "ZeroRedundancyOptimizer", .module = optimizer});
-}
-
-// The group of the buffers, which outlive this.
-std::shared_ptr<ReplicaGroup> group_of(
-    const std::vector<std::shared_ptr<FlatParameters>>& flat_parameters) {
-  const std::shared_ptr<FlatParameters>& first = flat_parameters.at(0);
-  return {first, &first->group()};
+LocatedGroup located(const ProcessGroup& group, const std::string& optimizer) {
+  return {group, {.wrapper = "ZeroRedundancyOptimizer", .module = optimizer}};
 }
 
 // Up to 16 elements of the gradient, from its first to its last.
@@ -66,15 +50,15 @@ const void* key_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named,
-                   std::shared_ptr<ReplicaGroup> group, ZeroOptions options)
+ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
+                   ZeroOptions options)
     : optimizer_(std::move(optimizer)),
       stage_(ZeroStage::kReplicatedGradients),
       named_(std::move(named)),
-      group_(located(std::move(group), optimizer_)),
+      group_(located(group, optimizer_)),
       options_(options) {
-  group_->enter({kInConstruction, 0});
-  check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, *group_);
+  group_.enter({kInConstruction, 0});
+  check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
   for (const NamedTensor& parameter : named_) {
     if (parameter.tensor.is_meta()) {
       refuse(
@@ -88,10 +72,8 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named,
                "parameter.set_data(parameter.contiguous()) before it is given to a wrapper",
                parameter.name));
   }
-  broadcast_tensors(named_, /*root=*/0, *group_);
-  if (const ProcessGroup* ranks = group_->process_group()) {
-    mesh_.emplace(*ranks, std::vector<MeshAxis>{{"shard", ranks->world_size()}});
-  }
+  broadcast_tensors(named_, /*root=*/0, group_);
+  mesh_.emplace(group, std::vector<MeshAxis>{{"shard", group.world_size()}});
 }
 
 ZeroCore::ZeroCore(std::string optimizer,
@@ -99,7 +81,7 @@ ZeroCore::ZeroCore(std::string optimizer,
                    std::vector<ParameterShard> shards)
     : optimizer_(std::move(optimizer)),
       stage_(ZeroStage::kShardedGradients),
-      group_(located(group_of(flat_parameters), optimizer_)),
+      group_(located(flat_parameters.at(0)->group().process_group(), optimizer_)),
       buckets_(std::move(flat_parameters)),
       shards_(std::move(shards)) {
   for (const auto& flat : buckets_) register_leaves(flat);
@@ -107,7 +89,7 @@ ZeroCore::ZeroCore(std::string optimizer,
 
 void ZeroCore::refuse(const std::string& problem) const {
   throw Error(ErrorCode::kInvalidArgument, format("ZeroRedundancyOptimizer of {}, rank {}: {}",
-                                                  optimizer_, group_->rank(), problem));
+                                                  optimizer_, group_.rank(), problem));
 }
 
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
@@ -185,11 +167,6 @@ at::Tensor ZeroCore::outer_of(const at::Tensor& parameter) const {
 
 std::vector<ParameterShard> ZeroCore::parameter_shards() const {
   if (stage_ == ZeroStage::kShardedGradients) return shards_;
-  if (!mesh_) {
-    refuse(
-        "parameter_shards() names a mesh, and the optimizer was made with a ReplicaGroup; make "
-        "it with a ProcessGroup");
-  }
   std::vector<ParameterShard> shards;
   for (const auto& flat : buckets_) {
     for (ParameterShard& shard : flat->parameter_shards(*mesh_, mesh_->axes()[0].name)) {
@@ -211,7 +188,7 @@ at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) c
                "with sparse(false)",
                named.name));
   }
-  const FlatRange range = flat.layout().range(parameter, group_->rank().value);
+  const FlatRange range = flat.layout().range(parameter, group_.rank().value);
   return gradient.detach().contiguous().view(-1).narrow(0, range.begin, range.size());
 }
 
@@ -226,7 +203,7 @@ void ZeroCore::check_frozen() const {
 }
 
 void ZeroCore::begin_step() {
-  group_->enter({kInStep, ++num_steps_});
+  group_.enter({kInStep, ++num_steps_});
   finish_gathers();
   for (const auto& flat : buckets_) flat->check_in_place();
   if (stage_ == ZeroStage::kReplicatedGradients) {
@@ -303,7 +280,7 @@ bool ZeroCore::samples_are_equal() const {
   }
   const auto own = static_cast<int64_t>(digest.value());
   const at::Tensor bounds = at::tensor({own, ~own}, at::kLong);
-  group_->all_reduce(bounds, ReduceOp::kMax);
+  group_.all_reduce(bounds, ReduceOp::kMax);
   const int64_t* const largest = bounds.const_data_ptr<int64_t>();
   return largest[0] == ~largest[1];
 }
@@ -314,7 +291,7 @@ void ZeroCore::check_sums() const {
     stepped.insert(stepped.end(), flat->parameters().begin(), flat->parameters().end());
   }
   const auto count = static_cast<int64_t>(stepped.size());
-  const int world_size = group_->world_size();
+  const int world_size = group_.world_size();
   constexpr double kUndefined = -1.2345e300;  // which is not zero
   const at::Tensor sums = at::zeros({count}, at::kDouble);
   for (size_t i = 0; i < stepped.size(); ++i) {
@@ -324,7 +301,7 @@ void ZeroCore::check_sums() const {
                            : kUndefined;
   }
   const at::Tensor all = at::empty({world_size * count}, at::kDouble);
-  group_->all_gather(all, sums);
+  group_.all_gather(all, sums);
   const double* const values = all.const_data_ptr<double>();
   for (int64_t i = 0; i < count; ++i) {
     for (int rank = 1; rank < world_size; ++rank) {
@@ -346,8 +323,8 @@ void ZeroCore::check_alike(std::span<const int64_t> marks, const std::string& wh
     values[i] = marks[static_cast<size_t>(i)];
     values[count + i] = -values[i];
   }
-  group_->enter({kInState, num_steps_});
-  if (count > 0) group_->all_reduce(bounds, ReduceOp::kMax);
+  group_.enter({kInState, num_steps_});
+  if (count > 0) group_.all_reduce(bounds, ReduceOp::kMax);
   for (int64_t i = 0; i < count; ++i) {
     if (values[i] == -values[count + i]) continue;
     refuse(
@@ -369,12 +346,12 @@ std::vector<at::Tensor> ZeroCore::gather_states(size_t bucket,
   const at::Tensor shard = at::zeros({layout.shard_numel()}, first->options());
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].defined()) continue;
-    shard.narrow(0, layout.offset_in_shard(i, group_->rank().value), parts[i].numel())
+    shard.narrow(0, layout.offset_in_shard(i, group_.rank().value), parts[i].numel())
         .copy_(parts[i].reshape({-1}));
   }
   const at::Tensor all = at::empty({layout.numel()}, first->options());
-  group_->enter({kInState, num_steps_});
-  group_->all_gather(all, shard);
+  group_.enter({kInState, num_steps_});
+  group_.all_gather(all, shard);
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].defined()) continue;
     whole[i] = all.narrow(0, layout.offset(i), layout.numel(i))

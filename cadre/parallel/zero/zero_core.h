@@ -20,9 +20,8 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/located_replicas.h"
+#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
@@ -46,14 +45,14 @@ class CADRE_EXPORT ZeroCore {
  public:
   // Stage 1. `named`: distinct, of which adopt() may take some. The ranks have the same list; rank
   // 0's values are copied to all.
-  ZeroCore(std::string optimizer, std::vector<NamedTensor> named,
-           std::shared_ptr<ReplicaGroup> group, ZeroOptions options);
+  ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
+           ZeroOptions options);
   // Stage 2, of a wrapper that waits for gathers in its forward.
   ZeroCore(std::string optimizer, std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
            std::vector<ParameterShard> shards);
 
   ZeroStage stage() const { return stage_; }
-  ReplicaGroup& group() const { return *group_; }
+  const LocatedGroup& group() const { return group_; }
   const std::vector<std::shared_ptr<FlatParameters>>& buckets() const { return buckets_; }
   // Stage 1: lays those of these parameters that require grad into buffers. Refuses one that is
   // none of the named ones, before anything is changed.
@@ -93,13 +92,13 @@ class CADRE_EXPORT ZeroCore {
   std::string optimizer_;
   ZeroStage stage_;
   std::vector<NamedTensor> named_;
-  std::shared_ptr<LocatedReplicas> group_;
+  LocatedGroup group_;
   ZeroOptions options_;
   std::vector<std::shared_ptr<FlatParameters>> buckets_;
   std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter
   std::vector<at::Tensor> frozen_;                      // adopted without a leaf
   std::vector<ParameterShard> shards_;                  // of stage 2
-  std::optional<DeviceMesh> mesh_;                      // of stage 1, over a ProcessGroup
+  std::optional<DeviceMesh> mesh_;                      // of stage 1
   // In a step: by bucket and parameter.
   std::vector<std::vector<at::Tensor>> gradients_;
   std::optional<size_t> lent_;

@@ -25,7 +25,7 @@ using testing::Case;
 using testing::compare;
 using testing::Comparison;
 using testing::copies_of;
-using testing::FakeReplicas;
+using testing::FakeGroup;
 using testing::GroupCall;
 using testing::Model;
 using testing::reduce_gradients;
@@ -43,19 +43,19 @@ enum class Fault { kNone, kNoGather, kWrongRange };
 // Small buffers, so that there are several, and a rank's shard begins within a parameter.
 constexpr ZeroOptions kSmallBuckets{.bucket_cap_bytes = 1500};
 
-void inject(FakeReplicas& group, Fault fault) {
+// More elements than the optimizer gathers to compare gradients: one for each parameter.
+constexpr int64_t kMinOfBuffer = 16;
+
+void inject(const FakeGroup& group, Fault fault) {
   if (fault == Fault::kNone) return;
   group.on_call = [fault](GroupCall& call) {
-    if (call.kind != GroupCall::Kind::kAllGatherAsync) return call.pass_on();
+    const bool is_of_buffer = call.input.numel() >= kMinOfBuffer;
+    if (call.kind != OpKind::kAllGather || !is_of_buffer) return call.pass_on();
     if (fault == Fault::kNoGather) return;
     // This rank's neighbours in the buffer change places.
     call.pass_on();
-    const auto wait = call.wait;
-    call.wait = [wait, output = call.output] {
-      wait();
-      const torch::NoGradGuard no_grad;
-      output.copy_(output.clone().roll(1));
-    };
+    const torch::NoGradGuard no_grad;
+    call.output.copy_(call.output.clone().roll(1));
   };
 }
 
@@ -89,14 +89,15 @@ Training train_with(Strategy strategy, const Case& test_case, const std::shared_
                     const std::vector<Tensor>& batches, const ProcessGroup& group,
                     const Options& options, Fault fault) {
   if (strategy == Strategy::kPlain) {
-    broadcast_tensors(distinct_parameters(*model), 0, *make_replica_group(group));
+    broadcast_tensors(distinct_parameters(*model), 0, group);
     O optimizer(model->parameters(), options);
     return train_steps(test_case, *model, batches, group, optimizer, nullptr);
   }
   if (strategy == Strategy::kZero1) {
-    const auto fake = std::make_shared<FakeReplicas>(group);
-    ZeroRedundancyOptimizer<O> optimizer(model->named_parameters(), fake, options, kSmallBuckets);
-    inject(*fake, fault);
+    const FakeGroup fake(group);
+    ZeroRedundancyOptimizer<O> optimizer(model->named_parameters(), fake.group(), options,
+                                         kSmallBuckets);
+    inject(fake, fault);
     return train_steps(test_case, *model, batches, group, optimizer, nullptr);
   }
   ShardedGradientsModel sharded(model, group);

@@ -48,22 +48,17 @@
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replica_group.h"
 
 namespace cadre {
 
 template <typename T>
 concept OptimizerOptionsType = std::derived_from<T, torch::optim::OptimizerOptions>;
 
-template <typename T>
-concept GroupOfRanks =
-    std::same_as<T, ProcessGroup> || std::convertible_to<T, std::shared_ptr<ReplicaGroup>>;
-
 // A wrapper after which gradients are whole and the same on all ranks of its group.
 template <typename Model>
 concept HasReplicas = requires(Model& model) {
   { model.module()->named_parameters() };
-  { model.replica_group() } -> std::convertible_to<std::shared_ptr<ReplicaGroup>>;
+  { model.process_group() } -> std::convertible_to<ProcessGroup>;
 };
 
 template <typename Model>
@@ -77,14 +72,14 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   // Stage 1, of parameters whose gradients are whole and the same on all ranks when step() is
   // called: as DistributedDataParallel leaves them. Rank 0's values are copied to all.
-  template <GroupOfRanks Group, OptimizerOptionsType Options>
-  ZeroRedundancyOptimizer(const Named& parameters, const Group& group, const Options& defaults,
-                          const ZeroOptions& options = {})
+  template <OptimizerOptionsType Options>
+  ZeroRedundancyOptimizer(const Named& parameters, const ProcessGroup& group,
+                          const Options& defaults, const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(parameters, group, one_group(parameters.values()), defaults,
                                 options) {}
   // groups: of tensors that are among `parameters`; those in no group are not stepped.
-  template <GroupOfRanks Group, OptimizerOptionsType Options>
-  ZeroRedundancyOptimizer(const Named& parameters, const Group& group, const Groups& groups,
+  template <OptimizerOptionsType Options>
+  ZeroRedundancyOptimizer(const Named& parameters, const ProcessGroup& group, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(make_core(parameters, group, options), groups, defaults, options) {}
 
@@ -213,8 +208,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return groups;
   }
 
-  template <typename Group>
-  static std::shared_ptr<ZeroCore> make_core(const Named& parameters, const Group& group,
+  static std::shared_ptr<ZeroCore> make_core(const Named& parameters, const ProcessGroup& group,
                                              const ZeroOptions& options) {
     std::unordered_set<const void*> seen;
     std::vector<NamedTensor> distinct;
@@ -223,13 +217,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         distinct.push_back({item.key(), item.value()});
       }
     }
-    std::shared_ptr<ReplicaGroup> replicas;
-    if constexpr (std::same_as<Group, ProcessGroup>) {
-      replicas = make_replica_group(group);
-    } else {
-      replicas = group;
-    }
-    return std::make_shared<ZeroCore>(name(), std::move(distinct), std::move(replicas), options);
+    return std::make_shared<ZeroCore>(name(), std::move(distinct), group, options);
   }
 
   template <typename Model>
@@ -239,8 +227,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       if (!flat.empty()) return std::make_shared<ZeroCore>(name(), flat, model.parameter_shards());
     }
     if constexpr (HasReplicas<Model>) {
-      auto core = make_core(model.module()->named_parameters(),
-                            std::shared_ptr<ReplicaGroup>(model.replica_group()), options);
+      auto core = make_core(model.module()->named_parameters(), model.process_group(), options);
       if constexpr (requires { model.call_before_forward([] {}); }) {
         model.call_before_forward([waiting = std::weak_ptr<ZeroCore>(core)] {
           if (const auto alive = waiting.lock()) alive->finish_gathers();

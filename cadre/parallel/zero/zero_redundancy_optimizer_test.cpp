@@ -16,15 +16,12 @@
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/zero/zero_net_test.h"
 #include "cadre/parallel/zero/zero_test_support.h"
-#include "cadre/wrap/replica_group_fakes.h"
 
 namespace cadre {
 namespace {
 
 using testing::failure_of;
-using testing::FakeReplicas;
 using ::testing::HasSubstr;
-using testing::PeersFormula;
 using testing::reduce_gradients;
 using testing::require;
 using testing::run_groups;
@@ -232,15 +229,15 @@ TEST(ZeroRedundancyOptimizer, SaysWhatEachRankSteps) {
 // A wrapper of whole gradients, which gives its module and its group.
 struct ReplicatedModel {
   const std::shared_ptr<Net>& module() const { return net; }
-  const std::shared_ptr<ReplicaGroup>& replica_group() const { return group; }
+  const ProcessGroup& process_group() const { return group; }
   std::shared_ptr<Net> net;
-  std::shared_ptr<ReplicaGroup> group;
+  ProcessGroup group;
 };
 
 TEST(ZeroRedundancyOptimizer, StepsAWrapperOfWholeGradients) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     Net plain_net;
-    ReplicatedModel model{std::make_shared<Net>(), make_replica_group(group)};
+    ReplicatedModel model{std::make_shared<Net>(), group};
     AdamW plain(groups_of(plain_net), options());
     ZeroRedundancyOptimizer<AdamW> zero(model, groups_of(*model.net), options(), kManyBuckets);
     require(zero.stage() == ZeroStage::kReplicatedGradients, "stage 1");
@@ -250,12 +247,6 @@ TEST(ZeroRedundancyOptimizer, StepsAWrapperOfWholeGradients) {
     }
     require_same(*model.net, plain_net, "three steps");
     require(zero.parameter_shards()[0].mesh.to_string() == "{shard: 3}", "a mesh");
-    const ZeroRedundancyOptimizer<AdamW> over_formula(
-        Net().named_parameters(), std::make_shared<FakeReplicas>(std::make_shared<PeersFormula>(1)),
-        options());
-    require(failure_of([&] { (void)over_formula.parameter_shards(); }).find("names a mesh") !=
-                std::string::npos,
-            "no mesh");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -335,12 +326,6 @@ TEST(ZeroRedundancyOptimizer, RefusesWhatItCannotDivide) {
   EXPECT_THAT(
       failure_of([&] { make(*deferred, *deferred); }),
       HasSubstr("is on the meta device and has no values; call cadre::materialize(module)"));
-  EXPECT_THAT(failure_of([&] {
-                ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(),
-                                                  std::shared_ptr<ReplicaGroup>(),
-                                                  torch::optim::SGDOptions(0.1));
-              }),
-              HasSubstr("ZeroRedundancyOptimizer of cadre::SGD: the group is null"));
   ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), alone, torch::optim::SGDOptions(0.1));
   net.frozen.requires_grad_(true);
   net.forward(input_of(0, 0), true).backward();

@@ -35,9 +35,8 @@ class ShardedGradientsModel {
  public:
   ShardedGradientsModel(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group)
       : module_(std::move(module)), group_(group), mesh_(group, {{"shard", group.world_size()}}) {
-    const auto replicas = make_replica_group(group);
     const std::vector<NamedTensor> parameters = distinct_parameters(*module_);
-    broadcast_tensors(parameters, 0, *replicas);
+    broadcast_tensors(parameters, 0, group);
     std::vector<NamedTensor> trained;
     for (const NamedTensor& parameter : parameters) {
       if (parameter.tensor.requires_grad()) trained.push_back(parameter);
@@ -46,8 +45,8 @@ class ShardedGradientsModel {
     for (const auto& part : {std::vector<NamedTensor>(trained.begin(), middle),
                              std::vector<NamedTensor>(middle, trained.end())}) {
       if (part.empty()) continue;
-      flat_.push_back(std::make_shared<FlatParameters>(part, replicas,
-                                                       FlatParametersOptions{.keep_full = true}));
+      flat_.push_back(
+          std::make_shared<FlatParameters>(part, group, FlatParametersOptions{.keep_full = true}));
     }
   }
 

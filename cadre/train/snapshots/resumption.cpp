@@ -179,7 +179,7 @@ NamedTensors Resumption::load(const SnapshotParts& parts, const ProcessGroup& wo
   const std::string model_path = cadre::format("{}/{}", snapshot_, kModelFile);
   const std::string optimizer_path = cadre::format("{}/{}", snapshot_, kOptimizerFile);
   SnapshotParts states;
-  on_all_ranks(*make_replica_group(world), [&] {
+  on_all_ranks(world, [&] {
     for (const std::string& path : {model_path, optimizer_path}) {
       if (!std::filesystem::exists(path)) {
         throw Error(ErrorCode::kCorruption, path + " is missing");

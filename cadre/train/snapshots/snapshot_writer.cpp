@@ -29,12 +29,11 @@ std::vector<ParameterState> states_by_parameter(const NamedTensors& named) {
 
 }  // namespace
 
-SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const StrategyGroups& groups,
+SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world,
                                const Strategy& strategy, const std::string& strategy_name)
-    : folder_(std::move(folder)), groups_(groups), strategy_(strategy) {
+    : folder_(std::move(folder)), world_(world), strategy_(strategy) {
   if (!strategy.holds_parts()) return;
-  saver_ = std::make_unique<SnapshotSaver>(folder_, groups_.world,
-                                           SaveOptions{.strategy = strategy_name});
+  saver_ = std::make_unique<SnapshotSaver>(folder_, world_, SaveOptions{.strategy = strategy_name});
 }
 
 void SnapshotWriter::begin(const TrainState& state, const Model& model,
@@ -70,7 +69,7 @@ Status SnapshotWriter::write_whole(const TrainState& state, const Model& model,
                                    const Optimizer& optimizer) {
   Status status;
   try {
-    if (groups_.world.rank() == 0) {
+    if (world_.rank() == 0) {
       folder_.save(state.step, [&](const std::string& folder) {
         write_train_state(folder, state, model, optimizer.state()).value_or_throw();
       });
@@ -79,7 +78,7 @@ Status SnapshotWriter::write_whole(const TrainState& state, const Model& model,
     status = error;
   }
   const at::Tensor is_saved = at::full({1}, status.ok() ? 1.0 : 0.0, at::kDouble);
-  groups_.replicas->all_reduce(is_saved, ReduceOp::kMin);
+  world_.all_reduce(is_saved, {.op = ReduceOp::kMin});
   if (!status.ok() || is_saved.item<double>() != 0) return status;
   return Error(ErrorCode::kUnavailable, "rank 0 could not write the snapshot");
 }

@@ -30,7 +30,7 @@ class SnapshotWriter {
   };
 
   // strategy_name: written to the manifest for information.
-  SnapshotWriter(SnapshotFolder folder, const StrategyGroups& groups, const Strategy& strategy,
+  SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, const Strategy& strategy,
                  const std::string& strategy_name);
 
   // REQUIRES: finish() since the last begin().
@@ -50,7 +50,7 @@ class SnapshotWriter {
   Status write_whole(const TrainState& state, const Model& model, const Optimizer& optimizer);
 
   SnapshotFolder folder_;
-  StrategyGroups groups_;
+  ProcessGroup world_;
   const Strategy& strategy_;
   std::unique_ptr<SnapshotSaver> saver_;  // null: whole files
   std::optional<Outcome> begun_;

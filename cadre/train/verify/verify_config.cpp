@@ -135,9 +135,7 @@ class StrategyRun final : public SteppedTraining {
         num_parts_(strategy.num_parts),
         model_(run_->make_model()),
         batches_(run_->batches(world)),
-        strategy_(make_strategy(parallel_of(strategy), model_,
-                                {.world = world, .replicas = make_replica_group(world)},
-                                std::nullopt)),
+        strategy_(make_strategy(parallel_of(strategy), model_, world, std::nullopt)),
         optimizer_(make_optimizer(strategy_->trained(), run_->config.optimizer)) {}
 
   double backward(int64_t /*step*/) override {
@@ -306,10 +304,9 @@ std::string json_of(const VerifyReport& report, const VerifyRequest& request) {
 VerifyReport verify_config(const Config& config, const VerifyRequest& request,
                            const VerifyContext& context) {
   at::set_num_threads(static_cast<int>(config.run.threads));
-  const auto replicas = make_replica_group(context.world);
   const bool is_first = context.world.rank() == 0;
   Prepared prepared;
-  on_all_ranks(*replicas, [&] {
+  on_all_ranks(context.world, [&] {
     prepared = prepare(config, request, context);
     introduce(prepared, request, context);
   });
@@ -330,7 +327,7 @@ VerifyReport verify_config(const Config& config, const VerifyRequest& request,
     if (error.code() == ErrorCode::kInvalidArgument) throw CommonError(error);
     throw;
   }
-  on_all_ranks(*replicas, [&] {
+  on_all_ranks(context.world, [&] {
     if (!is_first) return;
     context.print(cadre::format("\n{}\n{}", report.to_text(), conclusion(report, request)));
     if (!request.json_path.empty()) write_json(request.json_path, json_of(report, request));

@@ -1,0 +1,97 @@
+#include "cadre/wrap/located_group.h"
+
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+// The same values without autograd: a wrapper exchanges the values of parameters, which require
+// grad, and fills again the memory of gathered parameters whose values a graph has saved.
+at::Tensor written(const at::Tensor& tensor) {
+  return tensor.variable_data();
+}
+
+}  // namespace
+
+struct LocatedGroup::Location {
+  Owner owner;
+  Place place = {};
+};
+
+LocatedGroup::LocatedGroup(const ProcessGroup& group, Owner owner)
+    : group_(group), location_(std::make_shared<Location>(std::move(owner))) {}
+
+void LocatedGroup::enter(const Place& place) const {
+  location_->place = place;
+}
+
+LogSink& LocatedGroup::log_sink() const {
+  const auto& log = group_.communicator().options().log;
+  return log ? *log : null_log_sink();
+}
+
+template <typename Operation>
+auto LocatedGroup::run(Operation operation) const {
+  try {
+    return operation();
+  } catch (const Error& error) {
+    // The error has a reporter if the ranks called different operations, and none if this rank
+    // refused its own arguments.
+    if (location_ == nullptr || error.code() != ErrorCode::kInvalidArgument ||
+        !error.details().reporter) {
+      throw;
+    }
+    const auto& [owner, place] = *location_;
+    throw error.with_context(
+        format("{} of {}, rank {}, in {}: the ranks are not at the same place "
+               "of the same step. One of them left out a forward, a backward() or another call "
+               "that all ranks make (an exception that was caught, a step on some ranks only), or "
+               "made one more. Leave out a step on all ranks or on none. The operations that met",
+               owner.wrapper, owner.module, rank(), format(place.text, place.number)));
+  }
+}
+
+std::function<void()> LocatedGroup::wait_for(Work work) const {
+  return [group = *this, work = std::move(work)] { group.run([&] { work.wait(); }); };
+}
+
+at::Tensor LocatedGroup::empty_flat(int64_t numel, at::ScalarType dtype) const {
+  return run([&] { return group_.empty_symmetric(numel, dtype); });
+}
+
+std::optional<MappedParts> LocatedGroup::map_parts(int64_t numel, at::ScalarType dtype) const {
+  return run([&] { return group_.map_parts(numel, dtype); });
+}
+
+std::function<void()> LocatedGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
+  return wait_for(run([&] { return group_.all_reduce_async(written(tensor), {.op = op}); }));
+}
+
+void LocatedGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  run([&] { group_.all_reduce(written(tensor), {.op = op}); });
+}
+
+void LocatedGroup::broadcast(const at::Tensor& tensor, Rank root) const {
+  run([&] { group_.broadcast(written(tensor), {.root = root}); });
+}
+
+void LocatedGroup::all_gather(const at::Tensor& output, const at::Tensor& input) const {
+  run([&] { group_.all_gather_into_tensor(written(output), input); });
+}
+
+std::function<void()> LocatedGroup::all_gather_async(const at::Tensor& output,
+                                                     const at::Tensor& input) const {
+  return wait_for(run([&] { return group_.all_gather_into_tensor_async(written(output), input); }));
+}
+
+std::function<void()> LocatedGroup::reduce_scatter_async(const at::Tensor& output,
+                                                         const at::Tensor& input,
+                                                         ReduceOp op) const {
+  return wait_for(
+      run([&] { return group_.reduce_scatter_tensor_async(written(output), input, {.op = op}); }));
+}
+
+}  // namespace cadre
