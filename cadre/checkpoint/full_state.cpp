@@ -28,7 +28,7 @@ std::vector<Box> whole_box(const ManifestTensor& tensor) {
 void write_whole(SnapshotReader& reader, const std::vector<const ManifestTensor*>& tensors,
                  const std::string& path) {
   std::map<std::string, const ManifestTensor*> by_name;
-  std::vector<SafetensorsEntry> entries;
+  std::vector<wire::SafetensorsEntry> entries;
   for (const ManifestTensor* tensor : tensors) {
     if (!scalar_type_of(tensor->dtype)) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -41,13 +41,14 @@ void write_whole(SnapshotReader& reader, const std::vector<const ManifestTensor*
     by_name.emplace(name_in_files(*tensor), tensor);
   }
   reader.check_digests(0, 1);
-  const SafetensorsHeader header = lay_out_safetensors(std::move(entries), {{"format", "pt"}});
-  const std::string encoded = encode_safetensors_header(header);
+  const wire::SafetensorsHeader header =
+      wire::lay_out_safetensors(std::move(entries), {{"format", "pt"}});
+  const std::string encoded = wire::encode_safetensors_header(header);
   const size_t data_bytes = header.tensors.empty() ? 0 : header.tensors.back().end;
   const os::MappedFile file =
       os::MappedFile::create(path, encoded.size() + data_bytes).value_or_throw();
   std::memcpy(file.bytes().data(), encoded.data(), encoded.size());
-  for (const SafetensorsEntry& entry : header.tensors) {
+  for (const wire::SafetensorsEntry& entry : header.tensors) {
     if (entry.begin == entry.end) continue;
     const ManifestTensor& tensor = *by_name.at(entry.name);
     const at::ScalarType dtype = *scalar_type_of(entry.dtype);

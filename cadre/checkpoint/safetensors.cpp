@@ -85,7 +85,7 @@ Status write_safetensors(const std::string& path, const NamedTensors& tensors,
   CADRE_RETURN_IF_ERROR(check_writable(tensors));
   std::map<std::string_view, at::Tensor>
       contiguous;  // keeps the bytes alive until they are written
-  std::vector<SafetensorsEntry> entries;
+  std::vector<wire::SafetensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
     // The bytes of a lazily conjugated or negated tensor differ from its values.
     contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
@@ -93,23 +93,25 @@ Status write_safetensors(const std::string& path, const NamedTensors& tensors,
                        .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
                        .shape = tensor.sizes().vec()});
   }
-  const SafetensorsHeader header = lay_out_safetensors(std::move(entries), metadata);
-  const std::string encoded = encode_safetensors_header(header);
+  const wire::SafetensorsHeader header = wire::lay_out_safetensors(std::move(entries), metadata);
+  const std::string encoded = wire::encode_safetensors_header(header);
   std::vector<ConstBytes> pieces = {std::as_bytes(std::span(encoded))};
-  for (const SafetensorsEntry& entry : header.tensors) {
+  for (const wire::SafetensorsEntry& entry : header.tensors) {
     pieces.push_back(bytes_of(contiguous.at(entry.name)));
   }
   return os::write_file(path, pieces);
 }
 
-SafetensorsFile::SafetensorsFile(std::string path, os::ReadOnlyFile file, SafetensorsHeader header)
+SafetensorsFile::SafetensorsFile(std::string path, os::ReadOnlyFile file,
+                                 wire::SafetensorsHeader header)
     : path_(std::move(path)), file_(std::move(file)), header_(std::move(header)) {
   for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
 }
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   os::ReadOnlyFile file = os::ReadOnlyFile::open(path).value_or_throw();
-  Result<SafetensorsHeader> header = parse_safetensors_header(file.bytes(), file.bytes().size());
+  Result<wire::SafetensorsHeader> header =
+      wire::parse_safetensors_header(file.bytes(), file.bytes().size());
   if (!header.ok()) {
     if (is_zip_archive(file.bytes())) {
       throw Error(
@@ -125,36 +127,36 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
 
 std::vector<std::string> SafetensorsFile::names() const {
   std::vector<std::string> names;
-  for (const SafetensorsEntry& entry : header_.tensors) names.push_back(entry.name);
+  for (const wire::SafetensorsEntry& entry : header_.tensors) names.push_back(entry.name);
   return names;
 }
 
 at::Tensor SafetensorsFile::read(const std::string& name) const {
-  const SafetensorsEntry* entry = find(name);
+  const wire::SafetensorsEntry* entry = find(name);
   if (entry == nullptr) {
     throw Error(ErrorCode::kInvalidArgument, cadre::format("{} has no tensor '{}'", path_, name));
   }
   return read(*entry);
 }
 
-const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
+const wire::SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
 }
 
-ConstBytes SafetensorsFile::bytes(const SafetensorsEntry& entry) const {
+ConstBytes SafetensorsFile::bytes(const wire::SafetensorsEntry& entry) const {
   return file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
 }
 
 NamedTensors SafetensorsFile::read_all() const {
   NamedTensors tensors;
-  for (const SafetensorsEntry& entry : header_.tensors) {
+  for (const wire::SafetensorsEntry& entry : header_.tensors) {
     tensors.emplace_back(entry.name, read(entry));
   }
   return tensors;
 }
 
-at::Tensor SafetensorsFile::read(const SafetensorsEntry& entry) const {
+at::Tensor SafetensorsFile::read(const wire::SafetensorsEntry& entry) const {
   const auto dtype = scalar_type_of(entry.dtype);
   if (!dtype) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -48,17 +48,17 @@ class CADRE_EXPORT SafetensorsFile {
   at::Tensor read(const std::string& name) const;
   NamedTensors read_all() const;
   // Null for a name that the file does not have.
-  const SafetensorsEntry* find(const std::string& name) const;
+  const wire::SafetensorsEntry* find(const std::string& name) const;
   // The elements of a tensor, in the mapping of the file: valid as long as this object.
-  ConstBytes bytes(const SafetensorsEntry& entry) const;
+  ConstBytes bytes(const wire::SafetensorsEntry& entry) const;
 
  private:
-  SafetensorsFile(std::string path, os::ReadOnlyFile file, SafetensorsHeader header);
-  at::Tensor read(const SafetensorsEntry& entry) const;
+  SafetensorsFile(std::string path, os::ReadOnlyFile file, wire::SafetensorsHeader header);
+  at::Tensor read(const wire::SafetensorsEntry& entry) const;
 
   std::string path_;
   os::ReadOnlyFile file_;
-  SafetensorsHeader header_;
+  wire::SafetensorsHeader header_;
   std::map<std::string, size_t, std::less<>> by_name_;  // index of header_.tensors
 };
 

@@ -60,7 +60,7 @@ bool is_same(const HeldTensor& a, const HeldTensor& b) {
 }
 
 uint64_t bytes_of(const ManifestTensor& tensor, const Box& box) {
-  return static_cast<uint64_t>(box.numel()) * safetensors_dtype_bytes(tensor.dtype);
+  return static_cast<uint64_t>(box.numel()) * wire::safetensors_dtype_bytes(tensor.dtype);
 }
 
 // Assigns boxes to ranks and files.

@@ -37,7 +37,7 @@ SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& pat
   SnapshotManifest manifest;
   manifest.files = {{.name = fs::path(path).filename().string()}};
   for (const std::string& name : file.names()) {
-    const SafetensorsEntry& entry = *file.find(name);
+    const wire::SafetensorsEntry& entry = *file.find(name);
     ManifestTensor tensor{.name = name, .dtype = entry.dtype, .shape = entry.shape};
     tensor.pieces = {
         {.file = 0, .offsets = std::vector<int64_t>(entry.shape.size(), 0), .sizes = entry.shape}};
@@ -164,7 +164,7 @@ void SnapshotReader::check_piece(const ManifestTensor& tensor, const ManifestPie
     mapped = files_.emplace(piece.file, SafetensorsFile::open(path)).first;
   }
   const std::string name = name_in_files(tensor);
-  const SafetensorsEntry* entry = mapped->second.find(name);
+  const wire::SafetensorsEntry* entry = mapped->second.find(name);
   if (entry == nullptr) {
     throw damaged(path, cadre::format("it has no tensor '{}'; the manifest says it has", name));
   }

@@ -82,7 +82,7 @@ at::Tensor EmbeddingImpl::logits(const at::Tensor& hidden) const {
 std::shared_ptr<torch::nn::Module> EmbeddingImpl::clone(
     const std::optional<torch::Device>& device) const {
   refuse_copy_if_parallelized();
-  return with_parameters_of(*this, std::make_shared<EmbeddingImpl>(options), device);
+  return layers::with_parameters_of(*this, std::make_shared<EmbeddingImpl>(options), device);
 }
 
 std::optional<int64_t> EmbeddingImpl::divided_dim(std::string_view, ParallelStyle style) const {
@@ -105,11 +105,11 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(const torch::nn::Embeddin
                                                        const ProcessGroup& group,
                                                        const VocabParallelOptions& parallel)
     : EmbeddingImpl(given) {
-  parallelize_new(*this,
-                  {.group = group,
-                   .style = ParallelStyle::kRowwise,
-                   .sequence_parallel = parallel.sequence_parallel},
-                  "VocabParallelEmbedding");
+  layers::parallelize_new(*this,
+                          {.group = group,
+                           .style = ParallelStyle::kRowwise,
+                           .sequence_parallel = parallel.sequence_parallel},
+                          "VocabParallelEmbedding");
 }
 
 }  // namespace cadre

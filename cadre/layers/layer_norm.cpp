@@ -21,7 +21,7 @@ at::Tensor LayerNormImpl::forward(const at::Tensor& input) {
 std::shared_ptr<torch::nn::Module> LayerNormImpl::clone(
     const std::optional<torch::Device>& device) const {
   refuse_copy_if_parallelized();
-  return with_parameters_of(*this, std::make_shared<LayerNormImpl>(options), device);
+  return layers::with_parameters_of(*this, std::make_shared<LayerNormImpl>(options), device);
 }
 
 std::vector<NamedTensor> LayerNormImpl::parameters_of_layer() const {

@@ -41,7 +41,7 @@ std::shared_ptr<torch::nn::Module> LinearImpl::clone(
   refuse_copy_if_parallelized();
   const auto copy = std::make_shared<LinearImpl>(options);
   copy->set_block_size(block_size_);
-  return with_parameters_of(*this, copy, device);
+  return layers::with_parameters_of(*this, copy, device);
 }
 
 int64_t LinearImpl::first_divided_feature() const {
@@ -82,24 +82,24 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::LinearOption
                                                    const ProcessGroup& group,
                                                    const ColumnParallelOptions& parallel)
     : LinearImpl(given) {
-  parallelize_new(*this,
-                  {.group = group,
-                   .style = ParallelStyle::kColwise,
-                   .sequence_parallel = parallel.sequence_parallel,
-                   .gather_output = parallel.gather_output},
-                  "ColumnParallelLinear");
+  layers::parallelize_new(*this,
+                          {.group = group,
+                           .style = ParallelStyle::kColwise,
+                           .sequence_parallel = parallel.sequence_parallel,
+                           .gather_output = parallel.gather_output},
+                          "ColumnParallelLinear");
 }
 
 RowParallelLinearImpl::RowParallelLinearImpl(const torch::nn::LinearOptions& given,
                                              const ProcessGroup& group,
                                              const RowParallelOptions& parallel)
     : LinearImpl(given) {
-  parallelize_new(*this,
-                  {.group = group,
-                   .style = ParallelStyle::kRowwise,
-                   .sequence_parallel = parallel.sequence_parallel,
-                   .input_is_parallel = parallel.input_is_parallel},
-                  "RowParallelLinear");
+  layers::parallelize_new(*this,
+                          {.group = group,
+                           .style = ParallelStyle::kRowwise,
+                           .sequence_parallel = parallel.sequence_parallel,
+                           .input_is_parallel = parallel.input_is_parallel},
+                          "RowParallelLinear");
 }
 
 }  // namespace cadre

@@ -212,7 +212,7 @@ TEST_P(ParallelLayers, EmbeddingEqualsOneProcess) {
       // Released before the group's system is.
       const auto owned = std::move(layers[static_cast<size_t>(group.rank())]);
       EmbeddingImpl& layer = *owned;
-      parallelize_new(
+      layers::parallelize_new(
           layer,
           {.group = group, .style = ParallelStyle::kRowwise, .sequence_parallel = is_sequence},
           "table");
@@ -301,8 +301,9 @@ TEST_P(ParallelLayers, AttentionEqualsOneProcess) {
   expect_on_all([&](const ProcessGroup& group) {
     const auto owned = std::move(layers[static_cast<size_t>(group.rank())]);
     SelfAttentionImpl& layer = *owned;
-    parallelize_new(*layer.qkv, {.group = group, .style = ParallelStyle::kColwise}, "qkv");
-    parallelize_new(*layer.output, {.group = group, .style = ParallelStyle::kRowwise}, "output");
+    layers::parallelize_new(*layer.qkv, {.group = group, .style = ParallelStyle::kColwise}, "qkv");
+    layers::parallelize_new(*layer.output, {.group = group, .style = ParallelStyle::kRowwise},
+                            "output");
     const Tensor leaf = x.clone().requires_grad_(true);
     const Tensor output = layer.forward(leaf);
     (output * weights).sum().backward();

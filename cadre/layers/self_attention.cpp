@@ -95,16 +95,16 @@ ParallelSelfAttentionImpl::ParallelSelfAttentionImpl(const SelfAttentionOptions&
                                                      const ProcessGroup& group,
                                                      const ParallelSelfAttentionOptions& parallel)
     : SelfAttentionImpl(given) {
-  parallelize_new(*qkv,
-                  {.group = group,
-                   .style = ParallelStyle::kColwise,
-                   .sequence_parallel = parallel.sequence_parallel},
-                  "ParallelSelfAttention.qkv");
-  parallelize_new(*output,
-                  {.group = group,
-                   .style = ParallelStyle::kRowwise,
-                   .sequence_parallel = parallel.sequence_parallel},
-                  "ParallelSelfAttention.output");
+  layers::parallelize_new(*qkv,
+                          {.group = group,
+                           .style = ParallelStyle::kColwise,
+                           .sequence_parallel = parallel.sequence_parallel},
+                          "ParallelSelfAttention.qkv");
+  layers::parallelize_new(*output,
+                          {.group = group,
+                           .style = ParallelStyle::kRowwise,
+                           .sequence_parallel = parallel.sequence_parallel},
+                          "ParallelSelfAttention.output");
 }
 
 }  // namespace cadre

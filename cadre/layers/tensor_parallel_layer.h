@@ -104,6 +104,8 @@ class CADRE_EXPORT TensorParallelLayer {
 CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
                              std::string_view caller);
 
+namespace layers {
+
 // The constructor of a layer that is divided from the start: make_equal() and parallelize().
 template <typename Layer>
 void parallelize_new(Layer& layer, const LayerParallelism& how, std::string_view type) {
@@ -127,5 +129,7 @@ std::shared_ptr<torch::nn::Module> with_parameters_of(const Layer& layer,
   copy->train(layer.is_training());
   return copy;
 }
+
+}  // namespace layers
 
 }  // namespace cadre

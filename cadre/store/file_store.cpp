@@ -64,7 +64,7 @@ Error never_locked(const std::string& path) {
 
 // What a request that was answered so has changed in the table.
 std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResponse& response,
-                                    const KeyTable& table) {
+                                    const store::KeyTable& table) {
   if (response.error) return {};
   const auto& [id, verb, amount, keys, values] = request;
   switch (verb) {
@@ -99,7 +99,7 @@ std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResp
 }
 
 // The value of a counter; 0 when it is absent or no number.
-int64_t count_of(KeyTable& table, const std::string& key) {
+int64_t count_of(store::KeyTable& table, const std::string& key) {
   const std::string* text = table.find(key);
   int64_t count = 0;
   if (text) std::from_chars(text->data(), text->data() + text->size(), count);
@@ -162,12 +162,12 @@ Result<StoreResponse> FileStore::answer(StoreRequest request, Deadline deadline)
     case StoreVerb::kWait:
     case StoreVerb::kMultiGet:
       return look_until(request, deadline,
-                        [&](KeyTable& table) { return table.has_all(request.keys); });
+                        [&](store::KeyTable& table) { return table.has_all(request.keys); });
     case StoreVerb::kCheck:
     case StoreVerb::kNumKeys:
     case StoreVerb::kListKeys:
     case StoreVerb::kQueueLength:
-      return look_until(request, deadline, [](KeyTable&) { return true; });
+      return look_until(request, deadline, [](store::KeyTable&) { return true; });
     case StoreVerb::kQueuePop:
       return pop(request, deadline);
     case StoreVerb::kBarrier:
@@ -201,13 +201,13 @@ Result<StoreResponse> FileStore::change(const StoreRequest& request, Deadline de
 }
 
 Result<StoreResponse> FileStore::look_until(const StoreRequest& request, Deadline deadline,
-                                            const std::function<bool(KeyTable&)>& is_ready) {
+                                            const std::function<bool(store::KeyTable&)>& is_ready) {
   Nap nap(system_, deadline);
   std::string missing;
   do {
     const std::lock_guard guard(mutex_);
     CADRE_RETURN_IF_ERROR(journal_->refresh());
-    KeyTable& table = journal_->table();
+    store::KeyTable& table = journal_->table();
     if (is_ready(table)) return store::answer_from(table, request);
     const std::string* first = table.first_missing(request.keys);
     missing = first ? *first : request.keys.front();
@@ -223,7 +223,7 @@ Result<StoreResponse> FileStore::pop(const StoreRequest& request, Deadline deadl
   while (true) {
     Result<StoreResponse> item = change(attempt, deadline);
     if (!item.ok() || item->number == 1) return item;
-    CADRE_RETURN_IF_ERROR(look_until(length, deadline, [&](KeyTable& table) {
+    CADRE_RETURN_IF_ERROR(look_until(length, deadline, [&](store::KeyTable& table) {
       return table.queue_length(request.keys[0]) > 0;
     }));
   }
@@ -236,7 +236,7 @@ Result<StoreResponse> FileStore::arrive(const StoreRequest& request, Deadline de
   CADRE_RETURN_IF_ERROR(change(arrival, deadline));
   StoreRequest wait = request;
   wait.verb = StoreVerb::kWait;
-  return look_until(wait, deadline, [&](KeyTable& table) {
+  return look_until(wait, deadline, [&](store::KeyTable& table) {
     return count_of(table, request.keys[0]) >= request.amount;
   });
 }

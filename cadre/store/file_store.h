@@ -24,10 +24,9 @@
 
 namespace cadre {
 
-class KeyTable;
-
 namespace store {
 class Journal;
+class KeyTable;
 }  // namespace store
 
 struct FileStoreOptions {
@@ -58,7 +57,7 @@ class CADRE_EXPORT FileStore final : public Store {
   Result<wire::StoreResponse> change(const wire::StoreRequest& request, Deadline deadline);
   // Naps until `is_ready` says so of a table that is up to date, and answers from it; or kTimeout.
   Result<wire::StoreResponse> look_until(const wire::StoreRequest& request, Deadline deadline,
-                                         const std::function<bool(KeyTable&)>& is_ready);
+                                         const std::function<bool(store::KeyTable&)>& is_ready);
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
   Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline);
 

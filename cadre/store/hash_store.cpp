@@ -38,7 +38,7 @@ Result<StoreResponse> HashStore::answer(StoreRequest request, Deadline deadline)
 
 Result<StoreResponse> HashStore::pop(const StoreRequest& request, Deadline deadline,
                                      std::unique_lock<std::mutex>& lock) {
-  const KeyTable::Ticket ticket = state_->next_ticket++;
+  const store::KeyTable::Ticket ticket = state_->next_ticket++;
   if (auto item = state_->table.pop_or_wait(ticket, request.keys[0])) {
     return StoreResponse{.values = {*std::move(item)}};
   }
@@ -52,7 +52,7 @@ Result<StoreResponse> HashStore::pop(const StoreRequest& request, Deadline deadl
 
 Result<StoreResponse> HashStore::arrive(const StoreRequest& request, Deadline deadline,
                                         std::unique_lock<std::mutex>& lock) {
-  const KeyTable::Ticket ticket = state_->next_ticket++;
+  const store::KeyTable::Ticket ticket = state_->next_ticket++;
   const Result<bool> arrived = state_->table.arrive(ticket, request.keys[0], request.amount);
   if (!arrived.ok()) return arrived.error();
   wake_ready();
@@ -70,7 +70,7 @@ Result<std::shared_ptr<Store>> HashStore::clone(Deadline) {
 Status HashStore::await_keys(const StoreRequest& request, Deadline deadline,
                              std::unique_lock<std::mutex>& lock) {
   while (true) {
-    const KeyTable::Ticket ticket = state_->next_ticket++;
+    const store::KeyTable::Ticket ticket = state_->next_ticket++;
     if (state_->table.wait(ticket, request.keys)) return {};
     const bool unparked = park(ticket, deadline, lock);
     state_->table.cancel(ticket);
@@ -80,7 +80,7 @@ Status HashStore::await_keys(const StoreRequest& request, Deadline deadline,
   }
 }
 
-bool HashStore::park(KeyTable::Ticket ticket, Deadline deadline,
+bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
                      std::unique_lock<std::mutex>& lock) {
   const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
   state_->waiters.emplace(ticket, waiter.get());
@@ -104,7 +104,7 @@ bool HashStore::park(KeyTable::Ticket ticket, Deadline deadline,
 }
 
 void HashStore::wake_ready() {
-  for (const KeyTable::Ticket ticket : state_->table.take_ready()) {
+  for (const store::KeyTable::Ticket ticket : state_->table.take_ready()) {
     const auto waiter = state_->waiters.find(ticket);
     if (waiter != state_->waiters.end()) waiter->second->unpark();
   }

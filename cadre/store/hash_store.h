@@ -30,9 +30,9 @@ class CADRE_EXPORT HashStore final : public Store {
   // What a store and its clones share.
   struct State {
     std::mutex mutex;
-    KeyTable table;
-    KeyTable::Ticket next_ticket = 0;
-    std::unordered_map<KeyTable::Ticket, os::Waiter*> waiters;
+    store::KeyTable table;
+    store::KeyTable::Ticket next_ticket = 0;
+    std::unordered_map<store::KeyTable::Ticket, os::Waiter*> waiters;
   };
 
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
@@ -45,7 +45,7 @@ class CADRE_EXPORT HashStore final : public Store {
                                      std::unique_lock<std::mutex>& lock);
   // Parks until the ticket is ready or the deadline; with `lock` held before and after. True when
   // unparked. The ticket of a caller that leaves by an exception is cancelled.
-  bool park(KeyTable::Ticket ticket, Deadline deadline, std::unique_lock<std::mutex>& lock);
+  bool park(store::KeyTable::Ticket ticket, Deadline deadline, std::unique_lock<std::mutex>& lock);
   // Unparks whose keys have appeared. REQUIRES: the lock held.
   void wake_ready();
 

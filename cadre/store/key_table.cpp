@@ -7,7 +7,7 @@
 #include "cadre/base/format.h"
 #include "cadre/store/store.h"
 
-namespace cadre {
+namespace cadre::store {
 namespace {
 
 Result<int64_t> parse_counter(const std::string& key, const std::string& text) {
@@ -297,4 +297,4 @@ void KeyTable::unpark(Ticket ticket) {
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::store

@@ -20,7 +20,7 @@
 
 #include "cadre/base/error.h"
 
-namespace cadre {
+namespace cadre::store {
 
 class KeyTable {
  public:
@@ -110,4 +110,4 @@ class KeyTable {
   std::vector<Ticket> ready_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::store

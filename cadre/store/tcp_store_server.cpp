@@ -145,9 +145,9 @@ class TcpStoreServer::Impl {
     wake_ready();
   }
 
-  std::vector<KeyTable::Ticket> take_ready() {
-    std::vector<KeyTable::Ticket> ready = table_.take_ready();
-    const std::vector<KeyTable::Ticket> of_c10d = c10d_table_.take_ready();
+  std::vector<store::KeyTable::Ticket> take_ready() {
+    std::vector<store::KeyTable::Ticket> ready = table_.take_ready();
+    const std::vector<store::KeyTable::Ticket> of_c10d = c10d_table_.take_ready();
     ready.insert(ready.end(), of_c10d.begin(), of_c10d.end());
     return ready;
   }
@@ -156,7 +156,7 @@ class TcpStoreServer::Impl {
   void wake_ready() {
     // A client that is dropped here may leave a will or give back an item, which wakes others.
     for (auto ready = take_ready(); !ready.empty(); ready = take_ready()) {
-      for (const KeyTable::Ticket ticket : ready) {
+      for (const store::KeyTable::Ticket ticket : ready) {
         const uint32_t number = store::TicketSource::connection_of(ticket);
         const auto found = connections_.find(number);
         if (found == connections_.end()) continue;
@@ -200,8 +200,8 @@ class TcpStoreServer::Impl {
   std::unique_ptr<os::Event> stop_event_;
   std::atomic<bool> stopping_{false};
   // From here on: the server thread's alone.
-  KeyTable table_;
-  KeyTable c10d_table_;
+  store::KeyTable table_;
+  store::KeyTable c10d_table_;
   const store::ServerContext context_;
   os::PollSet poll_set_;
   std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;

@@ -11,7 +11,7 @@
 
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::wire {
 namespace {
 
 using Json = nlohmann::json;
@@ -289,4 +289,4 @@ std::string encode_safetensors_header(const SafetensorsHeader& header) {
   return encoded + text;
 }
 
-}  // namespace cadre
+}  // namespace cadre::wire

@@ -16,7 +16,7 @@
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
 
-namespace cadre {
+namespace cadre::wire {
 
 // The dtypes of whole bytes, by the format's own names: "F32", "BF16", "I64", ...
 struct SafetensorsEntry {
@@ -59,4 +59,4 @@ CADRE_EXPORT Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefi
 // REQUIRES: entries that parse_safetensors_header would accept, over a file of header and data.
 CADRE_EXPORT std::string encode_safetensors_header(const SafetensorsHeader& header);
 
-}  // namespace cadre
+}  // namespace cadre::wire

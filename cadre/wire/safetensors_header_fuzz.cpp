@@ -14,13 +14,13 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   const cadre::ConstBytes bytes = std::as_bytes(std::span(data, num_bytes));
-  const auto header = cadre::parse_safetensors_header(bytes, num_bytes);
+  const auto header = cadre::wire::parse_safetensors_header(bytes, num_bytes);
   if (!header.ok()) return 0;
 
-  const std::string encoded = cadre::encode_safetensors_header(*header);
+  const std::string encoded = cadre::wire::encode_safetensors_header(*header);
   const uint64_t data_bytes = num_bytes - header->data_offset;
-  const auto again = cadre::parse_safetensors_header(std::as_bytes(std::span(encoded)),
-                                                     encoded.size() + data_bytes);
+  const auto again = cadre::wire::parse_safetensors_header(std::as_bytes(std::span(encoded)),
+                                                           encoded.size() + data_bytes);
   if (!again.ok() || again->tensors != header->tensors || again->metadata != header->metadata) {
     std::abort();
   }
@@ -31,10 +31,10 @@ namespace {
 
 // A small good file: random bytes alone never become JSON with the right keys.
 std::string sample() {
-  const cadre::SafetensorsHeader header{
+  const cadre::wire::SafetensorsHeader header{
       .tensors = {{"bias", "F32", {2}, 0, 8}, {"weight", "I64", {1, 2}, 8, 24}},
       .metadata = {{"format", "pt"}}};
-  return cadre::encode_safetensors_header(header) + std::string(24, 'd');
+  return cadre::wire::encode_safetensors_header(header) + std::string(24, 'd');
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ std::string sample() {
 // word right again, so that the JSON is reached.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
-  using cadre::kSafetensorsLengthBytes;
+  using cadre::wire::kSafetensorsLengthBytes;
   const std::string fresh = sample();
   if ((seed % 32 == 0 || size < kSafetensorsLengthBytes) && fresh.size() <= max_size) {
     std::memcpy(data, fresh.data(), fresh.size());

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-namespace cadre {
+namespace cadre::wire {
 namespace {
 
 using ::testing::HasSubstr;
@@ -140,4 +140,4 @@ TEST(SafetensorsHeader, SurvivesEveryTruncationAndEveryFlippedByte) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::wire

@@ -168,7 +168,7 @@ std::vector<ManifestFile> read_files(const Json& json) {
 }
 
 void check_tensor(const ManifestTensor& tensor, size_t num_files) {
-  const size_t element_bytes = safetensors_dtype_bytes(tensor.dtype);
+  const size_t element_bytes = wire::safetensors_dtype_bytes(tensor.dtype);
   if (element_bytes == 0) throw Malformed("it has an unknown dtype");
   if (std::ranges::any_of(tensor.shape, [](int64_t size) { return size < 0; })) {
     throw Malformed("its shape has a negative size");
