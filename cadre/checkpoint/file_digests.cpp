@@ -11,6 +11,7 @@
 #include "cadre/base/format.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/file.h"
+#include "cadre/os/files/native_file_system.h"
 #include "cadre/os/files/read_only_file.h"
 #include "cadre/wire/blake2b.h"
 
@@ -70,16 +71,18 @@ Status write_digests(const std::string& folder, std::span<const std::string_view
     if (!digest.ok()) return digest.error();
     digests.push_back({.name = std::string(name), .digest = std::move(digest).value()});
   }
-  return write_digest_list(folder, digests);
+  os::NativeFileSystem files;
+  return write_digest_list(files, folder, digests);
 }
 
-Status write_digest_list(const std::string& folder, std::span<const FileDigest> digests) {
+Status write_digest_list(os::FileSystem& files, const std::string& folder,
+                         std::span<const FileDigest> digests) {
   std::string text;
   for (const auto& [name, digest] : digests) {
     text += cadre::format("{}{}{}\n", digest, kSeparator, name);
   }
   const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
-  return os::write_file(path_in(folder, kDigestsName), pieces);
+  return os::write_file(files, path_in(folder, kDigestsName), pieces);
 }
 
 Status check_digests(const std::string& folder, std::span<const std::string_view> names) {

@@ -11,6 +11,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
+#include "cadre/os/file_system.h"
 
 namespace cadre {
 
@@ -24,7 +25,8 @@ struct FileDigest {
 // The digest of a file; kCorruption if it does not exist.
 Result<std::string> digest_of(const std::string& path);
 // Writes and syncs B2SUMS with digests that were computed before, for example by several ranks.
-Status write_digest_list(const std::string& folder, std::span<const FileDigest> digests);
+Status write_digest_list(os::FileSystem& files, const std::string& folder,
+                         std::span<const FileDigest> digests);
 
 // Writes and syncs the digests of these files of the folder.
 CADRE_EXPORT Status write_digests(const std::string& folder,

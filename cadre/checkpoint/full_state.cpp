@@ -4,8 +4,8 @@
 
 #include <array>
 #include <cstring>
-#include <filesystem>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -14,7 +14,7 @@
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/snapshot_reader.h"
 #include "cadre/os/files/durable_file.h"
-#include "cadre/os/files/mapped_file.h"
+#include "cadre/os/files/native_file_system.h"
 #include "cadre/wire/safetensors_header.h"
 
 namespace cadre {
@@ -26,7 +26,7 @@ std::vector<Box> whole_box(const ManifestTensor& tensor) {
 
 // Checks everything, then fills the file.
 void write_whole(SnapshotReader& reader, const std::vector<const ManifestTensor*>& tensors,
-                 const std::string& path) {
+                 os::FileSystem& files, const std::string& path) {
   std::map<std::string, const ManifestTensor*> by_name;
   std::vector<wire::SafetensorsEntry> entries;
   for (const ManifestTensor* tensor : tensors) {
@@ -45,15 +45,15 @@ void write_whole(SnapshotReader& reader, const std::vector<const ManifestTensor*
       wire::lay_out_safetensors(std::move(entries), {{"format", "pt"}});
   const std::string encoded = wire::encode_safetensors_header(header);
   const size_t data_bytes = header.tensors.empty() ? 0 : header.tensors.back().end;
-  const os::MappedFile file =
-      os::MappedFile::create(path, encoded.size() + data_bytes).value_or_throw();
-  std::memcpy(file.bytes().data(), encoded.data(), encoded.size());
+  const std::unique_ptr<os::SizedFile> file =
+      files.create_sized(path, encoded.size() + data_bytes).value_or_throw();
+  std::memcpy(file->bytes().data(), encoded.data(), encoded.size());
   for (const wire::SafetensorsEntry& entry : header.tensors) {
     if (entry.begin == entry.end) continue;
     const ManifestTensor& tensor = *by_name.at(entry.name);
     const at::ScalarType dtype = *scalar_type_of(entry.dtype);
     const auto numel = static_cast<int64_t>((entry.end - entry.begin) / c10::elementSize(dtype));
-    std::byte* start = file.bytes().data() + encoded.size() + entry.begin;
+    std::byte* start = file->bytes().data() + encoded.size() + entry.begin;
     reader.read(tensor, whole_box(tensor), at::from_blob(start, {numel}, dtype));
   }
 }
@@ -62,18 +62,23 @@ void write_whole(SnapshotReader& reader, const std::vector<const ManifestTensor*
 
 void write_full_state(const std::string& snapshot, const std::string& path,
                       SnapshotContent content) {
+  os::NativeFileSystem files;
+  write_full_state(snapshot, files, path, content);
+}
+
+void write_full_state(const std::string& snapshot, os::FileSystem& files, const std::string& path,
+                      SnapshotContent content) {
   SnapshotReader reader = SnapshotReader::open(snapshot);
   std::vector<const ManifestTensor*> tensors;
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (tensor.state.empty() == (content == SnapshotContent::kModel)) tensors.push_back(&tensor);
   }
-  const std::string temporary = os::create_file_beside(path).value_or_throw();
+  const std::string temporary = files.create_beside(path).value_or_throw();
   try {
-    write_whole(reader, tensors, temporary);
-    os::rename_path(temporary, path).value_or_throw();
+    write_whole(reader, tensors, files, temporary);
+    os::rename_path(files, temporary, path).value_or_throw();
   } catch (const Error&) {
-    std::error_code ignored;  // the first error is the one to report
-    std::filesystem::remove(temporary, ignored);
+    (void)os::remove_all(files, temporary);  // the first error is the one to report
     throw;
   }
 }

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <filesystem>
 #include <map>
 #include <set>
 #include <utility>
@@ -11,6 +10,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/files/durable_file.h"
+#include "cadre/os/files/native_file_system.h"
 
 namespace cadre {
 
@@ -22,10 +22,15 @@ NamedTensors named_state(const torch::nn::Module& module) {
 }
 
 void save(const torch::nn::Module& module, const std::string& path) {
-  const std::string temporary = os::create_file_beside(path).value_or_throw();
-  Status saved = write_safetensors(temporary, named_state(module), {{"format", "pt"}});
-  if (saved.ok()) saved = os::rename_path(temporary, path);
-  if (!saved.ok()) std::filesystem::remove(temporary);
+  os::NativeFileSystem files;
+  save(module, files, path);
+}
+
+void save(const torch::nn::Module& module, os::FileSystem& files, const std::string& path) {
+  const std::string temporary = files.create_beside(path).value_or_throw();
+  Status saved = write_safetensors(files, temporary, named_state(module), {{"format", "pt"}});
+  if (saved.ok()) saved = os::rename_path(files, temporary, path);
+  if (!saved.ok()) (void)os::remove_all(files, temporary);
   saved.value_or_throw();
 }
 

@@ -7,10 +7,13 @@
 #include <array>
 #include <cstring>
 #include <set>
+#include <span>
 #include <string_view>
 
 #include "cadre/base/format.h"
 #include "cadre/os/files/durable_file.h"
+#include "cadre/os/files/native_file_system.h"
+#include "cadre/wire/blake2b.h"
 
 namespace cadre {
 namespace {
@@ -38,6 +41,14 @@ ConstBytes bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
+// The content of a file, in pieces.
+struct Content {
+  std::string header;
+  std::map<std::string_view, at::Tensor>
+      contiguous;  // keeps the bytes alive until they are written
+  std::vector<ConstBytes> pieces;
+};
+
 Status check_writable(const NamedTensors& tensors) {
   std::set<std::string_view> names;
   for (const auto& [name, tensor] : tensors) {
@@ -55,6 +66,26 @@ Status check_writable(const NamedTensors& tensors) {
                                      ? "; call cadre::materialize() for a module of defer_init()"
                                      : ""));
     }
+  }
+  return {};
+}
+
+Status lay_out(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata,
+               Content& content) {
+  CADRE_RETURN_IF_ERROR(check_writable(tensors));
+  std::vector<wire::SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    // The bytes of a lazily conjugated or negated tensor differ from its values.
+    content.contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
+    entries.push_back({.name = name,
+                       .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
+                       .shape = tensor.sizes().vec()});
+  }
+  const wire::SafetensorsHeader header = wire::lay_out_safetensors(std::move(entries), metadata);
+  content.header = wire::encode_safetensors_header(header);
+  content.pieces = {std::as_bytes(std::span(content.header))};
+  for (const wire::SafetensorsEntry& entry : header.tensors) {
+    content.pieces.push_back(bytes_of(content.contiguous.at(entry.name)));
   }
   return {};
 }
@@ -80,26 +111,31 @@ std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype)
   return found->type;
 }
 
+Result<WrittenFile> write_and_digest_safetensors(
+    os::FileSystem& files, const std::string& path, const NamedTensors& tensors,
+    const std::map<std::string, std::string>& metadata) {
+  Content content;
+  CADRE_RETURN_IF_ERROR(lay_out(tensors, metadata, content));
+  CADRE_RETURN_IF_ERROR(os::write_file(files, path, content.pieces));
+  auto digest = wire::blake2b_hex(content.pieces);
+  if (!digest.ok()) return digest.error();
+  WrittenFile written{.bytes = 0, .digest = std::move(digest).value()};
+  for (const ConstBytes piece : content.pieces) written.bytes += piece.size();
+  return written;
+}
+
+Status write_safetensors(os::FileSystem& files, const std::string& path,
+                         const NamedTensors& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  Content content;
+  CADRE_RETURN_IF_ERROR(lay_out(tensors, metadata, content));
+  return os::write_file(files, path, content.pieces);
+}
+
 Status write_safetensors(const std::string& path, const NamedTensors& tensors,
                          const std::map<std::string, std::string>& metadata) {
-  CADRE_RETURN_IF_ERROR(check_writable(tensors));
-  std::map<std::string_view, at::Tensor>
-      contiguous;  // keeps the bytes alive until they are written
-  std::vector<wire::SafetensorsEntry> entries;
-  for (const auto& [name, tensor] : tensors) {
-    // The bytes of a lazily conjugated or negated tensor differ from its values.
-    contiguous.emplace(name, tensor.resolve_conj().resolve_neg().contiguous());
-    entries.push_back({.name = name,
-                       .dtype = std::string(*safetensors_dtype(tensor.scalar_type())),
-                       .shape = tensor.sizes().vec()});
-  }
-  const wire::SafetensorsHeader header = wire::lay_out_safetensors(std::move(entries), metadata);
-  const std::string encoded = wire::encode_safetensors_header(header);
-  std::vector<ConstBytes> pieces = {std::as_bytes(std::span(encoded))};
-  for (const wire::SafetensorsEntry& entry : header.tensors) {
-    pieces.push_back(bytes_of(contiguous.at(entry.name)));
-  }
-  return os::write_file(path, pieces);
+  os::NativeFileSystem files;
+  return write_safetensors(files, path, tensors, metadata);
 }
 
 SafetensorsFile::SafetensorsFile(std::string path, os::ReadOnlyFile file,

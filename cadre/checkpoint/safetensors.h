@@ -20,6 +20,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
+#include "cadre/os/file_system.h"
 #include "cadre/os/files/read_only_file.h"
 #include "cadre/wire/safetensors_header.h"
 
@@ -35,6 +36,19 @@ std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype)
 // not atomic: write to a temporary name, or into a folder that is renamed when complete.
 CADRE_EXPORT Status write_safetensors(const std::string& path, const NamedTensors& tensors,
                                       const std::map<std::string, std::string>& metadata = {});
+
+// The same on a given file system.
+Status write_safetensors(os::FileSystem& files, const std::string& path,
+                         const NamedTensors& tensors,
+                         const std::map<std::string, std::string>& metadata);
+
+struct WrittenFile {
+  uint64_t bytes = 0;
+  std::string digest;  // of what was written, as wire::blake2b_hex()
+};
+Result<WrittenFile> write_and_digest_safetensors(
+    os::FileSystem& files, const std::string& path, const NamedTensors& tensors,
+    const std::map<std::string, std::string>& metadata);
 
 class CADRE_EXPORT SafetensorsFile {
  public:

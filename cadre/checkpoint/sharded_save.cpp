@@ -18,6 +18,7 @@
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/save_plan.h"
 #include "cadre/os/files/durable_file.h"
+#include "cadre/wire/blake2b.h"
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wrap/named_tensors.h"
 
@@ -159,28 +160,22 @@ class FileWriter {
   }
 
   // The sizes and digests of the files, in the order of the plan.
-  Result<std::string> write(const std::string& folder) const {
+  Result<std::string> write(os::FileSystem& files, const std::string& folder) const {
     wire::ByteWriter written;
     for (size_t i = 0; i < plan_.files.size(); ++i) {
       if (plan_.files[i].writer != rank_) continue;
       const std::string path = cadre::format("{}/{}", folder, plan_.manifest.files[i].name);
-      CADRE_RETURN_IF_ERROR(write_file(i, path));
-      const auto digest = digest_of(path);
-      if (!digest.ok()) return digest.error();
-      std::error_code failure;
-      const uintmax_t bytes = std::filesystem::file_size(path, failure);
-      if (failure) {
-        return Error(ErrorCode::kUnavailable,
-                     cadre::format("size of {}: {}", path, failure.message()));
-      }
-      written.integer(static_cast<uint64_t>(bytes));
-      written.text(*digest);
+      const auto file = write_file(files, i, path);
+      if (!file.ok()) return file.error();
+      written.integer(file->bytes);
+      written.text(file->digest);
     }
     return std::string(wire::as_text(written.bytes()));
   }
 
  private:
-  Status write_file(size_t file, const std::string& path) const {
+  Result<WrittenFile> write_file(os::FileSystem& files, size_t file,
+                                 const std::string& path) const {
     NamedTensors tensors;
     nlohmann::json offsets = nlohmann::json::object();
     for (const size_t index : plan_.files[file].tensors) {
@@ -191,8 +186,8 @@ class FileWriter {
       tensors.emplace_back(name, values_of(*held, *values, *piece));
       offsets[name] = {{"saved_offsets", piece->offsets}};
     }
-    return write_safetensors(
-        path, tensors,
+    return write_and_digest_safetensors(
+        files, path, tensors,
         {{"format", "pt"}, {"DCP_VERSION", "1.0"}, {"DCP_SHARDING_INFO", offsets.dump()}});
   }
 
@@ -219,18 +214,18 @@ Result<std::vector<FileDigest>> digests_of(SavePlan& plan, std::span<const std::
   return digests;
 }
 
-Status write_manifest(const std::string& folder, const SavePlan& plan,
+Status write_manifest(os::FileSystem& files, const std::string& folder, const SavePlan& plan,
                       std::vector<FileDigest> digests) {
   const auto text = encode_snapshot_manifest(plan.manifest);
   if (!text.ok()) return text.error();
   const std::string path = cadre::format("{}/{}", folder, kSnapshotManifestName);
   const std::array<ConstBytes, 1> pieces = {wire::as_bytes(*text)};
-  CADRE_RETURN_IF_ERROR(os::write_file(path, pieces));
-  auto digest = digest_of(path);
+  CADRE_RETURN_IF_ERROR(os::write_file(files, path, pieces));
+  auto digest = wire::blake2b_hex(pieces.front());
   if (!digest.ok()) return digest.error();
   digests.push_back(
       {.name = std::string(kSnapshotManifestName), .digest = std::move(digest).value()});
-  return write_digest_list(folder, digests);
+  return write_digest_list(files, folder, digests);
 }
 
 // What all ranks hold, and who writes what.
@@ -257,8 +252,9 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
     folder.save(plan.manifest.step, [&](const std::string& temporary) {
       has_told = true;
       ranks.gather(std::filesystem::path(temporary).filename().string()).value_or_throw();
-      const auto written = ranks.gather(writer.write(temporary)).value_or_throw();
-      write_manifest(temporary, plan, digests_of(plan, written).value_or_throw()).value_or_throw();
+      const auto written = ranks.gather(writer.write(folder.files(), temporary)).value_or_throw();
+      write_manifest(folder.files(), temporary, plan, digests_of(plan, written).value_or_throw())
+          .value_or_throw();
     });
   } catch (const Error& error) {
     status = error;
@@ -272,8 +268,8 @@ Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
                       const RankAgreement& ranks) {
   const auto names = ranks.gather(std::string());
   if (!names.ok()) return ranks.follow_first(names.error());
-  const auto written =
-      ranks.gather(writer.write(cadre::format("{}/{}", folder.run_folder(), names->front())));
+  const auto written = ranks.gather(
+      writer.write(folder.files(), cadre::format("{}/{}", folder.run_folder(), names->front())));
   return ranks.follow_first(written.ok() ? Status() : written.error());
 }
 

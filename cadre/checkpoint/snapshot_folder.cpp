@@ -6,18 +6,14 @@
 #include <memory>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/os/files/durable_file.h"
-#include "cadre/os/files/file.h"
-#include "cadre/os/proc/temporary_folder.h"
+#include "cadre/os/files/native_file_system.h"
 
 namespace cadre {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr size_t kMaxPointerBytes = 4096;
 constexpr std::string_view kNamePrefix = "step-";
@@ -36,46 +32,61 @@ std::optional<int64_t> step_of(std::string_view name) {
   return step;
 }
 
-Status to_status(const std::error_code& error, const std::string& what) {
-  if (!error) return {};
-  return Error(ErrorCode::kUnavailable, cadre::format("{}: {}", what, error.message()));
+std::string in_folder(const std::string& folder, std::string_view name) {
+  return cadre::format("{}/{}", folder, name);
+}
+
+// Nothing if there is no folder.
+Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::string& folder) {
+  const auto kind = files.kind_of(folder);
+  if (!kind.ok()) return kind.error();
+  if (!*kind) return std::vector<std::string>();
+  return files.list(folder);
 }
 
 // Removes the folders of earlier attempts at this snapshot: by a run that was killed while writing,
 // or by a rank that may still be writing and then fails because its folder is removed.
-Status remove_all_with_prefix(const std::string& folder, const std::string& prefix) {
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
-    if (!entry->path().filename().string().starts_with(prefix)) continue;
-    std::error_code failure;
-    fs::remove_all(entry->path(), failure);
-    CADRE_RETURN_IF_ERROR(to_status(failure, cadre::format("remove {}", entry->path().string())));
+Status remove_all_with_prefix(os::FileSystem& files, const std::string& folder,
+                              const std::string& prefix) {
+  const auto names = names_in(files, folder);
+  if (!names.ok()) return names.error();
+  for (const std::string& name : *names) {
+    if (name.starts_with(prefix)) {
+      CADRE_RETURN_IF_ERROR(os::remove_all(files, in_folder(folder, name)));
+    }
   }
-  return to_status(error, cadre::format("list {}", folder));
+  return {};
 }
 
-// A new folder with a unique name.
-Result<std::unique_ptr<os::TemporaryFolder>> make_attempt_folder(const std::string& run_folder,
-                                                                 const std::string& prefix) {
-  std::error_code error;
-  fs::create_directories(run_folder, error);
-  CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("create {}", run_folder)));
-  CADRE_RETURN_IF_ERROR(remove_all_with_prefix(run_folder, prefix));
-  auto made = os::TemporaryFolder::make(run_folder, prefix + ".");
-  if (!made.ok()) return made.error();
-  // A snapshot has the permissions of other folders.
-  fs::permissions((*made)->path(), static_cast<fs::perms>(0755), error);
-  CADRE_RETURN_IF_ERROR(to_status(error, cadre::format("make {} readable", (*made)->path())));
-  return made;
-}
+// A new folder with a unique name, which the destructor removes if it has the name still.
+class AttemptFolder {
+ public:
+  AttemptFolder(os::FileSystem& files, const std::string& run_folder, const std::string& prefix)
+      : files_(files) {
+    os::make_folders(files, run_folder).value_or_throw();
+    remove_all_with_prefix(files, run_folder, prefix).value_or_throw();
+    path_ = files.make_folder_beside(in_folder(run_folder, prefix)).value_or_throw();
+  }
+  ~AttemptFolder() { (void)os::remove_all(files_, path_); }  // the next attempt tries it again
+  AttemptFolder(const AttemptFolder&) = delete;
+  AttemptFolder& operator=(const AttemptFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  os::FileSystem& files_;
+  std::string path_;
+};
 
 }  // namespace
 
-SnapshotFolder::SnapshotFolder(std::string run_folder) : run_folder_(std::move(run_folder)) {}
+SnapshotFolder::SnapshotFolder(std::string run_folder, os::FileSystem* files)
+    : run_folder_(std::move(run_folder)),
+      files_(files != nullptr ? std::shared_ptr<os::FileSystem>(files, [](os::FileSystem*) {})
+                              : std::make_shared<os::NativeFileSystem>()) {}
 
 std::string SnapshotFolder::path_of(int64_t step) const {
-  return cadre::format("{}/{}", run_folder_, name_of(step));
+  return in_folder(run_folder_, name_of(step));
 }
 
 void SnapshotFolder::save(int64_t step,
@@ -89,21 +100,22 @@ void SnapshotFolder::save(int64_t step,
 
 void SnapshotFolder::write_and_publish(int64_t step,
                                        const std::function<void(const std::string&)>& write_files) {
-  const std::unique_ptr<os::TemporaryFolder> attempt =
-      make_attempt_folder(run_folder_, cadre::format(".{}.tmp", name_of(step))).value_or_throw();
-  const std::string& temporary = attempt->path();
-  write_files(temporary);
+  const AttemptFolder attempt(*files_, run_folder_, cadre::format(".{}.tmp", name_of(step)));
+  write_files(attempt.path());
   const std::string target = path_of(step);
-  std::error_code error;
-  if (fs::exists(target, error)) {
-    os::exchange_paths(temporary, target).value_or_throw();
-    fs::remove_all(temporary, error);  // the replaced snapshot
-    to_status(error, cadre::format("remove {}", temporary)).value_or_throw();
+  if (files_->kind_of(target).value_or_throw()) {
+    os::exchange_paths(*files_, attempt.path(), target).value_or_throw();
+    os::remove_all(*files_, attempt.path()).value_or_throw();  // the replaced snapshot
   } else {
-    os::rename_path(temporary, target).value_or_throw();
+    os::rename_path(*files_, attempt.path(), target).value_or_throw();
   }
+  write_pointer("latest", step);
+}
+
+void SnapshotFolder::write_pointer(std::string_view pointer, int64_t step) {
   const std::string name = name_of(step) + "\n";
-  os::replace_file(run_folder_ + "/latest", std::as_bytes(std::span(name))).value_or_throw();
+  os::replace_file(*files_, in_folder(run_folder_, pointer), std::as_bytes(std::span(name)))
+      .value_or_throw();
 }
 
 std::optional<std::string> SnapshotFolder::latest() const {
@@ -119,20 +131,26 @@ std::optional<int64_t> SnapshotFolder::latest_step() const {
 }
 
 std::optional<int64_t> SnapshotFolder::step_of_folder(const std::string& path) {
-  return step_of(fs::path(path).filename().string());
+  return step_of(std::filesystem::path(path).filename().string());
 }
 
 std::vector<int64_t> SnapshotFolder::steps() const {
   std::vector<int64_t> steps;
-  std::error_code error;
-  for (fs::directory_iterator entry(run_folder_, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const auto step = step_of(entry->path().filename().string());
-    std::error_code unknown;
-    if (step && entry->is_directory(unknown)) steps.push_back(*step);
+  const auto names = names_in(*files_, run_folder_);
+  if (!names.ok()) return steps;
+  for (const std::string& name : *names) {
+    const auto step = step_of(name);
+    if (step && is_folder(in_folder(run_folder_, name))) steps.push_back(*step);
   }
   std::ranges::sort(steps);
   return steps;
+}
+
+bool SnapshotFolder::is_folder(const std::string& path) const {
+  const auto kind = files_->kind_of(path);
+  if (!kind.ok()) return false;
+  return *kind == os::FileKind::kFolder ||
+         (*kind == os::FileKind::kLink && files_->list(path).ok());
 }
 
 // A snapshot is renamed before it is removed, so that no partial one has its name.
@@ -143,15 +161,14 @@ void SnapshotFolder::keep_last(size_t count) {
     const std::string path = path_of(step);
     if (path == latest() || path == best()) continue;
     const std::string prefix = cadre::format(".{}.tmp", name_of(step));
-    remove_all_with_prefix(run_folder_, prefix).value_or_throw();
-    os::rename_path(path, cadre::format("{}/{}.removed", run_folder_, prefix)).value_or_throw();
-    remove_all_with_prefix(run_folder_, prefix).value_or_throw();
+    remove_all_with_prefix(*files_, run_folder_, prefix).value_or_throw();
+    os::rename_path(*files_, path, in_folder(run_folder_, prefix + ".removed")).value_or_throw();
+    remove_all_with_prefix(*files_, run_folder_, prefix).value_or_throw();
   }
 }
 
 void SnapshotFolder::mark_best(int64_t step) {
-  const std::string name = name_of(step) + "\n";
-  os::replace_file(run_folder_ + "/best", std::as_bytes(std::span(name))).value_or_throw();
+  write_pointer("best", step);
 }
 
 std::optional<std::string> SnapshotFolder::best() const {
@@ -159,13 +176,12 @@ std::optional<std::string> SnapshotFolder::best() const {
 }
 
 std::optional<std::string> SnapshotFolder::folder_named_by(const std::string& pointer) const {
-  const auto name = os::read_file(cadre::format("{}/{}", run_folder_, pointer), kMaxPointerBytes);
+  const auto name = files_->read(in_folder(run_folder_, pointer), kMaxPointerBytes);
   if (!name.ok()) return std::nullopt;
   const std::string folder = name->substr(0, name->find('\n'));
   if (!step_of(folder)) return std::nullopt;
-  const std::string path = cadre::format("{}/{}", run_folder_, folder);
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return std::nullopt;
+  const std::string path = in_folder(run_folder_, folder);
+  if (!is_folder(path)) return std::nullopt;
   return path;
 }
 

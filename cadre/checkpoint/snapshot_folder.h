@@ -10,20 +10,28 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 
+namespace cadre::os {
+class FileSystem;
+}
+
 namespace cadre {
 
 class CADRE_EXPORT SnapshotFolder {
  public:
-  explicit SnapshotFolder(std::string run_folder);
+  // files: outlives this object; null: that of the operating system.
+  explicit SnapshotFolder(std::string run_folder, os::FileSystem* files = nullptr);
 
   const std::string& run_folder() const { return run_folder_; }
+  os::FileSystem& files() const { return *files_; }
 
   // Calls `write_files` with an empty folder to fill with synced files, then publishes the folder
   // as this step's snapshot, replacing an earlier one of the same step. After an error nothing of
@@ -51,9 +59,12 @@ class CADRE_EXPORT SnapshotFolder {
  private:
   void write_and_publish(int64_t step, const std::function<void(const std::string&)>& write_files);
 
+  void write_pointer(std::string_view pointer, int64_t step);
+  bool is_folder(const std::string& path) const;
   std::optional<std::string> folder_named_by(const std::string& pointer) const;
 
   std::string run_folder_;
+  std::shared_ptr<os::FileSystem> files_;  // shared by copies; without an owner if it was given
 };
 
 }  // namespace cadre

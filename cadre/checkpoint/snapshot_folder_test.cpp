@@ -161,7 +161,7 @@ TEST_F(SnapshotFolderTest, SaysWhereItCannotWrite) {
     ADD_FAILURE() << "there is no folder to write into";
   };
   EXPECT_THAT(testing::failure_of([&] { SnapshotFolder("/proc/none").save(1, never); }),
-              ::testing::HasSubstr("create /proc/none"));
+              ::testing::HasSubstr("make the folder /proc/none"));
 }
 
 }  // namespace

@@ -107,7 +107,8 @@ TEST(SnapshotSaver, WorksInOneProcessAndAfterADiskThatWasInTheWay) {
   SnapshotSaver saver{SnapshotFolder(path)};
   const SnapshotParts parts = make_parts({Strategy::kReplicated, 1}, 0, true);
   saver.save(1, parts);
-  EXPECT_THAT(testing::failure_of([&] { saver.finish(); }), ::testing::HasSubstr("create " + path));
+  EXPECT_THAT(testing::failure_of([&] { saver.finish(); }),
+              ::testing::HasSubstr("make the folder " + path));
   saver.finish();
   fs::remove(path);
   saver.save(2, parts);

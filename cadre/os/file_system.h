@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,19 +54,40 @@ class CADRE_EXPORT SharedFile {
   virtual Status remove() = 0;
 };
 
+// A file of fixed size that is written by writing its bytes. FileSystem::sync() makes it durable.
+class CADRE_EXPORT SizedFile {
+ public:
+  virtual ~SizedFile() = default;
+  virtual Bytes bytes() = 0;
+};
+
+enum class FileKind {
+  kFile,
+  kFolder,
+  kLink,  // a symbolic link, to whatever
+};
+
 class CADRE_EXPORT FileSystem {
  public:
   virtual ~FileSystem() = default;
 
   // Creates the file, or empties it.
   virtual Result<std::unique_ptr<OutputFile>> create(const std::string& path) = 0;
+  // Creates or replaces the file, zeroed, with its space reserved: a full disk is an error here,
+  // not a signal at a later write. num_bytes: at least 1.
+  virtual Result<std::unique_ptr<SizedFile>> create_sized(const std::string& path,
+                                                          size_t num_bytes) = 0;
   // Creates an empty file in the folder of `path`, with a name that no other file has, and returns
   // the name.
   virtual Result<std::string> create_beside(const std::string& path) = 0;
+  // The same for a folder, which others may read.
+  virtual Result<std::string> make_folder_beside(const std::string& path) = 0;
   // Creates the file, if it does not exist, for its owner alone.
   virtual Result<std::unique_ptr<SharedFile>> open_shared(const std::string& path) = 0;
   // The whole file; kInvalidArgument if it has more than `max_bytes`.
   virtual Result<std::string> read(const std::string& path, size_t max_bytes) = 0;
+  // nullopt if nothing has the name.
+  virtual Result<std::optional<FileKind>> kind_of(const std::string& path) = 0;
   // The names in the folder, sorted.
   virtual Result<std::vector<std::string>> list(const std::string& folder) = 0;
   virtual Status make_folder(const std::string& path) = 0;
@@ -75,7 +97,7 @@ class CADRE_EXPORT FileSystem {
   virtual Status rename(const std::string& from, const std::string& to) = 0;
   // The two names change places in one step.
   virtual Status exchange(const std::string& from, const std::string& to) = 0;
-  // Removes a file.
+  // Removes a file or an empty folder.
   virtual Status remove(const std::string& path) = 0;
 };
 

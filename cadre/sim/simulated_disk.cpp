@@ -118,9 +118,25 @@ class SimulatedDisk::Shared final : public os::SharedFile {
   const std::string path_;
 };
 
+class SimulatedDisk::Sized final : public os::SizedFile {
+ public:
+  explicit Sized(NodePtr node) : node_(std::move(node)) {}
+  Bytes bytes() override { return std::as_writable_bytes(std::span(node_->content)); }
+
+ private:
+  const NodePtr node_;
+};
+
 void SimulatedDisk::fail_operation(uint64_t number) {
   const std::lock_guard lock(mutex_);
   failing_ = number == 0 ? 0 : num_operations_ + number;
+  is_power_cut_ = false;
+}
+
+void SimulatedDisk::cut_power_at(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  failing_ = num_operations_ + number;
+  is_power_cut_ = true;
 }
 
 bool SimulatedDisk::has_failed() const {
@@ -128,24 +144,37 @@ bool SimulatedDisk::has_failed() const {
   return failing_ > 0 && num_operations_ >= failing_;
 }
 
-void SimulatedDisk::lose_power() {
+void SimulatedDisk::lose_power(Unsynced kept) {
   const std::lock_guard lock(mutex_);
+  const bool keeps_losses = kept == Unsynced::kOnlyWhatDestroys;
+  failing_ = 0;
   num_bytes_ = 0;
   std::vector<NodePtr> folders = {root_};
   while (!folders.empty()) {
     const NodePtr folder = std::move(folders.back());
     folders.pop_back();
+    if (keeps_losses) {
+      std::erase_if(folder->synced_entries,
+                    [&](const auto& entry) { return removed_.contains(entry.second); });
+    }
     folder->entries = folder->synced_entries;
     for (const auto& [name, node] : folder->entries) {
       if (node->is_folder) folders.push_back(node);
+      if (keeps_losses) {
+        const auto changed = std::ranges::mismatch(node->synced_content, node->content).in1;
+        node->synced_content.erase(changed, node->synced_content.end());
+      }
       node->content = node->synced_content;
       num_bytes_ += node->content.size();
     }
   }
+  removed_.clear();
 }
 
 Status SimulatedDisk::begin(std::string_view what, const std::string& path) {
-  if (++num_operations_ != failing_) return {};
+  ++num_operations_;
+  const bool is_down = is_power_cut_ && failing_ > 0 && num_operations_ > failing_;
+  if (num_operations_ != failing_ && !is_down) return {};
   return io_error(what, path, "the operation failed");
 }
 
@@ -202,11 +231,41 @@ Result<std::unique_ptr<os::OutputFile>> SimulatedDisk::create(const std::string&
   return std::unique_ptr<os::OutputFile>(std::make_unique<Output>(*this, std::move(node), path));
 }
 
+Result<std::unique_ptr<os::SizedFile>> SimulatedDisk::create_sized(const std::string& path,
+                                                                   size_t num_bytes) {
+  const std::lock_guard lock(mutex_);
+  CADRE_RETURN_IF_ERROR(begin("create", path));
+  const auto [entries, name] = place_of(path);
+  const NodePtr former = find(path);
+  if (entries == nullptr || (former != nullptr && former->is_folder)) {
+    return io_error("create", path, "no such file");
+  }
+  if (former != nullptr) num_bytes_ -= former->content.size();
+  entries->erase(name);
+  if (num_bytes > capacity_bytes_ - num_bytes_) {
+    return io_error("create", path, "no space left on the disk");
+  }
+  const NodePtr node = make_file(path);
+  node->content.resize(num_bytes);
+  num_bytes_ += num_bytes;
+  return std::unique_ptr<os::SizedFile>(std::make_unique<Sized>(node));
+}
+
 Result<std::string> SimulatedDisk::create_beside(const std::string& path) {
   const std::lock_guard lock(mutex_);
   CADRE_RETURN_IF_ERROR(begin("create a file beside", path));
   const std::string name = format("{}.{:06}", path, ++num_temporary_);
   if (make_file(name) == nullptr) return io_error("create a file beside", path, "no such folder");
+  return name;
+}
+
+Result<std::string> SimulatedDisk::make_folder_beside(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  CADRE_RETURN_IF_ERROR(begin("make a folder beside", path));
+  const std::string name = format("{}.{:06}", path, ++num_temporary_);
+  const NodePtr node = make_file(name);
+  if (node == nullptr) return io_error("make a folder beside", path, "no such folder");
+  node->is_folder = true;
   return name;
 }
 
@@ -226,6 +285,14 @@ Result<std::string> SimulatedDisk::read(const std::string& path, size_t max_byte
   if (node->content.size() <= max_bytes) return node->content;
   return Error(ErrorCode::kInvalidArgument,
                format("{} has more than {} bytes, the most that is read", path, max_bytes));
+}
+
+Result<std::optional<os::FileKind>> SimulatedDisk::kind_of(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  CADRE_RETURN_IF_ERROR(begin("look at", path));
+  const NodePtr node = find(path);
+  if (node == nullptr) return std::optional<os::FileKind>();
+  return std::optional(node->is_folder ? os::FileKind::kFolder : os::FileKind::kFile);
 }
 
 Result<std::vector<std::string>> SimulatedDisk::list(const std::string& folder) {
@@ -292,10 +359,13 @@ Status SimulatedDisk::remove(const std::string& path) {
   const std::lock_guard lock(mutex_);
   CADRE_RETURN_IF_ERROR(begin("remove", path));
   const NodePtr node = find(path);
-  if (node == nullptr || node->is_folder) return io_error("remove", path, "no such file");
+  if (node == nullptr || !node->entries.empty()) {
+    return io_error("remove", path, "no such file, or the folder is not empty");
+  }
   num_bytes_ -= node->content.size();
   const auto [entries, name] = place_of(path);
   entries->erase(name);
+  removed_.insert(node);
   return {};
 }
 

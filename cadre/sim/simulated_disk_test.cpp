@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -101,12 +102,54 @@ TEST_P(FileSystemConformance, FilesAndFoldersAreRenamedAndExchanged) {
   EXPECT_EQ(files_->list(at("z")).value_or_throw(), Names{});
 }
 
+TEST_P(FileSystemConformance, KindsAreThoseOfWhatWasMade) {
+  using os::FileKind;
+  ASSERT_TRUE(files_->make_folder(at("folder")).ok());
+  ASSERT_TRUE(write_text(*files_, at("file"), "x").ok());
+  EXPECT_EQ(files_->kind_of(at("folder")).value_or_throw(), FileKind::kFolder);
+  EXPECT_EQ(files_->kind_of(at("file")).value_or_throw(), FileKind::kFile);
+  EXPECT_EQ(files_->kind_of(at("none")).value_or_throw(), std::nullopt);
+  EXPECT_EQ(files_->kind_of(at("none/file")).value_or_throw(), std::nullopt);
+  EXPECT_EQ(files_->kind_of(at("file/below")).value_or_throw(), std::nullopt);
+}
+
+TEST_P(FileSystemConformance, AFolderIsRemovedOnlyWhenItIsEmptyAndWithAllInItByRemoveAll) {
+  ASSERT_TRUE(os::make_folders(*files_, at("a/b/c")).ok());
+  ASSERT_TRUE(os::make_folders(*files_, at("a/b/c")).ok()) << "it is there already";
+  ASSERT_TRUE(write_text(*files_, at("a/b/file"), "x").ok());
+  EXPECT_FALSE(files_->remove(at("a/b")).ok());
+  EXPECT_EQ(files_->list(at("a/b")).value_or_throw(), (Names{"c", "file"}));
+  EXPECT_TRUE(files_->remove(at("a/b/c")).ok());
+  EXPECT_TRUE(os::remove_all(*files_, at("a")).ok());
+  EXPECT_EQ(files_->list(folder_).value_or_throw(), Names{});
+  EXPECT_TRUE(os::remove_all(*files_, at("a")).ok()) << "there is nothing to remove";
+  ASSERT_TRUE(write_text(*files_, at("file"), "x").ok());
+  EXPECT_EQ(os::make_folders(*files_, at("file/a")).error().code(), ErrorCode::kUnavailable);
+}
+
+TEST_P(FileSystemConformance, ASizedFileHoldsWhatIsWrittenToItsBytes) {
+  ASSERT_TRUE(write_text(*files_, at("a"), "a former, longer content").ok());
+  {
+    const auto file = files_->create_sized(at("a"), 4).value_or_throw();
+    ASSERT_EQ(file->bytes().size(), 4U);
+    EXPECT_EQ(file->bytes()[3], std::byte{0});
+    file->bytes()[1] = std::byte{'x'};
+  }
+  ASSERT_TRUE(files_->sync(at("a")).ok());
+  EXPECT_EQ(content_of(*files_, at("a")), std::string("\0x\0\0", 4));
+  EXPECT_FALSE(files_->create_sized(at("none/a"), 4).ok());
+}
+
 TEST_P(FileSystemConformance, NamesBesideAFileAreNew) {
   const std::string one = files_->create_beside(at("file")).value_or_throw();
   const std::string two = files_->create_beside(at("file")).value_or_throw();
   EXPECT_NE(one, two);
   EXPECT_EQ(files_->list(folder_).value_or_throw().size(), 2U);
   EXPECT_EQ(content_of(*files_, one), "");
+  const std::string folder = files_->make_folder_beside(at("file")).value_or_throw();
+  EXPECT_NE(files_->make_folder_beside(at("file")).value_or_throw(), folder);
+  EXPECT_EQ(files_->list(folder).value_or_throw(), Names{});
+  EXPECT_EQ(files_->list(folder_).value_or_throw().size(), 4U);
 }
 
 TEST_P(FileSystemConformance, ASharedFileHasOneWriterAndKnowsWhoIsPresent) {
@@ -153,7 +196,7 @@ TEST(DurableFiles, AReplacedFileIsOldOrNewAfterAnyFailureAndLossOfPower) {
     EXPECT_EQ(status.ok(), is_over);
     EXPECT_EQ(disk->list("/run").value_or_throw(), Names{"latest"}) << "a temporary file is left";
     for (const bool has_lost_power : {false, true}) {
-      if (has_lost_power) disk->lose_power();
+      if (has_lost_power) disk->lose_power(Unsynced::kOnlyWhatDestroys);
       const std::string content = content_of(*disk, "/run/latest");
       EXPECT_TRUE(content == "new" || (!status.ok() && content == "old")) << content;
     }
@@ -187,6 +230,59 @@ TEST(DurableFiles, AFolderAppearsWithAllItsFilesOrNotAtAll) {
     if (is_over) break;
   }
   EXPECT_GT(number, 8);
+}
+
+// Without a sync, a file that is overwritten in place and one that is removed may be gone.
+TEST(DurableFiles, WhatOnlyDestroysMayOutliveALossOfPower) {
+  for (const Unsynced kept : {Unsynced::kNone, Unsynced::kOnlyWhatDestroys}) {
+    const bool is_kept = kept == Unsynced::kOnlyWhatDestroys;
+    const auto disk = disk_with_old_file();
+    for (const char* path : {"/run/a", "/run/b", "/run/c"}) {
+      ASSERT_TRUE(os::replace_file(*disk, path, bytes_of("former")).ok());
+    }
+    ASSERT_TRUE(disk->create("/run/a").value_or_throw()->write(bytes_of("form 2")).ok());
+    ASSERT_TRUE(disk->exchange("/run/b", "/run/c").ok());
+    ASSERT_TRUE(disk->remove("/run/b").ok());  // which is /run/c on the disk
+    ASSERT_TRUE(write_text(*disk, "/run/d", "added").ok());
+    disk->lose_power(kept);
+    EXPECT_EQ(disk->list("/run").value_or_throw(),
+              is_kept ? (Names{"a", "b", "latest"}) : (Names{"a", "b", "c", "latest"}));
+    EXPECT_EQ(content_of(*disk, "/run/a"), is_kept ? "form" : "former");
+    EXPECT_EQ(content_of(*disk, "/run/b"), "former");
+    EXPECT_EQ(content_of(*disk, "/run/latest"), "old");
+  }
+}
+
+TEST(DurableFiles, FoldersThatWereMadeOutliveALossOfPower) {
+  SimulatedDisk disk;
+  ASSERT_TRUE(os::make_folders(disk, "/runs/gpt").ok());
+  disk.lose_power();
+  EXPECT_EQ(disk.kind_of("/runs/gpt").value_or_throw(), os::FileKind::kFolder);
+}
+
+TEST(DurableFiles, NothingIsDoneWhileThePowerIsCut) {
+  const auto disk = disk_with_old_file();
+  disk->cut_power_at(2);
+  EXPECT_TRUE(disk->read("/run/latest", 9).ok());
+  EXPECT_FALSE(disk->has_failed());
+  EXPECT_FALSE(disk->read("/run/latest", 9).ok());
+  EXPECT_TRUE(disk->has_failed());
+  EXPECT_FALSE(disk->remove("/run/latest").ok());
+  EXPECT_FALSE(os::replace_file(*disk, "/run/latest", bytes_of("new")).ok());
+  disk->lose_power();
+  EXPECT_EQ(content_of(*disk, "/run/latest"), "old");
+  EXPECT_TRUE(os::replace_file(*disk, "/run/latest", bytes_of("new")).ok());
+}
+
+TEST(DurableFiles, ASizedFileThatWasNotSyncedIsLostAndNeedsItsSpaceAtOnce) {
+  SimulatedDisk disk(10);
+  ASSERT_TRUE(write_text(disk, "/a", "old").ok());
+  ASSERT_TRUE(disk.sync("/").ok());
+  ASSERT_TRUE(disk.create_sized("/b", 7).ok());
+  EXPECT_EQ(disk.create_sized("/c", 1).error().code(), ErrorCode::kUnavailable);
+  disk.lose_power();
+  EXPECT_EQ(disk.list("/").value_or_throw(), Names{"a"});
+  EXPECT_TRUE(disk.create_sized("/c", 7).ok());
 }
 
 TEST(DurableFiles, AFullDiskKeepsTheOldFileAndNothingElse) {

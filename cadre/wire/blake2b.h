@@ -4,6 +4,7 @@
 // Source: RFC 7693, computed by OpenSSL.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "cadre/base/error.h"
@@ -14,7 +15,8 @@ namespace cadre::wire {
 
 inline constexpr size_t kBlake2bHexDigits = 128;
 
-// In lower-case hexadecimal.
+// In lower-case hexadecimal; of several pieces, one after the other.
+CADRE_EXPORT Result<std::string> blake2b_hex(std::span<const ConstBytes> pieces);
 CADRE_EXPORT Result<std::string> blake2b_hex(ConstBytes bytes);
 
 }  // namespace cadre::wire

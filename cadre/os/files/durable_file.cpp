@@ -1,14 +1,17 @@
 #include "cadre/os/files/durable_file.h"
 
+#include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/files/native_file_system.h"
 
 namespace cadre::os {
 namespace {
 
+// "/" for "/a", "." for "a".
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 Status write_and_sync(FileSystem& files, const std::string& path,
@@ -39,6 +42,41 @@ Status exchange_paths(FileSystem& files, const std::string& from, const std::str
   return files.sync(folder_of(to));
 }
 
+Status make_folders(FileSystem& files, const std::string& path) {
+  if (path.empty() || path == "." || path == "/") return {};
+  if (path.ends_with('/')) return make_folders(files, path.substr(0, path.size() - 1));
+  const auto kind = files.kind_of(path);
+  if (!kind.ok()) return kind.error();
+  if (*kind == FileKind::kFolder || *kind == FileKind::kLink) return {};
+  const std::string above = folder_of(path);
+  CADRE_RETURN_IF_ERROR(make_folders(files, above));
+  const Status made = files.make_folder(path);
+  if (!made.ok()) {
+    const auto now = files.kind_of(path);  // another process may have made it
+    if (!now.ok() || *now != FileKind::kFolder) return made;
+  }
+  return files.sync(above);
+}
+
+Status remove_all(FileSystem& files, const std::string& path) {
+  const auto is_gone = [&] {  // because another process removes the same
+    const auto kind = files.kind_of(path);
+    return kind.ok() && !*kind;
+  };
+  const auto kind = files.kind_of(path);
+  if (!kind.ok()) return kind.error();
+  if (!*kind) return {};
+  if (*kind == FileKind::kFolder) {
+    const auto names = files.list(path);
+    if (!names.ok()) return is_gone() ? Status() : Status(names.error());
+    for (const std::string& name : *names) {
+      CADRE_RETURN_IF_ERROR(remove_all(files, cadre::format("{}/{}", path, name)));
+    }
+  }
+  const Status removed = files.remove(path);
+  return removed.ok() || !is_gone() ? removed : Status();
+}
+
 Status replace_file(FileSystem& files, const std::string& path, ConstBytes content) {
   const Result<std::string> temporary = files.create_beside(path);
   if (!temporary.ok()) return temporary.error();
@@ -51,20 +89,6 @@ Status replace_file(FileSystem& files, const std::string& path, ConstBytes conte
 Status write_file(const std::string& path, std::span<const ConstBytes> pieces) {
   NativeFileSystem files;
   return write_file(files, path, pieces);
-}
-
-Result<std::string> create_file_beside(const std::string& path) {
-  return NativeFileSystem().create_beside(path);
-}
-
-Status rename_path(const std::string& from, const std::string& to) {
-  NativeFileSystem files;
-  return rename_path(files, from, to);
-}
-
-Status exchange_paths(const std::string& from, const std::string& to) {
-  NativeFileSystem files;
-  return exchange_paths(files, from, to);
 }
 
 Status replace_file(const std::string& path, ConstBytes content) {

@@ -27,15 +27,14 @@ CADRE_EXPORT Status rename_path(FileSystem& files, const std::string& from, cons
 // step, and what `to` was is now `from`.
 CADRE_EXPORT Status exchange_paths(FileSystem& files, const std::string& from,
                                    const std::string& to);
+// Makes the folder and the missing ones above it, each durable.
+CADRE_EXPORT Status make_folders(FileSystem& files, const std::string& path);
+// Removes a file, or a folder with all that is in it; nothing if there is none. Follows no links.
+CADRE_EXPORT Status remove_all(FileSystem& files, const std::string& path);
 // As in file.h.
 CADRE_EXPORT Status replace_file(FileSystem& files, const std::string& path, ConstBytes content);
 
-// The same on the file system of the operating system.
+// On the file system of the operating system.
 CADRE_EXPORT Status write_file(const std::string& path, std::span<const ConstBytes> pieces);
-CADRE_EXPORT Status rename_path(const std::string& from, const std::string& to);
-CADRE_EXPORT Status exchange_paths(const std::string& from, const std::string& to);
-// An empty file in the folder of `path`, of a name that no other file has: to be written with
-// write_file and published with rename_path.
-CADRE_EXPORT Result<std::string> create_file_beside(const std::string& path);
 
 }  // namespace cadre::os

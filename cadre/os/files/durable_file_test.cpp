@@ -7,8 +7,11 @@
 #include <filesystem>
 #include <string_view>
 
+#include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
+#include "cadre/os/files/native_file_system.h"
 #include "cadre/os/files/read_only_file.h"
+#include "cadre/os/system.h"
 #include "cadre/testing/file_size_limit.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -21,6 +24,7 @@ class DurableFile : public ::testing::Test {
 
   testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
+  NativeFileSystem files_;
 };
 
 TEST_F(DurableFile, HoldsThePiecesInOrder) {
@@ -50,10 +54,10 @@ TEST_F(DurableFile, AFolderAppearsAtOnce) {
   const std::array<ConstBytes, 1> pieces = {bytes("x")};
   std::filesystem::create_directory(folder_ + "/temporary");
   ASSERT_TRUE(write_file(folder_ + "/temporary/a", pieces).ok());
-  ASSERT_TRUE(rename_path(folder_ + "/temporary", folder_ + "/final").ok());
+  ASSERT_TRUE(rename_path(files_, folder_ + "/temporary", folder_ + "/final").ok());
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/final/a"));
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/temporary"));
-  EXPECT_FALSE(rename_path(folder_ + "/missing", folder_ + "/b").ok());
+  EXPECT_FALSE(rename_path(files_, folder_ + "/missing", folder_ + "/b").ok());
 }
 
 TEST_F(DurableFile, FoldersChangePlaces) {
@@ -62,9 +66,43 @@ TEST_F(DurableFile, FoldersChangePlaces) {
     const std::array<ConstBytes, 1> pieces = {bytes(name)};
     ASSERT_TRUE(write_file(folder_ + name + "/x", pieces).ok());
   }
-  ASSERT_TRUE(exchange_paths(folder_ + "/a", folder_ + "/b").ok());
+  ASSERT_TRUE(exchange_paths(files_, folder_ + "/a", folder_ + "/b").ok());
   EXPECT_EQ(*read_file(folder_ + "/a/x", 10), "/b");
   EXPECT_EQ(*read_file(folder_ + "/b/x", 10), "/a");
+}
+
+TEST_F(DurableFile, RemoveAllFollowsNoLinks) {
+  std::filesystem::create_directories(folder_ + "/kept/inner");
+  std::filesystem::create_directories(folder_ + "/removed");
+  std::filesystem::create_directory_symlink(folder_ + "/kept", folder_ + "/removed/link");
+  ASSERT_TRUE(remove_all(files_, folder_ + "/removed").ok());
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/removed"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/kept/inner"));
+}
+
+TEST_F(DurableFile, TwoMayRemoveTheSame) {
+  const std::string removed = folder_ + "/removed";
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    std::filesystem::create_directories(removed + "/inner");
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_TRUE(files_.create(cadre::format("{}/inner/{}", removed, i)).ok());
+    }
+    Status of_other;
+    const auto other =
+        make_native_system()->spawn("other", [&] { of_other = remove_all(files_, removed); });
+    const Status own = remove_all(files_, removed);
+    other->join();
+    ASSERT_TRUE(own.ok()) << own.error().message();
+    ASSERT_TRUE(of_other.ok()) << of_other.error().message();
+    ASSERT_FALSE(std::filesystem::exists(removed));
+  }
+}
+
+TEST_F(DurableFile, AFolderBehindALinkIsThere) {
+  std::filesystem::create_directory(folder_ + "/real");
+  std::filesystem::create_directory_symlink(folder_ + "/real", folder_ + "/link");
+  ASSERT_TRUE(make_folders(files_, folder_ + "/link/below").ok());
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/real/below"));
 }
 
 TEST_F(DurableFile, MappingNamesWhatItCannotOpen) {

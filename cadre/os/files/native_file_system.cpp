@@ -15,11 +15,14 @@
 #include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/files/locked_file.h"
+#include "cadre/os/files/mapped_file.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
 
 namespace cadre::os {
 namespace {
+
+constexpr mode_t kNewFolderMode = 0755;
 
 // Linux writes at most 2 GiB a call; smaller pieces notice a full disk earlier.
 constexpr size_t kWriteChunk = size_t{64} << 20;
@@ -49,6 +52,15 @@ class NativeOutputFile final : public OutputFile {
   const std::string path_;
 };
 
+class NativeSizedFile final : public SizedFile {
+ public:
+  explicit NativeSizedFile(MappedFile file) : file_(std::move(file)) {}
+  Bytes bytes() override { return file_.bytes(); }
+
+ private:
+  const MappedFile file_;
+};
+
 Status rename_with(const std::string& from, const std::string& to, unsigned flags) {
   return status_of(::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags),
                    cadre::format("rename {} to", from), to);
@@ -62,12 +74,28 @@ Result<std::unique_ptr<OutputFile>> NativeFileSystem::create(const std::string& 
   return std::unique_ptr<OutputFile>(std::make_unique<NativeOutputFile>(std::move(fd), path));
 }
 
+Result<std::unique_ptr<SizedFile>> NativeFileSystem::create_sized(const std::string& path,
+                                                                  size_t num_bytes) {
+  Result<MappedFile> file = MappedFile::create(path, num_bytes);
+  if (!file.ok()) return file.error();
+  return std::unique_ptr<SizedFile>(std::make_unique<NativeSizedFile>(std::move(file).value()));
+}
+
 Result<std::string> NativeFileSystem::create_beside(const std::string& path) {
   std::string name = path + ".XXXXXX";
   const Fd fd(::mkostemp(name.data(), O_CLOEXEC));
   if (fd.is_open() && ::fchmod(fd.get(), kNewFileMode) == 0) return name;
   const Error error = status_of(-1, "create a file beside", path).error();
   if (fd.is_open()) ::unlink(name.c_str());
+  return error;
+}
+
+Result<std::string> NativeFileSystem::make_folder_beside(const std::string& path) {
+  std::string name = path + ".XXXXXX";
+  const bool is_made = ::mkdtemp(name.data()) != nullptr;
+  if (is_made && ::chmod(name.c_str(), kNewFolderMode) == 0) return name;
+  const Error error = status_of(-1, "make a folder beside", path).error();
+  if (is_made) ::rmdir(name.c_str());
   return error;
 }
 
@@ -79,6 +107,16 @@ Result<std::unique_ptr<SharedFile>> NativeFileSystem::open_shared(const std::str
 
 Result<std::string> NativeFileSystem::read(const std::string& path, size_t max_bytes) {
   return read_file(path, max_bytes);
+}
+
+Result<std::optional<FileKind>> NativeFileSystem::kind_of(const std::string& path) {
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) == 0) {
+    if (S_ISLNK(status.st_mode)) return std::optional(FileKind::kLink);
+    return std::optional(S_ISDIR(status.st_mode) ? FileKind::kFolder : FileKind::kFile);
+  }
+  if (errno == ENOENT || errno == ENOTDIR) return std::optional<FileKind>();
+  return status_of(-1, "look at", path).error();
 }
 
 Result<std::vector<std::string>> NativeFileSystem::list(const std::string& folder) {
@@ -116,7 +154,7 @@ Status NativeFileSystem::exchange(const std::string& from, const std::string& to
 }
 
 Status NativeFileSystem::remove(const std::string& path) {
-  return status_of(::unlink(path.c_str()), "remove", path);
+  return status_of(::remove(path.c_str()), "remove", path);
 }
 
 }  // namespace cadre::os
