@@ -161,8 +161,9 @@ TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
     EXPECT_EQ(
         error_of([&] { clip_grad_norm_(std::span(leaves), 1.0); }, ErrorCode::kInvalidArgument),
         "clip_grad_norm_" + what +
-            "clip_grad_norm_(model, max_norm) with the wrapper, which adds up the shards of "
-            "all ranks");
+            "clip_grad_norm_(model, max_norm) with the wrapper or, after parallelize_module(), "
+            "clip_grad_norm_(records, max_norm) with the records that it returned: both add up "
+            "the shards of all ranks");
     GradScaler scaler;
     EXPECT_EQ(
         error_of([&] { scaler.unscale_(std::span(leaves)); }, ErrorCode::kInvalidArgument),
