@@ -371,7 +371,7 @@ void CollectiveRunner::explain_mismatch(const Running& call) {
     const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
     const Duration patience =
         may_have_lower_pair(views, mismatch) ? Monitor::kDoubtTime : kSecondOpinionTime;
-    return Finding{{ErrorCode::kInvalidArgument, progress.mismatch_peer,
+    return Finding{{ErrorCode::kInvalidArgument, culprit_of(mismatch),
                     mismatch_cause(roster, mismatch), activity},
                    is_first ? Duration(0) : patience};
   });

@@ -180,7 +180,7 @@ class Bystander {
 class DisagreementTest : public ::testing::TestWithParam<Case> {
  protected:
   // Every rank runs `body` in a group of its own for each of `num_groups`, one after the other, and
-  // hands back what was thrown, one masked text behind the other.
+  // hands back what was thrown, one masked text behind the other. Their culprits: culprits_.
   std::vector<std::vector<std::string>> run(
       size_t num_groups, const std::function<void(Communicator&, size_t group_index)>& body) {
     const testing::Resources before = testing::count_resources();
@@ -197,10 +197,19 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
     EXPECT_TRUE(result.ok()) << result.failures();
     EXPECT_EQ(testing::leftovers_since(before), "");
     std::vector<std::vector<std::string>> texts;
-    for (const auto& rank : result.ranks) texts.push_back(parts_of(rank.output));
-    texts.erase(texts.begin(), texts.begin() + GetParam().num_outsiders());
+    culprits_.clear();
+    for (size_t i = static_cast<size_t>(GetParam().num_outsiders()); i < result.ranks.size(); ++i) {
+      texts.emplace_back();
+      culprits_.emplace_back();
+      const std::vector<std::string> parts = parts_of(result.ranks[i].output);
+      for (size_t k = 0; k < parts.size(); ++k) {
+        (k % 2 == 0 ? texts : culprits_).back().push_back(parts[k]);
+      }
+    }
     return texts;
   }
+
+  std::vector<std::vector<std::string>> culprits_;  // as the texts; "none" for an error without one
 
  private:
   static constexpr char kEnd = '\f';
@@ -220,7 +229,17 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
     if (subgroup != nullptr || !GetParam().is_subgroup) {
       Communicator& group = subgroup != nullptr ? *subgroup : *world;
       const TimePoint begin = context.system.now();
-      context.output += mask(testing::failure_of([&] { body(group); })) + kEnd;
+      std::string culprit;
+      const std::string text = testing::failure_of([&] {
+        try {
+          body(group);
+        } catch (const Error& error) {
+          const auto& rank = error.details().culprit;
+          culprit = rank ? format("{}", *rank) : "none";
+          throw;
+        }
+      });
+      context.output += mask(text) + kEnd + culprit + kEnd;
       testing::require(context.system.now() - begin < kLimit,
                        "the ranks hear of it long before the deadline");
       group.close(context.system.deadline_in(seconds(5)));
@@ -310,6 +329,10 @@ TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
       }
       EXPECT_THAT(text, AnyOfArray(golden));
       EXPECT_EQ(cause_in(text), cause_in(texts[0][i])) << "rank " << rank;
+      // The higher rank of a pair, or the sender of a part.
+      const bool is_of_part = text.find(" sends ") != std::string::npos;
+      const bool has_rank_0 = cause_in(text).find("rank 0 ") != std::string::npos;
+      EXPECT_EQ(culprits_[static_cast<size_t>(rank)][i], is_of_part ? "0" : has_rank_0 ? "1" : "2");
     }
   }
 }

@@ -202,6 +202,10 @@ bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismat
   });
 }
 
+int culprit_of(const Mismatch& mismatch) {
+  return std::max(mismatch.one.rank, mismatch.other.rank);
+}
+
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
   Call first = mismatch.one;
   Call second = mismatch.other;
@@ -336,7 +340,7 @@ Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
   last.state = own.number == 0 ? ActivityState::kNothingYet : ActivityState::kDone;
   last.number = own.number;
   last.fingerprint = own.fingerprint;
-  return compose_error(roster, {ErrorCode::kInvalidArgument, mismatch.other.rank, cause, {}}, last,
+  return compose_error(roster, {ErrorCode::kInvalidArgument, culprit_of(mismatch), cause, {}}, last,
                        record_path);
 }
 

@@ -120,6 +120,9 @@ Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
 // Whether a rank below both of the pair has completed the operation. What it called is not in its
 // view then, but a rank that received something of it knows, and reports a lower pair.
 bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismatch);
+// The higher rank of the pair, which is at fault as far as anybody can say: ranks that report the
+// same pair name the same rank, also when it is themselves.
+int culprit_of(const Mismatch& mismatch);
 // Reads the same on all ranks.
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
 // For two ranks that left the group after different collectives, or after different numbers of

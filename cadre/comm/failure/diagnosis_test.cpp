@@ -154,6 +154,8 @@ TEST(Diagnosis, AMismatchReadsTheSameOnBothRanks) {
   EXPECT_EQ(text,
             "the ranks disagree: rank 0 (node0, pid 4711) called all_reduce(sum, float32 x 1024) "
             "as #7, rank 2 (node1, pid 4713) called all_gather(float32 x 4) as #7");
+  EXPECT_EQ(culprit_of({{0, 7, reduce}, {2, 7, gather}}), 2);
+  EXPECT_EQ(culprit_of({{2, 7, gather}, {0, 7, reduce}}), 2);
 }
 
 TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {
