@@ -10,6 +10,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/collective/net/net_engine.h"
+#include "cadre/comm/calls/abandoned_memory.h"
 #include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/trace/process_start.h"
 #include "cadre/os/host/wall_clock.h"
@@ -398,6 +399,10 @@ void Communicator::Impl::release(Deadline deadline) {
 
 Communicator::Impl& CommunicatorParts::impl_of(const Communicator& group) {
   return group.impl_->checked();
+}
+
+bool may_use_memory_after_failure(const Communicator& group) {
+  return !CommunicatorParts::impl_of(group).capabilities.is_abortable;
 }
 
 }  // namespace cadre

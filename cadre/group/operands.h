@@ -14,6 +14,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/collective.h"
+#include "cadre/comm/calls/abandoned_memory.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/group/held_memory.h"
 
@@ -37,12 +38,23 @@ std::optional<Deadline> deadline_of(const Communicator& communicator,
 at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
                      at::ScalarType dtype);
 
-// Of an asynchronous call: keeps the tensors' memory until it is done.
+// Of a call whose memory the engine may use after the call has returned: keeps the tensors' memory
+// until it is done.
 template <typename... Tensors>
 CollectiveOptions keeping(std::optional<Deadline> deadline, const Tensors&... tensors) {
   using Kept = std::array<std::shared_ptr<const void>, sizeof...(Tensors)>;
   return {.deadline = deadline,
           .keep_alive = std::make_shared<const Kept>(Kept{hold_memory(tensors)...})};
+}
+
+// Of a blocking call. It holds the tensors' memory only where the call may fail before the engine
+// has ended, because holding it allocates.
+template <typename... Tensors>
+CollectiveOptions blocking(const Communicator& communicator, std::optional<Duration> timeout,
+                           const Tensors&... tensors) {
+  const std::optional<Deadline> deadline = deadline_of(communicator, timeout);
+  if (!may_use_memory_after_failure(communicator)) return {.deadline = deadline};
+  return keeping(deadline, tensors...);
 }
 
 }  // namespace cadre

@@ -105,7 +105,7 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& 
   run_packed(*communicator_, "all_reduce", tensor, [&](const at::Tensor& data) {
     const Bytes bytes = bytes_of(data);
     communicator_->run(comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
-                       {.deadline = deadline_of(*communicator_, options.timeout)});
+                       blocking(*communicator_, options.timeout, data));
   });
 }
 
@@ -125,7 +125,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& o
   run_packed(*communicator_, "broadcast", tensor, [&](const at::Tensor& data) {
     communicator_->run(
         comparing(tensor, Collective::broadcast(bytes_of(data), dtype, options.root)),
-        {.deadline = deadline_of(*communicator_, options.timeout)});
+        blocking(*communicator_, options.timeout, data));
   });
 }
 
@@ -141,7 +141,7 @@ Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
 void ProcessGroup::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                           const AllGatherOptions& options) const {
   communicator_->run(gather_of(*communicator_, "all_gather_into_tensor", output, input),
-                     {.deadline = deadline_of(*communicator_, options.timeout)});
+                     blocking(*communicator_, options.timeout, output, input));
 }
 
 Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
@@ -154,7 +154,7 @@ Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const 
 void ProcessGroup::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                          const ReduceScatterOptions& options) const {
   communicator_->run(scatter_of(*communicator_, "reduce_scatter_tensor", output, input, options.op),
-                     {.deadline = deadline_of(*communicator_, options.timeout)});
+                     blocking(*communicator_, options.timeout, output, input));
 }
 
 Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
@@ -167,18 +167,17 @@ Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const a
 void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
   const DType dtype = check_tensor(*communicator_, "reduce", kInPlace, tensor);
   check_reduce_op(*communicator_, "reduce", dtype, options.op.op());
-  const auto run = [&](ConstBytes in, Bytes out) {
-    communicator_->run(
-        comparing(tensor, Collective::reduce(in, out, dtype, options.op, options.root)),
-        {.deadline = deadline_of(*communicator_, options.timeout)});
+  const auto run = [&](const at::Tensor& data, Bytes out) {
+    communicator_->run(comparing(tensor, Collective::reduce(const_bytes_of(data), out, dtype,
+                                                            options.op, options.root)),
+                       blocking(*communicator_, options.timeout, data));
   };
   if (rank() != options.root) {
-    const at::Tensor data = tensor.detach().contiguous();
-    run(const_bytes_of(data), {});
+    run(tensor.detach().contiguous(), {});
     return;
   }
   run_packed(*communicator_, "reduce", tensor,
-             [&](const at::Tensor& data) { run(const_bytes_of(data), bytes_of(data)); });
+             [&](const at::Tensor& data) { run(data, bytes_of(data)); });
 }
 
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
@@ -195,7 +194,7 @@ Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& o
 void ProcessGroup::gather(const at::Tensor& output, const at::Tensor& input,
                           const GatherOptions& options) const {
   communicator_->run(gather_of(*communicator_, "gather", output, input, options.root),
-                     {.deadline = deadline_of(*communicator_, options.timeout)});
+                     blocking(*communicator_, options.timeout, output, input));
 }
 
 Work ProcessGroup::gather_async(const at::Tensor& output, const at::Tensor& input,
@@ -208,7 +207,7 @@ Work ProcessGroup::gather_async(const at::Tensor& output, const at::Tensor& inpu
 void ProcessGroup::scatter(const at::Tensor& output, const at::Tensor& input,
                            const ScatterOptions& options) const {
   communicator_->run(scatter_of(*communicator_, "scatter", output, input, options.root),
-                     {.deadline = deadline_of(*communicator_, options.timeout)});
+                     blocking(*communicator_, options.timeout, output, input));
 }
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& input,
@@ -221,7 +220,7 @@ Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& inp
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                      const AllToAllSingleOptions& options) const {
   communicator_->run(exchange_of(*communicator_, "all_to_all_single", output, input, options),
-                     {.deadline = deadline_of(*communicator_, options.timeout)});
+                     blocking(*communicator_, options.timeout, output, input));
 }
 
 Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,

@@ -29,7 +29,7 @@ struct PackedCall {
 };
 
 void run_call(Communicator& communicator, const PackedCall& call, std::optional<Duration> timeout) {
-  communicator.run(call.collective, {.deadline = deadline_of(communicator, timeout)});
+  communicator.run(call.collective, blocking(communicator, timeout, call.in, call.out));
   call.finish();
 }
 
