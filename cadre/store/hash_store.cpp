@@ -97,6 +97,7 @@ bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
     // A rank that the simulator kills here must not leave its waiter to those that live on.
     leave();
     state_->table.cancel(ticket);
+    wake_ready();  // the next rank gets the item that this one was given
     throw;
   }
   leave();
