@@ -60,20 +60,31 @@ TEST(CapabilitiesTest, InputsAreMultipliedBeforeTheEngineOnlyOnTheCpuAndNotBehin
 
 TEST(CapabilitiesTest, ARefusalSaysWhatIsThereInsteadAndWhatToDo) {
   Capabilities can{.name = "few",
-                   .kinds = {OpKind::kAllReduce, OpKind::kBarrier},
+                   .kinds = {OpKind::kBroadcast, OpKind::kAllReduce, OpKind::kBarrier},
                    .dtypes = {DType::kFloat32, DType::kInt32},
                    .devices = {DeviceType::kCpu}};
   can.reductions[static_cast<size_t>(DType::kFloat32)] = {ReduceOp::kSum, ReduceOp::kMax};
   EXPECT_EQ(refusal_of(can, sum_of(DType::kFloat32)), "");
   EXPECT_EQ(refusal_of(can, Collective::barrier()), "");
   EXPECT_EQ(refusal_of(can, Collective::all_gather({}, {}, DType::kFloat32)),
-            "all_gather: backend \"few\" does not have it, but all_reduce, barrier; use one of "
-            "these, or connect the group with another backend");
+            "all_gather: backend \"few\" does not have it, but broadcast, all_reduce, barrier; use "
+            "one of these, or connect the group with another backend");
   EXPECT_EQ(refusal_of(can, sum_of(DType::kFloat32, {DeviceType::kCuda, 1})),
             "all_reduce: the buffers are on cuda:1, backend \"few\" works on cpu; move them there, "
             "or connect the group with another backend");
   EXPECT_EQ(refusal_of(can, sum_of(DType::kBfloat16)),
             "all_reduce: backend \"few\" does not move bfloat16, but int32, float32; convert the "
+            "elements, or connect the group with another backend");
+  // What is only moved needs no reduction, but the dtype and the device.
+  Collective moved = Collective::broadcast({}, DType::kInt32, 0);
+  EXPECT_EQ(refusal_of(can, moved), "");
+  moved.device = {DeviceType::kCuda, 0};
+  EXPECT_EQ(
+      refusal_of(can, moved),
+      "broadcast: the buffers are on cuda:0, backend \"few\" works on cpu; move them there, or "
+      "connect the group with another backend");
+  EXPECT_EQ(refusal_of(can, Collective::broadcast({}, DType::kBfloat16, 0)),
+            "broadcast: backend \"few\" does not move bfloat16, but int32, float32; convert the "
             "elements, or connect the group with another backend");
   EXPECT_EQ(refusal_of(can, sum_of(DType::kInt32)),
             "all_reduce: backend \"few\" does not compute sum of int32, but none; use one of "

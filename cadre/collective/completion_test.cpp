@@ -46,6 +46,12 @@ TEST(CompletionTest, ACallbackMayUseTheCompletion) {
   });
   completion.complete({});
   EXPECT_TRUE(is_inner_called);
+  // Also one that runs at once.
+  is_inner_called = false;
+  completion.on_done([&](const Status&) {
+    completion.on_done([&](const Status& status) { is_inner_called = status.ok(); });
+  });
+  EXPECT_TRUE(is_inner_called);
 }
 
 TEST(CompletionTest, OrdersStreamsUntilItIsDone) {

@@ -3,6 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cadre/base/format.h"
 
@@ -78,6 +82,60 @@ TEST_P(StoreConformance, WaitIsForAllKeysInWhateverOrderTheyCome) {
                   EXPECT_OK(other->set("a", "", soon()));
                 }});
   EXPECT_TRUE(store_->check(keys, soon()).value());
+}
+
+TEST_P(StoreConformance, EveryWaitForSeveralKeysEndsAtItsDeadline) {
+  EXPECT_OK(store_->set("there", "", soon()));
+  const std::vector<std::string> keys = {"there", "never/set"};
+  const Status waited = store_->wait(keys, at_once());
+  const auto values = store_->multi_get(keys, at_once());
+  ASSERT_FALSE(waited.ok());
+  ASSERT_FALSE(values.ok());
+  EXPECT_EQ(waited.error().code(), ErrorCode::kTimeout);
+  EXPECT_EQ(values.error().code(), ErrorCode::kTimeout);
+}
+
+// Each change that makes a key appear, for several that wait for it.
+TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
+  const std::vector<std::pair<std::string, std::function<Status(Store&, const std::string&)>>>
+      changes = {{"set", [&](Store& store,
+                             const std::string& key) { return store.set(key, "v", soon()); }},
+                 {"multi_set",
+                  [&](Store& store, const std::string& key) {
+                    const std::vector<std::string> keys = {"before " + key, key};
+                    const std::vector<std::string> values = {"", "v"};
+                    return store.multi_set(keys, values, soon());
+                  }},
+                 {"add",
+                  [&](Store& store, const std::string& key) {
+                    const auto sum = store.add(key, 1, soon());
+                    return sum.ok() ? Status() : Status(sum.error());
+                  }},
+                 {"append", [&](Store& store,
+                                const std::string& key) { return store.append(key, "v", soon()); }},
+                 {"compare_set",
+                  [&](Store& store, const std::string& key) {
+                    const auto holder = store.compare_set(key, "", "v", soon());
+                    return holder.ok() ? Status() : Status(holder.error());
+                  }},
+                 {"queue_push", [&](Store& store, const std::string& key) {
+                    return store.queue_push(key, "v", soon());
+                  }}};
+  for (const auto& [name, change] : changes) {
+    SCOPED_TRACE(name);
+    // A c10d client that waits for a queue is going to pop, so each push wakes one.
+    const bool is_of_one = std::string(GetParam().name) == "TcpStoreC10d" && name == "queue_push";
+    const std::vector<std::string> keys = {"awaited by " + name};
+    const auto wait = [&] { EXPECT_OK(harness_->open()->wait(keys, soon())); };
+    const size_t num_waiters = is_of_one ? 1 : 3;
+    std::vector<std::function<void()>> bodies(num_waiters, wait);
+    bodies.push_back([&, &change = change] {
+      const auto other = harness_->open();
+      system_->make_waiter()->park(at_once());  // by then the others wait
+      EXPECT_OK(change(*other, keys[0]));
+    });
+    run_together(std::move(bodies));
+  }
 }
 
 TEST_P(StoreConformance, ConcurrentAddsLoseNothing) {
