@@ -118,7 +118,7 @@ Status check_counts(const Collective& c, std::string_view side, ConstBytes buffe
   const uint64_t num_elements = buffer.size() / size_of(c.dtype);
   uint64_t total = 0;
   for (const uint64_t count : counts) {
-    // Checked one by one, so that no sum of huge counts wraps round to the right one.
+    // Checked one by one, so that no sum of huge counts wraps around to the right one.
     if (count > num_elements - total) {
       return refused(format("{}: the counts for the {} add up to more than its {} {}", c.kind, side,
                             num_elements, c.dtype));

@@ -75,7 +75,7 @@ uint64_t FlightRecorder::begin(uint64_t number, const Fingerprint& fingerprint, 
 
 void FlightRecorder::end(uint64_t index, const Ending& ending) {
   Slot& s = slot(index);
-  // The ring has gone round since: the slot is another operation's.
+  // The ring has wrapped around since: the slot is another operation's.
   if (s.stamp.load(std::memory_order_relaxed) != index + 1) return;
   s.end_ns.store(ending.now.ns, std::memory_order_relaxed);
   if (!ending.well) {

@@ -100,8 +100,8 @@ struct SimOptions {
   Duration max_nap = std::chrono::milliseconds(20);
   // A simulation that takes more points is ended and reported as running for ever.
   int64_t max_points = 2'000'000;
-  // Whether SimResult has the trace and its hash, which a large job has no use and no memory for.
-  bool keeps_trace = true;
+  // Whether SimResult has the history and its hash, which a large job has no use and no memory for.
+  bool keeps_history = true;
   // Real time in which a running thread must call its System, slow sanitizers included; one that
   // does not holds up the world and cannot be unwound, so the process ends with its name.
   std::chrono::seconds stall_limit{30};

@@ -47,7 +47,7 @@ Scheduler::Scheduler(uint64_t seed, Limits limits)
     : limits_(limits),
       core_(::sched_getcpu()),
       random_(seed),
-      trace_(limits.keeps_trace),
+      history_(limits.keeps_history),
       stay_probability_(choose_stay_probability(seed)),
       processes_(static_cast<size_t>(limits.num_ranks)) {}
 
@@ -62,7 +62,7 @@ int Scheduler::add_thread(int rank, std::string name, std::function<void()> body
   living_.push_back(&self);
   self.rank = rank;
   self.name = cadre::format("rank{}/{}", rank, name);
-  trace_.add(now_, self.name, "born");
+  history_.add(now_, self.name, "born");
   self.thread = std::thread(
       [this, &self, body = std::move(body)]() mutable { run_body(self, std::move(body)); });
   return static_cast<int>(threads_.size()) - 1;
@@ -74,12 +74,12 @@ void Scheduler::run_body(SimThread& self, std::function<void()> body) {
   try {
     if (!throw_if_killed()) body();
   } catch (const Killed&) {
-    trace_.add(now_, self.name, "unwound");
+    history_.add(now_, self.name, "unwound");
   }
   body = nullptr;  // what it holds must go while this thread has the baton
   self.is_finished = true;
   std::erase(living_, &self);
-  trace_.add(now_, self.name, "ended");
+  history_.add(now_, self.name, "ended");
   SimThread* next = pick_next();
   current_ = next;
   // The last act: from here on another thread may own everything.
@@ -131,7 +131,7 @@ void Scheduler::count_point(std::string_view what) {
   if (current_ == nullptr || is_caller_dead()) return;
   Process& process = processes_[static_cast<size_t>(current()->rank)];
   ++process.num_points;
-  trace_.add(now_, current()->name, what);
+  history_.add(now_, current()->name, what);
   if (++num_points_ == limits_.max_points) {
     fail(cadre::format("the simulation did not end within {} points", limits_.max_points));
   }

@@ -27,7 +27,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/base/random.h"
 #include "cadre/sim/gate.h"
-#include "cadre/sim/trace.h"
+#include "cadre/sim/history.h"
 
 namespace cadre::sim {
 
@@ -41,7 +41,7 @@ class Scheduler {
     int num_ranks = 0;
     int64_t max_points = 0;            // see SimOptions
     std::chrono::seconds stall_limit;  // see SimOptions
-    bool keeps_trace = true;           // see SimOptions
+    bool keeps_history = true;         // see SimOptions
   };
 
   Scheduler(uint64_t seed, Limits limits);
@@ -59,7 +59,7 @@ class Scheduler {
   // destructor which waits for a point in time finds it passed.
   TimePoint now_for_caller();
   Random& random() { return random_; }
-  Trace& trace() { return trace_; }
+  History& history() { return history_; }
 
   // Runs `action` at that time, between the turns of threads.
   void at(TimePoint time, std::function<void()> action);
@@ -140,7 +140,7 @@ class Scheduler {
   const Limits limits_;
   const int core_;  // of all simulated threads
   Random random_;
-  Trace trace_;
+  History history_;
   const double stay_probability_;  // of a thread to keep the baton at a pause
   TimePoint now_;
   int64_t unwinding_hours_ = 0;          // of the clock that threads see while they unwind

@@ -75,7 +75,7 @@ World::World(uint64_t sim_seed, SimOptions sim_options, int num_ranks)
       scheduler(sim_seed, {.num_ranks = num_ranks,
                            .max_points = options.max_points,
                            .stall_limit = options.stall_limit,
-                           .keeps_trace = options.keeps_trace}),
+                           .keeps_history = options.keeps_history}),
       network(scheduler, options, counts) {}
 
 SimulatedSystem::SimulatedSystem(World& world, int rank)

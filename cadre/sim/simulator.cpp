@@ -73,8 +73,8 @@ SimResult Simulator::run(const std::function<void(os::System& system, int rank)>
   plan_faults();
   world_->scheduler.run();
   result.faults = world_->counts;
-  result.trace = world_->scheduler.trace().lines();
-  result.trace_hash = world_->scheduler.trace().hash();
+  result.history = world_->scheduler.history().lines();
+  result.history_hash = world_->scheduler.history().hash();
   result.failure = world_->scheduler.failure();
   result.strikes = strikes_;
   return result;
@@ -126,7 +126,7 @@ void Simulator::strike(const Fault& fault) {
   Scheduler& scheduler = world_->scheduler;
   // A rank that has ended is killed already, and cannot be struck again.
   if (is_of_rank(fault) && scheduler.is_killed(fault.a)) return;
-  scheduler.trace().add(scheduler.now(), "fault", describe(fault));
+  scheduler.history().add(scheduler.now(), "fault", describe(fault));
   strikes_.push_back({fault.kind, scheduler.now()});
   switch (fault.kind) {
     case FaultKind::kKill:

@@ -1,7 +1,7 @@
-// Runs ranks in virtual time, with a seeded schedule, a seeded network and planned faults.
+// Runs ranks in virtual time, with threads in a seeded order, a seeded network and planned faults.
 //
 // Code that waits and talks through os::System runs here unchanged; the same seed gives the same
-// run, told by the hash of its trace. Memory is sequentially consistent here: what hardware may
+// run, told by the hash of its history. Memory is sequentially consistent here: what hardware may
 // reorder is ThreadSanitizer's to find, on real threads.
 //
 // Threads: one owner. Blocking: run(), in real time for as long as the ranks compute.
@@ -44,8 +44,8 @@ struct SimResult {
   std::vector<RankEnd> ranks;
   FaultCounts faults;
   std::vector<Strike> strikes;
-  std::vector<std::string> trace;
-  uint64_t trace_hash = 0;
+  std::vector<std::string> history;
+  uint64_t history_hash = 0;
   std::string failure;  // empty, or why the simulation was ended before the ranks
 };
 

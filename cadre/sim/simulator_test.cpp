@@ -88,16 +88,16 @@ SimResult run_echo(uint64_t seed, std::vector<Fault> faults, Duration budget = s
   return simulator.run([&](System& system, int rank) { echo(system, rank, 20, budget); });
 }
 
-TEST(Simulator, OneSeedGivesOneTrace) {
+TEST(Simulator, OneSeedGivesOneHistory) {
   std::set<uint64_t> hashes;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     const SimResult first = run_echo(seed, {});
     const SimResult second = run_echo(seed, {});
     EXPECT_EQ(first.failure, "");
     EXPECT_EQ(first.ranks[0].failure + first.ranks[1].failure, "");
-    EXPECT_EQ(first.trace, second.trace) << "seed " << seed;
-    EXPECT_EQ(first.trace_hash, second.trace_hash);
-    hashes.insert(first.trace_hash);
+    EXPECT_EQ(first.history, second.history) << "seed " << seed;
+    EXPECT_EQ(first.history_hash, second.history_hash);
+    hashes.insert(first.history_hash);
   }
   EXPECT_EQ(hashes.size(), 10u);
 }
@@ -173,9 +173,9 @@ TEST(Simulator, AKillAfterTheEndIsNone) {
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kReturned);
 }
 
-// The peer is killed by rank 0 and not by the plan, and its end is felt as well without a trace.
+// The peer is killed by rank 0 and not by the plan, and its end is noticed without a history, too.
 TEST(Simulator, ARankMayKillAnother) {
-  Simulator simulator(3, {.ranks_per_host = {1, 1}, .keeps_trace = false});
+  Simulator simulator(3, {.ranks_per_host = {1, 1}, .keeps_history = false});
   const SimResult result = simulator.run([&](System& system, int rank) {
     if (rank == 0) {
       system.make_waiter()->park(system.deadline_in(milliseconds(5)));
@@ -189,7 +189,7 @@ TEST(Simulator, ARankMayKillAnother) {
   EXPECT_GE(result.strikes[0].at, TimePoint{} + milliseconds(5));
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kKilled);
   EXPECT_EQ(result.ranks[0].kind, RankEnd::Kind::kThrew);
-  EXPECT_TRUE(result.trace.empty());
+  EXPECT_TRUE(result.history.empty());
 }
 
 TEST(Simulator, ACutResetsTheConnection) {

@@ -293,16 +293,16 @@ TEST_P(Seeds, EndAsTheTruthTableSays) {
   if (!ends_right(GetParam())) table.expect_a_tenth(num_failed, "a failure of an operation");
 }
 
-TEST_P(Seeds, AReplayGivesTheSameTrace) {
+TEST_P(Seeds, AReplayGivesTheSameHistory) {
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     const JobPlan plan = plan_of(GetParam(), seed);
     const JobOutcome first = run_job(plan);
     const JobOutcome second = run_job(plan);
-    EXPECT_EQ(first.sim.trace_hash, second.sim.trace_hash) << "seed " << seed;
+    EXPECT_EQ(first.sim.history_hash, second.sim.history_hash) << "seed " << seed;
     EXPECT_EQ(first.describe(), second.describe()) << "seed " << seed;
     JobPlan other = plan;
     other.seed += 1000;
-    EXPECT_NE(first.sim.trace_hash, run_job(other).sim.trace_hash) << "seed " << seed;
+    EXPECT_NE(first.sim.history_hash, run_job(other).sim.history_hash) << "seed " << seed;
   }
 }
 

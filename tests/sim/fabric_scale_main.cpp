@@ -130,7 +130,7 @@ class Job {
                        .short_io_probability = 0,
                        .spurious_wake_probability = 0,
                        .max_points = 1'000'000'000,
-                       .keeps_trace = false}),
+                       .keeps_history = false}),
         store_(std::make_shared<HashStore>(simulator_.system(0))),
         report_(make_report(shape)) {
     for (int rank = 0; rank < shape.num_ranks(); ++rank) {

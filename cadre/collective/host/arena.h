@@ -13,8 +13,9 @@
 //   staging    chunks         payload of large operations
 //
 // Each part but the notice has one writer, its rank. Entries and flat slots alternate by the parity
-// of the round: a rank writes those of round n + 2 only after it has seen everybody's entry of
-// round n + 1, and a rank publishes that only when it has read everything of round n.
+// of the sequence number, which counts a rank's entries: a rank writes those of number n + 2 only
+// after it has seen entry n + 1 of every rank, and a rank publishes that one only when it has read
+// everything of number n.
 #pragma once
 
 #include <array>
@@ -42,7 +43,7 @@ inline constexpr int kNumChunks = 4;
 // A rank's announcement of an operation. Payload and flag share their lines, so a small operation
 // costs one transfer between cores.
 struct alignas(kFlagAlignment) Entry {
-  os::WaitWord round;  // published last
+  os::WaitWord sequence;  // of the entry; published last
   uint64_t number;
   Fingerprint fingerprint;
   std::array<std::byte, kInlineBytes> payload;
@@ -54,11 +55,11 @@ struct alignas(kFlagAlignment) StepFlag {
 };
 
 struct alignas(kFlagAlignment) Notice {
-  // Set by the rank that sees two ranks call different operations: bit 32, and the round in the low
-  // bits.
+  // Set by the rank that sees two ranks call different operations: bit 32, and the sequence
+  // number in the low bits.
   std::atomic<uint64_t> mismatch;
   // Set by the first rank that leaves an operation with an error: bit 63, the rank from bit 32 on,
-  // and the round in the low bits.
+  // and the sequence number in the low bits.
   std::atomic<uint64_t> left;
 };
 
@@ -76,14 +77,14 @@ class Arena {
   explicit Arena(std::vector<std::byte*> blocks) : blocks_(std::move(blocks)) {}
 
   Notice& notice() const { return *reinterpret_cast<Notice*>(block(0) + kNoticeOffset); }
-  Entry& entry(Rank rank, uint32_t round) const {
-    return reinterpret_cast<Entry*>(block(rank) + kEntryOffset)[round % 2];
+  Entry& entry(Rank rank, uint32_t sequence) const {
+    return reinterpret_cast<Entry*>(block(rank) + kEntryOffset)[sequence % 2];
   }
   StepFlag& step_flag(Rank rank) const {
     return *reinterpret_cast<StepFlag*>(block(rank) + kStepOffset);
   }
-  std::byte* flat(Rank rank, uint32_t round) const {
-    return block(rank) + kFlatOffset + (round % 2) * kFlatBytes;
+  std::byte* flat(Rank rank, uint32_t sequence) const {
+    return block(rank) + kFlatOffset + (sequence % 2) * kFlatBytes;
   }
   // Modulo kNumChunks.
   std::byte* chunk(Rank rank, size_t index) const {

@@ -335,11 +335,11 @@ Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   table.set_row(peers_.rank(), sizes);
   const size_t room = host::kFlatBytes - row;
   CADRE_RETURN_IF_ERROR(commit_flat());
-  std::byte* const slot = peers_.arena().flat(peers_.rank(), peers_.next_round());
+  std::byte* const slot = peers_.arena().flat(peers_.rank(), peers_.next_sequence());
   copy(slot, table.row(peers_.rank()).data(), row, StorePolicy::kCached);
   if (c.in.size() <= room) copy(slot + row, c.in.data(), c.in.size(), StorePolicy::kCached);
   CADRE_RETURN_IF_ERROR(enter_large(op, c.in, c.out));
-  const auto slot_of = [&](int rank) { return peers_.arena().flat(rank, peers_.round()); };
+  const auto slot_of = [&](int rank) { return peers_.arena().flat(rank, peers_.sequence()); };
   for (int rank = 0; rank < world_size; ++rank) {
     copy(table.row(rank).data(), slot_of(rank), row, StorePolicy::kCached);
   }
@@ -385,7 +385,7 @@ Status HostEngine::enter_with(const OpContext& op, ConstBytes payload) {
   announced_ = {};
   if (payload.size() > host::kInlineBytes) {
     CADRE_RETURN_IF_ERROR(commit_flat());
-    copy(peers_.arena().flat(peers_.rank(), peers_.next_round()), payload.data(), payload.size(),
+    copy(peers_.arena().flat(peers_.rank(), peers_.next_sequence()), payload.data(), payload.size(),
          StorePolicy::kCached);
     payload = {};
   }
@@ -396,7 +396,7 @@ Status HostEngine::enter_with(const OpContext& op, ConstBytes payload) {
 
 const std::byte* HostEngine::payload_of(Rank rank, size_t num_bytes) const {
   return num_bytes <= host::kInlineBytes ? peers_.payload_of(rank)
-                                         : peers_.arena().flat(rank, peers_.round());
+                                         : peers_.arena().flat(rank, peers_.sequence());
 }
 
 // Reduces the bytes at `offset` of the payloads of all ranks, of buffers.in.size() bytes each.

@@ -84,7 +84,7 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
     TestRank rank(listening, memory);
     std::vector<std::byte> own(kLargeBytes);
     const Bytes data = is_symmetric ? memory.slice(context.rank) : Bytes(own);
-    os::WaitWord& entry_of_last = arena.entry(1, 1).round;
+    os::WaitWord& entry_of_last = arena.entry(1, 1).sequence;
     if (context.rank == 1) {
       system.name(entry_of_last, "entry");
       system.name(arena.step_flag(1).step, "step");

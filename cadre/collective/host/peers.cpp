@@ -40,25 +40,25 @@ Peers::Peers(os::System& system, const os::Interrupt& interrupt, Arena arena,
       spin_limit_(options.oversubscribed ? 0 : system.spin_limit()),
       yield_limit_(system.spin_limit() > 0 ? kYieldLimit : 0),
       spin_budget_(spin_limit_),
-      round_(options.first_count),
+      sequence_(options.first_count),
       step_base_(options.first_count) {}
 
 Status Peers::enter(const OpContext& op, ConstBytes payload) {
-  ++round_;
-  Entry& mine = arena_.entry(rank_, round_);
+  ++sequence_;
+  Entry& mine = arena_.entry(rank_, sequence_);
   mine.number = op.number;
   mine.fingerprint = op.fingerprint();
   if (!payload.empty()) std::memcpy(mine.payload.data(), payload.data(), payload.size());
   if (spin_limit_ > 0) {
     // A publish() would stall here until this core owns the line; see wake_sleepers().
-    mine.round.value.store(round_, std::memory_order_release);
+    mine.sequence.value.store(sequence_, std::memory_order_release);
     are_sleepers_awake_ = false;
   } else {
-    system_.publish(mine.round, round_);
+    system_.publish(mine.sequence, sequence_);
   }
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
-    CADRE_RETURN_IF_ERROR(wait({arena_.entry(peer, round_).round, round_, peer}, op));
+    CADRE_RETURN_IF_ERROR(wait({arena_.entry(peer, sequence_).sequence, sequence_, peer}, op));
     CADRE_RETURN_IF_ERROR(compare_entry(peer, op));
   }
   return {};
@@ -71,8 +71,8 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
 void Peers::wake_sleepers() {
   if (are_sleepers_awake_) return;
   are_sleepers_awake_ = true;
-  barrier_.exchange(round_, std::memory_order_seq_cst);
-  os::WaitWord& word = arena_.entry(rank_, round_).round;
+  barrier_.exchange(sequence_, std::memory_order_seq_cst);
+  os::WaitWord& word = arena_.entry(rank_, sequence_).sequence;
   if (word.sleepers.load(std::memory_order_seq_cst) != 0) system_.wake(word);
 }
 
@@ -97,13 +97,13 @@ Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
 // have entered.
 void Peers::mark_left() {
   uint64_t none = 0;
-  const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | round_;
+  const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | sequence_;
   arena_.notice().left.compare_exchange_strong(none, mark, std::memory_order_seq_cst);
 }
 
 Status Peers::check_left(const OpContext& op) const {
   const uint64_t mark = arena_.notice().left.load(std::memory_order_seq_cst);
-  if (mark == 0 || static_cast<int32_t>(static_cast<uint32_t>(mark) - round_) > 0) return {};
+  if (mark == 0 || static_cast<int32_t>(static_cast<uint32_t>(mark) - sequence_) > 0) return {};
   return Error(ErrorCode::kAborted,
                format("host engine: rank {} left an operation with an error while rank {} was in "
                       "\"{}\" of {} #{}; look at the first failure",
@@ -114,7 +114,7 @@ Status Peers::check_left(const OpContext& op) const {
 bool Peers::are_done(Duration patience) {
   // As long as one has not entered, the others wait for it, and then all see the mark.
   for (int peer = 0; peer < world_size_; ++peer) {
-    if (!has_reached(arena_.entry(peer, round_).round, round_)) return true;
+    if (!has_reached(arena_.entry(peer, sequence_).sequence, sequence_)) return true;
   }
   const Deadline deadline = system_.deadline_in(patience);
   for (int peer = 0; peer < world_size_; ++peer) {
@@ -181,35 +181,36 @@ Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
   return found_by_others() ? compare_arrived(op) : Status();
 }
 
-// A mismatch in a later round than ours does not concern this operation: it will complete.
+// A mismatch of a later sequence number than ours does not concern this operation: it will
+// complete.
 bool Peers::found_by_others() const {
   const uint64_t mark = arena_.notice().mismatch.load(std::memory_order_acquire);
-  return mark != 0 && static_cast<int32_t>(static_cast<uint32_t>(mark) - round_) <= 0;
+  return mark != 0 && static_cast<int32_t>(static_cast<uint32_t>(mark) - sequence_) <= 0;
 }
 
 Status Peers::compare_entry(Rank peer, const OpContext& op) {
-  const Entry& entry = arena_.entry(peer, round_);
+  const Entry& entry = arena_.entry(peer, sequence_);
   if (entry.number == op.number && entry.fingerprint == op.fingerprint()) return {};
   return report_mismatch(peer, op);
 }
 
 // Looks at those who are there while another is waited for, so that a mismatch is found at once.
-// Only entries of this very round: that of a rank which is already further has been overwritten or
-// was right.
+// Only entries of this very sequence number: that of a rank which is already further has been
+// overwritten or was right.
 Status Peers::compare_arrived(const OpContext& op) {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
-    const Entry& entry = arena_.entry(peer, round_);
-    if (entry.round.value.load(std::memory_order_acquire) != round_) continue;
+    const Entry& entry = arena_.entry(peer, sequence_);
+    if (entry.sequence.value.load(std::memory_order_acquire) != sequence_) continue;
     CADRE_RETURN_IF_ERROR(compare_entry(peer, op));
   }
   return {};
 }
 
 Status Peers::report_mismatch(Rank peer, const OpContext& op) {
-  const Entry& entry = arena_.entry(peer, round_);
+  const Entry& entry = arena_.entry(peer, sequence_);
   op.progress.set_mismatch(peer, entry.number, entry.fingerprint);
-  arena_.notice().mismatch.store(kMismatchBit | round_, std::memory_order_release);
+  arena_.notice().mismatch.store(kMismatchBit | sequence_, std::memory_order_release);
   wake_everyone();
   const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
@@ -222,8 +223,8 @@ Status Peers::report_mismatch(Rank peer, const OpContext& op) {
 
 void Peers::wake_everyone() {
   for (int peer = 0; peer < world_size_; ++peer) {
-    system_.wake(arena_.entry(peer, 0).round);
-    system_.wake(arena_.entry(peer, 1).round);
+    system_.wake(arena_.entry(peer, 0).sequence);
+    system_.wake(arena_.entry(peer, 1).sequence);
     system_.wake(arena_.step_flag(peer).step);
   }
 }

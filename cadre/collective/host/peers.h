@@ -40,15 +40,17 @@ class Peers {
   Rank rank() const { return rank_; }
   int world_size() const { return world_size_; }
   const Arena& arena() const { return arena_; }
-  // The round of the last enter(), and the one that the next will announce.
-  uint32_t round() const { return round_; }
-  uint32_t next_round() const { return round_ + 1; }
+  // The sequence number of the last enter(), and that of the next one.
+  uint32_t sequence() const { return sequence_; }
+  uint32_t next_sequence() const { return sequence_ + 1; }
 
   // Announces the operation with a payload of at most kInlineBytes and returns when every rank has
   // announced the same one. Everything that a rank wrote before is then visible here.
   Status enter(const OpContext& op, ConstBytes payload);
   // What `rank` gave to the last enter().
-  const std::byte* payload_of(Rank rank) const { return arena_.entry(rank, round_).payload.data(); }
+  const std::byte* payload_of(Rank rank) const {
+    return arena_.entry(rank, sequence_).payload.data();
+  }
 
   // Steps are counted from 0 in each operation. Everything written before signal_step(n) is visible
   // to whoever has waited for n.
@@ -96,7 +98,7 @@ class Peers {
   const int spin_limit_;
   const int yield_limit_;
   int spin_budget_;  // of the next wait: grows when spinning pays, shrinks when it does not
-  uint32_t round_;
+  uint32_t sequence_;
   uint32_t step_base_;
   bool are_sleepers_awake_ = true;
   std::atomic<uint32_t> barrier_{0};  // see wake_sleepers()

@@ -36,9 +36,9 @@ TEST(ArenaTest, PartsLieApartAndInside) {
   const Arena arena = arena_in(aligned);
   std::vector<Bytes> parts = {{reinterpret_cast<std::byte*>(&arena.notice()), sizeof(Notice)}};
   for (int rank = 0; rank < kNumRanks; ++rank) {
-    for (uint32_t round : {0u, 1u}) {
-      parts.push_back({reinterpret_cast<std::byte*>(&arena.entry(rank, round)), sizeof(Entry)});
-      parts.push_back({arena.flat(rank, round), kFlatBytes});
+    for (uint32_t sequence : {0u, 1u}) {
+      parts.push_back({reinterpret_cast<std::byte*>(&arena.entry(rank, sequence)), sizeof(Entry)});
+      parts.push_back({arena.flat(rank, sequence), kFlatBytes});
     }
     parts.push_back({reinterpret_cast<std::byte*>(&arena.step_flag(rank)), sizeof(StepFlag)});
     for (size_t i = 0; i < kNumChunks; ++i) parts.push_back({arena.chunk(rank, i), kChunkBytes});
@@ -64,10 +64,10 @@ void put(std::vector<std::byte>& memory, size_t at, T value) {
 
 std::vector<std::byte> golden_arena() {
   std::vector<std::byte> memory(2 * kGoldenBlock);
-  put<uint64_t>(memory, 384, 0x1'0000'0007);              // the notice: a mismatch in round 7
-  put<uint64_t>(memory, 392, 0x8000'0001'0000'0005);      // rank 1 has left round 5
-  const size_t entry = kGoldenBlock + 128;                // of rank 1, odd rounds
-  put<uint32_t>(memory, entry, 0x01020304);               // round
+  put<uint64_t>(memory, 384, 0x1'0000'0007);              // the notice: a mismatch in entry 7
+  put<uint64_t>(memory, 392, 0x8000'0001'0000'0005);      // rank 1 has left entry 5
+  const size_t entry = kGoldenBlock + 128;                // of rank 1, odd numbers
+  put<uint32_t>(memory, entry, 0x01020304);               // sequence number
   put<uint32_t>(memory, entry + 4, 2);                    // sleepers
   put<uint64_t>(memory, entry + 8, 0x1112131415161718);   // number
   put<uint64_t>(memory, entry + 16, 0x2122232425262728);  // call
@@ -75,7 +75,7 @@ std::vector<std::byte> golden_arena() {
   put<uint32_t>(memory, entry + 32, 9);                   // a place: piece, padding, offset
   put<uint64_t>(memory, entry + 40, 0x4142434445464748);
   put<uint32_t>(memory, 256, 77);                             // step of rank 0
-  put<uint8_t>(memory, 4096 + 32768, 0xaa);                   // its flat slot, odd rounds
+  put<uint8_t>(memory, 4096 + 32768, 0xaa);                   // its flat slot, odd numbers
   put<uint8_t>(memory, 4096 + 2 * 32768 + 3 * 524288, 0xbb);  // its chunk 3
   return memory;
 }
@@ -91,8 +91,8 @@ TEST(ArenaTest, HasTheDocumentedBytes) {
   arena.notice().mismatch = 0x1'0000'0007;
   arena.notice().left = 0x8000'0001'0000'0005;
   Entry& entry = arena.entry(1, 3);
-  entry.round.value = 0x01020304;
-  entry.round.sleepers = 2;
+  entry.sequence.value = 0x01020304;
+  entry.sequence.sleepers = 2;
   entry.number = 0x1112131415161718;
   entry.fingerprint = {.call = 0x2122232425262728, .shape = 0x3132333435363738};
   const Place place{.piece = 9, .offset = 0x4142434445464748};
@@ -110,8 +110,8 @@ TEST(ArenaTest, ReadsTheDocumentedBytes) {
   EXPECT_EQ(arena.notice().mismatch, 0x1'0000'0007u);
   EXPECT_EQ(arena.notice().left, 0x8000'0001'0000'0005u);
   const Entry& entry = arena.entry(1, 1);
-  EXPECT_EQ(entry.round.value, 0x01020304u);
-  EXPECT_EQ(entry.round.sleepers, 2u);
+  EXPECT_EQ(entry.sequence.value, 0x01020304u);
+  EXPECT_EQ(entry.sequence.sleepers, 2u);
   EXPECT_EQ(entry.number, 0x1112131415161718u);
   EXPECT_EQ(entry.fingerprint.call, 0x2122232425262728u);
   EXPECT_EQ(entry.fingerprint.shape, 0x3132333435363738u);
@@ -133,8 +133,8 @@ TEST(PeersTest, CountersWrap) {
       system->create_segment(kNumRanks * Arena::block_bytes()).value_or_throw();
   const Arena arena = arena_in(memory->bytes());
   for (int rank = 0; rank < kNumRanks; ++rank) {
-    arena.entry(rank, 0).round.value = kStart;
-    arena.entry(rank, 1).round.value = kStart;
+    arena.entry(rank, 0).sequence.value = kStart;
+    arena.entry(rank, 1).sequence.value = kStart;
     arena.step_flag(rank).step.value = kStart;
   }
   std::atomic<int> arrived{0};

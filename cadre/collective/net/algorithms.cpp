@@ -25,7 +25,7 @@ Block part_in_order(Slot slot, std::span<const uint64_t> counts, int rank) {
   return {slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), counts[index]};
 }
 
-// The finished parts travel once round the ring. Each rank begins with its own part in the output.
+// The finished parts travel once around the ring. Each rank begins with its own part in the output.
 template <typename PartOf>
 void add_ring_gather_steps(Schedule& schedule, PartOf part_of_rank) {
   const ScheduleKey& key = schedule.key;
@@ -137,7 +137,7 @@ void add_recursive_doubling(Schedule& schedule) {
   if (is_paired) schedule.steps.push_back({.send_to = rank - 1, .send = all});
 }
 
-// After the round of distance d a rank holds the 2d blocks that begin with its own.
+// After the exchange at distance d a rank holds the 2d blocks that begin with its own.
 void add_bruck_all_gather(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const auto size = static_cast<uint64_t>(key.world_size);

@@ -31,7 +31,7 @@ void add_ring_all_gather(Schedule& schedule);
 void add_recursive_doubling(Schedule& schedule);
 
 // log2(P) a + (P-1)n/B.  Source: Bruck et al., "Efficient algorithms for all-to-all", 1997; blocks
-// are received where they belong, so a run that wraps round takes two messages and no rotation.
+// are received where they belong, so a run that wraps around takes two messages and no rotation.
 void add_bruck_all_gather(Schedule& schedule);
 
 // log2(P)(a + n/B).

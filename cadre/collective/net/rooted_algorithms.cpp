@@ -88,7 +88,7 @@ int rank_at(const ScheduleKey& key, int place) {
 
 }  // namespace
 
-// Recursive doubling's tree (algorithms.h), walked on the root's side alone: after the round of
+// Recursive doubling's tree (algorithms.h), walked on the root's side alone: after the exchange at
 // distance d only the ranks whose place agrees with the root's in the bits below 2d hold a sum.
 void add_tree_reduce(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;

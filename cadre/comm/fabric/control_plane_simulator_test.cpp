@@ -162,7 +162,7 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
 // The number of scheduling points of a rank before a time.
 int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   const std::string name = format(" rank{}/", rank);
-  return std::ranges::count_if(result.trace, [&](const std::string& line) {
+  return std::ranges::count_if(result.history, [&](const std::string& line) {
     return line.find(name) != std::string::npos && std::stoll(line) < time.count();
   });
 }

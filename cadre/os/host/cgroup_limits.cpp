@@ -84,7 +84,7 @@ std::string own_group(const std::string& memberships, const CgroupMount& mount,
   return "/";
 }
 
-// The group's folder and those above it, up to the mount point. A group that does not lie below
+// The control group's folder and those above it, up to the mount point. One that does not lie below
 // what is mounted (a process that was moved in from outside of the container) has the mount point
 // alone.
 std::vector<fs::path> folders_of(const std::string& root, const CgroupMount& mount,

@@ -56,8 +56,8 @@ class Process {
   std::optional<int> stop_signal() const;
   // To the child alone. Nothing once the child was reaped.
   void signal(int signal);
-  // To every process of the child's group; nothing once the child was reaped, because its number
-  // may belong to someone else then.
+  // To every process of the child's process group; nothing once the child was reaped, because its
+  // number may belong to someone else then.
   void signal_group(int signal);
 
  private:

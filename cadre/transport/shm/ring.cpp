@@ -24,7 +24,7 @@ Error closed() {
   return Error(ErrorCode::kPeerLost, "shared-memory ring: the peer has closed its end");
 }
 
-// The longest piece from `position` that neither wraps round nor exceeds `limit`.
+// The longest piece from `position` that neither wraps around nor exceeds `limit`.
 size_t piece_at(uint64_t position, size_t capacity, size_t limit) {
   const size_t offset = position & (capacity - 1);
   return std::min({capacity - offset, limit, kPublishBytes});

@@ -13,9 +13,9 @@
 
 namespace cadre::sim {
 
-class Trace {
+class History {
  public:
-  explicit Trace(bool is_kept) : is_kept_(is_kept) {}
+  explicit History(bool is_kept) : is_kept_(is_kept) {}
 
   // "1500 rank0/main: poll": nanoseconds of virtual time, who, what.
   void add(TimePoint at, std::string_view who, std::string_view what);

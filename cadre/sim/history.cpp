@@ -1,8 +1,8 @@
-#include "cadre/sim/trace.h"
+#include "cadre/sim/history.h"
 
 namespace cadre::sim {
 
-void Trace::add(TimePoint at, std::string_view who, std::string_view what) {
+void History::add(TimePoint at, std::string_view who, std::string_view what) {
   if (!is_kept_) return;
   std::string line = std::to_string(at.ns);
   line.append(" ").append(who).append(": ").append(what);
