@@ -260,6 +260,23 @@ TEST_P(ParallelLayers, CrossEntropyEqualsOneProcess) {
     const Tensor none = vocab_parallel_cross_entropy(leaf.detach(), torch::full_like(targets, -100),
                                                      group, {.vocabulary = 11});
     require(none.isnan().item<bool>(), "no token counts");
+    const Tensor leaf_of_sum = part(logits, 2, group).clone().requires_grad_(true);
+    const auto sum_of = [&](const Tensor& some_targets) {
+      return vocab_parallel_cross_entropy(leaf_of_sum, some_targets, group,
+                                          {.vocabulary = 11, .reduction = LossReduction::kSum});
+    };
+    // 11 of the 12 tokens count.
+    const Derivatives sum =
+        derivatives_of(sum_of(targets), weight / 11, {leaf_of_sum}, [&](const Tensors& gradients) {
+          return functional::reduce_from_group(penalty(gradients), group);
+        });
+    require_close(sum.output, alone.output * 11, "sum");
+    require_close(sum.first[0], part(alone.first[0], 2, group), "gradient of the sum");
+    require_close(sum.second[0], part(alone.second[0], 2, group), "second gradient of the sum");
+    const Tensor sum_of_none = sum_of(torch::full_like(targets, -100));
+    require(sum_of_none.item<double>() == 0, "sum of no token");
+    require(torch::autograd::grad({sum_of_none}, {leaf_of_sum})[0].eq(0).all().item<bool>(),
+            "gradient of the sum of no token");
     require(error_of(
                 [&] { vocab_parallel_cross_entropy(leaf, targets + 1, group, {.vocabulary = 11}); },
                 ErrorCode::kInvalidArgument)

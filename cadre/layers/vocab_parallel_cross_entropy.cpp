@@ -26,9 +26,10 @@ using torch::autograd::variable_list;
 // Which tokens count, and which of their targets this rank has. (N), for N tokens.
 struct Targets final : torch::CustomClassHolder {
   Targets(ProcessGroup given_group, const at::Tensor& targets, const Chunk& chunk,
-          int64_t ignore_index)
+          const VocabParallelCrossEntropyOptions& options)
       : group(std::move(given_group)),
-        ignored(targets.eq(ignore_index)),
+        reduction(options.reduction),
+        ignored(targets.eq(options.ignore_index)),
         tokens(targets.ge(chunk.begin)
                    .logical_and(targets.lt(chunk.begin + chunk.size))
                    .logical_and(ignored.logical_not())
@@ -43,12 +44,16 @@ struct Targets final : torch::CustomClassHolder {
         .index_add(0, tokens, own.squeeze(1));
   }
 
-  // The mean over the tokens that count, from (N).
-  at::Tensor mean_of(const at::Tensor& losses) const {
-    return losses.masked_fill(ignored, 0).sum() / ignored.logical_not().sum();
+  // (N) to ().
+  at::Tensor reduced(const at::Tensor& losses) const {
+    return over_divisor(losses.masked_fill(ignored, 0).sum());
+  }
+  at::Tensor over_divisor(const at::Tensor& sum) const {
+    return reduction == LossReduction::kSum ? sum : sum / ignored.logical_not().sum();
   }
 
   ProcessGroup group;
+  LossReduction reduction;
   at::Tensor ignored;
   at::Tensor tokens;   // those whose target this rank has
   at::Tensor classes;  // their targets, counted from this rank's first class
@@ -70,7 +75,7 @@ at::Tensor composed_loss(const at::Tensor& scores, const at::Tensor& largest,
   const at::Tensor shifted = scores - largest.unsqueeze(1);
   const at::Tensor sum = functional::reduce_from_group(shifted.exp().sum(1), targets.group);
   const at::Tensor own = functional::reduce_from_group(targets.of_targets(shifted), targets.group);
-  return targets.mean_of(sum.log() - own);
+  return targets.reduced(sum.log() - own);
 }
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
@@ -85,7 +90,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor log_sum = sums.select(0, 0).log();
     context->save_for_backward({scores, largest, log_sum});
     context->saved_data["targets"] = c10::IValue::make_capsule(targets);
-    return targets->mean_of(log_sum - sums.select(0, 1));
+    return targets->reduced(log_sum - sums.select(0, 1));
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -103,7 +108,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
         return results;
       }
       // (softmax - 1 for the target) times the weight of the token.
-      const at::Tensor weight = (gradients[0] / targets->ignored.logical_not().sum())
+      const at::Tensor weight = targets->over_divisor(gradients[0])
                                     .expand({saved[0].size(0)})
                                     .masked_fill(targets->ignored, 0);
       const at::Tensor result =
@@ -154,7 +159,7 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
   const at::Tensor scores = logits.reshape({targets.numel(), chunk.size});
   return CrossEntropy::apply(
       is_narrow ? scores.to(at::kFloat) : scores,
-      c10::make_intrusive<Targets>(group, targets.reshape({-1}), chunk, options.ignore_index));
+      c10::make_intrusive<Targets>(group, targets.reshape({-1}), chunk, options));
 }
 
 }  // namespace cadre

@@ -19,16 +19,23 @@
 
 namespace cadre {
 
+// Over the tokens that count.
+enum class LossReduction : uint8_t {
+  kMean,  // NaN without any
+  kSum,
+};
+
 struct VocabParallelCrossEntropyOptions {
   // The number of classes on all ranks together, of which each has a chunk by the rule of Shard.
   int64_t vocabulary;
   // Tokens with this target do not count.
   int64_t ignore_index = -100;
+  LossReduction reduction = LossReduction::kMean;
 };
 
 // logits: (..., V_part), floating-point, this rank's classes; targets: (...), int64, the same on
-// every rank. Result: (), the same on every rank: the mean over the tokens that count, NaN without
-// any, in float32 for logits of bfloat16 and float16, else in their dtype.
+// every rank. Result: (), the same on every rank, in float32 for logits of bfloat16 and float16,
+// else in their dtype.
 CADRE_EXPORT at::Tensor vocab_parallel_cross_entropy(
     const at::Tensor& logits, const at::Tensor& targets, const ProcessGroup& group,
     const VocabParallelCrossEntropyOptions& options);
