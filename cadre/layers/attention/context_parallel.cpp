@@ -1,0 +1,224 @@
+#include "cadre/layers/attention/context_parallel.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_set>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/differentiable.h"
+#include "cadre/mesh/layout.h"
+
+namespace cadre {
+namespace {
+
+[[noreturn]] void refuse(const ProcessGroup& group, const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("ContextParallel on rank {} of {} of group \"{}\": {}", group.rank(),
+                     group.world_size(), group.name(), problem));
+}
+
+std::string text_of(int64_t num_tokens, int64_t form, int64_t order) {
+  return format("{{num_tokens {}, {}, {}}}", num_tokens, to_string(static_cast<ContextForm>(form)),
+                to_string(static_cast<SequenceOrder>(order)));
+}
+
+void check_equal_options(const ProcessGroup& group, const ContextParallelOptions& options) {
+  if (group.world_size() == 1) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor own = at::tensor(
+      {options.num_tokens, static_cast<int64_t>(options.form), static_cast<int64_t>(options.order)},
+      at::kLong);
+  const at::Tensor all = at::empty({group.world_size(), own.numel()}, own.options());
+  group.all_gather_into_tensor(all, own);
+  const auto of_rank = [&](int rank) {
+    const int64_t* const values = all.const_data_ptr<int64_t>() + rank * own.numel();
+    return text_of(values[0], values[1], values[2]);
+  };
+  for (int rank = 1; rank < group.world_size(); ++rank) {
+    if (of_rank(rank) == of_rank(0)) continue;
+    refuse(group, format("rank 0 has the options {} and rank {} has {}; pass the same on all ranks",
+                         of_rank(0), rank, of_rank(rank)));
+  }
+}
+
+void check_tokens(const ContextParallel& context, const at::Tensor& tensor, int64_t dim,
+                  int64_t expected) {
+  if (dim >= -tensor.dim() && dim < tensor.dim() && tensor.size(dim) == expected) return;
+  refuse(context.group(),
+         format("expected {} tokens in dimension {} of a tensor of the sizes {}; the sequence has "
+                "{} tokens, of which this rank has {}",
+                expected, dim, list_of(tensor.sizes()), context.options().num_tokens,
+                context.num_own_tokens()));
+}
+
+std::vector<at::Tensor> distinct_trained(const std::vector<at::Tensor>& parameters) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::vector<at::Tensor> trained;
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.requires_grad()) continue;
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) trained.push_back(parameter);
+  }
+  return trained;
+}
+
+}  // namespace
+
+std::string_view to_string(ContextForm form) {
+  return form == ContextForm::kRing ? "kRing" : "kAllToAll";
+}
+
+std::string_view to_string(SequenceOrder order) {
+  return order == SequenceOrder::kContiguous ? "kContiguous" : "kZigzag";
+}
+
+ContextParallel::ContextParallel(const ProcessGroup& group, const ContextParallelOptions& options)
+    : group_(group), options_(options) {
+  check_equal_options(group, options);
+  if (options.num_tokens < 1) {
+    refuse(group, format("num_tokens is {}, expected at least 1", options.num_tokens));
+  }
+}
+
+std::vector<TokenRun> ContextParallel::runs(Rank rank) const {
+  const int num_ranks = group_.world_size();
+  const int index = rank;
+  std::vector<TokenRun> runs;
+  const auto add = [&](int num_chunks, int chunk_index) {
+    const Chunk chunk = chunk_of(options_.num_tokens, num_chunks, chunk_index);
+    if (chunk.size > 0) runs.push_back({.begin = chunk.begin, .size = chunk.size});
+  };
+  if (options_.order == SequenceOrder::kContiguous) {
+    add(num_ranks, index);
+  } else {
+    add(2 * num_ranks, index);
+    add(2 * num_ranks, 2 * num_ranks - 1 - index);
+  }
+  return runs;
+}
+
+int64_t ContextParallel::num_tokens_of(Rank rank) const {
+  int64_t num_tokens = 0;
+  for (const TokenRun& run : runs(rank)) num_tokens += run.size;
+  return num_tokens;
+}
+
+at::Tensor ContextParallel::positions() const {
+  return shard(at::arange(options_.num_tokens, at::kLong), 0);
+}
+
+at::Tensor ContextParallel::shard(const at::Tensor& whole, int64_t dim) const {
+  check_tokens(*this, whole, dim, options_.num_tokens);
+  std::vector<at::Tensor> parts;
+  for (const TokenRun& run : runs(group_.rank())) {
+    parts.push_back(whole.narrow(dim, run.begin, run.size));
+  }
+  return parts.empty() ? whole.narrow(dim, 0, 0) : at::cat(parts, dim);
+}
+
+at::Tensor ContextParallel::unshard(const at::Tensor& shard, int64_t dim) const {
+  check_tokens(*this, shard, dim, num_own_tokens());
+  int64_t longest = 0;
+  for (int rank = 0; rank < group_.world_size(); ++rank) {
+    longest = std::max(longest, num_tokens_of(rank));
+  }
+  // (tokens, ...), with zeros behind the last token, so that all ranks send as much.
+  at::Tensor rows = shard.movedim(dim, 0);
+  std::vector<int64_t> padding(static_cast<size_t>(2 * rows.dim()), 0);
+  padding.back() = longest - rows.size(0);
+  rows = functional::all_gather_tensor(at::constant_pad_nd(rows, padding), group_);
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < group_.world_size(); ++rank) {
+    parts.push_back(rows.narrow(0, rank * longest, num_tokens_of(rank)));
+  }
+  return in_sequence_order(at::cat(parts), 0).movedim(0, dim);
+}
+
+at::Tensor ContextParallel::in_rank_order(const at::Tensor& whole, int64_t dim) const {
+  check_tokens(*this, whole, dim, options_.num_tokens);
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < group_.world_size(); ++rank) {
+    for (const TokenRun& run : runs(rank)) parts.push_back(whole.narrow(dim, run.begin, run.size));
+  }
+  return at::cat(parts, dim);
+}
+
+at::Tensor ContextParallel::in_sequence_order(const at::Tensor& ranks, int64_t dim) const {
+  check_tokens(*this, ranks, dim, options_.num_tokens);
+  struct Part {
+    TokenRun run;
+    int64_t begin;  // in the order of the ranks
+  };
+  std::vector<Part> parts;
+  int64_t begin = 0;
+  for (int rank = 0; rank < group_.world_size(); ++rank) {
+    for (const TokenRun& run : runs(rank)) {
+      parts.push_back({run, begin});
+      begin += run.size;
+    }
+  }
+  std::ranges::sort(parts, {}, [](const Part& part) { return part.run.begin; });
+  std::vector<at::Tensor> tensors;
+  for (const Part& part : parts) tensors.push_back(ranks.narrow(dim, part.begin, part.run.size));
+  return at::cat(tensors, dim);
+}
+
+at::Tensor ContextParallel::mean_over_tokens(const at::Tensor& sum, int64_t count) const {
+  const at::Tensor total = at::full({}, count, sum.options().dtype(at::kLong));
+  group_.all_reduce(total);
+  return functional::reduce_from_group(sum / total.item<int64_t>(), group_);
+}
+
+void ContextParallel::sum_gradients(const std::vector<at::Tensor>& parameters) const {
+  if (group_.world_size() == 1) return;
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> trained = distinct_trained(parameters);
+  std::vector<at::Tensor> tensors;
+  std::vector<int32_t> uses;
+  for (const at::Tensor& parameter : trained) {
+    const at::Tensor& gradient = parameter.grad();
+    uses.push_back(gradient.defined() ? 1 : 0);
+    if (gradient.defined() && gradient.layout() != at::kStrided) {
+      refuse(group_,
+             format("sum_gradients: the gradient of a parameter of the sizes {} is not dense; make "
+                    "it dense, for example by an embedding with sparse(false)",
+                    list_of(parameter.sizes())));
+    }
+    tensors.push_back(gradient.defined() ? gradient.contiguous()
+                                         : at::zeros_like(parameter, at::MemoryFormat::Contiguous));
+  }
+  const at::Tensor num_uses = at::tensor(uses, at::kInt);
+  tensors.push_back(num_uses);
+  group_.all_reduce_coalesced(tensors);
+  for (size_t i = 0; i < trained.size(); ++i) {
+    if (num_uses.const_data_ptr<int32_t>()[i] > 0) trained[i].mutable_grad() = tensors[i];
+  }
+}
+
+void set_context_parallel(torch::nn::Module& module, const ContextParallel& context) {
+  bool is_found = false;
+  module.apply([&](torch::nn::Module& each) {
+    auto* const layer = dynamic_cast<ContextParallelLayer*>(&each);
+    if (layer == nullptr) return;
+    layer->set_context_parallel(context);
+    is_found = true;
+  });
+  if (is_found) return;
+  refuse(
+      context.group(),
+      format("set_context_parallel: the module \"{}\" has no SelfAttention or "
+             "CounterBasedDropout of Cadre, so nothing in it would attend to the tokens of other "
+             "ranks; call context_parallel_attention() in an attention of your own",
+             module.name()));
+}
+
+}  // namespace cadre
