@@ -2,9 +2,11 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -173,7 +175,41 @@ CounterBasedDropoutImpl::CounterBasedDropoutImpl(CounterBasedDropoutOptions give
 
 at::Tensor CounterBasedDropoutImpl::forward(const at::Tensor& input) {
   if (!is_training()) return input;
+  if (context() != nullptr) return drop_tokens(input, *context());
   return counter_based_dropout(input, options.p, *options.stream, options.layer, region_of(input));
+}
+
+// Each run of tokens is a region of its own.
+at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
+                                                const ContextParallel& sequence) const {
+  DropoutRegion region = region_of(input);
+  if (region.sizes.empty() && input.dim() > 0) {
+    region = {.sizes = {input.sizes().begin() + 1, input.sizes().end()},
+              .offsets = std::vector<int64_t>(static_cast<size_t>(input.dim() - 1), 0)};
+  }
+  if (input.dim() < 3 || region.sizes[region.sizes.size() - 2] != sequence.num_own_tokens()) {
+    refuse(
+        format("the input {} is not (B, ..., T, D) with this rank's {} of {} tokens, which "
+               "set_context_parallel() has given the layer",
+               list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
+  }
+  const size_t dim = region.sizes.size() - 2;
+  // Of the tokens of this rank, those of the input; under sequence parallelism not all.
+  const int64_t begin = region.offsets[dim];
+  const int64_t end = begin + input.size(-2);
+  region.sizes[dim] = sequence.options().num_tokens;
+  std::vector<at::Tensor> parts;
+  int64_t first = 0;  // of the run, among the tokens of this rank
+  for (const TokenRun& run : sequence.runs(sequence.group().rank())) {
+    const int64_t from = std::max(begin, first);
+    const int64_t size = std::min(end, first + run.size) - from;
+    region.offsets[dim] = run.begin + from - first;
+    first += run.size;
+    if (size <= 0) continue;
+    parts.push_back(counter_based_dropout(input.narrow(-2, from - begin, size), options.p,
+                                          *options.stream, options.layer, region));
+  }
+  return parts.empty() ? input : at::cat(parts, -2);
 }
 
 DropoutRegion CounterBasedDropoutImpl::region_of(const at::Tensor& input) const {

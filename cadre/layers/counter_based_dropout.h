@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "cadre/base/export.h"
+#include "cadre/layers/attention/context_parallel.h"
 #include "cadre/layers/tensor_parallel_layer.h"
 
 namespace cadre {
@@ -69,7 +70,10 @@ struct CounterBasedDropoutOptions {
 
 // Tensor-parallel styles: kSequence for inputs (B, ..., T / ranks, D) that are shards of the
 // sequence, kColwise for shards of the last dimension, behind a column-parallel layer.
-class CADRE_EXPORT CounterBasedDropoutImpl : public torch::nn::Module, public TensorParallelLayer {
+// After set_context_parallel() the input is (B, ..., T, D), where T counts this rank's tokens.
+class CADRE_EXPORT CounterBasedDropoutImpl : public torch::nn::Module,
+                                             public TensorParallelLayer,
+                                             public ContextParallelLayer {
  public:
   explicit CounterBasedDropoutImpl(CounterBasedDropoutOptions options);
 
@@ -84,6 +88,7 @@ class CADRE_EXPORT CounterBasedDropoutImpl : public torch::nn::Module, public Te
                                      ParallelStyle style) const override;
   std::optional<std::string> problem_of(const LayerParallelism& how) const override;
   DropoutRegion region_of(const at::Tensor& input) const;
+  at::Tensor drop_tokens(const at::Tensor& input, const ContextParallel& sequence) const;
 };
 TORCH_MODULE(CounterBasedDropout);
 

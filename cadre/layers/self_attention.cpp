@@ -1,14 +1,9 @@
 #include "cadre/layers/self_attention.h"
 
-#include <ATen/ops/ones.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/softmax.h>
-
-#include <cmath>
-#include <limits>
-
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/layers/attention/context_parallel_attention.h"
+#include "cadre/layers/attention/plain_attention.h"
 
 namespace cadre {
 namespace {
@@ -63,32 +58,12 @@ at::Tensor SelfAttentionImpl::forward(const at::Tensor& input) {
 
 at::Tensor SelfAttentionImpl::attend(const at::Tensor& query, const at::Tensor& key,
                                      const at::Tensor& value) const {
-  if (options.dropout && is_training()) return attend_with_dropout(query, key, value);
-  return at::scaled_dot_product_attention(query, key, value, {}, 0.0, options.is_causal,
-                                          std::nullopt, /*enable_gqa=*/group_size(options) > 1);
-}
-
-// libtorch's attention draws from the generator of the process.
-at::Tensor SelfAttentionImpl::attend_with_dropout(const at::Tensor& query, const at::Tensor& key,
-                                                  const at::Tensor& value) const {
-  const auto repeated = [&](const at::Tensor& heads) {
-    return heads.repeat_interleave(group_size(options), 1);
-  };
-  at::Tensor scores = query.matmul(repeated(key).transpose(-2, -1)) /
-                      std::sqrt(static_cast<double>(head_dim(options)));
-  const int64_t num_tokens = scores.size(-1);
-  if (options.is_causal) {
-    const at::Tensor future =
-        at::ones({num_tokens, num_tokens}, scores.options().dtype(at::kBool)).triu(1);
-    scores = scores.masked_fill(future, -std::numeric_limits<double>::infinity());
-  }
-  const int64_t first_head = output->first_divided_feature() / head_dim(options);
-  const DropoutRegion region{.sizes = {options.num_heads, num_tokens, num_tokens},
-                             .offsets = {first_head, 0, 0}};
-  const at::Tensor weights =
-      counter_based_dropout(at::softmax(scores, -1), options.dropout->p, *options.dropout->stream,
-                            options.dropout->layer, region);
-  return weights.matmul(repeated(value));
+  AttentionOptions attention{.is_causal = options.is_causal};
+  if (is_training()) attention.dropout = options.dropout;
+  attention.first_head = output->first_divided_feature() / head_dim(options);
+  attention.num_heads = options.num_heads;
+  if (context() == nullptr) return plain_attention(query, key, value, attention);
+  return context_parallel_attention(query, key, value, *context(), attention);
 }
 
 ParallelSelfAttentionImpl::ParallelSelfAttentionImpl(const SelfAttentionOptions& given,

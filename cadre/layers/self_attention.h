@@ -6,8 +6,11 @@
 // features each. So ranks that divide the key and value heads divide the features in order.
 // "output" maps the heads' results, in the order of the query heads, back to embed_dim.
 // Parallelize "qkv" as kColwise and "output" as kRowwise.
+// After set_context_parallel() the input has this rank's tokens of a sequence that the ranks of
+// another group share, which composes with parallelize_module().
 //
-// Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: as its linear layers.
+// Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: as its linear layers and,
+// with context parallelism, attention/context_parallel_attention.h.
 // Errors: kInvalidArgument for numbers of heads that do not divide each other, embed_dim, or, when
 // it is parallelized, by the number of ranks.
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053; grouped queries,
@@ -21,6 +24,7 @@
 #include <optional>
 
 #include "cadre/base/export.h"
+#include "cadre/layers/attention/context_parallel.h"
 #include "cadre/layers/counter_based_dropout.h"
 #include "cadre/layers/linear.h"
 
@@ -37,11 +41,12 @@ struct SelfAttentionOptions {
   std::optional<CounterBasedDropoutOptions> dropout = {};
 };
 
-class CADRE_EXPORT SelfAttentionImpl : public torch::nn::Module {
+class CADRE_EXPORT SelfAttentionImpl : public torch::nn::Module, public ContextParallelLayer {
  public:
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);
 
   // input, result: (B, T, embed_dim), or with sequence parallelism (B, T / ranks, embed_dim).
+  // With context parallelism T counts this rank's tokens.
   at::Tensor forward(const at::Tensor& input);
 
   SelfAttentionOptions options;
@@ -49,8 +54,6 @@ class CADRE_EXPORT SelfAttentionImpl : public torch::nn::Module {
 
  private:
   at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) const;
-  at::Tensor attend_with_dropout(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value) const;
 };
 TORCH_MODULE(SelfAttention);
 

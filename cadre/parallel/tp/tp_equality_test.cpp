@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/tp/tp_test_joined.h"
 #include "cadre/parallel/tp/tp_test_models.h"
 #include "cadre/testing/seeds.h"
 #include "cadre/wrap/wrap_test_bounds.h"
@@ -23,15 +24,15 @@
 namespace cadre {
 namespace {
 
-using testing::bits_of;
 using testing::Case;
 using testing::compare_with_losses;
 using testing::Comparison;
+using testing::DividedDims;
 using testing::DividedModel;
+using testing::joined;
 using testing::kSteps;
 using testing::make_divided_model;
 using testing::run_groups;
-using testing::Snapshot;
 using testing::tolerance_of;
 using testing::Training;
 using testing::worse_of;
@@ -54,41 +55,6 @@ Training train_model(const Case& test_case, DividedModel& model,
     ++model.stream->step;
     return model.loss(model.forward(batch), batch);
   });
-}
-
-// The dimension along which each parameter is divided, by parameter.
-using DividedDims = std::vector<std::optional<int64_t>>;
-
-// Of the ranks' parts of each parameter, the whole; those of a whole one are equal.
-Snapshot joined(const DividedDims& dims, const std::vector<Snapshot>& parts) {
-  Snapshot whole;
-  for (size_t i = 0; i < dims.size(); ++i) {
-    Snapshot of_ranks;
-    for (const Snapshot& part : parts) of_ranks.push_back(part[i]);
-    if (dims[i]) {
-      whole.push_back(torch::cat(of_ranks, *dims[i]));
-      continue;
-    }
-    for (const Tensor& tensor : of_ranks) {
-      EXPECT_EQ(bits_of({tensor}), bits_of({of_ranks[0]})) << "parameter " << i;
-    }
-    whole.push_back(of_ranks[0]);
-  }
-  return whole;
-}
-
-Training joined(const DividedDims& dims, const std::vector<Training>& ranks) {
-  Training whole{.losses = ranks[0].losses, .gradients = {}, .parameters = {}};
-  std::vector<Snapshot> parts;
-  for (size_t step = 0; step < ranks[0].gradients.size(); ++step) {
-    parts.clear();
-    for (const Training& rank : ranks) parts.push_back(rank.gradients[step]);
-    whole.gradients.push_back(joined(dims, parts));
-  }
-  parts.clear();
-  for (const Training& rank : ranks) parts.push_back(rank.parameters);
-  whole.parameters = joined(dims, parts);
-  return whole;
 }
 
 Training train_divided(const Case& test_case, uint64_t seed, int num_ranks,

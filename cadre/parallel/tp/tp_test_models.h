@@ -1,6 +1,6 @@
 // What the equality tests of tensor parallelism train: an MLP and a GPT of cadre's layers, with the
 // plans that divide them. Sizes that 3 and 4 ranks do not divide: the vocabulary, the hidden
-// features, the features of the MLP.
+// features, the features of the MLP. The sequence of the GPT can be divided among other ranks.
 //
 // Threads: one for each model. Blocking: as the layers, once parallelized.
 #pragma once
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/layers/attention/context_parallel.h"
 #include "cadre/layers/counter_based_dropout.h"
 #include "cadre/layers/embedding.h"
 #include "cadre/layers/layer_norm.h"
@@ -32,6 +33,8 @@ struct DividedModel : Model {
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   // Of the ranks among which the model is divided.
   std::optional<ProcessGroup> group;
+  // Of the ranks among which the sequence is divided.
+  std::optional<ContextParallel> context;
 };
 
 struct DividedMlp : DividedModel {
@@ -119,13 +122,16 @@ struct DividedGpt : DividedModel {
       head = register_module("head", Linear(nn::LinearOptions(kWidth, kVocabulary).bias(false)));
     }
   }
-  // The logits, of this rank's part of the vocabulary.
+  // x: whole. The logits, of this rank's tokens and part of the vocabulary.
   Tensor forward(const Tensor& x) override {
-    const Tensor h = norm(second(first(tokens(x) + positions(torch::arange(x.size(1))))));
+    const Tensor own = context ? context->shard(x, 1) : x;
+    const Tensor places = context ? context->positions() : torch::arange(x.size(1));
+    const Tensor h = norm(second(first(tokens(own) + positions(places))));
     return kind.is_tied ? tokens->logits(h) : head(h);
   }
   Tensor loss(const Tensor& output, const Tensor& x) override {
     const Tensor targets = x.roll(-1, 1).masked_fill(x == 3, -100);
+    if (context) return loss_of_tokens(output, context->shard(targets, 1));
     if (group) {
       return vocab_parallel_cross_entropy(output, targets, *group, {.vocabulary = kVocabulary});
     }
@@ -148,6 +154,12 @@ struct DividedGpt : DividedModel {
       }
     }
     return entries;
+  }
+  Tensor loss_of_tokens(const Tensor& output, const Tensor& targets) const {
+    const auto count = targets.ne(-100).sum().item<int64_t>();
+    const Tensor sum = vocab_parallel_cross_entropy(
+        output, targets, *group, {.vocabulary = kVocabulary, .reduction = LossReduction::kSum});
+    return context->mean_over_tokens(sum, count);
   }
   GptKind kind;
   Embedding tokens{nullptr}, positions{nullptr};

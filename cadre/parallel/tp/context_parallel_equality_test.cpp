@@ -1,0 +1,160 @@
+// Training a GPT whose sequences are divided among ranks, as threads, also together with a division
+// of its layers, equals training it in one process: losses, gradients and parameters of 20 steps,
+// within the bounds of wrap_test_bounds.h. In one process attention is libtorch's, or the formula
+// with dropout, and the loss libtorch's cross_entropy. The bounds hold as for tensor parallelism:
+// ranks add the same terms in another order. CADRE_CASES_SEED picks the share of the cases that
+// CTest runs.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cadre/layers/attention/context_parallel.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/tp/tp_test_joined.h"
+#include "cadre/parallel/tp/tp_test_models.h"
+#include "cadre/testing/seeds.h"
+#include "cadre/wrap/wrap_test_bounds.h"
+
+namespace cadre {
+namespace {
+
+using testing::bits_of;
+using testing::Case;
+using testing::Comparison;
+using testing::DividedDims;
+using testing::DividedGpt;
+using testing::DividedModel;
+using testing::run_groups;
+using testing::Training;
+using torch::Tensor;
+
+struct ContextCase {
+  Case trained;
+  ContextForm form;
+  SequenceOrder order;
+};
+std::ostream& operator<<(std::ostream& out, const ContextCase& context_case) {
+  return out << context_case.trained << "_" << to_string(context_case.form) << "_"
+             << to_string(context_case.order);
+}
+
+std::vector<ContextCase> context_cases() {
+  std::vector<ContextCase> cases;
+  for (const auto form : {ContextForm::kRing, ContextForm::kAllToAll}) {
+    for (const auto order : {SequenceOrder::kContiguous, SequenceOrder::kZigzag}) {
+      for (const Case& trained :
+           {Case{"gpt_tied", "adamw", 4, torch::kDouble}, Case{"gpt_tied", "sgd", 4, torch::kFloat},
+            Case{"gpt_untied_sequence", "sgd", 4, torch::kDouble},
+            Case{"gpt_untied_sequence", "adamw", 4, torch::kFloat}}) {
+        cases.push_back({trained, form, order});
+      }
+    }
+  }
+  return cases;
+}
+
+// As testing::train(), and sums the gradients over the ranks that share the sequence.
+Training train_shared(const Case& test_case, DividedModel& model,
+                      const std::vector<Tensor>& batches) {
+  Training training;
+  const std::vector<Tensor> parameters = testing::parameters_of(model);
+  const auto optimizer = testing::make_optimizer(test_case, parameters);
+  for (const Tensor& batch : batches) {
+    ++model.stream->step;
+    optimizer->zero_grad();
+    const Tensor loss = model.loss(model.forward(batch), batch);
+    loss.backward();
+    if (model.context) model.context->sum_gradients(parameters);
+    training.losses.push_back(loss.item<double>());
+    training.gradients.push_back(testing::gradients_of(model));
+    optimizer->step();
+  }
+  training.parameters = testing::copies_of(parameters);
+  return training;
+}
+
+struct Degrees {
+  int context;
+  int tensor;
+};
+
+Training train_on(const ContextCase& context_case, const Degrees& degrees, uint64_t seed,
+                  const std::vector<Tensor>& batches) {
+  const int num_ranks = degrees.context * degrees.tensor;
+  std::vector<std::shared_ptr<DividedModel>> models;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    models.push_back(make_divided_model(context_case.trained, seed));
+  }
+  std::vector<Training> trained(models.size());
+  std::vector<DividedDims> dims(models.size());
+  const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
+    const auto rank = static_cast<size_t>(group.rank());
+    // Released before the group's system is.
+    const auto model = std::move(models[rank]);
+    const DeviceMesh mesh(group, {{"cp", degrees.context}, {"tp", degrees.tensor}});
+    for (const ParameterShard& record : parallelize_module(*model, mesh["tp"], model->plan())) {
+      const Shard* const shard = record.placements[0].shard();
+      dims[rank].push_back(shard == nullptr ? std::nullopt : std::optional(shard->dim));
+    }
+    model->group = mesh.group("tp");
+    model->context.emplace(mesh.group("cp"),
+                           ContextParallelOptions{.num_tokens = DividedGpt::kTokens,
+                                                  .form = context_case.form,
+                                                  .order = context_case.order});
+    set_context_parallel(*model, *model->context);
+    trained[rank] = train_shared(context_case.trained, *model, batches);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  if (!result.ok()) return {};
+  // The ranks that share a sequence have the same parameters.
+  for (int rank = degrees.tensor; rank < num_ranks; ++rank) {
+    EXPECT_TRUE(bits_of(trained[rank].parameters) ==
+                bits_of(trained[rank % degrees.tensor].parameters))
+        << "rank " << rank;
+  }
+  trained.resize(static_cast<size_t>(degrees.tensor));
+  return joined(dims[0], trained);
+}
+
+class ContextParallelEquality : public ::testing::TestWithParam<ContextCase> {};
+
+TEST_P(ContextParallelEquality, EqualsOneProcessAlsoWithTensorParallelism) {
+  constexpr uint64_t kSeed = 1;
+  const Case& trained = GetParam().trained;
+  const auto plain = make_divided_model(trained, kSeed);
+  torch::manual_seed(kSeed + 98);
+  std::vector<Tensor> batches;
+  for (int step = 0; step < testing::kSteps; ++step) {
+    batches.push_back(plain->make_batch(trained.batch));
+  }
+  const Training alone = train_shared(trained, *plain, batches);
+  // As in tp_equality_test.cpp.
+  const double later_gradients = trained.dtype == torch::kFloat ? 4 : 1;
+  for (const Degrees degrees :
+       {Degrees{1, 1}, Degrees{2, 1}, Degrees{3, 1}, Degrees{4, 1}, Degrees{2, 2}}) {
+    const Training shared = train_on(GetParam(), degrees, kSeed, batches);
+    const std::string where =
+        std::to_string(degrees.context) + " x " + std::to_string(degrees.tensor);
+    if (shared.gradients.size() != alone.gradients.size()) {
+      ADD_FAILURE() << where << ": " << shared.gradients.size() << " steps";
+      continue;
+    }
+    const Comparison comparison = compare_with_losses(trained, shared, alone);
+    EXPECT_LE(comparison.first_gradients, 1) << where;
+    EXPECT_LE(comparison.gradients, later_gradients) << where;
+    EXPECT_LE(comparison.parameters, 1) << where;
+    EXPECT_LE(comparison.losses, 1) << where;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ContextParallelEquality,
+                         ::testing::ValuesIn(testing::share_of(context_cases())),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace cadre
