@@ -43,6 +43,11 @@ extern cadre::DeviceMesh mesh;
 extern const int64_t first_row_of_this_rank;
 }  // namespace tensor_parallel
 
+namespace context_parallel {
+using any_page::world, any_page::load_batch;
+extern any_page::Net decoder;
+}  // namespace context_parallel
+
 namespace data_parallel {
 using namespace any_page;
 extern cadre::DataLoader loader;
