@@ -2,7 +2,6 @@
 // every survivor names it in time, nothing is left behind, and a job that goes on from the last
 // snapshot ends with the bits of one that was never disturbed.
 #include <ATen/Parallel.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
@@ -20,28 +19,23 @@
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/shard/sharded_norm.h"
-#include "cadre/testing/leftovers.h"
 #include "cadre/testing/seeds.h"
 #include "cadre/testing/temporary_folder.h"
 #include "tests/process/job.h"
 #include "tests/training/sharded_training.h"
+#include "tests/training/survivors.h"
 #include "tests/training/victim.h"
 
 namespace cadre {
 namespace {
 
 using std::chrono::seconds;
-using ::testing::AnyOf;
 using testing::FakeGroup;
 using testing::GroupCall;
-using ::testing::HasSubstr;
-using testing::kLimit;
-using testing::kStopTimeout;
 using testing::kVictim;
 using testing::RankContext;
 using testing::require;
 using testing::Sharding;
-using ::testing::StartsWith;
 using testing::Strategy;
 using torch::Tensor;
 
@@ -300,35 +294,6 @@ void train_until_disturbed(RankContext& context, ShardedRank& rank, const Sharde
   }
 }
 
-void survive_sharded_step(RankContext& context, const Membership& membership,
-                          const ShardedFailureCase& test, const std::string& folder,
-                          const std::string& moment_file) {
-  at::set_num_threads(1);
-  torch::ones({4}, torch::requires_grad()).sum().backward();  // what libtorch starts once
-  const testing::Resources before = testing::count_resources();
-  int victim_pid = 0;
-  {
-    CommunicatorOptions options;
-    options.timeout = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
-    const ProcessGroup group(testing::connect(context, membership, options));
-    victim_pid = group.communicator().peers()[kVictim].pid;
-    {
-      ShardedRank rank(test.strategy, group);
-      rank.snapshot_timeout = options.timeout;
-      testing::FailureReport report;
-      report.message = testing::failure_of(
-          [&] { train_until_disturbed(context, rank, test, folder, moment_file); });
-      report.raised = context.system.now();
-      context.output = testing::to_text(report);
-      require(!report.message.empty(), "no failure");
-    }
-    group.close();
-  }
-  if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
-  const std::string left = testing::leftovers_since(before);
-  require(left.empty(), left);
-}
-
 // Of a job that nobody disturbs, from the last snapshot of the folder if it has one; equal on all
 // ranks.
 std::string bits_of_whole_run(const ShardedFailureCase& test, const std::string& folder,
@@ -357,43 +322,20 @@ class ShardedFailure : public ::testing::TestWithParam<ShardedFailureCase> {};
 
 TEST_P(ShardedFailure, IsNamedInTimeAndTheRunGoesOnFromTheLastSnapshot) {
   const ShardedFailureCase& test = GetParam();
-  const testing::Resources before = testing::count_resources();
   const testing::TemporaryFolder folder;
   const testing::TemporaryFolder undisturbed;
-  const std::string moment_file = undisturbed.file("moment");
-  int victim_pid = 0;
-  testing::JobOptions options{.world_size = test.world_size()};
-  options.processes.time_limit = seconds(60);
-  options.processes.disturb = [&](std::span<const int> pids) { victim_pid = pids[kVictim]; };
-  const auto result =
-      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
-        survive_sharded_step(context, membership, test, folder.path(), moment_file);
+  const testing::DisturbedJob job{.world_size = test.world_size(), .signal = test.signal};
+  const testing::DisturbedOutcome outcome = testing::run_disturbed(
+      job, [&](RankContext& context, const ProcessGroup& group, const std::string& moment_file) {
+        ShardedRank rank(test.strategy, group);
+        rank.snapshot_timeout = job.timeout();
+        return testing::report_of(context, [&] {
+          train_until_disturbed(context, rank, test, folder.path(), moment_file);
+        });
       });
-  int num_naming_it = 0;
-  for (int rank = 0; rank < test.world_size(); ++rank) {
-    if (rank == kVictim) continue;
-    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
-    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
-    const testing::FailureReport report = testing::parse_report(outcome.output);
-    SCOPED_TRACE(report.message);
-    // A timeout along one axis names the rank that it waits for, and along which axis that one
-    // waits.
-    const bool is_of_two_axes = test.strategy.num_replicas > 1 && test.signal == SIGSTOP;
-    const std::string waits_elsewhere = is_of_two_axes ? "ago, now in " : "no such text";
-    const std::string victim = format(", pid {})", victim_pid);
-    EXPECT_THAT(report.message, AnyOf(HasSubstr(victim), HasSubstr(waits_elsewhere)));
-    num_naming_it += report.message.find(victim) != std::string::npos ? 1 : 0;
-    if (test.signal == SIGKILL) {
-      EXPECT_THAT(report.message, AnyOf(StartsWith("kPeerLost: "), StartsWith("kAborted: ")));
-    } else {
-      EXPECT_THAT(report.message, AnyOf(StartsWith("kTimeout: "), StartsWith("kAborted: ")));
-    }
-    const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
-    const Duration waited = report.raised - testing::read_moment(moment_file);
-    EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
-  }
-  EXPECT_GE(num_naming_it, 1);
-  EXPECT_EQ(testing::leftovers_since(before), "");
+  const bool is_of_two_axes = test.strategy.num_replicas > 1 && test.signal == SIGSTOP;
+  testing::expect_victim_named(
+      outcome, is_of_two_axes ? testing::WaitsIn::kGroupsOfTwoAxes : testing::WaitsIn::kOneGroup);
   EXPECT_EQ(bits_of_whole_run(test, folder.path(), kStepsPerSnapshot),
             bits_of_whole_run(test, undisturbed.file("run"), 0));
 }
