@@ -1,0 +1,228 @@
+// A rank of a pipeline is killed or stopped, by its own hand, in each phase of a step: in a
+// forward, in a backward, in the gradients of the weights alone, in the optimizer and between
+// steps. Every survivor names it in time, also ranks that exchange nothing with it, and nothing is
+// left behind.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/pipeline/generate.h"
+#include "cadre/testing/seeds.h"
+#include "tests/training/survivors.h"
+#include "tests/training/victim.h"
+
+namespace cadre {
+namespace {
+
+using testing::kVictim;
+using testing::RankContext;
+using torch::Tensor;
+
+constexpr int kWorldSize = 4;
+constexpr int kMicrobatches = 6;
+constexpr int kDisturbedMicrobatch =
+    2;  // in the order of the phase's calls: messages are under way
+constexpr int kSteps = 6;
+constexpr int kStepOfFailure = 3;  // from 0
+constexpr int64_t kFeatures = 16;
+
+enum class PipelinePhase { kForward, kBackward, kWeightGrad, kOptimizer, kBetweenSteps };
+
+struct PipelineFailureCase {
+  std::string schedule;
+  int num_replicas;
+  PipelinePhase phase;
+  int signal;
+};
+
+std::string name_of_pipeline_failure(const PipelineFailureCase& test) {
+  const std::vector<std::string> phases = {"forward", "backward", "weight_grad", "optimizer",
+                                           "between_steps"};
+  std::string schedule = test.schedule;
+  std::ranges::replace(schedule, '-', '_');
+  return format("{}{}_{}_in_{}", schedule, test.num_replicas > 1 ? "_replicas" : "",
+                test.signal == SIGKILL ? "kill" : "stop", phases[static_cast<size_t>(test.phase)]);
+}
+
+std::ostream& operator<<(std::ostream& out, const PipelineFailureCase& test) {
+  return out << name_of_pipeline_failure(test);
+}
+
+// Acts in one of the microbatches of a step.
+struct Trap {
+  void spring() {
+    if (act && num_calls++ == kDisturbedMicrobatch) act();
+  }
+  int num_calls = 0;
+  std::function<void()> act;
+};
+
+struct TrappedStage : torch::nn::Module {
+  explicit TrappedStage(int number) {
+    torch::manual_seed(number);
+    first = register_module("first", torch::nn::Linear(kFeatures, kFeatures));
+    second = register_module("second", torch::nn::Linear(kFeatures, kFeatures));
+    if (number == 0) return;
+    first->weight.register_hook([this](const Tensor&) { in_weight_grad.spring(); });
+  }
+  Tensor forward(const Tensor& x) {
+    in_forward.spring();
+    const Tensor hidden = torch::tanh(first(x));
+    if (hidden.requires_grad()) {
+      hidden.register_hook([this](const Tensor&) { in_backward.spring(); });
+    }
+    return second(hidden);
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+  Trap in_forward, in_backward, in_weight_grad;
+};
+
+class TrappedSgd : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  Tensor step(LossClosure closure = nullptr) override {
+    if (in_step) in_step();
+    return SGD::step(std::move(closure));
+  }
+  std::function<void()> in_step;
+};
+
+// One rank of a pipeline, or of one of two that average their gradients.
+class PipelineRank {
+ public:
+  PipelineRank(const PipelineFailureCase& test, const ProcessGroup& world) {
+    PipelineOptions options;
+    ProcessGroup group = world;
+    if (test.num_replicas > 1) {
+      mesh_.emplace(world, std::vector<MeshAxis>{{"dp", test.num_replicas},
+                                                 {"pp", kWorldSize / test.num_replicas}});
+      group = mesh_->group("pp");
+      options.replicas = mesh_->group("dp");
+    }
+    const PipelineSchedule schedule =
+        make_pipeline_schedule({.kind = find_pipeline_schedule(test.schedule)->kind,
+                                .num_ranks = group.world_size(),
+                                .num_microbatches = kMicrobatches})
+            .value_or_throw();
+    options.schedule = schedule;
+    std::vector<PipelineStage> stages;
+    std::vector<Tensor> parameters;
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+      if (schedule.rank_of_stage[static_cast<size_t>(stage)] != group.rank()) continue;
+      nets.push_back(std::make_shared<TrappedStage>(stage));
+      stages.emplace_back(
+          nets.back(), PipelineStageOptions{.stage = stage, .num_stages = schedule.num_stages()});
+      for (const Tensor& parameter : nets.back()->parameters()) parameters.push_back(parameter);
+    }
+    pipeline_.emplace(stages, group, options);
+    const int last = schedule.num_stages() - 1;
+    pipeline_->tie_parameters({{0, "first.bias"}, {last, "second.bias"}});
+    optimizer = std::make_unique<TrappedSgd>(parameters, torch::optim::SGDOptions(0.1));
+  }
+  // Of axes, which an error would leave to the destructor of the mesh.
+  ~PipelineRank() {
+    if (mesh_) mesh_->close();
+  }
+  PipelineRank(const PipelineRank&) = delete;
+  PipelineRank& operator=(const PipelineRank&) = delete;
+
+  void step() {
+    optimizer->zero_grad();
+    const Tensor x = torch::ones({2 * kMicrobatches, kFeatures});
+    pipeline_->step(x, x, [](const Tensor& output, const Tensor& target) {
+      return torch::mse_loss(output, target);
+    });
+    optimizer->step();
+  }
+
+  std::vector<std::shared_ptr<TrappedStage>> nets;
+  std::unique_ptr<TrappedSgd> optimizer;
+
+ private:
+  std::optional<DeviceMesh> mesh_;
+  std::optional<Pipeline> pipeline_;
+};
+
+void disturb_in(PipelinePhase phase, PipelineRank& rank, const std::function<void()>& act) {
+  TrappedStage& net = *rank.nets.back();
+  switch (phase) {
+    case PipelinePhase::kForward:
+      net.in_forward.act = act;
+      return;
+    case PipelinePhase::kBackward:
+      net.in_backward.act = act;
+      return;
+    case PipelinePhase::kWeightGrad:
+      net.in_weight_grad.act = act;
+      return;
+    case PipelinePhase::kOptimizer:
+      rank.optimizer->in_step = act;
+      return;
+    case PipelinePhase::kBetweenSteps:
+      act();
+  }
+}
+
+class PipelineFailure : public ::testing::TestWithParam<PipelineFailureCase> {};
+
+TEST_P(PipelineFailure, IsNamedByAllSurvivorsInTime) {
+  const PipelineFailureCase& test = GetParam();
+  const testing::DisturbedOutcome outcome = testing::run_disturbed(
+      {.world_size = kWorldSize, .signal = test.signal},
+      [&](RankContext& context, const ProcessGroup& group, const std::string& moment_file) {
+        PipelineRank rank(test, group);
+        return testing::report_of(context, [&] {
+          for (int number = 0; number < kSteps; ++number) {
+            if (number == kStepOfFailure && context.rank == kVictim) {
+              disturb_in(test.phase, rank,
+                         [&] { testing::disturb_self(context, test.signal, moment_file); });
+            }
+            rank.step();
+          }
+        });
+      });
+  const bool is_of_two_axes = test.num_replicas > 1 && test.signal == SIGSTOP;
+  testing::expect_victim_named(
+      outcome, is_of_two_axes ? testing::WaitsIn::kGroupsOfTwoAxes : testing::WaitsIn::kOneGroup);
+}
+
+std::vector<PipelineFailureCase> pipeline_failure_cases() {
+  struct Layout {
+    std::string schedule;
+    int num_replicas;
+    bool has_weight_grads;
+  };
+  const std::vector<Layout> layouts = {
+      {"1f1b", 1, false}, {"zb-h1", 1, true}, {"zb-v", 1, true}, {"zb-h1", 2, true}};
+  std::vector<PipelineFailureCase> cases;
+  for (const PipelinePhase phase :
+       {PipelinePhase::kForward, PipelinePhase::kBackward, PipelinePhase::kWeightGrad,
+        PipelinePhase::kOptimizer, PipelinePhase::kBetweenSteps}) {
+    for (const int signal : {SIGKILL, SIGSTOP}) {
+      for (const Layout& layout : layouts) {
+        if (phase == PipelinePhase::kWeightGrad && !layout.has_weight_grads) continue;
+        cases.push_back({layout.schedule, layout.num_replicas, phase, signal});
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, PipelineFailure,
+                         ::testing::ValuesIn(testing::share_of(pipeline_failure_cases())),
+                         [](const auto& info) { return name_of_pipeline_failure(info.param); });
+
+}  // namespace
+}  // namespace cadre
