@@ -18,6 +18,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -47,6 +48,12 @@ struct RefusedModule {
                 "(std::make_shared<Net>()) or a module holder (TORCH_MODULE, "
                 "torch::nn::Sequential), then the group");
 };
+// What the constructors that refuse `Given` initialise their base with.
+template <typename Given>
+[[noreturn]] DdpReplicas refuse_module() {
+  [[maybe_unused]] const RefusedModule<Given> refused;
+  std::terminate();
+}
 
 // M: see DataParallelModule.
 template <typename M>
@@ -66,16 +73,14 @@ class DistributedDataParallel : public DataParallelModule<M> {
   template <typename Given, typename Group>
     requires(!std::is_convertible_v<Given, std::shared_ptr<M>> &&
              !ModuleHolder<std::remove_cvref_t<Given>>)
-  DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {}) {
-    [[maybe_unused]] const RefusedModule<std::remove_cvref_t<Given>> refused;
-  }
+  DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {})
+      : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
 
   // Without the group.
   template <typename Given>
     requires(!std::is_same_v<std::remove_cvref_t<Given>, DistributedDataParallel>)
-  explicit DistributedDataParallel(Given&&) {
-    [[maybe_unused]] const RefusedModule<std::remove_cvref_t<Given>> refused;
-  }
+  explicit DistributedDataParallel(Given&&)
+      : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
 
   // What this rank owns of each parameter of the module, in the order of named_parameters(); needs
   // GradientPlacement::kSharded. An optimizer is given the `values` of all of
