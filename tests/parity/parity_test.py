@@ -15,7 +15,6 @@ any Python with torch; numpy is not needed.
 
 import argparse
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -25,9 +24,12 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+import gloo_job
 import idx_file
 import reference
 import safetensors_file
+from case_share import share_of
+from gloo_job import difference
 
 NUM_STEPS = 30
 # Both sides run the same kernels on the same values. What is left are roundings to float32, of 2^-24 each:
@@ -235,29 +237,8 @@ def train_reference(folder, case, rank, world_size, plant=None):
 
 
 def run_gloo_rank(folder, cases):
-    """One of two processes; rank 0 prints the losses of all cases as JSON."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=os.environ["PARITY_STORE"], rank=int(os.environ["RANK"]),
-        world_size=WORLD_SIZE)
-    rank = torch.distributed.get_rank()
-    losses = {case: train_reference(folder, case, rank, WORLD_SIZE) for case in cases}
-    if rank == 0:
-        print(json.dumps(losses))
-    torch.distributed.destroy_process_group()
-
-
-def start_gloo(folder, cases):
-    """All cases in one job of two processes."""
-    processes = []
-    for rank in range(WORLD_SIZE):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
-        # A file, not a port that another test might take.
-        environment["PARITY_STORE"] = f"file://{folder}/store"
-        processes.append(subprocess.Popen(
-            [sys.executable, __file__, "--gloo-rank", str(folder), *cases],
-            env=environment, stdout=subprocess.PIPE, text=True))
-    return processes
+    """One of two processes."""
+    gloo_job.print_losses(lambda case: train_reference(folder, case, torch.distributed.get_rank(), WORLD_SIZE), cases)
 
 
 def train_cadre(command, folder, case):
@@ -292,27 +273,16 @@ def train_cadre(command, folder, case):
     return [line["loss"] for line in lines if "loss" in line] + [lines[-1]["held_out_loss"]]
 
 
-def difference(a, b):
-    return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
-
-
 def compare(command, cases):
     torch.set_num_threads(1)
     failed = []
     with tempfile.TemporaryDirectory(prefix="cadre_parity_") as name:
         folder = pathlib.Path(name)
         make_data(folder)
-        gloo = start_gloo(folder, cases)
-        try:
-            # What rank 0 prints fits a pipe, so the other is not kept waiting for a reader.
+        with gloo_job.running(__file__, WORLD_SIZE, folder, [str(folder), *cases], TIMEOUT_S) as losses_of_gloo:
             own = {case: train_cadre(command, folder, case) for case in cases}
             single = {case: train_reference(folder, case, 0, 1) for case in cases}
-            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in gloo]
-        finally:
-            for process in gloo:
-                process.kill()
-                process.wait()
-        replicated = json.loads(outputs[0])
+            replicated = losses_of_gloo()
         for case in cases:
             assert len(own[case]) == NUM_STEPS + 1
             to_single, to_gloo = difference(own[case], single[case]), difference(own[case], replicated[case])
@@ -339,7 +309,7 @@ def compare(command, cases):
 
 
 def main():
-    if sys.argv[1:2] == ["--gloo-rank"]:
+    if sys.argv[1:2] == [gloo_job.FLAG]:
         run_gloo_rank(pathlib.Path(sys.argv[2]), sys.argv[3:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__,
@@ -348,8 +318,7 @@ def main():
     parser.add_argument("--only", nargs="*", choices=CASES, default=CASES)
     parser.add_argument("--one-in", type=int, default=1)
     options = parser.parse_args()
-    seed = int(os.environ.get("CADRE_CASES_SEED", "1"))
-    return compare(options.command, options.only[seed % options.one_in::options.one_in])
+    return compare(options.command, share_of(options.only, options.one_in))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ training on one process moves the losses by less than ten times the bound.
 """
 
 import argparse
-import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -25,8 +23,11 @@ from torch import distributed
 from torch.distributed import pipelining
 from torch.nn import functional as F
 
+import gloo_job
 import reference
 import safetensors_file
+from case_share import share_of
+from gloo_job import difference
 
 NUM_STEPS = 30
 WORLD_SIZE = 3
@@ -226,27 +227,15 @@ def train_pipelined(case, rank, ends):
 
 
 def run_gloo_rank(cases):
-    """One of the processes; rank 0 prints the losses of all cases as JSON."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=os.environ["PARITY_STORE"], rank=int(os.environ["RANK"]),
-                                   world_size=WORLD_SIZE)
-    rank = distributed.get_rank()
-    ends = distributed.new_group([0, WORLD_SIZE - 1])
-    losses = {name: train_pipelined(CASES[name], rank, ends) for name in cases}
-    if rank == 0:
-        print(json.dumps(losses))
-    distributed.destroy_process_group()
+    """One of the processes."""
+    ends = None
 
+    def train(name):
+        nonlocal ends
+        ends = ends or distributed.new_group([0, WORLD_SIZE - 1])
+        return train_pipelined(CASES[name], distributed.get_rank(), ends)
 
-def start_gloo(folder, cases):
-    """All cases in one job."""
-    processes = []
-    for rank in range(WORLD_SIZE):
-        # The store is a file, not a port that another test might take.
-        environment = {**os.environ, "RANK": str(rank), "PARITY_STORE": f"file://{folder}/store"}
-        processes.append(subprocess.Popen([sys.executable, __file__, "--gloo-rank", *cases], env=environment,
-                                          stdout=subprocess.PIPE, text=True))
-    return processes
+    gloo_job.print_losses(train, cases)
 
 
 def train_cadre(command, program, folder, name):
@@ -261,26 +250,15 @@ def train_cadre(command, program, folder, name):
     return [float(line) for line in losses.read_text().split()]
 
 
-def difference(a, b):
-    return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
-
-
 def compare(command, program, cases):
     torch.set_num_threads(1)
     failed = []
     with tempfile.TemporaryDirectory(prefix="cadre_pipeline_parity_") as name:
         folder = pathlib.Path(name)
-        gloo = start_gloo(folder, cases)
-        try:
-            # What rank 0 prints fits a pipe, so no process waits for a reader.
+        with gloo_job.running(__file__, WORLD_SIZE, folder, cases, TIMEOUT_S) as losses_of_gloo:
             own = {case: train_cadre(command, program, folder, case) for case in cases}
             single = {case: train_alone(CASES[case]) for case in cases}
-            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in gloo]
-        finally:
-            for process in gloo:
-                process.kill()
-                process.wait()
-    pipelined = json.loads(outputs[0])
+            pipelined = losses_of_gloo()
     for case in cases:
         assert len(own[case]) == NUM_STEPS
         to_single, to_gloo = difference(own[case], single[case]), difference(own[case], pipelined[case])
@@ -297,7 +275,7 @@ def compare(command, program, cases):
 
 
 def main():
-    if sys.argv[1:2] == ["--gloo-rank"]:
+    if sys.argv[1:2] == [gloo_job.FLAG]:
         run_gloo_rank(sys.argv[2:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -306,8 +284,7 @@ def main():
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--one-in", type=int, default=1)
     options = parser.parse_args()
-    seed = int(os.environ.get("CADRE_CASES_SEED", "1"))
-    return compare(options.command, options.program, options.only[seed % options.one_in::options.one_in])
+    return compare(options.command, options.program, share_of(options.only, options.one_in))
 
 
 if __name__ == "__main__":

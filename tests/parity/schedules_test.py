@@ -15,13 +15,14 @@ import argparse
 import csv
 import io
 import logging
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
 from torch.distributed.pipelining import schedules as torch_schedules
+
+from case_share import share_of
 
 RANKS = range(2, 9)
 MICROBATCHES = range(1, 17)
@@ -187,8 +188,7 @@ def main():
     parser.add_argument("--one-in", type=int, default=1)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    seed = int(os.environ.get("CADRE_CASES_SEED", "1"))
-    return compare(options.command, list(all_cases())[seed % options.one_in::options.one_in])
+    return compare(options.command, share_of(list(all_cases()), options.one_in))
 
 
 if __name__ == "__main__":
