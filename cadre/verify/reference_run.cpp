@@ -20,7 +20,6 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/verify/user_errors.h"
-#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/replica_check.h"
 
 namespace cadre {

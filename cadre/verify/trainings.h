@@ -160,10 +160,10 @@ class ReplicatedTraining final : public DdpTraining<Program> {
 template <typename Program>
 class ZeroTraining final : public DdpTraining<Program> {
  public:
-  // group: of the same ranks, in which the wrapper communicates.
   ZeroTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
-               const StrategyCase& strategy, const ProcessGroup& group)
-      : DdpTraining<Program>(program, world, strategy, group, options_of(strategy)),
+               const StrategyCase& strategy)
+      : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
+                             options_of(strategy)),
         has_shards_(strategy.strategy == VerifiedStrategy::kZero2),
         optimizer_(this->model_, program->optimizer) {}
 
@@ -250,10 +250,8 @@ std::unique_ptr<SteppedTraining> make_wrapped_training(const std::shared_ptr<Pro
     case VerifiedStrategy::kDdp:
       return std::make_unique<ReplicatedTraining<Program>>(program, world, strategy);
     case VerifiedStrategy::kZero1:
-      return std::make_unique<ZeroTraining<Program>>(program, world, strategy,
-                                                     program->options.group_for(world));
     case VerifiedStrategy::kZero2:
-      return std::make_unique<ZeroTraining<Program>>(program, world, strategy, world);
+      return std::make_unique<ZeroTraining<Program>>(program, world, strategy);
     default:
       return std::make_unique<ShardedTraining<Program>>(program, world, strategy);
   }

@@ -46,8 +46,8 @@ struct VerifyOptions {
   WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
   // See VerificationOptions.
   std::function<void(std::string_view)> progress = {};
-  // Gets each group of ddp, zero1, fsdp and hsdp, and returns the one in which they communicate;
-  // tests inject faults here.
+  // Gets each group of a wrapper, and returns the one in which the wrapper communicates; tests
+  // inject faults here.
   std::function<ProcessGroup(const ProcessGroup& group)> group_for = [](const ProcessGroup& group) {
     return group;
   };

@@ -288,10 +288,11 @@ TEST(VerifyFaults, AMissingReductionIsReported) {
 }
 
 TEST(VerifyFaults, AMissingDivisionIsReported) {
-  const VerifyReport report = verify_with_fault({"ddp", "zero1", "fsdp"}, [](GroupCall& call) {
-    if (call.op() == ReduceOp::kAvg) call.reduce_with(ReduceOp::kSum);
-    call.pass_on();
-  });
+  const VerifyReport report =
+      verify_with_fault({"ddp", "zero1", "zero2", "fsdp"}, [](GroupCall& call) {
+        if (call.op() == ReduceOp::kAvg) call.reduce_with(ReduceOp::kSum);
+        call.pass_on();
+      });
   for (const StrategyReport& strategy : report.strategies) {
     EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
     EXPECT_NEAR(strategy.gradients.difference, 1, 1e-9) << strategy.strategy;
