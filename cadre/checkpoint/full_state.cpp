@@ -11,6 +11,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/on_file_system.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/snapshot_reader.h"
 #include "cadre/os/files/durable_file.h"

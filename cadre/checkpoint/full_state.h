@@ -9,10 +9,6 @@
 
 #include "cadre/base/export.h"
 
-namespace cadre::os {
-class FileSystem;
-}
-
 namespace cadre {
 
 enum class SnapshotContent { kModel, kOptimizer };
@@ -21,8 +17,5 @@ enum class SnapshotContent { kModel, kOptimizer };
 // copied between mapped files and need no further memory. Replaces `path` atomically.
 CADRE_EXPORT void write_full_state(const std::string& snapshot, const std::string& path,
                                    SnapshotContent content = SnapshotContent::kModel);
-// The same for a `path` on a given file system.
-void write_full_state(const std::string& snapshot, os::FileSystem& files, const std::string& path,
-                      SnapshotContent content);
 
 }  // namespace cadre

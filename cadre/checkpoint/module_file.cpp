@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/on_file_system.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/native_file_system.h"
 

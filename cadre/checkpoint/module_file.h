@@ -22,8 +22,6 @@ CADRE_EXPORT NamedTensors named_state(const torch::nn::Module& module);
 // Writes a temporary file with a unique name and renames it, so that `path` is never incomplete,
 // nor a mixture if several ranks write it: the last rename wins.
 CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path);
-// The same on a given file system.
-void save(const torch::nn::Module& module, os::FileSystem& files, const std::string& path);
 // Fills the module in place.
 CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
 

@@ -44,8 +44,8 @@ ConstBytes bytes_of(const at::Tensor& tensor) {
 // The content of a file, in pieces.
 struct Content {
   std::string header;
-  std::map<std::string_view, at::Tensor>
-      contiguous;  // keeps the bytes alive until they are written
+  // Keeps the bytes alive until they are written.
+  std::map<std::string_view, at::Tensor> contiguous;
   std::vector<ConstBytes> pieces;
 };
 

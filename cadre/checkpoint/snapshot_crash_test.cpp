@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/checkpoint/full_state.h"
-#include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/on_file_system.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/checkpoint/sharded_snapshot_test.h"
