@@ -29,7 +29,6 @@
 
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
-#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre {

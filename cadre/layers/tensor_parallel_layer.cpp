@@ -5,7 +5,6 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/mesh/layout.h"
-#include "cadre/wrap/located_group.h"
 #include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
 

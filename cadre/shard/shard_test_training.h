@@ -17,7 +17,6 @@
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/sharded_optimizer.h"
 #include "cadre/testing/ranks.h"
-#include "cadre/wrap/located_group.h"
 
 namespace cadre::testing {
 

@@ -11,8 +11,6 @@
 #include "cadre/group/process_group.h"
 #include "cadre/train/models/model.h"
 
-namespace cadre {}
-
 namespace cadre::train {
 
 class Task;

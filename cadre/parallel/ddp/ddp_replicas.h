@@ -14,7 +14,6 @@
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/located_group.h"
 
 namespace torch::nn {
 class Module;

@@ -33,7 +33,6 @@
 #include "cadre/reduction/data_parallel_module.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/located_group.h"
 
 namespace cadre {
 
@@ -64,9 +63,9 @@ class DistributedDataParallel : public DataParallelModule<M> {
       : DistributedDataParallel(module, make_ddp_replicas(module, group, options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
-  template <ModuleHolder Holder, typename Group>
+  template <ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
-  DistributedDataParallel(const Holder& module, const Group& group,
+  DistributedDataParallel(const Holder& module, const ProcessGroup& group,
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), group, options) {}
 
@@ -83,8 +82,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
       : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
 
   // What this rank owns of each parameter of the module, in the order of named_parameters(); needs
-  // GradientPlacement::kSharded. An optimizer is given the `values` of all of
-  // them, also those without an element here.
+  // GradientPlacement::kSharded. An optimizer is given the `values` of all of them, also those
+  // without an element here.
   std::vector<ParameterShard> parameter_shards() const { return replicas_.parameter_shards(); }
   // Of the ranks that have replicas of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }

@@ -16,11 +16,11 @@
 
 #include "cadre/base/export.h"
 #include "cadre/group/file_memory.h"
+#include "cadre/group/process_group.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
 #include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/located_group.h"
 
 namespace torch::nn {
 class Module;
