@@ -32,8 +32,8 @@ using torch::Tensor;
 
 constexpr int kWorldSize = 4;
 constexpr int kMicrobatches = 6;
-constexpr int kDisturbedMicrobatch =
-    2;  // in the order of the phase's calls: messages are under way
+// In the order of the phase's calls: messages are under way.
+constexpr int kDisturbedMicrobatch = 2;
 constexpr int kSteps = 6;
 constexpr int kStepOfFailure = 3;  // from 0
 constexpr int64_t kFeatures = 16;

@@ -34,7 +34,7 @@
 namespace cadre {
 
 enum class ContextForm : uint8_t {
-  kRing,      // keys and values travel round the ring; any number of heads
+  kRing,      // keys and values travel around the ring; any number of heads
   kAllToAll,  // ranks exchange tokens for heads, of which each computes some for all tokens
 };
 CADRE_EXPORT std::string_view to_string(ContextForm form);

@@ -1,5 +1,5 @@
-// Attention over a divided sequence in which keys and values travel round the ring of ranks, and in
-// backward once more, with their gradients.
+// Attention over a divided sequence in which keys and values travel around the ring of ranks, and
+// in backward once more, with their gradients.
 //
 // In each of n steps a rank sends the block that it has to the next rank and receives the one of
 // the rank before, while it computes with the one that it has. In backward the gradient of a block
@@ -10,9 +10,9 @@
 // Lifetime: the graph keeps the group, query, key, value, output and one number for each row.
 // Errors: what backward() throws begins with "backward of ring attention"; kInvalidArgument for a
 // backward with create_graph.
-// Cost of a rank with n ranks: messages of the bytes of its keys and values, n - 1 in forward, n -
-// 1 in backward, and n of their gradients, in float32 for bfloat16 and float16. Source:
-// https://arxiv.org/abs/2310.01889.
+// Cost of a rank with n ranks: messages of the bytes of its keys and values, n - 1 in forward and
+// n - 1 in backward, and n of their gradients, in float32 for bfloat16 and float16.
+// Source: https://arxiv.org/abs/2310.01889.
 #pragma once
 
 #include <ATen/core/Tensor.h>
