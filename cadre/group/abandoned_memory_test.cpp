@@ -53,15 +53,15 @@ class AbandonedMemoryTest : public ::testing::Test {
     await([&] { return num_ended_ == 1; });
   }
   void await(const std::function<bool()>& is_met) {
-    const Deadline deadline = system_->deadline_in(kPatience);
-    while (!is_met() && !deadline.has_passed(system_->now())) {
-      system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(1)));
+    const Deadline deadline = system_.deadline_in(kPatience);
+    while (!is_met() && !deadline.has_passed(system_.now())) {
+      system_.make_waiter()->park(system_.deadline_in(std::chrono::milliseconds(1)));
     }
     EXPECT_TRUE(is_met());
   }
 
-  const std::unique_ptr<os::System> system_ = os::make_native_system();
-  testing::FakeEvent gate_{*system_};
+  os::System& system_ = testing::process_system();
+  testing::FakeEvent gate_{system_};
   std::atomic<int> num_ended_{0};
   const ProcessGroup group_ = [this] {
     CommunicatorOptions options;
@@ -69,12 +69,12 @@ class AbandonedMemoryTest : public ::testing::Test {
     options.backend = testing::fake_stream_backend(
         std::make_shared<TouchingPeers>(),
         std::make_shared<testing::FakeCalls>([this](testing::FakeCall& call) {
-          gate_.wait(system_->deadline_in(kPatience));
+          gate_.wait(system_.deadline_in(kPatience));
           Status status = call.pass_on();
           ++num_ended_;
           return status;
         }));
-    return ProcessGroup(testing::make_lone_group(*system_, 2, options));
+    return ProcessGroup(testing::make_lone_group(system_, 2, options));
   }();
 };
 

@@ -24,4 +24,9 @@ std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size
   return std::make_unique<Communicator>(std::move(impl));
 }
 
+os::System& process_system() {
+  static os::System& system = *os::make_native_system().release();
+  return system;
+}
+
 }  // namespace cadre::testing
