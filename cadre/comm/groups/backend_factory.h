@@ -3,9 +3,8 @@
 //
 // Threads: a factory is called once for each group of each rank, by the thread that connects or
 // splits. Blocking: the factory, until setup.deadline. Lifetime: what a BackendSetup refers to
-// outlives the engine; a group leaves an engine that does not end (step 3) to the process, so the
-// System of such a group is never destroyed. Errors: those that the factory returns; the group is
-// then given up on all ranks.
+// outlives the engine, also one that the group leaves to the process (step 3). Errors: those that
+// the factory returns; the group is then given up on all ranks.
 //
 // How to write a plug-in:
 //  1. Derive from Backend (collective/backend.h). capabilities() states every collective, dtype,
