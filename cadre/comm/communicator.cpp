@@ -231,6 +231,11 @@ FlightRecord Communicator::flight_record() const {
 void Communicator::abort(const std::string& reason) {
   impl_->checked().abort(reason);
 }
+
+void Communicator::fail_together(const Communicator& other) {
+  Monitor::link(impl_->checked().monitor, other.impl_->checked().monitor);
+}
+
 void Communicator::close(Deadline deadline) {
   Impl& impl = impl_->checked();
   if (!impl.close(deadline)) return;

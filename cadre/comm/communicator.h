@@ -225,6 +225,12 @@ class CADRE_EXPORT Communicator {
   // Ends every wait on this rank and publishes the failure: the other ranks throw kAborted with
   // `reason`. Never blocks; may be called from any thread and from a signal-handling thread.
   void abort(const std::string& reason);
+  // From now on this group and `other` fail together on this rank: a failure of one of them, also
+  // an earlier one, aborts the other with the first failure's text and culprit, unless that is
+  // being closed. For groups that one job uses in turns: a rank that waits in the one learns which
+  // rank was lost in the other, instead of "rank 0 left". Each member of either group that is in
+  // both calls it. Keeps neither group alive.
+  void fail_together(const Communicator& other);
   // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
   // joins the group's threads; with the last group of the process, closes its connections.
   // Idempotent. The destructor only aborts locally and communicates for 1 s at most.

@@ -5,8 +5,9 @@
 // close(). Lifetime: a cheap value over shared state; slices and flattened meshes share the groups
 // of the mesh that they come from. The groups live as long as the last of them, and keep the world.
 // Errors: cadre::Error, kInvalidArgument for axes whose sizes do not multiply to the world's size,
-// for unknown axes and, on all ranks, for axes that differ between ranks. After a failure of the
-// world: rejoin() it and create a new mesh.
+// for unknown axes and, on all ranks, for axes that differ between ranks. The world and the groups
+// of a mesh fail together, on all ranks of the world. After that: rejoin() the world and create a
+// new mesh.
 // Ranks are in row-major order: neighbouring ranks differ in the last axis. A world of one needs no
 // store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012.
 #pragma once

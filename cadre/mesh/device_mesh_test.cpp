@@ -118,6 +118,24 @@ TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Rank 3 is in no group with rank 0, and waits for rank 1, which is.
+TEST(DeviceMesh, ItsGroupsFailTogether) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}});
+    const ProcessGroup& x = mesh.group("x");
+    const ProcessGroup& y = mesh.group("y");
+    world.barrier();
+    if (world.rank() == 0) y.abort("a test");
+    const std::string failure = failure_of([&] {
+      while (true) (world.rank() == 3 ? x : y).barrier();
+    });
+    require(failure.find("abort() was called: a test") != std::string::npos, failure);
+    const std::string of_world = failure_of([&] { world.barrier(); });
+    require(of_world.find("abort() was called: a test") != std::string::npos, of_world);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(DeviceMesh, ClosesTheGroupsThatItHasMade) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"axis", 2}});

@@ -65,10 +65,12 @@ ProcessGroup MeshGroups::make(const std::vector<int>& ranks, const std::string& 
   Fnv1a digest;
   for (const int rank : ranks) digest.add(static_cast<uint64_t>(rank));
   // Only the members know the group, so its id is derived from what they have in common.
-  return world_.new_group_over_store(
+  ProcessGroup group = world_.new_group_over_store(
       ranks, {.store = world_.communicator().membership().store,
               .id = format("{}.{}.{:x}", id_, ranks.front(), digest.value()),
               .name = name});
+  world_.communicator().fail_together(group.communicator());
+  return group;
 }
 
 void MeshGroups::close() {

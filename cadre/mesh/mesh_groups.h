@@ -4,7 +4,7 @@
 // it. Blocking: group() until all members have called it, or for kDefaultConnectTimeout; close().
 // Lifetime: groups live as long as this; it keeps the world. Errors: as
 // ProcessGroup::new_group_over_store. After a failure the creation is not retried: every later call
-// throws the same error.
+// throws the same error. The groups and the world fail together.
 #pragma once
 
 #include <map>

@@ -95,6 +95,15 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
   return format("group \"{}\" {} on {} {}", roster.group, verb_of(failure.code), where, when);
 }
 
+// The cause of a failure that follows from another one. `cause` may come from a rank or a group
+// that only forwards the first failure; then it already has the prefix.
+std::string first_failure_cause(const std::string& cause, const std::string& sentence) {
+  std::string text =
+      cause.starts_with(kFirstFailure) ? cause : std::string(kFirstFailure) + sentence;
+  if (text.ends_with('.')) text.pop_back();  // the cause becomes part of a sentence
+  return text;
+}
+
 }  // namespace
 
 Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
@@ -102,12 +111,22 @@ Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
     return {notice.code, ranks.culprit, notice.cause, {}, ranks.reporter};
   }
-  // The cause may come from a rank that only forwards the first failure; then it already has the
-  // prefix.
-  std::string cause = notice.cause;
-  if (!cause.starts_with(kFirstFailure)) cause = std::string(kFirstFailure) + notice.message;
-  if (cause.ends_with('.')) cause.pop_back();  // the cause becomes part of a sentence
-  return {ErrorCode::kAborted, ranks.culprit, cause, {}, ranks.reporter};
+  return {ErrorCode::kAborted,
+          ranks.culprit,
+          first_failure_cause(notice.cause, notice.message),
+          {},
+          ranks.reporter};
+}
+
+Failure failure_from_linked_group(const Failure& first, const std::string& sentence, bool is_loss,
+                                  const NoticeRanks& ranks) {
+  Failure failure;
+  failure.code = is_loss && ranks.culprit >= 0 ? ErrorCode::kPeerLost : ErrorCode::kAborted;
+  failure.culprit = ranks.culprit;
+  failure.reporter = ranks.reporter;
+  failure.cause = first_failure_cause(first.cause, sentence);
+  failure.is_logged = false;
+  return failure;
 }
 
 bool is_message(const Fingerprint& fingerprint) {

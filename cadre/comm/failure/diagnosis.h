@@ -64,15 +64,17 @@ struct Failure {
   // The operation that failed here; nullopt when none was running.
   std::optional<wire::Activity> operation;
   int reporter = -1;  // the rank that found the first failure, or -1 for this one
-  // False where an exception reports the cause to the program anyway, so a log line about this
-  // failure would only hide it.
+  // False where an exception reports the cause to the program anyway, or the first failure is
+  // logged, so a log line about this failure would only hide it.
   bool is_logged = true;
+  // False where each member of the group learns of the first failure from another group.
+  bool is_published = true;
 };
 
 // Prefix of the cause on a rank that refers to the failure of another rank.
 inline constexpr std::string_view kFirstFailure = "first failure: ";
 
-// The culprit and the reporter of an AbortNotice, in ranks of the group.
+// The culprit and the reporter of a first failure, in ranks of the group.
 struct NoticeRanks {
   int culprit = -1;  // as in Failure
   int reporter = -1;
@@ -82,6 +84,12 @@ struct NoticeRanks {
 // as kAborted, with a cause that refers to the failure of the reporting rank.
 Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
                             const NoticeRanks& ranks);
+// The failure of a group that fails together with another group of this process (Monitor::link).
+// `sentence` describes `first`, the failure of the other group; `ranks` are its culprit and its
+// reporter in this group, or -1. The loss of a member is raised as kPeerLost, any other failure as
+// kAborted.
+Failure failure_from_linked_group(const Failure& first, const std::string& sentence, bool is_loss,
+                                  const NoticeRanks& ranks);
 
 // Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
 // apart from collectives.

@@ -126,6 +126,11 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // if the group has failed meanwhile.
   std::optional<EndOfStream> why_stream_ended(int peer, const Error& error);
 
+  // From now on the two groups, which belong to this process, fail together: a failure of one, also
+  // an earlier one, is the first failure of the other, unless that is being left. All members of
+  // the smaller group link the same two groups. Both keep only weak references.
+  static void link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other);
+
   // What this rank knows of each member, by rank.
   std::vector<PeerView> peers() const;
   // The same after a status question to all members. Returns when all have answered, or at the
@@ -160,8 +165,18 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     std::string elsewhere;
   };
 
+  // A failure as linked groups need it.
+  struct FirstFailure {
+    Failure failure;
+    std::string sentence;
+    bool is_loss = false;  // of the culprit
+  };
+
   // Called once, by the thread that has claimed the failure.
   void publish(const Failure& failure);
+  void publish_to_linked(const Failure& failure, const std::string& sentence);
+  void fail_with(const Monitor& other, const FirstFailure& first);
+  void add_link(const std::shared_ptr<Monitor>& other);
   void end_waits(ExplainedFailure explained);
   // Also called by the control plane's thread, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
@@ -198,6 +213,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   bool has_failed_by_leave_ =
       false;  // the failure is that a member left before a collective of this rank
   FailureArbiter arbiter_;
+  std::vector<std::weak_ptr<Monitor>> linked_;
+  std::optional<FirstFailure> first_failure_;  // for groups that are linked later
   bool has_asked_ = false;
   bool is_leaving_ = false;
   bool is_stopped_ = false;

@@ -10,6 +10,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cadre/comm/fabric/plane_job_test.h"
 #include "cadre/os/system.h"
@@ -61,6 +62,72 @@ TEST_F(MonitorTest, TheFirstInvestigationCountsUnlessItDoubtsAndAnotherRankKnows
   EXPECT_EQ(monitor_.error().code(), ErrorCode::kPeerLost);
   monitor_.fail_after([]() -> Finding { throw std::bad_alloc(); });
   EXPECT_THAT(monitor_.error().message(), ::testing::HasSubstr("somebody knows"));
+}
+
+// The groups {1, 3} and {3, 1, 2} of a job of four ranks, seen by rank 3.
+class LinkedMonitors : public MonitorTest {
+ protected:
+  std::shared_ptr<Monitor> make(std::string name, std::vector<int> members, int self) {
+    MonitorSetup setup = setup_of(static_cast<int>(members.size()), nullptr);
+    setup.roster.layout = layout_;
+    setup.roster.group = std::move(name);
+    setup.roster.members = std::move(members);
+    setup.roster.self = self;
+    return std::make_shared<Monitor>(*system_, std::move(setup), StatusPage(),
+                                     std::make_shared<GroupCell>());
+  }
+
+  const std::shared_ptr<const Layout> layout_ =
+      std::make_shared<const Layout>(std::vector<wire::RankAddress>(4));
+  const std::shared_ptr<Monitor> small_ = make("small", {1, 3}, 1);
+  const std::shared_ptr<Monitor> large_ = make("large", {3, 1, 2}, 0);
+};
+
+TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
+  Monitor::link(small_, large_);
+  small_->on_rank_lost({.rank = 1, .reporter = 3});
+  ASSERT_TRUE(large_->has_failed());
+  EXPECT_TRUE(large_->interrupt().is_raised());
+  EXPECT_EQ(small_->error().details().culprit, Rank(0));
+  const Error error = large_->error();
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.details().culprit, Rank(1));
+  EXPECT_THAT(error.message(), ::testing::HasSubstr("group \"small\""));
+}
+
+TEST_F(LinkedMonitors, TheLossOfARankOutsideIsAnAbortWithoutACulprit) {
+  Monitor::link(small_, large_);
+  large_->on_rank_lost({.rank = 2, .reporter = 3});
+  ASSERT_TRUE(small_->has_failed());
+  const Error error = small_->error();
+  EXPECT_EQ(error.code(), ErrorCode::kAborted);
+  EXPECT_FALSE(error.details().culprit.has_value());
+  EXPECT_THAT(error.message(), ::testing::HasSubstr("first failure: group \"large\""));
+}
+
+// A rank that left one group well may still be in the other: no loss of it is claimed there.
+TEST_F(LinkedMonitors, ARankThatLeftOneGroupIsNotLostInTheOther) {
+  Monitor::link(small_, large_);
+  small_->on_rank_left_group({.rank = 1, .num_collectives = 4});
+  small_->enter_collective(5);
+  EXPECT_EQ(small_->error().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(large_->error().code(), ErrorCode::kAborted);
+  EXPECT_EQ(large_->error().details().culprit, Rank(1));
+}
+
+TEST_F(LinkedMonitors, AnEarlierFailureCountsAndOneThatIsDestroyedDoesNot) {
+  small_->fail({.code = ErrorCode::kUnavailable, .cause = "no memory"});
+  Monitor::link(make("gone", {3}, 0), large_);
+  Monitor::link(large_, small_);
+  EXPECT_THAT(large_->error().message(), ::testing::HasSubstr("no memory"));
+  EXPECT_EQ(small_->error().code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(LinkedMonitors, AGroupThatIsBeingLeftDoesNotFail) {
+  Monitor::link(small_, large_);
+  large_->stop();
+  small_->fail({.code = ErrorCode::kUnavailable, .cause = "no memory"});
+  EXPECT_FALSE(large_->has_failed());
 }
 
 // A silent rank would be named at once as the certain culprit of a timeout.

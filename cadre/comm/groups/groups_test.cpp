@@ -117,6 +117,46 @@ TEST_P(Groups, AFailureOfOneGroupLeavesTheOthersAtWork) {
   });
 }
 
+// Ranks as a grid of two rows. Only rank 0 hears of the abort by its own row, then leaves; rank 2
+// waits for rank 0, rank 3 for rank 2.
+TEST_P(Groups, GroupsThatFailTogetherNameTheFirstFailureToAllMembers) {
+  run(4, [](RankContext& context, Communicator& world) {
+    const auto row = split(world, {.color = world.rank() / 2, .name = "row"}, soon(context));
+    const auto column = split(world, {.color = world.rank() % 2, .name = "column"}, soon(context));
+    row->fail_together(*column);
+    world.barrier();
+    if (world.rank() == 1) row->abort("a test");
+    const std::string failure = testing::failure_of([&] {
+      while (true) (world.rank() == 2 ? column : row)->barrier();
+    });
+    require(failure.starts_with("kAborted"), failure);
+    require(failure.find("abort() was called: a test") != std::string::npos, failure);
+    require(failure.find("left") == std::string::npos, failure);
+    column->close(soon(context));
+    row->close(soon(context));
+  });
+}
+
+TEST_P(Groups, AGroupFailsWithTheEarlierFailureOfOneThatItIsTiedTo) {
+  run(2, [](RankContext& context, Communicator& world) {
+    const auto first = split(world, {.color = 0, .name = "first"}, soon(context));
+    const auto second = split(world, {.color = 0, .name = "second"}, soon(context));
+    const auto third = split(world, {.color = 0, .name = "third"}, soon(context));
+    third->close(soon(context));
+    world.barrier();
+    if (world.rank() == 1) first->abort("a test");
+    first->fail_together(*second);
+    first->fail_together(*third);  // closed: nothing happens
+    const std::string failure = testing::failure_of([&] {
+      while (true) second->barrier();
+    });
+    require(failure.find("abort() was called: a test") != std::string::npos, failure);
+    world.barrier();
+    second->close(soon(context));
+    first->close(soon(context));
+  });
+}
+
 TEST_P(Groups, AClosedGroupMakesNoOther) {
   run(2, [this](RankContext& context, Communicator& world) {
     world.close(soon(context));

@@ -104,19 +104,33 @@ class Pipeline::Core {
 
   PipelineResult run(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
                      const PipelineLoss& loss, const PipelineStepOptions& options) {
-    try {
-      return compute(is_training, batch, target, loss, options);
-    } catch (const PipelineError&) {
-      throw;
-    } catch (const Error& error) {
-      // It happened in one of the two groups. Ranks that are only in the other one would report
-      // this rank, which leaves, instead of the cause.
-      if (error.code() != ErrorCode::kInvalidArgument) {
-        group_.abort(error.message());
-        if (options_.replicas) options_.replicas->abort(error.message());
-      }
-      throw;
+    const Agreed agreed = agree(is_training, batch, target, loss);
+    PipelineStep step{.is_training = is_training,
+                      .has_headers = agreed.has_headers,
+                      .keeps_outputs = options.return_outputs && holds_last_,
+                      .loss = holds_last_ ? &loss : nullptr};
+    const int count = schedule_.num_microbatches;
+    if (holds_first_) step.batches = cut(batch.tensors(), count);
+    if (holds_last_ && loss) step.targets = cut(target.tensors(), count);
+    std::vector<double> shares;
+    for (int i = 0; i < count; ++i) {
+      const int64_t rows = agreed.rows * (i + 1) / count - agreed.rows * i / count;
+      shares.push_back(static_cast<double>(rows) / static_cast<double>(agreed.rows));
+      step.weights.push_back(static_cast<double>(rows) / static_cast<double>(agreed.total_rows));
     }
+    const bool sets_aside = is_training && (options_.replicas || !ties_.empty());
+    if (sets_aside) {
+      for (auto& [stage, runner] : executor_.runners()) runner.set_gradients_aside();
+    }
+    PipelineExecutor::Output output = executor_.run(step);
+    if (is_training) {
+      for (const Tie& tie : ties_) tie.parameters.sum_gradients();
+    }
+    if (sets_aside) {
+      for (auto& [stage, runner] : executor_.runners()) runner.add_gradients_set_aside();
+    }
+    known_signatures_[is_training ? 1 : 0] = agreed.signature;
+    return result_of(output, shares, agreed.has_loss, options);
   }
 
   void tie(const std::vector<StageParameter>& parameters) {
@@ -178,37 +192,6 @@ class Pipeline::Core {
     bool has_headers = true;
     uint64_t signature = 0;
   };
-
-  PipelineResult compute(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
-                         const PipelineLoss& loss, const PipelineStepOptions& options) {
-    const Agreed agreed = agree(is_training, batch, target, loss);
-    PipelineStep step{.is_training = is_training,
-                      .has_headers = agreed.has_headers,
-                      .keeps_outputs = options.return_outputs && holds_last_,
-                      .loss = holds_last_ ? &loss : nullptr};
-    const int count = schedule_.num_microbatches;
-    if (holds_first_) step.batches = cut(batch.tensors(), count);
-    if (holds_last_ && loss) step.targets = cut(target.tensors(), count);
-    std::vector<double> shares;
-    for (int i = 0; i < count; ++i) {
-      const int64_t rows = agreed.rows * (i + 1) / count - agreed.rows * i / count;
-      shares.push_back(static_cast<double>(rows) / static_cast<double>(agreed.rows));
-      step.weights.push_back(static_cast<double>(rows) / static_cast<double>(agreed.total_rows));
-    }
-    const bool sets_aside = is_training && (options_.replicas || !ties_.empty());
-    if (sets_aside) {
-      for (auto& [stage, runner] : executor_.runners()) runner.set_gradients_aside();
-    }
-    PipelineExecutor::Output output = executor_.run(step);
-    if (is_training) {
-      for (const Tie& tie : ties_) tie.parameters.sum_gradients();
-    }
-    if (sets_aside) {
-      for (auto& [stage, runner] : executor_.runners()) runner.add_gradients_set_aside();
-    }
-    known_signatures_[is_training ? 1 : 0] = agreed.signature;
-    return result_of(output, shares, agreed.has_loss, options);
-  }
 
   std::optional<Error> check_rows(const std::vector<at::Tensor>& tensors,
                                   std::string_view name) const {

@@ -75,6 +75,7 @@ PipelineExecutor::PipelineExecutor(ProcessGroup group, PipelineSchedule schedule
       options_(std::move(options)),
       messages_(group_, {schedule_.rank_of_stage, schedule_.num_microbatches}) {
   for (const PipelineStage& stage : stages) runners_.emplace(stage.stage(), StageRunner(stage));
+  if (options_.replicas) group_.communicator().fail_together(options_.replicas->communicator());
 }
 
 PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
@@ -120,7 +121,6 @@ void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
   const Error named = error.with_context(where);
   // The first failure of the group counts: after one of the group's own this changes nothing.
   group_.abort(named.message());
-  if (options_.replicas) options_.replicas->abort(named.message());
   messages_.clear();
   to_send_.clear();
   for (auto& [stage, runner] : runners_) runner.clear();
