@@ -5,17 +5,15 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <string>
-#include <unordered_set>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/differentiable.h"
+#include "cadre/layers/joint_loss.h"
 #include "cadre/mesh/layout.h"
 
 namespace cadre {
@@ -59,16 +57,6 @@ void check_tokens(const ContextParallel& context, const at::Tensor& tensor, int6
                 "{} tokens, of which this rank has {}",
                 expected, dim, list_of(tensor.sizes()), context.options().num_tokens,
                 context.num_own_tokens()));
-}
-
-std::vector<at::Tensor> distinct_trained(const std::vector<at::Tensor>& parameters) {
-  std::unordered_set<const c10::TensorImpl*> seen;
-  std::vector<at::Tensor> trained;
-  for (const at::Tensor& parameter : parameters) {
-    if (!parameter.requires_grad()) continue;
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second) trained.push_back(parameter);
-  }
-  return trained;
 }
 
 }  // namespace
@@ -173,35 +161,11 @@ at::Tensor ContextParallel::in_sequence_order(const at::Tensor& ranks, int64_t d
 }
 
 at::Tensor ContextParallel::mean_over_tokens(const at::Tensor& sum, int64_t count) const {
-  const at::Tensor total = at::full({}, count, sum.options().dtype(at::kLong));
-  group_.all_reduce(total);
-  return functional::reduce_from_group(sum / total.item<int64_t>(), group_);
+  return cadre::mean_over_tokens(sum, count, group_);
 }
 
 void ContextParallel::sum_gradients(const std::vector<at::Tensor>& parameters) const {
-  if (group_.world_size() == 1) return;
-  const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> trained = distinct_trained(parameters);
-  std::vector<at::Tensor> tensors;
-  std::vector<int32_t> uses;
-  for (const at::Tensor& parameter : trained) {
-    const at::Tensor& gradient = parameter.grad();
-    uses.push_back(gradient.defined() ? 1 : 0);
-    if (gradient.defined() && gradient.layout() != at::kStrided) {
-      refuse(group_,
-             format("sum_gradients: the gradient of a parameter of the sizes {} is not dense; make "
-                    "it dense, for example by an embedding with sparse(false)",
-                    list_of(parameter.sizes())));
-    }
-    tensors.push_back(gradient.defined() ? gradient.contiguous()
-                                         : at::zeros_like(parameter, at::MemoryFormat::Contiguous));
-  }
-  const at::Tensor num_uses = at::tensor(uses, at::kInt);
-  tensors.push_back(num_uses);
-  group_.all_reduce_coalesced(tensors);
-  for (size_t i = 0; i < trained.size(); ++i) {
-    if (num_uses.const_data_ptr<int32_t>()[i] > 0) trained[i].mutable_grad() = tensors[i];
-  }
+  cadre::sum_gradients(parameters, group_, "ContextParallel");
 }
 
 void set_context_parallel(torch::nn::Module& module, const ContextParallel& context) {
