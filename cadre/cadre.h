@@ -33,6 +33,8 @@
 #include "cadre/optim/offloaded_optimizer.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/ep/expert_parallel.h"
+#include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/pp/pipeline.h"

@@ -1,0 +1,176 @@
+// Training a model whose experts are divided among ranks, as threads, also with replicas of the
+// experts on other ranks, equals training it in one process with the whole batch: losses, gradients
+// and parameters of 20 steps, within the bounds of wrap_test_bounds.h. The bounds hold as for data
+// parallelism: ranks add the same terms in another order. The router chooses the same experts as
+// long as no two logits of a token are closer than these differences. CADRE_CASES_SEED picks the
+// share of the cases that CTest runs.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/ep/ep_test_models.h"
+#include "cadre/testing/seeds.h"
+#include "cadre/wrap/wrap_test_bounds.h"
+
+namespace cadre {
+namespace {
+
+using testing::bits_of;
+using testing::Case;
+using testing::Comparison;
+using testing::Degrees;
+using testing::ExpertModel;
+using testing::make_expert_model;
+using testing::run_groups;
+using testing::Snapshot;
+using testing::Training;
+using torch::Tensor;
+
+std::vector<Case> expert_parallel_cases() {
+  std::vector<Case> cases;
+  for (const auto dtype : {torch::kDouble, torch::kFloat}) {
+    for (const char* model : {"mlp", "gpt"}) {
+      for (const char* optimizer : {"sgd", "adamw"}) {
+        cases.push_back({model, optimizer, std::string(model) == "mlp" ? 48 : 9, dtype});
+      }
+    }
+  }
+  return cases;
+}
+
+// As testing::train(), and sums the gradients over ranks.
+Training train_model(const Case& test_case, ExpertModel& model,
+                     const std::vector<Tensor>& batches) {
+  Training training;
+  const std::vector<Tensor> parameters = testing::parameters_of(model);
+  const auto optimizer = testing::make_optimizer(test_case, parameters);
+  for (const Tensor& batch : batches) {
+    optimizer->zero_grad();
+    const Tensor loss = model.loss(model.forward(batch), batch);
+    loss.backward();
+    if (model.experts != nullptr) model.experts->sum_gradients();
+    training.losses.push_back(loss.item<double>());
+    training.gradients.push_back(testing::gradients_of(model));
+    optimizer->step();
+  }
+  training.parameters = testing::copies_of(parameters);
+  return training;
+}
+
+// Of the parts of the ranks along "ep", the whole; those of a whole parameter are equal.
+Snapshot joined(const std::vector<bool>& is_divided, const std::vector<Snapshot>& parts) {
+  Snapshot whole;
+  for (size_t i = 0; i < is_divided.size(); ++i) {
+    Snapshot of_ranks;
+    for (const Snapshot& part : parts) of_ranks.push_back(part[i]);
+    if (is_divided[i]) {
+      whole.push_back(torch::cat(of_ranks));
+      continue;
+    }
+    for (const Tensor& tensor : of_ranks) {
+      EXPECT_EQ(bits_of({tensor}), bits_of({of_ranks[0]})) << "parameter " << i;
+    }
+    whole.push_back(of_ranks[0]);
+  }
+  return whole;
+}
+
+Training joined(const std::vector<bool>& is_divided, const std::vector<Training>& ranks) {
+  Training whole{.losses = ranks[0].losses, .gradients = {}, .parameters = {}};
+  std::vector<Snapshot> parts;
+  for (size_t step = 0; step < ranks[0].gradients.size(); ++step) {
+    parts.clear();
+    for (const Training& rank : ranks) parts.push_back(rank.gradients[step]);
+    whole.gradients.push_back(joined(is_divided, parts));
+  }
+  parts.clear();
+  for (const Training& rank : ranks) parts.push_back(rank.parameters);
+  whole.parameters = joined(is_divided, parts);
+  return whole;
+}
+
+Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
+                  const std::vector<Tensor>& batches) {
+  const int num_ranks = degrees.dp * degrees.ep;
+  std::vector<std::shared_ptr<ExpertModel>> models;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    // Only rank 0's weights count.
+    models.push_back(make_expert_model(test_case, seed + static_cast<uint64_t>(rank)));
+  }
+  std::vector<Training> trained(models.size());
+  std::vector<std::vector<bool>> is_divided(models.size());
+  const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
+    const auto rank = static_cast<size_t>(group.rank());
+    // Released before the group's system is.
+    const auto model = std::move(models[rank]);
+    const DeviceMesh mesh(group, {{"dp", degrees.dp}, {"ep", degrees.ep}});
+    const ExpertParallel experts(*model, mesh);
+    model->experts = &experts;
+    for (const ParameterShard& record : experts.parameter_shards()) {
+      is_divided[rank].push_back(record.placements[1].shard() != nullptr);
+    }
+    std::vector<Tensor> own;
+    for (const Tensor& batch : batches) {
+      const auto share = testing::share_of(batch.size(0), group.rank(), num_ranks);
+      own.push_back(batch.narrow(0, share.begin, share.size()));
+    }
+    trained[rank] = train_model(test_case, *model, own);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  if (!result.ok()) return {};
+  // Ranks that differ along "dp" only have the same parameters.
+  for (int rank = degrees.ep; rank < num_ranks; ++rank) {
+    EXPECT_EQ(bits_of(trained[rank].parameters), bits_of(trained[rank % degrees.ep].parameters))
+        << "rank " << rank;
+  }
+  trained.resize(static_cast<size_t>(degrees.ep));
+  return joined(is_divided[0], trained);
+}
+
+class ExpertParallelEquality : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ExpertParallelEquality, EqualsOneProcessAlsoWithReplicas) {
+  constexpr uint64_t kSeed = 1;
+  const auto plain = make_expert_model(GetParam(), kSeed);
+  torch::manual_seed(kSeed + 98);
+  std::vector<Tensor> batches;
+  for (int step = 0; step < testing::kSteps; ++step) {
+    batches.push_back(plain->make_batch(GetParam().batch));
+  }
+  const Training alone = train_model(GetParam(), *plain, batches);
+  // Gradients of later steps are taken at parameters that differ within their bounds, which in
+  // float32 are much wider than the rounding errors of a gradient.
+  const double later_gradients = GetParam().dtype == torch::kFloat ? 4 : 1;
+  Comparison worst;
+  for (const Degrees degrees : {Degrees{1, 1}, Degrees{1, 2}, Degrees{1, 4}, Degrees{2, 2}}) {
+    const Training divided = train_on(GetParam(), degrees, kSeed, batches);
+    const std::string where =
+        "dp " + std::to_string(degrees.dp) + ", ep " + std::to_string(degrees.ep);
+    if (divided.gradients.size() != alone.gradients.size()) {
+      ADD_FAILURE() << where << ": " << divided.gradients.size() << " steps";
+      continue;
+    }
+    const Comparison comparison = compare_with_losses(GetParam(), divided, alone);
+    EXPECT_LE(comparison.first_gradients, 1) << where;
+    EXPECT_LE(comparison.gradients, later_gradients) << where;
+    EXPECT_LE(comparison.parameters, 1) << where;
+    EXPECT_LE(comparison.losses, 1) << where;
+    worst = worse_of(worst, comparison);
+  }
+  std::cout << "worst: first gradients " << worst.first_gradients << ", of any step "
+            << worst.gradients << ", parameters " << worst.parameters << ", losses " << worst.losses
+            << " of their bounds\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ExpertParallelEquality,
+                         ::testing::ValuesIn(testing::share_of(expert_parallel_cases())),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace cadre

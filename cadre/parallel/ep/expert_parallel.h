@@ -1,0 +1,78 @@
+// Divides the experts of a module's mixture-of-experts layers among the ranks of a mesh axis; the
+// other parameters stay whole on every rank. Every rank has tokens of its own.
+//
+//   cadre::DeviceMesh mesh(world, {{"dp", 2}, {"ep", 4}});
+//   const cadre::ExpertParallel experts(*model, mesh);     // rank 0's weights; a quarter each
+//   torch::optim::AdamW optimizer(model->parameters());
+//   ...
+//   experts.mean_over_tokens(sum_of_losses, num_tokens).backward();
+//   experts.sum_gradients();
+//   cadre::clip_grad_norm_(experts, 1.0);
+//   optimizer.step();
+//
+// The axes of the mesh are those whose ranks have different tokens. Along the axis of the experts
+// each rank has its part of them; along the others ranks have the same ones. Parameters keep their
+// names, and are the same tensors with fewer experts. Routers, auxiliary losses and capacities see
+// the tokens of all ranks of the mesh, in rank order.
+//
+// Threads: as the module. Blocking: the constructor and the calls below but parameter_shards() are
+// collective, until the deadline of their groups. Lifetime: a value; keeps the mesh and shares the
+// parameters.
+// Errors: cadre::Error, kInvalidArgument, and a module that is unchanged, for an axis that does not
+// divide the number of experts, a module without such layers, one that is divided already or has
+// gradients, and, on all ranks, for layers that differ between ranks.
+// Source: GShard, https://arxiv.org/abs/2006.16668. docs/decisions/0019-expert-parallel.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/shard/parameter_shard.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+struct ExpertParallelOptions {
+  std::string expert_axis = "ep";
+};
+
+struct SumGradientsOptions {
+  // Axes along which something else reduces the gradients, as DistributedDataParallel on the group
+  // of an axis does.
+  std::vector<std::string> reduced_axes = {};
+};
+
+class CADRE_EXPORT ExpertParallel {
+ public:
+  ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh,
+                 const ExpertParallelOptions& options = {});
+
+  // A record for each parameter, in the order of named_parameters(), each tensor once: `values` and
+  // `parameter` are the module's own tensor. Placements: Shard(0) for experts along their axis,
+  // else Replicate(). For norms, snapshots and optimizers.
+  std::vector<ParameterShard> parameter_shards() const { return shards_; }
+
+  // The sum over all ranks of `sum`, this rank's sum of losses over `count` tokens, divided by the
+  // number of all tokens; (), equal on all ranks; NaN without any token. Its gradient on a rank is
+  // that of its own tokens, so what follows its backward is sum_gradients().
+  at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count) const;
+  // Sums the gradient of each parameter over the ranks that have the same elements of it: of an
+  // expert over the axes other than that of the experts, of other parameters over all. A parameter
+  // without a gradient on this rank counts as zeros, and stays without one if none of these ranks
+  // has one, as in one process.
+  void sum_gradients(const SumGradientsOptions& options = {}) const;
+
+ private:
+  DeviceMesh mesh_;
+  std::vector<ParameterShard> shards_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,177 @@
+// What ExpertParallel makes of a module: values, records, norms; and what it refuses.
+#include "cadre/parallel/ep/expert_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/ep/ep_test_models.h"
+#include "cadre/parallel/ep/mixture_of_experts.h"
+#include "cadre/shard/sharded_norm.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using testing::error_of;
+using testing::make_expert_model;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+
+void require_refused(const std::function<void()>& call, const std::string& sentence) {
+  const std::string message = error_of(call, ErrorCode::kInvalidArgument);
+  require(message.find(sentence) != std::string::npos, message);
+}
+
+// Ranks in dp x ep. Each has a model of weights of its own, of which only rank 0's count.
+void run_with_models(const testing::Degrees& degrees,
+                     const std::function<void(const DeviceMesh&, testing::ExpertModel&)>& body) {
+  std::vector<std::shared_ptr<testing::ExpertModel>> models;
+  for (int rank = 0; rank < degrees.dp * degrees.ep; ++rank) {
+    models.push_back(make_expert_model({"gpt", "sgd", 4}, 1 + static_cast<uint64_t>(rank)));
+  }
+  const auto result =
+      run_groups(degrees.dp * degrees.ep, [&](const ProcessGroup& group, std::string&) {
+        // Released before the group's system is.
+        const auto model = std::move(models[static_cast<size_t>(group.rank())]);
+        body(DeviceMesh(group, {{"dp", degrees.dp}, {"ep", degrees.ep}}), *model);
+      });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ExpertParallel, KeepsThisRanksExpertsOfRankZerosWeights) {
+  const auto plain = make_expert_model({"gpt", "sgd", 4}, 1);
+  run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
+    const ExpertParallel experts(model, mesh);
+    const auto expected = plain->named_parameters();
+    const std::vector<ParameterShard> records = experts.parameter_shards();
+    require(records.size() == expected.size(), "one record for each parameter");
+    int num_divided = 0;
+    for (const ParameterShard& record : records) {
+      const Tensor& whole = expected[record.name];
+      require(record.sizes == whole.sizes().vec(), "whole sizes of " + record.name);
+      require(record.values.is_same(model.named_parameters()[record.name]), record.name);
+      const Box box = local_box_of(record);
+      Tensor part = whole;
+      for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+        part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+      }
+      require(torch::equal(record.values, part), "values of " + record.name);
+      require(record.placements[0].is_replicate(), "dp of " + record.name);
+      num_divided += record.placements[1].shard() != nullptr ? 1 : 0;
+    }
+    require(num_divided == 8, "divided: " + std::to_string(num_divided));  // four of two layers
+  });
+}
+
+TEST(ExpertParallel, TheNormIsThatOfOneProcess) {
+  const auto plain = make_expert_model({"gpt", "sgd", 4}, 1);
+  torch::manual_seed(9);
+  const Tensor batch = plain->make_batch(4);
+  plain->loss(plain->forward(batch), batch).backward();
+  const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.05);
+  run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
+    const ExpertParallel experts(model, mesh);
+    model.experts = &experts;
+    const int64_t row = mesh.coordinate("dp") * 2 + mesh.coordinate("ep");
+    const Tensor own = batch.narrow(0, row, 1);
+    model.loss(model.forward(own), own).backward();
+    experts.sum_gradients();
+    const double norm = clip_grad_norm_(experts, 0.05);
+    require(std::abs(norm - expected) < 1e-10 * expected,
+            std::to_string(norm) + " is not " + std::to_string(expected));
+    require(torch::allclose(model.named_parameters()["head.weight"].grad(),
+                            plain->named_parameters()["head.weight"].grad(), 1e-9, 1e-12),
+            "clipped gradients");
+    // The norm of this rank's experts alone would be another one on each rank.
+    require_refused(
+        [&] {
+          const std::vector<Tensor> parameters = model.parameters();
+          clip_grad_norm_(std::span<const Tensor>(parameters), 1.0);
+        },
+        "shard of \"first.experts.up_weight\"");
+  });
+}
+
+// What one rank has, all have after the sum; without a backward on any rank there is no gradient.
+TEST(ExpertParallel, ParametersWithoutAGradientCountAsZeros) {
+  run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
+    const ExpertParallel experts(model, mesh);
+    auto parameters = model.named_parameters();
+    const Tensor positions = parameters["positions.weight"];
+    const Tensor expert = parameters["first.experts.up_bias"];
+    if (mesh.coordinate("ep") == 1) positions.mutable_grad() = torch::ones_like(positions);
+    if (mesh.coordinates() == std::vector<int>{1, 0}) {
+      expert.mutable_grad() = torch::ones_like(expert);
+    }
+    experts.sum_gradients();
+    require(torch::equal(positions.grad(), torch::full_like(positions, 2)), "positions");
+    require(mesh.coordinate("ep") == 1 ? !expert.grad().defined()
+                                       : torch::equal(expert.grad(), torch::ones_like(expert)),
+            "experts");
+    require(!parameters["head.weight"].grad().defined(), "no gradient");
+    require_refused([&] { experts.sum_gradients({.reduced_axes = {"tp"}}); }, "\"tp\"");
+  });
+}
+
+TEST(ExpertParallel, OneRankLeavesThePlainLayer) {
+  run_with_models({.dp = 1, .ep = 1}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
+    const Tensor batch = model.make_batch(2);
+    const Tensor expected = model.forward(batch);
+    const ExpertParallel experts(model, mesh);
+    require(torch::equal(model.forward(batch), expected), "values");
+    require_refused([&] { const ExpertParallel again(model, mesh); },
+                    "\"first.experts\" cannot be divided along \"ep\" of {dp: 1, ep: 1}: its "
+                    "experts are divided already; divide a module once");
+  });
+}
+
+// A layer that a module has under two names is divided once.
+TEST(ExpertParallel, DividesASharedLayerOnce) {
+  run_with_models({.dp = 1, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel&) {
+    MixtureOfExperts layer(
+        MixtureOfExpertsOptions{.features = 2, .hidden_features = 2, .num_experts = 6});
+    torch::nn::Sequential pair(layer, layer);
+    const ExpertParallel experts(*pair, mesh);
+    require(layer->up_weight.size(0) == 3, "half of the experts");
+    require(experts.parameter_shards().size() == 5, "one record for each parameter");
+    require(experts.parameter_shards()[1].sizes[0] == 6, "whole sizes");
+  });
+}
+
+TEST(ExpertParallel, RefusesWhatCannotBeDivided) {
+  run_with_models({.dp = 1, .ep = 3}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
+    const MixtureOfExpertsOptions four{.features = 2, .hidden_features = 2, .num_experts = 4};
+    MixtureOfExperts layer(four);
+    require_refused([&] { const ExpertParallel experts(*layer, mesh); },
+                    "cannot be divided along \"ep\" of {dp: 1, ep: 3}: 3 ranks do not divide its 4 "
+                    "experts; take a number of experts that is a multiple of 3");
+    require_refused([&] { const ExpertParallel experts(model, mesh, {.expert_axis = "tp"}); },
+                    "\"tp\"");
+    torch::nn::Linear linear(2, 2);
+    require_refused([&] { const ExpertParallel experts(*linear, mesh); },
+                    "has no MixtureOfExperts, so there is nothing to divide along \"ep\"");
+    const Tensor weight = model.named_parameters()["second.experts.router.weight"];
+    weight.mutable_grad() = torch::zeros_like(weight);
+    require_refused([&] { const ExpertParallel experts(model, mesh); },
+                    "its router.weight has a gradient; divide a module before its first backward");
+    MixtureOfExpertsOptions six{.features = 2, .hidden_features = 2, .num_experts = 6};
+    if (mesh.coordinate("ep") == 2) six.capacity_factor = 1.5;
+    MixtureOfExperts other(six);
+    require_refused([&] { const ExpertParallel experts(*other, mesh); },
+                    "rank 2 of 3 divides other layers than rank 0; pass the same module with the "
+                    "same options on all ranks");
+    require(other->up_weight.size(0) == 6, "a refused module is unchanged");
+  });
+}
+
+}  // namespace
+}  // namespace cadre

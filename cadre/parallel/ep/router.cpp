@@ -1,0 +1,28 @@
+#include "cadre/parallel/ep/router.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+
+#include <tuple>
+
+namespace cadre {
+
+RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& options) {
+  RouterChoices choices{.probabilities = at::softmax(logits, 1),
+                        .log_sums = at::logsumexp(logits, 1),
+                        .experts = {},
+                        .weights = {}};
+  // Not topk(), which takes any of equal logits. The experts of one token are few.
+  const at::Tensor order =
+      std::get<1>(at::sort(logits.detach(), /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  choices.experts = order.narrow(1, 0, options.num_selected).contiguous();
+  choices.weights = choices.probabilities.gather(1, choices.experts);
+  if (options.normalize_weights) {
+    choices.weights = choices.weights / choices.weights.sum(1, /*keepdim=*/true);
+  }
+  return choices;
+}
+
+}  // namespace cadre

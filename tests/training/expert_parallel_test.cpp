@@ -1,0 +1,140 @@
+// Divided experts together with what lies beside them: under DistributedDataParallel along another
+// axis of the mesh, and in snapshots that other numbers of ranks load.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/checkpoint/sharded_load.h"
+#include "cadre/checkpoint/sharded_save.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/ep/expert_parallel.h"
+#include "cadre/parallel/ep/mixture_of_experts.h"
+#include "cadre/testing/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using torch::Tensor;
+
+constexpr int kTrainedSteps = 20;
+constexpr RouterLossWeights kLossWeights{.load_balance = 0.1, .z = 0.02};
+
+struct ExpertNet : torch::nn::Module {
+  ExpertNet() {
+    first = register_module("first", torch::nn::Linear(3, 6));
+    experts =
+        register_module("experts", MixtureOfExperts(MixtureOfExpertsOptions{
+                                       .features = 6, .hidden_features = 5, .num_experts = 4}));
+    to(torch::kDouble);
+  }
+  MixtureOfExpertsOutput forward(const Tensor& x) { return experts(torch::tanh(first(x))); }
+  torch::nn::Linear first{nullptr};
+  MixtureOfExperts experts{nullptr};
+};
+
+std::shared_ptr<ExpertNet> make_expert_net(uint64_t seed) {
+  torch::manual_seed(seed);
+  return std::make_shared<ExpertNet>();
+}
+
+// 11 rows.
+Tensor batch_of(int step) {
+  return torch::sin(torch::arange(33, torch::kDouble).square() * 0.3 + step).view({11, 3});
+}
+
+void train_alone(ExpertNet& net) {
+  torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < kTrainedSteps; ++step) {
+    optimizer.zero_grad();
+    const Tensor x = batch_of(step);
+    const auto output = net.forward(x);
+    (output.values.square().sum() / x.size(0) + output.losses.weighted(kLossWeights)).backward();
+    optimizer.step();
+  }
+}
+
+// DistributedDataParallel averages over "dp", so the loss has the factor of its size.
+void train_under_ddp(const std::shared_ptr<ExpertNet>& net, const ExpertParallel& experts,
+                     const DeviceMesh& mesh) {
+  DistributedDataParallel ddp{net, mesh.group("dp"), {.weighting = GradientWeighting::kEqual}};
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  const int64_t rank = mesh.coordinate("dp") * 2 + mesh.coordinate("ep");
+  for (int step = 0; step < kTrainedSteps; ++step) {
+    optimizer.zero_grad();
+    const Tensor x = batch_of(step).narrow(0, rank * 3, rank == 3 ? 2 : 3);
+    const auto output = ddp(x);
+    const Tensor loss = experts.mean_over_tokens(output.values.square().sum(), x.size(0)) +
+                        output.losses.weighted(kLossWeights);
+    (loss * mesh.size("dp")).backward();
+    experts.sum_gradients({.reduced_axes = {"dp"}});
+    optimizer.step();
+  }
+}
+
+void require_parts_of(const ExpertNet& whole, const ExpertParallel& experts, double tolerance,
+                      const std::string& what) {
+  const auto expected = whole.named_parameters();
+  for (const ParameterShard& record : experts.parameter_shards()) {
+    const Box box = local_box_of(record);
+    Tensor part = expected[record.name].detach();
+    for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+      part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+    }
+    const double difference = (record.values.detach() - part).abs().max().item<double>();
+    testing::require(difference <= tolerance * part.abs().max().item<double>(),
+                     what + ": " + record.name + " differs by " + std::to_string(difference));
+  }
+}
+
+TEST(ExpertParallelTraining, EqualsOneProcessUnderDistributedDataParallel) {
+  const auto alone = make_expert_net(1);
+  train_alone(*alone);
+  std::vector<std::shared_ptr<ExpertNet>> nets;
+  for (uint64_t rank = 0; rank < 4; ++rank) nets.push_back(make_expert_net(1 + rank));
+  const auto result = testing::run_groups(4, [&](const ProcessGroup& group) {
+    const auto net = std::move(nets[static_cast<size_t>(group.rank())]);
+    const DeviceMesh mesh(group, {{"dp", 2}, {"ep", 2}});
+    const ExpertParallel experts(*net, mesh);
+    train_under_ddp(net, experts, mesh);
+    require_parts_of(*alone, experts, 1e-10, "trained");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ExpertParallelTraining, ASnapshotLoadsOnOtherNumbersOfRanks) {
+  const auto saved = make_expert_net(1);
+  const testing::TemporaryFolder folder;
+  std::vector<std::shared_ptr<ExpertNet>> nets;
+  for (uint64_t rank = 0; rank < 4; ++rank) nets.push_back(make_expert_net(1 + rank));
+  auto result = testing::run_groups(4, [&](const ProcessGroup& group) {
+    const auto net = std::move(nets[static_cast<size_t>(group.rank())]);
+    const ExpertParallel experts(*net, DeviceMesh(group, {{"dp", 2}, {"ep", 2}}));
+    SnapshotFolder snapshots(folder.path());
+    save_sharded(snapshots, 7, parts_of(experts.parameter_shards(), *net), group);
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  const SnapshotFolder snapshots(folder.path());
+  const auto whole = make_expert_net(8);
+  load_sharded(snapshots.latest().value(), parts_of(*whole));
+  for (const auto& parameter : saved->named_parameters()) {
+    EXPECT_TRUE(torch::equal(whole->named_parameters()[parameter.key()], parameter.value()))
+        << parameter.key();
+  }
+  for (uint64_t rank = 0; rank < 4; ++rank) nets[rank] = make_expert_net(20 + rank);
+  result = testing::run_groups(4, [&](const ProcessGroup& group) {
+    const auto net = std::move(nets[static_cast<size_t>(group.rank())]);
+    const ExpertParallel experts(*net, DeviceMesh(group, {{"ep", 4}}));
+    load_sharded(snapshots.latest().value(), parts_of(experts.parameter_shards(), *net), group);
+    require_parts_of(*saved, experts, 0, "loaded");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
