@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 
@@ -24,14 +26,21 @@ std::string describe(const ReplicaTensors& tensors) {
   std::string text;
   const auto add = [&text](std::string_view kind, const NamedTensor& named) {
     const at::Tensor& tensor = named.tensor;
-    text += format("{} \"{}\"\t{} {}{}{}\n", kind, named.name, c10::toString(tensor.scalar_type()),
-                   list_of(tensor.sizes()),
+    const ShardMark* const mark = shard_mark_of(tensor);
+    text += format("{} \"{}\"\t{} {}{}{}{}\n", kind, named.name,
+                   c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
                    tensor.is_contiguous() ? "" : " with strides " + list_of(tensor.strides()),
-                   tensor.requires_grad() ? " that requires grad" : "");
+                   tensor.requires_grad() ? " that requires grad" : "",
+                   mark == nullptr ? "" : format(", shard {} ({})", mark->rank, mark->owner));
   };
   for (const NamedTensor& named : tensors.parameters) add("parameter", named);
   for (const NamedTensor& named : tensors.buffers) add("buffer", named);
   return text;
+}
+
+bool has_shards(std::span<const NamedTensor> tensors) {
+  return std::ranges::any_of(
+      tensors, [](const NamedTensor& named) { return shard_mark_of(named.tensor) != nullptr; });
 }
 
 uint64_t hash_of(std::string_view text) {
@@ -94,8 +103,11 @@ uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& te
   const std::string zero = broadcast_text(own, all[1], 0, group);
   const std::string other = broadcast_text(own, all[2 * differing + 1], differing, group);
   throw Error(ErrorCode::kInvalidArgument,
-              format("{}: the models differ: {}. Build the same model on all ranks", wrapper,
-                     first_difference(zero, other, differing)));
+              format("{}: the models differ: {}. Build the same model on all ranks{}", wrapper,
+                     first_difference(zero, other, differing),
+                     has_shards(tensors.parameters)
+                         ? ", in a group of ranks that hold the same shards of its parameters"
+                         : ""));
 }
 
 namespace {

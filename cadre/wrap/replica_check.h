@@ -23,9 +23,9 @@ struct ReplicaTensors {
 };
 
 // Names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are the same on
-// all ranks. `wrapper`: the name with which the error begins. Returns a number of the wrapper that
-// is the same on all ranks, and another one for each wrapper of a group: how many operations the
-// group had run before it.
+// all ranks, and so is the shard of a tensor that is marked as one. `wrapper`: the name with which
+// the error begins. Returns a number of the wrapper that is the same on all ranks, and another one
+// for each wrapper of a group: how many operations the group had run before it.
 uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
                               const LocatedGroup& group);
 

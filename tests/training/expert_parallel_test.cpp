@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/group/process_group_test_ranks.h"
@@ -103,6 +104,30 @@ TEST(ExpertParallelTraining, EqualsOneProcessUnderDistributedDataParallel) {
     const ExpertParallel experts(*net, mesh);
     train_under_ddp(net, experts, mesh);
     require_parts_of(*alone, experts, 1e-10, "trained");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Along "ep" the experts differ; a wrapper over these ranks would give all of them rank 0's.
+TEST(ExpertParallelTraining, DistributedDataParallelRefusesRanksWithOtherExperts) {
+  std::vector<std::shared_ptr<ExpertNet>> nets;
+  for (uint64_t rank = 0; rank < 2; ++rank) nets.push_back(make_expert_net(1));
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    const auto net = std::move(nets[static_cast<size_t>(group.rank())]);
+    const ExpertParallel experts(*net, DeviceMesh(group, {{"ep", 2}}));
+    std::string message = "no error";
+    try {
+      const DistributedDataParallel ddp{net, group};
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    testing::require(
+        message.find(
+            "\"experts.up_weight\" is Double (2, 5, 6) that requires grad, shard 0 (divided by "
+            "ExpertParallel) on rank 0 but Double (2, 5, 6) that requires grad, shard 1 (divided "
+            "by ExpertParallel) on rank 1. Build the same model on all ranks, in a group of ranks "
+            "that hold the same shards of its parameters") != std::string::npos,
+        message);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
