@@ -48,6 +48,18 @@ using any_page::world, any_page::load_batch;
 extern any_page::Net decoder;
 }  // namespace context_parallel
 
+namespace expert_parallel {
+using namespace any_page;
+struct DecoderImpl : torch::nn::Module {
+  std::tuple<Tensor, cadre::RouterLosses> forward(const Tensor& ids);
+};
+extern const Tensor ids, targets;
+extern DecoderImpl decoder;
+extern const cadre::DeviceMesh mesh;
+extern const cadre::ExpertParallel experts;
+extern cadre::SnapshotFolder folder;
+}  // namespace expert_parallel
+
 namespace data_parallel {
 using namespace any_page;
 extern cadre::DataLoader loader;
