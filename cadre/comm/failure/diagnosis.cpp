@@ -95,16 +95,14 @@ std::string first_line(const Roster& roster, const Failure& failure, const Activ
   return format("group \"{}\" {} on {} {}", roster.group, verb_of(failure.code), where, when);
 }
 
-// The cause of a failure that follows from another one. `cause` may come from a rank or a group
-// that only forwards the first failure; then it already has the prefix.
+}  // namespace
+
 std::string first_failure_cause(const std::string& cause, const std::string& sentence) {
   std::string text =
       cause.starts_with(kFirstFailure) ? cause : std::string(kFirstFailure) + sentence;
   if (text.ends_with('.')) text.pop_back();  // the cause becomes part of a sentence
   return text;
 }
-
-}  // namespace
 
 Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
                             const NoticeRanks& ranks) {
@@ -116,17 +114,6 @@ Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
           first_failure_cause(notice.cause, notice.message),
           {},
           ranks.reporter};
-}
-
-Failure failure_from_linked_group(const Failure& first, const std::string& sentence, bool is_loss,
-                                  const NoticeRanks& ranks) {
-  Failure failure;
-  failure.code = is_loss && ranks.culprit >= 0 ? ErrorCode::kPeerLost : ErrorCode::kAborted;
-  failure.culprit = ranks.culprit;
-  failure.reporter = ranks.reporter;
-  failure.cause = first_failure_cause(first.cause, sentence);
-  failure.is_logged = false;
-  return failure;
 }
 
 bool is_message(const Fingerprint& fingerprint) {

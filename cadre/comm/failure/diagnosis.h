@@ -74,7 +74,11 @@ struct Failure {
 // Prefix of the cause on a rank that refers to the failure of another rank.
 inline constexpr std::string_view kFirstFailure = "first failure: ";
 
-// The culprit and the reporter of a first failure, in ranks of the group.
+// The cause of a failure that follows from another one, which `sentence` describes. `cause`, that
+// of the other one, may only refer to the first failure; then it has the prefix already.
+std::string first_failure_cause(const std::string& cause, const std::string& sentence);
+
+// The culprit and the reporter of an AbortNotice, in ranks of the group.
 struct NoticeRanks {
   int culprit = -1;  // as in Failure
   int reporter = -1;
@@ -84,12 +88,6 @@ struct NoticeRanks {
 // as kAborted, with a cause that refers to the failure of the reporting rank.
 Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
                             const NoticeRanks& ranks);
-// The failure of a group that fails together with another group of this process (Monitor::link).
-// `sentence` describes `first`, the failure of the other group; `ranks` are its culprit and its
-// reporter in this group, or -1. The loss of a member is raised as kPeerLost, any other failure as
-// kAborted.
-Failure failure_from_linked_group(const Failure& first, const std::string& sentence, bool is_loss,
-                                  const NoticeRanks& ranks);
 
 // Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
 // apart from collectives.

@@ -168,7 +168,7 @@ void Monitor::publish(const Failure& failure) {
     const Error logged = explained.logged;
     // Published before the waits of this group end, because the rank may leave at once after that.
     publish_to_members(failure, explained.sentence);
-    publish_to_linked(failure, explained.sentence);
+    links_.spread({failure, explained.sentence, is_gone(failure.culprit)}, roster());
     end_waits(std::move(explained));
     if (failure.is_logged) log().write(LogLevel::kError, "comm", logged.message());
   } catch (const std::exception& thrown) {
@@ -205,56 +205,23 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
                                                 fabric_rank(self), failure.cause, sentence}});
 }
 
-void Monitor::publish_to_linked(const Failure& failure, const std::string& sentence) {
-  std::vector<std::weak_ptr<Monitor>> linked;
-  FirstFailure first{failure, sentence};
-  {
-    const std::lock_guard lock(mutex_);
-    first.is_loss = failure.culprit >= 0 && peers_[static_cast<size_t>(failure.culprit)].is_gone;
-    first_failure_ = first;
-    linked = linked_;
-  }
-  for (const std::weak_ptr<Monitor>& group : linked) {
-    if (const std::shared_ptr<Monitor> alive = group.lock()) alive->fail_with(*this, first);
-  }
+bool Monitor::is_gone(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return rank >= 0 && peers_[static_cast<size_t>(rank)].is_gone;
 }
 
-void Monitor::fail_with(const Monitor& other, const FirstFailure& first) {
+void Monitor::fail_with(const FirstFailure& first, const Roster& theirs) {
   {
     const std::lock_guard lock(mutex_);
     if (is_leaving_) return;
   }
-  const Roster& theirs = other.roster();
-  const bool is_one_job = theirs.layout == roster().layout;
-  const auto rank_here = [&](int rank) {
-    return rank < 0 || !is_one_job ? -1 : group_rank(theirs.members[static_cast<size_t>(rank)]);
-  };
-  const int reporter = first.failure.reporter < 0 ? theirs.self.value : first.failure.reporter;
-  // A reporter that is a member of this group, too, publishes the failure here; and members of both
-  // groups need no notice.
-  Failure failure =
-      failure_from_linked_group(first.failure, first.sentence, first.is_loss,
-                                {rank_here(first.failure.culprit), rank_here(reporter)});
-  failure.is_published = !is_one_job || !std::ranges::all_of(roster().members, [&](int member) {
-    return other.group_rank(member) >= 0;
-  });
-  fail(failure);
-}
-
-void Monitor::add_link(const std::shared_ptr<Monitor>& other) {
-  std::optional<FirstFailure> earlier;
-  {
-    const std::lock_guard lock(mutex_);
-    linked_.push_back(other);
-    earlier = first_failure_;
-  }
-  if (earlier) other->fail_with(*this, *earlier);
+  fail(failure_of_linked_group(first, theirs, roster()));
 }
 
 void Monitor::link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other) {
   if (one == other) return;
-  one->add_link(other);
-  other->add_link(one);
+  if (const auto earlier = one->links_.add(other)) other->fail_with(*earlier, one->roster());
+  if (const auto earlier = other->links_.add(one)) one->fail_with(*earlier, other->roster());
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {

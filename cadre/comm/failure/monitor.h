@@ -31,6 +31,7 @@
 #include "cadre/comm/fabric/late_errors.h"
 #include "cadre/comm/failure/diagnosis.h"
 #include "cadre/comm/failure/failure_arbiter.h"
+#include "cadre/comm/failure/failure_links.h"
 #include "cadre/comm/failure/group_ends.h"
 #include "cadre/comm/status_page.h"
 #include "cadre/os/interrupt.h"
@@ -127,9 +128,11 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   std::optional<EndOfStream> why_stream_ended(int peer, const Error& error);
 
   // From now on the two groups, which belong to this process, fail together: a failure of one, also
-  // an earlier one, is the first failure of the other, unless that is being left. All members of
-  // the smaller group link the same two groups. Both keep only weak references.
+  // an earlier one, is the first failure of the other, unless that is being left. Every process
+  // that is in both groups links them. Both keep only weak references.
   static void link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other);
+  // The linked group `theirs` has failed.
+  void fail_with(const FirstFailure& first, const Roster& theirs);
 
   // What this rank knows of each member, by rank.
   std::vector<PeerView> peers() const;
@@ -165,21 +168,12 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     std::string elsewhere;
   };
 
-  // A failure as linked groups need it.
-  struct FirstFailure {
-    Failure failure;
-    std::string sentence;
-    bool is_loss = false;  // of the culprit
-  };
-
   // Called once, by the thread that has claimed the failure.
   void publish(const Failure& failure);
-  void publish_to_linked(const Failure& failure, const std::string& sentence);
-  void fail_with(const Monitor& other, const FirstFailure& first);
-  void add_link(const std::shared_ptr<Monitor>& other);
   void end_waits(ExplainedFailure explained);
   // Also called by the control plane's thread, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
+  bool is_gone(int rank) const;           // false for -1
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
   std::optional<EndOfStream> loss_after_leaving() const;
   void report_activity(int peer, const wire::Activity& activity);
@@ -199,6 +193,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   os::System& system_;
   const MonitorSetup setup_;
   os::Interrupt interrupt_;
+  FailureLinks links_;
   std::shared_ptr<GroupCell> cell_;  // shared with the page until release_page()
 
   std::atomic<bool> has_failed_{false};
@@ -213,8 +208,6 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   bool has_failed_by_leave_ =
       false;  // the failure is that a member left before a collective of this rank
   FailureArbiter arbiter_;
-  std::vector<std::weak_ptr<Monitor>> linked_;
-  std::optional<FirstFailure> first_failure_;  // for groups that are linked later
   bool has_asked_ = false;
   bool is_leaving_ = false;
   bool is_stopped_ = false;

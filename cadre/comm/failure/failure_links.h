@@ -1,0 +1,47 @@
+// Which groups of this process fail together with a group, and how the failure of one of them reads
+// in another.
+//
+// Threads: any. Blocking: spread() while the linked groups publish the failure; no lock is held
+// meanwhile. Lifetime: keeps no linked group alive. Errors: none.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/comm/failure/diagnosis.h"
+
+namespace cadre {
+
+class Monitor;
+
+// A failure of a group, as its linked groups need it.
+struct FirstFailure {
+  Failure failure;
+  std::string sentence;
+  bool is_loss = false;  // the culprit is gone, not only out of the group
+};
+
+// The failure of the group `here` whose linked group `theirs` has failed. The loss of a member is
+// raised as kPeerLost, any other failure as kAborted; both with the sentence of the first failure.
+// This rank publishes it unless the rank that found the first failure is a member here, which then
+// does so, or all members here are members there, which then learn of it there.
+Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
+                                const Roster& here);
+
+class FailureLinks {
+ public:
+  // Returns what was spread before: the failure with which the new group has to fail.
+  std::optional<FirstFailure> add(std::weak_ptr<Monitor> group);
+  // Fails all linked groups, and those that are added later, with the first failure of `self`.
+  void spread(const FirstFailure& first, const Roster& self);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Monitor>> groups_;
+  std::optional<FirstFailure> spread_;
+};
+
+}  // namespace cadre
