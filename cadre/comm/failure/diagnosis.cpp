@@ -55,7 +55,7 @@ std::string_view remedy_of(const Failure& failure) {
       return "let all ranks call the same operations in the same order, and each recv the size "
              "and dtype of its send";
     case ErrorCode::kAborted:
-      if (failure.reporter < 0) return "rebuild the group";  // this is the first failure
+      if (failure.reporter < 0 && !failure.is_linked) return "rebuild the group";
       return "look at the first failure, then rebuild the group";
     case ErrorCode::kUnavailable:
       return "mend that, then rebuild the group";
@@ -319,7 +319,11 @@ Error compose_error(const Roster& roster, const Failure& failure, const Activity
   const std::string record = record_path.empty() ? "" : format(" Record: {}", record_path);
   ErrorDetails details;
   if (failure.culprit >= 0) details.culprit = failure.culprit;
-  details.reporter = failure.reporter < 0 ? roster.self : Rank(failure.reporter);
+  if (failure.reporter >= 0) {
+    details.reporter = Rank(failure.reporter);
+  } else if (!failure.is_linked) {
+    details.reporter = roster.self;
+  }
   if (failure.operation) {
     const Activity& op = *failure.operation;
     details.operation = to_string(OpDescriptor::from_fingerprint(op.fingerprint).kind);

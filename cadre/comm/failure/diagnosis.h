@@ -67,8 +67,9 @@ struct Failure {
   // False where an exception reports the cause to the program anyway, or the first failure is
   // logged, so a log line about this failure would only hide it.
   bool is_logged = true;
-  // False where each member of the group learns of the first failure from another group.
-  bool is_published = true;
+  // It follows from the failure of another group of this process. The members of this group may
+  // not have heard of that one, so this rank tells them, whoever reported it.
+  bool is_linked = false;
 };
 
 // Prefix of the cause on a rank that refers to the failure of another rank.

@@ -16,10 +16,6 @@ Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
     const auto found = std::ranges::find(here.members, theirs.members[static_cast<size_t>(rank)]);
     return found == here.members.end() ? -1 : static_cast<int>(found - here.members.begin());
   };
-  const bool are_all_theirs =
-      is_one_job && std::ranges::all_of(here.members, [&](int member) {
-        return std::ranges::find(theirs.members, member) != theirs.members.end();
-      });
   const int reporter = first.failure.reporter < 0 ? theirs.self.value : first.failure.reporter;
   Failure failure;
   failure.culprit = rank_here(first.failure.culprit);
@@ -28,13 +24,18 @@ Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
   failure.code = is_loss_here ? ErrorCode::kPeerLost : ErrorCode::kAborted;
   failure.cause = first_failure_cause(first.failure.cause, first.sentence);
   failure.is_logged = false;
-  failure.is_published = !are_all_theirs;
+  failure.is_linked = true;
   return failure;
 }
 
-std::optional<FirstFailure> FailureLinks::add(std::weak_ptr<Monitor> group) {
+std::optional<FirstFailure> FailureLinks::add(const std::shared_ptr<Monitor>& group) {
   const std::lock_guard lock(mutex_);
-  groups_.push_back(std::move(group));
+  // Groups that came and went leave nothing behind, and a link that is made again is made once.
+  std::erase_if(groups_, [&](const std::weak_ptr<Monitor>& known) {
+    const std::shared_ptr<Monitor> alive = known.lock();
+    return alive == nullptr || alive == group;
+  });
+  groups_.push_back(group);
   return spread_;
 }
 
@@ -42,12 +43,50 @@ void FailureLinks::spread(const FirstFailure& first, const Roster& self) {
   std::vector<std::weak_ptr<Monitor>> groups;
   {
     const std::lock_guard lock(mutex_);
+    if (spread_) return;
     spread_ = first;
     groups = groups_;
   }
   for (const std::weak_ptr<Monitor>& group : groups) {
     if (const std::shared_ptr<Monitor> alive = group.lock()) alive->fail_with(first, self);
   }
+}
+
+std::optional<FirstFailure> Monitor::first_failure(const Failure& failure,
+                                                   std::string sentence) const {
+  const std::lock_guard lock(mutex_);
+  if (is_stopped_) return std::nullopt;
+  const int culprit = failure.culprit;
+  const bool is_loss = culprit >= 0 && peers_[static_cast<size_t>(culprit)].is_lost;
+  return FirstFailure{failure, std::move(sentence), is_loss};
+}
+
+void Monitor::fail_with(const FirstFailure& first, const Roster& theirs) {
+  const Failure failure = failure_of_linked_group(first, theirs, roster());
+  const bool is_loss = failure.code == ErrorCode::kPeerLost;
+  const TimePoint now = system_.now();
+  bool has_claimed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_loss) {
+      // The loss itself may arrive after the caller of rejoin() has asked for lost ranks.
+      Peer& lost = peers_[static_cast<size_t>(failure.culprit)];
+      lost.is_lost = true;
+      lost.is_gone = lost.is_gone || !lost.left_after;
+    }
+    ends_.note_failed();
+    if (!is_leaving_) has_claimed = arbiter_.report(failure, now);
+    wake_observers();
+  }
+  detach_if_over();
+  if (has_claimed) return publish(failure);
+  links_.spread({failure, first.sentence, is_loss}, roster());
+}
+
+void Monitor::link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other) {
+  if (one == other) return;
+  if (const auto earlier = one->links_.add(other)) other->fail_with(*earlier, one->roster());
+  if (const auto earlier = other->links_.add(one)) one->fail_with(*earlier, other->roster());
 }
 
 }  // namespace cadre

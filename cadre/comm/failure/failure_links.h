@@ -26,16 +26,16 @@ struct FirstFailure {
 
 // The failure of the group `here` whose linked group `theirs` has failed. The loss of a member is
 // raised as kPeerLost, any other failure as kAborted; both with the sentence of the first failure.
-// This rank publishes it unless the rank that found the first failure is a member here, which then
-// does so, or all members here are members there, which then learn of it there.
+// The reporter is unknown where it is no member here.
 Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
                                 const Roster& here);
 
 class FailureLinks {
  public:
   // Returns what was spread before: the failure with which the new group has to fail.
-  std::optional<FirstFailure> add(std::weak_ptr<Monitor> group);
-  // Fails all linked groups, and those that are added later, with the first failure of `self`.
+  std::optional<FirstFailure> add(const std::shared_ptr<Monitor>& group);
+  // Fails all linked groups, and those that are added later, with the first failure of `self`. Only
+  // the first call has an effect.
   void spread(const FirstFailure& first, const Roster& self);
 
  private:

@@ -163,12 +163,14 @@ void Monitor::fail_by_timeout(const Overdue& overdue) {
 // memory is left to compose a message.
 void Monitor::publish(const Failure& failure) {
   try {
-    setup_.late_errors->note_failure();
+    if (!failure.is_linked) setup_.late_errors->note_failure();
     ExplainedFailure explained = arbiter_.explain(failure, shared_cell()->read(system_.now()));
     const Error logged = explained.logged;
     // Published before the waits of this group end, because the rank may leave at once after that.
     publish_to_members(failure, explained.sentence);
-    links_.spread({failure, explained.sentence, is_gone(failure.culprit)}, roster());
+    if (const auto first = first_failure(failure, explained.sentence)) {
+      links_.spread(*first, roster());
+    }
     end_waits(std::move(explained));
     if (failure.is_logged) log().write(LogLevel::kError, "comm", logged.message());
   } catch (const std::exception& thrown) {
@@ -192,10 +194,10 @@ void Monitor::end_waits(ExplainedFailure explained) {
 // A failure that another rank has found is published by that rank.
 void Monitor::publish_to_members(const Failure& failure, const std::string& sentence) {
   const int self = roster().self.value;
-  const bool is_own = failure.reporter < 0 || failure.reporter == self;
+  const bool is_own = failure.is_linked || failure.reporter < 0 || failure.reporter == self;
   {
     std::lock_guard lock(mutex_);
-    if (setup_.plane == nullptr || is_stopped_ || !is_own || !failure.is_published) return;
+    if (setup_.plane == nullptr || is_stopped_ || !is_own) return;
   }
   const auto fabric_rank = [this](int rank) {
     return rank < 0 ? rank : setup_.roster.members[static_cast<size_t>(rank)];
@@ -203,25 +205,6 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
   setup_.plane->tell_failure({setup_.key, fabric_rank(self),
                               wire::AbortNotice{failure.code, fabric_rank(failure.culprit),
                                                 fabric_rank(self), failure.cause, sentence}});
-}
-
-bool Monitor::is_gone(int rank) const {
-  const std::lock_guard lock(mutex_);
-  return rank >= 0 && peers_[static_cast<size_t>(rank)].is_gone;
-}
-
-void Monitor::fail_with(const FirstFailure& first, const Roster& theirs) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_leaving_) return;
-  }
-  fail(failure_of_linked_group(first, theirs, roster()));
-}
-
-void Monitor::link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other) {
-  if (one == other) return;
-  if (const auto earlier = one->links_.add(other)) other->fail_with(*earlier, one->roster());
-  if (const auto earlier = other->links_.add(one)) one->fail_with(*earlier, other->roster());
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {
@@ -358,7 +341,7 @@ void Monitor::report_mismatch() {
 void Monitor::detach_if_over() {
   {
     const std::lock_guard lock(mutex_);
-    if (!is_stopped_ || ends_.is_open()) return;
+    if (setup_.plane == nullptr || !is_stopped_ || ends_.is_open()) return;
   }
   setup_.plane->detach(setup_.key);
 }
@@ -396,6 +379,7 @@ void Monitor::on_rank_lost(const LossReport& loss) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     is_loss = !peer.left_after && !peer.has_aborted && !is_leaving_;
     peer.is_gone = peer.is_gone || !peer.left_after;
+    peer.is_lost = true;
     if (peer.left_after) peer.ended_by = loss.sign;
     if (!peer.left_after) ends_.note_failed();
     view = view_of(static_cast<size_t>(rank), now);

@@ -131,7 +131,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // an earlier one, is the first failure of the other, unless that is being left. Every process
   // that is in both groups links them. Both keep only weak references.
   static void link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other);
-  // The linked group `theirs` has failed.
+  // The linked group `theirs` has failed. A group that is being left only passes that on to its
+  // other linked groups.
   void fail_with(const FirstFailure& first, const Roster& theirs);
 
   // What this rank knows of each member, by rank.
@@ -160,6 +161,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   struct Peer {
     bool has_aborted = false;  // published a failure, or left the job but not this group
     bool is_gone = false;
+    bool is_lost = false;  // is_gone, and its process or its connections ended
     bool answers = false;  // replied to the last question
     std::optional<uint64_t> left_after;
     std::optional<SignOfLoss> ended_by;  // lost after it left the group: no failure here
@@ -173,7 +175,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void end_waits(ExplainedFailure explained);
   // Also called by the control plane's thread, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
-  bool is_gone(int rank) const;           // false for -1
+  // What linked groups learn of the failure; nullopt if the group is closed. Its definition, and
+  // those of link() and fail_with(), are in failure_links.cpp.
+  std::optional<FirstFailure> first_failure(const Failure& failure, std::string sentence) const;
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
   std::optional<EndOfStream> loss_after_leaving() const;
   void report_activity(int peer, const wire::Activity& activity);

@@ -93,6 +93,17 @@ TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.details().culprit, Rank(1));
   EXPECT_THAT(error.message(), ::testing::HasSubstr("group \"small\""));
+  EXPECT_TRUE(large_->peers()[1].is_gone);  // for lost_ranks(), before the loss itself arrives
+}
+
+// Rank 2 found the first failure; it is no member of the small group.
+TEST_F(LinkedMonitors, ARankThatOnlyHeardOfAFailureIsNotItsReporter) {
+  Monitor::link(small_, large_);
+  large_->on_group_failed({1, 2, {ErrorCode::kTimeout, -1, 2, "too slow", "all_reduce #1 failed"}});
+  ASSERT_EQ(large_->error().details().reporter, Rank(2));
+  const Error error = small_->error();
+  EXPECT_FALSE(error.details().reporter.has_value());
+  EXPECT_THAT(error.message(), ::testing::HasSubstr("look at the first failure"));
 }
 
 TEST_F(LinkedMonitors, TheLossOfARankOutsideIsAnAbortWithoutACulprit) {

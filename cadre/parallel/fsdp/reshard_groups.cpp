@@ -30,8 +30,9 @@ std::optional<LocatedGroup> ReshardGroups::group_of(const ReshardChoice& choice)
   if (choice.reshard != Reshard::kOntoGroup) return std::nullopt;
   const auto known = groups_.find(choice.group_size);
   if (known != groups_.end()) return known->second;
-  const ProcessGroup part =
-      *shard_.process_group().split({.color = shard_.rank().value / choice.group_size});
+  const ProcessGroup& whole = shard_.process_group();
+  const ProcessGroup part = *whole.split({.color = shard_.rank().value / choice.group_size});
+  whole.communicator().fail_together(part.communicator());
   return groups_.emplace(choice.group_size, part).first->second;
 }
 
