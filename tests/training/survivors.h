@@ -118,7 +118,8 @@ inline void expect_victim_named(const DisturbedOutcome& outcome, WaitsIn groups)
     const bool names_victim = message.find(outcome.victim) != std::string::npos;
     const bool names_waiting_rank =
         groups == WaitsIn::kGroupsOfTwoAxes && message.find("ago, now in ") != std::string::npos;
-    EXPECT_TRUE(names_victim || names_waiting_rank) << message;
+    EXPECT_TRUE(names_victim || names_waiting_rank)
+        << message << "\nof all survivors:" << ::testing::PrintToString(outcome.messages);
     num_naming_it += names_victim ? 1 : 0;
   }
   EXPECT_GE(num_naming_it, 1);

@@ -39,16 +39,15 @@ std::optional<FirstFailure> FailureLinks::add(const std::shared_ptr<Monitor>& gr
   return spread_;
 }
 
-void FailureLinks::spread(const FirstFailure& first, const Roster& self) {
+void FailureLinks::spread(const FirstFailure& first, const Roster& self, VisitedGroups& visited) {
   std::vector<std::weak_ptr<Monitor>> groups;
   {
     const std::lock_guard lock(mutex_);
-    if (spread_) return;
-    spread_ = first;
+    if (!spread_) spread_ = first;
     groups = groups_;
   }
   for (const std::weak_ptr<Monitor>& group : groups) {
-    if (const std::shared_ptr<Monitor> alive = group.lock()) alive->fail_with(first, self);
+    if (const std::shared_ptr<Monitor> alive = group.lock()) alive->fail_with(first, self, visited);
   }
 }
 
@@ -61,7 +60,8 @@ std::optional<FirstFailure> Monitor::first_failure(const Failure& failure,
   return FirstFailure{failure, std::move(sentence), is_loss};
 }
 
-void Monitor::fail_with(const FirstFailure& first, const Roster& theirs) {
+void Monitor::fail_with(const FirstFailure& first, const Roster& theirs, VisitedGroups& visited) {
+  if (std::ranges::find(visited, this) != visited.end()) return;
   const Failure failure = failure_of_linked_group(first, theirs, roster());
   const bool is_loss = failure.code == ErrorCode::kPeerLost;
   const TimePoint now = system_.now();
@@ -79,14 +79,20 @@ void Monitor::fail_with(const FirstFailure& first, const Roster& theirs) {
     wake_observers();
   }
   detach_if_over();
-  if (has_claimed) return publish(failure);
-  links_.spread({failure, first.sentence, is_loss}, roster());
+  if (has_claimed) return publish(failure, visited);
+  visited.push_back(this);
+  links_.spread({failure, first.sentence, is_loss}, roster(), visited);
 }
 
 void Monitor::link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other) {
   if (one == other) return;
-  if (const auto earlier = one->links_.add(other)) other->fail_with(*earlier, one->roster());
-  if (const auto earlier = other->links_.add(one)) one->fail_with(*earlier, other->roster());
+  VisitedGroups visited;
+  if (const auto earlier = one->links_.add(other)) {
+    other->fail_with(*earlier, one->roster(), visited);
+  }
+  if (const auto earlier = other->links_.add(one)) {
+    one->fail_with(*earlier, other->roster(), visited);
+  }
 }
 
 }  // namespace cadre

@@ -30,13 +30,17 @@ struct FirstFailure {
 Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
                                 const Roster& here);
 
+// The groups that one thread has failed because of one failure.
+using VisitedGroups = std::vector<const Monitor*>;
+
 class FailureLinks {
  public:
   // Returns what was spread before: the failure with which the new group has to fail.
   std::optional<FirstFailure> add(const std::shared_ptr<Monitor>& group);
-  // Fails all linked groups, and those that are added later, with the first failure of `self`. Only
-  // the first call has an effect.
-  void spread(const FirstFailure& first, const Roster& self);
+  // Fails all linked groups, and those that are added later, with the first failure of `self`; not
+  // those that this thread has `visited`. Each thread visits all of them, also when another one has
+  // begun to: the waits of its own group may end only when the others have failed.
+  void spread(const FirstFailure& first, const Roster& self, VisitedGroups& visited);
 
  private:
   std::mutex mutex_;

@@ -109,7 +109,8 @@ void Monitor::fail(const Failure& failure) {
     const std::lock_guard lock(mutex_);
     if (!arbiter_.report(failure, now)) return wake_observers();
   }
-  publish(failure);
+  VisitedGroups visited;
+  publish(failure, visited);
 }
 
 void Monitor::fail_after(const std::function<Finding()>& investigate) {
@@ -135,7 +136,8 @@ void Monitor::fail_after(const std::function<Finding()>& investigate) {
   }
   const Failure& decided = arbiter_.decided();  // does not change any more
   lock.unlock();
-  publish(decided);
+  VisitedGroups visited;
+  publish(decided, visited);
 }
 
 void Monitor::fail_by_timeout(const Overdue& overdue) {
@@ -161,15 +163,16 @@ void Monitor::fail_by_timeout(const Overdue& overdue) {
 
 // The thread that has claimed the failure must end the waits of all other threads, even if no
 // memory is left to compose a message.
-void Monitor::publish(const Failure& failure) {
+void Monitor::publish(const Failure& failure, VisitedGroups& visited) {
   try {
+    visited.push_back(this);
     if (!failure.is_linked) setup_.late_errors->note_failure();
     ExplainedFailure explained = arbiter_.explain(failure, shared_cell()->read(system_.now()));
     const Error logged = explained.logged;
     // Published before the waits of this group end, because the rank may leave at once after that.
     publish_to_members(failure, explained.sentence);
     if (const auto first = first_failure(failure, explained.sentence)) {
-      links_.spread(*first, roster());
+      links_.spread(*first, roster(), visited);
     }
     end_waits(std::move(explained));
     if (failure.is_logged) log().write(LogLevel::kError, "comm", logged.message());

@@ -133,7 +133,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   static void link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other);
   // The linked group `theirs` has failed. A group that is being left only passes that on to its
   // other linked groups.
-  void fail_with(const FirstFailure& first, const Roster& theirs);
+  void fail_with(const FirstFailure& first, const Roster& theirs, VisitedGroups& visited);
 
   // What this rank knows of each member, by rank.
   std::vector<PeerView> peers() const;
@@ -171,7 +171,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   };
 
   // Called once, by the thread that has claimed the failure.
-  void publish(const Failure& failure);
+  void publish(const Failure& failure, VisitedGroups& visited);
   void end_waits(ExplainedFailure explained);
   // Also called by the control plane's thread, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
