@@ -113,10 +113,13 @@ class FakeGroup {
       std::make_shared<OnCall>([](GroupCall& call) { call.pass_on(); });
 
  public:
-  // The ranks of `real`, which all make one: a group of its own, split off from it.
+  // The ranks of `real`, which all make one: a group of its own, split off from it. The two fail
+  // together, so what fails together with `real` fails together with this group.
   explicit FakeGroup(const ProcessGroup& real)
       : FakeGroup(split(real.communicator(), {.color = 0, .name = real.name()},
-                        real.communicator().system().deadline_in(kDefaultConnectTimeout))) {}
+                        real.communicator().system().deadline_in(kDefaultConnectTimeout))) {
+    real.communicator().fail_together(*communicator_);
+  }
   // REQUIRES: no operation was issued in `real`.
   explicit FakeGroup(std::shared_ptr<Communicator> real) : communicator_(std::move(real)) {
     intercept(*communicator_, calls_);
