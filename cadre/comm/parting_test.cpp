@@ -16,6 +16,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/communicator_impl.h"
+#include "cadre/comm/groups/groups_test.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"
@@ -34,10 +35,6 @@ constexpr const char* kPair = "world/1";
 
 Deadline parting_deadline(RankContext& context) {
   return context.system.deadline_in(kLimit);
-}
-
-void pause(RankContext& context, Duration time) {
-  context.system.make_waiter()->park(context.system.deadline_in(time));
 }
 
 void broadcast(Communicator& group, Rank root) {
@@ -75,25 +72,6 @@ std::vector<std::string> outputs_of(const std::function<void(RankContext&, Commu
   return ::testing::AllOf(HasSubstr("group \"" + group + "\" failed on rank "),
                           HasSubstr("the ranks disagree: rank 0 ("), HasSubstr(", rank 1 ("),
                           called(0), called(1));
-}
-
-Monitor& monitor_of(const Communicator& group) {
-  return *CommunicatorParts::impl_of(group).monitor;
-}
-
-void await(RankContext& context, std::string_view what, const std::function<bool()>& is_met) {
-  const Deadline deadline = parting_deadline(context);
-  while (!is_met()) {
-    testing::require(!deadline.has_passed(context.system.now()), format("waited for: {}", what));
-    pause(context, milliseconds(1));
-  }
-}
-
-// Waits for the event that the rank has left the group in good order.
-void await_leave(RankContext& context, const Communicator& group, Rank rank) {
-  await(context, "a leave", [&] {
-    return monitor_of(group).peers()[static_cast<size_t>(rank.value)].left_after.has_value();
-  });
 }
 
 // Returns when both ranks have called it. Messages are numbered apart from collectives.
@@ -193,9 +171,25 @@ TEST(Parting, AMismatchAfterTheFailureOfAnEarlierGroupIsReported) {
   EXPECT_THAT(outputs, ::testing::Each(::testing::AnyOf("", names_both("world/2"))));
 }
 
-// Rank 1 runs its second collective, which succeeds, while the leave of rank 0 arrives and fails
-// the group. No call throws that failure, and rank 2, which fails with the group, publishes no
-// leave.
+// This rank's second collective succeeds while the leave of rank 0 arrives and fails the group.
+// Returns what is reported when this rank leaves, too.
+std::optional<Error> error_after_a_leave_beside_a_collective(RankContext& context,
+                                                             const Communicator& group) {
+  Monitor& monitor = monitor_of(group);
+  const Fingerprint call =
+      OpDescriptor{OpKind::kBroadcast, DType::kFloat32, ReduceOp::kSum, 1, 4}.fingerprint();
+  ActivityCell& cell = monitor.own_cell().collective;
+  cell.begin(2, call, context.system.now());
+  monitor.enter_collective(2);
+  await_leave(context, group, 0);
+  await(context, "the failure", [&] { return monitor.has_failed(); });
+  cell.end(true, context.system.now());
+  monitor.leave_collective();
+  monitor.publish_leave(2, parting_deadline(context));
+  return CommunicatorParts::impl_of(group).fabric->late_errors()->take();
+}
+
+// No call of rank 1 throws the failure, and rank 2, which fails with the group, publishes no leave.
 TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
   const auto body = [](RankContext& context, Communicator& world) {
     const std::vector<Rank> all = {0, 1, 2};
@@ -205,18 +199,7 @@ TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
     if (context.rank == 0) group->close(parting_deadline(context));
     if (context.rank == 1) {
       const std::weak_ptr<Monitor> kept = CommunicatorParts::impl_of(*group).monitor;
-      Monitor& monitor = monitor_of(*group);
-      const Fingerprint call =
-          OpDescriptor{OpKind::kBroadcast, DType::kFloat32, ReduceOp::kSum, 1, 4}.fingerprint();
-      ActivityCell& cell = monitor.own_cell().collective;
-      cell.begin(2, call, context.system.now());
-      monitor.enter_collective(2);
-      await_leave(context, *group, 0);
-      await(context, "the failure", [&] { return monitor.has_failed(); });
-      cell.end(true, context.system.now());
-      monitor.leave_collective();
-      monitor.publish_leave(2, parting_deadline(context));
-      const auto late = CommunicatorParts::impl_of(*group).fabric->late_errors()->take();
+      const auto late = error_after_a_leave_beside_a_collective(context, *group);
       testing::require(late.has_value(), "nothing was reported");
       EXPECT_THAT(late->message(), HasSubstr("left the group after #1 (it ended its loop early?)"));
       group.reset();
@@ -229,6 +212,24 @@ TEST(Parting, ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept) {
     if (group != nullptr) group->close(parting_deadline(context));
   };
   EXPECT_THAT(outputs_of(body, 3), ::testing::Each(""));
+}
+
+// The failure of a linked group is no second failure that explains the mismatch.
+TEST(Parting, ALeaveDuringACollectiveIsReportedInAGroupThatFailsTogetherWithAnother) {
+  const auto outputs = outputs_of([](RankContext& context, Communicator& world) {
+    const auto side = new_group(world, kBoth, parting_deadline(context));
+    const auto group = new_group(world, kBoth, parting_deadline(context));
+    group->fail_together(*side);
+    broadcast(*group, 0);
+    world.barrier();
+    if (context.rank == 0) group->close(parting_deadline(context));
+    if (context.rank == 1) {
+      testing::require(error_after_a_leave_beside_a_collective(context, *group).has_value(),
+                       "the mismatch was not reported");
+    }
+    world.barrier();
+  });
+  EXPECT_THAT(outputs, ::testing::Each(""));
 }
 
 // Rank 0 has called the broadcast before the world fails, rank 1 has not.

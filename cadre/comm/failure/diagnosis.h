@@ -70,6 +70,11 @@ struct Failure {
   // It follows from the failure of another group of this process. The members of this group may
   // not have heard of that one, so this rank tells them, whoever reported it.
   bool is_linked = false;
+  // The culprit as a rank of the fabric, where it is no member of this group; -1 if there is none.
+  // Groups that are linked with this one may have it as a member.
+  int outside_culprit = -1;
+  // The control plane has reported the loss of the culprit, also of one outside.
+  bool is_loss = false;
 };
 
 // Prefix of the cause on a rank that refers to the failure of another rank.

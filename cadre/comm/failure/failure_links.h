@@ -21,12 +21,12 @@ class Monitor;
 struct FirstFailure {
   Failure failure;
   std::string sentence;
-  bool is_loss = false;  // the culprit is gone, not only out of the group
 };
 
-// The failure of the group `here` whose linked group `theirs` has failed. The loss of a member is
-// raised as kPeerLost, any other failure as kAborted; both with the sentence of the first failure.
-// The reporter is unknown where it is no member here.
+// The failure of the group `here` whose linked group `theirs` has failed. The loss of a member of
+// `here` is raised as kPeerLost, also if it is no member of `theirs`; any other failure as
+// kAborted. Both have the sentence of the first failure. The reporter is unknown where it is no
+// member here.
 Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
                                 const Roster& here);
 

@@ -202,12 +202,14 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
     std::lock_guard lock(mutex_);
     if (setup_.plane == nullptr || is_stopped_ || !is_own) return;
   }
-  const auto fabric_rank = [this](int rank) {
-    return rank < 0 ? rank : setup_.roster.members[static_cast<size_t>(rank)];
-  };
-  setup_.plane->tell_failure({setup_.key, fabric_rank(self),
-                              wire::AbortNotice{failure.code, fabric_rank(failure.culprit),
-                                                fabric_rank(self), failure.cause, sentence}});
+  const std::vector<int>& members = setup_.roster.members;
+  const int origin = members[static_cast<size_t>(self)];
+  const int culprit =
+      failure.culprit < 0 ? failure.outside_culprit : members[static_cast<size_t>(failure.culprit)];
+  // Of a culprit outside, too: the receivers have other groups, of which it may be a member.
+  const ErrorCode code = failure.is_loss ? ErrorCode::kPeerLost : failure.code;
+  setup_.plane->tell_failure(
+      {setup_.key, origin, wire::AbortNotice{code, culprit, origin, failure.cause, sentence}});
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {
@@ -344,7 +346,7 @@ void Monitor::report_mismatch() {
 void Monitor::detach_if_over() {
   {
     const std::lock_guard lock(mutex_);
-    if (setup_.plane == nullptr || !is_stopped_ || ends_.is_open()) return;
+    if (!is_stopped_ || ends_.is_open()) return;
   }
   setup_.plane->detach(setup_.key);
 }
@@ -382,7 +384,6 @@ void Monitor::on_rank_lost(const LossReport& loss) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     is_loss = !peer.left_after && !peer.has_aborted && !is_leaving_;
     peer.is_gone = peer.is_gone || !peer.left_after;
-    peer.is_lost = true;
     if (peer.left_after) peer.ended_by = loss.sign;
     if (!peer.left_after) ends_.note_failed();
     view = view_of(static_cast<size_t>(rank), now);
@@ -391,11 +392,11 @@ void Monitor::on_rank_lost(const LossReport& loss) {
   detach_if_over();
   if (!is_loss) return;
   const int reporter = group_rank(loss.reporter);
-  fail({ErrorCode::kPeerLost,
-        rank,
-        gone_cause(roster(), rank, view, loss.sign),
-        {},
-        reporter < 0 ? roster().self.value : reporter});
+  fail({.code = ErrorCode::kPeerLost,
+        .culprit = rank,
+        .cause = gone_cause(roster(), rank, view, loss.sign),
+        .reporter = reporter < 0 ? roster().self.value : reporter,
+        .is_loss = true});
 }
 
 void Monitor::report_activity(int peer, const Activity& activity) {
@@ -467,7 +468,13 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   // A rank that leaves ignores failures of the others: it would publish one of its own to members
   // that have not heard of its leave yet.
   if (is_leaving) return;
-  fail(failure_from_notice(notice, is_loss, {culprit, reporter}));
+  Failure failed = failure_from_notice(notice, is_loss, {culprit, reporter});
+  if (culprit < 0) failed.outside_culprit = notice.culprit;
+  // Of a member, the code may also mean that it has left the group.
+  const bool is_loss_outside = notice.code == ErrorCode::kPeerLost && failed.outside_culprit >= 0;
+  failed.is_loss = is_loss_outside || (names_a_peer && setup_.plane != nullptr &&
+                                       setup_.plane->loss_of(notice.culprit).has_value());
+  fail(failed);
 }
 
 std::optional<wire::Activity> Monitor::own_activity() {

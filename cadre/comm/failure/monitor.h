@@ -161,7 +161,6 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   struct Peer {
     bool has_aborted = false;  // published a failure, or left the job but not this group
     bool is_gone = false;
-    bool is_lost = false;  // is_gone, and its process or its connections ended
     bool answers = false;  // replied to the last question
     std::optional<uint64_t> left_after;
     std::optional<SignOfLoss> ended_by;  // lost after it left the group: no failure here

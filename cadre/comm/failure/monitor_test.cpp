@@ -116,6 +116,27 @@ TEST_F(LinkedMonitors, TheLossOfARankOutsideIsAnAbortWithoutACulprit) {
   EXPECT_THAT(error.message(), ::testing::HasSubstr("first failure: group \"large\""));
 }
 
+// The loss of rank 2 reaches the group {2, 3} by way of one without rank 2, and by its notices.
+TEST_F(LinkedMonitors, TheLossOfARankPassesThroughAGroupWithoutIt) {
+  const std::shared_ptr<Monitor> behind = make("behind", {2, 3}, 1);
+  Monitor::link(large_, small_);
+  Monitor::link(small_, behind);
+  large_->on_rank_lost({.rank = 2, .reporter = 3});
+  const Error error = behind->error();
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.details().culprit, Rank(0));
+  EXPECT_TRUE(behind->peers()[0].is_gone);
+}
+
+TEST_F(LinkedMonitors, ANoticeOfAGroupWithoutTheLostRankNamesIt) {
+  Monitor::link(small_, large_);
+  small_->on_group_failed({1, 1, {ErrorCode::kPeerLost, 2, 1, "rank 2 is gone", "barrier failed"}});
+  EXPECT_EQ(small_->error().code(), ErrorCode::kAborted);
+  const Error error = large_->error();
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.details().culprit, Rank(2));
+}
+
 // A rank that left one group well may still be in the other: no loss of it is claimed there.
 TEST_F(LinkedMonitors, ARankThatLeftOneGroupIsNotLostInTheOther) {
   Monitor::link(small_, large_);
@@ -132,6 +153,20 @@ TEST_F(LinkedMonitors, AnEarlierFailureCountsAndOneThatIsDestroyedDoesNot) {
   Monitor::link(large_, small_);
   EXPECT_THAT(large_->error().message(), ::testing::HasSubstr("no memory"));
   EXPECT_EQ(small_->error().code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(LinkedMonitors, AFailurePassesOnceThroughARingOfClosedGroups) {
+  const std::shared_ptr<Monitor> behind = make("behind", {2, 3}, 1);
+  const std::shared_ptr<Monitor> last = make("last", {0, 3}, 1);
+  Monitor::link(small_, large_);
+  Monitor::link(large_, behind);
+  Monitor::link(behind, small_);
+  Monitor::link(behind, last);
+  large_->stop();
+  behind->stop();
+  small_->fail({.code = ErrorCode::kUnavailable, .cause = "no memory"});
+  EXPECT_FALSE(large_->has_failed() || behind->has_failed());
+  EXPECT_THAT(last->error().message(), ::testing::HasSubstr("no memory"));
 }
 
 TEST_F(LinkedMonitors, AGroupThatIsBeingLeftDoesNotFail) {

@@ -3,34 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "cadre/base/format.h"
 #include "cadre/comm/communicator_impl.h"
-#include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/groups/groups_test.h"
 #include "cadre/comm/groups/split.h"
-#include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre {
 namespace {
-
-Monitor& monitor_of(const Communicator& group) {
-  return *CommunicatorParts::impl_of(group).monitor;
-}
-
-void await_that(RankContext& context, std::string_view what, const std::function<bool()>& is_met) {
-  const Deadline deadline = context.system.deadline_in(seconds(10));
-  while (!is_met()) {
-    require(!deadline.has_passed(context.system.now()), format("waited for: {}", what));
-    context.system.make_waiter()->park(context.system.deadline_in(milliseconds(1)));
-  }
-}
 
 // A receive of what nobody sends: ends with the failure of the group.
 std::string wait_in(Communicator& group, Rank from) {
@@ -40,7 +24,20 @@ std::string wait_in(Communicator& group, Rank from) {
 
 // Ranks begin together by a barrier of a group that is linked with none: the failure may reach the
 // others while they are still in that barrier.
-class FailTogether : public GroupsTest {};
+class FailTogether : public GroupsTest {
+ protected:
+  // A group of the other ranks, linked with the world; null on this one.
+  static std::unique_ptr<Communicator> linked_without(Rank outsider, RankContext& context,
+                                                      Communicator& world) {
+    const auto color = world.rank() == outsider ? std::nullopt : std::optional<int>(0);
+    auto group = split(world, {.color = color, .name = "without"}, soon(context));
+    if (group != nullptr) world.fail_together(*group);
+    return group;
+  }
+  static void require_first_failure(const std::string& failure) {
+    require(failure.find("abort() was called: a test") != std::string::npos, failure);
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Transports, FailTogether,
                          ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
@@ -51,26 +48,19 @@ INSTANTIATE_TEST_SUITE_P(Transports, FailTogether,
 TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
   run(3, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
-    const bool is_in = world.rank() != 0;
-    const auto pair =
-        split(world, {.color = is_in ? std::optional<int>(0) : std::nullopt, .name = "pair"},
-              soon(context));
-    if (is_in) world.fail_together(*pair);
+    const auto pair = linked_without(0, context, world);
     start->barrier();
     if (world.rank() == 0) {
-      await_that(context, "the leave",
-                 [&] { return monitor_of(world).peers()[2].left_after.has_value(); });
+      await_leave(context, world, 2);
       world.abort("a test");
     } else {
       if (world.rank() == 2) world.close(soon(context));
-      const TimePoint began = context.system.now();
       // Rank 1 computes before its barrier, until it hears of the failure.
       if (world.rank() == 1) {
-        await_that(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
+        await(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
       }
       const std::string failure = testing::failure_of([&] { pair->barrier(); });
-      const auto ms = (context.system.now() - began).count() / 1'000'000;
-      require(failure.find("a test") != std::string::npos, format("after {} ms: {}", ms, failure));
+      require_first_failure(failure);
     }
   });
 }
@@ -80,21 +70,15 @@ TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
 TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting) {
   run(3, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
-    const bool is_in = world.rank() != 2;
-    const auto pair =
-        split(world, {.color = is_in ? std::optional<int>(0) : std::nullopt, .name = "pair"},
-              soon(context));
-    if (is_in) world.fail_together(*pair);
+    const auto pair = linked_without(2, context, world);
     start->barrier();
     if (world.rank() == 0) {
       world.close(soon(context));
       pair->abort("a test");
-      await_that(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
+      await(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
     } else {
-      const TimePoint began = context.system.now();
       const std::string failure = wait_in(world, 3 - world.rank().value);
-      const auto ms = (context.system.now() - began).count() / 1'000'000;
-      require(failure.find("a test") != std::string::npos, format("after {} ms: {}", ms, failure));
+      require_first_failure(failure);
     }
   });
 }
@@ -104,15 +88,11 @@ TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting)
 TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
-    const bool is_in = world.rank() != 3;
-    const auto group =
-        split(world, {.color = is_in ? std::optional<int>(0) : std::nullopt, .name = "small"},
-              soon(context));
-    if (is_in) world.fail_together(*group);
+    const auto group = linked_without(3, context, world);
     start->barrier();
     if (world.rank() == 1) group->close(soon(context));
     if (world.rank() == 0) testing::failure_of([&] { group->barrier(); });
-    await_that(context, "the failure", [&] { return monitor_of(world).has_failed(); });
+    await(context, "the failure", [&] { return monitor_of(world).has_failed(); });
     const std::string fields = testing::failed_fields_of([&] { world.barrier(); });
     require(fields.find("kAborted") == 0, format("rank 1 is alive and in the world: {}; {}", fields,
                                                  testing::failure_of([&] { world.barrier(); })));
@@ -136,7 +116,7 @@ TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
     });
     column->close(soon(context));
     row->close(soon(context));
-    require(failure.find("a test") != std::string::npos, failure);
+    require_first_failure(failure);
   });
 }
 
@@ -167,51 +147,14 @@ TEST_P(FailTogether, NoMonitorIsKeptOfAClosedGroupThatFailedByItsLink) {
     if (world.rank() == 0) pair->close(soon(context));
     world.barrier();
     if (world.rank() == 1) other->abort("a test");
-    await_that(context, "the failure", [&] { return monitor_of(*other).has_failed(); });
+    await(context, "the failure", [&] { return monitor_of(*other).has_failed(); });
     pair->close(soon(context));
     other->close(soon(context));
     world.barrier();
     const ControlPlane& plane = *CommunicatorParts::impl_of(world).fabric->plane();
-    await_that(context, "the plane to let go of the monitor",
-               [&] { return !plane.is_attached(key); });
+    await(context, "the plane to let go of the monitor", [&] { return !plane.is_attached(key); });
     world.barrier();
   });
-}
-
-// As Parting.ALeaveDuringACollectiveThatSucceedsIsReportedAndNothingIsKept, with a linked group.
-TEST(FailTogetherParting, ALeaveDuringACollectiveThatSucceedsIsReportedInALinkedGroup) {
-  const auto system = os::make_native_system();
-  const auto store = std::make_shared<HashStore>(*system);
-  const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
-    const auto soon = [&] { return context.system.deadline_in(seconds(20)); };
-    CommunicatorOptions options;
-    options.transport = TransportChoice::kTcp;
-    const auto world = Communicator::connect(context.system, {context.rank, 2, 1, store, "token"},
-                                             options, soon());
-    const auto side = split(*world, {.color = 0, .name = "side"}, soon());
-    const auto group = split(*world, {.color = 0, .name = "group"}, soon());
-    group->fail_together(*side);
-    std::array<float, 4> data{};
-    group->broadcast(std::as_writable_bytes(std::span(data)), DType::kFloat32, 0);
-    world->barrier();
-    if (context.rank == 0) group->close(soon());
-    if (context.rank == 1) {
-      Monitor& monitor = monitor_of(*group);
-      const Fingerprint call =
-          OpDescriptor{OpKind::kBroadcast, DType::kFloat32, ReduceOp::kSum, 1, 4}.fingerprint();
-      ActivityCell& cell = monitor.own_cell().collective;
-      cell.begin(2, call, context.system.now());
-      monitor.enter_collective(2);
-      await_that(context, "the failure", [&] { return monitor.has_failed(); });
-      cell.end(true, context.system.now());
-      monitor.leave_collective();
-      monitor.publish_leave(2, soon());
-      const auto late = CommunicatorParts::impl_of(*group).fabric->late_errors()->take();
-      require(late.has_value(), "the mismatch was not reported");
-    }
-    world->barrier();
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

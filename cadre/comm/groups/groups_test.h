@@ -12,8 +12,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cadre/base/format.h"
 #include "cadre/comm/communicator_impl.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"
@@ -56,6 +58,26 @@ inline std::string name_of_transport(const ::testing::TestParamInfo<TransportCho
 
 inline Bytes bytes_of(std::vector<int64_t>& values) {
   return std::as_writable_bytes(std::span(values));
+}
+
+inline Monitor& monitor_of(const Communicator& group) {
+  return *CommunicatorParts::impl_of(group).monitor;
+}
+
+inline void await(RankContext& context, std::string_view what,
+                  const std::function<bool()>& is_met) {
+  const Deadline deadline = context.system.deadline_in(kGroupsBudget);
+  while (!is_met()) {
+    require(!deadline.has_passed(context.system.now()), format("waited for: {}", what));
+    context.system.make_waiter()->park(context.system.deadline_in(milliseconds(1)));
+  }
+}
+
+// Waits for the event that the rank has left the group in good order.
+inline void await_leave(RankContext& context, const Communicator& group, Rank rank) {
+  await(context, "a leave", [&] {
+    return monitor_of(group).peers()[static_cast<size_t>(rank.value)].left_after.has_value();
+  });
 }
 
 // The offset in this rank's slice of the host memory at which it would cut its next piece.
