@@ -1,4 +1,4 @@
-// Puts together what the ranks of a tensor-parallel group have trained.
+// Puts together what ranks have trained that hold different parts of the parameters.
 //
 // Threads: plain functions. Blocking: never. Errors: fails the test if whole parameters differ
 // between ranks.

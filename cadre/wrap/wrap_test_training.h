@@ -129,15 +129,19 @@ inline Snapshot gradients_of(const Model& model) {
   return copies_of(gradients);
 }
 
-// `forward(batch)` runs the model on this rank's rows of a batch and returns their loss.
-inline Training train(const Case& test_case, Model& model, const std::vector<Tensor>& batches,
-                      const std::function<Tensor(const Tensor&)>& loss_of_batch) {
+// loss_of_batch: runs the model on this rank's rows of a batch and returns their loss.
+// after_backward: for gradients that the program itself sums over ranks.
+inline Training train(
+    const Case& test_case, Model& model, const std::vector<Tensor>& batches,
+    const std::function<Tensor(const Tensor&)>& loss_of_batch,
+    const std::function<void()>& after_backward = [] {}) {
   Training training;
   const auto optimizer = make_optimizer(test_case, parameters_of(model));
   for (const Tensor& batch : batches) {
     optimizer->zero_grad();
     const Tensor loss = loss_of_batch(batch);
     loss.backward();
+    after_backward();
     training.losses.push_back(loss.item<double>());
     training.gradients.push_back(gradients_of(model));
     optimizer->step();

@@ -9,10 +9,12 @@
 
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cadre/layers/joined_training_test.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/ep/ep_test_models.h"
 #include "cadre/testing/seeds.h"
@@ -28,7 +30,6 @@ using testing::Degrees;
 using testing::ExpertModel;
 using testing::make_expert_model;
 using testing::run_groups;
-using testing::Snapshot;
 using testing::Training;
 using torch::Tensor;
 
@@ -44,55 +45,14 @@ std::vector<Case> expert_parallel_cases() {
   return cases;
 }
 
-// As testing::train(), and sums the gradients over ranks.
 Training train_model(const Case& test_case, ExpertModel& model,
                      const std::vector<Tensor>& batches) {
-  Training training;
-  const std::vector<Tensor> parameters = testing::parameters_of(model);
-  const auto optimizer = testing::make_optimizer(test_case, parameters);
-  for (const Tensor& batch : batches) {
-    optimizer->zero_grad();
-    const Tensor loss = model.loss(model.forward(batch), batch);
-    loss.backward();
-    if (model.experts != nullptr) model.experts->sum_gradients();
-    training.losses.push_back(loss.item<double>());
-    training.gradients.push_back(testing::gradients_of(model));
-    optimizer->step();
-  }
-  training.parameters = testing::copies_of(parameters);
-  return training;
-}
-
-// Of the parts of the ranks along "ep", the whole; those of a whole parameter are equal.
-Snapshot joined(const std::vector<bool>& is_divided, const std::vector<Snapshot>& parts) {
-  Snapshot whole;
-  for (size_t i = 0; i < is_divided.size(); ++i) {
-    Snapshot of_ranks;
-    for (const Snapshot& part : parts) of_ranks.push_back(part[i]);
-    if (is_divided[i]) {
-      whole.push_back(torch::cat(of_ranks));
-      continue;
-    }
-    for (const Tensor& tensor : of_ranks) {
-      EXPECT_EQ(bits_of({tensor}), bits_of({of_ranks[0]})) << "parameter " << i;
-    }
-    whole.push_back(of_ranks[0]);
-  }
-  return whole;
-}
-
-Training joined(const std::vector<bool>& is_divided, const std::vector<Training>& ranks) {
-  Training whole{.losses = ranks[0].losses, .gradients = {}, .parameters = {}};
-  std::vector<Snapshot> parts;
-  for (size_t step = 0; step < ranks[0].gradients.size(); ++step) {
-    parts.clear();
-    for (const Training& rank : ranks) parts.push_back(rank.gradients[step]);
-    whole.gradients.push_back(joined(is_divided, parts));
-  }
-  parts.clear();
-  for (const Training& rank : ranks) parts.push_back(rank.parameters);
-  whole.parameters = joined(is_divided, parts);
-  return whole;
+  return testing::train(
+      test_case, model, batches,
+      [&](const Tensor& batch) { return model.loss(model.forward(batch), batch); },
+      [&] {
+        if (model.experts != nullptr) model.experts->sum_gradients();
+      });
 }
 
 Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
@@ -104,7 +64,7 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
     models.push_back(make_expert_model(test_case, seed + static_cast<uint64_t>(rank)));
   }
   std::vector<Training> trained(models.size());
-  std::vector<std::vector<bool>> is_divided(models.size());
+  std::vector<testing::DividedDims> divided_dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
     // Released before the group's system is.
@@ -113,7 +73,8 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
     const ExpertParallel experts(*model, mesh);
     model->experts = &experts;
     for (const ParameterShard& record : experts.parameter_shards()) {
-      is_divided[rank].push_back(record.placements[1].shard() != nullptr);
+      const bool is_divided = record.placements[1].shard() != nullptr;
+      divided_dims[rank].push_back(is_divided ? std::optional<int64_t>(0) : std::nullopt);
     }
     std::vector<Tensor> own;
     for (const Tensor& batch : batches) {
@@ -130,7 +91,7 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
         << "rank " << rank;
   }
   trained.resize(static_cast<size_t>(degrees.ep));
-  return joined(is_divided[0], trained);
+  return testing::joined(divided_dims[0], trained);
 }
 
 class ExpertParallelEquality : public ::testing::TestWithParam<Case> {};

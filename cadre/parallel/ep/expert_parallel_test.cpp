@@ -14,6 +14,7 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/ep/ep_test_models.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
+#include "cadre/shard/parameter_shard_test.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/wrap/wrap_test_support.h"
 
@@ -51,24 +52,12 @@ TEST(ExpertParallel, KeepsThisRanksExpertsOfRankZerosWeights) {
   const auto plain = make_expert_model({"gpt", "sgd", 4}, 1);
   run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
     const ExpertParallel experts(model, mesh);
-    const auto expected = plain->named_parameters();
     const std::vector<ParameterShard> records = experts.parameter_shards();
-    require(records.size() == expected.size(), "one record for each parameter");
-    int num_divided = 0;
-    for (const ParameterShard& record : records) {
-      const Tensor& whole = expected[record.name];
-      require(record.sizes == whole.sizes().vec(), "whole sizes of " + record.name);
-      require(record.values.is_same(model.named_parameters()[record.name]), record.name);
-      const Box box = local_box_of(record);
-      Tensor part = whole;
-      for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
-        part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
-      }
-      require(torch::equal(record.values, part), "values of " + record.name);
-      require(record.placements[0].is_replicate(), "dp of " + record.name);
-      num_divided += record.placements[1].shard() != nullptr ? 1 : 0;
-    }
+    const int num_divided = testing::num_divided(records, model, *plain, 1);
     require(num_divided == 8, "divided: " + std::to_string(num_divided));  // four of two layers
+    for (const ParameterShard& record : records) {
+      require(record.placements[0].is_replicate(), "dp of " + record.name);
+    }
   });
 }
 

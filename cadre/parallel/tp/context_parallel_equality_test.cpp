@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cadre/layers/attention/context_parallel.h"
+#include "cadre/layers/joined_training_test.h"
 #include "cadre/mesh/device_mesh.h"
-#include "cadre/parallel/tp/tp_test_joined.h"
 #include "cadre/parallel/tp/tp_test_models.h"
 #include "cadre/testing/seeds.h"
 #include "cadre/wrap/wrap_test_bounds.h"
@@ -58,24 +58,17 @@ std::vector<ContextCase> context_cases() {
   return cases;
 }
 
-// As testing::train(), and sums the gradients over the ranks that share the sequence.
 Training train_shared(const Case& test_case, DividedModel& model,
                       const std::vector<Tensor>& batches) {
-  Training training;
-  const std::vector<Tensor> parameters = testing::parameters_of(model);
-  const auto optimizer = testing::make_optimizer(test_case, parameters);
-  for (const Tensor& batch : batches) {
-    ++model.stream->step;
-    optimizer->zero_grad();
-    const Tensor loss = model.loss(model.forward(batch), batch);
-    loss.backward();
-    if (model.context) model.context->sum_gradients(parameters);
-    training.losses.push_back(loss.item<double>());
-    training.gradients.push_back(testing::gradients_of(model));
-    optimizer->step();
-  }
-  training.parameters = testing::copies_of(parameters);
-  return training;
+  return testing::train(
+      test_case, model, batches,
+      [&](const Tensor& batch) {
+        ++model.stream->step;
+        return model.loss(model.forward(batch), batch);
+      },
+      [&] {
+        if (model.context) model.context->sum_gradients(testing::parameters_of(model));
+      });
 }
 
 struct Degrees {

@@ -13,6 +13,7 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/parallel/tp/tp_test_models.h"
+#include "cadre/shard/parameter_shard_test.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/wrap/wrap_test_support.h"
 
@@ -56,22 +57,7 @@ TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
     testing::DividedModel& model = *owned;
     const DeviceMesh mesh(group, {{"tp", 3}});
     const std::vector<ParameterShard> records = parallelize_module(model, mesh, model.plan());
-    const auto expected = plain->named_parameters();
-    require(records.size() == expected.size(), "one record for each parameter");
-    int num_divided = 0;
-    for (size_t i = 0; i < records.size(); ++i) {
-      const ParameterShard& record = records[i];
-      const Tensor& whole = expected[record.name];
-      require(record.sizes == whole.sizes().vec(), "whole sizes of " + record.name);
-      require(record.values.is_same(model.named_parameters()[record.name]), record.name);
-      const Box box = local_box_of(record);
-      Tensor part = whole;
-      for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
-        part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
-      }
-      require(torch::equal(record.values, part), "values of " + record.name);
-      num_divided += record.placements[0].shard() != nullptr ? 1 : 0;
-    }
+    const int num_divided = testing::num_divided(records, model, *plain, 0);
     // tokens; of each of two blocks qkv, output, up (weight and bias), down.weight.
     require(num_divided == 11, "divided: " + std::to_string(num_divided));
   });

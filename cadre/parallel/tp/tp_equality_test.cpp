@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/layers/joined_training_test.h"
 #include "cadre/mesh/device_mesh.h"
-#include "cadre/parallel/tp/tp_test_joined.h"
 #include "cadre/parallel/tp/tp_test_models.h"
 #include "cadre/testing/seeds.h"
 #include "cadre/wrap/wrap_test_bounds.h"
