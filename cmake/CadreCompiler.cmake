@@ -67,7 +67,9 @@ elseif(CADRE_TEST_COMPILER)
                                                       -fpch-instantiate-templates
                                                       -Wno-unknown-warning-option)
 elseif(NOT CADRE_SANITIZE)
-  target_compile_options(cadre_test_options INTERFACE $<$<CONFIG:RelWithDebInfo>:-Og;-g0>)
+  # With -Og g++ 12 takes values that are always set for values that may not be.
+  target_compile_options(cadre_test_options INTERFACE $<$<CONFIG:RelWithDebInfo>:-Og;-g0>
+                                                      -Wno-maybe-uninitialized)
 endif()
 
 # cadre_compile_as_test(TARGET): by the tests' compiler and with their options.

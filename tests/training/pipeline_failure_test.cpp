@@ -222,7 +222,7 @@ std::vector<PipelineFailureCase> pipeline_failure_cases() {
 
 INSTANTIATE_TEST_SUITE_P(Cases, PipelineFailure,
                          ::testing::ValuesIn(testing::share_of(pipeline_failure_cases())),
-                         [](const auto& info) { return name_of_pipeline_failure(info.param); });
+                         [](const auto& test) { return name_of_pipeline_failure(test.param); });
 
 }  // namespace
 }  // namespace cadre

@@ -233,9 +233,9 @@ TEST_P(MixtureOfExpertsOnRanks, EqualsItsDefinitionInOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Ranks, MixtureOfExpertsOnRanks,
                          ::testing::Values(Degrees{1, 1}, Degrees{1, 2}, Degrees{1, 3},
                                            Degrees{1, 4}, Degrees{2, 1}, Degrees{2, 2}),
-                         [](const auto& info) {
-                           return "dp" + std::to_string(info.param.dp) + "_ep" +
-                                  std::to_string(info.param.ep);
+                         [](const auto& test) {
+                           return "dp" + std::to_string(test.param.dp) + "_ep" +
+                                  std::to_string(test.param.ep);
                          });
 
 // Written out: two experts, capacity ceil(0.75 * 4 * 2 / 2) = 3. All four tokens select expert

@@ -266,7 +266,7 @@ TEST_P(PipelineEquality, EqualsOneProcess) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, PipelineEquality,
                          ::testing::ValuesIn(testing::share_of(pipeline_cases())),
-                         [](const auto& info) { return text_of(info.param); });
+                         [](const auto& test) { return text_of(test.param); });
 
 const PipelineCase kPlain{
     .schedule = {PipelineScheduleKind::k1F1B, 2, 4, 1}, .rows = 8, .is_tied = true};

@@ -207,7 +207,7 @@ TEST_P(PipelineScheduleEquality, CheckerSimulatorAndRunAgree) {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, PipelineScheduleEquality,
                          ::testing::ValuesIn(picked_schedules()),
-                         [](const auto& info) { return name_of(info.param); });
+                         [](const auto& test) { return name_of(test.param); });
 
 }  // namespace
 }  // namespace cadre
