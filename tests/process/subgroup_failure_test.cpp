@@ -44,6 +44,11 @@ void work_on(Communicator& half, int rank) {
   for (int step = 0; step < 100; ++step) require(sum(half, rank) == 0 + 2, "sum of the even ranks");
 }
 
+// Every rank has created its half: a creation that is under way would fail with the victim.
+void await_creation(RankContext& context, Store& store) {
+  store.barrier("created", kWorldSize, context.system.deadline_in(kTimeout)).value_or_throw();
+}
+
 // Hands back what the own half said, if it failed, and then what the world said.
 void live_through(RankContext& context, const Membership& membership, TransportChoice transport) {
   const testing::Resources before = testing::count_resources();
@@ -55,6 +60,7 @@ void live_through(RankContext& context, const Membership& membership, TransportC
     const auto half =
         split(*world, {.color = me % 2, .name = "half"}, context.system.deadline_in(kTimeout));
     require(sum(*half, me) == (me % 2 == 0 ? 2 : 4), "sum of the half");
+    await_creation(context, *membership.store);
     if (me == kVictim) ::raise(SIGKILL);
     const TimePoint begin = context.system.now();
     if (me == kPartner) {
