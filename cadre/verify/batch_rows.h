@@ -9,11 +9,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <vector>
 
 #include "cadre/base/error.h"
-#include "cadre/base/format.h"
 #include "cadre/data/dataset.h"
 #include "cadre/shard/flat_layout.h"
 #include "cadre/wrap/map_tensors.h"
@@ -46,10 +46,10 @@ int64_t num_rows_of_batch(B batch) {
     if (num_rows < 0) num_rows = tensor.size(0);
     if (tensor.size(0) == num_rows) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                format("verify_strategies: make_batch() returned tensors of {} and of {} rows "
-                       "(size(0)); ranks divide a batch by rows, so all its tensors need the same "
-                       "number",
-                       num_rows, tensor.size(0)));
+                "verify_strategies: make_batch() returned tensors of " + std::to_string(num_rows) +
+                    " and of " + std::to_string(tensor.size(0)) +
+                    " rows (size(0)); ranks divide a batch by rows, so all its tensors need the "
+                    "same number");
   }
   if (num_rows > 0) return num_rows;
   throw Error(ErrorCode::kInvalidArgument,

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "cadre/base/error.h"
-#include "cadre/base/format.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/reduction/data_parallel_module.h"

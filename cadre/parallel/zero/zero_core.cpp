@@ -361,4 +361,33 @@ std::vector<at::Tensor> ZeroCore::gather_states(size_t bucket,
   return whole;
 }
 
+std::pair<std::shared_ptr<FlatParameters>, size_t> ZeroCore::find(
+    const std::string& parameter) const {
+  for (const auto& flat : buckets_) {
+    for (size_t i = 0; i < flat->parameters().size(); ++i) {
+      if (flat->parameters()[i].name == parameter) return {flat, i};
+    }
+  }
+  refuse(
+      format("the state has \"{}\", which is none of this optimizer's parameters; load "
+             "the state of the same model",
+             parameter));
+}
+
+void ZeroCore::check_sizes(const FullParameterState& given, const std::string& field,
+                           at::IntArrayRef sizes) const {
+  const at::Tensor& tensor = given.tensors.at(field);
+  if (tensor.sizes() == sizes) return;
+  refuse(format("the state \"{}\" of \"{}\" has sizes {}, expected {}", field, given.name,
+                list_of(tensor.sizes()), list_of(sizes)));
+}
+
+void ZeroCore::check_all_used(const FullParameterState& given, size_t num_used) const {
+  if (num_used == given.tensors.size() && num_used > 0) return;
+  refuse(
+      format("the state of \"{}\" has {} tensors, of which {} are those of this "
+             "optimizer; load the state of the same kind of optimizer",
+             given.name, given.tensors.size(), num_used));
+}
+
 }  // namespace cadre

@@ -14,32 +14,19 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/export.h"
 #include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/zero/optimizer_state.h"
+#include "cadre/parallel/zero/options.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
-
-struct ZeroOptions {
-  // Of the flat buffers that the parameters are laid into: while one is gathered, the next is
-  // stepped. A parameter of more bytes has a buffer of its own.
-  int64_t bucket_cap_bytes = int64_t{16} << 20;
-  // step() returns when all parameters have arrived. If not, the next forward of the wrapper waits,
-  // or wait(), and a parameter that is read before throws a sentence. Default: whether no wrapper
-  // waits, which is stage 1.
-  std::optional<bool> wait_in_step = {};
-};
-
-// Where the gradients are when step() is called.
-enum class ZeroStage : uint8_t {
-  kReplicatedGradients = 1,  // whole and the same on all ranks, in parameter.grad()
-  kShardedGradients = 2,     // reduced to their owners, in the grad() of the shards
-};
 
 class CADRE_EXPORT ZeroCore {
  public:
@@ -78,6 +65,14 @@ class CADRE_EXPORT ZeroCore {
   // parts: of one state, by parameter of the bucket, undefined where there is none; the result is
   // that of the whole parameters.
   std::vector<at::Tensor> gather_states(size_t bucket, std::span<const at::Tensor> parts) const;
+
+  // The bucket of a parameter, and its place there; refuses a name that no parameter has.
+  std::pair<std::shared_ptr<FlatParameters>, size_t> find(const std::string& parameter) const;
+  // Refuses a state whose tensor `field` has other sizes than the parameter.
+  void check_sizes(const FullParameterState& given, const std::string& field,
+                   at::IntArrayRef sizes) const;
+  // Refuses a state of which not all tensors, or none, are those of the optimizer.
+  void check_all_used(const FullParameterState& given, size_t num_used) const;
   [[noreturn]] void refuse(const std::string& problem) const;
 
  private:

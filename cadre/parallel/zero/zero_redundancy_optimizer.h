@@ -42,10 +42,10 @@
 #include <vector>
 
 #include "cadre/base/error.h"
-#include "cadre/base/format.h"
 #include "cadre/group/process_group.h"
 #include "cadre/optim/state_tensors.h"
 #include "cadre/parallel/zero/optimizer_state.h"
+#include "cadre/parallel/zero/options.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/wrap/named_tensors.h"
 
@@ -236,10 +236,10 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       return core;
     } else {
       throw Error(ErrorCode::kInvalidArgument,
-                  format("ZeroRedundancyOptimizer of {}: the model's gradients are whole on every "
-                         "rank; pass its named parameters and the group instead of the model, or "
-                         "wrap it with GradientPlacement::kSharded",
-                         name()));
+                  "ZeroRedundancyOptimizer of " + name() +
+                      ": the model's gradients are whole on every rank; pass its named parameters "
+                      "and the group instead of the model, or wrap it with "
+                      "GradientPlacement::kSharded");
     }
   }
 
@@ -360,7 +360,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   std::pair<at::Tensor, std::unique_ptr<State>> own_part(const FullParameterState& given) const {
-    const auto [flat, index] = find(given.name);
+    const auto [flat, index] = core_->find(given.name);
     auto state = std::make_unique<State>();
     const FlatRange range = flat->layout().range(index, core_->group().rank().value);
     const at::Tensor& leaf = flat->values(index);
@@ -369,38 +369,17 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       const auto found = given.tensors.find(field);
       if (found == given.tensors.end()) return;
       const at::Tensor& whole = found->second;
-      if (whole.sizes() != flat->parameters()[index].tensor.sizes()) {
-        core_->refuse(format("the state \"{}\" of \"{}\" has sizes {}, expected {}", field,
-                             given.name, list_of(whole.sizes()),
-                             list_of(flat->parameters()[index].tensor.sizes())));
-      }
+      core_->check_sizes(given, field, flat->parameters()[index].tensor.sizes());
       tensor =
           whole.reshape({-1}).narrow(0, range.begin, range.size()).to(leaf.scalar_type()).clone();
       ++num_used;
     });
     if constexpr (requires { state->step(); }) {
-      if (!given.step) core_->refuse(format("the state of \"{}\" has no step", given.name));
+      if (!given.step) core_->refuse("the state of \"" + given.name + "\" has no step");
       state->step(*given.step);
     }
-    if (num_used != given.tensors.size() || num_used == 0) {
-      core_->refuse(
-          format("the state of \"{}\" has {} tensors, of which {} are those of this "
-                 "optimizer; load the state of the same kind of optimizer",
-                 given.name, given.tensors.size(), num_used));
-    }
+    core_->check_all_used(given, num_used);
     return {leaf, std::move(state)};
-  }
-
-  std::pair<std::shared_ptr<FlatParameters>, size_t> find(const std::string& parameter) const {
-    for (const auto& flat : core_->buckets()) {
-      for (size_t i = 0; i < flat->parameters().size(); ++i) {
-        if (flat->parameters()[i].name == parameter) return {flat, i};
-      }
-    }
-    core_->refuse(
-        format("the state has \"{}\", which is none of this optimizer's parameters; load "
-               "the state of the same model",
-               parameter));
   }
 
   std::shared_ptr<ZeroCore> core_;  // shared with the wrapper, which waits for it in its forward
