@@ -10,6 +10,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/on_file_system.h"
+#include "cadre/checkpoint/safetensors.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/native_file_system.h"
 

@@ -5,16 +5,21 @@
 // the module unchanged. Source: torch::save and torch::load.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cadre/base/export.h"
-#include "cadre/checkpoint/safetensors.h"
 
 namespace torch::nn {
 class Module;
 }
 
 namespace cadre {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // The parameters, then the buffers, by their full names. They share the module's memory.
 CADRE_EXPORT NamedTensors named_state(const torch::nn::Module& module);

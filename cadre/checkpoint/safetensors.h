@@ -20,13 +20,12 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
+#include "cadre/checkpoint/module_file.h"
 #include "cadre/os/file_system.h"
 #include "cadre/os/files/read_only_file.h"
 #include "cadre/wire/safetensors_header.h"
 
 namespace cadre {
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Converts a dtype to its name in the format, "F32", and back; nullopt if there is no counterpart.
 std::optional<std::string_view> safetensors_dtype(at::ScalarType type);

@@ -13,6 +13,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/full_state.h"
 #include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/group/process_group_test_ranks.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/base/export.h"
-#include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/module_file.h"
 #include "cadre/mesh/placement.h"
 #include "cadre/shard/parameter_shard.h"
 

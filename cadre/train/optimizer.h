@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/module_file.h"
 #include "cadre/optim/fused_kernels.h"
 #include "cadre/train/config/config.h"
 

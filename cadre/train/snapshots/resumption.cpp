@@ -10,6 +10,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/train/common_error.h"

@@ -10,7 +10,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_digests.h"
-#include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/checkpoint/snapshot_reader.h"
 #include "cadre/os/files/durable_file.h"

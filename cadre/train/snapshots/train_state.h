@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cadre/base/error.h"
-#include "cadre/checkpoint/safetensors.h"
+#include "cadre/checkpoint/module_file.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/tasks/task.h"
