@@ -24,6 +24,6 @@ struct NamedTensor {
 // In the order of named_parameters() and named_buffers(). A tensor that is registered under two
 // names (a tied weight) has the first of them.
 CADRE_EXPORT std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& module);
-std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module);
+CADRE_EXPORT std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module);
 
 }  // namespace cadre
