@@ -26,7 +26,7 @@ namespace cadre {
 
 template <typename O>
 class OffloadedOptimizer : public O {
-  static_assert(!std::is_void_v<StateOf<O>>,
+  static_assert(!std::is_void_v<optim_state::StateOf<O>>,
                 "cadre::OffloadedOptimizer<O>: O must be AdamW, Adam, SGD, RMSprop or Adagrad of "
                 "torch::optim or of Cadre, or derived from one; others use more than one parameter "
                 "at a time, or keep state that is not known here");
@@ -87,8 +87,8 @@ class OffloadedOptimizer : public O {
   void move_state(const at::Tensor& parameter) {
     const auto found = this->state().find(parameter.unsafeGetTensorImpl());
     if (found == this->state().end() || found->second == nullptr) return;
-    visit_state_tensors(
-        static_cast<StateOf<O>&>(*found->second),
+    optim_state::visit_state_tensors(
+        static_cast<optim_state::StateOf<O>&>(*found->second),
         [&parameter](const char*, auto& tensor) { tensor = moved_beside(parameter, tensor); });
   }
 };

@@ -50,10 +50,10 @@ size_t num_in(FileMemory& files, O& optimizer, const std::vector<torch::Tensor>&
   for (const torch::Tensor& leaf : leaves) {
     const auto found = optimizer.state().find(leaf.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) continue;
-    visit_state_tensors(static_cast<StateOf<O>&>(*found->second),
-                        [&](const char*, const torch::Tensor& tensor) {
-                          if (FileMemory::of(tensor).get() == &files) ++count;
-                        });
+    optim_state::visit_state_tensors(static_cast<optim_state::StateOf<O>&>(*found->second),
+                                     [&](const char*, const torch::Tensor& tensor) {
+                                       if (FileMemory::of(tensor).get() == &files) ++count;
+                                     });
   }
   return count;
 }

@@ -1,7 +1,8 @@
 // The fields of libtorch's optimizer state classes by name.
 //
 // Threads: plain functions. Blocking: never. Lifetime: keeps nothing. Errors: none.
-// Names are those of torch.optim.
+// Names are those of torch.optim. The namespace is not cadre::optim: after `using namespace torch`
+// and `using namespace cadre`, optim::SGD would be ambiguous.
 #pragma once
 
 #include <torch/optim/adagrad.h>
@@ -12,7 +13,7 @@
 
 #include <type_traits>
 
-namespace cadre {
+namespace cadre::optim_state {
 
 // The state class of an optimizer that is one of libtorch's or derived from one.
 template <typename O>
@@ -43,4 +44,4 @@ void visit_state_tensors(State& state, Visit visit) {
   if constexpr (requires { state.sum(); }) visit("sum", state.sum());
 }
 
-}  // namespace cadre
+}  // namespace cadre::optim_state

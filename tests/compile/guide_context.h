@@ -36,6 +36,14 @@ extern const int64_t step;
 
 }  // namespace any_page
 
+// A program may open both namespaces: no inner namespace of Cadre has the name of one of torch's.
+namespace both_opened {
+using namespace torch;
+using namespace cadre;
+using LocalOptimizer = optim::SGD;
+using Layer = nn::Linear;
+}  // namespace both_opened
+
 namespace tensor_parallel {
 using any_page::world;
 extern std::shared_ptr<any_page::Net> model;

@@ -178,7 +178,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override { local_->load(archive); }
 
  private:
-  using State = StateOf<O>;
+  using State = optim_state::StateOf<O>;
   struct StepEnd {
     ZeroCore& core;
     ~StepEnd() { core.end_step(); }
@@ -317,7 +317,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     const State* const state = state_of(leaf);
     if (state == nullptr) return 0;
     int64_t mark = 1;
-    visit_state_tensors(*state, [&mark](const char*, const at::Tensor& tensor) {
+    optim_state::visit_state_tensors(*state, [&mark](const char*, const at::Tensor& tensor) {
       mark = 2 * mark + (tensor.defined() ? 1 : 0);
     });
     if constexpr (requires { state->step(); }) mark += state->step() * 1024;
@@ -344,7 +344,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       if (state == nullptr) continue;
       all[i].name = flat.parameters()[i].name;
       if constexpr (requires { state->step(); }) all[i].step = state->step();
-      visit_state_tensors(*state, [&](const char* field, const at::Tensor& tensor) {
+      optim_state::visit_state_tensors(*state, [&](const char* field, const at::Tensor& tensor) {
         parts[field].resize(count);
         parts[field][i] = tensor;
       });
@@ -365,7 +365,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     const FlatRange range = flat->layout().range(index, core_->group().rank().value);
     const at::Tensor& leaf = flat->values(index);
     size_t num_used = 0;
-    visit_state_tensors(*state, [&](const char* field, at::Tensor& tensor) {
+    optim_state::visit_state_tensors(*state, [&](const char* field, at::Tensor& tensor) {
       const auto found = given.tensors.find(field);
       if (found == given.tensors.end()) return;
       const at::Tensor& whole = found->second;
