@@ -28,8 +28,8 @@ bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
 
 }  // namespace
 
-ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters, LocatedGroup group,
-                                         const Options& options)
+ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
+                                         wrap::LocatedGroup group, const Options& options)
     : GradientStorage(std::move(parameters)),
       group_(std::move(group)),
       caps_(options.caps),

@@ -32,7 +32,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
     std::optional<BucketLayout> layout;  // none: it is learned in the first pass
     int64_t trailer_numel = 0;
   };
-  ReplicatedGradients(std::vector<NamedTensor> parameters, LocatedGroup group,
+  ReplicatedGradients(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                       const Options& options);
 
   // (n) or, for the last bucket, (n + trailer_numel): what is reduced.
@@ -67,7 +67,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   void on_begin_pass() override { untouched_.clear(); }
   Buffers allocate(const BucketLayout& layout);
 
-  LocatedGroup group_;
+  wrap::LocatedGroup group_;
   BucketCaps caps_;
   int64_t trailer_numel_;
   Buffers buffers_;

@@ -49,9 +49,10 @@ namespace cadre {
 class CADRE_EXPORT ShardedGradients final : public GradientStorage {
  public:
   struct Groups {
-    LocatedGroup all;                       // which reduces the trailer
-    LocatedGroup shard;                     // whose ranks hold the shards; often `all` itself
-    std::optional<LocatedGroup> replicate;  // whose ranks hold this rank's shards; may be none
+    wrap::LocatedGroup all;    // which reduces the trailer
+    wrap::LocatedGroup shard;  // whose ranks hold the shards; often `all` itself
+    std::optional<wrap::LocatedGroup>
+        replicate;  // whose ranks hold this rank's shards; may be none
   };
   struct Options {
     // In which gradients are summed; default: the dtype in which autograd computes them.

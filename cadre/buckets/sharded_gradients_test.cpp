@@ -40,7 +40,7 @@ struct UnitOf {
   std::vector<std::pair<std::string, int64_t>> numels;
 };
 
-Model make_model(const std::vector<UnitOf>& units, const LocatedGroup& group,
+Model make_model(const std::vector<UnitOf>& units, const wrap::LocatedGroup& group,
                  const FlatParametersOptions& options = {}) {
   Model model;
   for (const UnitOf& unit : units) {

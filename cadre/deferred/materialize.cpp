@@ -100,14 +100,14 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 }
 
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
-                      const LocatedGroup& group) {
+                      const wrap::LocatedGroup& group) {
   if (group.rank() == root) {
     materialize_tensors(caller, tensors);
   } else {
     materialize_with(caller, tensors,
                      [](const Tape&, const Deferred& deferred) { return uninitialized(deferred); });
   }
-  broadcast_tensors(tensors, root, group);
+  wrap::broadcast_tensors(tensors, root, group);
 }
 
 }  // namespace cadre

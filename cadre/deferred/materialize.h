@@ -20,6 +20,6 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 // Rank `root`'s values everywhere: it alone computes those of deferred tensors. Memory: all of the
 // tensors, and on the root what their operations use.
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
-                      const LocatedGroup& group);
+                      const wrap::LocatedGroup& group);
 
 }  // namespace cadre

@@ -71,9 +71,9 @@ void TensorParallelLayer::parallelize(const LayerParallelism& how, std::string_v
     if (num_ranks == 1 || !dim || tensor.sizes() != at::IntArrayRef(sizes)) continue;
     const Chunk chunk = chunk_of(tensor.size(*dim), num_ranks, rank);
     tensor.set_data(tensor.detach().narrow(*dim, chunk.begin, chunk.size).clone());
-    mark_as_shard(tensor, {.parameter = format("{}.{}", name, parameter.name),
-                           .owner = format("divided by {}", to_string(how.style)),
-                           .rank = rank});
+    wrap::mark_as_shard(tensor, {.parameter = format("{}.{}", name, parameter.name),
+                                 .owner = format("divided by {}", to_string(how.style)),
+                                 .rank = rank});
   }
   parallelism_ = how;
   name_ = name;
@@ -107,9 +107,9 @@ void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
   if (group.world_size() == 1) return;
   const std::vector<NamedTensor> parameters = distinct_parameters(module);
   const std::vector<NamedTensor> buffers = distinct_buffers(module);
-  check_replicas_match(caller, {.parameters = parameters, .buffers = buffers}, group);
-  broadcast_tensors(parameters, 0, group);
-  broadcast_tensors(buffers, 0, group);
+  wrap::check_replicas_match(caller, {.parameters = parameters, .buffers = buffers}, group);
+  wrap::broadcast_tensors(parameters, 0, group);
+  wrap::broadcast_tensors(buffers, 0, group);
 }
 
 }  // namespace cadre

@@ -65,10 +65,10 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
   });
   check_not_wrapped(parameters);
   const std::vector<NamedTensor> buffers = distinct_buffers(*module);
-  const uint64_t number = check_replicas_match(wrapper_.name, {parameters, buffers}, group_);
+  const uint64_t number = wrap::check_replicas_match(wrapper_.name, {parameters, buffers}, group_);
   wrapper_.number = static_cast<uint32_t>(number % kGotOtherBuffers);
-  if (options_.broadcast_parameters) broadcast_tensors(parameters, /*root=*/0, group_);
-  broadcast_tensors(buffers, /*root=*/0, group_);
+  if (options_.broadcast_parameters) wrap::broadcast_tensors(parameters, /*root=*/0, group_);
+  wrap::broadcast_tensors(buffers, /*root=*/0, group_);
   if (!buffers.empty()) {
     sent_buffers_.push_back({"", at::empty({1}, at::kLong)});
     sent_buffers_.insert(sent_buffers_.end(), buffers.begin(), buffers.end());
@@ -84,7 +84,8 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
                        wrapper_.place(), parameters.size()));
   }
   std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
-  watch_ = std::make_unique<ParameterWatch>(module);  // a storage may give parameters new memory
+  watch_ =
+      std::make_unique<wrap::ParameterWatch>(module);  // a storage may give parameters new memory
   reducer_ = std::make_unique<Reducer>(std::move(storage), group_, wrapper_, options_.weighting);
   group_.enter({kInBackward, num_forwards_});
 }
@@ -111,7 +112,7 @@ void DataParallelCore::broadcast_buffers() {
   if (sent_buffers_.empty()) return;
   int64_t& sent_number = sent_buffers_[0].tensor.mutable_data_ptr<int64_t>()[0];
   sent_number = wrapper_.number;
-  broadcast_tensors(sent_buffers_, /*root=*/0, group_);
+  wrap::broadcast_tensors(sent_buffers_, /*root=*/0, group_);
   if (sent_number != wrapper_.number) reducer_->set_got_other_buffers();
 }
 
@@ -137,7 +138,7 @@ int64_t DataParallelCore::last_num_samples() const {
 // Two wrappers of one parameter would both move its gradient into a bucket.
 void DataParallelCore::check_not_wrapped(std::span<const NamedTensor> parameters) const {
   for (const NamedTensor& parameter : parameters) {
-    if (!AccumulationHooks::has_hook(parameter.tensor)) continue;
+    if (!wrap::AccumulationHooks::has_hook(parameter.tensor)) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 format("{}: \"{}\" is wrapped already, and its "
                        "gradient can be reduced by one wrapper only. Use the first wrapper, or "

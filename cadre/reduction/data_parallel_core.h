@@ -31,7 +31,9 @@ class Module;
 namespace cadre {
 
 class GradientStorage;
+namespace wrap {
 class ParameterWatch;
+}
 class Reducer;
 
 struct DataParallelOptions {
@@ -55,7 +57,7 @@ struct DataParallelOptions {
 // parameters that require grad. `group`: of all ranks; it adds to an error where in the step this
 // rank was. Collective.
 using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
-    std::vector<NamedTensor> trained, const LocatedGroup& group)>;
+    std::vector<NamedTensor> trained, const wrap::LocatedGroup& group)>;
 
 class CADRE_EXPORT DataParallelCore {
  public:
@@ -95,14 +97,14 @@ class CADRE_EXPORT DataParallelCore {
   int64_t last_num_samples() const;
   void check_not_wrapped(std::span<const NamedTensor> parameters) const;
 
-  LocatedGroup group_;
+  wrap::LocatedGroup group_;
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
   // In an idle world of one there are none of these.
   // What rank 0 sends with a forward: the wrapper's number, then the buffers; or nothing.
   std::vector<NamedTensor> sent_buffers_;
-  std::unique_ptr<ParameterWatch> watch_;
+  std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<Reducer> reducer_;
   int64_t num_forwards_ = 0;                     // synchronized ones, with grad
   int num_no_sync_ = 0;                          // guards that live

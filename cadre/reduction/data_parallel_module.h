@@ -56,18 +56,18 @@ class DataParallelModule {
   template <typename... Args>
   auto forward(Args&&... args) {
     using Output = decltype(module_->forward(std::forward<Args>(args)...));
-    static_assert(tensors_are_known<Output>(),
+    static_assert(wrap::tensors_are_known<Output>(),
                   "cadre: the wrapper of a module must see the tensors that forward() returns. "
                   "Return a tensor, or a tuple, pair, vector, map or optional of tensors; "
                   "for a struct of your own, define std::vector<torch::Tensor> "
                   "held_tensors(const YourStruct&) beside it");
-    core_->before_forward(module_->is_training(), num_rows_of(args...));
+    core_->before_forward(module_->is_training(), wrap::num_rows_of(args...));
     if constexpr (std::is_void_v<Output>) {
       module_->forward(std::forward<Args>(args)...);
       core_->after_forward({});
     } else {
       auto output = module_->forward(std::forward<Args>(args)...);
-      core_->after_forward(tensors_of(output));
+      core_->after_forward(wrap::tensors_of(output));
       return output;
     }
   }

@@ -26,8 +26,8 @@ std::vector<at::Tensor> tensors_of(std::span<const NamedTensor> parameters) {
 
 }  // namespace
 
-Reducer::Reducer(std::unique_ptr<GradientStorage> storage, LocatedGroup group, Wrapper wrapper,
-                 GradientWeighting weighting)
+Reducer::Reducer(std::unique_ptr<GradientStorage> storage, wrap::LocatedGroup group,
+                 Wrapper wrapper, GradientWeighting weighting)
     : storage_(std::move(storage)),
       parameters_(tensors_of(storage_->parameters())),
       group_(std::move(group)),
@@ -36,7 +36,7 @@ Reducer::Reducer(std::unique_ptr<GradientStorage> storage, LocatedGroup group, W
       local_(parameters_, ledger_),
       self_(std::make_shared<Reducer*>(this)) {
   for (const NamedTensor& parameter : storage_->parameters()) names_.push_back(parameter.name);
-  hooks_ = std::make_shared<AccumulationHooks>(
+  hooks_ = std::make_shared<wrap::AccumulationHooks>(
       parameters_, [this](size_t parameter) { on_gradient(parameter); });
 }
 
@@ -66,16 +66,18 @@ void Reducer::watch(std::span<const at::Tensor> outputs) {
   const auto forward = std::exchange(forward_, nullptr);
   ledger_.set_returned(forward->number);
   for (const at::Tensor& output : outputs) {
-    const auto node = at_start_of_backward(output, [self = std::weak_ptr<Reducer*>(self_),
-                                                    hooks = hooks_, forward, wrapper = wrapper_] {
-      const auto reducer = self.lock();
-      if (!hooks->current_backward_reaches_a_parameter()) {
-        if (reducer && current_backward_creates_graph()) (*reducer)->on_derivative(forward);
-        return;
-      }
-      if (!reducer) refuse_lost_wrapper(*wrapper);
-      (*reducer)->on_output(forward);
-    });
+    const auto node = wrap::at_start_of_backward(
+        output,
+        [self = std::weak_ptr<Reducer*>(self_), hooks = hooks_, forward, wrapper = wrapper_] {
+          const auto reducer = self.lock();
+          if (!hooks->current_backward_reaches_a_parameter()) {
+            if (reducer && wrap::current_backward_creates_graph())
+              (*reducer)->on_derivative(forward);
+            return;
+          }
+          if (!reducer) refuse_lost_wrapper(*wrapper);
+          (*reducer)->on_output(forward);
+        });
     if (node) forward->outputs.push_back(*node);
   }
 }
@@ -85,7 +87,7 @@ void Reducer::on_derivative(const std::shared_ptr<Forward>& forward) {
   const auto end = [self = std::weak_ptr<Reducer*>(self_)] {
     if (const auto reducer = self.lock()) (*reducer)->ledger_.end_derivatives();
   };
-  at_end_of_backward(end, end);
+  wrap::at_end_of_backward(end, end);
 }
 
 void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
@@ -96,7 +98,7 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
   }
   if (forward->is_reduced) refuse_second_backward(*wrapper_);
   if (!pass_.is_active) begin_backward(forward.get(), std::nullopt);
-  if (current_backward_creates_graph()) refuse_create_graph(*wrapper_);
+  if (wrap::current_backward_creates_graph()) refuse_create_graph(*wrapper_);
   if (std::ranges::find(pass_.passed, forward) == pass_.passed.end()) join_late(forward);
 }
 
@@ -124,7 +126,7 @@ void Reducer::on_gradient(size_t parameter) {
     return;
   }
   if (!pass_.is_active) begin_backward(nullptr, parameter);
-  if (current_backward_creates_graph()) refuse_create_graph(*wrapper_);
+  if (wrap::current_backward_creates_graph()) refuse_create_graph(*wrapper_);
   if (pass_.fired[parameter]) refuse_repeated_gradient(*wrapper_, names_[parameter]);
   pass_.fired[parameter] = true;
   pass_.arrivals.push_back(static_cast<int64_t>(parameter));
@@ -143,10 +145,10 @@ void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_
   }
   begin_pass(std::move(carried));
   pass_.is_backward = true;
-  at_end_of_backward([this] { finish_pass(); }, [this] { abandon_pass(); });
+  wrap::at_end_of_backward([this] { finish_pass(); }, [this] { abandon_pass(); });
   // Checked before any gradient changes, but after the pass has begun, so that abandon_pass()
   // reports the error to the other ranks.
-  if (current_backward_creates_graph()) refuse_create_graph(*wrapper_);
+  if (wrap::current_backward_creates_graph()) refuse_create_graph(*wrapper_);
   if (std::ranges::any_of(pass_.passed, &Forward::is_reduced,
                           [](const auto& passed) -> const Forward& { return *passed; })) {
     refuse_second_backward(*wrapper_);

@@ -49,7 +49,7 @@ class Reducer {
  public:
   // Reduces the gradients of the storage's parameters, which are the same on all ranks of the
   // group.
-  Reducer(std::unique_ptr<GradientStorage> storage, LocatedGroup group, Wrapper wrapper,
+  Reducer(std::unique_ptr<GradientStorage> storage, wrap::LocatedGroup group, Wrapper wrapper,
           GradientWeighting weighting);
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -120,7 +120,7 @@ class Reducer {
   std::unique_ptr<GradientStorage> storage_;
   std::vector<at::Tensor> parameters_;  // the storage's
   std::vector<std::string> names_;
-  LocatedGroup group_;
+  wrap::LocatedGroup group_;
   // Shared with the hooks of outputs, which may outlive this and then name it in an error.
   std::shared_ptr<const Wrapper> wrapper_;
   bool got_other_buffers_ = false;
@@ -141,7 +141,8 @@ class Reducer {
   std::optional<Attention> apart_;  // of the pass in which the ranks were not in one step
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
   std::shared_ptr<Reducer*> self_;
-  std::shared_ptr<AccumulationHooks> hooks_;  // removed with this; shared to answer such outputs
+  std::shared_ptr<wrap::AccumulationHooks>
+      hooks_;  // removed with this; shared to answer such outputs
 };
 
 }  // namespace cadre

@@ -44,7 +44,7 @@ at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
 
 }  // namespace
 
-FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, LocatedGroup group,
+FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                                Options options)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
@@ -69,8 +69,8 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, LocatedGroup
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
-    mark_as_shard(values_.back(),
-                  {.parameter = parameters_[i].name, .owner = options_.name, .rank = rank});
+    wrap::mark_as_shard(values_.back(),
+                        {.parameter = parameters_[i].name, .owner = options_.name, .rank = rank});
   }
   if (options_.keep_full) {
     state_ = State::kFull;

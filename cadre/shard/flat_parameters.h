@@ -65,7 +65,7 @@ struct FlatParametersOptions {
   std::shared_ptr<FileMemory> files = {};
   // For reshard_onto_group(): a part of the group, whose ranks follow each other: of 8 ranks in
   // groups of 2, ranks 4 and 5. On all ranks, of equal size.
-  std::optional<LocatedGroup> reshard_group = {};
+  std::optional<wrap::LocatedGroup> reshard_group = {};
 };
 
 class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatParameters> {
@@ -78,7 +78,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // parameter that has a gradient. The shard is cut out of this rank's values: broadcast them
   // before where ranks may differ. Afterwards they are sharded, or unsharded with keep_full.
   // group: the ranks along the shard axis.
-  FlatParameters(std::vector<NamedTensor> parameters, LocatedGroup group, Options options = {});
+  FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
+                 Options options = {});
   ~FlatParameters();
   FlatParameters(const FlatParameters&) = delete;
   FlatParameters& operator=(const FlatParameters&) = delete;
@@ -86,7 +87,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   const FlatLayout& layout() const { return layout_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::string& name() const { return options_.name; }
-  const LocatedGroup& group() const { return group_; }
+  const wrap::LocatedGroup& group() const { return group_; }
   // Whether the ranks read the shards in place; equal on all ranks.
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
@@ -165,7 +166,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void guard_writes();
 
   std::vector<NamedTensor> parameters_;
-  LocatedGroup group_;
+  wrap::LocatedGroup group_;
   Options options_;
   at::ScalarType dtype_;  // of the shard
   FlatLayout layout_;

@@ -76,8 +76,8 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 bool GradScaler::unscale_(std::span<const at::Tensor> parameters) {
-  refuse_shards(parameters, "GradScaler::unscale_",
-                "Call unscale_(model) with the wrapper, which asks all ranks");
+  wrap::refuse_shards(parameters, "GradScaler::unscale_",
+                      "Call unscale_(model) with the wrapper, which asks all ranks");
   return unscale_gradients(distinct_gradients(parameters));
 }
 

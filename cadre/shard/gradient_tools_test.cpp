@@ -168,9 +168,9 @@ TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
     EXPECT_EQ(
         error_of([&] { scaler.unscale_(std::span(leaves)); }, ErrorCode::kInvalidArgument),
         "GradScaler::unscale_" + what + "unscale_(model) with the wrapper, which asks all ranks");
-    EXPECT_NE(shard_mark_of(flat.values(0).detach()), nullptr);
-    EXPECT_EQ(shard_mark_of(flat.values(0) * 2), nullptr);
-    EXPECT_EQ(shard_mark_of(flat.values(0).grad()), nullptr);
+    EXPECT_NE(wrap::shard_mark_of(flat.values(0).detach()), nullptr);
+    EXPECT_EQ(wrap::shard_mark_of(flat.values(0) * 2), nullptr);
+    EXPECT_EQ(wrap::shard_mark_of(flat.values(0).grad()), nullptr);
   });
 }
 

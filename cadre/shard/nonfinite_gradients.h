@@ -73,8 +73,8 @@ bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) 
       [&](auto& whole) {
         const std::vector<NamedTensor> parameters = named_parameters_of(whole);
         NonFiniteOptions with_log = options;
-        if constexpr (requires { LocatedGroup(whole.process_group()); }) {
-          const LocatedGroup group = whole.process_group();
+        if constexpr (requires { wrap::LocatedGroup(whole.process_group()); }) {
+          const wrap::LocatedGroup group = whole.process_group();
           if (with_log.log == nullptr && group.rank() == 0) with_log.log = &group.log_sink();
         }
         return check_gradients_finite(std::span<const NamedTensor>(parameters), with_log);

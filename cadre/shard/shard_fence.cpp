@@ -26,7 +26,7 @@ std::vector<std::shared_ptr<ShardFence>> fences_of(std::span<const ParameterShar
 
 }  // namespace
 
-bool ShardFence::prepare(const LocatedGroup& group) {
+bool ShardFence::prepare(const wrap::LocatedGroup& group) {
   if (is_writing_) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("{}: parameters cannot be sharded during an update; do it before", where()));

@@ -59,7 +59,7 @@ class CADRE_EXPORT ShardFence {
   void add(FlatParameters& unit);
   void remove(const FlatParameters& unit);
   // Collective, before a unit is mapped. Whether units can be.
-  bool prepare(const LocatedGroup& group);
+  bool prepare(const wrap::LocatedGroup& group);
   // Until the owners have ended the last update.
   void wait_for_owners();
 
@@ -73,7 +73,7 @@ class CADRE_EXPORT ShardFence {
   std::string names() const;
 
   std::vector<FlatParameters*> units_;
-  std::optional<LocatedGroup> group_;  // none without mapped units
+  std::optional<wrap::LocatedGroup> group_;  // none without mapped units
   // A page for each rank, which begins with its version.
   std::optional<MappedParts> versions_;
   uint64_t num_updates_ = 0;

@@ -40,9 +40,9 @@ class JointNorm {
     double total = 0;
     for (Part& part : parts_) {
       for (const ProcessGroup& group : part.groups) reduce(group, part.value);
-      total = joint_power_sum(total, part.value, p_);
+      total = wrap::joint_power_sum(total, part.value, p_);
     }
-    return norm_of_power_sum(total, p_);
+    return wrap::norm_of_power_sum(total, p_);
   }
 
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
@@ -89,7 +89,7 @@ class JointNorm {
                          shard.name, list_of(gradient.sizes())));
     }
     gradients_.push_back(gradient);
-    part->value = joint_power_sum(part->value, power_sum(gradient, p_), p_);
+    part->value = wrap::joint_power_sum(part->value, wrap::power_sum(gradient, p_), p_);
   }
 
   // NaN is sent in a second element, because a maximum would lose it.

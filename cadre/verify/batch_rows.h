@@ -21,15 +21,15 @@
 namespace cadre {
 
 template <typename B>
-concept BatchOfRows = std::is_same_v<B, Batch> || kHoldsReplaceableTensors<B>;
+concept BatchOfRows = std::is_same_v<B, Batch> || wrap::kHoldsReplaceableTensors<B>;
 
 template <BatchOfRows B, typename Function>
 void replace_batch_tensors(B& batch, Function&& function) {
   if constexpr (std::is_same_v<B, Batch>) {
-    replace_tensors(batch.data, function);
-    replace_tensors(batch.target, function);
+    wrap::replace_tensors(batch.data, function);
+    wrap::replace_tensors(batch.target, function);
   } else {
-    replace_tensors(batch, function);
+    wrap::replace_tensors(batch, function);
   }
 }
 

@@ -205,12 +205,12 @@ class ReferenceRecorder {
     });
     agree(made);
     parameters_ = training_->parameters();
-    check_replicas_match(kVerifier, {.parameters = parameters_, .buffers = {}}, world_);
+    wrap::check_replicas_match(kVerifier, {.parameters = parameters_, .buffers = {}}, world_);
     for (NamedTensor& parameter : parameters_) {
       run_.names.push_back(parameter.name);
       parameter.tensor = parameter.tensor.detach().clone();
     }
-    broadcast_tensors(parameters_, 0, world_);
+    wrap::broadcast_tensors(parameters_, 0, world_);
     choose_bounds();
     if (!options.bounds.parameters && has_float32(*training_)) {
       perturbed_.emplace(*training_, parameters_);
@@ -273,7 +273,7 @@ class ReferenceRecorder {
       parameters = copies(parameters_);
     }
     send(loss, gradients, bounds);
-    broadcast_tensors(parameters, 0, world_);
+    wrap::broadcast_tensors(parameters, 0, world_);
     ReferenceStep& recorded = run_.steps.emplace_back();
     recorded.loss = loss;
     recorded.loss_bound = bounds.loss;
@@ -342,7 +342,7 @@ class ReferenceRecorder {
       gradient = gradient.contiguous();
       sent.push_back(gradients[i]);
     }
-    broadcast_tensors(sent, 0, world_);
+    wrap::broadcast_tensors(sent, 0, world_);
   }
 
   static void add_gradients(ReferenceStep& recorded, const std::vector<NamedTensor>& gradients,

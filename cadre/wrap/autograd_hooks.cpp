@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace cadre {
+namespace cadre::wrap {
 
 namespace {
 
@@ -146,4 +146,4 @@ bool current_backward_creates_graph() {
   return at::GradMode::is_enabled();
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

@@ -20,7 +20,7 @@ namespace torch::autograd {
 struct Node;
 }
 
-namespace cadre {
+namespace cadre::wrap {
 
 // The node of a graph that made a tensor. It does not keep the graph: the address may be reused,
 // the sequence number is not.
@@ -82,4 +82,4 @@ void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_f
 // Whether the backward that runs in this thread was called with create_graph=true.
 bool current_backward_creates_graph();
 
-}  // namespace cadre
+}  // namespace cadre::wrap

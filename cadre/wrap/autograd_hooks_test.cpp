@@ -8,7 +8,7 @@
 
 #include "cadre/wrap/wrap_test_support.h"
 
-namespace cadre {
+namespace cadre::wrap {
 namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
@@ -155,4 +155,4 @@ TEST(EndOfBackward, FailureIsToldBeforeTheExceptionArrives) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::wrap

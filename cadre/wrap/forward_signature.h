@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-namespace cadre {
+namespace cadre::wrap {
 
 struct NoSingleForward {};
 
@@ -25,4 +25,4 @@ constexpr auto pointer_to_forward() {
 template <typename M>
 using ForwardPointer = decltype(pointer_to_forward<M>());
 
-}  // namespace cadre
+}  // namespace cadre::wrap

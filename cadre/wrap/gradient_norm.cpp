@@ -80,9 +80,9 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
 double joint_norm(const std::vector<at::Tensor>& gradients, double p) {
   double sum = 0;
   for (const at::Tensor& gradient : gradients) {
-    sum = joint_power_sum(sum, power_sum(gradient, p), p);
+    sum = wrap::joint_power_sum(sum, wrap::power_sum(gradient, p), p);
   }
-  return norm_of_power_sum(sum, p);
+  return wrap::norm_of_power_sum(sum, p);
 }
 
 [[noreturn]] void refuse_nonfinite(double norm, double norm_type,
@@ -135,10 +135,11 @@ void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, doub
 double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                        const ClipGradNormOptions& options) {
   check_clip_options(max_norm, options);
-  refuse_shards(parameters, "clip_grad_norm_",
-                "Call clip_grad_norm_(model, max_norm) with the wrapper or, after "
-                "parallelize_module(), clip_grad_norm_(records, max_norm) with the records that it "
-                "returned: both add up the shards of all ranks");
+  wrap::refuse_shards(
+      parameters, "clip_grad_norm_",
+      "Call clip_grad_norm_(model, max_norm) with the wrapper or, after "
+      "parallelize_module(), clip_grad_norm_(records, max_norm) with the records that it "
+      "returned: both add up the shards of all ranks");
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = gradients_of(parameters);
   if (gradients.empty()) return 0;

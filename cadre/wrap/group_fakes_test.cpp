@@ -191,7 +191,7 @@ TEST(FakeGroup, GathersAndScattersOfARealGroup) {
   for (const int world_size : {1, 2, 3}) {
     const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
       const FakeGroup fake(group);
-      const LocatedGroup located(fake.group(), {.wrapper = "Wrapper", .module = "Net"});
+      const wrap::LocatedGroup located(fake.group(), {.wrapper = "Wrapper", .module = "Net"});
       const double mine = group.rank() + 1;
       Tensor expected = torch::empty({world_size * 2});
       for (int rank = 0; rank < world_size; ++rank) {
@@ -221,7 +221,7 @@ TEST(FakeGroup, GathersAndScattersOfARealGroup) {
 // A mismatch says in whose step the ranks were, also in the wait of an asynchronous call.
 TEST(FakeGroup, AMismatchOfAnAsynchronousCallIsLocated) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
-    const LocatedGroup located(group, {.wrapper = "Wrapper", .module = "Net"});
+    const wrap::LocatedGroup located(group, {.wrapper = "Wrapper", .module = "Net"});
     located.enter({"its step {}", 7});
     const std::string failure = failure_of([&] {
       if (group.rank() == 0) located.all_gather_async(torch::zeros({4}), torch::zeros({2}))();

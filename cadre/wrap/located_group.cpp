@@ -5,7 +5,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::wrap {
 namespace {
 
 // The same values without autograd: a wrapper exchanges the values of parameters, which require
@@ -94,4 +94,4 @@ std::function<void()> LocatedGroup::reduce_scatter_async(const at::Tensor& outpu
       run([&] { return group_.reduce_scatter_tensor_async(written(output), input, {.op = op}); }));
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

@@ -24,7 +24,7 @@
 #include "cadre/group/mapped_parts.h"
 #include "cadre/group/process_group.h"
 
-namespace cadre {
+namespace cadre::wrap {
 
 class CADRE_EXPORT LocatedGroup {
  public:
@@ -85,4 +85,4 @@ class CADRE_EXPORT LocatedGroup {
   std::shared_ptr<Location> location_;  // null without an owner
 };
 
-}  // namespace cadre
+}  // namespace cadre::wrap

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace cadre {
+namespace cadre::wrap {
 
 // Whether map_tensors() can find a tensor in a T.
 template <typename T>
@@ -78,4 +78,4 @@ decltype(auto) with_tensors(std::remove_reference_t<Given>& value, Function&& fu
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

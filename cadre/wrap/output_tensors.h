@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace cadre {
+namespace cadre::wrap {
 
 template <typename T>
 inline constexpr bool kHoldsNoTensor =
@@ -112,4 +112,4 @@ std::optional<int64_t> num_rows_of(const Args&... args) {
   return found.empty() || found[0].dim() == 0 ? 1 : found[0].size(0);
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

@@ -8,7 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::wrap {
 
 namespace {
 
@@ -101,4 +101,4 @@ std::optional<std::string> ParameterWatch::change_of(const Known& known) {
   return std::nullopt;
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

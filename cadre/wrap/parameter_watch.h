@@ -17,7 +17,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace cadre {
+namespace cadre::wrap {
 
 class ParameterWatch {
  public:
@@ -47,4 +47,4 @@ class ParameterWatch {
   std::vector<Known> known_;  // in the order of named_parameters()
 };
 
-}  // namespace cadre
+}  // namespace cadre::wrap

@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-namespace cadre {
+namespace cadre::wrap {
 namespace {
 
 // Elements that one thread sums before its sum is added to those of others.
@@ -87,4 +87,4 @@ double norm_of_power_sum(double sum, double p) {
   return std::isinf(p) ? sum : std::pow(sum, 1 / p);
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace cadre {
+namespace cadre::wrap {
 
 // The sum of |x|^p over the elements of a dense gradient of a floating-point or complex dtype,
 // which may be empty; for p = infinity the largest |x|, NaN if there is one.
@@ -17,4 +17,4 @@ double power_sum(const at::Tensor& gradient, double p);
 double joint_power_sum(double a, double b, double p);
 double norm_of_power_sum(double sum, double p);
 
-}  // namespace cadre
+}  // namespace cadre::wrap

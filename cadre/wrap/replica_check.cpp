@@ -13,7 +13,7 @@
 #include "cadre/base/format.h"
 #include "cadre/wrap/shard_mark.h"
 
-namespace cadre {
+namespace cadre::wrap {
 
 namespace {
 
@@ -175,4 +175,4 @@ void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const Lo
   broadcast_packed(packed, root, group);
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

@@ -15,7 +15,7 @@
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::wrap {
 
 struct ReplicaTensors {
   std::span<const NamedTensor> parameters;
@@ -32,4 +32,4 @@ uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& te
 // Rank `root`'s values everywhere, in few messages. Any dtype. Versions do not change.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group);
 
-}  // namespace cadre
+}  // namespace cadre::wrap

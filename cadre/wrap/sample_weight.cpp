@@ -27,7 +27,8 @@ static_assert((kFirstForward + kNumForwards) * sizeof(int64_t) == kSampleMessage
 // With at most so many samples on each rank, the sum of the squares fits into 64 bits.
 constexpr int64_t kMaxSquared = int64_t{1} << 20;
 
-std::vector<int64_t> summed(const LocatedGroup& group, std::span<const int64_t> own, size_t size) {
+std::vector<int64_t> summed(const wrap::LocatedGroup& group, std::span<const int64_t> own,
+                            size_t size) {
   const at::Tensor sums = at::zeros({static_cast<int64_t>(size)}, at::kLong);
   std::ranges::copy(own, sums.mutable_data_ptr<int64_t>());
   group.all_reduce(sums, ReduceOp::kSum);
@@ -51,11 +52,12 @@ bool are_equal_shares(int64_t a, int64_t b, int64_t c, int64_t d) {
 
 }  // namespace
 
-SampleWeight equal_weight(const LocatedGroup& group) {
+SampleWeight equal_weight(const wrap::LocatedGroup& group) {
   return {.weight = 1.0 / group.world_size(), .is_equal_on_all = true};
 }
 
-std::optional<SampleWeight> agree_on_weight(const LocatedGroup& group, const PassSamples& own) {
+std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
+                                            const PassSamples& own) {
   const std::span<const int64_t> forwards = own.of_forwards;
   const size_t num_here = std::min(forwards.size(), kNumForwards);
   const int64_t num_first = forwards.empty() ? 0 : forwards[0];

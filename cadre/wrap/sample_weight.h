@@ -45,9 +45,10 @@ struct SampleWeight {
 // if they stand at the same place of the list. A pass that carries forwards of one count only on
 // every rank, and nothing accumulated, needs no more: ranks may have different numbers of forwards.
 // Nothing, on all ranks, when forwards are carried and no rank has a sample: there is no mean.
-std::optional<SampleWeight> agree_on_weight(const LocatedGroup& group, const PassSamples& own);
+std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
+                                            const PassSamples& own);
 
 // The weight when every rank counts the same, whatever its number of samples.
-SampleWeight equal_weight(const LocatedGroup& group);
+SampleWeight equal_weight(const wrap::LocatedGroup& group);
 
 }  // namespace cadre

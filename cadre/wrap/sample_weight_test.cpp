@@ -16,7 +16,7 @@ namespace {
 
 using testing::require;
 
-void on_two_ranks(const std::function<void(const LocatedGroup&, int)>& body) {
+void on_two_ranks(const std::function<void(const wrap::LocatedGroup&, int)>& body) {
   const auto result =
       testing::run_groups(2, [&](const ProcessGroup& group) { body(group, group.rank()); });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -25,7 +25,7 @@ void on_two_ranks(const std::function<void(const LocatedGroup&, int)>& body) {
 // One message has room for ten forwards; those of the rank that has more follow in a second one.
 TEST(SampleWeights, AForwardOfAnotherShareIsFoundAmongMoreThanOneMessageHolds) {
   for (const size_t place : {size_t{9}, size_t{10}, size_t{24}}) {
-    on_two_ranks([place](const LocatedGroup& group, int rank) {
+    on_two_ranks([place](const wrap::LocatedGroup& group, int rank) {
       std::vector<int64_t> forwards(25, 4);
       if (rank == 1) forwards[place] = 2;
       const auto weight = agree_on_weight(group, {.of_forwards = forwards});
@@ -36,7 +36,7 @@ TEST(SampleWeights, AForwardOfAnotherShareIsFoundAmongMoreThanOneMessageHolds) {
 }
 
 TEST(SampleWeights, ManyForwardsOfTheSameSharesAreNotRefused) {
-  on_two_ranks([](const LocatedGroup& group, int rank) {
+  on_two_ranks([](const wrap::LocatedGroup& group, int rank) {
     std::vector<int64_t> forwards;
     for (int64_t i = 1; i <= 25; ++i) forwards.push_back(i * (rank == 0 ? 1 : 3));
     const auto weight = agree_on_weight(group, {.of_forwards = forwards});

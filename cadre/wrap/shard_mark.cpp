@@ -7,7 +7,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::wrap {
 namespace {
 
 // BackendMeta is the only member of a tensor in which other libraries can store data.
@@ -43,4 +43,4 @@ void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

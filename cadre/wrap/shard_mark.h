@@ -13,7 +13,7 @@
 
 #include "cadre/base/export.h"
 
-namespace cadre {
+namespace cadre::wrap {
 
 struct ShardMark {
   std::string parameter;  // its name in the plain module
@@ -30,4 +30,4 @@ CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
 
-}  // namespace cadre
+}  // namespace cadre::wrap

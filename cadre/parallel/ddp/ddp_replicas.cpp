@@ -27,7 +27,7 @@ using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
 
 // One for each bucket that replicated gradients would have.
 FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
-                                        const LocatedGroup& group,
+                                        const wrap::LocatedGroup& group,
                                         const DistributedDataParallelOptions& options) {
   const std::vector<ParameterSize> sizes = sizes_of(trained);
   if (options.layout) check_layout_fits(*options.layout, sizes);
@@ -100,7 +100,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                                    .is_idle_alone = !is_sharded};
   MakeGradientStorage make_storage =
       [&](std::vector<NamedTensor> trained,
-          const LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
+          const wrap::LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
     return std::make_unique<ReplicatedGradients>(
         std::move(trained), located,
         ReplicatedGradients::Options{
@@ -108,7 +108,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
   };
   if (is_sharded) {
     make_storage = [&](std::vector<NamedTensor> trained,
-                       const LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
+                       const wrap::LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
       *flat_parameters = make_flat_parameters(trained, located, options);
       return std::make_unique<ShardedGradients>(
           std::move(trained), *flat_parameters,

@@ -155,11 +155,11 @@ TEST_F(DistributedDataParallelTest, OutputsMayBeTuplesVectorsAndOptionals) {
   const auto nested =
       std::make_tuple(a, std::vector<Tensor>{b, Tensor()},
                       std::make_pair(7, std::optional<Tensor>(c)), std::string("x"));
-  const auto found = tensors_of(nested);
+  const auto found = wrap::tensors_of(nested);
   ASSERT_EQ(found.size(), 3u);
   EXPECT_EQ(found[1].numel(), 2);
   EXPECT_EQ(found[2].numel(), 3);
-  EXPECT_EQ(tensors_of(a).size(), 1u);
+  EXPECT_EQ(wrap::tensors_of(a).size(), 1u);
 }
 
 struct Opaque {
@@ -175,16 +175,19 @@ std::vector<Tensor> held_tensors(const Described& described) {
 }
 
 // What forward() may return: a tensor that the wrapper does not see would get no hook.
-static_assert(tensors_are_known<Tensor>() && tensors_are_known<Described>());
-static_assert(tensors_are_known<std::tuple<Tensor, std::vector<std::pair<int, Tensor>>>>());
-static_assert(tensors_are_known<std::map<std::string, std::optional<Tensor>>>());
-static_assert(tensors_are_known<torch::OrderedDict<std::string, Tensor>>());
-static_assert(tensors_are_known<std::array<Tensor, 2>>() && tensors_are_known<double>());
-static_assert(tensors_are_known<void>());
-static_assert(!tensors_are_known<Opaque>() && !tensors_are_known<std::shared_ptr<Tensor>>());
-static_assert(!tensors_are_known<std::tuple<Tensor, Opaque>>());
-static_assert(!tensors_are_known<std::vector<Opaque>>() && !tensors_are_known<Tensor*>());
-static_assert(!tensors_are_known<std::filesystem::path>());
+static_assert(wrap::tensors_are_known<Tensor>() && wrap::tensors_are_known<Described>());
+static_assert(wrap::tensors_are_known<std::tuple<Tensor, std::vector<std::pair<int, Tensor>>>>());
+static_assert(wrap::tensors_are_known<std::map<std::string, std::optional<Tensor>>>());
+static_assert(wrap::tensors_are_known<torch::OrderedDict<std::string, Tensor>>());
+static_assert(wrap::tensors_are_known<std::array<Tensor, 2>>() &&
+              wrap::tensors_are_known<double>());
+static_assert(wrap::tensors_are_known<void>());
+static_assert(!wrap::tensors_are_known<Opaque>() &&
+              !wrap::tensors_are_known<std::shared_ptr<Tensor>>());
+static_assert(!wrap::tensors_are_known<std::tuple<Tensor, Opaque>>());
+static_assert(!wrap::tensors_are_known<std::vector<Opaque>>() &&
+              !wrap::tensors_are_known<Tensor*>());
+static_assert(!wrap::tensors_are_known<std::filesystem::path>());
 
 struct TakesAndReturnsStructs : Net {
   Described forward(const Described& given) {

@@ -201,9 +201,10 @@ void MixtureOfExpertsImpl::divide(std::shared_ptr<const ExpertGroups> groups,
     if (num_ranks == 1) break;
     at::Tensor tensor = parameters[parameter];
     tensor.set_data(tensor.detach().narrow(0, rank * num_own, num_own).clone());
-    mark_as_shard(tensor, {.parameter = name.empty() ? parameter : format("{}.{}", name, parameter),
-                           .owner = "divided by ExpertParallel",
-                           .rank = rank});
+    wrap::mark_as_shard(tensor,
+                        {.parameter = name.empty() ? parameter : format("{}.{}", name, parameter),
+                         .owner = "divided by ExpertParallel",
+                         .rank = rank});
   }
   groups_ = std::move(groups);
 }

@@ -53,7 +53,7 @@ void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment
 }
 
 // A model without units works, but only gradients and optimizer states need less memory.
-void warn_without_units(const UnitAssignment& assignment, const LocatedGroup& group) {
+void warn_without_units(const UnitAssignment& assignment, const wrap::LocatedGroup& group) {
   if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
   group.log_sink().write(
       LogLevel::kWarning, "fsdp",
@@ -66,7 +66,7 @@ void warn_without_units(const UnitAssignment& assignment, const LocatedGroup& gr
 // The ranks compare which unit they use before they gather one that the last pass did not predict.
 class UseComparison {
  public:
-  UseComparison(LocatedGroup group, std::vector<std::string> names)
+  UseComparison(wrap::LocatedGroup group, std::vector<std::string> names)
       : group_(std::move(group)), names_(std::move(names)) {}
 
   void operator()(const UnitSchedule::Use& use) const {
@@ -109,7 +109,7 @@ class UseComparison {
                   text_of(static_cast<UnitOrder::Pass>(code % 4)));
   }
 
-  LocatedGroup group_;
+  wrap::LocatedGroup group_;
   std::vector<std::string> names_;
 };
 
@@ -199,14 +199,14 @@ struct FullyShardedCore::Construction {
   std::vector<UnitSchedule::Unit> units = {};
   std::vector<ShardPrecision> precisions = {};
 
-  void shard_unit(FullyShardedCore& core, const AssignedUnit& assigned, const LocatedGroup& group,
-                  const LocatedGroup& all);
+  void shard_unit(FullyShardedCore& core, const AssignedUnit& assigned,
+                  const wrap::LocatedGroup& group, const wrap::LocatedGroup& all);
 };
 
 void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
                                                 const AssignedUnit& assigned,
-                                                const LocatedGroup& group,
-                                                const LocatedGroup& all) {
+                                                const wrap::LocatedGroup& group,
+                                                const wrap::LocatedGroup& all) {
   const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
@@ -266,15 +266,15 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       fence_(std::make_shared<ShardFence>()) {
   check_options(module_.get(), options_);
   Construction construction{.assignment = assign_units(module_, options_)};
-  std::optional<LocatedGroup> all_ranks;
+  std::optional<wrap::LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
   // The storage may outlive this, with a NoSync.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
   const auto make_storage = [&](const std::vector<NamedTensor>& trained,
-                                const LocatedGroup& all) -> std::unique_ptr<GradientStorage> {
+                                const wrap::LocatedGroup& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
     all_ranks = all;
-    const LocatedGroup shard_group = groups_.shard ? LocatedGroup(*groups_.shard) : all;
+    const wrap::LocatedGroup shard_group = groups_.shard ? wrap::LocatedGroup(*groups_.shard) : all;
     check_same_units(construction.assignment, options_, shard_group, all);
     check_form(options_);
     warn_without_units(construction.assignment, all);

@@ -92,17 +92,17 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   auto forward(Args&&... args) {
     M& module = *this->module();
     using Output = decltype(module.forward(std::forward<Args>(args)...));
-    static_assert(tensors_are_known<Output>(),
+    static_assert(wrap::tensors_are_known<Output>(),
                   "cadre::FullyShardedDataParallel: the wrapper must see the tensors that "
                   "forward() returns. Return a tensor, or a tuple, pair, vector, map or optional "
                   "of tensors; for a struct of your own, define std::vector<torch::Tensor> "
                   "held_tensors(const YourStruct&) beside it");
-    Pass pass(*sharded_, num_rows_of(args...));
+    Pass pass(*sharded_, wrap::num_rows_of(args...));
     const auto cast = [this](const at::Tensor& tensor) { return sharded_->cast_input(tensor); };
     const auto run = [&]() -> Output {
-      if constexpr (requires { module.forward(with_tensors<Copied<Args>>(args, cast)...); }) {
+      if constexpr (requires { module.forward(wrap::with_tensors<Copied<Args>>(args, cast)...); }) {
         if (sharded_->casts_inputs()) {
-          return module.forward(with_tensors<Copied<Args>>(args, cast)...);
+          return module.forward(wrap::with_tensors<Copied<Args>>(args, cast)...);
         }
       }
       return module.forward(std::forward<Args>(args)...);
@@ -113,10 +113,10 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     } else {
       auto output = run();
       if (sharded_->casts_outputs()) {
-        replace_tensors(output,
-                        [this](const at::Tensor& tensor) { return sharded_->cast_output(tensor); });
+        wrap::replace_tensors(
+            output, [this](const at::Tensor& tensor) { return sharded_->cast_output(tensor); });
       }
-      pass.returned(tensors_of(output));
+      pass.returned(wrap::tensors_of(output));
       return output;
     }
   }

@@ -19,7 +19,7 @@ constexpr const char* kWhat = "FullyShardedDataParallel, rank {}: options.offloa
 // Every tensor takes whole pages: a shard and its gradients one each, the state of each parameter
 // `num_states`.
 int64_t bytes_of(const std::vector<NamedTensor>& parameters, at::ScalarType dtype,
-                 const LocatedGroup& shard, int num_states) {
+                 const wrap::LocatedGroup& shard, int num_states) {
   std::vector<int64_t> numels;
   for (const NamedTensor& parameter : parameters) numels.push_back(parameter.tensor.numel());
   const int64_t alignment = FlatParametersOptions().alignment;
@@ -39,7 +39,7 @@ int64_t bytes_of(const std::vector<NamedTensor>& parameters, at::ScalarType dtyp
 }
 
 int64_t needed_bytes(const FileOffload& offload, const UnitAssignment& assignment,
-                     const LocatedGroup& shard) {
+                     const wrap::LocatedGroup& shard) {
   int64_t num_bytes = 0;
   for (const AssignedUnit& unit : assignment.units) {
     std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
@@ -54,7 +54,7 @@ int64_t needed_bytes(const FileOffload& offload, const UnitAssignment& assignmen
 }
 
 // The first rank whose files could not be made.
-std::optional<int> first_failed(bool has_failed, const LocatedGroup& all) {
+std::optional<int> first_failed(bool has_failed, const wrap::LocatedGroup& all) {
   const at::Tensor own = at::empty({1}, at::kLong);
   own.mutable_data_ptr<int64_t>()[0] = has_failed ? 1 : 0;
   const at::Tensor flags = at::empty({all.world_size()}, at::kLong);

@@ -15,8 +15,8 @@
 namespace cadre {
 
 struct OffloadGroups {
-  const LocatedGroup& all;
-  const LocatedGroup& shard;  // whose ranks own the shards
+  const wrap::LocatedGroup& all;
+  const wrap::LocatedGroup& shard;  // whose ranks own the shards
 };
 
 // Reserves what the shards of this rank, their gradients and the optimizer's state take. Null, and

@@ -7,7 +7,7 @@
 namespace cadre {
 
 ReshardChoice checked_choice(const std::string& what, Reshard reshard,
-                             std::optional<int> group_size, const LocatedGroup& shard) {
+                             std::optional<int> group_size, const wrap::LocatedGroup& shard) {
   if (reshard != Reshard::kOntoGroup) return {.reshard = reshard};
   const int world_size = shard.world_size();
   const auto refuse = [&](const std::string& problem) {
@@ -26,7 +26,7 @@ ReshardChoice checked_choice(const std::string& what, Reshard reshard,
   return {.reshard = reshard, .group_size = *group_size};
 }
 
-std::optional<LocatedGroup> ReshardGroups::group_of(const ReshardChoice& choice) {
+std::optional<wrap::LocatedGroup> ReshardGroups::group_of(const ReshardChoice& choice) {
   if (choice.reshard != Reshard::kOntoGroup) return std::nullopt;
   const auto known = groups_.find(choice.group_size);
   if (known != groups_.end()) return known->second;

@@ -25,18 +25,18 @@ struct ReshardChoice {
 
 // what: names the options in messages. A group of one rank, and one of all, are other modes.
 ReshardChoice checked_choice(const std::string& what, Reshard reshard,
-                             std::optional<int> group_size, const LocatedGroup& shard);
+                             std::optional<int> group_size, const wrap::LocatedGroup& shard);
 
 class ReshardGroups {
  public:
-  explicit ReshardGroups(LocatedGroup shard) : shard_(std::move(shard)) {}
+  explicit ReshardGroups(wrap::LocatedGroup shard) : shard_(std::move(shard)) {}
 
   // That this rank is in; none where the choice needs none. One for each size.
-  std::optional<LocatedGroup> group_of(const ReshardChoice& choice);
+  std::optional<wrap::LocatedGroup> group_of(const ReshardChoice& choice);
 
  private:
-  LocatedGroup shard_;
-  std::map<int, LocatedGroup> groups_;  // by size
+  wrap::LocatedGroup shard_;
+  std::map<int, wrap::LocatedGroup> groups_;  // by size
 };
 
 }  // namespace cadre

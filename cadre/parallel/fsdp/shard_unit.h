@@ -94,9 +94,9 @@ class CADRE_EXPORT UnitCall {
   std::optional<c10::ScalarType> output_dtype_;
 };
 
-template <typename M, typename Forward = ForwardPointer<M>>
+template <typename M, typename Forward = wrap::ForwardPointer<M>>
 class ShardUnit : public M, public ShardUnitBase {
-  static_assert(!std::is_same_v<Forward, NoSingleForward>,
+  static_assert(!std::is_same_v<Forward, wrap::NoSingleForward>,
                 "cadre::ShardUnit<M>: M must have exactly one public forward(), which is not a "
                 "template (torch::nn::Sequential has a template): put the module into one of your "
                 "own whose forward() has one signature, and make that the unit");
@@ -106,7 +106,7 @@ class ShardUnit : public M, public ShardUnitBase {
 template <typename Output, typename... Args, typename Call>
 Output call_unit(const ShardUnitBase& unit, Call&& forward,
                  std::remove_reference_t<Args>&... args) {
-  static_assert(tensors_are_known<Output>(),
+  static_assert(wrap::tensors_are_known<Output>(),
                 "cadre::ShardUnit<M>: the unit must see the tensors that M::forward() returns. "
                 "Return a tensor, or a tuple, pair, vector, map or optional of tensors; for a "
                 "struct of your own, define std::vector<torch::Tensor> held_tensors(const "
@@ -115,27 +115,27 @@ Output call_unit(const ShardUnitBase& unit, Call&& forward,
     return forward(static_cast<Args&&>(args)...);
   }
   std::vector<at::Tensor> inputs;
-  (append_tensors(args, inputs), ...);
+  (wrap::append_tensors(args, inputs), ...);
   UnitCall call(unit, inputs);
   const auto cast_input = [&call](const at::Tensor& tensor) { return call.cast_input(tensor); };
   const auto run = [&]() -> Output {
     if (!call.casts_inputs()) return forward(static_cast<Args&&>(args)...);
-    return forward(with_tensors<Args>(args, cast_input)...);
+    return forward(wrap::with_tensors<Args>(args, cast_input)...);
   };
   if constexpr (std::is_void_v<Output>) {
     run();
     call.returned({});
   } else if constexpr (std::is_reference_v<Output>) {
     Output output = run();
-    call.returned(tensors_of(output));
+    call.returned(wrap::tensors_of(output));
     return output;
   } else {
     Output output = run();
     if (call.casts_outputs()) {
-      replace_tensors(output,
-                      [&call](const at::Tensor& tensor) { return call.cast_output(tensor); });
+      wrap::replace_tensors(output,
+                            [&call](const at::Tensor& tensor) { return call.cast_output(tensor); });
     }
-    call.returned(tensors_of(output));
+    call.returned(wrap::tensors_of(output));
     return output;
   }
 }

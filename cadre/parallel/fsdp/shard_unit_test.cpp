@@ -80,7 +80,7 @@ TEST(ShardUnit, KeepsTheSignatureOfForward) {
   ShardUnit<SilentImpl> silent;
   silent.forward(torch::ones({2}));
   EXPECT_EQ(silent.seen.numel(), 2);
-  static_assert(std::is_same_v<ForwardPointer<nn::SequentialImpl>, NoSingleForward>);
+  static_assert(std::is_same_v<wrap::ForwardPointer<nn::SequentialImpl>, wrap::NoSingleForward>);
 }
 
 TEST(FullyShard, RefusesWhatCannotBeAUnit) {

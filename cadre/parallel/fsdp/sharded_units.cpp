@@ -11,7 +11,7 @@ ShardedUnits::ShardedUnits(std::unique_ptr<UnitSchedule> schedule,
                            std::vector<ShardPrecision> precisions)
     : schedule_(std::move(schedule)), precisions_(std::move(precisions)) {
   if (trained.empty()) return;
-  hooks_ = std::make_unique<AccumulationHooks>(trained, [this](size_t parameter) {
+  hooks_ = std::make_unique<wrap::AccumulationHooks>(trained, [this](size_t parameter) {
     enter_backward();
     schedule_->gradient_arrived(parameter);
   });
@@ -40,7 +40,7 @@ void ShardedUnits::after_forward(const Call& call, std::span<const at::Tensor> o
 
 void ShardedUnits::watch_inputs(const Call& call, std::span<const at::Tensor> inputs) {
   for (const at::Tensor& input : inputs) {
-    const auto node = at_start_of_backward(input, [units = weak_from_this(), call] {
+    const auto node = wrap::at_start_of_backward(input, [units = weak_from_this(), call] {
       if (const auto alive = units.lock()) alive->schedule_->passed_input(*call);
     });
     if (node) call->inputs.push_back(*node);
@@ -49,8 +49,8 @@ void ShardedUnits::watch_inputs(const Call& call, std::span<const at::Tensor> in
 
 void ShardedUnits::watch_outputs(const Call& call, std::span<const at::Tensor> outputs) {
   for (const at::Tensor& output : outputs) {
-    const auto made_by = std::make_shared<GraphNode>();
-    const auto node = at_start_of_backward(output, [units = weak_from_this(), call, made_by] {
+    const auto made_by = std::make_shared<wrap::GraphNode>();
+    const auto node = wrap::at_start_of_backward(output, [units = weak_from_this(), call, made_by] {
       const auto alive = units.lock();
       if (!alive) return;
       alive->enter_backward();
@@ -64,14 +64,14 @@ void ShardedUnits::enter_backward() {
   if (schedule_->is_in_backward()) return;
   schedule_->begin_backward();
   is_reduced_ = false;
-  const bool creates_graph = current_backward_creates_graph();
+  const bool creates_graph = wrap::current_backward_creates_graph();
   const auto on_failure = [units = weak_from_this()] {
     if (const auto alive = units.lock()) alive->schedule_->abandon();
   };
   // Behind what the reducer has queued for the same moment, which still reads the full gradients.
-  at_end_of_backward(
+  wrap::at_end_of_backward(
       [units = weak_from_this(), creates_graph, on_failure] {
-        at_end_of_backward(
+        wrap::at_end_of_backward(
             [units, creates_graph] {
               if (const auto alive = units.lock()) alive->end_backward(creates_graph);
             },

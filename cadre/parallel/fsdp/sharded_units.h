@@ -49,7 +49,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<ShardPrecision> precisions_;
   bool is_reduced_ = false;
-  std::unique_ptr<AccumulationHooks> hooks_;  // null where nothing is trained
+  std::unique_ptr<wrap::AccumulationHooks> hooks_;  // null where nothing is trained
 };
 
 }  // namespace cadre

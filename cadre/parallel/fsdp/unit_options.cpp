@@ -23,7 +23,7 @@ const ShardPrecision& precision_of(const AssignedUnit& assigned,
 
 ReshardChoice reshard_of(const AssignedUnit& assigned,
                          const FullyShardedDataParallelOptions& options,
-                         const LocatedGroup& shard) {
+                         const wrap::LocatedGroup& shard) {
   const std::optional<int> size = options.reshard_group_size;
   if (assigned.unit == nullptr) {
     return checked_choice("options.reshard_root", options.reshard_root, size, shard);
@@ -36,8 +36,8 @@ ReshardChoice reshard_of(const AssignedUnit& assigned,
 
 // Otherwise ranks would shard other sets of parameters, and gather each other's.
 void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, const LocatedGroup& shard,
-                      const LocatedGroup& group) {
+                      const FullyShardedDataParallelOptions& options,
+                      const wrap::LocatedGroup& shard, const wrap::LocatedGroup& group) {
   Fnv1a digest;
   for (const AssignedUnit& unit : assignment.units) {
     const ShardPrecision& precision = precision_of(unit, options);

@@ -26,7 +26,8 @@ const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options);
 // shard: the ranks that own shards of the unit.
 ReshardChoice reshard_of(const AssignedUnit& assigned,
-                         const FullyShardedDataParallelOptions& options, const LocatedGroup& shard);
+                         const FullyShardedDataParallelOptions& options,
+                         const wrap::LocatedGroup& shard);
 
 // Refuses a form of shards that does not go with the other options.
 void check_form(const FullyShardedDataParallelOptions& options);
@@ -35,7 +36,7 @@ void check_options(const torch::nn::Module* module, const FullyShardedDataParall
 // Refuses units and options that differ between the ranks of `group`, which would shard other sets
 // of parameters, and gather each other's.
 void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options, const LocatedGroup& shard,
-                      const LocatedGroup& group);
+                      const FullyShardedDataParallelOptions& options,
+                      const wrap::LocatedGroup& shard, const wrap::LocatedGroup& group);
 
 }  // namespace cadre

@@ -122,11 +122,11 @@ void UnitSchedule::begin_backward() {
   begin_pass(UnitOrder::Pass::kBackward);
 }
 
-void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const GraphNode& node) {
+void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node) {
   begin_backward();
   // If a unit was called with this output, its hook of the same node runs after this one, but its
   // parameters must be released before the next unit is gathered.
-  const auto is_node = [&node](const GraphNode& input) {
+  const auto is_node = [&node](const wrap::GraphNode& input) {
     return input.address == node.address && input.sequence == node.sequence;
   };
   for (const std::weak_ptr<Call>& open : std::vector(open_calls_)) {

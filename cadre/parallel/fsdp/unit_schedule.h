@@ -103,10 +103,10 @@ class UnitSchedule {
   struct Call {
     size_t unit;
     // Nodes that made the call's inputs, as far as these have gradients.
-    std::vector<GraphNode> inputs = {};
+    std::vector<wrap::GraphNode> inputs = {};
     bool is_open = false;  // between outputs and inputs
   };
-  void reached_output(const std::shared_ptr<Call>& call, const GraphNode& node);
+  void reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node);
   // It has computed the gradient of an input of the call. By then it has run all nodes of the call:
   // they are younger than the node that made the input, and autograd runs the youngest first.
   void passed_input(Call& call);

@@ -111,7 +111,7 @@ class ScheduleTest : public ::testing::Test {
     }
     schedule_->end_backward({.is_reduced = is_reduced, .creates_graph = false});
   }
-  static GraphNode node(size_t unit) { return {.address = nullptr, .sequence = unit}; }
+  static wrap::GraphNode node(size_t unit) { return {.address = nullptr, .sequence = unit}; }
   std::string error_of(const std::function<void()>& function) {
     try {
       function();

@@ -94,14 +94,14 @@ class CADRE_EXPORT PipelineStage {
                                            std::index_sequence<kIndex...>) {
     using First = std::remove_cvref_t<std::tuple_element_t<0, std::tuple<Args..., void>>>;
     if constexpr (sizeof...(Args) == 1 && std::is_same_v<First, std::vector<at::Tensor>>) {
-      return tensors_of(module.forward(inputs));
+      return wrap::tensors_of(module.forward(inputs));
     } else {
       static_assert((std::is_same_v<std::remove_cvref_t<Args>, at::Tensor> && ...),
                     "cadre::PipelineStage: forward() must take tensors, or one std::vector of "
                     "tensors; wrap it into a function of a std::vector otherwise");
       check_num_inputs(inputs.size(), sizeof...(Args));
       auto given = inputs;  // forward() may take its argument by value or by reference
-      return tensors_of(module.forward(given[kIndex]...));
+      return wrap::tensors_of(module.forward(given[kIndex]...));
     }
   }
 
@@ -111,11 +111,11 @@ class CADRE_EXPORT PipelineStage {
     return [holder](const std::vector<at::Tensor>& inputs) {
       auto& module = const_cast<std::remove_cvref_t<decltype(*holder)>&>(*holder);
       using Module = std::remove_cvref_t<decltype(module)>;
-      if constexpr (std::is_same_v<ForwardPointer<Module>, NoSingleForward>) {
+      if constexpr (std::is_same_v<wrap::ForwardPointer<Module>, wrap::NoSingleForward>) {
         check_num_inputs(inputs.size(), 1);
-        return tensors_of(module.forward(inputs[0]));
+        return wrap::tensors_of(module.forward(inputs[0]));
       } else {
-        return call(module, inputs, ForwardPointer<Module>());
+        return call(module, inputs, wrap::ForwardPointer<Module>());
       }
     };
   }

@@ -23,7 +23,7 @@ constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
 constexpr std::string_view kInState = "the gathering of its state after step {}";
 
-LocatedGroup located(const ProcessGroup& group, const std::string& optimizer) {
+wrap::LocatedGroup located(const ProcessGroup& group, const std::string& optimizer) {
   return {group, {.wrapper = "ZeroRedundancyOptimizer", .module = optimizer}};
 }
 
@@ -58,7 +58,7 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const 
       group_(located(group, optimizer_)),
       options_(options) {
   group_.enter({kInConstruction, 0});
-  check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
+  wrap::check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
   for (const NamedTensor& parameter : named_) {
     if (parameter.tensor.is_meta()) {
       refuse(
@@ -72,7 +72,7 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const 
                "parameter.set_data(parameter.contiguous()) before it is given to a wrapper",
                parameter.name));
   }
-  broadcast_tensors(named_, /*root=*/0, group_);
+  wrap::broadcast_tensors(named_, /*root=*/0, group_);
   mesh_.emplace(group, std::vector<MeshAxis>{{"shard", group.world_size()}});
 }
 

@@ -39,7 +39,7 @@ class CADRE_EXPORT ZeroCore {
            std::vector<ParameterShard> shards);
 
   ZeroStage stage() const { return stage_; }
-  const LocatedGroup& group() const { return group_; }
+  const wrap::LocatedGroup& group() const { return group_; }
   const std::vector<std::shared_ptr<FlatParameters>>& buckets() const { return buckets_; }
   // Stage 1: lays those of these parameters that require grad into buffers. Refuses one that is
   // none of the named ones, before anything is changed.
@@ -87,7 +87,7 @@ class CADRE_EXPORT ZeroCore {
   std::string optimizer_;
   ZeroStage stage_;
   std::vector<NamedTensor> named_;
-  LocatedGroup group_;
+  wrap::LocatedGroup group_;
   ZeroOptions options_;
   std::vector<std::shared_ptr<FlatParameters>> buckets_;
   std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter

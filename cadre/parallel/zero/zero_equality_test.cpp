@@ -89,7 +89,7 @@ Training train_with(Strategy strategy, const Case& test_case, const std::shared_
                     const std::vector<Tensor>& batches, const ProcessGroup& group,
                     const Options& options, Fault fault) {
   if (strategy == Strategy::kPlain) {
-    broadcast_tensors(distinct_parameters(*model), 0, group);
+    wrap::broadcast_tensors(distinct_parameters(*model), 0, group);
     O optimizer(model->parameters(), options);
     return train_steps(test_case, *model, batches, group, optimizer, nullptr);
   }

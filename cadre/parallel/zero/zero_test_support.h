@@ -36,7 +36,7 @@ class ShardedGradientsModel {
   ShardedGradientsModel(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group)
       : module_(std::move(module)), group_(group), mesh_(group, {{"shard", group.world_size()}}) {
     const std::vector<NamedTensor> parameters = distinct_parameters(*module_);
-    broadcast_tensors(parameters, 0, group);
+    wrap::broadcast_tensors(parameters, 0, group);
     std::vector<NamedTensor> trained;
     for (const NamedTensor& parameter : parameters) {
       if (parameter.tensor.requires_grad()) trained.push_back(parameter);

@@ -47,13 +47,13 @@ void ForwardLedger::begin_derivative(int64_t number) {
   if (entry == nullptr) return;
   // A backward that passes several outputs begins one derivative, at the first of them.
   if (!entry->derivatives.empty() && entry->derivatives.back().end == kOpen) return;
-  entry->derivatives.push_back({.first = next_sequence(), .end = kOpen});
+  entry->derivatives.push_back({.first = wrap::next_sequence(), .end = kOpen});
 }
 
 void ForwardLedger::end_derivatives() {
   for (Entry& entry : entries_) {
     if (!entry.derivatives.empty() && entry.derivatives.back().end == kOpen) {
-      entry.derivatives.back().end = next_sequence();
+      entry.derivatives.back().end = wrap::next_sequence();
     }
   }
 }
@@ -66,7 +66,7 @@ std::vector<CarriedForward> ForwardLedger::take(const Forward* reached, const Ba
   std::vector<uint64_t> sequences;
   const bool has_derivatives =
       std::ranges::any_of(entries_, [](const Entry& entry) { return !entry.derivatives.empty(); });
-  if (has_derivatives) sequences = sequences_of_current_backward();
+  if (has_derivatives) sequences = wrap::sequences_of_current_backward();
   const auto passes = [&sequences](const Derivative& derivative) {
     const auto node = std::ranges::lower_bound(sequences, derivative.first);
     return node != sequences.end() && *node < derivative.end;
@@ -76,7 +76,7 @@ std::vector<CarriedForward> ForwardLedger::take(const Forward* reached, const Ba
     const std::shared_ptr<Forward> forward = entry.forward.lock();
     const bool passes_output =
         forward && (forward.get() == reached ||
-                    std::ranges::any_of(forward->outputs, current_backward_passes));
+                    std::ranges::any_of(forward->outputs, wrap::current_backward_passes));
     if (!passes_output && std::ranges::none_of(entry.derivatives, passes)) continue;
     entry.state = State::kTaken;
     found.push_back({.number = entry.number,

@@ -23,7 +23,7 @@ namespace cadre {
 struct Forward {
   int64_t number = 0;       // from 1
   bool is_reduced = false;  // one backward may go through it; a second one is a mistake
-  std::vector<GraphNode> outputs = {};
+  std::vector<wrap::GraphNode> outputs = {};
 };
 
 // A forward whose gradients a backward computes.

@@ -28,11 +28,11 @@ bool LocalGradients::contribute(size_t parameter) const {
 void LocalGradients::accumulate(const Forward* reached, std::optional<size_t> just_touched) {
   if (!std::exchange(is_in_backward_, true)) {
     forget_if_cleared(just_touched);
-    at_end_of_backward([this] { finish_backward(); },
-                       [this] {
-                         is_in_backward_ = false;
-                         carried_.clear();
-                       });
+    wrap::at_end_of_backward([this] { finish_backward(); },
+                             [this] {
+                               is_in_backward_ = false;
+                               carried_.clear();
+                             });
   } else if (reached == nullptr) {
     return;
   }

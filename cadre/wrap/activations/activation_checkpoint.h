@@ -48,9 +48,9 @@ CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
 // Whether there is anything to save: grad is on.
 CADRE_EXPORT bool checkpointing_is_useful();
 
-template <typename M, typename Forward = ForwardPointer<M>>
+template <typename M, typename Forward = wrap::ForwardPointer<M>>
 class ActivationCheckpoint : public M {
-  static_assert(!std::is_same_v<Forward, NoSingleForward>,
+  static_assert(!std::is_same_v<Forward, wrap::NoSingleForward>,
                 "cadre::ActivationCheckpoint<M>: M must have exactly one public forward(), which "
                 "is not a template (torch::nn::Sequential has a template): put the module into one "
                 "of your own whose forward() has one signature");
@@ -60,14 +60,14 @@ class ActivationCheckpoint : public M {
 template <typename Output, typename... Args, typename Call>
 Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
                          std::remove_reference_t<Args>&... args) {
+  static_assert((std::is_copy_constructible_v<std::remove_cvref_t<Args>> && ...) &&
+                    ((wrap::kHoldsReplaceableTensors<Args> ||
+                      wrap::kHoldsNoTensor<std::remove_cvref_t<Args>>)&&...),
+                "cadre::ActivationCheckpoint<M>: the arguments of M::forward() are kept until "
+                "backward, so they must be copyable, and tensors among them tensors, or in tuples, "
+                "pairs, arrays, vectors, maps and optionals");
   static_assert(
-      (std::is_copy_constructible_v<std::remove_cvref_t<Args>> && ...) &&
-          ((kHoldsReplaceableTensors<Args> || kHoldsNoTensor<std::remove_cvref_t<Args>>)&&...),
-      "cadre::ActivationCheckpoint<M>: the arguments of M::forward() are kept until "
-      "backward, so they must be copyable, and tensors among them tensors, or in tuples, "
-      "pairs, arrays, vectors, maps and optionals");
-  static_assert(
-      kHoldsReplaceableTensors<Output> && std::is_same_v<Output, std::remove_cvref_t<Output>>,
+      wrap::kHoldsReplaceableTensors<Output> && std::is_same_v<Output, std::remove_cvref_t<Output>>,
       "cadre::ActivationCheckpoint<M>: M::forward() must return a tensor, or a tuple, "
       "pair, array, vector, map or optional of tensors, by value");
   static_assert(
@@ -79,23 +79,24 @@ Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
   const auto output = std::make_shared<std::optional<Output>>();
   const auto kept = std::make_shared<std::tuple<std::remove_cvref_t<Args>...>>(args...);
   std::vector<at::Tensor> inputs;
-  std::apply([&](const auto&... parts) { (append_tensors(parts, inputs), ...); }, *kept);
+  std::apply([&](const auto&... parts) { (wrap::append_tensors(parts, inputs), ...); }, *kept);
   const auto without_tensor = [](const at::Tensor& tensor) { return tensor.new_empty({0}); };
   const auto results = checkpoint(
       [forward, output, kept](const std::vector<at::Tensor>& given) {
         auto again = *kept;
-        replace_tensors(again,
-                        [&, i = size_t{0}](const at::Tensor&) mutable { return given[i++]; });
+        wrap::replace_tensors(again,
+                              [&, i = size_t{0}](const at::Tensor&) mutable { return given[i++]; });
         output->emplace(std::apply(
             [&](auto&... parts) { return forward(static_cast<Args&&>(parts)...); }, again));
-        return tensors_of(**output);
+        return wrap::tensors_of(**output);
       },
       inputs, std::move(buffers));
   // The graph keeps the inputs by itself, in a way that notices changes.
-  replace_tensors(*kept, without_tensor);
+  wrap::replace_tensors(*kept, without_tensor);
   Output result = std::move(**output);
   output->reset();
-  replace_tensors(result, [&, i = size_t{0}](const at::Tensor&) mutable { return results[i++]; });
+  wrap::replace_tensors(result,
+                        [&, i = size_t{0}](const at::Tensor&) mutable { return results[i++]; });
   return result;
 }
 

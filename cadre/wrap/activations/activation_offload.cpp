@@ -145,7 +145,7 @@ int64_t ActivationFile::written_bytes() const {
   return state_->written_bytes;
 }
 
-class OffloadActivations::Store final : public SavedTensorStore {
+class OffloadActivations::Store final : public wrap::SavedTensorStore {
  public:
   Store(std::shared_ptr<ActivationFile::State> file, const torch::nn::Module& module)
       : file_(std::move(file)) {
@@ -223,7 +223,7 @@ OffloadActivations::OffloadActivations(const std::shared_ptr<ActivationFile>& fi
                                        const torch::nn::Module& module) {
   if (!file) return;
   store_ = std::make_unique<Store>(file->state_, module);
-  scope_ = std::make_unique<SavedTensorScope>(*store_);
+  scope_ = std::make_unique<wrap::SavedTensorScope>(*store_);
 }
 
 OffloadActivations::~OffloadActivations() = default;

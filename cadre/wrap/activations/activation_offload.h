@@ -89,7 +89,7 @@ class [[nodiscard]] CADRE_EXPORT OffloadActivations {
   class OffloadedBytes;
   class Store;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<SavedTensorScope> scope_;
+  std::unique_ptr<wrap::SavedTensorScope> scope_;
 };
 
 // What offload_activations() looks for.
@@ -110,9 +110,9 @@ class CADRE_EXPORT ActivationOffloadBase {
 CADRE_EXPORT int offload_activations(torch::nn::Module& module,
                                      const std::shared_ptr<ActivationFile>& file);
 
-template <typename M, typename Forward = ForwardPointer<M>>
+template <typename M, typename Forward = wrap::ForwardPointer<M>>
 class ActivationOffload : public M {
-  static_assert(!std::is_same_v<Forward, NoSingleForward>,
+  static_assert(!std::is_same_v<Forward, wrap::NoSingleForward>,
                 "cadre::ActivationOffload<M>: M must have exactly one public forward(), which is "
                 "not a template (torch::nn::Sequential has a template): put the module into one of "
                 "your own whose forward() has one signature");

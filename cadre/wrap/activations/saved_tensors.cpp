@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-namespace cadre {
+namespace cadre::wrap {
 
 namespace {
 
@@ -93,4 +93,4 @@ SavedTensorScope::~SavedTensorScope() {
   store_of_thread = outer_;
 }
 
-}  // namespace cadre
+}  // namespace cadre::wrap

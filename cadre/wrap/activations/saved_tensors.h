@@ -13,7 +13,7 @@
 
 #include "cadre/base/export.h"
 
-namespace cadre {
+namespace cadre::wrap {
 
 class CADRE_EXPORT SavedTensorStore {
  public:
@@ -38,4 +38,4 @@ class [[nodiscard]] CADRE_EXPORT SavedTensorScope {
   SavedTensorStore* outer_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::wrap
