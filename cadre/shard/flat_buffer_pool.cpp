@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace cadre {
+namespace cadre::shard {
 
 at::Tensor FlatBufferPool::take(int64_t numel, at::ScalarType dtype) {
   const auto num_bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
@@ -36,4 +36,4 @@ void FlatBufferPool::forget(const at::Tensor& buffer) {
   used_bytes_ -= static_cast<int64_t>(buffer.nbytes());
 }
 
-}  // namespace cadre
+}  // namespace cadre::shard

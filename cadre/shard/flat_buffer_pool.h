@@ -14,7 +14,7 @@
 
 #include "cadre/base/export.h"
 
-namespace cadre {
+namespace cadre::shard {
 
 class CADRE_EXPORT FlatBufferPool {
  public:
@@ -37,4 +37,4 @@ class CADRE_EXPORT FlatBufferPool {
   int64_t peak_bytes_ = 0;
 };
 
-}  // namespace cadre
+}  // namespace cadre::shard

@@ -56,7 +56,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
     refuse("FlatParameters", "there are no parameters; leave out a set without any");
   }
   if (options_.name.empty()) options_.name = default_name(parameters_);
-  if (!options_.pool) options_.pool = std::make_shared<FlatBufferPool>();
+  if (!options_.pool) options_.pool = std::make_shared<shard::FlatBufferPool>();
   if (!options_.fence) options_.fence = std::make_shared<ShardFence>();
   check_parameters();
   const at::NoGradGuard no_grad;
@@ -88,7 +88,7 @@ FlatParameters::~FlatParameters() {
 
 void FlatParameters::check_parameters() const {
   const std::string what = format("sharding {}, rank {}", options_.name, group_.rank());
-  check_shardable(what, parameters_, {.shard = dtype_, .compute = compute_dtype()});
+  shard::check_shardable(what, parameters_, {.shard = dtype_, .compute = compute_dtype()});
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
   }
@@ -129,7 +129,7 @@ void FlatParameters::map_memory() {
 }
 
 void FlatParameters::make_memory() {
-  flat_ = GuardedStorage(layout_.numel(), compute_dtype());
+  flat_ = shard::GuardedStorage(layout_.numel(), compute_dtype());
   if (keeps_buffer()) {
     buffer_ = is_mapped() ? parts_->whole() : group_.empty_flat(layout_.numel(), compute_dtype());
     flat_.set_memory(buffer_);
@@ -317,11 +317,11 @@ void FlatParameters::check_unwritten() const {
 }
 
 void FlatParameters::guard_writes() {
-  if (is_mapped()) guard_against_writes(shard_);
+  if (is_mapped()) shard::guard_against_writes(shard_);
 }
 
 void FlatParameters::allow_writes() {
-  if (is_mapped()) clear_write_guard(shard_);
+  if (is_mapped()) shard::clear_write_guard(shard_);
 }
 
 void FlatParameters::end_writes() {

@@ -58,7 +58,7 @@ struct FlatParametersOptions {
   // How messages go on where sharded parameters are touched.
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Of the buffers of several FlatParameters; default: one of its own.
-  std::shared_ptr<FlatBufferPool> pool = {};
+  std::shared_ptr<shard::FlatBufferPool> pool = {};
   // Of all FlatParameters whose shards are written by the same updates; default: one of its own.
   std::shared_ptr<ShardFence> fence = {};
   // Where the shard lies; default: in memory. Only with kGathered, without keep_full.
@@ -174,7 +174,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   bool is_stale_ = false;
   // (numel) of the compute dtype, of which the parameters are views. Its memory is that of buffer_,
   // or nothing.
-  GuardedStorage flat_;
+  shard::GuardedStorage flat_;
   at::Tensor buffer_;   // undefined while sharded
   at::Tensor private_;  // (numel), what the parameters are instead; see make_private()
   // What reshard_onto_group() has kept of the buffer, until that is full again.

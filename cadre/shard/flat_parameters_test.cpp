@@ -306,7 +306,7 @@ TEST(FlatParameters, KeepTheirValuesAfterTheWrapper) {
 
 TEST(FlatParameters, UnitsTakeTurnsInTheMemoryOfAPool) {
   const auto group = formula_of(2);
-  const auto pool = std::make_shared<FlatBufferPool>();
+  const auto pool = std::make_shared<shard::FlatBufferPool>();
   std::vector<std::unique_ptr<FlatParameters>> units;
   std::vector<Tensor> weights;
   for (const int64_t numel : {128, 128, 128, 64}) {
@@ -341,7 +341,7 @@ TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
   for (const bool keep_full : {false, true}) {
     const FakeGroup group(std::make_shared<PeersFormula>(2));
     Unit unit;
-    const auto pool = std::make_shared<FlatBufferPool>();
+    const auto pool = std::make_shared<shard::FlatBufferPool>();
     FlatParameters flat(unit.parameters, group.group(),
                         {.keep_full = keep_full, .name = "of unit 7", .pool = pool});
     flat.mark_stale();

@@ -4,7 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-namespace cadre {
+namespace cadre::shard {
 
 at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
   const at::NoGradGuard no_grad;
@@ -44,4 +44,4 @@ std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards
   return gradients;
 }
 
-}  // namespace cadre
+}  // namespace cadre::shard

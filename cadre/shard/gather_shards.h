@@ -15,7 +15,7 @@
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::shard {
 
 // shard: with Replicate() on every axis. part: (shard.range.size()), its values, gradient or
 // optimizer state, of any dtype. Returns a new tensor of shard.sizes with the bits of the owners,
@@ -28,4 +28,4 @@ CADRE_EXPORT std::vector<NamedTensor> gather_values(std::span<const ParameterSha
 CADRE_EXPORT std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards,
                                                        const ProcessGroup& world);
 
-}  // namespace cadre
+}  // namespace cadre::shard

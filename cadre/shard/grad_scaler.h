@@ -55,9 +55,9 @@ class CADRE_EXPORT GradScaler {
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
   // Of any wrapper: its shards, or its parameters where their gradients are whole.
-  template <HasGradients Model>
+  template <shard::HasGradients Model>
   bool unscale_(Model& model) {
-    return with_gradients_of(
+    return shard::with_gradients_of(
         model, [this](std::span<const ParameterShard> shards) { return unscale_(shards); },
         [this](auto& whole) {
           const std::vector<at::Tensor> parameters = whole.parameters();

@@ -78,7 +78,7 @@ TEST_P(GradientToolsOnRanks, GatherGradientsThatSomeRanksHave) {
     const auto shards = shards_of_ones(mesh, {8, 4});
     if (group.rank() > 0) shards[0].values.mutable_grad().reset();
     shards[1].values.mutable_grad().reset();
-    const std::vector<NamedTensor> gradients = gather_gradients(shards, group);
+    const std::vector<NamedTensor> gradients = shard::gather_gradients(shards, group);
     Tensor expected = torch::zeros({8});
     expected.narrow(0, 0, (8 + group.world_size() - 1) / group.world_size()).fill_(1);
     EXPECT_TRUE(torch::equal(gradients[0].tensor, expected)) << gradients[0].tensor;

@@ -8,7 +8,7 @@
 
 #include "cadre/base/error.h"
 
-namespace cadre {
+namespace cadre::shard {
 namespace {
 
 void release_tensor(void* context) {
@@ -86,4 +86,4 @@ void clear_write_guard(const at::Tensor& shard) {
   allow_writes_of(*shard.storage().unsafeGetStorageImpl());
 }
 
-}  // namespace cadre
+}  // namespace cadre::shard

@@ -13,7 +13,7 @@
 
 #include "cadre/base/export.h"
 
-namespace cadre {
+namespace cadre::shard {
 
 // A flat tensor, of which the program's tensors are views, without memory at first. The storage
 // keeps its size all the time, because libtorch checks each view against it.
@@ -40,4 +40,4 @@ class CADRE_EXPORT GuardedStorage {
 CADRE_EXPORT void guard_against_writes(const at::Tensor& shard);
 CADRE_EXPORT void clear_write_guard(const at::Tensor& shard);
 
-}  // namespace cadre
+}  // namespace cadre::shard

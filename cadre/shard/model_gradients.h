@@ -15,7 +15,7 @@
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::shard {
 
 template <typename Model>
 concept HasParameters = requires(Model& model) {
@@ -66,4 +66,4 @@ std::vector<NamedTensor> named_parameters_of(Model& model) {
   return named;
 }
 
-}  // namespace cadre
+}  // namespace cadre::shard

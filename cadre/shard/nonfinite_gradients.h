@@ -63,15 +63,15 @@ CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters
                                          const NonFiniteOptions& options = {});
 
 // Of any wrapper, or of a plain module.
-template <HasGradients Model>
+template <shard::HasGradients Model>
 bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) {
-  return with_gradients_of(
+  return shard::with_gradients_of(
       model,
       [&](std::span<const ParameterShard> shards) {
         return check_gradients_finite(shards, options);
       },
       [&](auto& whole) {
-        const std::vector<NamedTensor> parameters = named_parameters_of(whole);
+        const std::vector<NamedTensor> parameters = shard::named_parameters_of(whole);
         NonFiniteOptions with_log = options;
         if constexpr (requires { wrap::LocatedGroup(whole.process_group()); }) {
           const wrap::LocatedGroup group = whole.process_group();

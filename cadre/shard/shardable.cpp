@@ -10,7 +10,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
 
-namespace cadre {
+namespace cadre::shard {
 namespace {
 
 [[noreturn]] void refuse_parameter(const std::string& what, const std::string& problem) {
@@ -110,4 +110,4 @@ void check_shardable(const std::string& what, const std::vector<NamedTensor>& pa
   check_apart(what, parameters);
 }
 
-}  // namespace cadre
+}  // namespace cadre::shard

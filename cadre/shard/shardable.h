@@ -11,7 +11,7 @@
 
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::shard {
 
 struct ShardedDtypes {
   at::ScalarType shard;
@@ -24,4 +24,4 @@ struct ShardedDtypes {
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
                      const ShardedDtypes& dtypes);
 
-}  // namespace cadre
+}  // namespace cadre::shard

@@ -34,9 +34,9 @@ CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, doub
 
 // Of any wrapper: the shards of one that has them, else its parameters, whose gradients are whole
 // and the same on all ranks.
-template <HasGradients Model>
+template <shard::HasGradients Model>
 double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {
-  return with_gradients_of(
+  return shard::with_gradients_of(
       model,
       [&](std::span<const ParameterShard> shards) {
         return clip_grad_norm_(shards, max_norm, options);

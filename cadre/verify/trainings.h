@@ -169,7 +169,7 @@ class ZeroTraining final : public DdpTraining<Program> {
 
   std::vector<NamedTensor> gradients() override {
     if (!has_shards_) return whole_gradients(*this->model_.module());
-    return gather_gradients(this->model_.parameter_shards(), this->world_);
+    return shard::gather_gradients(this->model_.parameter_shards(), this->world_);
   }
   std::vector<NamedTensor> parameters() override {
     optimizer_.wait();
@@ -202,10 +202,10 @@ class ShardedTraining final : public FsdpTraining<Program> {
         optimizer_(this->model_, program->optimizer) {}
 
   std::vector<NamedTensor> gradients() override {
-    return gather_gradients(this->model_.parameter_shards(), this->world_);
+    return shard::gather_gradients(this->model_.parameter_shards(), this->world_);
   }
   std::vector<NamedTensor> parameters() override {
-    return gather_values(this->model_.parameter_shards());
+    return shard::gather_values(this->model_.parameter_shards());
   }
 
  private:

@@ -262,7 +262,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     : module_(module),
       groups_(std::move(groups)),
       options_(std::move(options)),
-      pool_(std::make_shared<FlatBufferPool>()),
+      pool_(std::make_shared<shard::FlatBufferPool>()),
       fence_(std::make_shared<ShardFence>()) {
   check_options(module_.get(), options_);
   Construction construction{.assignment = assign_units(module_, options_)};

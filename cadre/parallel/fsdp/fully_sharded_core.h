@@ -29,7 +29,9 @@ class Module;
 namespace cadre {
 
 class DataParallelCore;
+namespace shard {
 class FlatBufferPool;
+}
 class FlatParameters;
 class ShardFence;
 
@@ -95,7 +97,7 @@ class CADRE_EXPORT FullyShardedCore {
   std::shared_ptr<torch::nn::Module> module_;
   ShardGroups groups_;
   FullyShardedDataParallelOptions options_;
-  std::shared_ptr<FlatBufferPool> pool_;
+  std::shared_ptr<shard::FlatBufferPool> pool_;
   std::shared_ptr<ShardFence> fence_;  // shared with optimizers and records
   std::shared_ptr<FileMemory> files_;  // shared with the tensors in it; null without offload
   std::vector<std::shared_ptr<FlatParameters>> flats_;

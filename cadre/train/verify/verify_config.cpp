@@ -151,14 +151,14 @@ class StrategyRun final : public SteppedTraining {
   std::vector<NamedTensor> gradients() override {
     const std::vector<ParameterShard> shards = strategy_->gradient_shards();
     if (shards.empty()) return whole_gradients(*model_);
-    return gather_gradients(shards, world_);
+    return shard::gather_gradients(shards, world_);
   }
   void update(int64_t step) override {
     strategy_->update([&] { optimizer_->step(run_->learning_rate(step)); });
   }
   std::vector<NamedTensor> parameters() override {
     if (strategy_->has_whole_model()) return whole_parameters(*model_);
-    return gather_values(strategy_->gradient_shards());
+    return shard::gather_values(strategy_->gradient_shards());
   }
 
  private:
