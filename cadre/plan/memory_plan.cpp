@@ -287,7 +287,8 @@ class Planner {
       const int64_t numel = numel_of(members);
       const bool is_last = i + 1 == layout.buckets.size();
       PlannedPart part{.name = format("gradients {}", i), .numel = numel};
-      part.flat_bytes = bytes_of(numel + (is_last ? kTrailerNumel : 0), layout.buckets[i].dtype);
+      part.flat_bytes =
+          bytes_of(numel + (is_last ? reduction::kTrailerNumel : 0), layout.buckets[i].dtype);
       part.traffic.all_reduce = all_reduced(part.flat_bytes, num_ranks());
       plan_.held.gradients += symmetric_bytes(part.flat_bytes, num_ranks());
       plan_.parts.push_back(std::move(part));
@@ -349,7 +350,7 @@ class Planner {
   bool has_replicate_axis() const { return options().strategy == PlanStrategy::kHsdp; }
 
   void finish_sharded_gradients(int num_shards) {
-    constexpr int64_t kTrailerBytes = kTrailerNumel * sizeof(float);
+    constexpr int64_t kTrailerBytes = reduction::kTrailerNumel * sizeof(float);
     int64_t& held = plan_.held.reduction_buffers;
     for (auto& [dtype, need] : needs_) {
       for (size_t i = 0; i < std::min(kNumReductionBuffers, need.num_buckets); ++i) {

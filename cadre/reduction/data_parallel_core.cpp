@@ -21,7 +21,7 @@
 #include "cadre/wrap/parameter_watch.h"
 #include "cadre/wrap/replica_check.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 namespace {
 
@@ -217,4 +217,4 @@ std::optional<BucketLayout> DataParallelCore::learned_layout() const {
   return reducer_ ? reducer_->learned_layout() : std::nullopt;
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -29,11 +29,14 @@ class Module;
 }
 
 namespace cadre {
-
 class GradientStorage;
-namespace wrap {
+}
+namespace cadre::wrap {
 class ParameterWatch;
 }
+
+namespace cadre::reduction {
+
 class Reducer;
 
 struct DataParallelOptions {
@@ -113,4 +116,4 @@ class CADRE_EXPORT DataParallelCore {
   std::optional<int64_t> last_num_samples_ = 0;  // of the last forward
 };
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -19,7 +19,7 @@
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/wrap/output_tensors.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 // While it lives, backward() adds to this rank's gradients and reduces nothing; the next backward()
 // without it reduces the sum.
@@ -126,4 +126,4 @@ class DataParallelModule {
   std::shared_ptr<DataParallelCore> core_;  // shared with NoSync guards
 };
 
-}  // namespace cadre
+}  // namespace cadre::reduction

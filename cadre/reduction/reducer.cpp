@@ -12,7 +12,7 @@
 #include "cadre/reduction/agreement/refusals.h"
 #include "cadre/reduction/agreement/trailer.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 namespace {
 
@@ -432,4 +432,4 @@ void Reducer::learn_layout() {
   storage_->learn({agreed.const_data_ptr<int64_t>(), order.size()});
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -43,7 +43,7 @@
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/sample_weight.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 class Reducer {
  public:
@@ -145,4 +145,4 @@ class Reducer {
       hooks_;  // removed with this; shared to answer such outputs
 };
 
-}  // namespace cadre
+}  // namespace cadre::reduction

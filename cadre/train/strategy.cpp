@@ -20,7 +20,7 @@ namespace cadre::train {
 namespace {
 
 template <typename Wrapper>
-void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
+void set_guard(std::optional<reduction::NoSync>& guard, bool on, Wrapper& wrapper) {
   if (!on) {
     guard.reset();
   } else if (!guard) {
@@ -85,7 +85,7 @@ class Replicated : public Strategy {
   DistributedDataParallel<Model> model_;
 
  private:
-  std::optional<NoSync> no_sync_;
+  std::optional<reduction::NoSync> no_sync_;
 };
 
 std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards) {
@@ -217,7 +217,7 @@ class FullySharded final : public Strategy {
 
  private:
   FullyShardedDataParallel<Model> model_;
-  std::optional<NoSync> no_sync_;
+  std::optional<reduction::NoSync> no_sync_;
 };
 
 std::vector<MeshAxis> hybrid_axes(const ParallelConfig& config, int world_size) {

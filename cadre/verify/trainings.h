@@ -101,7 +101,7 @@ class WrappedTraining : public SteppedTraining {
       const bool is_last = part + 1 == num_parts_;
       // The last part reduces, so it also runs on ranks without rows.
       if (rows.size() == 0 && !is_last) continue;
-      std::optional<NoSync> no_sync;
+      std::optional<reduction::NoSync> no_sync;
       if (!is_last) no_sync.emplace(model_.no_sync());
       at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows));
       if (rows.size() < share.size()) {

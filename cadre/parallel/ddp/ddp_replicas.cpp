@@ -93,18 +93,19 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                               const DistributedDataParallelOptions& options) {
   const bool is_sharded = options.gradients == GradientPlacement::kSharded;
   const auto flat_parameters = std::make_shared<FlatParametersList>();
-  DataParallelOptions core_options{.wrapper = kWrapper,
-                                   .component = "ddp",
-                                   .weighting = options.weighting,
-                                   .broadcast_buffers = options.broadcast_buffers,
-                                   .is_idle_alone = !is_sharded};
-  MakeGradientStorage make_storage =
+  reduction::DataParallelOptions core_options{.wrapper = kWrapper,
+                                              .component = "ddp",
+                                              .weighting = options.weighting,
+                                              .broadcast_buffers = options.broadcast_buffers,
+                                              .is_idle_alone = !is_sharded};
+  reduction::MakeGradientStorage make_storage =
       [&](std::vector<NamedTensor> trained,
           const wrap::LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
     return std::make_unique<ReplicatedGradients>(
         std::move(trained), located,
-        ReplicatedGradients::Options{
-            .caps = options.bucket_caps, .layout = options.layout, .trailer_numel = kTrailerNumel});
+        ReplicatedGradients::Options{.caps = options.bucket_caps,
+                                     .layout = options.layout,
+                                     .trailer_numel = reduction::kTrailerNumel});
   };
   if (is_sharded) {
     make_storage = [&](std::vector<NamedTensor> trained,
@@ -115,7 +116,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
           ShardedGradients::Groups{.all = located, .shard = located, .replicate = std::nullopt},
           ShardedGradients::Options{
               .layout = options.layout,
-              .trailer_numel = kTrailerNumel,
+              .trailer_numel = reduction::kTrailerNumel,
               .wrapper = kWrapper,
               .remedy = "With GradientPlacement::kSharded make a cadre::ZeroRedundancyOptimizer "
                         "from the wrapper"});
@@ -126,8 +127,8 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
       for (const auto& flat : *flat_parameters) flat->wait_unsharded();
     };
   }
-  auto core =
-      std::make_shared<DataParallelCore>(module, group, std::move(core_options), make_storage);
+  auto core = std::make_shared<reduction::DataParallelCore>(module, group, std::move(core_options),
+                                                            make_storage);
   DdpReplicas replicas{
       .core = std::move(core), .group = group, .flat_parameters = *flat_parameters, .shards = {}};
   if (replicas.flat_parameters.empty()) return replicas;

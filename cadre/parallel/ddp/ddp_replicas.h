@@ -22,7 +22,7 @@ class Module;
 namespace cadre {
 
 struct DdpReplicas {
-  std::shared_ptr<DataParallelCore> core;
+  std::shared_ptr<reduction::DataParallelCore> core;
   ProcessGroup group;
   std::vector<std::shared_ptr<FlatParameters>> flat_parameters;  // one for each bucket, if sharded
   std::vector<ParameterShard> shards;                            // by parameter, if sharded

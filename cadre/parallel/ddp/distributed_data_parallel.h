@@ -56,14 +56,14 @@ template <typename Given>
 
 // M: see DataParallelModule.
 template <typename M>
-class DistributedDataParallel : public DataParallelModule<M> {
+class DistributedDataParallel : public reduction::DataParallelModule<M> {
  public:
   DistributedDataParallel(std::shared_ptr<M> module, const ProcessGroup& group,
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module, make_ddp_replicas(module, group, options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
-  template <ModuleHolder Holder>
+  template <reduction::ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
   DistributedDataParallel(const Holder& module, const ProcessGroup& group,
                           const DistributedDataParallelOptions& options = {})
@@ -71,7 +71,7 @@ class DistributedDataParallel : public DataParallelModule<M> {
 
   template <typename Given, typename Group>
     requires(!std::is_convertible_v<Given, std::shared_ptr<M>> &&
-             !ModuleHolder<std::remove_cvref_t<Given>>)
+             !reduction::ModuleHolder<std::remove_cvref_t<Given>>)
   DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {})
       : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
 
@@ -101,7 +101,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
 
  private:
   DistributedDataParallel(std::shared_ptr<M> module, DdpReplicas replicas)
-      : DataParallelModule<M>(std::move(module), replicas.core), replicas_(std::move(replicas)) {}
+      : reduction::DataParallelModule<M>(std::move(module), replicas.core),
+        replicas_(std::move(replicas)) {}
 
   DdpReplicas replicas_;
 };
@@ -120,10 +121,10 @@ class DistributedDataParallel<RefusedArgument<Given>> {
   RefusedModule<Given> refused_;
 };
 
-template <ModuleHolder Holder, typename Group>
+template <reduction::ModuleHolder Holder, typename Group>
 DistributedDataParallel(const Holder&, const Group&)
     -> DistributedDataParallel<typename Holder::ContainedType>;
-template <ModuleHolder Holder, typename Group>
+template <reduction::ModuleHolder Holder, typename Group>
 DistributedDataParallel(const Holder&, const Group&, const DistributedDataParallelOptions&)
     -> DistributedDataParallel<typename Holder::ContainedType>;
 template <typename M, typename Group>

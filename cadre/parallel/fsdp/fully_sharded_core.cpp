@@ -293,7 +293,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
         trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
-                                  .trailer_numel = kTrailerNumel,
+                                  .trailer_numel = reduction::kTrailerNumel,
                                   .num_late_units = num_root_flats,
                                   .wrapper = kFullySharded,
                                   .remedy = "Make the optimizer from the wrapper "
@@ -302,15 +302,15 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                                     if (const auto units = made->lock()) units->set_reduced();
                                   }});
   };
-  core_ = std::make_shared<DataParallelCore>(
+  core_ = std::make_shared<reduction::DataParallelCore>(
       module_, groups_.all,
-      DataParallelOptions{.wrapper = kFullySharded,
-                          .component = "fsdp",
-                          .weighting = options_.weighting,
-                          .broadcast_buffers = options_.broadcast_buffers,
-                          .broadcast_parameters = false,  // shard_unit() does
-                          .ignored = names_of(construction.assignment.ignored),
-                          .is_idle_alone = false},
+      reduction::DataParallelOptions{.wrapper = kFullySharded,
+                                     .component = "fsdp",
+                                     .weighting = options_.weighting,
+                                     .broadcast_buffers = options_.broadcast_buffers,
+                                     .broadcast_parameters = false,  // shard_unit() does
+                                     .ignored = names_of(construction.assignment.ignored),
+                                     .is_idle_alone = false},
       make_storage);
   std::vector<std::string> names;
   for (const AssignedUnit& unit : construction.assignment.units) names.push_back(unit.name);

@@ -28,7 +28,9 @@ class Module;
 
 namespace cadre {
 
+namespace reduction {
 class DataParallelCore;
+}
 namespace shard {
 class FlatBufferPool;
 }
@@ -71,7 +73,7 @@ class CADRE_EXPORT FullyShardedCore {
   bool casts_inputs() const;
   bool casts_outputs() const;
 
-  const std::shared_ptr<DataParallelCore>& data_parallel() const { return core_; }
+  const std::shared_ptr<reduction::DataParallelCore>& data_parallel() const { return core_; }
   void reduce_gradients();
   std::vector<ParameterShard> parameter_shards() const;
 
@@ -102,7 +104,7 @@ class CADRE_EXPORT FullyShardedCore {
   std::shared_ptr<FileMemory> files_;  // shared with the tensors in it; null without offload
   std::vector<std::shared_ptr<FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
-  std::shared_ptr<DataParallelCore> core_;
+  std::shared_ptr<reduction::DataParallelCore> core_;
   std::shared_ptr<ShardedUnits> units_;
 };
 

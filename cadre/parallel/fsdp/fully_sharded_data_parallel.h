@@ -65,7 +65,7 @@ class [[nodiscard]] FullParameters {
 
 // M: a torch::nn::Module with a forward() of any arguments, see DataParallelModule.
 template <typename M>
-class FullyShardedDataParallel : public DataParallelModule<M> {
+class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
  public:
   using Options = FullyShardedDataParallelOptions;
 
@@ -78,7 +78,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
             module, std::make_shared<FullyShardedCore>(module, ShardGroups::of(ranks), options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential.
-  template <ModuleHolder Holder, typename Ranks>
+  template <reduction::ModuleHolder Holder, typename Ranks>
     requires std::is_same_v<typename Holder::ContainedType, M>
   FullyShardedDataParallel(const Holder& module, const Ranks& ranks, const Options& options = {})
       : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), ranks, options) {}
@@ -174,15 +174,16 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   };
 
   FullyShardedDataParallel(const std::shared_ptr<M>& module, std::shared_ptr<FullyShardedCore> core)
-      : DataParallelModule<M>(module, core->data_parallel()), sharded_(std::move(core)) {}
+      : reduction::DataParallelModule<M>(module, core->data_parallel()),
+        sharded_(std::move(core)) {}
 
   std::shared_ptr<FullyShardedCore> sharded_;
 };
 
-template <ModuleHolder Holder, typename Ranks>
+template <reduction::ModuleHolder Holder, typename Ranks>
 FullyShardedDataParallel(const Holder&, const Ranks&)
     -> FullyShardedDataParallel<typename Holder::ContainedType>;
-template <ModuleHolder Holder, typename Ranks>
+template <reduction::ModuleHolder Holder, typename Ranks>
 FullyShardedDataParallel(const Holder&, const Ranks&, const FullyShardedDataParallelOptions&)
     -> FullyShardedDataParallel<typename Holder::ContainedType>;
 template <typename M, typename Ranks>

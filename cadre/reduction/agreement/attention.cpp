@@ -7,7 +7,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value) {
   std::string text;
@@ -116,4 +116,4 @@ void Attention::check_no_rank_gave_up() const {
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -17,7 +17,7 @@
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/agreement/wrapper.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 // "rank 2", "ranks 0, 2" or "all ranks": those whose flag of `column` has the value. flags:
 // (world_size, n) uint8.
@@ -82,4 +82,4 @@ class Attention {
   at::Tensor counts_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::reduction

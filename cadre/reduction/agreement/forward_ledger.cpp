@@ -5,7 +5,7 @@
 #include <ranges>
 #include <utility>
 
-namespace cadre {
+namespace cadre::reduction {
 
 namespace {
 
@@ -133,4 +133,4 @@ void ForwardLedger::forgive_before(int64_t number) {
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

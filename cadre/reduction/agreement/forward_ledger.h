@@ -17,7 +17,7 @@
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/wrap/autograd_hooks.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 // What the hooks of a forward's outputs share; it ends with their graph.
 struct Forward {
@@ -99,4 +99,4 @@ class ForwardLedger {
   std::vector<Entry> entries_;  // by number
 };
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace cadre {
+namespace cadre::reduction {
 
 namespace {
 
@@ -84,4 +84,4 @@ int64_t LocalGradients::take_samples() {
   return std::exchange(num_samples_, 0);
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

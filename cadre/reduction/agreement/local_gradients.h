@@ -16,7 +16,7 @@
 
 #include "cadre/reduction/agreement/forward_ledger.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 class LocalGradients {
  public:
@@ -52,4 +52,4 @@ class LocalGradients {
   std::vector<CarriedForward> carried_;  // by that backward
 };
 
-}  // namespace cadre
+}  // namespace cadre::reduction

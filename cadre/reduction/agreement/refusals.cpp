@@ -3,7 +3,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 void refuse_lost_wrapper(const Wrapper& wrapper) {
   throw Error(ErrorCode::kInvalidArgument,
@@ -63,4 +63,4 @@ void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_fo
                      wrapper.place(), of_forwards.empty() ? 0 : of_forwards[0], num_samples));
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

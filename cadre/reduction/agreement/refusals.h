@@ -9,7 +9,7 @@
 
 #include "cadre/reduction/agreement/wrapper.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 [[noreturn]] void refuse_lost_wrapper(const Wrapper& wrapper);
 [[noreturn]] void refuse_second_backward(const Wrapper& wrapper);
@@ -22,4 +22,4 @@ namespace cadre {
 [[noreturn]] void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_forwards,
                                        int64_t num_samples);
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
-namespace cadre {
+namespace cadre::reduction {
 
 namespace {
 
@@ -42,4 +42,4 @@ bool trailer_needs_attention(const at::Tensor& trailer) {
   return element[2 * kNumPairs] != 0;
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-namespace cadre {
+namespace cadre::reduction {
 
 // Forwards of this rank that no backward has gone through, beside those that the pass carries.
 struct StepPosition {
@@ -45,4 +45,4 @@ void write_trailer(const at::Tensor& trailer, const TrailerWord& word);
 // ranks.
 bool trailer_needs_attention(const at::Tensor& trailer);
 
-}  // namespace cadre
+}  // namespace cadre::reduction

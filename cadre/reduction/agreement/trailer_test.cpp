@@ -6,7 +6,7 @@
 
 #include <vector>
 
-namespace cadre {
+namespace cadre::reduction {
 namespace {
 
 constexpr int kManyRanks = 1000;
@@ -45,4 +45,4 @@ TEST(Trailer, TellsOneRankFromManyInEveryDtype) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -2,7 +2,7 @@
 
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 std::string Wrapper::place() const {
   return format("{}, rank {}", name, rank);
@@ -12,4 +12,4 @@ std::string Wrapper::place_with_module() const {
   return format("{} of {}, rank {}", name, module, rank);
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

@@ -8,7 +8,7 @@
 
 #include "cadre/base/types.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
 struct Wrapper {
   std::string name;       // "DistributedDataParallel"
@@ -23,4 +23,4 @@ struct Wrapper {
   std::string place_with_module() const;
 };
 
-}  // namespace cadre
+}  // namespace cadre::reduction
