@@ -19,7 +19,7 @@ FORWARD = re.compile(r"(?:class|struct) \w+$|enum (?:class )?\w+(?: : \w+)?$")
 
 # Internal headers that still declare names directly in namespace cadre. They lie in the folders of the
 # wrappers, or are used there: each leaves the list when its folder moves its private names.
-FOLDERS_TO_MOVE = ("parallel", "verify")
+FOLDERS_TO_MOVE = ("verify",)
 HEADERS_TO_MOVE = set()
 
 

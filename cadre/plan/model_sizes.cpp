@@ -20,10 +20,10 @@ ModelSizes model_sizes_of(const std::shared_ptr<torch::nn::Module>& module,
   }
   FullyShardedDataParallelOptions options;
   options.wrap_policy = policy;
-  const UnitAssignment assignment = assign_units(module, options);
+  const parallel::UnitAssignment assignment = parallel::assign_units(module, options);
   ModelSizes sizes{.parameters = {}, .units = {}};
   std::unordered_map<const void*, size_t> unit_of;
-  for (const AssignedUnit& unit : assignment.units) {
+  for (const parallel::AssignedUnit& unit : assignment.units) {
     for (const NamedTensor& parameter : unit.parameters) {
       unit_of[parameter.tensor.unsafeGetTensorImpl()] = sizes.units.size();
     }

@@ -98,15 +98,15 @@ std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards)
 
 constexpr const char* kOptimizerName = "cadre train";  // in the texts of ZeroCore
 
-std::unique_ptr<ZeroCore> make_core(const DistributedDataParallel<Model>& model) {
+std::unique_ptr<parallel::ZeroCore> make_core(const DistributedDataParallel<Model>& model) {
   if (!model.flat_parameters().empty()) {
-    return std::make_unique<ZeroCore>(kOptimizerName, model.flat_parameters(),
-                                      model.parameter_shards());
+    return std::make_unique<parallel::ZeroCore>(kOptimizerName, model.flat_parameters(),
+                                                model.parameter_shards());
   }
   std::vector<NamedTensor> parameters;
   for (auto& [name, tensor] : parameters_of(*model.module())) parameters.push_back({name, tensor});
-  auto core = std::make_unique<ZeroCore>(kOptimizerName, std::move(parameters),
-                                         model.process_group(), ZeroOptions{});
+  auto core = std::make_unique<parallel::ZeroCore>(kOptimizerName, std::move(parameters),
+                                                   model.process_group(), ZeroOptions{});
   core->adopt(model.module()->parameters());
   return core;
 }
@@ -155,11 +155,11 @@ class DividedOptimizer final : public Replicated {
 
  private:
   struct StepEnd {
-    ZeroCore& core;
+    parallel::ZeroCore& core;
     ~StepEnd() { core.end_step(); }
   };
 
-  std::unique_ptr<ZeroCore> core_;
+  std::unique_ptr<parallel::ZeroCore> core_;
   std::vector<ParameterShard> shards_;
 };
 

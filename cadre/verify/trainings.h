@@ -220,18 +220,18 @@ class ShardedTraining final : public FsdpTraining<Program> {
     options.wrap_policy = program.options.wrap_policy;
     return options;
   }
-  static ShardGroups groups_of(const Program& program, const ProcessGroup& world,
-                               const StrategyCase& strategy) {
+  static parallel::ShardGroups groups_of(const Program& program, const ProcessGroup& world,
+                                         const StrategyCase& strategy) {
     const auto& group_for = program.options.group_for;
     if (strategy.strategy == VerifiedStrategy::kFsdp) {
-      ShardGroups groups = ShardGroups::of(world);
+      parallel::ShardGroups groups = parallel::ShardGroups::of(world);
       groups.all = group_for(world);
       return groups;
     }
     const int num_replicas = strategy.num_replicas;
     const DeviceMesh mesh(
         world, {{"replicate", num_replicas}, {"shard", world.world_size() / num_replicas}});
-    ShardGroups groups = ShardGroups::of(mesh);
+    parallel::ShardGroups groups = parallel::ShardGroups::of(mesh);
     groups.all = group_for(mesh.joint_group({"replicate", "shard"}));
     groups.shard = group_for(mesh.group("shard"));
     groups.replicate = group_for(mesh.group("replicate"));

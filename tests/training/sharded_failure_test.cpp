@@ -216,12 +216,12 @@ class ShardedRank {
   }
 
   void shard_fully(const Strategy& strategy) {
-    ShardGroups groups = ShardGroups::of(group_);
+    parallel::ShardGroups groups = parallel::ShardGroups::of(group_);
     if (strategy.num_replicas > 1) {
       mesh_.emplace(group_,
                     std::vector<MeshAxis>{{"replicate", strategy.num_replicas},
                                           {"shard", group_.world_size() / strategy.num_replicas}});
-      groups = ShardGroups::of(*mesh_);
+      groups = parallel::ShardGroups::of(*mesh_);
       groups.shard = watched(mesh_->group("shard"));
       groups.replicate = watched(mesh_->group("replicate"));
     }

@@ -249,13 +249,13 @@ inline Training train_replicated(const Strategy& strategy, const ShardedCase& te
   });
 }
 
-inline ShardGroups groups_of(const Strategy& strategy, const ProcessGroup& group,
-                             const Disturbance& disturb) {
+inline parallel::ShardGroups groups_of(const Strategy& strategy, const ProcessGroup& group,
+                                       const Disturbance& disturb) {
   const auto shard_size = group.world_size() / strategy.num_replicas;
-  ShardGroups groups =
+  parallel::ShardGroups groups =
       strategy.num_replicas == 1
-          ? ShardGroups::of(group)
-          : ShardGroups::of(
+          ? parallel::ShardGroups::of(group)
+          : parallel::ShardGroups::of(
                 DeviceMesh(group, {{"replicate", strategy.num_replicas}, {"shard", shard_size}}));
   if (!disturb) return groups;
   groups.all = disturbed(group, disturb);
@@ -268,7 +268,7 @@ inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase&
                                     const std::vector<Tensor>& batches, const ProcessGroup& group,
                                     const std::shared_ptr<Model>& module,
                                     const Disturbance& disturb) {
-  const ShardGroups groups = groups_of(strategy, group, disturb);
+  const parallel::ShardGroups groups = groups_of(strategy, group, disturb);
   FullyShardedDataParallelOptions options = strategy.fsdp;
   options.wrap_policy = wrap_by_size(1);
   Training training;

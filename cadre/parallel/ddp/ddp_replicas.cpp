@@ -16,7 +16,7 @@
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 namespace {
 
@@ -137,4 +137,4 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
   return replicas;
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

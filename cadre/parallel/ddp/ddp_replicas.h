@@ -19,7 +19,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace cadre {
+namespace cadre::parallel {
 
 struct DdpReplicas {
   std::shared_ptr<reduction::DataParallelCore> core;
@@ -34,4 +34,4 @@ CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Modu
                                            const ProcessGroup& group,
                                            const DistributedDataParallelOptions& options);
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -49,7 +49,7 @@ struct RefusedModule {
 };
 // What the constructors that refuse `Given` initialise their base with.
 template <typename Given>
-[[noreturn]] DdpReplicas refuse_module() {
+[[noreturn]] parallel::DdpReplicas refuse_module() {
   [[maybe_unused]] const RefusedModule<Given> refused;
   std::terminate();
 }
@@ -60,7 +60,7 @@ class DistributedDataParallel : public reduction::DataParallelModule<M> {
  public:
   DistributedDataParallel(std::shared_ptr<M> module, const ProcessGroup& group,
                           const DistributedDataParallelOptions& options = {})
-      : DistributedDataParallel(module, make_ddp_replicas(module, group, options)) {}
+      : DistributedDataParallel(module, parallel::make_ddp_replicas(module, group, options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
   template <reduction::ModuleHolder Holder>
@@ -100,11 +100,11 @@ class DistributedDataParallel : public reduction::DataParallelModule<M> {
   }
 
  private:
-  DistributedDataParallel(std::shared_ptr<M> module, DdpReplicas replicas)
+  DistributedDataParallel(std::shared_ptr<M> module, parallel::DdpReplicas replicas)
       : reduction::DataParallelModule<M>(std::move(module), replicas.core),
         replicas_(std::move(replicas)) {}
 
-  DdpReplicas replicas_;
+  parallel::DdpReplicas replicas_;
 };
 
 // The module of a refused argument, so that the refusal is all that the compiler says.

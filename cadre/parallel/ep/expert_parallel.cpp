@@ -104,13 +104,14 @@ std::vector<std::string> names_of_axes(const DeviceMesh& mesh) {
   return names;
 }
 
-std::shared_ptr<const ExpertGroups> groups_of(const DeviceMesh& mesh, const std::string& axis) {
+std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
+                                                        const std::string& axis) {
   const ProcessGroup& tokens = mesh.joint_group(names_of_axes(mesh));
   const ProcessGroup& experts = mesh.group(axis);
   std::vector<int> members;
   for (const int rank : experts.global_ranks()) members.push_back(tokens.group_rank(rank).value());
-  return std::make_shared<const ExpertGroups>(
-      ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
+  return std::make_shared<const parallel::ExpertGroups>(
+      parallel::ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
 }
 
 // divided: the parameters of experts, with the sizes of the whole ones.
@@ -152,7 +153,7 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh
                module.name(), axis));
   }
   for (const NamedLayer& named : layers) check_layer(named, mesh, axis);
-  const std::shared_ptr<const ExpertGroups> groups = groups_of(mesh, axis);
+  const std::shared_ptr<const parallel::ExpertGroups> groups = groups_of(mesh, axis);
   if (mesh.size() > 1) check_equal_on_all(text_of(layers, axis), groups->tokens);
   make_equal(module, groups->tokens, "ExpertParallel");
   std::map<const c10::TensorImpl*, std::vector<int64_t>> divided;

@@ -125,16 +125,17 @@ MixtureOfExpertsOutput MixtureOfExpertsImpl::forward(const at::Tensor& input) {
                           c10::toString(input.scalar_type()), input.device().str()));
   }
   const at::Tensor tokens = input.reshape({-1, options.features});
-  const RouterChoices choices = choose_experts(
+  const parallel::RouterChoices choices = parallel::choose_experts(
       router_logits(tokens),
       {.num_selected = options.num_selected, .normalize_weights = options.normalize_weights});
-  const DispatchPlan plan = plan_dispatch(
+  const parallel::DispatchPlan plan = parallel::plan_dispatch(
       choices.experts,
       {.num_experts = options.num_experts, .capacity_factor = options.capacity_factor},
       groups_.get());
-  const at::Tensor rows = send_to_experts(tokens.index_select(0, plan.tokens), plan, groups_.get());
-  const at::Tensor results =
-      return_to_tokens(outputs_of_experts(rows, plan.rows_of_expert), plan, groups_.get());
+  const at::Tensor rows =
+      parallel::send_to_experts(tokens.index_select(0, plan.tokens), plan, groups_.get());
+  const at::Tensor results = parallel::return_to_tokens(
+      outputs_of_experts(rows, plan.rows_of_expert), plan, groups_.get());
   // The sum is taken in the dtype of the weights, and rounded once.
   const at::Tensor weights =
       choices.weights.reshape({-1}).index_select(0, plan.choices).unsqueeze(1);
@@ -154,8 +155,8 @@ at::Tensor MixtureOfExpertsImpl::router_logits(const at::Tensor& tokens) const {
   return at::linear(tokens.to(dtype), router->weight.to(dtype));
 }
 
-RouterLosses MixtureOfExpertsImpl::losses_of(const RouterChoices& choices,
-                                             const DispatchPlan& plan) const {
+RouterLosses MixtureOfExpertsImpl::losses_of(const parallel::RouterChoices& choices,
+                                             const parallel::DispatchPlan& plan) const {
   // (num_experts + 1): the sums over tokens of the probabilities and of the squares.
   at::Tensor sums =
       at::cat({choices.probabilities.sum(0), choices.log_sums.square().sum(0, /*keepdim=*/true)});
@@ -190,7 +191,7 @@ std::vector<std::string> MixtureOfExpertsImpl::names_of_expert_parameters() cons
   return {"up_weight", "up_bias", "down_weight", "down_bias"};
 }
 
-void MixtureOfExpertsImpl::divide(std::shared_ptr<const ExpertGroups> groups,
+void MixtureOfExpertsImpl::divide(std::shared_ptr<const parallel::ExpertGroups> groups,
                                   const std::string& name) {
   const int num_ranks = groups->experts.world_size();
   const int rank = groups->experts.rank();

@@ -33,9 +33,11 @@
 
 namespace cadre {
 
+namespace parallel {
 struct ExpertGroups;
 struct DispatchPlan;
 struct RouterChoices;
+}  // namespace parallel
 
 enum class ExpertActivation : uint8_t { kGelu, kRelu, kSilu };
 
@@ -111,16 +113,17 @@ class CADRE_EXPORT MixtureOfExpertsImpl : public torch::nn::Module {
 
   // For ExpertParallel: the parameters with one entry for each expert; keeps those of this rank.
   std::vector<std::string> names_of_expert_parameters() const;
-  void divide(std::shared_ptr<const ExpertGroups> groups, const std::string& name);
+  void divide(std::shared_ptr<const parallel::ExpertGroups> groups, const std::string& name);
   bool is_divided() const { return groups_ != nullptr; }
 
  private:
   at::Tensor router_logits(const at::Tensor& tokens) const;
-  RouterLosses losses_of(const RouterChoices& choices, const DispatchPlan& plan) const;
+  RouterLosses losses_of(const parallel::RouterChoices& choices,
+                         const parallel::DispatchPlan& plan) const;
   at::Tensor outputs_of_experts(const at::Tensor& rows, const std::vector<int64_t>& sizes) const;
 
   // Shared by the layers that are divided together. Null: the layer computes alone.
-  std::shared_ptr<const ExpertGroups> groups_;
+  std::shared_ptr<const parallel::ExpertGroups> groups_;
 };
 TORCH_MODULE(MixtureOfExperts);
 

@@ -274,8 +274,8 @@ TEST(ChooseExperts, TakesTheLowestIndexOfEqualLogits) {
   logits[1][17] = 1;
   logits[2][39] = 1;
   logits[2][38] = 1;
-  const RouterChoices choices =
-      choose_experts(logits, {.num_selected = 3, .normalize_weights = true});
+  const parallel::RouterChoices choices =
+      parallel::choose_experts(logits, {.num_selected = 3, .normalize_weights = true});
   EXPECT_TRUE(torch::equal(choices.experts,
                            torch::tensor({{0, 1, 2}, {17, 0, 1}, {38, 39, 0}}, torch::kLong)));
   EXPECT_TRUE(torch::allclose(choices.weights.sum(1), torch::ones({3})));

@@ -7,7 +7,7 @@
 
 #include <tuple>
 
-namespace cadre {
+namespace cadre::parallel {
 
 RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& options) {
   RouterChoices choices{.probabilities = at::softmax(logits, 1),
@@ -25,4 +25,4 @@ RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& opti
   return choices;
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace cadre {
+namespace cadre::parallel {
 
 struct RouterChoices {
   at::Tensor probabilities;  // (n, E): the softmax of the logits
@@ -25,4 +25,4 @@ struct RouterOptions {
 // logits: (n, E), of n tokens. Of equal logits the one of the lower index comes first.
 RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& options);
 
-}  // namespace cadre
+}  // namespace cadre::parallel

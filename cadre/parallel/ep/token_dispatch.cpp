@@ -11,7 +11,7 @@
 
 #include "cadre/group/differentiable.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 // Numbers of choices, int64 (ranks, k, E): by rank, number of the choice, and expert.
@@ -201,4 +201,4 @@ at::Tensor return_to_tokens(const at::Tensor& rows, const DispatchPlan& plan,
       {.output_split_sizes = plan.sent, .input_split_sizes = plan.received});
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -22,7 +22,7 @@
 
 #include "cadre/group/process_group.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 // The ranks that share the experts of a layer.
 struct ExpertGroups {
@@ -70,4 +70,4 @@ at::Tensor send_to_experts(const at::Tensor& rows, const DispatchPlan& plan,
 at::Tensor return_to_tokens(const at::Tensor& rows, const DispatchPlan& plan,
                             const ExpertGroups* groups);
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -153,7 +153,7 @@ TEST(FsdpDeferred, RefusesMetaTensorsOfTheProgram) {
     auto net = std::make_shared<nn::Module>();
     net->register_parameter("weight", torch::empty({3}, options));
     try {
-      const FullyShardedCore core(net, ShardGroups::of(group), {});
+      const parallel::FullyShardedCore core(net, parallel::ShardGroups::of(group), {});
       ADD_FAILURE() << "was accepted";
     } catch (const Error& error) {
       EXPECT_EQ(

@@ -86,7 +86,7 @@ TEST(FsdpAccumulation, WithAndWithoutReduction) {
 TEST(FsdpAccumulation, GathersOnceForAllBackwardsUntilTheReduction) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto num_gathers = [&](Reshard reshard) {
-      ShardGroups groups = ShardGroups::of(group);
+      parallel::ShardGroups groups = parallel::ShardGroups::of(group);
       const FakeGroup counted(group);
       int count = 0;
       counted.on_call = [&count](GroupCall& call) {

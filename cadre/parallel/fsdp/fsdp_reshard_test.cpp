@@ -148,7 +148,7 @@ int64_t gathered_over_all(const ProcessGroup& group,
     }
     call.pass_on();
   };
-  ShardGroups groups = ShardGroups::of(group);
+  parallel::ShardGroups groups = parallel::ShardGroups::of(group);
   groups.all = counting.group();
   FullyShardedDataParallel model{std::make_shared<Tower>(kTowerUnits), groups, options};
   for (int step = 0; step < 2; ++step) {

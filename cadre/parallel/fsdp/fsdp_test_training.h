@@ -57,7 +57,7 @@ inline Training train_sharded_rank(const Case& test_case, const std::vector<Tens
                                    const ProcessGroup& group, const std::shared_ptr<Model>& module,
                                    const FullyShardedDataParallelOptions& options,
                                    const ProcessGroup& faulty) {
-  ShardGroups groups = ShardGroups::of(group);
+  parallel::ShardGroups groups = parallel::ShardGroups::of(group);
   groups.all = faulty;
   FullyShardedDataParallel model{module, groups, options};
   const auto optimizer = make_optimizer(test_case, model.parameters());

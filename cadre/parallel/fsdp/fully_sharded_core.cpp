@@ -24,7 +24,7 @@
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/shard_fence.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 namespace {
 
@@ -425,4 +425,4 @@ int64_t FullyShardedCore::peak_full_bytes() const {
   return pool_->peak_bytes();
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

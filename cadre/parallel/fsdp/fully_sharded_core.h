@@ -27,15 +27,17 @@ class Module;
 }
 
 namespace cadre {
-
-namespace reduction {
-class DataParallelCore;
-}
-namespace shard {
-class FlatBufferPool;
-}
 class FlatParameters;
 class ShardFence;
+}  // namespace cadre
+namespace cadre::reduction {
+class DataParallelCore;
+}
+namespace cadre::shard {
+class FlatBufferPool;
+}
+
+namespace cadre::parallel {
 
 // The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
 // along the axis before it, if there is one, ranks hold the same (HSDP).
@@ -108,4 +110,4 @@ class CADRE_EXPORT FullyShardedCore {
   std::shared_ptr<ShardedUnits> units_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -46,7 +46,8 @@ namespace cadre {
 // forward and no backward is allowed. Made and destroyed on all ranks.
 class [[nodiscard]] FullParameters {
  public:
-  explicit FullParameters(std::shared_ptr<FullyShardedCore> core) : core_(std::move(core)) {
+  explicit FullParameters(std::shared_ptr<parallel::FullyShardedCore> core)
+      : core_(std::move(core)) {
     core_->summon();
   }
   ~FullParameters() {
@@ -60,7 +61,7 @@ class [[nodiscard]] FullParameters {
   void write_back() { core_->write_back(); }
 
  private:
-  std::shared_ptr<FullyShardedCore> core_;
+  std::shared_ptr<parallel::FullyShardedCore> core_;
 };
 
 // M: a torch::nn::Module with a forward() of any arguments, see DataParallelModule.
@@ -74,8 +75,8 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
   template <typename Ranks>
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Ranks& ranks,
                            const Options& options = {})
-      : FullyShardedDataParallel(
-            module, std::make_shared<FullyShardedCore>(module, ShardGroups::of(ranks), options)) {}
+      : FullyShardedDataParallel(module, std::make_shared<parallel::FullyShardedCore>(
+                                             module, parallel::ShardGroups::of(ranks), options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential.
   template <reduction::ModuleHolder Holder, typename Ranks>
@@ -156,7 +157,7 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
   // One forward of the root. Destroyed before returned(): it has failed.
   class Pass {
    public:
-    Pass(FullyShardedCore& core, std::optional<int64_t> num_rows)
+    Pass(parallel::FullyShardedCore& core, std::optional<int64_t> num_rows)
         : core_(core), call_(core.before_forward(num_rows)) {}
     ~Pass() {
       if (call_) core_.fail_forward();
@@ -169,15 +170,16 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
     }
 
    private:
-    FullyShardedCore& core_;
-    ShardedUnits::Call call_;
+    parallel::FullyShardedCore& core_;
+    parallel::ShardedUnits::Call call_;
   };
 
-  FullyShardedDataParallel(const std::shared_ptr<M>& module, std::shared_ptr<FullyShardedCore> core)
+  FullyShardedDataParallel(const std::shared_ptr<M>& module,
+                           std::shared_ptr<parallel::FullyShardedCore> core)
       : reduction::DataParallelModule<M>(module, core->data_parallel()),
         sharded_(std::move(core)) {}
 
-  std::shared_ptr<FullyShardedCore> sharded_;
+  std::shared_ptr<parallel::FullyShardedCore> sharded_;
 };
 
 template <reduction::ModuleHolder Holder, typename Ranks>

@@ -10,7 +10,7 @@
 #include "cadre/base/format.h"
 #include "cadre/shard/flat_parameters.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 namespace {
 
@@ -91,4 +91,4 @@ std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offlo
   return files;
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -12,7 +12,7 @@
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/wrap/located_group.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 struct OffloadGroups {
   const wrap::LocatedGroup& all;
@@ -25,4 +25,4 @@ std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offlo
                                          const UnitAssignment& assignment,
                                          const OffloadGroups& groups);
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -4,7 +4,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/process_group.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 ReshardChoice checked_choice(const std::string& what, Reshard reshard,
                              std::optional<int> group_size, const wrap::LocatedGroup& shard) {
@@ -36,4 +36,4 @@ std::optional<wrap::LocatedGroup> ReshardGroups::group_of(const ReshardChoice& c
   return groups_.emplace(choice.group_size, part).first->second;
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

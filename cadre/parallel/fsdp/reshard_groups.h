@@ -14,7 +14,7 @@
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/wrap/located_group.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 // How long a unit is full, and among how many ranks its parameters stay between its forward and its
 // backward.
@@ -39,4 +39,4 @@ class ReshardGroups {
   std::map<int, wrap::LocatedGroup> groups_;  // by size
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -10,8 +10,8 @@
 namespace cadre {
 
 struct UnitCall::State {
-  std::shared_ptr<ShardedUnits> units;
-  ShardedUnits::Call call;
+  std::shared_ptr<parallel::ShardedUnits> units;
+  parallel::ShardedUnits::Call call;
   bool has_returned = false;
 };
 

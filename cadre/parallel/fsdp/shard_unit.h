@@ -37,7 +37,9 @@
 
 namespace cadre {
 
+namespace parallel {
 class ShardedUnits;
+}
 
 // What a wrapper finds in the units of a model, whatever their type.
 class CADRE_EXPORT ShardUnitBase {
@@ -53,7 +55,7 @@ class CADRE_EXPORT ShardUnitBase {
     bool is_wrapped = false;   // within a model that a wrapper has sharded, as a unit or not
     FullyShardOptions options = {};
     bool is_sharded = false;
-    std::weak_ptr<ShardedUnits> units = {};
+    std::weak_ptr<parallel::ShardedUnits> units = {};
     size_t index = 0;
   };
   Binding& binding() { return binding_; }

@@ -126,9 +126,10 @@ struct Tree : nn::Module {
   nn::Linear head{nullptr};
 };
 
-std::map<std::string, std::vector<std::string>> held_by_units(const UnitAssignment& assignment) {
+std::map<std::string, std::vector<std::string>> held_by_units(
+    const parallel::UnitAssignment& assignment) {
   std::map<std::string, std::vector<std::string>> held;
-  for (const AssignedUnit& unit : assignment.units) {
+  for (const parallel::AssignedUnit& unit : assignment.units) {
     auto& names = held[unit.name];
     for (const NamedTensor& parameter : unit.parameters) names.push_back(parameter.name);
   }
@@ -139,7 +140,7 @@ TEST(UnitAssignment, GivesAParameterToTheInnermostUnit) {
   const auto tree = std::make_shared<Tree>();
   fully_shard(tree->nest);
   fully_shard(tree->nest->inner);
-  auto held = held_by_units(assign_units(tree, {}));
+  auto held = held_by_units(parallel::assign_units(tree, {}));
   EXPECT_THAT(held[""],
               ElementsAre("first.linear.weight", "first.linear.bias", "head.weight", "head.bias"));
   EXPECT_THAT(held["nest"], ElementsAre("nest.linear.weight", "nest.linear.bias"));
@@ -154,7 +155,7 @@ TEST(UnitAssignment, GivesATiedParameterToTheUnitAroundAllUses) {
   fully_shard(tree->nest->inner);
   tree->nest->register_parameter("again", tree->nest->inner->linear->weight);
   tree->head->register_parameter("tied", tree->first->linear->bias);
-  auto held = held_by_units(assign_units(tree, {}));
+  auto held = held_by_units(parallel::assign_units(tree, {}));
   EXPECT_THAT(held[""], ElementsAre("first.linear.bias", "head.weight", "head.bias"));
   EXPECT_THAT(held["first"], ElementsAre("first.linear.weight"));
   EXPECT_THAT(held["nest"], ElementsAre("nest.again", "nest.linear.weight", "nest.linear.bias"));
@@ -167,7 +168,8 @@ TEST(UnitAssignment, AsksThePolicyForWhatIsNotDeclared) {
   std::vector<std::string> asked;
   const auto units_with = [&](const WrapPolicy& policy) {
     std::vector<std::string> names;
-    for (const AssignedUnit& unit : assign_units(tree, {.wrap_policy = policy}).units) {
+    for (const parallel::AssignedUnit& unit :
+         parallel::assign_units(tree, {.wrap_policy = policy}).units) {
       names.push_back(unit.name);
     }
     return names;
@@ -187,21 +189,22 @@ TEST(UnitAssignment, AsksThePolicyForWhatIsNotDeclared) {
 TEST(UnitAssignment, LeavesIgnoredParametersOut) {
   const auto tree = std::make_shared<Tree>();
   fully_shard(tree->nest);
-  const auto assignment = assign_units(tree, {.ignored = {"nest.inner", "head.bias"}});
+  const auto assignment = parallel::assign_units(tree, {.ignored = {"nest.inner", "head.bias"}});
   auto held = held_by_units(assignment);
   EXPECT_THAT(held["nest"], ElementsAre("nest.linear.weight", "nest.linear.bias"));
   EXPECT_THAT(held[""], ElementsAre("first.linear.weight", "first.linear.bias", "head.weight"));
   EXPECT_EQ(assignment.ignored.size(), 3);
-  EXPECT_THAT(
-      error_of([&] { assign_units(tree, {.ignored = {"hea"}}); }, ErrorCode::kInvalidArgument),
-      HasSubstr("options.ignored names \"hea\", but the model has no such parameter"));
+  EXPECT_THAT(error_of([&] { parallel::assign_units(tree, {.ignored = {"hea"}}); },
+                       ErrorCode::kInvalidArgument),
+              HasSubstr("options.ignored names \"hea\", but the model has no such parameter"));
 }
 
 TEST(UnitAssignment, RefusesTheRootAsAUnit) {
   const Nest root;
   fully_shard(root);
-  EXPECT_THAT(error_of([&] { assign_units(root.ptr(), {}); }, ErrorCode::kInvalidArgument),
-              HasSubstr("fully_shard() was called for the model itself"));
+  EXPECT_THAT(
+      error_of([&] { parallel::assign_units(root.ptr(), {}); }, ErrorCode::kInvalidArgument),
+      HasSubstr("fully_shard() was called for the model itself"));
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace cadre {
+namespace cadre::parallel {
 
 ShardedUnits::ShardedUnits(std::unique_ptr<UnitSchedule> schedule,
                            const std::vector<at::Tensor>& trained,
@@ -91,4 +91,4 @@ void ShardedUnits::end_reduction() {
   schedule_->end_reduction();
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

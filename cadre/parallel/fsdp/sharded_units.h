@@ -17,7 +17,7 @@
 #include "cadre/parallel/fsdp/unit_schedule.h"
 #include "cadre/wrap/autograd_hooks.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
  public:
@@ -52,4 +52,4 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::unique_ptr<wrap::AccumulationHooks> hooks_;  // null where nothing is trained
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -12,7 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 namespace {
 
@@ -155,4 +155,4 @@ UnitAssignment assign_units(const std::shared_ptr<Module>& root,
   return Assigner(*root, options).run();
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

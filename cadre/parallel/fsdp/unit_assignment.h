@@ -18,7 +18,7 @@
 #include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 struct AssignedUnit {
   std::string name;               // of the module; of the root ""
@@ -36,4 +36,4 @@ struct UnitAssignment {
 CADRE_EXPORT UnitAssignment assign_units(const std::shared_ptr<torch::nn::Module>& root,
                                          const FullyShardedDataParallelOptions& options);
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -8,7 +8,7 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::parallel {
 void refuse_model(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", kFullySharded, what));
 }
@@ -83,4 +83,4 @@ void check_options(const torch::nn::Module* module,
              options.num_prefetched));
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

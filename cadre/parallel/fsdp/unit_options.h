@@ -16,7 +16,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace cadre {
+namespace cadre::parallel {
 
 inline constexpr const char* kFullySharded = "FullyShardedDataParallel";
 
@@ -39,4 +39,4 @@ void check_same_units(const UnitAssignment& assignment,
                       const FullyShardedDataParallelOptions& options,
                       const wrap::LocatedGroup& shard, const wrap::LocatedGroup& group);
 
-}  // namespace cadre
+}  // namespace cadre::parallel

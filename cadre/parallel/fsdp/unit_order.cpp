@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace cadre {
+namespace cadre::parallel {
 
 void UnitOrder::begin(Pass pass) {
   // Without an earlier backward the prediction is: the root first, as in the forward, then the
@@ -52,4 +52,4 @@ void UnitOrder::abandon() {
   doubt();
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-namespace cadre {
+namespace cadre::parallel {
 
 class UnitOrder {
  public:
@@ -49,4 +49,4 @@ class UnitOrder {
   bool is_expected_ = false;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

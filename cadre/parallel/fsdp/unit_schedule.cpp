@@ -7,7 +7,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 UnitSchedule::UnitSchedule(std::vector<Unit> units, Options options)
     : units_(std::move(units)), states_(units_.size()), options_(std::move(options)) {
@@ -267,4 +267,4 @@ void UnitSchedule::release_all(bool (*is_released)(Reshard)) {
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -29,7 +29,7 @@
 #include "cadre/parallel/fsdp/unit_order.h"
 #include "cadre/wrap/autograd_hooks.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 // The full parameters of one unit.
 class UnitMemory {
@@ -168,4 +168,4 @@ class UnitSchedule {
   std::vector<std::weak_ptr<Call>> open_calls_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -13,7 +13,7 @@
 
 #include "cadre/base/error.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 using ::testing::ElementsAre;
@@ -332,4 +332,4 @@ TEST_F(ScheduleTest, AFailedGatherLeavesNothingFull) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::parallel

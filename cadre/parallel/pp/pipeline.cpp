@@ -26,8 +26,9 @@ Result<PipelineSchedule> compute_only_schedule(const PipelineOptions& options, i
   if (const auto* const schedule = std::get_if<PipelineSchedule>(&options.schedule)) {
     if (options.num_microbatches.value_or(schedule->num_microbatches) !=
         schedule->num_microbatches) {
-      return pipeline_refusal(format("num_microbatches is {}, but the schedule is for {}",
-                                     *options.num_microbatches, schedule->num_microbatches));
+      return parallel::pipeline_refusal(format("num_microbatches is {}, but the schedule is for {}",
+                                               *options.num_microbatches,
+                                               schedule->num_microbatches));
     }
     return *schedule;
   }
@@ -38,7 +39,8 @@ Result<PipelineSchedule> compute_only_schedule(const PipelineOptions& options, i
     for (const PipelineScheduleInfo& known : pipeline_schedules()) {
       names += format("{}\"{}\"", names.empty() ? "" : ", ", known.name);
     }
-    return pipeline_refusal(format("there is no schedule \"{}\"; there are {}", name, names));
+    return parallel::pipeline_refusal(
+        format("there is no schedule \"{}\"; there are {}", name, names));
   }
   return make_pipeline_schedule({.kind = info->kind,
                                  .num_ranks = num_ranks,
@@ -50,22 +52,23 @@ Result<PipelineSchedule> compute_only_schedule(const PipelineOptions& options, i
 Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
                                           const PipelineOptions& options, int num_ranks) {
   if (stages.empty())
-    return pipeline_refusal("this rank holds no stage; every rank holds at least one");
+    return parallel::pipeline_refusal("this rank holds no stage; every rank holds at least one");
   auto schedule = compute_only_schedule(options, num_ranks, static_cast<int>(stages.size()));
   if (!schedule.ok()) return schedule.error();
   if (schedule->num_ranks() != num_ranks) {
-    return pipeline_refusal(format("the schedule is for {} ranks, but the group has {}",
-                                   schedule->num_ranks(), num_ranks));
+    return parallel::pipeline_refusal(format("the schedule is for {} ranks, but the group has {}",
+                                             schedule->num_ranks(), num_ranks));
   }
   CADRE_RETURN_IF_ERROR(check_pipeline(*schedule));
   std::set<int> numbers;
   for (const PipelineStage& stage : stages) {
     if (stage.num_stages() != schedule->num_stages()) {
-      return pipeline_refusal(format("stage {} is one of {} stages, but the schedule is for {}",
-                                     stage.stage(), stage.num_stages(), schedule->num_stages()));
+      return parallel::pipeline_refusal(
+          format("stage {} is one of {} stages, but the schedule is for {}", stage.stage(),
+                 stage.num_stages(), schedule->num_stages()));
     }
     if (!numbers.insert(stage.stage()).second) {
-      return pipeline_refusal(format("this rank passes stage {} twice", stage.stage()));
+      return parallel::pipeline_refusal(format("this rank passes stage {} twice", stage.stage()));
     }
   }
   return lower_pipeline(*schedule, {.receives = ReceivePlacement::kAsSent});
@@ -105,10 +108,10 @@ class Pipeline::Core {
   PipelineResult run(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
                      const PipelineLoss& loss, const PipelineStepOptions& options) {
     const Agreed agreed = agree(is_training, batch, target, loss);
-    PipelineStep step{.is_training = is_training,
-                      .has_headers = agreed.has_headers,
-                      .keeps_outputs = options.return_outputs && holds_last_,
-                      .loss = holds_last_ ? &loss : nullptr};
+    parallel::PipelineStep step{.is_training = is_training,
+                                .has_headers = agreed.has_headers,
+                                .keeps_outputs = options.return_outputs && holds_last_,
+                                .loss = holds_last_ ? &loss : nullptr};
     const int count = schedule_.num_microbatches;
     if (holds_first_) step.batches = cut(batch.tensors(), count);
     if (holds_last_ && loss) step.targets = cut(target.tensors(), count);
@@ -122,7 +125,7 @@ class Pipeline::Core {
     if (sets_aside) {
       for (auto& [stage, runner] : executor_.runners()) runner.set_gradients_aside();
     }
-    PipelineExecutor::Output output = executor_.run(step);
+    parallel::PipelineExecutor::Output output = executor_.run(step);
     if (is_training) {
       for (const Tie& tie : ties_) tie.parameters.sum_gradients();
     }
@@ -133,8 +136,8 @@ class Pipeline::Core {
     return result_of(output, shares, agreed.has_loss, options);
   }
 
-  void tie(const std::vector<StageParameter>& parameters) {
-    TiedParameters::Holders holders;
+  void tie(const std::vector<parallel::StageParameter>& parameters) {
+    parallel::TiedParameters::Holders holders;
     std::string text;
     const std::optional<Error> refusal = find_holders(parameters, holders, text);
     Fnv1a hash;
@@ -144,9 +147,9 @@ class Pipeline::Core {
       words[1] = holders.own[0].numel();
       words[2] = static_cast<int64_t>(holders.own[0].scalar_type());
     }
-    const auto all = exchange_words(group_, words, refusal, "parameters to tie");
-    if (const auto other = first_unlike(all, 0)) {
-      throw pipeline_refusal(
+    const auto all = parallel::exchange_words(group_, words, refusal, "parameters to tie");
+    if (const auto other = parallel::first_unlike(all, 0)) {
+      throw parallel::pipeline_refusal(
           format("ranks 0 and {} tie different parameters; pass the same list on all "
                  "ranks (rank {}: {})",
                  *other, group_.rank(), text));
@@ -154,23 +157,23 @@ class Pipeline::Core {
     for (const int rank : holders.ranks) {
       const auto& root = all[holders.root];
       if (all[rank][1] == root[1] && all[rank][2] == root[2]) continue;
-      throw pipeline_refusal(
+      throw parallel::pipeline_refusal(
           format("the parameters to tie ({}) have {} elements on rank {} and {} on rank "
                  "{}, or another dtype",
                  text, root[1], holders.root, all[rank][1], rank));
     }
-    ties_.push_back({text, TiedParameters(group_, std::move(holders))});
+    ties_.push_back({text, parallel::TiedParameters(group_, std::move(holders))});
     ties_.back().parameters.broadcast();
   }
 
   void check_ties() const {
     std::vector<int64_t> differs;
     for (const Tie& tie : ties_) differs.push_back(tie.parameters.are_equal() ? 0 : 1);
-    const auto all = exchange_words(group_, differs, std::nullopt, "tied parameters");
+    const auto all = parallel::exchange_words(group_, differs, std::nullopt, "tied parameters");
     for (size_t i = 0; i < ties_.size(); ++i) {
       for (int rank = 0; rank < group_.world_size(); ++rank) {
         if (all[rank][i] == 0) continue;
-        throw pipeline_refusal(
+        throw parallel::pipeline_refusal(
             format("the tied parameters {} differ: rank {} has other values than the "
                    "first of them; give them the same optimizer with the same options",
                    ties_[i].text, rank))
@@ -182,7 +185,7 @@ class Pipeline::Core {
  private:
   struct Tie {
     std::string text;
-    TiedParameters parameters;
+    parallel::TiedParameters parameters;
   };
   // What all ranks know of a step.
   struct Agreed {
@@ -196,30 +199,30 @@ class Pipeline::Core {
   std::optional<Error> check_rows(const std::vector<at::Tensor>& tensors,
                                   std::string_view name) const {
     if (tensors.empty()) {
-      return pipeline_refusal(format("the rank of the {} stage is given no {}",
-                                     name == "batch" ? "first" : "last", name));
+      return parallel::pipeline_refusal(format("the rank of the {} stage is given no {}",
+                                               name == "batch" ? "first" : "last", name));
     }
     const int count = schedule_.num_microbatches;
     for (const at::Tensor& tensor : tensors) {
       if (!tensor.defined() || tensor.dim() == 0) {
-        return pipeline_refusal(
+        return parallel::pipeline_refusal(
             format("a tensor of the {} has no rows; its first dimension is that of the "
                    "batch",
                    name));
       }
       const int64_t rows = tensor.size(0);
       if (rows != tensors[0].size(0)) {
-        return pipeline_refusal(
+        return parallel::pipeline_refusal(
             format("the tensors of the {} have {} and {} rows", name, tensors[0].size(0), rows));
       }
       if (rows < count || (rows % count != 0 && !options_.allow_uneven_microbatches)) {
-        return pipeline_refusal(
+        return parallel::pipeline_refusal(
             format("{} microbatches do not divide the {} rows of the {}; change the "
                    "batch's size{}",
                    count, rows, name, rows < count ? "" : ", or set allow_uneven_microbatches"));
       }
       if (tensor.requires_grad()) {
-        return pipeline_refusal(
+        return parallel::pipeline_refusal(
             format("a tensor of the {} requires grad; a pipeline computes gradients of "
                    "parameters only",
                    name));
@@ -236,7 +239,7 @@ class Pipeline::Core {
     }
     if (!holds_last_) return std::nullopt;
     if (is_training && !loss) {
-      return pipeline_refusal(
+      return parallel::pipeline_refusal(
           format("this rank holds the last stage ({}) and is given no loss function",
                  schedule_.num_stages() - 1));
     }
@@ -275,7 +278,7 @@ class Pipeline::Core {
     }
     Agreed agreed;
     try {
-      const auto all = exchange_words(group_, words, refusal, "arguments of a step");
+      const auto all = parallel::exchange_words(group_, words, refusal, "arguments of a step");
       agreed = compare(all);
     } catch (const Error& error) {
       // The ranks of other replicas wait for this one.
@@ -287,7 +290,7 @@ class Pipeline::Core {
       const std::vector<int64_t> own{agreed.rows};
       agreed.total_rows = 0;
       for (const auto& of_replica :
-           exchange_words(*options_.replicas, own, refusal, "arguments of a step")) {
+           parallel::exchange_words(*options_.replicas, own, refusal, "arguments of a step")) {
         agreed.total_rows += of_replica[0];
       }
     }
@@ -298,25 +301,26 @@ class Pipeline::Core {
 
   // The same on all ranks.
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
-    if (const auto other = first_unlike(all, 0)) {
-      throw pipeline_refusal(format("rank 0 calls {} and rank {} {}; all ranks call the same",
-                                    all[0][0] == 1 ? "step()" : "eval()", *other,
-                                    all[*other][0] == 1 ? "step()" : "eval()"));
+    if (const auto other = parallel::first_unlike(all, 0)) {
+      throw parallel::pipeline_refusal(format(
+          "rank 0 calls {} and rank {} {}; all ranks call the same",
+          all[0][0] == 1 ? "step()" : "eval()", *other, all[*other][0] == 1 ? "step()" : "eval()"));
     }
     const auto& first = all[schedule_.rank_of_stage.front()];
     const auto& last = all[schedule_.rank_of_stage.back()];
     if (last[2] >= 0 && last[2] != first[1]) {
-      throw pipeline_refusal(format("the batch has {} rows on rank {}, the target {} on rank {}",
-                                    first[1], schedule_.rank_of_stage.front(), last[2],
-                                    schedule_.rank_of_stage.back()));
+      throw parallel::pipeline_refusal(
+          format("the batch has {} rows on rank {}, the target {} on rank {}", first[1],
+                 schedule_.rank_of_stage.front(), last[2], schedule_.rank_of_stage.back()));
     }
     Fnv1a hash;
     for (const auto& words : all) hash.add(static_cast<uint64_t>(words[4]));
     return {.rows = first[1], .has_loss = last[3] == 1, .signature = hash.value()};
   }
 
-  PipelineResult result_of(PipelineExecutor::Output& output, const std::vector<double>& shares,
-                           bool has_loss, const PipelineStepOptions& options) const {
+  PipelineResult result_of(parallel::PipelineExecutor::Output& output,
+                           const std::vector<double>& shares, bool has_loss,
+                           const PipelineStepOptions& options) const {
     const at::NoGradGuard no_grad;
     PipelineResult result{.losses = {},
                           .loss = {},
@@ -346,28 +350,30 @@ class Pipeline::Core {
     return result;
   }
 
-  std::optional<Error> find_holders(const std::vector<StageParameter>& parameters,
-                                    TiedParameters::Holders& holders, std::string& text) {
+  std::optional<Error> find_holders(const std::vector<parallel::StageParameter>& parameters,
+                                    parallel::TiedParameters::Holders& holders, std::string& text) {
     std::set<int> ranks;
-    for (const StageParameter& parameter : parameters) {
+    for (const parallel::StageParameter& parameter : parameters) {
       text += format("{}{}:{}", text.empty() ? "" : ", ", parameter.stage, parameter.name);
       if (parameter.stage < 0 || parameter.stage >= schedule_.num_stages()) {
-        return pipeline_refusal(
+        return parallel::pipeline_refusal(
             format("cannot tie {}: there is no stage {}", parameter.name, parameter.stage));
       }
       ranks.insert(schedule_.rank_of_stage[parameter.stage]);
     }
-    if (parameters.size() < 2) return pipeline_refusal("at least two parameters can be tied");
+    if (parameters.size() < 2)
+      return parallel::pipeline_refusal("at least two parameters can be tied");
     holders.root = schedule_.rank_of_stage[parameters[0].stage];
     holders.ranks.assign(ranks.begin(), ranks.end());
-    for (const StageParameter& parameter : parameters) {
+    for (const parallel::StageParameter& parameter : parameters) {
       const auto runner = executor_.runners().find(parameter.stage);
       if (runner == executor_.runners().end()) continue;
       const auto& named = runner->second.stage().parameters();
       const auto found = std::ranges::find(named, parameter.name, &NamedTensor::name);
       if (found == named.end()) {
-        return pipeline_refusal(format("cannot tie {}: stage {} has no parameter of this name",
-                                       parameter.name, parameter.stage));
+        return parallel::pipeline_refusal(
+            format("cannot tie {}: stage {} has no parameter of this name", parameter.name,
+                   parameter.stage));
       }
       const bool is_there = std::ranges::any_of(
           holders.own, [&](const at::Tensor& other) { return other.is_same(found->tensor); });
@@ -378,7 +384,7 @@ class Pipeline::Core {
           tensor.scalar_type() == holders.own[0].scalar_type()) {
         continue;
       }
-      return pipeline_refusal(format("cannot tie {}: the shapes or dtypes differ", text));
+      return parallel::pipeline_refusal(format("cannot tie {}: the shapes or dtypes differ", text));
     }
     return std::nullopt;
   }
@@ -400,7 +406,7 @@ class Pipeline::Core {
   PipelineSchedule schedule_;
   bool holds_first_;
   bool holds_last_;
-  PipelineExecutor executor_;
+  parallel::PipelineExecutor executor_;
   std::vector<Tie> ties_;
   // Of the last step with headers: of evaluation and of training.
   std::optional<uint64_t> known_signatures_[2];
@@ -410,7 +416,7 @@ namespace {
 
 const ProcessGroup& only_group(const DeviceMesh& mesh) {
   if (mesh.axes().size() != 1) {
-    throw pipeline_refusal(
+    throw parallel::pipeline_refusal(
         format("the mesh {} has {} axes; a pipeline lies along one: mesh[\"pp\"]", mesh.to_string(),
                mesh.axes().size()));
   }
@@ -422,8 +428,8 @@ const ProcessGroup& only_group(const DeviceMesh& mesh) {
 Pipeline::Pipeline(std::vector<PipelineStage> stages, const ProcessGroup& group,
                    const PipelineOptions& options) {
   auto schedule = lowered_schedule(stages, options, group.world_size());
-  check_schedules_match(group, schedule);
-  check_stages_match(group, *schedule, stages);
+  parallel::check_schedules_match(group, schedule);
+  parallel::check_stages_match(group, *schedule, stages);
   core_ = std::make_unique<Core>(std::move(stages), group, options, std::move(*schedule));
 }
 
@@ -445,7 +451,7 @@ PipelineResult Pipeline::eval(const PipelineBatch& batch, const PipelineBatch& t
   return core_->run(false, batch, target, loss, options);
 }
 
-void Pipeline::tie_parameters(const std::vector<StageParameter>& parameters) {
+void Pipeline::tie_parameters(const std::vector<parallel::StageParameter>& parameters) {
   core_->tie(parameters);
 }
 

@@ -118,7 +118,7 @@ class CADRE_EXPORT Pipeline {
 
   // These parameters are one: they get the values of the first of them now, and in every step the
   // sum of their gradients. Same arguments on all ranks.
-  void tie_parameters(const std::vector<StageParameter>& parameters);
+  void tie_parameters(const std::vector<parallel::StageParameter>& parameters);
   // Throws kInvalidArgument on all ranks if tied parameters differ, as after an optimizer's step
   // with different options on two ranks.
   void check_tied_parameters() const;

@@ -7,7 +7,7 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 uint64_t fingerprint_of(const PipelineSchedule& schedule) {
@@ -97,4 +97,4 @@ void check_stages_match(const ProcessGroup& group, const PipelineSchedule& sched
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -17,7 +17,7 @@
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/pipeline/schedule.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 // kInvalidArgument: what is wrong with the arguments of a pipeline.
 Error pipeline_refusal(const std::string& what);
@@ -39,4 +39,4 @@ void check_schedules_match(const ProcessGroup& group, const Result<PipelineSched
 void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
                         const std::vector<PipelineStage>& stages);
 
-}  // namespace cadre
+}  // namespace cadre::parallel

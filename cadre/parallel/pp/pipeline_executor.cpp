@@ -10,7 +10,7 @@
 
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 using Kind = PipelineActionKind;
@@ -226,4 +226,4 @@ void PipelineExecutor::hand_over(const Id& id, std::vector<at::Tensor> tensors) 
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -21,7 +21,7 @@
 #include "cadre/parallel/pp/stage_runner.h"
 #include "cadre/pipeline/schedule.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 // What a rank is given of a step, by microbatch.
 struct PipelineStep {
@@ -79,4 +79,4 @@ class PipelineExecutor {
   std::map<StageMessages::Id, std::vector<at::Tensor>> to_send_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

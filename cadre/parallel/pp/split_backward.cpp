@@ -14,7 +14,7 @@
 #include <unordered_set>
 #include <utility>
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 using torch::autograd::AccumulateGrad;
@@ -277,4 +277,4 @@ void StageGraph::weight_pass() {
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

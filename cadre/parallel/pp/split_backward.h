@@ -23,7 +23,7 @@
 #include <memory>
 #include <vector>
 
-namespace cadre {
+namespace cadre::parallel {
 
 // The graph edges of outputs, whose values need not be kept for a backward.
 class StageGraph {
@@ -49,4 +49,4 @@ class StageGraph {
   std::unique_ptr<State> state_;  // has autograd's types, which the header leaves out
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

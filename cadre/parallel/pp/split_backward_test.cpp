@@ -12,7 +12,7 @@
 
 #include "cadre/wrap/activations/activation_checkpoint.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 using torch::Tensor;
@@ -167,4 +167,4 @@ TEST(SplitBackward, AddsToTheGradientsThatAreThere) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::parallel

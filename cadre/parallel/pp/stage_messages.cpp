@@ -11,7 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 at::Tensor words_tensor() {
@@ -138,4 +138,4 @@ void StageMessages::clear() {
   sends_.clear();
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -26,7 +26,7 @@
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/pp/tensor_header.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 class StageMessages {
  public:
@@ -95,4 +95,4 @@ class StageMessages {
   std::vector<Work> sends_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace cadre {
+namespace cadre::parallel {
 
 std::vector<at::Tensor> StageRunner::forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                              const Roots& roots_of) {
@@ -74,4 +74,4 @@ void StageRunner::clear() {
   reduction_.reset();
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

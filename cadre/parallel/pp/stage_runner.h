@@ -17,7 +17,7 @@
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/split_backward.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 class StageRunner {
  public:
@@ -55,4 +55,4 @@ class StageRunner {
   std::optional<Work> reduction_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

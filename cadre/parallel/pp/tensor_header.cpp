@@ -6,7 +6,7 @@
 #include "cadre/base/types.h"
 #include "cadre/group/dtype.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 constexpr int64_t kMagic = 0x63616472'70703031;  // "cadrpp01"
@@ -124,4 +124,4 @@ std::string TensorHeader::text() const {
   return text.empty() ? "no tensor" : text;
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

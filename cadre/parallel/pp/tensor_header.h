@@ -16,7 +16,7 @@
 
 #include "cadre/base/error.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 struct TensorHeader {
   struct Entry {
@@ -46,4 +46,4 @@ struct TensorHeader {
   friend bool operator==(const TensorHeader&, const TensorHeader&) = default;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 std::vector<at::Tensor> some_tensors() {
@@ -72,4 +72,4 @@ TEST(TensorHeader, RefusesTensorsThatItCannotDescribe) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::parallel

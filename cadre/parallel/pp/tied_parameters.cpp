@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace cadre {
+namespace cadre::parallel {
 
 TiedParameters::TiedParameters(ProcessGroup group, Holders holders)
     : group_(std::move(group)), holders_(std::move(holders)) {}
@@ -69,4 +69,4 @@ bool TiedParameters::are_equal() const {
       holders_.own, [&](const at::Tensor& parameter) { return at::equal(parameter, values); });
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -13,7 +13,7 @@
 
 #include "cadre/group/process_group.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 // A parameter by its stage and its name in the stage's module.
 struct StageParameter {
@@ -46,4 +46,4 @@ class TiedParameters {
   Holders holders_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

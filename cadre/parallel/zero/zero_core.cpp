@@ -16,7 +16,7 @@
 #include "cadre/base/format.h"
 #include "cadre/wrap/replica_check.h"
 
-namespace cadre {
+namespace cadre::parallel {
 namespace {
 
 constexpr std::string_view kInConstruction = "its construction";
@@ -390,4 +390,4 @@ void ZeroCore::check_all_used(const FullParameterState& given, size_t num_used) 
              given.name, given.tensors.size(), num_used));
 }
 
-}  // namespace cadre
+}  // namespace cadre::parallel

@@ -26,7 +26,7 @@
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::parallel {
 
 class CADRE_EXPORT ZeroCore {
  public:
@@ -101,4 +101,4 @@ class CADRE_EXPORT ZeroCore {
   bool is_reduction_checked_ = false;
 };
 
-}  // namespace cadre
+}  // namespace cadre::parallel

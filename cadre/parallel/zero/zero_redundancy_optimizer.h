@@ -180,12 +180,12 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
  private:
   using State = optim_state::StateOf<O>;
   struct StepEnd {
-    ZeroCore& core;
+    parallel::ZeroCore& core;
     ~StepEnd() { core.end_step(); }
   };
 
   template <typename Options>
-  ZeroRedundancyOptimizer(std::shared_ptr<ZeroCore> core, const Groups& groups,
+  ZeroRedundancyOptimizer(std::shared_ptr<parallel::ZeroCore> core, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options)
       : Optimizer(outer_groups(*core, groups), std::make_unique<Options>(defaults)),
         core_(std::move(core)),
@@ -208,8 +208,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return groups;
   }
 
-  static std::shared_ptr<ZeroCore> make_core(const Named& parameters, const ProcessGroup& group,
-                                             const ZeroOptions& options) {
+  static std::shared_ptr<parallel::ZeroCore> make_core(const Named& parameters,
+                                                       const ProcessGroup& group,
+                                                       const ZeroOptions& options) {
     std::unordered_set<const void*> seen;
     std::vector<NamedTensor> distinct;
     for (const auto& item : parameters) {
@@ -217,19 +218,21 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         distinct.push_back({item.key(), item.value()});
       }
     }
-    return std::make_shared<ZeroCore>(name(), std::move(distinct), group, options);
+    return std::make_shared<parallel::ZeroCore>(name(), std::move(distinct), group, options);
   }
 
   template <typename Model>
-  static std::shared_ptr<ZeroCore> make_core_of(Model& model, const ZeroOptions& options) {
+  static std::shared_ptr<parallel::ZeroCore> make_core_of(Model& model,
+                                                          const ZeroOptions& options) {
     if constexpr (HasFlatParameters<Model>) {
       const std::vector<std::shared_ptr<FlatParameters>> flat = model.flat_parameters();
-      if (!flat.empty()) return std::make_shared<ZeroCore>(name(), flat, model.parameter_shards());
+      if (!flat.empty())
+        return std::make_shared<parallel::ZeroCore>(name(), flat, model.parameter_shards());
     }
     if constexpr (HasReplicas<Model>) {
       auto core = make_core(model.module()->named_parameters(), model.process_group(), options);
       if constexpr (requires { model.call_before_forward([] {}); }) {
-        model.call_before_forward([waiting = std::weak_ptr<ZeroCore>(core)] {
+        model.call_before_forward([waiting = std::weak_ptr<parallel::ZeroCore>(core)] {
           if (const auto alive = waiting.lock()) alive->finish_gathers();
         });
       }
@@ -244,7 +247,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   static torch::optim::OptimizerParamGroup outer_group(
-      const ZeroCore& core, const torch::optim::OptimizerParamGroup& group) {
+      const parallel::ZeroCore& core, const torch::optim::OptimizerParamGroup& group) {
     std::vector<at::Tensor> parameters;
     for (const at::Tensor& parameter : group.params()) {
       parameters.push_back(core.outer_of(parameter));
@@ -253,7 +256,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return {std::move(parameters), group.options().clone()};
   }
 
-  static Groups outer_groups(ZeroCore& core, const Groups& groups) {
+  static Groups outer_groups(parallel::ZeroCore& core, const Groups& groups) {
     Groups outer;
     for (const auto& group : groups) {
       core.adopt(group.params());
@@ -382,7 +385,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return {leaf, std::move(state)};
   }
 
-  std::shared_ptr<ZeroCore> core_;  // shared with the wrapper, which waits for it in its forward
+  std::shared_ptr<parallel::ZeroCore>
+      core_;  // shared with the wrapper, which waits for it in its forward
   bool waits_in_step_;
   std::unique_ptr<O> local_;
 };
