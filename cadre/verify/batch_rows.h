@@ -18,7 +18,7 @@
 #include "cadre/shard/flat_layout.h"
 #include "cadre/wrap/map_tensors.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 template <typename B>
 concept BatchOfRows = std::is_same_v<B, Batch> || wrap::kHoldsReplaceableTensors<B>;
@@ -84,4 +84,4 @@ inline FlatRange rows_of_part(const FlatRange& rows, const RowsPart& part) {
           .end = rows.begin + rows.size() * (part.index + 1) / part.count};
 }
 
-}  // namespace cadre
+}  // namespace cadre::verify

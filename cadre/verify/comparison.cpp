@@ -11,7 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 
-namespace cadre {
+namespace cadre::verify {
 namespace {
 
 double share_of(double difference, double bound) {
@@ -109,4 +109,4 @@ void Comparison::add(UsedBound& kept, std::span<const ReferenceTensor> expected,
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::verify

@@ -12,7 +12,7 @@
 #include "cadre/verify/reference_run.h"
 #include "cadre/verify/verify_report.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 // A deviation, and its ratio to its bound: infinite for NaN, and for any difference if the bound is
 // 0.
@@ -51,4 +51,4 @@ class Comparison {
   UsedBound parameters_;
 };
 
-}  // namespace cadre
+}  // namespace cadre::verify

@@ -22,7 +22,7 @@
 #include "cadre/verify/user_errors.h"
 #include "cadre/wrap/replica_check.h"
 
-namespace cadre {
+namespace cadre::verify {
 namespace {
 
 constexpr const char* kVerifier = "verify_strategies";
@@ -387,4 +387,4 @@ ReferenceRun run_reference(const ProcessGroup& world, const VerificationProgram&
   return ReferenceRecorder(world, program, options).run();
 }
 
-}  // namespace cadre
+}  // namespace cadre::verify

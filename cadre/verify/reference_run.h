@@ -14,7 +14,7 @@
 #include "cadre/group/process_group.h"
 #include "cadre/verify/verification.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 // One entry for each parameter. Bounds are relative to the scale.
 struct ReferenceTensor {
@@ -40,4 +40,4 @@ struct ReferenceRun {
 ReferenceRun run_reference(const ProcessGroup& world, const VerificationProgram& program,
                            const VerificationOptions& options);
 
-}  // namespace cadre
+}  // namespace cadre::verify

@@ -16,7 +16,7 @@
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/verify/comparison.h"
 
-namespace cadre {
+namespace cadre::verify {
 namespace {
 
 using at::Tensor;
@@ -218,4 +218,4 @@ TEST(Comparison, AGradientThatIsMissingCountsAsZeros) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::verify

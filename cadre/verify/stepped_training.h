@@ -10,7 +10,7 @@
 
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 // Updates parameters from their gradients.
 class UpdateRule {
@@ -38,4 +38,4 @@ class ReferenceTraining : public SteppedTraining {
   virtual std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) = 0;
 };
 
-}  // namespace cadre
+}  // namespace cadre::verify

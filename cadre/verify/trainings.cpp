@@ -1,6 +1,6 @@
 #include "cadre/verify/trainings.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module) {
   return distinct_parameters(module);
@@ -19,4 +19,4 @@ double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world) {
   return sums[0].item<double>() / sums[1].item<double>();
 }
 
-}  // namespace cadre
+}  // namespace cadre::verify

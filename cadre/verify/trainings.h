@@ -28,7 +28,7 @@
 #include "cadre/verify/strategy_case.h"
 #include "cadre/verify/verify_program.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 // Of the module's own parameters.
 CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
@@ -257,4 +257,4 @@ std::unique_ptr<SteppedTraining> make_wrapped_training(const std::shared_ptr<Pro
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::verify

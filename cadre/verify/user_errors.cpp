@@ -4,7 +4,7 @@
 
 #include <exception>
 
-namespace cadre {
+namespace cadre::verify {
 
 Status as_status(const std::function<void()>& run) {
   try {
@@ -19,4 +19,4 @@ Status as_status(const std::function<void()>& run) {
   }
 }
 
-}  // namespace cadre
+}  // namespace cadre::verify

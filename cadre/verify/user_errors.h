@@ -7,8 +7,8 @@
 
 #include "cadre/base/error.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 Status as_status(const std::function<void()>& run);
 
-}  // namespace cadre
+}  // namespace cadre::verify

@@ -56,7 +56,7 @@ class Verification {
 
   VerifyReport run(const std::vector<StrategyCase>& cases) {
     say(format("one process: {} {}", options_.num_steps, steps_text()));
-    reference_ = run_reference(world_, program_, options_);
+    reference_ = verify::run_reference(world_, program_, options_);
     VerifyReport report{
         .world_size = world_.world_size(), .num_steps = options_.num_steps, .strategies = {}};
     for (size_t i = 0; i < cases.size(); ++i) {
@@ -78,8 +78,8 @@ class Verification {
   }
 
   StrategyReport try_case(const StrategyCase& strategy) const {
-    Comparison comparison(reference_, world_.rank());
-    const Status trained = as_status([&] { train(strategy, comparison); });
+    verify::Comparison comparison(reference_, world_.rank());
+    const Status trained = verify::as_status([&] { train(strategy, comparison); });
     const auto gathered =
         agreement_.gather(trained.ok() ? Result<std::string>(encode(comparison)) : trained.error());
     if (gathered.ok()) return worst_of(*gathered);
@@ -92,7 +92,7 @@ class Verification {
     return failed;
   }
 
-  void train(const StrategyCase& strategy, Comparison& comparison) const {
+  void train(const StrategyCase& strategy, verify::Comparison& comparison) const {
     const auto training = program_.make_training(strategy);
     for (int64_t step = 1; step <= options_.num_steps; ++step) {
       comparison.add_loss(step, training->backward(step));
@@ -102,7 +102,7 @@ class Verification {
     }
   }
 
-  std::string encode(const Comparison& comparison) const {
+  std::string encode(const verify::Comparison& comparison) const {
     RankDeviations deviations{};
     const std::array used{&comparison.loss(), &comparison.gradients(), &comparison.parameters()};
     for (size_t i = 0; i < used.size(); ++i) {
@@ -123,20 +123,20 @@ class Verification {
   }
 
   StrategyReport worst_of(const std::vector<std::string>& by_rank) const {
-    std::array<UsedBound, 3> worst;
+    std::array<verify::UsedBound, 3> worst;
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       RankDeviations deviations{};
       std::memcpy(&deviations, by_rank[rank].data(), sizeof(deviations));
       for (size_t i = 0; i < worst.size(); ++i) {
         const RankDeviations::Of& of = deviations.of[i];
         const auto parameter = static_cast<size_t>(of.parameter);
-        keep_worse(worst[i],
-                   {.share = of.share,
-                    .deviation = {.difference = of.difference,
-                                  .bound = of.bound,
-                                  .name = of.parameter < 0 ? "" : reference_.names[parameter],
-                                  .step = of.step,
-                                  .rank = static_cast<int>(rank)}});
+        verify::keep_worse(
+            worst[i], {.share = of.share,
+                       .deviation = {.difference = of.difference,
+                                     .bound = of.bound,
+                                     .name = of.parameter < 0 ? "" : reference_.names[parameter],
+                                     .step = of.step,
+                                     .rank = static_cast<int>(rank)}});
       }
     }
     return {.strategy = {},
@@ -150,7 +150,7 @@ class Verification {
   const VerificationProgram& program_;
   const VerificationOptions& options_;
   RankAgreement agreement_;
-  ReferenceRun reference_;
+  verify::ReferenceRun reference_;
 };
 
 }  // namespace

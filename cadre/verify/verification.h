@@ -66,9 +66,9 @@ struct VerificationOptions {
 
 struct VerificationProgram {
   // Local. Called once on every rank; only rank 0 trains with it.
-  std::function<std::unique_ptr<ReferenceTraining>()> make_reference;
+  std::function<std::unique_ptr<verify::ReferenceTraining>()> make_reference;
   // Collective.
-  std::function<std::unique_ptr<SteppedTraining>(const StrategyCase&)> make_training;
+  std::function<std::unique_ptr<verify::SteppedTraining>(const StrategyCase&)> make_training;
 };
 
 CADRE_EXPORT VerifyReport run_verification(const ProcessGroup& world,

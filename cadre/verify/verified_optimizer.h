@@ -13,7 +13,7 @@
 
 #include "cadre/optim/optimizers.h"
 
-namespace cadre {
+namespace cadre::verify {
 
 template <typename Options>
 struct VerifiedOptimizer;
@@ -47,4 +47,4 @@ struct VerifiedOptimizer<torch::optim::AdagradOptions> {
 template <typename Options>
 concept VerifiableOptions = requires { typename VerifiedOptimizer<Options>::Plain; };
 
-}  // namespace cadre
+}  // namespace cadre::verify

@@ -93,8 +93,8 @@ struct VerifyProgram {
   using Made = std::remove_cvref_t<std::invoke_result_t<MakeModule&>>;
   using Module = typename MadeModule<Made>::Type;
   using Rows = std::remove_cvref_t<std::invoke_result_t<MakeBatch&, int64_t>>;
-  using PlainOptimizer = typename VerifiedOptimizer<OptimizerOptions>::Plain;
-  using RankOptimizer = typename VerifiedOptimizer<OptimizerOptions>::OnRanks;
+  using PlainOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::Plain;
+  using RankOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::OnRanks;
 
   std::shared_ptr<Module> module() {
     at::manual_seed(options.seed);
@@ -109,7 +109,7 @@ struct VerifyProgram {
 
   Rows batch(int64_t step) {
     Rows rows = make_batch(step);
-    return options.dtype ? cast_batch(std::move(rows), *options.dtype) : rows;
+    return options.dtype ? verify::cast_batch(std::move(rows), *options.dtype) : rows;
   }
 
   // The mean loss over `rows`, with a graph.

@@ -37,22 +37,22 @@ namespace cadre {
 // rows. A module or loss that draws random numbers (dropout) differs between ranks: disable it.
 // optimizer: options of AdamW, Adam, SGD, RMSprop or Adagrad. All ranks pass equal arguments.
 template <std::invocable MakeModule, std::invocable<int64_t> MakeBatch, typename Loss,
-          VerifiableOptions OptimizerOptions>
+          verify::VerifiableOptions OptimizerOptions>
 VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module,
                                MakeBatch make_batch, Loss loss, const OptimizerOptions& optimizer,
                                const VerifyOptions& options = {}) {
   using Program = VerifyProgram<MakeModule, MakeBatch, Loss, OptimizerOptions>;
-  static_assert(BatchOfRows<typename Program::Rows>,
+  static_assert(verify::BatchOfRows<typename Program::Rows>,
                 "cadre::verify_strategies: make_batch(step) must return a tensor, a cadre::Batch, "
                 "or tuples, pairs, vectors, maps or optionals of tensors");
   const auto program = std::make_shared<Program>(
       Program{std::move(make_module), std::move(make_batch), std::move(loss), optimizer, options});
   return run_verification(
       world,
-      {.make_reference = [&] { return std::make_unique<PlainTraining<Program>>(program); },
+      {.make_reference = [&] { return std::make_unique<verify::PlainTraining<Program>>(program); },
        .make_training =
            [&](const StrategyCase& strategy) {
-             return make_wrapped_training(program, world, strategy);
+             return verify::make_wrapped_training(program, world, strategy);
            }},
       select_strategy_cases(all_strategy_cases({.world_size = world.world_size()}),
                             options.strategies, world.world_size()),

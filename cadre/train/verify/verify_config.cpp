@@ -40,7 +40,7 @@ class Batches {
       next_.emplace(loader_->epoch(epoch_).begin());
     }
     if (*next_ == std::default_sentinel) next_.emplace(loader_->epoch(++epoch_).begin());
-    return cast_batch(**next_, dtype_);
+    return verify::cast_batch(**next_, dtype_);
   }
 
  private:
@@ -83,7 +83,7 @@ std::unique_ptr<Optimizer> optimizer_of(const VerifiedRun& run,
   return make_optimizer(trained_tensors(named), run.config.optimizer);
 }
 
-class PlainUpdates final : public UpdateRule {
+class PlainUpdates final : public verify::UpdateRule {
  public:
   PlainUpdates(std::shared_ptr<const VerifiedRun> run, const std::vector<NamedTensor>& parameters)
       : run_(std::move(run)), optimizer_(optimizer_of(*run_, parameters)) {}
@@ -94,13 +94,13 @@ class PlainUpdates final : public UpdateRule {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-class PlainRun final : public ReferenceTraining {
+class PlainRun final : public verify::ReferenceTraining {
  public:
   explicit PlainRun(std::shared_ptr<const VerifiedRun> run)
       : run_(std::move(run)),
         model_(run_->make_model()),
         batches_(run_->batches(std::nullopt)),
-        updates_(run_, whole_parameters(*model_)) {}
+        updates_(run_, verify::whole_parameters(*model_)) {}
 
   double backward(int64_t /*step*/) override {
     model_->zero_grad();
@@ -111,10 +111,11 @@ class PlainRun final : public ReferenceTraining {
     if (std::isfinite(limit)) torch::nn::utils::clip_grad_norm_(model_->parameters(), limit);
     return loss.item<double>();
   }
-  std::vector<NamedTensor> gradients() override { return whole_gradients(*model_); }
+  std::vector<NamedTensor> gradients() override { return verify::whole_gradients(*model_); }
   void update(int64_t step) override { updates_.update(step); }
-  std::vector<NamedTensor> parameters() override { return whole_parameters(*model_); }
-  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+  std::vector<NamedTensor> parameters() override { return verify::whole_parameters(*model_); }
+  std::unique_ptr<verify::UpdateRule> rule_for(
+      const std::vector<NamedTensor>& parameters) override {
     return std::make_unique<PlainUpdates>(run_, parameters);
   }
 
@@ -126,7 +127,7 @@ class PlainRun final : public ReferenceTraining {
 };
 
 // As a step of the trainer.
-class StrategyRun final : public SteppedTraining {
+class StrategyRun final : public verify::SteppedTraining {
  public:
   StrategyRun(std::shared_ptr<const VerifiedRun> run, const ProcessGroup& world,
               const StrategyCase& strategy)
@@ -146,18 +147,18 @@ class StrategyRun final : public SteppedTraining {
                                             return strategy_->forward(data, num_samples);
                                           });
     (void)strategy_->clip_gradients(run_->clip_norm());
-    return mean_over_rows(loss, batch.data.size(0), world_);
+    return verify::mean_over_rows(loss, batch.data.size(0), world_);
   }
   std::vector<NamedTensor> gradients() override {
     const std::vector<ParameterShard> shards = strategy_->gradient_shards();
-    if (shards.empty()) return whole_gradients(*model_);
+    if (shards.empty()) return verify::whole_gradients(*model_);
     return shard::gather_gradients(shards, world_);
   }
   void update(int64_t step) override {
     strategy_->update([&] { optimizer_->step(run_->learning_rate(step)); });
   }
   std::vector<NamedTensor> parameters() override {
-    if (strategy_->has_whole_model()) return whole_parameters(*model_);
+    if (strategy_->has_whole_model()) return verify::whole_parameters(*model_);
     return shard::gather_values(strategy_->gradient_shards());
   }
 
