@@ -90,6 +90,7 @@ Completion CollectiveRunner::run(Operation& operation) {
   } else if (!result.status().ok()) {
     result = conclude(call, result.status());
   }
+  if (!parts_.capabilities.is_abortable) end_submission();
   if (num_enqueued_ == 0) monitor.leave_collective();
   const TimePoint now = parts_.system.now();
   if (is_done) {
@@ -103,6 +104,7 @@ Completion CollectiveRunner::run(Operation& operation) {
 // An exception is this rank's own: its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
+    if (!parts_.capabilities.is_abortable) begin_watch();
     if (operation.collectives.empty()) return allocate(operation, call.context);
     return execute(operation.collectives, call.context);
   } catch (const std::exception& thrown) {
@@ -189,15 +191,13 @@ Completion CollectiveRunner::follow(const Operation& operation, const Running& c
     enqueued->entries.push_back(parts_.recorder.begin(number + i, fingerprints[i], -1, call.began));
   }
   parts_.monitor.enter_collective(number + fingerprints.size() - 1);
-  std::unique_ptr<os::Thread> ended_watch;
   {
     std::lock_guard lock(mutex_);
     enqueued_.push_back(enqueued);
     num_enqueued_ = enqueued_.size();
     if (enqueued_.size() == 1) show(*enqueued);
-    if (!parts_.capabilities.is_abortable) ended_watch = start_watch();
+    watch_.unpark();
   }
-  if (ended_watch != nullptr) ended_watch->join();
   // The runner may be gone when the engine ends an abandoned call.
   completion.on_done([this, enqueued](const Status& status) {
     if (enqueued->claim_end()) enqueued->result.complete(end_enqueued(enqueued, status));
@@ -226,10 +226,19 @@ Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, con
   return result;
 }
 
-std::unique_ptr<os::Thread> CollectiveRunner::start_watch() {
-  std::unique_ptr<os::Thread> ended = watch_.start([this] { watch(); });
-  watch_.unpark();
-  return ended;
+void CollectiveRunner::begin_watch() {
+  std::unique_ptr<os::Thread> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = watch_.start([this] { watch(); });
+    is_submitting_ = true;
+  }
+  if (ended != nullptr) ended->join();
+}
+
+void CollectiveRunner::end_submission() {
+  const std::lock_guard lock(mutex_);
+  is_submitting_ = false;
 }
 
 void CollectiveRunner::watch() {
@@ -238,7 +247,8 @@ void CollectiveRunner::watch() {
     std::optional<Deadline> first;
     {
       const std::lock_guard lock(mutex_);
-      if (is_stopping_ || (was_idle && enqueued_.empty())) return watch_.note_end();
+      const bool is_needed = is_submitting_ || !enqueued_.empty();
+      if (is_stopping_ || (was_idle && !is_needed)) return watch_.note_end();
       for (const auto& call : enqueued_)
         first = call->deadline.earlier(first.value_or(call->deadline));
     }

@@ -3,7 +3,8 @@
 //
 // Threads: run() from the holder of the progress role; what is enqueued on a device ends in a
 // thread of the engine; the rest from any. While calls are enqueued on an engine that cannot abort
-// them, a thread "cadre-watch" ends those that reach their deadline or meet a failure of the group.
+// them, a thread "cadre-watch" ends those that reach their deadline or meet a failure of the group;
+// it runs before the engine has the call.
 // Blocking: run(), until the operation's deadline and the questions that follow a failure
 // (Monitor::kAskTime, kDoubtTime); so do the threads that report an error later. stop(), for
 // kWatchTime. Lifetime: borrows its parts; the engine must have ended what it has enqueued when the
@@ -81,8 +82,10 @@ class CollectiveRunner final : public OperationRunner {
                     uint64_t first_entry);
   Status end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status);
   void show(const Enqueued& call);
-  // Under the lock; the result is to be joined without it.
-  [[nodiscard]] std::unique_ptr<os::Thread> start_watch();
+  // Before the engine has the call: where no thread can be started, the engine must not begin to
+  // work on memory of a call that throws.
+  void begin_watch();
+  void end_submission();
   void watch();
   // Fails the group if an enqueued call has reached its deadline.
   void fail_overdue();
@@ -106,6 +109,7 @@ class CollectiveRunner final : public OperationRunner {
   std::atomic<size_t> num_enqueued_{0};
   std::vector<std::weak_ptr<const Enqueued>> abandoned_;  // expired when the engine has ended them
   IdleThread watch_;
+  bool is_submitting_ = false;  // a call that the watch may have to end
   std::atomic<bool> is_stopping_{false};
 };
 

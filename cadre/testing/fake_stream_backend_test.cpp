@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cadre/store/hash_store.h"
+#include "cadre/testing/forwarding_system.h"
 #include "cadre/testing/lone_group.h"
 #include "cadre/testing/ranks.h"
 
@@ -42,10 +43,14 @@ class FakeStreamBackendTest : public ::testing::Test {
                              std::make_shared<FormulaPeers>(), std::move(calls));
   }
   std::unique_ptr<Communicator> make_group(std::shared_ptr<FakeCalls> calls) {
+    return make_group(system_, std::move(calls));
+  }
+  static std::unique_ptr<Communicator> make_group(os::System& system,
+                                                  std::shared_ptr<FakeCalls> calls) {
     CommunicatorOptions options;
     options.timeout = kStreamPatience;
     options.backend = fake_stream_backend(std::make_shared<FormulaPeers>(), std::move(calls));
-    return make_lone_group(system_, 2, options);
+    return make_lone_group(system, 2, options);
   }
   Collective sum(float& value, FakeStream* stream = nullptr) {
     const Bytes data = std::as_writable_bytes(std::span(&value, 1));
@@ -257,6 +262,41 @@ TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
   EXPECT_THAT(failure, HasSubstr(kEndProcess));
   gate_->set();
   group->close(soon());
+}
+
+// The engine must not have the call: it would write the buffer after the call has thrown.
+TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
+  struct NoWatch final : ForwardingSystem {
+    using ForwardingSystem::ForwardingSystem;
+    std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
+      if (name == "cadre-watch") throw Error(ErrorCode::kUnavailable, "no thread is left");
+      return ForwardingSystem::spawn(std::move(name), std::move(body));
+    }
+  };
+  NoWatch system(system_);
+  const auto calls = std::make_shared<FakeCalls>();
+  auto group = make_group(system, calls);
+  float value = 1;
+  const auto run = [&] { group->run(sum(value)); };
+  EXPECT_EQ(failed_fields_of(run), "kUnavailable culprit=0 operation=all_reduce#1");
+  group->close(soon());
+  group.reset();  // the engine would run what it has been given
+  EXPECT_EQ(value, 1);
+  EXPECT_THAT(calls->log(), ElementsAre());
+}
+
+// The watch ends what is enqueued, long before its own deadline.
+TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
+  const auto calls = make_gated_calls();
+  const auto group = make_group(calls);
+  static float value = 1;  // the engine may write it after the test
+  const Work work = group->issue(sum(value), {.deadline = soon()});
+  await_begin(*calls);
+  const TimePoint begin = system_.now();
+  group->close(system_.deadline_in(std::chrono::milliseconds(50)));
+  EXPECT_LT(system_.now() - begin, kStreamPatience / 2);
+  EXPECT_TRUE(work.error().has_value());
+  gate_->set();
 }
 
 // A destructor that waited for the engine would wait for as long as a lost rank stays away. In a
