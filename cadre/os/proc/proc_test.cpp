@@ -72,5 +72,15 @@ TEST_F(ProgramOutput, KillsWhatDoesNotEnd) {
   EXPECT_EQ(output.error().code(), ErrorCode::kTimeout);
 }
 
+// The end of the output is not the end of the program.
+TEST_F(ProgramOutput, KillsWhatHasClosedItsOutputAndDoesNotEnd) {
+  const TimePoint begin = system_->now();
+  const auto output = program_output({"sh", "-c", "echo said; exec >&-; exec sleep 20"},
+                                     system_->deadline_in(std::chrono::milliseconds(300)));
+  ASSERT_FALSE(output.ok());
+  EXPECT_EQ(output.error().code(), ErrorCode::kTimeout);
+  EXPECT_LT(system_->now() - begin, std::chrono::seconds(10));
+}
+
 }  // namespace
 }  // namespace cadre::os

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,11 +15,23 @@
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
 #include "cadre/os/native/monotonic_clock.h"
+#include "cadre/os/native/poll.h"
 
 namespace cadre::os {
 namespace {
 
 constexpr size_t kMaxOutputBytes = size_t{1} << 20;
+
+Error not_ended(const std::string& program) {
+  return Error(ErrorCode::kTimeout,
+               cadre::format("{} did not end in time and was killed", program));
+}
+
+// A kernel without pidfds reports no end; then the program is killed, which is late but bounded.
+bool ends_until(pid_t pid, Deadline deadline) {
+  const Fd exit_event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  return exit_event.get() >= 0 && poll_one(exit_event.get(), POLLIN, deadline);
+}
 
 // Reads until the program closes its end; the error says why it did not.
 Result<std::string> read_to_end(int fd, const std::string& program, Deadline deadline) {
@@ -31,8 +44,7 @@ Result<std::string> read_to_end(int fd, const std::string& program, Deadline dea
     const int ready = ::poll(&item, 1, static_cast<int>(left.count()));
     if (ready < 0 && errno == EINTR) continue;
     if (ready == 0) {
-      return Error(ErrorCode::kTimeout,
-                   cadre::format("{} did not end in time and was killed", program));
+      return not_ended(program);
     }
     const ssize_t received = ::read(fd, chunk.data(), chunk.size());
     if (received < 0 && errno == EINTR) continue;
@@ -84,7 +96,8 @@ Result<std::string> program_output(const std::vector<std::string>& arguments, De
   write_end.close();  // so that the pipe ends with the program
 
   Result<std::string> output = read_to_end(read_end.get(), arguments[0], deadline);
-  // A program that closed its output may still run; it has said what it had to say.
+  // A program that closed its output may still run.
+  if (output.ok() && !ends_until(*pid, deadline)) output = not_ended(arguments[0]);
   if (!output.ok()) ::kill(*pid, SIGKILL);
   int status = 0;
   while (::waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
