@@ -60,6 +60,46 @@ TEST_P(StoreGroups, AMemberThatDoesNotComeToAGroupOverAStoreIsNamed) {
   });
 }
 
+// Rank 1, which is no member, fails the world, so rank 2 does not come any more.
+TEST_P(StoreGroups, AFailureOfTheGroupEndsTheWaitForMembers) {
+  std::atomic<bool> is_waiting = false;
+  run(3, [&](RankContext& context, Communicator& world) {
+    world.barrier();
+    if (world.rank() == 0) {
+      const std::vector<Rank> list = {0, 2};
+      const Deadline deadline = soon(context);
+      const StoreGroupOptions options{.store = store_, .id = "waiting"};
+      is_waiting = true;
+      const auto make = [&] { new_group_over_store(world, list, options, deadline); };
+      const std::string failure = testing::failure_of(make);
+      require(failure.find("abort() was called: the test") != std::string::npos, failure);
+      require(testing::failure_of(make) == failure, "a later call has another failure");
+      require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
+    }
+    if (world.rank() == 1) {
+      await(context, "the call of rank 0", [&] { return is_waiting.load(); });
+      world.abort("the test");
+    }
+    await(context, "the failure", [&] { return monitor_of(world).has_failed(); });
+  });
+}
+
+TEST_P(StoreGroups, AMemberThatHasLeftTheJobIsNamed) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    world.barrier();
+    if (world.rank() == 1) return;
+    const std::vector<Rank> list = {0, 1};
+    const Deadline deadline = soon(context);
+    const auto make = [&] {
+      new_group_over_store(world, list, {.store = store_, .id = "left"}, deadline);
+    };
+    const std::string failure = testing::failure_of(make);
+    require(failure.find("kPeerLost") == 0, failure);
+    require(failure.find("left the job before it called it") != std::string::npos, failure);
+    require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
+  });
+}
+
 // The store still has the key of the failed try.
 TEST_P(StoreGroups, ANewTryOverAStoreNeedsANewId) {
   run(2, [this](RankContext& context, Communicator& world) {

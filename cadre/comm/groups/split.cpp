@@ -152,6 +152,11 @@ bool is_in_group(const Communicator::Impl& impl, const std::string& id) {
   return plane != nullptr && plane->is_attached(key_of(id));
 }
 
+// A member of a failed group throws its failure instead of calling, so nobody waits for it.
+void check_failure(const Communicator::Impl& group) {
+  if (group.monitor->has_failed()) throw group.monitor->error();
+}
+
 // The exchange through a store, for members without a parent group that all its ranks call.
 class StoreExchange {
  public:
@@ -217,13 +222,12 @@ class StoreExchange {
       const Status status = store_.wait(keys_, look);
       if (status.ok()) return;
       if (status.error().code() != ErrorCode::kTimeout) throw status.error();
+      check_failure(group_);
       const std::vector<Rank> missing = read_present(own);
       // A member may have written its key before it ended, so the keys were read once more after
       // the end was known.
       if (gone && std::ranges::find(missing, *gone) != missing.end()) {
-        throw Error(ErrorCode::kPeerLost,
-                    format("new_group_over_store: {} is gone", describe(*gone)))
-            .with_culprit(*gone);
+        throw ended_member(*gone);
       }
       gone = first_gone(missing);
       if (deadline.has_passed(group_.system.now())) throw missing_member(missing);
@@ -255,13 +259,30 @@ class StoreExchange {
     return std::nullopt;
   }
 
+  Error ended_member(Rank rank) const {
+    const int of_world = group_.members.ranks[static_cast<size_t>(rank.value)];
+    const bool is_lost = group_.fabric->plane()->loss_of(of_world).has_value();
+    return Error(
+               ErrorCode::kPeerLost,
+               format("new_group_over_store of \"{}\": {} {} before it called it: let every member "
+                      "call it before it closes its groups",
+                      id_, describe(rank), is_lost ? "was lost" : "left the job"))
+        .with_culprit(rank);
+  }
+
   Error missing_member(std::span<const Rank> missing) const {
     if (missing.empty()) {
-      return Error(ErrorCode::kTimeout, "new_group_over_store: the store answers too slowly");
+      return Error(ErrorCode::kTimeout,
+                   format("new_group_over_store of \"{}\": the store answers too slowly", id_));
     }
-    return Error(ErrorCode::kTimeout,
-                 format("new_group_over_store: {} did not come before the deadline",
-                        describe(missing.front())))
+    std::string names;
+    for (const Rank rank : missing) names += (names.empty() ? "" : ", ") + describe(rank);
+    return Error(
+               ErrorCode::kTimeout,
+               format("new_group_over_store of \"{}\": {} did not call it before the deadline: let "
+                      "all members call it with this id and this list, or give more time; a new "
+                      "try needs a new id",
+                      id_, names))
         .with_culprit(missing.front());
   }
 
@@ -403,6 +424,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   if (options.id.empty()) refuse(any, "new_group_over_store: StoreGroupOptions::id is empty");
   const Communicator::Impl& impl = CommunicatorParts::impl_of(any);
   impl.check_open();
+  check_failure(impl);
   if (std::ranges::find(ranks, any.rank()) == ranks.end()) {
     refuse(any, "new_group_over_store: this rank is not in the list");
   }

@@ -53,8 +53,9 @@ struct StoreGroupOptions {
 };
 
 // A group that only its members create: they exchange over the store what new_group() exchanges
-// over the parent. `any` is a group that contains all members; it runs no operation. At the
-// deadline the error names a member that has not called it. Source: c10d's new_group with
+// over the parent. `any` is a group that contains all members; it runs no operation. The call
+// throws the failure of `any` when that has failed or fails meanwhile, and at the deadline an error
+// that names the members that have not called it. Source: c10d's new_group with
 // use_local_synchronization.
 CADRE_EXPORT std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                                                                 std::span<const Rank> ranks,
