@@ -49,6 +49,7 @@ class Deadline {
     return now >= at_ ? Duration::zero() : at_ - now;
   }
   constexpr Deadline earlier(Deadline other) const { return at_ <= other.at_ ? *this : other; }
+  constexpr Deadline later(Deadline other) const { return at_ <= other.at_ ? other : *this; }
 
   friend constexpr auto operator<=>(Deadline, Deadline) = default;
 

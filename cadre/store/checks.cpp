@@ -20,6 +20,21 @@ Status check_key(std::string_view key) {
                       key.size(), key.substr(0, 64), kMaxStoreKeyBytes));
 }
 
+// "key "a"", "key "b" and 2 more of 7 keys".
+std::string list_missing(std::span<const std::string> missing, size_t num_keys) {
+  if (missing.empty()) return format("{} keys", num_keys);
+  constexpr size_t kMaxNamed = 4;
+  const size_t num_named = std::min(missing.size(), kMaxNamed);
+  std::string names;
+  for (const std::string& key : missing.first(num_named)) {
+    names += format("{}\"{}\"", names.empty() ? "" : ", ", key);
+  }
+  const size_t num_more = missing.size() - num_named;
+  const std::string more = num_more == 0 ? std::string() : format(" and {} more", num_more);
+  const std::string all = num_keys == 1 ? std::string() : format(" of {} keys", num_keys);
+  return format("key{} {}{}{}", missing.size() == 1 ? "" : "s", names, more, all);
+}
+
 }  // namespace
 
 Status check_store_entry(std::string_view key, std::string_view value) {
@@ -53,17 +68,32 @@ Status check_store_request(const StoreRequest& request) {
                       wire::to_string(verb)));
 }
 
-Error store_timeout(std::string_view verb, std::span<const std::string> keys) {
-  if (keys.empty()) {
-    return Error(ErrorCode::kTimeout,
-                 format("store {}: no answer from the store before the deadline", verb));
+Error store_timeout(const StoreRequest& request, std::span<const std::string> missing) {
+  const std::string_view verb = wire::to_string(request.verb);
+  const std::string key = request.keys.empty() ? std::string() : request.keys.front();
+  switch (request.verb) {
+    case StoreVerb::kGet:
+    case StoreVerb::kWait:
+    case StoreVerb::kMultiGet:
+      return Error(ErrorCode::kTimeout,
+                   format("store {}: the deadline passed while waiting for {}; the rank that sets "
+                          "it is late or gone",
+                          verb, list_missing(missing, request.keys.size())));
+    case StoreVerb::kQueuePop:
+      return Error(ErrorCode::kTimeout,
+                   format("store {}: queue \"{}\" had no item for this call until the deadline; "
+                          "the rank that pushes is late or gone",
+                          verb, key));
+    case StoreVerb::kBarrier:
+      return Error(ErrorCode::kTimeout,
+                   format("store {} \"{}\": the deadline passed before {} calls had arrived; a "
+                          "rank is late or gone",
+                          verb, key, request.amount));
+    default:
+      return Error(
+          ErrorCode::kTimeout,
+          format("store {} \"{}\": no answer from the store before the deadline", verb, key));
   }
-  const std::string others =
-      keys.size() > 1 ? format(" and {} more keys", keys.size() - 1) : std::string();
-  return Error(ErrorCode::kTimeout,
-               format("store {}: the deadline passed while waiting for key \"{}\"{}; the rank that "
-                      "sets it is late or gone",
-                      verb, keys.front(), others));
 }
 
 }  // namespace cadre

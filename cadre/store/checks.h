@@ -16,7 +16,8 @@ namespace cadre {
 Status check_store_request(const wire::StoreRequest& request);
 Status check_store_entry(std::string_view key, std::string_view value);
 
-// kTimeout of `verb` ("get"), naming the first of the keys that were waited for.
-Error store_timeout(std::string_view verb, std::span<const std::string> keys);
+// kTimeout of a request that waited for `missing`: all of its keys where it is not known which of
+// them are set. A request that waits for no key has had no answer.
+Error store_timeout(const wire::StoreRequest& request, std::span<const std::string> missing);
 
 }  // namespace cadre

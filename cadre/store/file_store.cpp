@@ -7,7 +7,6 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/files/native_file_system.h"
-#include "cadre/store/checks.h"
 #include "cadre/store/file/journal.h"
 #include "cadre/store/table_answers.h"
 
@@ -106,6 +105,10 @@ int64_t count_of(store::KeyTable& table, const std::string& key) {
   return count;
 }
 
+std::optional<StoreResponse> answer_if(bool is_ready) {
+  return is_ready ? std::optional(StoreResponse()) : std::nullopt;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<FileStore>> FileStore::open(os::System& system,
@@ -161,23 +164,28 @@ Result<StoreResponse> FileStore::answer(StoreRequest request, Deadline deadline)
     case StoreVerb::kGet:
     case StoreVerb::kWait:
     case StoreVerb::kMultiGet:
-      return look_until(request, deadline,
-                        [&](store::KeyTable& table) { return table.has_all(request.keys); });
+      return look_until(request, deadline, [&](store::KeyTable& table) {
+        return table.has_all(request.keys) ? std::optional(store::answer_from(table, request))
+                                           : std::nullopt;
+      });
     case StoreVerb::kCheck:
     case StoreVerb::kNumKeys:
     case StoreVerb::kListKeys:
     case StoreVerb::kQueueLength:
-      return look_until(request, deadline, [](store::KeyTable&) { return true; });
+      return look_until(request, deadline, [&](store::KeyTable& table) {
+        return std::optional(store::answer_from(table, request));
+      });
     case StoreVerb::kQueuePop:
       return pop(request, deadline);
     case StoreVerb::kBarrier:
       return arrive(request, deadline);
     default:
-      return change(request, deadline);
+      return change(request, request.verb, deadline);
   }
 }
 
-Result<StoreResponse> FileStore::change(const StoreRequest& request, Deadline deadline) {
+Result<StoreResponse> FileStore::change(const StoreRequest& request, StoreVerb called,
+                                        Deadline deadline) {
   Nap nap(system_, deadline);
   do {
     const std::lock_guard guard(mutex_);
@@ -196,35 +204,29 @@ Result<StoreResponse> FileStore::change(const StoreRequest& request, Deadline de
     if (!status.ok()) return status.error();
     return response;
   } while (nap.take());
-  return never_locked(options_.path)
-      .with_context(format("store {}", wire::to_string(request.verb)));
+  return never_locked(options_.path).with_context(format("store {}", wire::to_string(called)));
 }
 
 Result<StoreResponse> FileStore::look_until(const StoreRequest& request, Deadline deadline,
-                                            const std::function<bool(store::KeyTable&)>& is_ready) {
+                                            const Look& look) {
   Nap nap(system_, deadline);
-  std::string missing;
   do {
     const std::lock_guard guard(mutex_);
     CADRE_RETURN_IF_ERROR(journal_->refresh());
-    store::KeyTable& table = journal_->table();
-    if (is_ready(table)) return store::answer_from(table, request);
-    const std::string* first = table.first_missing(request.keys);
-    missing = first ? *first : request.keys.front();
+    if (auto response = look(journal_->table())) return *std::move(response);
   } while (nap.take());
-  return store_timeout(wire::to_string(request.verb), std::span(&missing, 1));
+  const std::lock_guard guard(mutex_);
+  return store::timeout_from(journal_->table(), request);
 }
 
 Result<StoreResponse> FileStore::pop(const StoreRequest& request, Deadline deadline) {
   StoreRequest attempt = request;
   attempt.verb = StoreVerb::kTryQueuePop;
-  StoreRequest length = request;
-  length.verb = StoreVerb::kQueueLength;
   while (true) {
-    Result<StoreResponse> item = change(attempt, deadline);
+    Result<StoreResponse> item = change(attempt, request.verb, deadline);
     if (!item.ok() || item->number == 1) return item;
-    CADRE_RETURN_IF_ERROR(look_until(length, deadline, [&](store::KeyTable& table) {
-      return table.queue_length(request.keys[0]) > 0;
+    CADRE_RETURN_IF_ERROR(look_until(request, deadline, [&](store::KeyTable& table) {
+      return answer_if(table.queue_length(request.keys[0]) > 0);
     }));
   }
 }
@@ -233,11 +235,9 @@ Result<StoreResponse> FileStore::arrive(const StoreRequest& request, Deadline de
   StoreRequest arrival = request;
   arrival.verb = StoreVerb::kAdd;
   arrival.amount = 1;
-  CADRE_RETURN_IF_ERROR(change(arrival, deadline));
-  StoreRequest wait = request;
-  wait.verb = StoreVerb::kWait;
-  return look_until(wait, deadline, [&](store::KeyTable& table) {
-    return count_of(table, request.keys[0]) >= request.amount;
+  CADRE_RETURN_IF_ERROR(change(arrival, request.verb, deadline));
+  return look_until(request, deadline, [&](store::KeyTable& table) {
+    return answer_if(count_of(table, request.keys[0]) >= request.amount);
   });
 }
 

@@ -36,6 +36,10 @@ struct FileStoreOptions {
   os::FileSystem* files = nullptr;  // null: that of the operating system; outlives the store
 };
 
+namespace wire {
+enum class StoreVerb : uint8_t;
+}  // namespace wire
+
 class CADRE_EXPORT FileStore final : public Store {
  public:
   static Result<std::unique_ptr<FileStore>> open(os::System& system,
@@ -53,11 +57,15 @@ class CADRE_EXPORT FileStore final : public Store {
                                                     const FileStoreOptions& options, bool joins,
                                                     Deadline deadline);
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
-  // Answers with the file locked and the table up to date, and records what that changed.
-  Result<wire::StoreResponse> change(const wire::StoreRequest& request, Deadline deadline);
-  // Naps until `is_ready` says so of a table that is up to date, and answers from it; or kTimeout.
+  // The answer from a table that is up to date; nullopt when what is waited for is not there.
+  using Look = std::function<std::optional<wire::StoreResponse>(store::KeyTable&)>;
+  // Answers with the file locked and the table up to date, and records what that changed. `called`
+  // is the verb of the user's call.
+  Result<wire::StoreResponse> change(const wire::StoreRequest& request, wire::StoreVerb called,
+                                     Deadline deadline);
+  // Naps until `look` answers, or kTimeout of the request.
   Result<wire::StoreResponse> look_until(const wire::StoreRequest& request, Deadline deadline,
-                                         const std::function<bool(store::KeyTable&)>& is_ready);
+                                         const Look& look);
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
   Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline);
 

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "cadre/store/checks.h"
 #include "cadre/store/table_answers.h"
 
 namespace cadre {
@@ -47,7 +46,7 @@ Result<StoreResponse> HashStore::pop(const StoreRequest& request, Deadline deadl
     return StoreResponse{.values = {*std::move(item)}};
   }
   state_->table.cancel(ticket);
-  return store_timeout("queue_pop", request.keys);
+  return store::timeout_from(state_->table, request);
 }
 
 Result<StoreResponse> HashStore::arrive(const StoreRequest& request, Deadline deadline,
@@ -60,7 +59,7 @@ Result<StoreResponse> HashStore::arrive(const StoreRequest& request, Deadline de
   park(ticket, deadline, lock);
   if (!state_->table.is_waiting(ticket)) return StoreResponse();
   state_->table.cancel(ticket);
-  return store_timeout("barrier", request.keys);
+  return store::timeout_from(state_->table, request);
 }
 
 Result<std::shared_ptr<Store>> HashStore::clone(Deadline) {
@@ -74,9 +73,8 @@ Status HashStore::await_keys(const StoreRequest& request, Deadline deadline,
     if (state_->table.wait(ticket, request.keys)) return {};
     const bool unparked = park(ticket, deadline, lock);
     state_->table.cancel(ticket);
-    const std::string* missing = state_->table.first_missing(request.keys);
-    if (!missing) return {};
-    if (!unparked) return store_timeout(wire::to_string(request.verb), {missing, 1});
+    if (state_->table.has_all(request.keys)) return {};
+    if (!unparked) return store::timeout_from(state_->table, request);
   }
 }
 

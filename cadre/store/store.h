@@ -1,8 +1,9 @@
 // A small key-value store through which the ranks of a job find each other.
 //
 // Threads: every method may be called from any thread; a blocking call of one thread does not delay
-// another's. Blocking: every method until its Deadline at most.
-// Lifetime: values are copies. Errors: kTimeout names the key that was waited for; kPeerLost when
+// another's. Blocking: every method until its Deadline at most; at a server that does not answer
+// (TcpStore), half a second longer.
+// Lifetime: values are copies. Errors: kTimeout names the keys that are missing; kPeerLost when
 // the server is gone; kInvalidArgument for a key or value over the limits below.
 // Source: the verbs are c10d's Store, all of torch 2.13 but the handle's own timeout: here every
 // call has its Deadline.

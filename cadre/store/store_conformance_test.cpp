@@ -13,6 +13,11 @@
 namespace cadre {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
 TEST_P(StoreConformance, SetThenGetReturnsTheLastValue) {
   EXPECT_OK(store_->set("color", "red", soon()));
   EXPECT_OK(store_->set("color", "blue", soon()));
@@ -34,6 +39,32 @@ TEST_P(StoreConformance, GetOfAMissingKeyTimesOutAndNamesIt) {
   EXPECT_EQ(value.error().code(), ErrorCode::kTimeout);
   EXPECT_NE(value.error().message().find("nobody/sets/this"), std::string::npos)
       << value.error().message();
+}
+
+// With the verb that was called, whatever the store does to carry it out.
+TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
+  EXPECT_OK(store_->set("set", "", soon()));
+  const std::vector<std::string> keys = {"set", "gone/b", "gone/c"};
+  const auto text_of = [](const auto& result) {
+    return result.ok() ? std::string("ok") : result.error().message();
+  };
+  const std::string of_wait = text_of(store_->wait(keys, at_once()));
+  const std::string of_values = text_of(store_->multi_get(keys, at_once()));
+  const std::string of_pop = text_of(store_->queue_pop("jobs", at_once()));
+  const std::string of_barrier = text_of(store_->barrier("meet", 2, at_once()));
+  EXPECT_THAT(of_wait, StartsWith("store wait: "));
+  EXPECT_THAT(of_values, StartsWith("store multi_get: "));
+  EXPECT_THAT(of_pop, AllOf(StartsWith("store queue_pop: "), HasSubstr("jobs\"")));
+  EXPECT_THAT(of_barrier, AllOf(StartsWith("store barrier \""), HasSubstr("meet\"")));
+  for (const std::string& text : {of_wait, of_values}) {
+    EXPECT_THAT(text, AllOf(HasSubstr("gone/b\""), HasSubstr("gone/c\"")));
+    // c10d's protocol does not tell which keys are set.
+    if (std::string(GetParam().name) == "TcpStoreC10d") continue;
+    EXPECT_THAT(text, Not(HasSubstr("set\",")));
+    EXPECT_THAT(text, HasSubstr("of 3 keys"));
+  }
+  if (std::string(GetParam().name) == "TcpStoreC10d") return;
+  EXPECT_THAT(of_barrier, HasSubstr("1 of 2 calls"));
 }
 
 TEST_P(StoreConformance, TheStoreWorksAfterATimeout) {

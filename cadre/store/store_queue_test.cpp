@@ -73,6 +73,37 @@ TEST_P(StoreConformance, PopWaitsForAPushAndTimesOutWithTheQueuesName) {
   EXPECT_EQ(store_->queue_length("work/left", soon()).value(), 1);
 }
 
+// Each item arrives about when a pop gives up: it is delivered, or stays for the next pop.
+TEST_P(StoreConformance, NoItemIsLostWhenPopsTimeOut) {
+  // After a timeout a client of c10d's protocol connects anew, which takes longer.
+  const bool is_c10d = std::string(GetParam().name) == "TcpStoreC10d";
+  const Duration patience = milliseconds(is_c10d ? 10 : 1);
+  const int num_items = is_c10d ? 50 : 400;
+  const auto other = harness_->open();
+  std::vector<std::string> got;
+  std::atomic<bool> has_pushed_all = false;
+  const auto pop_all = [&] {
+    while (true) {
+      const bool is_last = has_pushed_all;
+      const auto item =
+          store_->queue_pop("jobs", is_last ? at_once() : system_->deadline_in(patience));
+      if (item.ok()) got.push_back(*item);
+      if (!item.ok() && is_last) return;
+    }
+  };
+  const auto push_all = [&] {
+    const auto waiter = system_->make_waiter();
+    for (int i = 0; i < num_items; ++i) {
+      waiter->park(system_->deadline_in(patience * (i % 16) / 8));
+      EXPECT_OK(other->queue_push("jobs", std::to_string(i), soon()));
+    }
+    has_pushed_all = true;
+  };
+  run_together({pop_all, push_all});
+  ASSERT_EQ(got.size(), static_cast<size_t>(num_items));
+  for (int i = 0; i < num_items; ++i) EXPECT_EQ(got[static_cast<size_t>(i)], std::to_string(i));
+}
+
 TEST_P(StoreConformance, EveryItemGoesToExactlyOneOfManyPoppers) {
   constexpr int kPoppers = 3;
   constexpr int kItems = 30;

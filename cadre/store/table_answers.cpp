@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/store/checks.h"
 
 namespace cadre::store {
 namespace {
@@ -113,6 +114,21 @@ StoreResponse answer_from(KeyTable& table, const StoreRequest& request, size_t m
   }
   return {.error = Error(ErrorCode::kInternal,
                          format("a key table has no request {}", wire::to_string(request.verb)))};
+}
+
+Error timeout_from(const KeyTable& table, const StoreRequest& request) {
+  if (request.verb == StoreVerb::kBarrier) {
+    const std::string* count = table.find(request.keys[0]);
+    return Error(ErrorCode::kTimeout,
+                 format("store barrier \"{}\": {} of {} calls had arrived at the deadline; a rank "
+                        "is late or gone",
+                        request.keys[0], count == nullptr ? "0" : *count, request.amount));
+  }
+  std::vector<std::string> missing;
+  for (const std::string& key : request.keys) {
+    if (!table.has_all({&key, 1})) missing.push_back(key);
+  }
+  return store_timeout(request, missing);
 }
 
 }  // namespace cadre::store

@@ -18,4 +18,8 @@ namespace cadre::store {
 wire::StoreResponse answer_from(KeyTable& table, const wire::StoreRequest& request,
                                 size_t max_bytes = std::numeric_limits<size_t>::max());
 
+// The timeout of a request that waits, naming what the table lacks: the missing keys, the empty
+// queue, or the number of arrivals.
+Error timeout_from(const KeyTable& table, const wire::StoreRequest& request);
+
 }  // namespace cadre::store

@@ -21,12 +21,19 @@ constexpr Duration kRetryPause = std::chrono::milliseconds(20);
 constexpr Duration kMaxRetryPause = std::chrono::milliseconds(500);
 
 // A lost stream is told with whose it was and what was asked.
-Error explain(const Error& error, const os::Address& address, StoreVerb verb,
-              const std::vector<std::string>& keys) {
+Error explain(const Error& error, const TcpStoreOptions& options, const StoreRequest& request) {
+  const os::Address& address = options.address;
+  const auto& [id, verb, amount, keys, values] = request;
   const std::string what = keys.empty() ? std::string() : format(" \"{}\"", keys.front());
   switch (error.code()) {
     case ErrorCode::kTimeout:
-      return store_timeout(wire::to_string(verb), keys);
+      // c10d's server keeps silent until what is waited for is there.
+      if (options.protocol == StoreProtocol::kC10d) return store_timeout(request, keys);
+      return Error(ErrorCode::kTimeout,
+                   format("store {}{}: the store server at {} did not answer before the deadline; "
+                          "the process that hosts it, the launcher or rank 0, is stopped or cannot "
+                          "be reached",
+                          wire::to_string(verb), what, address.to_string()));
     case ErrorCode::kPeerLost:
     case ErrorCode::kUnavailable:
       return Error(ErrorCode::kPeerLost,
@@ -133,16 +140,15 @@ Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadl
 }
 
 Result<StoreResponse> TcpStore::answer(StoreRequest request, Deadline deadline) {
-  const StoreVerb verb = request.verb;
-  const std::vector<std::string> keys = request.keys;
+  const StoreRequest asked{.verb = request.verb, .amount = request.amount, .keys = request.keys};
   auto connection = take_connection(deadline);
-  if (!connection.ok()) return explain(connection.error(), options_.address, verb, keys);
+  if (!connection.ok()) return explain(connection.error(), options_, asked);
   Result<StoreResponse> response = (*connection)->call(std::move(request), deadline);
   if ((*connection)->is_usable()) {
     const std::lock_guard lock(mutex_);
     if (idle_.size() < kMaxIdleConnections) idle_.push_back(std::move(connection).value());
   }
-  if (!response.ok()) return explain(response.error(), options_.address, verb, keys);
+  if (!response.ok()) return explain(response.error(), options_, asked);
   return response;
 }
 
@@ -150,17 +156,13 @@ Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
                                                         std::string_view value, Deadline deadline) {
   CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
   if (options_.protocol == StoreProtocol::kC10d) return std::unique_ptr<StoreWill>();
-  const std::vector<std::string> keys = {std::string(key)};
-  const auto explained = [&](const Error& error) {
-    return explain(error, options_.address, StoreVerb::kLeaveWill, keys);
-  };
+  const StoreRequest will{
+      .verb = StoreVerb::kLeaveWill, .keys = {std::string(key)}, .values = {std::string(value)}};
+  const auto explained = [&](const Error& error) { return explain(error, options_, will); };
   // A connection of its own: its end is the message.
   auto connection = store::dial(system_, options_, deadline);
   if (!connection.ok()) return explained(connection.error());
-  const Result<StoreResponse> response =
-      (*connection)
-          ->call({.verb = StoreVerb::kLeaveWill, .keys = keys, .values = {std::string(value)}},
-                 deadline);
+  const Result<StoreResponse> response = (*connection)->call(will, deadline);
   if (!response.ok()) return explained(response.error());
   if (response->error) return *response->error;
   return std::unique_ptr<StoreWill>(

@@ -18,7 +18,7 @@ namespace cadre::wire {
 
 // The first bytes of a client, before its first frame. c10d's clients begin with a zero byte.
 inline constexpr std::string_view kStoreMagic = "CDRS";
-inline constexpr uint16_t kStoreProtocol = 2;
+inline constexpr uint16_t kStoreProtocol = 3;
 
 inline constexpr size_t kMaxStoreFrameBytes = 64 << 20;
 inline constexpr size_t kMaxHandshakeFrameBytes = 1024;
@@ -55,7 +55,7 @@ enum class StoreVerb : uint8_t {
   kAppend,
   kMultiGet,
   kMultiSet,
-  kCancel,  // forgets the pending request with this id; has no response
+  kCancel,  // of a request by its id: answers that with a timeout, if it still waits
   kQueuePush,
   kQueuePop,     // once there is an item
   kTryQueuePop,  // number: 1 with an item, 0 without

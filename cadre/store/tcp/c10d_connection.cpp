@@ -93,10 +93,12 @@ Result<StoreResponse> C10dConnection::pop(const std::string& queue, bool waits, 
   while (true) {
     if (waits) CADRE_RETURN_IF_ERROR(wait({queue}, deadline));
     CADRE_RETURN_IF_ERROR(send({.verb = C10dVerb::kQueuePop, .keys = {queue}}, deadline));
-    Result<StoreResponse> length = receive_number(deadline);
+    // The server has taken the item out of its queue, so it is waited for beyond the deadline.
+    const Deadline answered = stream_.deadline_in(kCancelTime).later(deadline);
+    Result<StoreResponse> length = receive_number(answered);
     if (!length.ok()) return length.error();
     if (length->number > 0) {
-      Result<StoreResponse> item = receive_values(1, deadline);
+      Result<StoreResponse> item = receive_values(1, answered);
       if (item.ok()) item->number = 1;
       return item;
     }

@@ -105,27 +105,28 @@ Result<StoreResponse> NativeConnection::call(StoreRequest request, Deadline dead
   is_usable_ = false;
   CADRE_RETURN_IF_ERROR(stream_.send(frame(payload), deadline));
   Result<StoreResponse> response = receive_answer(request.id, deadline);
-  if (response.ok()) {
-    is_usable_ = true;
-  } else if (response.error().code() == ErrorCode::kTimeout) {
-    // A cancellation is so short that the socket takes it at once or is stuck.
-    const StoreRequest cancel{.id = request.id, .verb = wire::StoreVerb::kCancel};
-    is_usable_ = stream_.send(frame(wire::encode(cancel)), deadline).ok();
+  if (!response.ok() && response.error().code() == ErrorCode::kTimeout) {
+    response = cancel(request.id);
   }
+  is_usable_ = response.ok();
   return response;
 }
 
+// The server may have answered meanwhile, for example with an item that is no longer in its queue:
+// that answer is the result. Else it answers the cancellation, with a timeout.
+Result<StoreResponse> NativeConnection::cancel(uint64_t id) {
+  const StoreRequest cancel{.id = id, .verb = wire::StoreVerb::kCancel};
+  const Deadline deadline = stream_.deadline_in(kCancelTime);
+  CADRE_RETURN_IF_ERROR(stream_.send(frame(wire::encode(cancel)), deadline));
+  return receive_answer(id, deadline);
+}
+
 Result<StoreResponse> NativeConnection::receive_answer(uint64_t id, Deadline deadline) {
-  while (true) {
-    Result<StoreResponse> response = receive(stream_, wire::decode_store_response, deadline);
-    if (!response.ok()) return response.error();
-    if (response->id == id) return response;
-    if (response->id > id) {
-      return Error(
-          ErrorCode::kCorruption,
-          format("the store server answered request {} while {} was the last", response->id, id));
-    }
-  }
+  Result<StoreResponse> response = receive(stream_, wire::decode_store_response, deadline);
+  if (!response.ok() || response->id == id) return response;
+  return Error(
+      ErrorCode::kCorruption,
+      format("the store server answered request {}, expected the answer to {}", response->id, id));
 }
 
 }  // namespace cadre::store

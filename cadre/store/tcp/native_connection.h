@@ -1,8 +1,8 @@
 // The client's side of the native store protocol.
 //
-// Threads, blocking, lifetime and errors: server_connection.h. After a timeout the connection stays
-// usable: the request is cancelled, and an answer that came too late is known by its id.
-// Format: docs/formats/store-native.md.
+// Threads, blocking, lifetime and errors: server_connection.h. At its deadline a request is
+// cancelled and the answer to that is waited for, so that the connection stays usable and nothing
+// that the server has given away is lost. Format: docs/formats/store-native.md.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ class NativeConnection final : public ServerConnection {
   bool is_usable() const override { return is_usable_; }
 
  private:
-  // The answer to request `id`; those of requests that were given up before are skipped.
+  Result<wire::StoreResponse> cancel(uint64_t id);
   Result<wire::StoreResponse> receive_answer(uint64_t id, Deadline deadline);
 
   BlockingStream stream_;

@@ -117,7 +117,7 @@ Status NativeSession::on_request(ConstBytes payload, wire::StreamBuffer& out) {
       return {};
     }
     case StoreVerb::kCancel:
-      cancel(request.id);
+      cancel(request.id, out);
       return {};
     default:
       write(out, answer(request));
@@ -169,10 +169,11 @@ StoreResponse NativeSession::answer(const StoreRequest& request) {
   return response;
 }
 
-void NativeSession::cancel(uint64_t request_id) {
+void NativeSession::cancel(uint64_t request_id, wire::StreamBuffer& out) {
   for (auto it = pending_.begin(); it != pending_.end(); ++it) {
     if (it->second.id != request_id) continue;
     table_.cancel(it->first);
+    write(out, StoreResponse{.id = request_id, .error = timeout_from(table_, it->second)});
     pending_.erase(it);
     return;
   }

@@ -35,7 +35,8 @@ class NativeSession final : public Session {
   // Starts a request that may wait. True when its response, in `response`, is ready at once.
   Result<bool> begin_wait(KeyTable::Ticket ticket, const wire::StoreRequest& request,
                           wire::StoreResponse& response);
-  void cancel(uint64_t request_id);
+  // Answers a request that waits with its timeout. One that does not wait has been answered.
+  void cancel(uint64_t request_id, wire::StreamBuffer& out);
 
   KeyTable& table_;
   TicketSource tickets_;

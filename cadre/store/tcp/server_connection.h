@@ -1,11 +1,13 @@
 // A client's connection to a store server: sends one request and waits for its answer.
 //
-// Threads: one at a time. Blocking: dial and call, until their Deadline. Lifetime: the System
-// outlives it. Errors: kPeerLost when the server is gone, kTimeout, kCorruption for an answer that
-// makes no sense, kInvalidArgument from the handshake.
-// Every protocol takes the native request and gives the native response, so TcpStore knows one.
+// Threads: one at a time. Blocking: dial, until its Deadline; call, for kCancelTime longer where
+// the server does not answer. Lifetime: the System outlives it. Errors: kPeerLost when the server
+// is gone, kTimeout, kCorruption for an answer that makes no sense, kInvalidArgument from the
+// handshake. Every protocol takes the native request and gives the native response, so TcpStore
+// knows one.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "cadre/base/deadline.h"
@@ -16,6 +18,10 @@
 #include "cadre/wire/store_message.h"
 
 namespace cadre::store {
+
+// How long after its deadline a request waits for the server's answer to its cancellation, and for
+// an item that the server has taken out of its queue.
+inline constexpr Duration kCancelTime = std::chrono::milliseconds(500);
 
 class ServerConnection {
  public:
@@ -47,6 +53,7 @@ class BlockingStream {
   // Waits until at least one more byte is in the buffer.
   Status receive_more(Deadline deadline);
   wire::StreamBuffer& buffer() { return buffer_; }
+  Deadline deadline_in(Duration budget) { return system_.deadline_in(budget); }
 
  private:
   os::System& system_;
