@@ -105,11 +105,12 @@ Result<StoreResponse> NativeConnection::call(StoreRequest request, Deadline dead
   is_usable_ = false;
   CADRE_RETURN_IF_ERROR(stream_.send(frame(payload), deadline));
   Result<StoreResponse> response = receive_answer(request.id, deadline);
-  if (!response.ok() && response.error().code() == ErrorCode::kTimeout) {
-    response = cancel(request.id);
-  }
   is_usable_ = response.ok();
-  return response;
+  if (response.ok() || response.error().code() != ErrorCode::kTimeout) return response;
+  // A server that ends now does not change that the deadline has passed.
+  Result<StoreResponse> cancelled = cancel(request.id);
+  is_usable_ = cancelled.ok();
+  return is_usable_ ? std::move(cancelled) : std::move(response);
 }
 
 // The server may have answered meanwhile, for example with an item that is no longer in its queue:
