@@ -39,7 +39,10 @@ CADRE_EXPORT std::string_view to_string(ErrorCode code);
 // What a program may want to know of a failed operation without parsing its message. Ranks are
 // those of the group that failed; what is unknown, or does not apply, is empty.
 struct ErrorDetails {
-  std::optional<Rank> culprit = {};               // the rank at fault
+  std::optional<Rank> culprit = {};  // the rank at fault
+  // The same rank in the group that was connected, of which the others are made; set also where the
+  // culprit is no member of the group that failed.
+  std::optional<Rank> culprit_world_rank = {};
   std::optional<Rank> reporter = {};              // the rank that found the first failure
   std::string operation = {};                     // that failed on this rank: "all_reduce"
   std::optional<uint64_t> operation_number = {};  // counted from 1

@@ -78,9 +78,11 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     impl->open_first(deadline);
     return std::make_unique<Communicator>(std::move(impl));
   } catch (const Error& error) {
-    throw error.with_context(format("connecting rank {} of {} to group \"{}\" in round {}",
-                                    membership.rank, membership.world_size, options.name,
-                                    membership.round));
+    ErrorDetails details = error.details();
+    details.culprit_world_rank = details.culprit;  // the group is the world
+    throw error.with_details(details).with_context(
+        format("connecting rank {} of {} to group \"{}\" in round {}", membership.rank,
+               membership.world_size, options.name, membership.round));
   }
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::RanksResult;
@@ -230,9 +231,9 @@ TEST_P(PointToPointTest, AnotherSizeIsNamedOnBothRanks) {
                 StartsWith("kInvalidArgument: recv #1 on group \"world\" failed after "));
     for (const auto& rank : result.ranks) {
       EXPECT_THAT(rank.output,
-                  HasSubstr(format("tag 3: the ranks disagree: rank 0 sent {} bytes of int32, "
-                                   "rank 1 receives {} bytes of int32",
-                                   count * 4, (count + 1) * 4)));
+                  ContainsRegex(format("tag 3: the ranks disagree: rank 0 .* sent {} bytes of "
+                                       "int32, rank 1 .* receives {} bytes of int32",
+                                       count * 4, (count + 1) * 4)));
     }
   }
 }
@@ -285,7 +286,7 @@ TEST_P(PointToPointTest, MoreThanARankHoldsIsRefused) {
   ASSERT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(result.ranks[1].output, StartsWith("kInvalidArgument: recv #1"));
   EXPECT_THAT(result.ranks[1].output,
-              HasSubstr("of messages, the first with tag 1, that rank 1 has not received"));
+              ContainsRegex("of messages, the first with tag 1, that rank 1 .* has not received"));
 }
 
 TEST_P(PointToPointTest, MoreThanARankHoldsIsRefusedToAReceiveOfAnyRank) {

@@ -66,11 +66,11 @@ std::string failed_fields_of(const std::function<void()>& body) {
     body();
     return {};
   } catch (const Error& error) {
-    const auto& [culprit, reporter, operation, number, is_own_limit] = error.details();
+    const ErrorDetails& details = error.details();
     std::string fields(to_string(error.code()));
-    if (culprit) fields += cadre::format(" culprit={}", *culprit);
-    if (!operation.empty()) fields += " operation=" + operation;
-    if (number) fields += cadre::format("#{}", *number);
+    if (details.culprit) fields += cadre::format(" culprit={}", *details.culprit);
+    if (!details.operation.empty()) fields += " operation=" + details.operation;
+    if (details.operation_number) fields += cadre::format("#{}", *details.operation_number);
     return fields;
   }
 }

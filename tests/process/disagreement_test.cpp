@@ -401,9 +401,8 @@ TEST_P(MessageDisagreementTest, EveryRankGivesTheSameExplanation) {
   for (size_t i = 0; i < oddities.size(); ++i) {
     const OddMessage& odd = oddities[i];
     const std::string cause = format(
-        "tag {}: the ranks disagree: rank 0 sent {} bytes of float32, rank 1 receives {} bytes of "
-        "{}",
-        kTag, 4 * odd.sent, 4 * odd.received, odd.dtype);
+        "tag {}: the ranks disagree: {} sent {} bytes of float32, {} receives {} bytes of {}", kTag,
+        name_of_rank(0), 4 * odd.sent, name_of_rank(1), 4 * odd.received, odd.dtype);
     for (int rank = 0; rank < kWorldSize; ++rank) {
       EXPECT_THAT(
           texts[static_cast<size_t>(rank)][i],

@@ -100,7 +100,7 @@ FailureReport parse_report(const std::string& text) {
 
 std::string mask(std::string text) {
   const std::array<std::pair<std::regex, const char*>, 4> rules = {{
-      {std::regex(R"(\([^()]*, pid [0-9]+\))"), "(HOST, pid N)"},
+      {std::regex(R"(\((world rank [0-9]+, )?[^(),]*, pid [0-9]+\))"), "($1HOST, pid N)"},
       {std::regex(R"(\b[0-9]+(\.[0-9]+)? m?s\b)"), "N s"},
       {std::regex(R"(#[0-9]+)"), "#N"},
       {std::regex(R"((seen in [a-z_]+ #N), [a-z ]+,)"), "$1, PHASE,"},

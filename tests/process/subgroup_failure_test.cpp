@@ -83,16 +83,21 @@ void live_through(RankContext& context, const Membership& membership, TransportC
 }
 
 // Whoever learns it between two operations says so.
-auto names_victim(const std::string& operation, const std::string& group, int victim, int self) {
-  const auto gone = HasSubstr(
-      format("\n  rank {} (HOST, pid N) is gone: its connection ended, last seen ", victim));
+auto names_victim(const std::string& operation, const std::string& group, const std::string& victim,
+                  const std::string& self) {
+  const auto gone = HasSubstr(format("\n  {} is gone: its connection ended, last seen ", victim));
   return AllOf(
-      gone,
-      AnyOf(StartsWith(format("kPeerLost: {} #N on group \"{}\" failed after N s on rank {} "
-                              "(HOST, pid N)",
-                              operation, group, self)),
-            StartsWith(format("kPeerLost: group \"{}\" failed on rank {} (HOST, pid N) after ",
-                              group, self))));
+      gone, AnyOf(StartsWith(format("kPeerLost: {} #N on group \"{}\" failed after N s on {}",
+                                    operation, group, self)),
+                  StartsWith(format("kPeerLost: group \"{}\" failed on {} after ", group, self))));
+}
+
+std::string of_world(int rank) {
+  return format("rank {} (HOST, pid N)", rank);
+}
+
+std::string of_half(int rank, int world_rank) {
+  return format("rank {} of group \"half\" (world rank {}, HOST, pid N)", rank, world_rank);
 }
 
 class SubgroupFailure : public ::testing::TestWithParam<TransportChoice> {};
@@ -117,10 +122,10 @@ TEST_P(SubgroupFailure, ItsGroupAndTheWorldNameTheVictimAndTheOtherHalfWorksOn) 
     if (rank == kPartner) {
       const size_t end = said.find('\f');
       EXPECT_THAT(said.substr(0, end),
-                  names_victim("all_reduce", "half", /*victim=*/1, /*self=*/0));
+                  names_victim("all_reduce", "half", of_half(1, kVictim), of_half(0, kPartner)));
       said.erase(0, end + 1);
     }
-    EXPECT_THAT(said, names_victim("barrier", "world", kVictim, rank));
+    EXPECT_THAT(said, names_victim("barrier", "world", of_world(kVictim), of_world(rank)));
   }
   EXPECT_EQ(testing::leftovers_since(before), "");
 }

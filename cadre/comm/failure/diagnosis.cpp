@@ -126,8 +126,21 @@ bool is_in_operation(const Activity& activity) {
 }
 
 std::string Roster::describe(int rank) const {
-  if (rank < 0 || rank >= world_size()) return format("rank {}", rank);
-  return format("rank {} ({}, pid {})", rank, rank_address(rank).host, rank_address(rank).pid);
+  const int of_job = world_rank(rank);
+  if (of_job < 0) return format("rank {}", rank);
+  const wire::RankAddress& address = rank_address(rank);
+  if (has_ranks_of_job()) return format("rank {} ({}, pid {})", rank, address.host, address.pid);
+  return format("rank {} of group \"{}\" (world rank {}, {}, pid {})", rank, group, of_job,
+                address.host, address.pid);
+}
+
+bool Roster::has_ranks_of_job() const {
+  if (world_size() != layout->num_ranks()) return false;
+  return world_rank(0) == 0 && std::ranges::is_sorted(members);
+}
+
+int Roster::world_rank(int rank) const {
+  return rank < 0 || rank >= world_size() ? -1 : members[static_cast<size_t>(rank)];
 }
 
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint) {
@@ -319,6 +332,9 @@ Error compose_error(const Roster& roster, const Failure& failure, const Activity
   const std::string record = record_path.empty() ? "" : format(" Record: {}", record_path);
   ErrorDetails details;
   if (failure.culprit >= 0) details.culprit = failure.culprit;
+  const int of_job =
+      failure.culprit >= 0 ? roster.world_rank(failure.culprit) : failure.outside_culprit;
+  if (of_job >= 0) details.culprit_world_rank = of_job;
   if (failure.reporter >= 0) {
     details.reporter = Rank(failure.reporter);
   } else if (!failure.is_linked) {

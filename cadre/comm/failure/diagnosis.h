@@ -34,8 +34,13 @@ struct Roster {
   const wire::RankAddress& rank_address(int rank) const {
     return layout->rank_address(members[static_cast<size_t>(rank)]);
   }
-  // "rank 3 (node1, pid 812)"
+  // "rank 3 (node1, pid 812)"; of a group of some of the job's ranks, or in another order,
+  // "rank 1 of group "tp" (world rank 3, node1, pid 812)".
   std::string describe(int rank) const;
+  // Whether each rank has the same number in the job.
+  bool has_ranks_of_job() const;
+  // In the job; -1 for a rank that is no member.
+  int world_rank(int rank) const;
 };
 
 // What this rank knows of a peer at present.

@@ -47,6 +47,30 @@ PeerView view(const Activity& what, bool answers = true) {
   return result;
 }
 
+// The ranks of a group of some of the job's ranks are numbered anew.
+TEST(Diagnosis, ASubgroupsRanksAreNamedWithTheirNumbersInTheJob) {
+  Roster pair = roster();
+  pair.group = "tp";
+  pair.members = {3, 1};
+  EXPECT_EQ(pair.describe(0), "rank 0 of group \"tp\" (world rank 3, node1, pid 4714)");
+  EXPECT_EQ(pair.describe(1), "rank 1 of group \"tp\" (world rank 1, node0, pid 4712)");
+  EXPECT_EQ(pair.describe(2), "rank 2");
+  const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 1042, 60);
+  const Error error = compose_error(pair, {ErrorCode::kTimeout, 1, "cause", own}, own, "");
+  EXPECT_EQ(error.details().culprit, Rank(1));
+  EXPECT_EQ(error.details().culprit_world_rank, Rank(1));
+  Failure outside{.code = ErrorCode::kAborted, .cause = "cause", .outside_culprit = 2};
+  const Error linked = compose_error(pair, outside, own, "");
+  EXPECT_EQ(linked.details().culprit, std::nullopt);
+  EXPECT_EQ(linked.details().culprit_world_rank, Rank(2));
+  outside.outside_culprit = -1;
+  EXPECT_EQ(compose_error(pair, outside, own, "").details().culprit_world_rank, std::nullopt);
+  Roster reordered = roster();
+  reordered.members = {1, 0, 2, 3};
+  EXPECT_EQ(reordered.describe(0), "rank 0 of group \"fsdp\" (world rank 1, node0, pid 4712)");
+  EXPECT_EQ(reordered.describe(2), "rank 2 of group \"fsdp\" (world rank 2, node1, pid 4713)");
+}
+
 TEST(Diagnosis, ATimeoutNamesWhoIsWaitedForAndWhatItWasLastSeenDoing) {
   const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 1042, 60);
   const PeerView peer = view(activity(ActivityState::kRunning, OpKind::kAllGather, 1041, 61));

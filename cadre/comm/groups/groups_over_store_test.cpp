@@ -62,14 +62,14 @@ TEST_P(StoreGroups, AMemberThatDoesNotComeToAGroupOverAStoreIsNamed) {
 
 // Rank 1, which is no member, fails the world, so rank 2 does not come any more.
 TEST_P(StoreGroups, AFailureOfTheGroupEndsTheWaitForMembers) {
-  std::atomic<bool> is_waiting = false;
+  std::atomic<int> num_ready = 0;
   run(3, [&](RankContext& context, Communicator& world) {
     world.barrier();
+    ++num_ready;
     if (world.rank() == 0) {
       const std::vector<Rank> list = {0, 2};
       const Deadline deadline = soon(context);
       const StoreGroupOptions options{.store = store_, .id = "waiting"};
-      is_waiting = true;
       const auto make = [&] { new_group_over_store(world, list, options, deadline); };
       const std::string failure = testing::failure_of(make);
       require(failure.find("abort() was called: the test") != std::string::npos, failure);
@@ -77,7 +77,7 @@ TEST_P(StoreGroups, AFailureOfTheGroupEndsTheWaitForMembers) {
       require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
     }
     if (world.rank() == 1) {
-      await(context, "the call of rank 0", [&] { return is_waiting.load(); });
+      await(context, "the others", [&] { return num_ready == 3; });
       world.abort("the test");
     }
     await(context, "the failure", [&] { return monitor_of(world).has_failed(); });
@@ -218,6 +218,26 @@ TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
     group->barrier();
     world.barrier();
     group->barrier();
+  });
+}
+
+// The keys of the first group are erased by then.
+TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const StoreGroupOptions options{.store = store_, .id = "twin"};
+    const auto group = new_group_over_store(world, list, options, soon(context));
+    group->barrier();
+    const std::string refused =
+        testing::failure_of([&] { new_group_over_store(world, list, options, soon(context)); });
+    require(refused.find("kInvalidArgument") == 0, refused);
+    require(refused.find("the id \"twin\" was used before, this rank has a group of this id") !=
+                std::string::npos,
+            refused);
+    group->barrier();
+    world.barrier();
+    require(store_->list_keys(soon(context)).value_or_throw().empty(), "no key is left");
+    world.barrier();
   });
 }
 

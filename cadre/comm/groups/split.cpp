@@ -35,6 +35,13 @@ std::string list(std::span<const Rank> ranks) {
               format("group \"{}\", rank {}: {}", parent.name(), parent.rank(), problem));
 }
 
+[[noreturn]] void refuse_id(const Communicator& any, const std::string& id, std::string_view why) {
+  refuse(any,
+         format("new_group_over_store: the id \"{}\" was used before, {}: give each group, and "
+                "each new try to make one, an id of its own",
+                id, why));
+}
+
 [[noreturn]] void refuse_list(const Communicator& parent, std::span<const Rank> ranks, int other) {
   refuse(parent, format("new_group: this rank wants the ranks {}, rank {} wants others: every rank "
                         "must name the same ranks in the same order",
@@ -115,18 +122,27 @@ Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candid
   return status;
 }
 
+// `culprit` is a rank of the group.
+Error error_of_rank(const Communicator::Impl& group, ErrorCode code, int culprit,
+                    std::string message) {
+  return Error(code, std::move(message))
+      .with_details({.culprit = Rank(culprit),
+                     .culprit_world_rank = Rank(group.monitor->roster().world_rank(culprit))});
+}
+
 // Every rank of the parent sees which ranks are short of memory. So all of them refuse, and the
 // parent stays usable.
 template <typename Call>
-void check_memory(const Status& own, std::span<const Call> calls, std::span<const int> callers) {
+void check_memory(const Communicator::Impl& parent, const Status& own, std::span<const Call> calls,
+                  std::span<const int> callers) {
   if (!own.ok()) throw own.error();
   for (size_t i = 0; i < calls.size(); ++i) {
     if (calls[i].is_short == 0) continue;
-    throw Error(ErrorCode::kUnavailable,
-                format("the new group was not made: rank {} is short of shared memory for its part "
-                       "of it; see its error, free symmetric memory or groups there and try again",
-                       callers[i]))
-        .with_culprit(callers[i]);
+    throw error_of_rank(
+        parent, ErrorCode::kUnavailable, callers[i],
+        format("the new group was not made: {} is short of shared memory for its part of it; see "
+               "its error, free symmetric memory or groups there and try again",
+               parent.monitor->roster().describe(callers[i])));
   }
 }
 
@@ -262,12 +278,12 @@ class StoreExchange {
   Error ended_member(Rank rank) const {
     const int of_world = group_.members.ranks[static_cast<size_t>(rank.value)];
     const bool is_lost = group_.fabric->plane()->loss_of(of_world).has_value();
-    return Error(
-               ErrorCode::kPeerLost,
-               format("new_group_over_store of \"{}\": {} {} before it called it: let every member "
-                      "call it before it closes its groups",
-                      id_, describe(rank), is_lost ? "was lost" : "left the job"))
-        .with_culprit(rank);
+    return error_of_rank(
+        group_, ErrorCode::kPeerLost, rank.value,
+        format(
+            "new_group_over_store of \"{}\": {} {} before it called it: let every member call it "
+            "before it closes its groups",
+            id_, describe(rank), is_lost ? "was lost" : "left the job"));
   }
 
   Error missing_member(std::span<const Rank> missing) const {
@@ -277,13 +293,12 @@ class StoreExchange {
     }
     std::string names;
     for (const Rank rank : missing) names += (names.empty() ? "" : ", ") + describe(rank);
-    return Error(
-               ErrorCode::kTimeout,
-               format("new_group_over_store of \"{}\": {} did not call it before the deadline: let "
-                      "all members call it with this id and this list, or give more time; a new "
-                      "try needs a new id",
-                      id_, names))
-        .with_culprit(missing.front());
+    return error_of_rank(
+        group_, ErrorCode::kTimeout, missing.front().value,
+        format("new_group_over_store of \"{}\": {} did not call it before the deadline: let all "
+               "members call it with this id and this list, or give more time; a new try needs a "
+               "new id",
+               id_, names));
   }
 
   // Best effort: the group exists by now, and remaining keys do no harm.
@@ -360,7 +375,7 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& op
   if (options.color) id = format("{}/{}.{}", parent.id(), number, *options.color);
   const std::vector<SplitCall> calls = gather(parent, call, id, deadline);
   try {
-    check_memory(cut, std::span<const SplitCall>(calls), all);
+    check_memory(impl, cut, std::span<const SplitCall>(calls), all);
     check_names(parent, calls);
   } catch (const Error&) {
     if (group.pieces) group.pieces->discard();
@@ -398,7 +413,7 @@ std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Ra
       calls, [&](const NewGroupCall& theirs) { return theirs.digest != call.digest; });
   try {
     if (other != calls.end()) refuse_list(parent, ranks, static_cast<int>(other - calls.begin()));
-    check_memory(cut, std::span<const NewGroupCall>(calls), all_ranks(impl));
+    check_memory(impl, cut, std::span<const NewGroupCall>(calls), all_ranks(impl));
   } catch (const Error&) {
     if (group.pieces) group.pieces->discard();
     throw;
@@ -428,6 +443,8 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   if (std::ranges::find(ranks, any.rank()) == ranks.end()) {
     refuse(any, "new_group_over_store: this rank is not in the list");
   }
+  // A group of this rank keeps its id until all members have left it.
+  if (is_in_group(impl, options.id)) refuse_id(any, options.id, "this rank has a group of this id");
   NewGroup group{.label = {options.name.empty() ? options.id : options.name, options.id},
                  .members = values_of(ranks),
                  .pieces = {},
@@ -443,13 +460,11 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     const StoreExchange exchange(any, options, ranks);
     has_pieces_free = !exchange.put(own, deadline);
     if (has_pieces_free) {
-      refuse(any, format("new_group_over_store: the id \"{}\" was used before: give each group, "
-                         "and each new try to make one, an id of its own",
-                         options.id));
+      refuse_id(any, options.id, "an earlier call of this rank is in the store");
     }
     const auto calls = exchange.gather(own, deadline);
     has_pieces_free = true;  // every member that reads the same keys refuses as well
-    check_memory(cut, std::span<const NewGroupCall>(calls), group.members);
+    check_memory(impl, cut, std::span<const NewGroupCall>(calls), group.members);
     for (const NewGroupCall& call : calls) group.places.push_back(call.places);
   } catch (const std::exception& thrown) {
     const Error error = error_of(thrown);

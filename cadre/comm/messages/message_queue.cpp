@@ -43,7 +43,9 @@ class MessageQueue::Pending final : public Message, public IssuedOperation {
 MessageQueue::MessageQueue(const Parts& parts)
     : ProgressQueue(parts.system, "cadre-messages", parts.fork_guard),
       parts_(parts),
-      protocol_(parts.transport) {}
+      protocol_(parts.transport,
+                [monitor = &parts.monitor](int rank) { return monitor->roster().describe(rank); }) {
+}
 
 Rank MessageQueue::run(const MessageCall& call, CollectiveOptions options) {
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();

@@ -8,7 +8,8 @@
 
 namespace cadre {
 
-PointToPoint::PointToPoint(Transport& transport) : transport_(transport) {
+PointToPoint::PointToPoint(Transport& transport, Describe describe)
+    : transport_(transport), describe_(std::move(describe)) {
   peers_.resize(static_cast<size_t>(transport.world_size()));
   for (int rank = 0; rank < transport.world_size(); ++rank) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -163,8 +164,8 @@ Status PointToPoint::handle_header(Peer& peer, const MessageHeader& header) {
     const auto found = waiting.find(header.sequence);
     if (found == waiting.end() || found->second->num_bytes() != header.num_bytes) {
       return Error(ErrorCode::kCorruption,
-                   cadre::format("rank {} answers message {} of {} bytes, which is not pending",
-                                 peer.rank, header.sequence, header.num_bytes));
+                   cadre::format("{} answers message {} of {} bytes, which is not pending",
+                                 describe_(peer.rank), header.sequence, header.num_bytes));
     }
     const Handle message = found->second;
     waiting.erase(found);
@@ -248,10 +249,9 @@ bool PointToPoint::agree(const Peer& peer, const Handle& message, const MessageH
   if (header.num_bytes == message->out.size() && header.dtype == message->dtype) return true;
   end(message,
       Error(ErrorCode::kInvalidArgument,
-            cadre::format("the ranks disagree: rank {} sent {} bytes of {}, rank {} receives {} "
-                          "bytes of {}",
-                          peer.rank, header.num_bytes, header.dtype, transport_.rank(),
-                          message->out.size(), message->dtype)));
+            cadre::format("the ranks disagree: {} sent {} bytes of {}, {} receives {} bytes of {}",
+                          describe_(peer.rank), header.num_bytes, header.dtype,
+                          describe_(transport_.rank()), message->out.size(), message->dtype)));
   return false;
 }
 
@@ -312,10 +312,10 @@ void PointToPoint::refuse_overflow_of_all() {
 
 Error PointToPoint::overflow_of(const Peer& peer) const {
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("rank {} sent {} bytes of messages, the first with tag {}, that rank "
-                             "{} has not received",
-                             peer.rank, peer.num_unexpected_bytes,
-                             peer.unexpected.front().header.tag, transport_.rank()));
+               cadre::format("{} sent {} bytes of messages, the first with tag {}, that {} has not "
+                             "received",
+                             describe_(peer.rank), peer.num_unexpected_bytes,
+                             peer.unexpected.front().header.tag, describe_(transport_.rank())));
 }
 
 void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -46,7 +47,9 @@ class PointToPoint {
   // What a peer may send that nobody awaits, headers included.
   static constexpr size_t kMaxUnexpectedBytes = 4 << 20;
 
-  explicit PointToPoint(Transport& transport);
+  // `describe` names a rank of the group in messages.
+  using Describe = std::function<std::string(int rank)>;
+  PointToPoint(Transport& transport, Describe describe);
 
   // Receives of one tag take messages in the order of their posts. REQUIRES: a deadline; the peer
   // is another rank of the group, or kAnySource of a receive.
@@ -127,6 +130,7 @@ class PointToPoint {
   void end(const Handle& message, Status status);
 
   Transport& transport_;
+  const Describe describe_;
   std::vector<Peer> peers_;               // by rank
   std::deque<Handle> receives_from_any_;  // without a message yet
   std::vector<Handle> pending_;
