@@ -2,6 +2,7 @@
 //
 // A program calls os::make_native_system(), connect_from_environment(), the operations of the
 // Communicator, and its close(). Without a launcher: a Rendezvous, then Communicator::connect().
+// Keys and values beside the groups: TimedStore; a Store of the program's own: store/store.h.
 // Schedules of pipeline parallelism are values of their own (pipeline/).
 #pragma once
 
@@ -29,5 +30,8 @@
 #include "cadre/rendezvous/tcp_rendezvous.h"
 #include "cadre/store/file_store.h"
 #include "cadre/store/hash_store.h"
+#include "cadre/store/prefix_store.h"
 #include "cadre/store/store.h"
 #include "cadre/store/tcp_store.h"
+#include "cadre/store/timed_store.h"
+#include "cadre/wire/store/store_request.h"

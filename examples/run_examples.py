@@ -171,6 +171,12 @@ class Examples(unittest.TestCase):
                                  [f"rank {r} at ({r // tp}, {r % tp}): loss {loss}, gradient {gradient[0][0]} to "
                                   f"{gradient[1][2]}" for r in range(size)])
 
+    def test_own_store(self):
+        self.assertEqual(run("own_store"), [
+            "6 requests", "color blue", "popped sweep",
+            'store queue_pop: queue "jobs/waiting" had no item for this call until the deadline; the rank that '
+            "pushes is late or gone", "visits 2"])
+
     def test_arguments_that_make_no_sense_are_refused(self):
         """One sentence and exit code 2, before any rank waits for another."""
         cases = [("multiple_groups", words, f"COLUMNS must be a number from 1, is {words[0]}")

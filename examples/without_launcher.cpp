@@ -26,20 +26,16 @@ static cadre::Membership meet(cadre::os::System& system, const std::string& url,
                               int world_size) {
   const char* secret = std::getenv("CADRE_JOB_TOKEN");
   const std::string token = secret ? secret : "";
-  const auto deadline = system.deadline_in(cadre::kDefaultConnectTimeout);
   if (url.starts_with("file:")) {
     const auto path = cadre::parse_file_url(url).value_or_throw();
-    return cadre::FileRendezvous(
-               system, {.path = path, .rank = rank, .world_size = world_size, .job_token = token})
-        .join(deadline)
-        .value_or_throw();
+    cadre::FileRendezvous file(
+        system, {.path = path, .rank = rank, .world_size = world_size, .job_token = token});
+    return cadre::join_within(system, file, cadre::kDefaultConnectTimeout);
   }
   const auto address = cadre::parse_tcp_url(url).value_or_throw();
-  return cadre::TcpRendezvous(
-             system,
-             {.address = address, .rank = rank, .world_size = world_size, .job_token = token})
-      .join(deadline)
-      .value_or_throw();
+  cadre::TcpRendezvous tcp(
+      system, {.address = address, .rank = rank, .world_size = world_size, .job_token = token});
+  return cadre::join_within(system, tcp, cadre::kDefaultConnectTimeout);
 }
 
 int main(int argc, char** argv) try {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "cadre/base/error.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 

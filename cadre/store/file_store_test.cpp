@@ -21,7 +21,7 @@
 #include "cadre/os/system.h"
 #include "cadre/store/file/journal.h"
 #include "cadre/testing/temporary_folder.h"
-#include "cadre/wire/store_record.h"
+#include "cadre/wire/store/store_record.h"
 
 namespace cadre {
 namespace {

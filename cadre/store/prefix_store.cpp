@@ -1,6 +1,6 @@
 #include "cadre/store/prefix_store.h"
 
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 

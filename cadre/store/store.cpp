@@ -4,7 +4,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/store/checks.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 

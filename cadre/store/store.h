@@ -101,7 +101,7 @@ class CADRE_EXPORT Store {
 
  private:
   // `request` is within the limits; the response has the values that its verb promises, or an
-  // error (cadre/wire/store_message.h).
+  // error (cadre/wire/store/store_message.h).
   virtual Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) = 0;
 };
 

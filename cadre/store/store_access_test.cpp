@@ -9,9 +9,9 @@
 #include "cadre/base/format.h"
 #include "cadre/store/tcp_store_test.h"
 #include "cadre/testing/other_user.h"
-#include "cadre/wire/c10d_message.h"
 #include "cadre/wire/framing.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/c10d_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 namespace {

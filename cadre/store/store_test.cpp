@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 namespace {

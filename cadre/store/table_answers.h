@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "cadre/store/key_table.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre::store {
 

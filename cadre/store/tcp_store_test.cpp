@@ -15,9 +15,9 @@
 #include "cadre/sim/simulator.h"
 #include "cadre/store/tcp_store_server.h"
 #include "cadre/wire/byte_codec.h"
-#include "cadre/wire/c10d_message.h"
 #include "cadre/wire/framing.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/c10d_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 namespace {

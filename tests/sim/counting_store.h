@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "cadre/store/store.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre::testing {
 

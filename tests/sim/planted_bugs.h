@@ -13,7 +13,7 @@
 #include "cadre/os/system.h"
 #include "cadre/store/store.h"
 #include "cadre/testing/forwarding_system.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre::testing {
 

@@ -7,7 +7,7 @@
 #include "cadre/store/hash_store.h"
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wire/control.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 namespace {

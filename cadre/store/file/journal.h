@@ -15,7 +15,7 @@
 
 #include "cadre/os/file_system.h"
 #include "cadre/store/key_table.h"
-#include "cadre/wire/store_record.h"
+#include "cadre/wire/store/store_record.h"
 
 namespace cadre::store {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cadre/store/tcp/server_connection.h"
-#include "cadre/wire/c10d_message.h"
+#include "cadre/wire/store/c10d_message.h"
 
 namespace cadre::store {
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cadre/store/tcp/session.h"
-#include "cadre/wire/c10d_message.h"
+#include "cadre/wire/store/c10d_message.h"
 
 namespace cadre::store {
 

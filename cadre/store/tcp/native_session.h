@@ -10,7 +10,7 @@
 
 #include "cadre/os/host/secret.h"
 #include "cadre/store/tcp/session.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre::store {
 

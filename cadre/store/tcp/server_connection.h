@@ -15,7 +15,7 @@
 #include "cadre/os/system.h"
 #include "cadre/store/tcp_store.h"
 #include "cadre/wire/framing.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre::store {
 

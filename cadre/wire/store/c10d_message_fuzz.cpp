@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cadre/wire/byte_codec.h"
-#include "cadre/wire/c10d_message.h"
+#include "cadre/wire/store/c10d_message.h"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 

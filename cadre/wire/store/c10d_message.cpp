@@ -1,4 +1,4 @@
-#include "cadre/wire/c10d_message.h"
+#include "cadre/wire/store/c10d_message.h"
 
 #include <array>
 

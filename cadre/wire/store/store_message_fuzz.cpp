@@ -9,7 +9,7 @@
 
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wire/framing.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 

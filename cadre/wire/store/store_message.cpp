@@ -1,4 +1,4 @@
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 #include <array>
 
@@ -12,13 +12,13 @@ constexpr int kAnyCount = -1;
 
 // How many keys and values each verb carries; with kAnyCount keys, a value count of kAnyCount means
 // as many as keys.
-struct Shape {
+struct RequestShape {
   std::string_view name;
   int num_keys;
   int num_values;
 };
 
-constexpr std::array<Shape, kNumStoreVerbs> kShapes = {{
+constexpr std::array<RequestShape, kNumStoreVerbs> kRequestShapes = {{
     {"set", 1, 1},
     {"get", 1, 0},
     {"add", 1, 0},
@@ -75,11 +75,11 @@ constexpr size_t kMaxErrorBytes = 64 << 10;
 }  // namespace
 
 std::string_view to_string(StoreVerb verb) {
-  return kShapes[static_cast<size_t>(verb)].name;
+  return kRequestShapes[static_cast<size_t>(verb)].name;
 }
 
 Status check_shape(const StoreRequest& request) {
-  const Shape& shape = kShapes[static_cast<size_t>(request.verb)];
+  const RequestShape& shape = kRequestShapes[static_cast<size_t>(request.verb)];
   const size_t num_keys =
       shape.num_keys == kAnyCount ? request.keys.size() : static_cast<size_t>(shape.num_keys);
   const size_t num_values =

@@ -1,4 +1,4 @@
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 #include <gtest/gtest.h>
 
@@ -105,7 +105,7 @@ TEST(StoreMessage, TheBytesAreThoseOfTheFormatPage) {
   StoreHello hello{.build = "0.1.0"};
   hello.nonce.fill(std::byte{'n'});
   const std::string expected_hello = std::string(
-                                         "\x02\0"  // protocol
+                                         "\x03\0"  // protocol
                                          "\x05"
                                          "0.1.0",
                                          8)

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "cadre/wire/byte_codec.h"
-#include "cadre/wire/store_record.h"
+#include "cadre/wire/store/store_record.h"
 
 namespace {
 

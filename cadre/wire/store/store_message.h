@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/wire/challenge.h"
+#include "cadre/wire/store/store_request.h"
 
 namespace cadre::wire {
 
@@ -41,51 +41,6 @@ struct StoreProof {
   Digest digest = {};
 
   friend bool operator==(const StoreProof&, const StoreProof&) = default;
-};
-
-enum class StoreVerb : uint8_t {
-  kSet,
-  kGet,
-  kAdd,
-  kWait,
-  kCheck,
-  kCompareSet,
-  kErase,
-  kNumKeys,
-  kAppend,
-  kMultiGet,
-  kMultiSet,
-  kCancel,  // of a request by its id: answers that with a timeout, if it still waits
-  kQueuePush,
-  kQueuePop,     // once there is an item
-  kTryQueuePop,  // number: 1 with an item, 0 without
-  kQueueLength,
-  kListKeys,
-  kBarrier,    // amount: the number of arrivals
-  kLeaveWill,  // when this connection ends without a retraction, the value is appended to the key
-  kRetractWill,
-};
-inline constexpr int kNumStoreVerbs = 20;
-
-CADRE_EXPORT std::string_view to_string(StoreVerb verb);
-
-struct StoreRequest {
-  uint64_t id = 0;
-  StoreVerb verb = StoreVerb::kSet;
-  int64_t amount = 0;  // of kAdd and kBarrier
-  std::vector<std::string> keys;
-  std::vector<std::string> values;  // compare_set: expected, desired
-
-  friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
-};
-
-struct StoreResponse {
-  uint64_t id = 0;
-  std::optional<Error> error;  // then the rest is empty
-  int64_t number = 0;          // add: the sum; check, erase, try_queue_pop: 0 or 1; else a count
-  std::vector<std::string> values;
-
-  friend bool operator==(const StoreResponse&, const StoreResponse&) = default;
 };
 
 // Whether the request has as many keys and values as its verb takes.

@@ -1,10 +1,10 @@
 // The records of the file store, byte by byte.
-#include "cadre/wire/store_record.h"
+#include "cadre/wire/store/store_record.h"
 
 #include <gtest/gtest.h>
 
 #include "cadre/wire/byte_codec.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre::wire {
 namespace {

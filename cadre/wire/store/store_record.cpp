@@ -1,4 +1,4 @@
-#include "cadre/wire/store_record.h"
+#include "cadre/wire/store/store_record.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include "cadre/base/format.h"
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wire/challenge.h"
-#include "cadre/wire/store_message.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre::wire {
 namespace {

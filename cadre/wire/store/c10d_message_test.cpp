@@ -1,5 +1,5 @@
 // The bytes here were recorded between torch 2.13's TCPStore client and its own server.
-#include "cadre/wire/c10d_message.h"
+#include "cadre/wire/store/c10d_message.h"
 
 #include <gtest/gtest.h>
 
