@@ -31,12 +31,16 @@ struct OpDescriptor {
   uint64_t count = 0;  // elements of the input on one rank; of reduce_scatter and scatter, of the
                        // output; 0 for all_to_all_v, whose ranks rightly differ
   PackedShape shape = {};  // of the tensor that holds them
+  // How many collectives travel in one call with this one, itself included; 0 for a call of its
+  // own, and for kinds that have a root.
+  uint16_t num_coalesced = 0;
 
+  bool has_root() const;
   // Its bits: docs/formats/net-messages.md. No two operations of up to 65,536 ranks have the same.
   Fingerprint fingerprint() const;
   static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
   // "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
-  // "all_to_all_v(int64)", "barrier()".
+  // "all_to_all_v(int64)", "barrier()", "all_gather(float32 x 4, one of 3 in a call)".
   std::string to_string() const;
 };
 

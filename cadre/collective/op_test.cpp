@@ -11,21 +11,30 @@ namespace {
 
 const std::vector<int64_t> kSizes[] = {{7}, {}, {7, 1}};
 
+void set_root_or_number(OpDescriptor& op, int value) {
+  if (op.has_root()) {
+    op.root = value;
+  } else {
+    op.num_coalesced = static_cast<uint16_t>(value);
+  }
+}
+
 std::vector<OpDescriptor> samples() {
   std::vector<OpDescriptor> all;
   for (int kind = 0; kind < kNumOpKinds; ++kind) {
     for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
       for (int reduce_op = 0; reduce_op < kNumReduceOps; ++reduce_op) {
-        for (int root : {0, 1, 63, 4095, 4096, 65535}) {
+        for (const int root_or_number : {0, 1, 63, 4095, 4096, 65535}) {
           for (uint64_t count :
                {uint64_t{0}, uint64_t{1}, uint64_t{1000003}, (uint64_t{1} << 36) - 1}) {
-            for (const std::vector<int64_t>& sizes : kSizes)
+            for (const std::vector<int64_t>& sizes : kSizes) {
               all.push_back({.kind = static_cast<OpKind>(kind),
                              .dtype = static_cast<DType>(dtype),
                              .reduce_op = static_cast<ReduceOp>(reduce_op),
-                             .root = root,
                              .count = count,
                              .shape = PackedShape(sizes)});
+              set_root_or_number(all.back(), root_or_number);
+            }
           }
         }
       }
@@ -41,6 +50,7 @@ TEST(OpDescriptorTest, FingerprintLosesNothing) {
     EXPECT_EQ(back.dtype, op.dtype);
     EXPECT_EQ(back.reduce_op, op.reduce_op);
     EXPECT_EQ(back.root.value, op.root.value);
+    EXPECT_EQ(back.num_coalesced, op.num_coalesced);
     EXPECT_EQ(back.count, op.count);
     EXPECT_EQ(back.shape, op.shape);
   }
@@ -55,13 +65,16 @@ TEST(OpDescriptorTest, DifferentOperationsHaveDifferentFingerprints) {
 }
 
 TEST(OpDescriptorTest, BitsLieWhereTheHeaderSays) {
-  const OpDescriptor op{.kind = OpKind::kAllReduce,
-                        .dtype = DType::kFloat32,
-                        .reduce_op = ReduceOp::kAvg,
-                        .root = 5,
-                        .count = 7};
-  EXPECT_EQ(op.fingerprint().call, 0x1u | 0x4u << 4 | 0x1u << 8 | 0x5u << 12 | 0x7u << 28);
+  OpDescriptor op{.kind = OpKind::kReduce,
+                  .dtype = DType::kFloat32,
+                  .reduce_op = ReduceOp::kAvg,
+                  .root = 5,
+                  .count = 7};
+  EXPECT_EQ(op.fingerprint().call, 0x8u | 0x4u << 4 | 0x1u << 8 | 0x5u << 12 | 0x7u << 28);
   EXPECT_EQ(op.fingerprint().shape, 0u);
+  op.kind = OpKind::kAllReduce;
+  op.num_coalesced = 3;
+  EXPECT_EQ(op.fingerprint().call, 0x1u | 0x4u << 4 | 0x1u << 8 | 0x3u << 12 | 0x7u << 28);
 }
 
 TEST(OpDescriptorTest, RootsOfManyRanksDiffer) {
@@ -99,6 +112,12 @@ TEST(OpDescriptorTest, ReadsAsItsCall) {
   EXPECT_EQ(text(OpKind::kAllGather, 4), "all_gather(float32 x 4)");
   EXPECT_EQ(text(OpKind::kSend, 4), "send(float32 x 4)");
   EXPECT_EQ(text(OpKind::kBarrier, 0), "barrier()");
+  OpDescriptor together{.kind = OpKind::kAllGather, .count = 4, .num_coalesced = 2};
+  EXPECT_EQ(together.to_string(), "all_gather(uint8 x 4, one of 2 in a call)");
+  together.kind = OpKind::kAllToAllV;
+  EXPECT_EQ(together.to_string(), "all_to_all_v(uint8, one of 2 in a call)");
+  together.kind = OpKind::kBarrier;
+  EXPECT_EQ(together.to_string(), "barrier(one of 2 in a call)");
   const std::vector<int64_t> sizes = {2, 3};
   EXPECT_EQ(
       (OpDescriptor{.kind = OpKind::kReduce, .count = 6, .shape = PackedShape(sizes)}).to_string(),
