@@ -43,9 +43,11 @@ struct ErrorDetails {
   // The same rank in the group that was connected, of which the others are made; set also where the
   // culprit is no member of the group that failed.
   std::optional<Rank> culprit_world_rank = {};
-  std::optional<Rank> reporter = {};              // the rank that found the first failure
-  std::string operation = {};                     // that failed on this rank: "all_reduce"
+  std::optional<Rank> reporter = {};  // the rank that found the first failure
+  // The call of the program that failed on this rank: "all_reduce", "split".
+  std::string operation = {};
   std::optional<uint64_t> operation_number = {};  // counted from 1
+  std::string group = {};                         // its name
   // A limit of this process or machine is exhausted, for example RLIMIT_NOFILE; no peer is at
   // fault.
   bool is_own_limit = false;

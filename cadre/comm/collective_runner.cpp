@@ -401,10 +401,6 @@ void CollectiveRunner::fail(const Running& call, Failure failure) {
   parts_.monitor.fail(failure);
 }
 
-void CollectiveRunner::fail(const Error& error) {
-  parts_.monitor.fail({error.code(), parts_.monitor.roster().self.value, error.message(), {}});
-}
-
 wire::Activity CollectiveRunner::activity_of(const Running& call) const {
   wire::Activity activity;
   activity.state = wire::ActivityState::kRunning;

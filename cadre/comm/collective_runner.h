@@ -51,7 +51,6 @@ class CollectiveRunner final : public OperationRunner {
       : parts_(parts), watch_(parts.system, "cadre-watch") {}
 
   Completion run(Operation& operation) override;
-  void fail(const Error& error) override;
   Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
   // Joins the thread. REQUIRES: no call begins any more.
   void stop();

@@ -12,10 +12,11 @@ namespace cadre {
 namespace {
 
 // What the ranks compare of it, when it is valid and the engine has it.
-Fingerprint validated(Collective& collective, const Communicator::Impl& group) {
-  const OpDescriptor descriptor =
-      validate(collective, group.rank, group.world_size).value_or_throw();
+Fingerprint validated(Collective& collective, const Communicator::Impl& group,
+                      size_t num_coalesced = 0) {
+  OpDescriptor descriptor = validate(collective, group.rank, group.world_size).value_or_throw();
   check_supported(group.capabilities, collective).value_or_throw();
+  descriptor.num_coalesced = static_cast<uint16_t>(std::min<size_t>(num_coalesced, UINT16_MAX));
   collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
   return descriptor.fingerprint();
 }
@@ -28,7 +29,8 @@ auto with_operation(std::span<Collective> collectives, const Communicator::Impl&
     return use(Operation{.collectives = collectives,
                          .fingerprints = fingerprints,
                          .deadline = options.deadline,
-                         .keep_alive = options.keep_alive});
+                         .keep_alive = options.keep_alive,
+                         .call = options.call});
   };
   if (collectives.empty()) refuse_call("a call of no collectives; expected at least one");
   if (collectives.size() == 1) {
@@ -37,7 +39,7 @@ auto with_operation(std::span<Collective> collectives, const Communicator::Impl&
   }
   std::vector<Fingerprint> all;
   for (Collective& collective : collectives) {
-    all.push_back(validated(collective, group));
+    all.push_back(validated(collective, group, collectives.size()));
   }
   return use_with(all);
 }
@@ -196,7 +198,8 @@ std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
       OpDescriptor{.kind = OpKind::kAllocate, .count = num_bytes}.fingerprint();
   Operation operation{.fingerprints = {&fingerprint, 1},
                       .deadline = options.deadline,
-                      .keep_alive = options.keep_alive};
+                      .keep_alive = options.keep_alive,
+                      .call = options.call};
   impl_->checked().queue->run(operation);
   return operation.allocated;
 }
@@ -224,6 +227,11 @@ std::vector<Rank> Communicator::lost_ranks() const {
     if (views[i].is_gone || views[i].left_after) lost.push_back(static_cast<int>(i));
   }
   return lost;
+}
+
+std::optional<Error> Communicator::error() const {
+  Monitor& monitor = *impl_->checked().monitor;
+  return monitor.has_failed() ? std::optional(monitor.error()) : std::nullopt;
 }
 
 FlightRecord Communicator::flight_record() const {

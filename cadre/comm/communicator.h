@@ -12,6 +12,7 @@
 // a new one over rejoin(). In a forked child every call throws, but rank() and the like, and
 // destroying it does nothing. In a world of one operations are copies. Source: c10d's ProcessGroup,
 // cut to what has a meaning for bytes.
+// Guide: docs/guide/groups-and-messages.md.
 #pragma once
 
 #include <cstdint>
@@ -91,7 +92,8 @@ class CADRE_EXPORT Communicator {
   }
   // The same for one or more collectives that travel together: they are submitted to the engine as
   // one call, have numbers one after the other, one deadline and one Work, and end with the first
-  // error. No buffer of one may overlap a buffer of another. The span is borrowed for the call.
+  // error. All ranks pass as many, which is compared. No buffer of one may overlap a buffer of
+  // another. The span is borrowed for the call.
   // ncclGroupStart and ncclGroupEnd; c10d's _coalescing_manager.
   void run(std::span<Collective> collectives, const CollectiveOptions& options = {});
   Work issue(std::span<Collective> collectives, const CollectiveOptions& options = {});
@@ -219,6 +221,11 @@ class CADRE_EXPORT Communicator {
   // included.
   Duration time_in_operations() const;
   std::vector<PeerStatus> peers() const;
+  // The first failure of this group, which every later call throws; nullopt while it is usable. A
+  // call that is refused for its own arguments throws before it has issued anything, and is no
+  // failure of the group. Does not communicate: a failure that this rank has not heard of yet is
+  // not there. ncclCommGetAsyncError.
+  std::optional<Error> error() const;
   // Ranks known to be gone (killed or left), for rejoin().
   std::vector<Rank> lost_ranks() const;
 

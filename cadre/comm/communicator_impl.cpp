@@ -198,9 +198,9 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
       system, *monitor, *recorder, engine.get(), capabilities, heap.get(), options.timeout});
   if (message_transport != nullptr) {
     messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
-        system, *monitor, *recorder, *message_transport, options.timeout, fork_guard});
+        system, *monitor, *recorder, *message_transport, options.timeout, fork_guard, options.log});
   }
-  queue = std::make_shared<OperationQueue>(system, *runner, fork_guard);
+  queue = std::make_shared<OperationQueue>(system, *runner, fork_guard, options.log);
 }
 
 std::string_view Communicator::Impl::transport_name() const {

@@ -130,12 +130,12 @@ class ExceptionTest : public ::testing::Test {
   OperationQueue& collectives(Backend& engine) {
     runner_ = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
         *system_, *here_, *recorder_, &engine, capabilities_, nullptr, kPatience});
-    collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, fork_guard_);
+    collectives_ = std::make_shared<OperationQueue>(*system_, *runner_, fork_guard_, nullptr);
     return *collectives_;
   }
   MessageQueue& messages() {
-    messages_ = std::make_shared<MessageQueue>(
-        MessageQueue::Parts{*system_, *here_, *recorder_, transport_, kPatience, fork_guard_});
+    messages_ = std::make_shared<MessageQueue>(MessageQueue::Parts{
+        *system_, *here_, *recorder_, transport_, kPatience, fork_guard_, nullptr});
     return *messages_;
   }
   Deadline soon() { return system_->deadline_in(kPatience); }

@@ -24,6 +24,9 @@ class ForkGuard {
   void check() const {
     if (is_in_child()) refuse();
   }
+  // Of the group, for messages.
+  const std::string& group() const { return group_; }
+  Rank rank() const { return rank_; }
 
  private:
   [[noreturn]] void refuse() const;

@@ -4,13 +4,15 @@
 // progress role and runs the operation itself when no other thread holds it.
 // Lifetime: a cheap value over shared state; it keeps alive whatever the issuer attached (tensors).
 // Dropping it loses nothing: the operation completes, and its failure is thrown by the group's next
-// call. Errors: wait() throws cadre::Error, the same one each time.
+// call. Errors: wait() throws cadre::Error, the same one each time, or what a callback threw.
 // Source: c10d::Work; on_completed() is the addCallback() of its future.
+// Guide: docs/guide/groups-and-messages.md.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/deadline.h"
@@ -27,6 +29,9 @@ struct CollectiveOptions {
   // Released when the operation is done, by the thread that ends it and without a lock held. What
   // its deleter does may use the group, but must not wait for it.
   std::shared_ptr<const void> keep_alive;
+  // The call that the program made, where the operation is only a part of it or has another name:
+  // "split", "all_gather_into_tensor_async". Errors of the operation name it. Static text.
+  std::string_view call = {};
 };
 
 class CADRE_EXPORT [[nodiscard]] Work {
@@ -50,10 +55,13 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // REQUIRES: state != nullptr.
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  // Returns when the operation is done, throws its error, or kTimeout at the deadline of this wait
-  // (the operation goes on then). An operation on a device stream is not awaited by the host: it
-  // returns when what the caller enqueues next on the stream that the operation was issued with
-  // runs after the operation.
+  // Returns when the operation has ended and its callbacks have returned; throws the error of the
+  // operation, or else the exception that left the first of those callbacks. At the deadline of
+  // this wait it throws kTimeout, with the operation and the group in its details: the operation
+  // goes on then, the group stays usable, and the caller may wait again or abort() the group. Of a
+  // callback that waits, only the operation is awaited. An operation on a device stream is not
+  // awaited by the host: it returns when what the caller enqueues next on the stream that the
+  // operation was issued with runs after the operation.
   void wait(Deadline deadline) const { state_->wait(deadline); }
   // The same, `timeout` from now.
   void wait(Duration timeout) const { wait(state_->deadline_in(timeout)); }
@@ -70,7 +78,8 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // it, or in another one of this group that makes progress at that time. No lock is held, so the
   // callback may issue operations and wait for them; the operations that are issued already may
   // wait for its return. It must not close or destroy the group, nor outlive what it refers to.
-  // What it throws fails the group; called in this thread, it leaves on_completed().
+  // What it throws is logged and thrown by wait(), and the group stays usable; called in this
+  // thread, it leaves on_completed().
   void on_completed(Callback callback) const { state_->on_completed(std::move(callback)); }
 
  private:

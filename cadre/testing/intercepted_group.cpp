@@ -49,7 +49,8 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
   impl.runner = std::make_unique<CollectiveRunner>(
       CollectiveRunner::Parts{impl.system, *impl.monitor, *impl.recorder, impl.engine.get(),
                               impl.capabilities, impl.heap.get(), impl.options.timeout});
-  impl.queue = std::make_shared<OperationQueue>(impl.system, *impl.runner, impl.fork_guard);
+  impl.queue = std::make_shared<OperationQueue>(impl.system, *impl.runner, impl.fork_guard,
+                                                impl.options.log);
 }
 
 }  // namespace cadre::testing

@@ -331,6 +331,7 @@ Error compose_error(const Roster& roster, const Failure& failure, const Activity
                     const std::string& record_path) {
   const std::string record = record_path.empty() ? "" : format(" Record: {}", record_path);
   ErrorDetails details;
+  details.group = roster.group;
   if (failure.culprit >= 0) details.culprit = failure.culprit;
   const int of_job =
       failure.culprit >= 0 ? roster.world_rank(failure.culprit) : failure.outside_culprit;

@@ -323,12 +323,12 @@ class StoreExchange {
 // Gathers the calls of all ranks of the parent in rank order. If that fails here, other ranks may
 // have created the new group `id` already, so the failure is published.
 template <typename T>
-std::vector<T> gather(Communicator& parent, const T& mine, const std::optional<std::string>& id,
-                      Deadline deadline) try {
+std::vector<T> gather(Communicator& parent, std::string_view call, const T& mine,
+                      const std::optional<std::string>& id, Deadline deadline) try {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0);
   std::vector<T> all(static_cast<size_t>(parent.world_size()));
   parent.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
-                    DType::kInt64, {.deadline = deadline});
+                    DType::kInt64, {.deadline = deadline, .call = call});
   return all;
 } catch (const std::exception& thrown) {
   if (id) tell_giving_up(CommunicatorParts::impl_of(parent), *id, error_of(thrown));
@@ -363,8 +363,10 @@ void check_names(const Communicator& parent, std::span<const SplitCall> calls) {
 
 }  // namespace
 
-std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
+std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& given,
                                     Deadline deadline) {
+  SplitOptions options = given;
+  if (options.color.value_or(0) < 0) options.color.reset();
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
   NewGroup group;
@@ -373,7 +375,7 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& op
   const Status cut = options.color ? cut_into(impl, all, group, call) : Status();
   std::optional<std::string> id;
   if (options.color) id = format("{}/{}.{}", parent.id(), number, *options.color);
-  const std::vector<SplitCall> calls = gather(parent, call, id, deadline);
+  const std::vector<SplitCall> calls = gather(parent, "split", call, id, deadline);
   try {
     check_memory(impl, cut, std::span<const SplitCall>(calls), all);
     check_names(parent, calls);
@@ -408,7 +410,8 @@ std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Ra
   NewGroupCall call{.digest = digest(ranks)};
   const Status cut = is_member ? cut_into(impl, values_of(ranks), group, call) : Status();
   const std::string id = format("{}/{}", parent.id(), number);
-  const auto calls = gather(parent, call, is_member ? std::optional(id) : std::nullopt, deadline);
+  const auto calls =
+      gather(parent, "new_group", call, is_member ? std::optional(id) : std::nullopt, deadline);
   const auto other = std::ranges::find_if(
       calls, [&](const NewGroupCall& theirs) { return theirs.digest != call.digest; });
   try {

@@ -9,6 +9,7 @@
 // groups. Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of
 // the parent's operation and the colour. Its name is made likewise, unless one is given. Source:
 // MPI_Comm_split, MPI_Comm_create_group; c10d's new_group.
+// Guide: docs/guide/groups-and-messages.md.
 #pragma once
 
 #include <memory>
@@ -24,7 +25,8 @@
 namespace cadre {
 
 struct SplitOptions {
-  // Ranks of one colour form a group; without one a rank is in none.
+  // Ranks of one colour form a group; without one, or with a negative one, a rank is in none.
+  // MPI_UNDEFINED and NCCL_SPLIT_NOCOLOR are negative.
   std::optional<int> color = {};
   // Orders the new group's ranks; equal keys by the parent's rank.
   int key = 0;

@@ -33,15 +33,15 @@ class MessageQueue::Pending final : public Message, public IssuedOperation {
  public:
   Pending(std::shared_ptr<ProgressQueue> queue, const MessageCall& call, CollectiveOptions options)
       : Message{call, options.deadline},
-        IssuedOperation(std::move(queue), std::move(options.keep_alive)) {}
-  std::string describe() const override { return format("{}", kind); }
+        IssuedOperation(std::move(queue), std::move(options.keep_alive), options.call) {}
+  OpKind first_kind() const override { return kind; }
 
   TimePoint began;                       // the role's
   std::optional<uint64_t> record_index;  // the role's; none before it was started
 };
 
 MessageQueue::MessageQueue(const Parts& parts)
-    : ProgressQueue(parts.system, "cadre-messages", parts.fork_guard),
+    : ProgressQueue(parts.system, "cadre-messages", parts.fork_guard, parts.log),
       parts_(parts),
       protocol_(parts.transport,
                 [monitor = &parts.monitor](int rank) { return monitor->roster().describe(rank); }) {

@@ -37,6 +37,7 @@ class MessageQueue final : public ProgressQueue {
     Transport& transport;
     Duration timeout;  // of messages without a deadline, from their start
     std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group
+    std::shared_ptr<LogSink> log;                 // the same; null: dropped
   };
   explicit MessageQueue(const Parts& parts);
 
@@ -52,7 +53,7 @@ class MessageQueue final : public ProgressQueue {
   void advance(const IssuedOperation* until) override;
   void end_moving(const Error& error) override;
   void wake_holder() override { parts_.transport.wake(); }
-  void fail(const Error& error) override;
+  void fail(const Error& error);
   void move_messages(const IssuedOperation* until);
   // Starts what was posted.
   void start_posted();

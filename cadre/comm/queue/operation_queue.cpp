@@ -2,21 +2,26 @@
 
 #include <array>
 #include <exception>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
 #include "cadre/collective/op.h"
 #include "cadre/comm/queue/thrown_error.h"
 
 namespace cadre {
+namespace {
+
+OpKind kind_of(const Fingerprint& fingerprint) {
+  return OpDescriptor::from_fingerprint(fingerprint).kind;
+}
+
+}  // namespace
 
 class OperationQueue::Issued final : public IssuedOperation {
  public:
   // Owns the collectives and fingerprints.
   Issued(std::shared_ptr<ProgressQueue> queue, Operation issued)
-      : IssuedOperation(std::move(queue), std::move(issued.keep_alive)),
+      : IssuedOperation(std::move(queue), std::move(issued.keep_alive), issued.call),
         operation(std::move(issued)),
         collectives_(operation.collectives.begin(), operation.collectives.end()),
         fingerprints_(operation.fingerprints.begin(), operation.fingerprints.end()) {
@@ -25,11 +30,7 @@ class OperationQueue::Issued final : public IssuedOperation {
   }
 
   size_t num_numbers() const override { return fingerprints_.size(); }
-  std::string describe() const override {
-    const std::string first = OpDescriptor::from_fingerprint(fingerprints_.front()).to_string();
-    const size_t num_more = fingerprints_.size() - 1;
-    return num_more == 0 ? first : format("{} and {} more", first, num_more);
-  }
+  OpKind first_kind() const override { return kind_of(fingerprints_.front()); }
   Status order_streams() const override {
     for (const Collective& collective : collectives_) {
       CADRE_RETURN_IF_ERROR(completion->order_stream(collective.stream));
@@ -51,7 +52,12 @@ void OperationQueue::run(Operation& operation) {
     operation.number = *number;
     const Completion completion = run_alone(operation, issued);
     run_callbacks();
-    if (issued == nullptr) return completion.status().value_or_throw();
+    if (issued == nullptr) {
+      if (completion.status().ok()) return;
+      const NamedCall named{operation.call, kind_of(operation.fingerprints.front()), *number,
+                            operation.fingerprints.size()};
+      throw named.renamed(completion.status().error());
+    }
   } else {
     issued = std::make_shared<Issued>(shared_from_this(), operation);
     post(std::array<Handle, 1>{issued}, MovedBy::kCaller);

@@ -9,6 +9,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
+#include <utility>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
@@ -28,6 +30,7 @@ struct Operation {
   std::span<const Fingerprint> fingerprints = {};  // of each; what the ranks compare
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;
+  std::string_view call = {};                            // as in CollectiveOptions
   uint64_t number = 0;                                   // of the first; set by the queue, from 1
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
 };
@@ -37,8 +40,6 @@ class OperationRunner {
  public:
   // The operation, its collectives and fingerprints are borrowed until it returns.
   virtual Completion run(Operation& operation) = 0;
-  // Fails the group for what a callback threw.
-  virtual void fail(const Error& error) = 0;
 
  protected:
   ~OperationRunner() = default;  // nobody owns one by this type
@@ -47,8 +48,9 @@ class OperationRunner {
 class OperationQueue final : public ProgressQueue {
  public:
   OperationQueue(os::System& system, OperationRunner& runner,
-                 std::shared_ptr<const ForkGuard> fork_guard)
-      : ProgressQueue(system, "cadre-progress", std::move(fork_guard)), runner_(runner) {}
+                 std::shared_ptr<const ForkGuard> fork_guard, std::shared_ptr<LogSink> log)
+      : ProgressQueue(system, "cadre-progress", std::move(fork_guard), std::move(log)),
+        runner_(runner) {}
 
   // Issues the operation and returns when it is done, or throws its error. Of a device stream: as
   // Work::wait().
@@ -62,7 +64,6 @@ class OperationQueue final : public ProgressQueue {
   void advance(const IssuedOperation* until) override;
   void end_moving(const Error&) override {}  // no operation is left half-way
   void wake_holder() override {}             // it looks for more after each operation
-  void fail(const Error& error) override { runner_.fail(error); }
   // REQUIRES: the calling thread has the role, which is given back. Makes `enqueued` for what its
   // engine ends later.
   Completion run_alone(Operation& operation, std::shared_ptr<Issued>& enqueued);

@@ -1,20 +1,16 @@
-// What the queue of collectives does when an operation throws, when an owner's deleter or a
-// callback uses it, when its thread cannot be started, and when its engine ends operations later.
-#include "cadre/comm/queue/operation_queue.h"
+// What the queue of collectives does when an operation throws, when an owner's deleter uses it,
+// when its thread cannot be started, and when its engine ends operations later.
+#include "cadre/comm/queue/operation_queue_test.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
-#include <new>
-#include <optional>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -30,58 +26,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-constexpr Duration kPatience = seconds(20);
-
-class ScriptedRunner final : public OperationRunner {
- public:
-  using Script = std::function<Completion(const Operation&)>;
-  explicit ScriptedRunner(Script script) : script_(std::move(script)) {}
-  Completion run(Operation& operation) override { return script_(operation); }
-  void fail(const Error& error) override { failure = error; }
-
-  std::optional<Error> failure;
-
- private:
-  Script script_;
-};
-
-Completion out_of_memory_at_first(const Operation& operation) {
-  if (operation.number == 1) throw std::bad_alloc();
-  return Status();
-}
-
-// Of several barriers, on streams that are told apart by their addresses.
-Operation barrier_operation(size_t num_collectives = 1) {
-  static std::array<Collective, 3> collectives;
-  static const Fingerprint fingerprint = OpDescriptor{}.fingerprint();
-  static const std::array<Fingerprint, 3> fingerprints = {fingerprint, fingerprint, fingerprint};
-  for (Collective& collective : collectives) collective.stream = &collective;
-  return {.collectives = std::span(collectives).first(num_collectives),
-          .fingerprints = std::span(fingerprints).first(num_collectives)};
-}
-
-class OperationQueueTest : public ::testing::Test {
- protected:
-  ~OperationQueueTest() override {
-    if (queue_ != nullptr) queue_->close();
-  }
-
-  OperationQueue& start(ScriptedRunner::Script script) {
-    runner_ = std::make_unique<ScriptedRunner>(std::move(script));
-    queue_ = std::make_shared<OperationQueue>(
-        system(), *runner_,
-        std::make_shared<const ForkGuard>("world", 0, native_->host().pid,
-                                          std::make_shared<const os::ForkMark>()));
-    return *queue_;
-  }
-  virtual os::System& system() { return *native_; }
-  Deadline soon() { return native_->deadline_in(kPatience); }
-
-  std::unique_ptr<os::System> native_ = os::make_native_system();
-  std::unique_ptr<ScriptedRunner> runner_;
-  std::shared_ptr<OperationQueue> queue_;
-};
+using testing::barrier_operation;
+using testing::OperationQueueTest;
+using testing::out_of_memory_at_first;
 
 TEST_F(OperationQueueTest, AnExceptionInTheCallersThreadEndsTheOperationAndGivesTheRoleBack) {
   OperationQueue& queue = start(out_of_memory_at_first);
@@ -194,79 +141,6 @@ TEST_F(OperationQueueTest, ACallOfSeveralHasAsManyNumbers) {
   EXPECT_EQ(queue.num_issued(), 6U);
   ASSERT_TRUE(queue.drain(soon()));
   EXPECT_FALSE(queue.has_pending());
-}
-
-std::future<void> future_of(const Work& work) {
-  const auto promise = std::make_shared<std::promise<void>>();
-  work.on_completed([promise](const std::optional<Error>& error) {
-    if (error) return promise->set_exception(std::make_exception_ptr(*error));
-    promise->set_value();
-  });
-  return promise->get_future();
-}
-
-// A second call of the callback would throw: a promise is kept once.
-TEST_F(OperationQueueTest, CallbacksMakeFutures) {
-  OperationQueue& queue = start(out_of_memory_at_first);
-  const Work first = queue.issue(barrier_operation());
-  std::future<void> before = future_of(first);
-  std::future<void> of_second = future_of(queue.issue(barrier_operation()));
-  of_second.get();
-  std::future<void> after = future_of(first);
-  EXPECT_EQ(after.wait_for(seconds(0)), std::future_status::ready);
-  for (std::future<void>* future : {&before, &after}) {
-    EXPECT_EQ(testing::failure_of([&] { future->get(); }), "kUnavailable: out of memory");
-  }
-  EXPECT_FALSE(runner_->failure.has_value());
-}
-
-// In the queue's thread and in a waiting caller's: no lock and no role is held, so the callback may
-// even wait.
-TEST_F(OperationQueueTest, ACallbackMayUseTheQueue) {
-  OperationQueue& queue = start([](const Operation&) { return Status(); });
-  for (const bool is_awaited : {false, true}) {
-    const uint64_t num_before = queue.num_issued();
-    std::promise<bool> was_free;
-    std::unique_ptr<os::Thread> user;
-    const Work work = queue.issue(barrier_operation());
-    work.on_completed([&](const std::optional<Error>&) {
-      std::atomic<bool> has_answer{false};
-      user = native_->spawn("user", [&] {
-        Operation blocking = barrier_operation();
-        queue.run(blocking);
-        queue.issue(barrier_operation()).wait();
-        has_answer = true;
-      });
-      const Deadline deadline = native_->deadline_in(seconds(2));
-      while (!has_answer && !deadline.has_passed(native_->now())) native_->yield();
-      const bool was_free_now = has_answer;
-      user->join();
-      was_free.set_value(was_free_now);
-    });
-    if (is_awaited) work.wait();
-    EXPECT_TRUE(was_free.get_future().get());
-    EXPECT_EQ(queue.num_issued(), num_before + 3);
-  }
-}
-
-TEST_F(OperationQueueTest, WhatACallbackThrowsFailsTheGroup) {
-  std::atomic<bool> may_end{false};
-  OperationQueue& queue = start([&](const Operation&) {
-    while (!may_end) native_->yield();
-    return Status();
-  });
-  const Work work = queue.issue(barrier_operation());
-  work.on_completed([](const std::optional<Error>&) { throw std::logic_error("a defect"); });
-  may_end = true;
-  work.wait(soon());
-  ASSERT_TRUE(queue.drain(soon()));
-  ASSERT_TRUE(runner_->failure.has_value());
-  EXPECT_EQ(*runner_->failure,
-            Error(ErrorCode::kInternal,
-                  "a callback of barrier() #1 threw: unexpected exception: a defect"));
-  // Of an operation that has ended it is the caller's.
-  EXPECT_THROW(work.on_completed([](const std::optional<Error>&) { throw std::logic_error(""); }),
-               std::logic_error);
 }
 
 // An engine that enqueues on the streams of a device; the test ends the operations.
@@ -392,7 +266,7 @@ TEST_F(OperationQueueThreadTest, WithoutAThreadNothingIsIssued) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   scarce_.is_scarce = true;
   EXPECT_EQ(testing::failure_of([&] { (void)queue.issue(barrier_operation()); }),
-            "kUnavailable: barrier() was not issued: start thread \"cadre-progress\"");
+            "kUnavailable: barrier was not issued: start thread \"cadre-progress\"");
   EXPECT_TRUE(queue.is_idle());
   EXPECT_EQ(queue.num_issued(), 0U);
   scarce_.is_scarce = false;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "cadre/base/format.h"
-#include "cadre/comm/queue/thrown_error.h"
 #include "cadre/comm/queue/waiter_listing.h"
 
 namespace cadre {
@@ -17,17 +16,95 @@ Error closed_error() {
   return Error(ErrorCode::kAborted, "the group is closed");
 }
 
+// How many callbacks of operations this thread runs, one within the other.
+thread_local int num_running_callbacks = 0;
+
+std::exception_ptr exception_of(const Work::Callback& callback, const std::optional<Error>& error) {
+  ++num_running_callbacks;
+  std::exception_ptr thrown;
+  try {
+    callback(error);
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  --num_running_callbacks;
+  return thrown;
+}
+
+std::string text_of(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
 }  // namespace
+
+std::string_view NamedCall::name() const {
+  constexpr std::string_view kAsync = "_async";
+  std::string_view blocking = call;
+  if (blocking.ends_with(kAsync)) blocking.remove_suffix(kAsync.size());
+  return blocking.empty() || blocking == to_string(kind) ? to_string(kind) : call;
+}
+
+std::string NamedCall::describe(uint64_t at) const {
+  const std::string operation = format("{} #{}", kind, at);
+  return name() == to_string(kind) ? operation : format("{} ({})", name(), operation);
+}
+
+Error NamedCall::renamed(const Error& error) const {
+  ErrorDetails details = error.details();
+  if (details.operation != to_string(kind) || !details.operation_number) return error;
+  const uint64_t at = *details.operation_number;
+  const std::string operation = format("{} #{} ", kind, at);
+  const bool is_this = at >= number && at < number + num_numbers;
+  if (!is_this || !error.message().starts_with(operation)) return error;
+  details.operation = name();
+  return Error(error.code(),
+               format("{} {}", describe(at), error.message().substr(operation.size())))
+      .with_details(std::move(details));
+}
+
+// A callback that waits for its own operation, or for one whose callback waits for this one, would
+// wait for itself.
+bool IssuedOperation::is_settled() const {
+  if (!is_completed()) return is_ordered_.load(std::memory_order_acquire);
+  return have_callbacks_returned() || num_running_callbacks > 0;
+}
+
+std::string IssuedOperation::describe_on_group() const {
+  const ForkGuard& group = *queue_->fork_guard_;
+  return format("{} on group \"{}\", rank {}", named().describe(), group.group(), group.rank());
+}
+
+Error IssuedOperation::wait_timeout() const {
+  const std::string problem =
+      is_completed() ? "the operation has ended, but a callback of it still runs"
+                     : "the operation has not ended; it goes on until its own deadline, and the "
+                       "group is usable. Remedy: wait again, or abort() the group";
+  ErrorDetails details;
+  details.operation = named().name();
+  details.operation_number = number_;
+  details.group = queue_->fork_guard_->group();
+  return Error(ErrorCode::kTimeout,
+               format("{}: wait() has reached its deadline: {}", describe_on_group(), problem))
+      .with_details(std::move(details));
+}
 
 void IssuedOperation::wait(std::optional<Deadline> deadline) {
   queue_->fork_guard_->check();
-  if (!need_not_wait()) queue_->wait_for(*this, deadline);
-  (is_completed() ? status_ : order_streams()).value_or_throw();
+  if (!is_settled()) queue_->wait_for(*this, deadline);
+  if (!is_completed()) return order_streams().value_or_throw();
+  if (!status_.ok()) throw named().renamed(status_.error());
+  if (have_callbacks_returned() && thrown_) std::rethrow_exception(thrown_);
 }
 
 std::optional<Error> IssuedOperation::error() const {
   if (!is_completed() || status_.ok()) return std::nullopt;
-  return status_.error();
+  return named().renamed(status_.error());
 }
 
 Deadline IssuedOperation::deadline_in(Duration timeout) const {
@@ -40,7 +117,10 @@ void IssuedOperation::on_completed(Work::Callback callback) {
   call.push_back({shared_from_this(), std::move(callback)});
   {
     std::lock_guard lock(queue_->mutex_);
-    if (!is_completed()) return callbacks_.splice(callbacks_.end(), call);
+    if (!is_completed()) {
+      ++num_callbacks_left_;
+      return callbacks_.splice(callbacks_.end(), call);
+    }
   }
   call.front().callback(error());
 }
@@ -74,7 +154,7 @@ void ProgressQueue::post(std::span<const Handle> operations, MovedBy moved_by) {
     if (moved_by == MovedBy::kThread) try {
         ended = thread_.start([this] { run_thread(); });
       } catch (const Error& error) {
-        throw error.with_context(format("{} was not issued", operations.front()->describe()));
+        throw error.with_context(format("{} was not issued", operations.front()->named().name()));
       }
     append(operations);
     if (is_role_taken_) {
@@ -189,18 +269,24 @@ void ProgressQueue::call_back() {
       has_calls_ = !calls_.empty();
       ++num_calling_;
     }
-    try {
-      next.front().callback(next.front().operation->error());
-    } catch (const std::exception& thrown) {
-      fail(error_of(thrown).with_context(format("a callback of {} #{} threw",
-                                                next.front().operation->describe(),
-                                                next.front().operation->number())));
-    }
+    const auto operation = next.front().operation;
+    const std::exception_ptr thrown = exception_of(next.front().callback, operation->error());
     next.clear();
+    if (thrown) log_thrown(*operation, thrown);
     std::lock_guard lock(mutex_);
+    if (!operation->thrown_) operation->thrown_ = thrown;
+    operation->num_callbacks_left_.fetch_sub(1, std::memory_order_release);
     --num_calling_;
     wake_waiting();
   }
+}
+
+void ProgressQueue::log_thrown(const IssuedOperation& operation,
+                               const std::exception_ptr& thrown) const {
+  if (log_ == nullptr) return;
+  log_->write(LogLevel::kError, "comm",
+              format("{}: a callback threw, which Work::wait() throws again: {}",
+                     operation.describe_on_group(), text_of(thrown)));
 }
 
 void ProgressQueue::end_all(const Error& error) {
@@ -239,17 +325,14 @@ void ProgressQueue::wake_waiting() {
 }
 
 void ProgressQueue::wait_for(const IssuedOperation& operation, std::optional<Deadline> deadline) {
-  if (!deadline && try_advance(&operation) && operation.need_not_wait()) return;
+  if (!deadline && try_advance(&operation) && operation.is_settled()) return;
   const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
   const WaiterListing listing(mutex_, waiting_, *waiter);
-  while (!operation.need_not_wait()) {
-    if (!deadline && try_advance(&operation)) continue;
-    if (operation.need_not_wait()) return;
-    if (deadline && deadline->has_passed(system_.now())) {
-      throw Error(ErrorCode::kTimeout,
-                  format("waited for {} #{} until the deadline of the wait; the operation goes on",
-                         operation.describe(), operation.number()));
-    }
+  while (!operation.is_settled()) {
+    // What runs the callbacks of an operation that has ended needs no help.
+    if (!deadline && !operation.need_not_wait() && try_advance(&operation)) continue;
+    if (operation.is_settled()) return;
+    if (deadline && deadline->has_passed(system_.now())) throw operation.wait_timeout();
     waiter->park(deadline.value_or(system_.deadline_in(kLookAgain)));
   }
 }

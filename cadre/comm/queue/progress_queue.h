@@ -8,8 +8,8 @@
 // No lock is held while operations move, a thread waits, or a callback or the deleter of a
 // keep_alive runs. Lifetime: shared by the operations it issued, which may outlive the group:
 // close() first, then what the derived queue borrows may go. Errors: wait() throws the error of
-// the operation, the same one each time; in a forked child it throws. Issuing throws kUnavailable,
-// and has issued nothing, when the thread cannot be started.
+// the operation, the same one each time, or what a callback threw; in a forked child it throws.
+// Issuing throws kUnavailable, and has issued nothing, when the thread cannot be started.
 //
 // Progress is a role. A caller that waits takes it when it is free, and returns it when its own
 // operation has ended; what is left then is for the next waiting caller or for the thread. A caller
@@ -20,17 +20,21 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/error.h"
+#include "cadre/base/log.h"
+#include "cadre/base/types.h"
 #include "cadre/collective/completion.h"
 #include "cadre/comm/fork_guard.h"
 #include "cadre/comm/queue/idle_thread.h"
@@ -41,11 +45,30 @@ namespace cadre {
 
 class ProgressQueue;
 
+// An operation of the program: its kind, and the call that issued it (CollectiveOptions::call).
+struct NamedCall {
+  std::string_view call;
+  OpKind kind;
+  uint64_t number;     // the first of its numbers
+  size_t num_numbers;  // one after the other
+
+  // Of the call, or of the kind if they differ in "_async" only.
+  std::string_view name() const;
+  // "all_reduce #3"; "split (all_gather #3)" where the call has another name than the kind.
+  std::string describe() const { return describe(number); }
+  std::string describe(uint64_t at) const;
+  // The failure of the group as the caller of this operation sees it: by the name of the call, if
+  // this operation is the one that failed.
+  Error renamed(const Error& error) const;
+};
+
 // An operation that was issued to a queue, which it keeps: the state behind a Work.
 class IssuedOperation : public Work::State, public std::enable_shared_from_this<IssuedOperation> {
  public:
-  IssuedOperation(std::shared_ptr<ProgressQueue> queue, std::shared_ptr<const void> keep_alive)
-      : queue_(std::move(queue)), keep_alive_(std::move(keep_alive)) {}
+  // `call` as in CollectiveOptions.
+  IssuedOperation(std::shared_ptr<ProgressQueue> queue, std::shared_ptr<const void> keep_alive,
+                  std::string_view call)
+      : queue_(std::move(queue)), keep_alive_(std::move(keep_alive)), call_(call) {}
 
   void wait(std::optional<Deadline> deadline) final;
   bool is_completed() const final { return is_completed_.load(std::memory_order_acquire); }
@@ -57,8 +80,8 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   uint64_t number() const { return number_; }
   // How many numbers it has, one after the other.
   virtual size_t num_numbers() const { return 1; }
-  // What was called, for errors.
-  virtual std::string describe() const = 0;
+  // Of the first of its numbers.
+  virtual OpKind first_kind() const = 0;
   // The owner of the memory it works on; null when it has ended.
   const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
   // Of an enqueued operation: orders what the caller enqueues on its streams next behind it.
@@ -80,14 +103,25 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   bool need_not_wait() const {
     return is_completed() || is_ordered_.load(std::memory_order_acquire);
   }
+  bool have_callbacks_returned() const {
+    return num_callbacks_left_.load(std::memory_order_acquire) == 0;
+  }
+  // Whether wait() may return.
+  bool is_settled() const;
+  NamedCall named() const { return {call_, first_kind(), number_, num_numbers()}; }
+  std::string describe_on_group() const;
+  Error wait_timeout() const;
 
   const std::shared_ptr<ProgressQueue> queue_;
   std::shared_ptr<const void> keep_alive_;
+  const std::string_view call_;
   uint64_t number_ = 0;  // from 1
   Stage stage_ = Stage::kPosted;
   std::list<Call> callbacks_;
   std::atomic<bool> is_ordered_{false};
   Status status_;  // written before is_completed_, read after it
+  std::atomic<size_t> num_callbacks_left_{0};
+  std::exception_ptr thrown_;  // by the first callback that threw; read when none is left
   std::atomic<bool> is_completed_{false};
 };
 
@@ -117,10 +151,12 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   using Handle = std::shared_ptr<IssuedOperation>;
   enum class MovedBy { kCaller, kThread };
 
+  // `log` gets what callbacks throw; null: dropped.
   ProgressQueue(os::System& system, std::string thread_name,
-                std::shared_ptr<const ForkGuard> fork_guard)
+                std::shared_ptr<const ForkGuard> fork_guard, std::shared_ptr<LogSink> log)
       : system_(system),
         fork_guard_(std::move(fork_guard)),
+        log_(std::move(log)),
         thread_(system, std::move(thread_name)) {}
 
   // Gives the role back when the holder is done, also when an exception leaves what it runs, so
@@ -173,10 +209,9 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // Called under the lock when an operation was posted or the queue closes: a holder that sleeps in
   // advance() must look at is_over() and begin_oldest() again.
   virtual void wake_holder() = 0;
-  // A callback threw: fails the group.
-  virtual void fail(const Error& error) = 0;
 
   void call_back();
+  void log_thrown(const IssuedOperation& operation, const std::exception_ptr& thrown) const;
   void append(std::span<const Handle> operations);  // under the lock
   void remove_oldest();                             // under the lock
   void wait_for(const IssuedOperation& operation, std::optional<Deadline> deadline);
@@ -189,6 +224,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
 
   os::System& system_;
   const std::shared_ptr<const ForkGuard> fork_guard_;  // shared with the group
+  const std::shared_ptr<LogSink> log_;                 // shared with the group
 
   mutable std::mutex mutex_;
   std::deque<Handle> posted_;
