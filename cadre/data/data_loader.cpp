@@ -32,7 +32,7 @@ void check_equal_on_all_ranks(const ProcessGroup& group, const LoaderCall& own) 
   Communicator& communicator = group.communicator();
   std::vector<LoaderCall> calls(static_cast<size_t>(group.world_size()));
   communicator.all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(calls)),
-                          DType::kInt64);
+                          DType::kInt64, {.call = "DataLoader"});
   for (size_t rank = 1; rank < calls.size(); ++rank) {
     const auto [first, other] = std::ranges::mismatch(calls.front(), calls[rank]);
     if (first == calls.front().end()) continue;

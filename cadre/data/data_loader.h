@@ -15,6 +15,7 @@
 // range, and on all ranks for options or a number of samples that differ between ranks; what
 // Dataset::get throws, at its batch, which can be requested again; kTimeout. Source:
 // torch.utils.data.DataLoader and torchdata's StatefulDataLoader.
+// Guide: docs/guide/training.md.
 #pragma once
 
 #include <concepts>

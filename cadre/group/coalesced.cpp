@@ -1,12 +1,18 @@
 // The operations of a ProcessGroup of which one call issues several.
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <initializer_list>
+#include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/messages/message_call.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/group_work.h"
+#include "cadre/group/held_memory.h"
 #include "cadre/group/operands.h"
 #include "cadre/group/process_group.h"
 #include "cadre/group/tensor_checks.h"
@@ -14,136 +20,191 @@
 namespace cadre {
 namespace {
 
-// An operation that has been checked and is not issued yet, with the tensors that it keeps.
-struct Ready {
-  Collective collective;
-  at::Tensor output;
-  at::Tensor input;
+// The operations of one call, checked but not issued, with the tensors that they work on.
+struct Coalesced {
+  std::vector<Collective> collectives;
+  std::vector<std::shared_ptr<const void>> kept;
+
+  // `written` is the output of the collective, `read` its input if that is another tensor.
+  void add(Collective collective, const at::Tensor& written, const at::Tensor& read = {}) {
+    collectives.push_back(std::move(collective));
+    kept.push_back(hold_memory(written));
+    if (read.defined()) kept.push_back(hold_memory(read));
+  }
 };
 
-Work issue_all(Communicator& communicator, const std::vector<Ready>& operations,
-               std::optional<Duration> timeout) {
-  const std::optional<Deadline> deadline = deadline_of(communicator, timeout);
-  std::vector<Work> works;
-  for (const Ready& ready : operations) {
-    works.push_back(
-        communicator.issue(ready.collective, keeping(deadline, ready.output, ready.input)));
-  }
-  return all_of(std::move(works));
+Work issue_together(const GroupCall& call, Coalesced coalesced) {
+  CollectiveOptions options = call.options();
+  options.keep_alive = std::make_shared<const decltype(coalesced.kept)>(std::move(coalesced.kept));
+  return call.group.issue(coalesced.collectives, options);
 }
 
-void check_same_length(const Communicator& communicator, std::string_view call,
-                       const std::vector<at::Tensor>& outputs,
+void check_list_length(const GroupCall& call, size_t length) {
+  if (length > 0) return;
+  refuse_tensor(call.group, call.name,
+                "the list of tensors is empty; pass one tensor at least, and as many on all ranks");
+}
+
+void check_same_length(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs) {
   if (outputs.size() == inputs.size()) return;
-  refuse_tensor(communicator, call,
+  refuse_tensor(call.group, call.name,
                 format("there are {} outputs for {} inputs; pass one for each", outputs.size(),
                        inputs.size()));
 }
 
+// Entries of the list run at the same time. Those of one entry may share memory as its check
+// allows.
+void check_entries_apart(const GroupCall& call,
+                         std::initializer_list<const std::vector<at::Tensor>*> lists) {
+  struct Extent {
+    const std::byte* begin;
+    const std::byte* end;
+    size_t entry;
+  };
+  std::vector<Extent> extents;
+  for (const std::vector<at::Tensor>* list : lists) {
+    for (size_t i = 0; i < list->size(); ++i) {
+      const ConstBytes bytes = const_bytes_of((*list)[i]);
+      if (!bytes.empty()) extents.push_back({bytes.data(), bytes.data() + bytes.size(), i});
+    }
+  }
+  std::ranges::sort(extents, std::less<>(), &Extent::begin);
+  for (size_t i = 1; i < extents.size(); ++i) {
+    Extent& next = extents[i];
+    const Extent& before = extents[i - 1];
+    if (next.begin < before.end && next.entry != before.entry) {
+      const auto [first, second] = std::minmax(before.entry, next.entry);
+      refuse_tensor(call.group, call.name,
+                    format("the tensors {} and {} of the list share memory; pass tensors that do "
+                           "not overlap",
+                           first, second));
+    }
+    next.end = std::max(next.end, before.end);
+  }
+}
+
 // Of all_gather_into_tensor or, with a reduction, reduce_scatter_tensor.
-std::vector<Ready> ready_pairs(const Communicator& communicator, std::string_view call,
-                               const std::vector<at::Tensor>& outputs,
-                               const std::vector<at::Tensor>& inputs, std::optional<Reduction> op) {
-  check_same_length(communicator, call, outputs, inputs);
+Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& outputs,
+                        const std::vector<at::Tensor>& inputs, std::optional<Reduction> op) {
+  check_same_length(call, outputs, inputs);
+  check_list_length(call, inputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const DType dtype =
-        check_pair(communicator, call, outputs[i], inputs[i], /*output_is_large=*/!op);
-    if (op) check_reduce_op(communicator, call, dtype, op->op());
+        check_pair(call.group, call.name, outputs[i], inputs[i], /*output_is_large=*/!op);
+    if (op) check_reduce_op(call.group, call.name, dtype, op->op());
   }
-  std::vector<Ready> ready;
+  check_entries_apart(call, {&outputs, &inputs});
+  Coalesced coalesced;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const DType dtype = *to_dtype(inputs[i].scalar_type());
     const ConstBytes in = const_bytes_of(inputs[i]);
     const Bytes out = bytes_of(outputs[i]);
-    ready.push_back({op ? comparing(outputs[i], Collective::reduce_scatter(in, out, dtype, *op))
-                        : comparing(inputs[i], Collective::all_gather(in, out, dtype)),
-                     outputs[i], inputs[i]});
+    coalesced.add(op ? comparing(outputs[i], Collective::reduce_scatter(in, out, dtype, *op))
+                     : comparing(inputs[i], Collective::all_gather(in, out, dtype)),
+                  outputs[i], inputs[i]);
   }
-  return ready;
+  return coalesced;
 }
 
-void check_message(const Communicator& communicator, const P2POp& op) {
-  constexpr std::string_view kCall = "batch_send_recv";
+Coalesced checked_in_place(const GroupCall& call, const std::vector<at::Tensor>& tensors,
+                           Reduction op) {
+  check_list_length(call, tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+    check_reduce_op(call.group, call.name, dtype, op.op());
+    check_contiguous(call.group, call.name, kOutput, tensor);
+  }
+  check_entries_apart(call, {&tensors});
+  Coalesced coalesced;
+  for (const at::Tensor& tensor : tensors) {
+    const DType dtype = *to_dtype(tensor.scalar_type());
+    const Bytes bytes = bytes_of(tensor);
+    coalesced.add(comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, op)), tensor);
+  }
+  return coalesced;
+}
+
+void check_message(const GroupCall& call, const P2POp& op) {
   const bool is_send = op.kind == P2POp::Kind::kSend;
-  check_tensor(communicator, kCall, is_send ? kInput : kInPlace, op.tensor);
-  if (!is_send) check_contiguous(communicator, kCall, kOutput, op.tensor);
-  if (op.peer >= 0 && op.peer < communicator.world_size() && op.peer != communicator.rank()) return;
-  refuse_tensor(communicator, kCall,
+  check_tensor(call.group, call.name, is_send ? kInput : kInPlace, op.tensor);
+  if (!is_send) check_contiguous(call.group, call.name, kOutput, op.tensor);
+  if (op.peer >= 0 && op.peer < call.group.world_size() && op.peer != call.group.rank()) return;
+  refuse_tensor(call.group, call.name,
                 format("the peer {} is not another rank of the group of {}", op.peer,
-                       communicator.world_size()));
+                       call.group.world_size()));
+}
+
+Work issue_messages(const GroupCall& call, const std::vector<P2POp>& ops) {
+  for (const P2POp& op : ops) check_message(call, op);
+  std::vector<MessageCall> messages;
+  std::vector<std::shared_ptr<const void>> kept;
+  for (const P2POp& op : ops) {
+    const DType dtype = *to_dtype(op.tensor.scalar_type());
+    if (op.kind == P2POp::Kind::kSend) {
+      const at::Tensor packed = op.tensor.detach().contiguous();
+      messages.push_back(MessageCall::send(const_bytes_of(packed), dtype, op.peer, op.tag));
+      kept.push_back(hold_memory(packed));
+    } else {
+      messages.push_back(MessageCall::recv(bytes_of(op.tensor), dtype, op.peer, op.tag));
+      kept.push_back(hold_memory(op.tensor));
+    }
+  }
+  CollectiveOptions options = call.options();
+  options.keep_alive = std::make_shared<const decltype(kept)>(std::move(kept));
+  return all_of(call.group.issue(messages, options));
 }
 
 }  // namespace
 
 void ProcessGroup::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
                                         const AllReduceOptions& options) const {
-  all_reduce_coalesced_async(tensors, options).wait();
+  const GroupCall call(communicator_, "all_reduce_coalesced", options.timeout);
+  issue_together(call, checked_in_place(call, tensors, options.op)).wait();
 }
 
 Work ProcessGroup::all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors,
                                               const AllReduceOptions& options) const {
-  constexpr std::string_view kCall = "all_reduce_coalesced";
-  for (const at::Tensor& tensor : tensors) {
-    const DType dtype = check_tensor(*communicator_, kCall, kInPlace, tensor);
-    check_reduce_op(*communicator_, kCall, dtype, options.op.op());
-    check_contiguous(*communicator_, kCall, kOutput, tensor);
-  }
-  std::vector<Ready> ready;
-  for (const at::Tensor& tensor : tensors) {
-    const DType dtype = *to_dtype(tensor.scalar_type());
-    const Bytes bytes = bytes_of(tensor);
-    ready.push_back(
-        {comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)), tensor, {}});
-  }
-  return issue_all(*communicator_, ready, options.timeout);
+  const GroupCall call(communicator_, "all_reduce_coalesced_async", options.timeout);
+  return issue_together(call, checked_in_place(call, tensors, options.op));
 }
 
 void ProcessGroup::all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& outputs,
                                                     const std::vector<at::Tensor>& inputs,
                                                     const AllGatherOptions& options) const {
-  all_gather_into_tensor_coalesced_async(outputs, inputs, options).wait();
+  const GroupCall call(communicator_, "all_gather_into_tensor_coalesced", options.timeout);
+  issue_together(call, checked_pairs(call, outputs, inputs, std::nullopt)).wait();
 }
 
 Work ProcessGroup::all_gather_into_tensor_coalesced_async(const std::vector<at::Tensor>& outputs,
                                                           const std::vector<at::Tensor>& inputs,
                                                           const AllGatherOptions& options) const {
-  return issue_all(*communicator_,
-                   ready_pairs(*communicator_, "all_gather_into_tensor_coalesced", outputs, inputs,
-                               std::nullopt),
-                   options.timeout);
+  const GroupCall call(communicator_, "all_gather_into_tensor_coalesced_async", options.timeout);
+  return issue_together(call, checked_pairs(call, outputs, inputs, std::nullopt));
 }
 
 void ProcessGroup::reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& outputs,
                                                    const std::vector<at::Tensor>& inputs,
                                                    const ReduceScatterOptions& options) const {
-  reduce_scatter_tensor_coalesced_async(outputs, inputs, options).wait();
+  const GroupCall call(communicator_, "reduce_scatter_tensor_coalesced", options.timeout);
+  issue_together(call, checked_pairs(call, outputs, inputs, options.op)).wait();
 }
 
 Work ProcessGroup::reduce_scatter_tensor_coalesced_async(
     const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
     const ReduceScatterOptions& options) const {
-  return issue_all(
-      *communicator_,
-      ready_pairs(*communicator_, "reduce_scatter_tensor_coalesced", outputs, inputs, options.op),
-      options.timeout);
+  const GroupCall call(communicator_, "reduce_scatter_tensor_coalesced_async", options.timeout);
+  return issue_together(call, checked_pairs(call, outputs, inputs, options.op));
 }
 
 void ProcessGroup::batch_send_recv(const std::vector<P2POp>& ops,
                                    const BatchOptions& options) const {
-  batch_send_recv_async(ops, options).wait();
+  issue_messages(GroupCall(communicator_, "batch_send_recv", options.timeout), ops).wait();
 }
 
 Work ProcessGroup::batch_send_recv_async(const std::vector<P2POp>& ops,
                                          const BatchOptions& options) const {
-  for (const P2POp& op : ops) check_message(*communicator_, op);
-  std::vector<Work> works;
-  for (const P2POp& op : ops) {
-    const SendOptions message{.tag = op.tag, .timeout = options.timeout};
-    works.push_back(op.kind == P2POp::Kind::kSend ? send_async(op.tensor, op.peer, message)
-                                                  : recv_async(op.tensor, op.peer, message));
-  }
-  return all_of(std::move(works));
+  return issue_messages(GroupCall(communicator_, "batch_send_recv_async", options.timeout), ops);
 }
 
 }  // namespace cadre

@@ -1,6 +1,7 @@
 #include <memory>
 #include <utility>
 
+#include "cadre/base/error.h"
 #include "cadre/comm/connect.h"
 #include "cadre/group/process_group.h"
 #include "cadre/os/system.h"
@@ -18,6 +19,11 @@ struct Job {
 }  // namespace
 
 ProcessGroup init_process_group(const InitOptions& options) {
+  if (options.timeout <= Duration(0) || options.connect_timeout <= Duration(0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "init_process_group: a timeout of InitOptions is not positive; pass a positive "
+                "one, or leave it out for the default");
+  }
   // Shared: the handle's copies own the job together.
   const auto job = std::make_shared<Job>();
   job->system = os::make_native_system();

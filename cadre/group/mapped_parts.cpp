@@ -1,7 +1,7 @@
 #include "cadre/group/mapped_parts.h"
 
-#include <ATen/ops/tensor.h>
-
+#include <cstdint>
+#include <span>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -38,14 +38,15 @@ std::optional<MappedParts> MappedParts::allocate(const ProcessGroup& group, int6
                          "that fills whole pages of {} bytes",
                          numel, c10::toString(type), dtype_names(), kPageBytes));
   }
-  MappedParts parts(group,
-                    group.communicator().allocate_symmetric(static_cast<size_t>(part_bytes)));
+  MappedParts parts(group, group.communicator().allocate_symmetric(static_cast<size_t>(part_bytes),
+                                                                   {.call = "map_parts"}));
   const Bytes whole = try_map(*parts.buffer_, group.world_size());
   const bool is_mapped = whole.size() == static_cast<size_t>(part_bytes * group.world_size());
   // If one rank cannot map the parts, no rank uses them.
-  const at::Tensor all_mapped = at::tensor({is_mapped ? 1 : 0}, at::kInt);
-  group.all_reduce(all_mapped, {.op = ReduceOp::kMin});
-  if (all_mapped.const_data_ptr<int>()[0] == 0) return std::nullopt;
+  int32_t all_mapped = is_mapped ? 1 : 0;
+  const Bytes flag = std::as_writable_bytes(std::span(&all_mapped, 1));
+  group.communicator().all_reduce(flag, flag, DType::kInt32, ReduceOp::kMin, {.call = "map_parts"});
+  if (all_mapped == 0) return std::nullopt;
   parts.whole_ = tensor_on(parts.buffer_, whole, type);
   parts.own_ = tensor_on(parts.buffer_, parts.buffer_->local(), type);
   return parts;

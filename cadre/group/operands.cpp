@@ -2,9 +2,37 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <chrono>
 #include <utility>
 
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/group/tensor_checks.h"
+#include "cadre/os/system.h"
+
 namespace cadre {
+
+Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::string_view call) {
+  if (handle != nullptr) return *handle;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: this ProcessGroup was moved from and has no group; use the one that it "
+                     "was moved to, or copy it instead",
+                     call));
+}
+
+Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout) {
+  if (timeout > Duration(0)) return group.system().deadline_in(timeout);
+  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+  refuse_tensor(group, call,
+                format("the timeout is {} ms; pass a positive one, or leave it out for the default",
+                       limit.count()));
+}
+
+GroupCall::GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,
+                     std::optional<Duration> timeout)
+    : group(group_behind(handle, call_name)),
+      name(call_name),
+      deadline(timeout ? std::optional(deadline_of(group, call_name, *timeout)) : std::nullopt) {}
 
 void mark_changed(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
@@ -23,12 +51,6 @@ Collective comparing(const at::Tensor& compared, Collective collective) {
   const at::IntArrayRef sizes = compared.sizes();
   collective.shape = std::span(sizes.data(), sizes.size());
   return collective;
-}
-
-std::optional<Deadline> deadline_of(const Communicator& communicator,
-                                    std::optional<Duration> timeout) {
-  if (!timeout) return std::nullopt;
-  return communicator.system().deadline_in(*timeout);
 }
 
 at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,

@@ -1,7 +1,10 @@
-// The tensors of an operation as a Communicator takes them: bytes, shape, and an owner.
+// What a call of a ProcessGroup passes to its Communicator: the call with its name and deadline,
+// and the tensors as bytes, shape and an owner.
 //
 // Threads: as a change of the tensors. Blocking: never. Lifetime: bytes and shapes are borrowed
-// from the tensors. Errors: none; the tensors have been checked (tensor_checks.h).
+// from the tensors, the group from its handle. Errors: kInvalidArgument for a handle that was moved
+// from, and for a timeout that is not positive, before anything was issued. The tensors have been
+// checked (tensor_checks.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +13,35 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/collective.h"
 #include "cadre/comm/calls/abandoned_memory.h"
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/work.h"
 #include "cadre/group/held_memory.h"
 
 namespace cadre {
+
+// The group behind a handle.
+Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::string_view call);
+
+// `timeout` from now.
+Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout);
+
+struct GroupCall {
+  // `call_name`: static text.
+  GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,
+            std::optional<Duration> timeout = {});
+
+  CollectiveOptions options() const { return {.deadline = deadline, .call = name}; }
+
+  Communicator& group;
+  const std::string_view name;
+  const std::optional<Deadline> deadline;
+};
 
 // Tells autograd that the values change. An inference tensor has no version counter.
 void mark_changed(const at::Tensor& tensor);
@@ -31,9 +54,6 @@ ConstBytes const_bytes_of(const at::Tensor& tensor);
 // `compared` is the tensor whose shape must be the same on all ranks.
 Collective comparing(const at::Tensor& compared, Collective collective);
 
-std::optional<Deadline> deadline_of(const Communicator& communicator,
-                                    std::optional<Duration> timeout);
-
 // (n) on memory of the buffer, which the tensor keeps.
 at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
                      at::ScalarType dtype);
@@ -41,20 +61,18 @@ at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes
 // Of a call whose memory the engine may use after the call has returned: keeps the tensors' memory
 // until it is done.
 template <typename... Tensors>
-CollectiveOptions keeping(std::optional<Deadline> deadline, const Tensors&... tensors) {
+CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
   using Kept = std::array<std::shared_ptr<const void>, sizeof...(Tensors)>;
-  return {.deadline = deadline,
-          .keep_alive = std::make_shared<const Kept>(Kept{hold_memory(tensors)...})};
+  CollectiveOptions options = call.options();
+  options.keep_alive = std::make_shared<const Kept>(Kept{hold_memory(tensors)...});
+  return options;
 }
 
 // Of a blocking call. It holds the tensors' memory only where the call may fail before the engine
 // has ended, because holding it allocates.
 template <typename... Tensors>
-CollectiveOptions blocking(const Communicator& communicator, std::optional<Duration> timeout,
-                           const Tensors&... tensors) {
-  const std::optional<Deadline> deadline = deadline_of(communicator, timeout);
-  if (!may_use_memory_after_failure(communicator)) return {.deadline = deadline};
-  return keeping(deadline, tensors...);
+CollectiveOptions blocking(const GroupCall& call, const Tensors&... tensors) {
+  return may_use_memory_after_failure(call.group) ? keeping(call, tensors...) : call.options();
 }
 
 }  // namespace cadre

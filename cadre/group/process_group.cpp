@@ -17,53 +17,50 @@ namespace {
 
 // Runs `operation` on the tensor's memory, or on a packed copy that is copied back.
 template <typename Operation>
-void run_packed(const Communicator& communicator, std::string_view name, const at::Tensor& tensor,
-                Operation operation) {
+void run_packed(const GroupCall& call, const at::Tensor& tensor, Operation operation) {
   if (tensor.is_contiguous()) {
     operation(tensor);
     return;
   }
-  check_elements_apart(communicator, name, tensor);
+  check_elements_apart(call.group, call.name, tensor);
   const at::Tensor packed = tensor.variable_data().contiguous();
   operation(packed);
   tensor.variable_data().copy_(packed);
   mark_changed(tensor);
 }
 
-Collective gather_of(const Communicator& communicator, std::string_view call,
-                     const at::Tensor& output, const at::Tensor& input) {
-  const DType dtype = check_pair(communicator, call, output, input, /*output_is_large=*/true);
+Collective gather_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input) {
+  const DType dtype = check_pair(call.group, call.name, output, input, /*output_is_large=*/true);
   return comparing(input, Collective::all_gather(const_bytes_of(input), bytes_of(output), dtype));
 }
 
-Collective gather_of(const Communicator& communicator, std::string_view call,
-                     const at::Tensor& output, const at::Tensor& input, Rank root) {
+Collective gather_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
+                     Rank root) {
   const DType dtype =
-      check_rooted(communicator, call, root, output, input, /*output_is_large=*/true);
-  const Bytes out = communicator.rank() == root ? bytes_of(output) : Bytes();
+      check_rooted(call.group, call.name, root, output, input, /*output_is_large=*/true);
+  const Bytes out = call.group.rank() == root ? bytes_of(output) : Bytes();
   return comparing(input, Collective::gather(const_bytes_of(input), out, dtype, root));
 }
 
-Collective scatter_of(const Communicator& communicator, std::string_view call,
-                      const at::Tensor& output, const at::Tensor& input, Reduction op) {
-  const DType dtype = check_pair(communicator, call, output, input, /*output_is_large=*/false);
-  check_reduce_op(communicator, call, dtype, op.op());
+Collective scatter_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
+                      Reduction op) {
+  const DType dtype = check_pair(call.group, call.name, output, input, /*output_is_large=*/false);
+  check_reduce_op(call.group, call.name, dtype, op.op());
   return comparing(output,
                    Collective::reduce_scatter(const_bytes_of(input), bytes_of(output), dtype, op));
 }
 
-Collective scatter_of(const Communicator& communicator, std::string_view call,
-                      const at::Tensor& output, const at::Tensor& input, Rank root) {
+Collective scatter_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
+                      Rank root) {
   const DType dtype =
-      check_rooted(communicator, call, root, output, input, /*output_is_large=*/false);
-  const ConstBytes in = communicator.rank() == root ? const_bytes_of(input) : ConstBytes();
+      check_rooted(call.group, call.name, root, output, input, /*output_is_large=*/false);
+  const ConstBytes in = call.group.rank() == root ? const_bytes_of(input) : ConstBytes();
   return comparing(output, Collective::scatter(in, bytes_of(output), dtype, root));
 }
 
-Collective exchange_of(const Communicator& communicator, std::string_view call,
-                       const at::Tensor& output, const at::Tensor& input,
+Collective exchange_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
                        const AllToAllSingleOptions& options) {
-  Exchange exchange = check_exchange(communicator, call, output, input, options);
+  Exchange exchange = check_exchange(call.group, call.name, output, input, options);
   const ConstBytes in = const_bytes_of(input);
   const Bytes out = bytes_of(output);
   if (exchange.input_counts.empty()) {
@@ -84,213 +81,221 @@ ProcessGroup::ProcessGroup(std::shared_ptr<Communicator> communicator)
 }
 
 int ProcessGroup::rank() const {
-  return communicator_->rank();
+  return group_behind(communicator_, "rank").rank();
 }
 
 int ProcessGroup::world_size() const {
-  return communicator_->world_size();
+  return group_behind(communicator_, "world_size").world_size();
 }
 
 const std::string& ProcessGroup::name() const {
-  return communicator_->name();
+  return group_behind(communicator_, "name").name();
 }
 
 Communicator& ProcessGroup::communicator() const {
-  return *communicator_;
+  return group_behind(communicator_, "communicator");
+}
+
+std::optional<Error> ProcessGroup::error() const {
+  return group_behind(communicator_, "error").error();
 }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "all_reduce", kInPlace, tensor);
-  check_reduce_op(*communicator_, "all_reduce", dtype, options.op.op());
-  run_packed(*communicator_, "all_reduce", tensor, [&](const at::Tensor& data) {
+  const GroupCall call(communicator_, "all_reduce", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
+  run_packed(call, tensor, [&](const at::Tensor& data) {
     const Bytes bytes = bytes_of(data);
-    communicator_->run(comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
-                       blocking(*communicator_, options.timeout, data));
+    call.group.run(comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
+                   blocking(call, data));
   });
 }
 
 Work ProcessGroup::all_reduce_async(const at::Tensor& tensor,
                                     const AllReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "all_reduce_async", kInPlace, tensor);
-  check_reduce_op(*communicator_, "all_reduce_async", dtype, options.op.op());
-  check_contiguous(*communicator_, "all_reduce_async", kInPlace, tensor);
+  const GroupCall call(communicator_, "all_reduce_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
+  check_contiguous(call.group, call.name, kInPlace, tensor);
   const Bytes bytes = bytes_of(tensor);
-  return communicator_->issue(
+  return call.group.issue(
       comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
-      keeping(deadline_of(*communicator_, options.timeout), tensor));
+      keeping(call, tensor));
 }
 
 void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "broadcast", kInPlace, tensor);
-  run_packed(*communicator_, "broadcast", tensor, [&](const at::Tensor& data) {
-    communicator_->run(
-        comparing(tensor, Collective::broadcast(bytes_of(data), dtype, options.root)),
-        blocking(*communicator_, options.timeout, data));
+  const GroupCall call(communicator_, "broadcast", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  run_packed(call, tensor, [&](const at::Tensor& data) {
+    call.group.run(comparing(tensor, Collective::broadcast(bytes_of(data), dtype, options.root)),
+                   blocking(call, data));
   });
 }
 
 Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
                                    const BroadcastOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "broadcast_async", kInPlace, tensor);
-  check_contiguous(*communicator_, "broadcast_async", kInPlace, tensor);
-  return communicator_->issue(
+  const GroupCall call(communicator_, "broadcast_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_contiguous(call.group, call.name, kInPlace, tensor);
+  return call.group.issue(
       comparing(tensor, Collective::broadcast(bytes_of(tensor), dtype, options.root)),
-      keeping(deadline_of(*communicator_, options.timeout), tensor));
+      keeping(call, tensor));
 }
 
 void ProcessGroup::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
                                           const AllGatherOptions& options) const {
-  communicator_->run(gather_of(*communicator_, "all_gather_into_tensor", output, input),
-                     blocking(*communicator_, options.timeout, output, input));
+  const GroupCall call(communicator_, "all_gather_into_tensor", options.timeout);
+  call.group.run(gather_of(call, output, input), blocking(call, output, input));
 }
 
 Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
                                                 const AllGatherOptions& options) const {
-  return communicator_->issue(
-      gather_of(*communicator_, "all_gather_into_tensor_async", output, input),
-      keeping(deadline_of(*communicator_, options.timeout), output, input));
+  const GroupCall call(communicator_, "all_gather_into_tensor_async", options.timeout);
+  return call.group.issue(gather_of(call, output, input), keeping(call, output, input));
 }
 
 void ProcessGroup::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                          const ReduceScatterOptions& options) const {
-  communicator_->run(scatter_of(*communicator_, "reduce_scatter_tensor", output, input, options.op),
-                     blocking(*communicator_, options.timeout, output, input));
+  const GroupCall call(communicator_, "reduce_scatter_tensor", options.timeout);
+  call.group.run(scatter_of(call, output, input, options.op), blocking(call, output, input));
 }
 
 Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
                                                const ReduceScatterOptions& options) const {
-  return communicator_->issue(
-      scatter_of(*communicator_, "reduce_scatter_tensor_async", output, input, options.op),
-      keeping(deadline_of(*communicator_, options.timeout), output, input));
+  const GroupCall call(communicator_, "reduce_scatter_tensor_async", options.timeout);
+  return call.group.issue(scatter_of(call, output, input, options.op),
+                          keeping(call, output, input));
 }
 
 void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "reduce", kInPlace, tensor);
-  check_reduce_op(*communicator_, "reduce", dtype, options.op.op());
+  const GroupCall call(communicator_, "reduce", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
   const auto run = [&](const at::Tensor& data, Bytes out) {
-    communicator_->run(comparing(tensor, Collective::reduce(const_bytes_of(data), out, dtype,
-                                                            options.op, options.root)),
-                       blocking(*communicator_, options.timeout, data));
+    call.group.run(comparing(tensor, Collective::reduce(const_bytes_of(data), out, dtype,
+                                                        options.op, options.root)),
+                   blocking(call, data));
   };
-  if (rank() != options.root) {
+  if (call.group.rank() != options.root) {
     run(tensor.detach().contiguous(), {});
     return;
   }
-  run_packed(*communicator_, "reduce", tensor,
-             [&](const at::Tensor& data) { run(data, bytes_of(data)); });
+  run_packed(call, tensor, [&](const at::Tensor& data) { run(data, bytes_of(data)); });
 }
 
 Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "reduce_async", kInPlace, tensor);
-  check_reduce_op(*communicator_, "reduce_async", dtype, options.op.op());
-  check_contiguous(*communicator_, "reduce_async", kInPlace, tensor);
-  const Bytes out = rank() == options.root ? bytes_of(tensor) : Bytes();
-  return communicator_->issue(
-      comparing(tensor,
-                Collective::reduce(const_bytes_of(tensor), out, dtype, options.op, options.root)),
-      keeping(deadline_of(*communicator_, options.timeout), tensor));
+  const GroupCall call(communicator_, "reduce_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
+  check_contiguous(call.group, call.name, kInPlace, tensor);
+  const Bytes out = call.group.rank() == options.root ? bytes_of(tensor) : Bytes();
+  return call.group.issue(comparing(tensor, Collective::reduce(const_bytes_of(tensor), out, dtype,
+                                                               options.op, options.root)),
+                          keeping(call, tensor));
 }
 
 void ProcessGroup::gather(const at::Tensor& output, const at::Tensor& input,
                           const GatherOptions& options) const {
-  communicator_->run(gather_of(*communicator_, "gather", output, input, options.root),
-                     blocking(*communicator_, options.timeout, output, input));
+  const GroupCall call(communicator_, "gather", options.timeout);
+  call.group.run(gather_of(call, output, input, options.root), blocking(call, output, input));
 }
 
 Work ProcessGroup::gather_async(const at::Tensor& output, const at::Tensor& input,
                                 const GatherOptions& options) const {
-  return communicator_->issue(
-      gather_of(*communicator_, "gather_async", output, input, options.root),
-      keeping(deadline_of(*communicator_, options.timeout), output, input));
+  const GroupCall call(communicator_, "gather_async", options.timeout);
+  return call.group.issue(gather_of(call, output, input, options.root),
+                          keeping(call, output, input));
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, const at::Tensor& input,
                            const ScatterOptions& options) const {
-  communicator_->run(scatter_of(*communicator_, "scatter", output, input, options.root),
-                     blocking(*communicator_, options.timeout, output, input));
+  const GroupCall call(communicator_, "scatter", options.timeout);
+  call.group.run(scatter_of(call, output, input, options.root), blocking(call, output, input));
 }
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& input,
                                  const ScatterOptions& options) const {
-  return communicator_->issue(
-      scatter_of(*communicator_, "scatter_async", output, input, options.root),
-      keeping(deadline_of(*communicator_, options.timeout), output, input));
+  const GroupCall call(communicator_, "scatter_async", options.timeout);
+  return call.group.issue(scatter_of(call, output, input, options.root),
+                          keeping(call, output, input));
 }
 
 void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                      const AllToAllSingleOptions& options) const {
-  communicator_->run(exchange_of(*communicator_, "all_to_all_single", output, input, options),
-                     blocking(*communicator_, options.timeout, output, input));
+  const GroupCall call(communicator_, "all_to_all_single", options.timeout);
+  call.group.run(exchange_of(call, output, input, options), blocking(call, output, input));
 }
 
 Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
                                            const AllToAllSingleOptions& options) const {
-  return communicator_->issue(
-      exchange_of(*communicator_, "all_to_all_single_async", output, input, options),
-      keeping(deadline_of(*communicator_, options.timeout), output, input));
+  const GroupCall call(communicator_, "all_to_all_single_async", options.timeout);
+  return call.group.issue(exchange_of(call, output, input, options), keeping(call, output, input));
 }
 
 void ProcessGroup::barrier(const BarrierOptions& options) const {
-  communicator_->barrier({.deadline = deadline_of(*communicator_, options.timeout)});
+  const GroupCall call(communicator_, "barrier", options.timeout);
+  call.group.barrier(call.options());
 }
 
 Work ProcessGroup::barrier_async(const BarrierOptions& options) const {
-  return communicator_->barrier_async({.deadline = deadline_of(*communicator_, options.timeout)});
+  const GroupCall call(communicator_, "barrier_async", options.timeout);
+  return call.group.barrier_async(call.options());
 }
 
 void ProcessGroup::send(const at::Tensor& tensor, Rank destination,
                         const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "send", kInput, tensor);
+  const GroupCall call(communicator_, "send", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
-  communicator_->send(const_bytes_of(packed), dtype, destination, options.tag,
-                      {.deadline = deadline_of(*communicator_, options.timeout)});
+  call.group.send(const_bytes_of(packed), dtype, destination, options.tag, call.options());
 }
 
 Work ProcessGroup::send_async(const at::Tensor& tensor, Rank destination,
                               const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "send_async", kInput, tensor);
+  const GroupCall call(communicator_, "send_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
-  return communicator_->send_async(const_bytes_of(packed), dtype, destination, options.tag,
-                                   keeping(deadline_of(*communicator_, options.timeout), packed));
+  return call.group.send_async(const_bytes_of(packed), dtype, destination, options.tag,
+                               keeping(call, packed));
 }
 
 void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "recv", kInPlace, tensor);
-  run_packed(*communicator_, "recv", tensor, [&](const at::Tensor& data) {
-    communicator_->recv(bytes_of(data), dtype, source, options.tag,
-                        {.deadline = deadline_of(*communicator_, options.timeout)});
+  const GroupCall call(communicator_, "recv", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  run_packed(call, tensor, [&](const at::Tensor& data) {
+    call.group.recv(bytes_of(data), dtype, source, options.tag, call.options());
   });
 }
 
 Work ProcessGroup::recv_async(const at::Tensor& tensor, Rank source,
                               const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "recv_async", kInPlace, tensor);
-  check_contiguous(*communicator_, "recv_async", kInPlace, tensor);
-  return communicator_->recv_async(bytes_of(tensor), dtype, source, options.tag,
-                                   keeping(deadline_of(*communicator_, options.timeout), tensor));
+  const GroupCall call(communicator_, "recv_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_contiguous(call.group, call.name, kInPlace, tensor);
+  return call.group.recv_async(bytes_of(tensor), dtype, source, options.tag, keeping(call, tensor));
 }
 
 int ProcessGroup::recv_from_any(const at::Tensor& tensor, const SendOptions& options) const {
-  const DType dtype = check_tensor(*communicator_, "recv_from_any", kInPlace, tensor);
+  const GroupCall call(communicator_, "recv_from_any", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
   Rank source = 0;
-  run_packed(*communicator_, "recv_from_any", tensor, [&](const at::Tensor& data) {
-    source =
-        communicator_->recv_from_any(bytes_of(data), dtype, options.tag,
-                                     {.deadline = deadline_of(*communicator_, options.timeout)});
+  run_packed(call, tensor, [&](const at::Tensor& data) {
+    source = call.group.recv_from_any(bytes_of(data), dtype, options.tag, call.options());
   });
   return source;
 }
 
 at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) const {
+  const GroupCall call(communicator_, "empty_symmetric");
   const std::optional<DType> dtype = to_dtype(type);
   if (!dtype || numel < 0) {
-    refuse_tensor(*communicator_, "empty_symmetric",
+    refuse_tensor(call.group, call.name,
                   format("{} elements of {} cannot be exchanged; pass a count >= 0 and one of {}",
                          numel, c10::toString(type), dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
   if (num_bytes == 0) return at::zeros({0}, at::TensorOptions().dtype(type));
-  const auto buffer = communicator_->allocate_symmetric(num_bytes);
+  const auto buffer = call.group.allocate_symmetric(num_bytes, call.options());
   return tensor_on(buffer, buffer->local().first(num_bytes), type);
 }
 
@@ -299,11 +304,12 @@ std::optional<MappedParts> ProcessGroup::map_parts(int64_t numel, at::ScalarType
 }
 
 void ProcessGroup::abort(const std::string& reason) const {
-  communicator_->abort(reason);
+  group_behind(communicator_, "abort").abort(reason);
 }
 
 void ProcessGroup::close(Duration timeout) const {
-  communicator_->close(communicator_->system().deadline_in(timeout));
+  Communicator& group = group_behind(communicator_, "close");
+  group.close(group.system().deadline_in(timeout));
 }
 
 }  // namespace cadre

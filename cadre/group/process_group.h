@@ -2,15 +2,19 @@
 //
 // Threads: as Communicator; it has no thread, socket or lock of its own.
 // Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
-// keeps its tensors alive. Errors: cadre::Error, kInvalidArgument for an unsupported tensor, or for
-// shapes or dtypes that differ between ranks. Tensors: CPU, dense; every dtype of base/types.h; any
-// shape, also 0-dim and empty. Which operations a dtype supports, and what they compute:
-// docs/guide/reductions.md. Ranks are group ranks.
-// Autograd does not record these operations (differentiable.h has those that it records), but a
-// tensor that one may write counts as changed in place: its version counter moves when the call is
-// made, so that a backward that needs the values of before throws; and while gradients are recorded
-// a leaf that requires grad, or a view of one, is refused, as by torch's in-place operations.
-// Source: c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL.
+// keeps its tensors alive. Errors: cadre::Error. An argument that is refused on this rank
+// (kInvalidArgument: an unsupported tensor, a timeout that is not positive) leaves the group usable
+// on all ranks, because nothing has been issued: call it again with valid arguments. A failure,
+// also shapes or dtypes that differ between ranks (kInvalidArgument on all of them), ends the
+// group; error() tells the two apart. A handle that was moved from refuses every call. Tensors:
+// CPU, dense; every dtype of base/types.h; any shape, also 0-dim and empty. Which operations a
+// dtype supports, and what they compute: docs/guide/reductions.md. Ranks are group ranks. Autograd
+// does not record these operations (differentiable.h has those that it records), but a tensor that
+// one may write counts as changed in place: its version counter moves when the call is made, so
+// that a backward that needs the values of before throws; and while gradients are recorded a leaf
+// that requires grad, or a view of one, is refused, as by torch's in-place operations. Source:
+// c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL.
+// Guide: docs/guide/groups-and-messages.md and errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,6 +27,7 @@
 #include <vector>
 
 #include "cadre/base/deadline.h"
+#include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/collective/collective.h"
@@ -33,8 +38,8 @@
 
 namespace cadre {
 
-// Options of the operations. timeout: counted from the call; without one, the timeout of the group
-// (InitOptions::timeout), counted from the start of the operation. op: a ReduceOp, or
+// Options of the operations. timeout: positive, counted from the call; without one, the timeout of
+// the group (InitOptions::timeout), counted from the start of the operation. op: a ReduceOp, or
 // Reduction::premul_sum(factor).
 struct AllReduceOptions {
   Reduction op = ReduceOp::kSum;
@@ -118,6 +123,9 @@ class CADRE_EXPORT ProcessGroup {
   int world_size() const;
   const std::string& name() const;
   Communicator& communicator() const;
+  // The failure of the group, which every later call throws; nullopt while the group is usable. As
+  // Communicator::error().
+  std::optional<Error> error() const;
 
   // In place. tensor: any shape. The blocking calls pack a non-contiguous tensor and copy it back;
   // the asynchronous ones refuse it, because they could not copy it back. The memory of an
@@ -202,9 +210,10 @@ class CADRE_EXPORT ProcessGroup {
                         const AllToAllOptions& options = {}) const;
 
   // Several operations in one call and under one Work, in the order of the list, which is the same
-  // on all ranks. All tensors are checked before the first operation is issued. Tensors: as those
-  // of the operation in its asynchronous form; their dtypes may differ. The Work's error is the
-  // first one.
+  // on all ranks; lists of different lengths fail with kInvalidArgument on all ranks before data
+  // moves. All tensors are checked before the first operation is issued. Tensors: as those of the
+  // operation in its asynchronous form; their dtypes may differ; no tensor of an entry overlaps one
+  // of another entry; the list is not empty. The Work's error is the first one.
   void all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
                             const AllReduceOptions& options = {}) const;
   Work all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors,
@@ -250,7 +259,8 @@ class CADRE_EXPORT ProcessGroup {
   std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
 
   // Create subgroups; every rank of this group calls them in the order of its operations. A rank
-  // that is in no subgroup gets nullopt. See comm/groups/split.h.
+  // that is in no subgroup (in split: without a color, or with a negative one) gets nullopt. See
+  // comm/groups/split.h.
   std::optional<ProcessGroup> split(const SplitOptions& options,
                                     Duration timeout = kDefaultConnectTimeout) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,

@@ -287,11 +287,13 @@ TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
     const std::string failure = failure_of([&] {
       group.all_to_all_single(output, torch::ones({6, 4}), options);
     });
-    require(failure.starts_with("kInvalidArgument: all_to_all_v #1 on group \"world\" failed") &&
-                failure.find("the ranks disagree: rank 0 (") != std::string::npos &&
-                failure.find(") sends float32 x 8 to rank 2 (") != std::string::npos &&
-                failure.find("), which expects 4.") != std::string::npos,
-            failure);
+    require(
+        failure.starts_with(
+            "kInvalidArgument: all_to_all_single (all_to_all_v #1) on group \"world\" failed") &&
+            failure.find("the ranks disagree: rank 0 (") != std::string::npos &&
+            failure.find(") sends float32 x 8 to rank 2 (") != std::string::npos &&
+            failure.find("), which expects 4.") != std::string::npos,
+        failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

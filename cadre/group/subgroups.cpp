@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cadre/comm/groups/split.h"
+#include "cadre/group/operands.h"
 #include "cadre/group/process_group.h"
 #include "cadre/os/system.h"
 #include "cadre/rendezvous/rendezvous.h"
@@ -22,41 +23,49 @@ std::optional<ProcessGroup> ProcessGroup::child(std::unique_ptr<Communicator> co
 
 std::vector<int> ProcessGroup::global_ranks() const {
   std::vector<int> ranks;
-  for (const Rank rank : communicator_->global_ranks()) ranks.push_back(rank.value);
+  for (const Rank rank : group_behind(communicator_, "global_ranks").global_ranks()) {
+    ranks.push_back(rank.value);
+  }
   return ranks;
 }
 
 int ProcessGroup::global_rank(int group_rank) const {
-  return communicator_->global_rank(group_rank).value;
+  return group_behind(communicator_, "global_rank").global_rank(group_rank).value;
 }
 
 std::optional<int> ProcessGroup::group_rank(int global_rank) const {
-  const std::optional<Rank> rank = communicator_->group_rank(global_rank);
+  const std::optional<Rank> rank =
+      group_behind(communicator_, "group_rank").group_rank(global_rank);
   return rank ? std::optional(rank->value) : std::nullopt;
 }
 
 std::optional<ProcessGroup> ProcessGroup::split(const SplitOptions& options,
                                                 Duration timeout) const {
-  return child(cadre::split(*communicator_, options, communicator_->system().deadline_in(timeout)));
+  const GroupCall call(communicator_, "split", timeout);
+  return child(cadre::split(call.group, options, *call.deadline));
 }
 
 std::optional<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks,
                                                     Duration timeout) const {
+  const GroupCall call(communicator_, "new_group", timeout);
   const std::vector<Rank> members(ranks.begin(), ranks.end());
-  return child(
-      cadre::new_group(*communicator_, members, communicator_->system().deadline_in(timeout)));
+  return child(cadre::new_group(call.group, members, *call.deadline));
 }
 
 ProcessGroup ProcessGroup::new_group_over_store(const std::vector<int>& ranks,
                                                 const StoreGroupOptions& options,
                                                 Duration timeout) const {
+  const GroupCall call(communicator_, "new_group_over_store", timeout);
   const std::vector<Rank> members(ranks.begin(), ranks.end());
-  return *child(cadre::new_group_over_store(*communicator_, members, options,
-                                            communicator_->system().deadline_in(timeout)));
+  return *child(cadre::new_group_over_store(call.group, members, options, *call.deadline));
 }
 
 ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
-  os::System& system = communicator_->system();
+  Communicator& group = group_behind(communicator_, "rejoin");
+  // Both are checked before this group is given up.
+  static_cast<void>(deadline_of(group, "rejoin", options.timeout));
+  static_cast<void>(deadline_of(group, "rejoin", options.connect_timeout));
+  os::System& system = group.system();
   // A rank that closes a group which has not failed counts as one that has left it. The barrier
   // returns when this rank has published the failure, which another thread may just be composing.
   abort("rejoin() was called");
@@ -65,16 +74,16 @@ ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   } catch (const Error&) {
     // The failure of this group, which the caller knows.
   }
-  const std::vector<Rank> lost = communicator_->lost_ranks();
+  const std::vector<Rank> lost = group.lost_ranks();
   try {
     close();
   } catch (const Error&) {
     // The failure of this group again.
   }
   const Membership membership =
-      cadre::rejoin(system, communicator_->membership(), lost, system.deadline_in(options.timeout))
+      cadre::rejoin(system, group.membership(), lost, system.deadline_in(options.timeout))
           .value_or_throw();
-  return *child(Communicator::connect(system, membership, communicator_->options(),
+  return *child(Communicator::connect(system, membership, group.options(),
                                       system.deadline_in(options.connect_timeout)));
 }
 

@@ -16,7 +16,8 @@ SymmetricTensor SymmetricTensor::allocate(const ProcessGroup& group, int64_t num
                          numel, c10::toString(type), dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
-  auto buffer = group.communicator().allocate_symmetric(num_bytes);
+  auto buffer =
+      group.communicator().allocate_symmetric(num_bytes, {.call = "SymmetricTensor::allocate"});
   at::Tensor local = tensor_on(buffer, buffer->local().first(num_bytes), type);
   return {group, std::move(buffer), std::move(local)};
 }
@@ -35,7 +36,7 @@ void SymmetricTensor::wait_signal(Rank rank, uint32_t slot, std::optional<Durati
   const Communicator& communicator = group_.communicator();
   buffer_->wait_signal(
       rank, slot,
-      communicator.system().deadline_in(timeout.value_or(communicator.options().timeout)));
+      deadline_of(communicator, "wait_signal", timeout.value_or(communicator.options().timeout)));
 }
 
 }  // namespace cadre

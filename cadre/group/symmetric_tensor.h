@@ -8,6 +8,7 @@
 // rank. What a peer's tensor holds, and when, is agreed by operations or by signals: what was
 // written before signal() is seen after wait_signal(). Source: SymmetricBuffer, of which it is the
 // form for tensors; torch.distributed._symmetric_memory.
+// Guide: docs/guide/groups-and-messages.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>

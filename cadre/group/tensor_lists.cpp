@@ -28,16 +28,14 @@ struct PackedCall {
   std::function<void()> finish = [] {};
 };
 
-void run_call(Communicator& communicator, const PackedCall& call, std::optional<Duration> timeout) {
-  communicator.run(call.collective, blocking(communicator, timeout, call.in, call.out));
-  call.finish();
+void run_packed(const GroupCall& call, const PackedCall& packed) {
+  call.group.run(packed.collective, blocking(call, packed.in, packed.out));
+  packed.finish();
 }
 
-Work issue_call(Communicator& communicator, PackedCall call, std::optional<Duration> timeout) {
-  return finish_after(
-      communicator.issue(call.collective,
-                         keeping(deadline_of(communicator, timeout), call.in, call.out)),
-      std::move(call.finish));
+Work issue_packed(const GroupCall& call, PackedCall packed) {
+  return finish_after(call.group.issue(packed.collective, keeping(call, packed.in, packed.out)),
+                      std::move(packed.finish));
 }
 
 std::vector<uint64_t> counts_of(const std::vector<at::Tensor>& tensors) {
@@ -103,160 +101,150 @@ void write_to(PackedCall& call, const at::Tensor& output) {
   call.collective.out = bytes_of(call.out);
 }
 
-PackedCall packed_gather(const Communicator& communicator, std::string_view name,
-                         const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
-  const DType dtype = check_list(communicator, name, kOutput, outputs);
-  check_beside_list(communicator, name, kInput, input, outputs);
-  PackedCall call{.in = packed(input), .out = room_for(outputs)};
-  call.finish = unpacking(call.out, outputs);
-  const ConstBytes in = const_bytes_of(call.in);
-  const Bytes out = bytes_of(call.out);
+PackedCall packed_gather(const GroupCall& call, const std::vector<at::Tensor>& outputs,
+                         const at::Tensor& input) {
+  const DType dtype = check_list(call.group, call.name, kOutput, outputs);
+  check_beside_list(call.group, call.name, kInput, input, outputs);
+  PackedCall packed_call{.in = packed(input), .out = room_for(outputs)};
+  packed_call.finish = unpacking(packed_call.out, outputs);
+  const ConstBytes in = const_bytes_of(packed_call.in);
+  const Bytes out = bytes_of(packed_call.out);
   std::vector<uint64_t> counts = counts_of(outputs);
-  call.collective = are_equal(counts) ? comparing(input, Collective::all_gather(in, out, dtype))
-                                      : Collective::all_gather_v(in, out, dtype, std::move(counts));
-  return call;
+  packed_call.collective = are_equal(counts)
+                               ? comparing(input, Collective::all_gather(in, out, dtype))
+                               : Collective::all_gather_v(in, out, dtype, std::move(counts));
+  return packed_call;
 }
 
-PackedCall packed_gather(const Communicator& communicator, std::string_view name,
-                         const std::vector<at::Tensor>& outputs, const at::Tensor& input,
-                         Rank root) {
-  const bool is_root = communicator.rank() == root;
+PackedCall packed_gather(const GroupCall& call, const std::vector<at::Tensor>& outputs,
+                         const at::Tensor& input, Rank root) {
+  const bool is_root = call.group.rank() == root;
   if (is_root) {
-    check_list(communicator, name, kOutput, outputs);
-    check_even(communicator, name, kOutput, outputs);
+    check_list(call.group, call.name, kOutput, outputs);
+    check_even(call.group, call.name, kOutput, outputs);
   }
-  const DType dtype = check_beside_list(communicator, name, kInput, input,
+  const DType dtype = check_beside_list(call.group, call.name, kInput, input,
                                         is_root ? outputs : std::vector<at::Tensor>());
-  PackedCall call{.in = packed(input)};
+  PackedCall packed_call{.in = packed(input)};
   if (is_root) {
-    call.out = room_for(outputs);
-    call.finish = unpacking(call.out, outputs);
+    packed_call.out = room_for(outputs);
+    packed_call.finish = unpacking(packed_call.out, outputs);
   }
-  call.collective =
-      comparing(input, Collective::gather(const_bytes_of(call.in),
-                                          is_root ? bytes_of(call.out) : Bytes(), dtype, root));
-  return call;
+  packed_call.collective = comparing(
+      input, Collective::gather(const_bytes_of(packed_call.in),
+                                is_root ? bytes_of(packed_call.out) : Bytes(), dtype, root));
+  return packed_call;
 }
 
-PackedCall packed_reduce_scatter(const Communicator& communicator, std::string_view name,
-                                 const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                                 Reduction op) {
-  const DType dtype = check_list(communicator, name, kInput, inputs);
-  check_beside_list(communicator, name, kOutput, output, inputs);
-  check_reduce_op(communicator, name, dtype, op.op());
-  PackedCall call{.in = packed(inputs)};
-  const ConstBytes in = const_bytes_of(call.in);
+PackedCall packed_reduce_scatter(const GroupCall& call, const at::Tensor& output,
+                                 const std::vector<at::Tensor>& inputs, Reduction op) {
+  const DType dtype = check_list(call.group, call.name, kInput, inputs);
+  check_beside_list(call.group, call.name, kOutput, output, inputs);
+  check_reduce_op(call.group, call.name, dtype, op.op());
+  PackedCall packed_call{.in = packed(inputs)};
+  const ConstBytes in = const_bytes_of(packed_call.in);
   std::vector<uint64_t> counts = counts_of(inputs);
-  call.collective = are_equal(counts)
-                        ? comparing(output, Collective::reduce_scatter(in, {}, dtype, op))
-                        : Collective::reduce_scatter_v(in, {}, dtype, op, std::move(counts));
-  write_to(call, output);
-  return call;
+  packed_call.collective = are_equal(counts)
+                               ? comparing(output, Collective::reduce_scatter(in, {}, dtype, op))
+                               : Collective::reduce_scatter_v(in, {}, dtype, op, std::move(counts));
+  write_to(packed_call, output);
+  return packed_call;
 }
 
-PackedCall packed_scatter(const Communicator& communicator, std::string_view name,
-                          const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                          Rank root) {
-  const bool is_root = communicator.rank() == root;
+PackedCall packed_scatter(const GroupCall& call, const at::Tensor& output,
+                          const std::vector<at::Tensor>& inputs, Rank root) {
+  const bool is_root = call.group.rank() == root;
   if (is_root) {
-    check_list(communicator, name, kInput, inputs);
-    check_even(communicator, name, kInput, inputs);
+    check_list(call.group, call.name, kInput, inputs);
+    check_even(call.group, call.name, kInput, inputs);
   }
-  const DType dtype = check_beside_list(communicator, name, kOutput, output,
+  const DType dtype = check_beside_list(call.group, call.name, kOutput, output,
                                         is_root ? inputs : std::vector<at::Tensor>());
-  PackedCall call;
-  if (is_root) call.in = packed(inputs);
-  const ConstBytes in = is_root ? const_bytes_of(call.in) : ConstBytes();
-  call.collective = comparing(output, Collective::scatter(in, {}, dtype, root));
-  write_to(call, output);
-  return call;
+  PackedCall packed_call;
+  if (is_root) packed_call.in = packed(inputs);
+  const ConstBytes in = is_root ? const_bytes_of(packed_call.in) : ConstBytes();
+  packed_call.collective = comparing(output, Collective::scatter(in, {}, dtype, root));
+  write_to(packed_call, output);
+  return packed_call;
 }
 
-PackedCall packed_exchange(const Communicator& communicator, std::string_view name,
-                           const std::vector<at::Tensor>& outputs,
+PackedCall packed_exchange(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs) {
-  const DType dtype = check_list(communicator, name, kInput, inputs);
-  check_list(communicator, name, kOutput, outputs);
-  check_beside_list(communicator, name, kOutput,
-                    outputs[static_cast<size_t>(communicator.rank().value)], inputs);
-  PackedCall call{.in = packed(inputs), .out = room_for(outputs)};
-  call.finish = unpacking(call.out, outputs);
-  call.collective =
-      Collective::all_to_all_v(const_bytes_of(call.in), bytes_of(call.out), dtype,
+  const DType dtype = check_list(call.group, call.name, kInput, inputs);
+  check_list(call.group, call.name, kOutput, outputs);
+  check_beside_list(call.group, call.name, kOutput,
+                    outputs[static_cast<size_t>(call.group.rank().value)], inputs);
+  PackedCall packed_call{.in = packed(inputs), .out = room_for(outputs)};
+  packed_call.finish = unpacking(packed_call.out, outputs);
+  packed_call.collective =
+      Collective::all_to_all_v(const_bytes_of(packed_call.in), bytes_of(packed_call.out), dtype,
                                {.input = counts_of(inputs), .output = counts_of(outputs)});
-  return call;
+  return packed_call;
 }
 
 }  // namespace
 
 void ProcessGroup::all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                               const AllGatherOptions& options) const {
-  run_call(*communicator_, packed_gather(*communicator_, "all_gather", outputs, input),
-           options.timeout);
+  const GroupCall call(communicator_, "all_gather", options.timeout);
+  run_packed(call, packed_gather(call, outputs, input));
 }
 
 Work ProcessGroup::all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                     const AllGatherOptions& options) const {
-  return issue_call(*communicator_,
-                    packed_gather(*communicator_, "all_gather_async", outputs, input),
-                    options.timeout);
+  const GroupCall call(communicator_, "all_gather_async", options.timeout);
+  return issue_packed(call, packed_gather(call, outputs, input));
 }
 
 void ProcessGroup::reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                                   const ReduceScatterOptions& options) const {
-  run_call(*communicator_,
-           packed_reduce_scatter(*communicator_, "reduce_scatter", output, inputs, options.op),
-           options.timeout);
+  const GroupCall call(communicator_, "reduce_scatter", options.timeout);
+  run_packed(call, packed_reduce_scatter(call, output, inputs, options.op));
 }
 
 Work ProcessGroup::reduce_scatter_async(const at::Tensor& output,
                                         const std::vector<at::Tensor>& inputs,
                                         const ReduceScatterOptions& options) const {
-  return issue_call(
-      *communicator_,
-      packed_reduce_scatter(*communicator_, "reduce_scatter_async", output, inputs, options.op),
-      options.timeout);
+  const GroupCall call(communicator_, "reduce_scatter_async", options.timeout);
+  return issue_packed(call, packed_reduce_scatter(call, output, inputs, options.op));
 }
 
 void ProcessGroup::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                           const GatherOptions& options) const {
-  run_call(*communicator_, packed_gather(*communicator_, "gather", outputs, input, options.root),
-           options.timeout);
+  const GroupCall call(communicator_, "gather", options.timeout);
+  run_packed(call, packed_gather(call, outputs, input, options.root));
 }
 
 Work ProcessGroup::gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                 const GatherOptions& options) const {
-  return issue_call(*communicator_,
-                    packed_gather(*communicator_, "gather_async", outputs, input, options.root),
-                    options.timeout);
+  const GroupCall call(communicator_, "gather_async", options.timeout);
+  return issue_packed(call, packed_gather(call, outputs, input, options.root));
 }
 
 void ProcessGroup::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                            const ScatterOptions& options) const {
-  run_call(*communicator_, packed_scatter(*communicator_, "scatter", output, inputs, options.root),
-           options.timeout);
+  const GroupCall call(communicator_, "scatter", options.timeout);
+  run_packed(call, packed_scatter(call, output, inputs, options.root));
 }
 
 Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                                  const ScatterOptions& options) const {
-  return issue_call(*communicator_,
-                    packed_scatter(*communicator_, "scatter_async", output, inputs, options.root),
-                    options.timeout);
+  const GroupCall call(communicator_, "scatter_async", options.timeout);
+  return issue_packed(call, packed_scatter(call, output, inputs, options.root));
 }
 
 void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs,
                               const std::vector<at::Tensor>& inputs,
                               const AllToAllOptions& options) const {
-  run_call(*communicator_, packed_exchange(*communicator_, "all_to_all", outputs, inputs),
-           options.timeout);
+  const GroupCall call(communicator_, "all_to_all", options.timeout);
+  run_packed(call, packed_exchange(call, outputs, inputs));
 }
 
 Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs,
                                     const AllToAllOptions& options) const {
-  return issue_call(*communicator_,
-                    packed_exchange(*communicator_, "all_to_all_async", outputs, inputs),
-                    options.timeout);
+  const GroupCall call(communicator_, "all_to_all_async", options.timeout);
+  return issue_packed(call, packed_exchange(call, outputs, inputs));
 }
 
 }  // namespace cadre

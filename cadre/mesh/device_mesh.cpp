@@ -88,7 +88,7 @@ std::vector<std::string> gathered_texts(Communicator& communicator, const std::s
   padded.resize(longest);
   std::string all(longest * calls.size(), '\0');
   communicator.all_gather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)),
-                          DType::kUint8);
+                          DType::kUint8, {.call = "DeviceMesh"});
   std::vector<std::string> texts;
   for (const MeshCall& call : calls) {
     texts.push_back(all.substr(texts.size() * longest, call.length));
@@ -107,7 +107,8 @@ uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& 
   std::vector<MeshCall> calls(static_cast<size_t>(world.world_size()));
   const uint64_t number = communicator.num_collectives() + 1;
   communicator.all_gather(std::as_bytes(std::span(&own, 1)),
-                          std::as_writable_bytes(std::span(calls)), DType::kUint8);
+                          std::as_writable_bytes(std::span(calls)), DType::kUint8,
+                          {.call = "DeviceMesh"});
   const auto differs = [&](const MeshCall& call) { return call != calls.front(); };
   const auto other = std::ranges::find_if(calls, differs);
   if (other == calls.end()) return number;

@@ -12,6 +12,7 @@
 // tensor: a shard of the gradient for Shard; the whole gradient, equal on all ranks, for Replicate
 // and for Partial(sum); and that divided by the number of operands for Partial(avg).
 // Source: torch.distributed.tensor; docs/decisions/0012.
+// Guide: docs/guide/mesh.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
