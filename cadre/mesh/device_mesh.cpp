@@ -148,14 +148,14 @@ DeviceMesh::DeviceMesh(const ProcessGroup& world, std::vector<MeshAxis> axes)
   std::vector<std::vector<Step>> steps(axes.size());
   int stride = 1;
   for (size_t i = axes.size(); i-- > 0;) {
-    steps[i] = {{axes[i].size, stride}};
+    steps[i] = {{axes[i].size, stride, i}};
     stride *= axes[i].size;
   }
   *this = DeviceMesh(std::move(groups_), std::move(axes), std::move(steps));
 }
 
 DeviceMesh::DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis> axes,
-                       std::vector<std::vector<Step>> steps)
+                       std::vector<std::vector<Step>> steps, std::shared_ptr<const View> whole)
     : groups_(std::move(groups)) {
   const auto view = std::make_shared<View>(View{std::move(axes), std::move(steps), {}, {}});
   for (const std::vector<Step>& axis : view->steps) {
@@ -167,6 +167,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis>
     view->shape.push_back(size_of_steps(axis));
   }
   view_ = view;
+  whole_ = whole ? std::move(whole) : view_;
 }
 
 const std::vector<MeshAxis>& DeviceMesh::axes() const {
@@ -227,7 +228,7 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
     axes.push_back(view_->axes[index]);
     steps.push_back(view_->steps[index]);
   }
-  return DeviceMesh(groups_, std::move(axes), std::move(steps));
+  return DeviceMesh(groups_, std::move(axes), std::move(steps), whole_);
 }
 
 DeviceMesh DeviceMesh::flatten(const std::vector<std::string>& names, std::string name) const {
@@ -254,7 +255,61 @@ DeviceMesh DeviceMesh::flatten(const std::vector<std::string>& names, std::strin
     merged.insert(merged.end(), view_->steps[index].begin(), view_->steps[index].end());
   }
   axes[indices.front()].size = size_of_steps(merged);
-  return DeviceMesh(groups_, std::move(axes), std::move(steps));
+  return DeviceMesh(groups_, std::move(axes), std::move(steps), whole_);
+}
+
+DeviceMesh DeviceMesh::joined_with(const DeviceMesh& other) const {
+  if (groups_ != other.groups_) {
+    refuse(
+        format("joined_with {}: the two come from different meshes; slice both from one mesh of "
+               "all ranks",
+               other.to_string()));
+  }
+  struct Part {
+    MeshAxis axis;
+    std::vector<Step> steps;
+  };
+  std::vector<Part> parts;
+  for (const View* const view : {view_.get(), other.view_.get()}) {
+    for (size_t i = 0; i < view->axes.size(); ++i) {
+      const Part part{view->axes[i], view->steps[i]};
+      const auto overlaps = [&](const Part& known) {
+        return std::ranges::any_of(known.steps, [&](const Step& step) {
+          return std::ranges::count(part.steps, step.axis, &Step::axis) > 0;
+        });
+      };
+      const auto known = std::ranges::find_if(parts, overlaps);
+      if (known == parts.end()) {
+        parts.push_back(part);
+      } else if (known->axis != part.axis || known->steps.size() != part.steps.size()) {
+        refuse(
+            format("joined_with {}: axis \"{}\" has ranks of axis \"{}\"; use axes of the mesh, or "
+                   "the same flattened one",
+                   other.to_string(), part.axis.name, known->axis.name));
+      }
+    }
+  }
+  std::ranges::sort(parts, {}, [](const Part& part) { return part.steps.front().axis; });
+  std::vector<MeshAxis> axes;
+  std::vector<std::vector<Step>> steps;
+  for (Part& part : parts) {
+    axes.push_back(std::move(part.axis));
+    steps.push_back(std::move(part.steps));
+  }
+  return DeviceMesh(groups_, std::move(axes), std::move(steps), whole_);
+}
+
+std::optional<DeviceMesh> DeviceMesh::axis_of(const ProcessGroup& group) const {
+  const DeviceMesh mesh = whole();
+  const std::vector<int> members = group.global_ranks();
+  for (const MeshAxis& axis : mesh.axes()) {
+    if (mesh.ranks(axis.name) == members) return mesh[axis.name];
+  }
+  return std::nullopt;
+}
+
+DeviceMesh DeviceMesh::whole() const {
+  return DeviceMesh(groups_, whole_->axes, whole_->steps, whole_);
 }
 
 void DeviceMesh::close() const {

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -67,6 +68,16 @@ class CADRE_EXPORT DeviceMesh {
   // No communication.
   DeviceMesh flatten(const std::vector<std::string>& axes, std::string name) const;
 
+  // The mesh of the axes of both, in the order of the mesh from which both come by slices or
+  // flattened meshes; an axis that both have is there once. Throws if they come from different
+  // meshes, or if an axis of one is a part of a flattened axis of the other. No communication.
+  DeviceMesh joined_with(const DeviceMesh& other) const;
+  // The axis along which the ranks of this group lie, as a mesh of one axis: one of the mesh from
+  // which this one comes. Nothing if the group has other ranks than any axis. No communication.
+  std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
+  // The mesh of all ranks of the world from which this one comes.
+  DeviceMesh whole() const;
+
   // Closes all groups created by this mesh and by meshes that share its groups, as
   // ProcessGroup::close().
   void close() const;
@@ -80,11 +91,12 @@ class CADRE_EXPORT DeviceMesh {
   struct Step {
     int size;
     int stride;
+    size_t axis;  // of the mesh of the world
   };
   struct View;
 
   DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis> axes,
-             std::vector<std::vector<Step>> steps);
+             std::vector<std::vector<Step>> steps, std::shared_ptr<const View> whole = nullptr);
   size_t index_of(std::string_view axis) const;
   // In ascending order. Throws if an axis is named twice, or for an empty list.
   std::vector<size_t> indices_of(std::span<const std::string> axes) const;
@@ -94,6 +106,7 @@ class CADRE_EXPORT DeviceMesh {
 
   std::shared_ptr<MeshGroups> groups_;  // shared by all slices and flattened meshes
   std::shared_ptr<const View> view_;    // copies are cheap
+  std::shared_ptr<const View> whole_;   // of the mesh of the world
 };
 
 }  // namespace cadre

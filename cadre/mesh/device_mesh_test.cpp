@@ -18,6 +18,7 @@ namespace cadre {
 namespace {
 
 using testing::failure_of;
+using ::testing::HasSubstr;
 using testing::require;
 using testing::run_groups;
 using torch::Tensor;
@@ -184,6 +185,47 @@ TEST(DeviceMesh, SlicesAndFlattenedMeshesKeepTheOrder) {
     const DeviceMesh all = flat.flatten({"xz", "y"}, "all");
     require(all.ranks("all") == std::vector<int>({0, 2, 1, 3, 4, 6, 5, 7}), "by x, z and y");
     require(sum_over(all.group("all"), world.rank()) == 28, "sum over all");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
+  const auto result = run_groups(8, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"x", 2}, {"y", 1}, {"z", 2}, {"w", 2}});
+    const DeviceMesh joined = mesh["w"].joined_with(mesh.slice({"x", "y"}));
+    require(joined.to_string() == "{x: 2, y: 1, w: 2}", joined.to_string());
+    require(joined.coordinate("x") == world.rank() / 4, "x");
+    require(joined.coordinate("w") == world.rank() % 2, "w");
+    require(address_of(joined.group("w")) == address_of(mesh.group("w")), "group");
+    require(joined.joined_with(mesh["x"]).to_string() == joined.to_string(), "twice");
+    require(joined.whole().to_string() == mesh.to_string(), joined.whole().to_string());
+    const DeviceMesh flat = mesh.flatten({"x", "z"}, "all");
+    require(flat["all"].joined_with(mesh["w"]).to_string() == "{all: 4, w: 2}", "flattened");
+    EXPECT_THAT(
+        failure_of([&] { flat["all"].joined_with(mesh["z"]); }),
+        HasSubstr(
+            "joined_with {z: 2}: axis \"z\" has ranks of axis \"all\"; use axes of the mesh, or "
+            "the same flattened one"));
+    const DeviceMesh other(world, {{"x", 2}, {"y", 4}});
+    EXPECT_THAT(
+        failure_of([&] { mesh["x"].joined_with(other["y"]); }),
+        HasSubstr(
+            "joined_with {y: 4}: the two come from different meshes; slice both from one mesh of "
+            "all ranks"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DeviceMesh, FindsTheAxisOfAGroup) {
+  const auto result = run_groups(8, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
+    require(mesh["x"].axis_of(mesh.group("y")).value().to_string() == "{y: 2}", "a slice");
+    require(!mesh.axis_of(mesh.joint_group({"x", "y"})), "two axes");
+    require(!mesh.axis_of(world), "the world");
+    // Of the same ranks, but no group of the mesh.
+    const ProcessGroup pairs = *world.split({.color = world.rank() / 2});
+    require(mesh.axis_of(pairs).value().to_string() == "{z: 2}", "another group");
+    pairs.close();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
