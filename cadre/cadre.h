@@ -27,6 +27,7 @@
 #include "cadre/layers/parallel_linear.h"
 #include "cadre/layers/self_attention.h"
 #include "cadre/layers/vocab_parallel_cross_entropy.h"
+#include "cadre/mesh/data_ranks.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/dtensor.h"
 #include "cadre/mesh/placement.h"

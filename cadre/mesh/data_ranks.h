@@ -1,0 +1,43 @@
+// Which ranks of a mesh have different rows of a batch, and which the same: what a data loader is
+// given.
+//
+//   const cadre::DataRanks data = cadre::data_ranks(mesh);       // {pp: 2, dp: 2, tp: 2}
+//   cadre::DataLoader loader(dataset, {.batch_size = 64, .group = data.group});
+//
+// Along pp, cp and tp ranks work on the same rows; along dp, dp_replicate, dp_shard and ep each has
+// rows of its own.
+//
+// Threads: as DeviceMesh::joint_group. Blocking: the first call of a mesh, until all ranks of the
+// group have called it. Lifetime: a value; keeps the group. Errors: kInvalidArgument for an axis of
+// another name that is in neither list of the options, one that is in both, one that the mesh does
+// not have, and a slice of a mesh, which does not show all axes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/group/process_group.h"
+#include "cadre/mesh/device_mesh.h"
+
+namespace cadre {
+
+struct DataRanksOptions {
+  // Of axes with other names: along which the rows differ, and along which they are the same.
+  std::vector<std::string> split_axes = {};
+  std::vector<std::string> shared_axes = {};
+};
+
+struct DataRanks {
+  int rank = 0;  // which part of a batch this rank has
+  int size = 1;  // how many parts there are
+  // Of the ranks with different parts, in the order of the parts; nothing: all ranks have the same
+  // rows.
+  std::optional<ProcessGroup> group = {};
+};
+
+// mesh: of all ranks.
+CADRE_EXPORT DataRanks data_ranks(const DeviceMesh& mesh, const DataRanksOptions& options = {});
+
+}  // namespace cadre
