@@ -149,6 +149,9 @@ void FlatParameters::take_over_parameters() {
   const int rank = group_.rank().value;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
+    const ShardMark* const mark = shard_mark_of(parameter);
+    const std::optional<ShardMark> kept = mark ? std::optional(*mark) : std::nullopt;
+    divisions_.push_back(division_of(parameters_[i]));
     const int64_t numel = layout_.numel(i);
     const at::Tensor values = parameter.detach().contiguous().view(-1);
     if (keeps_buffer() && !is_mapped()) buffer_.narrow(0, layout_.offset(i), numel).copy_(values);
@@ -158,6 +161,7 @@ void FlatParameters::take_over_parameters() {
           .copy_(values.narrow(0, range.begin, range.size()));
     }
     parameter.set_data(flat_.tensor().narrow(0, layout_.offset(i), numel).view(parameter.sizes()));
+    if (kept) mark_as_shard(parameter, *kept);
   }
 }
 
@@ -167,16 +171,17 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
   const auto self = std::const_pointer_cast<FlatParameters>(weak_from_this().lock());
   std::vector<ParameterShard> shards;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    shards.push_back({.name = parameters_[i].name,
-                      .sizes = parameters_[i].tensor.sizes().vec(),
-                      .mesh = mesh,
-                      .placements = {mesh.axes().size(), Replicate()},
-                      .flat_axis = flat_axis,
-                      .range = layout_.range(i, group_.rank().value),
-                      .values = values_[i],
-                      .parameter = parameters_[i].tensor,
-                      .fence = options_.keep_full ? nullptr : options_.fence,
-                      .flat = self});
+    shards.push_back(on_joint_mesh({.name = parameters_[i].name,
+                                    .sizes = parameters_[i].tensor.sizes().vec(),
+                                    .mesh = mesh,
+                                    .placements = {mesh.axes().size(), Replicate()},
+                                    .flat_axis = flat_axis,
+                                    .range = layout_.range(i, group_.rank().value),
+                                    .values = values_[i],
+                                    .parameter = parameters_[i].tensor,
+                                    .fence = options_.keep_full ? nullptr : options_.fence,
+                                    .flat = self},
+                                   divisions_[i].get()));
   }
   return shards;
 }

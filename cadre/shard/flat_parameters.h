@@ -98,7 +98,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // shares the shard's memory and requires grad if the parameter does.
   const at::Tensor& values(size_t parameter) const { return values_[parameter]; }
   // What the records of snapshots and norms say of these parameters. mesh: the group is the one of
-  // its axis `flat_axis`; along the other axes all ranks hold the same.
+  // its axis `flat_axis`; along the other axes all ranks hold the same. Records of parameters that
+  // were divided before have the axes of both meshes.
   std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
                                                const std::string& flat_axis) const;
 
@@ -183,6 +184,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
   std::optional<MappedParts> parts_;
   std::vector<at::Tensor> values_;
+  // By parameter, of those that were divided before.
+  std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
   std::function<void()> wait_;     // of the gather that runs
   uint32_t gathered_version_ = 0;  // of the shard, when that began
   // Of the shard with which the parameters were filled last.

@@ -9,7 +9,16 @@ namespace cadre::shard {
 at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
   const at::NoGradGuard no_grad;
   at::Tensor whole = at::zeros(shard.sizes, part.options().requires_grad(false));
-  whole.view(-1).narrow(0, shard.range.begin, shard.range.size()).copy_(part.reshape(-1));
+  const at::Tensor elements = part.reshape(-1);
+  int64_t begin = 0;
+  for (const Box& box : boxes_of(shard)) {
+    at::Tensor region = whole;
+    for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+      region = region.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+    }
+    region.copy_(elements.narrow(0, begin, box.numel()).view(box.sizes));
+    begin += box.numel();
+  }
   // Each element is zero bits on all ranks but its owner, so the union of bits is the owner's.
   const at::Tensor bits = whole.view(-1).view(at::kByte);
   for (const ProcessGroup& group : dividing_groups({&shard, 1})) {

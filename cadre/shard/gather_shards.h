@@ -17,9 +17,8 @@
 
 namespace cadre::shard {
 
-// shard: with Replicate() on every axis. part: (shard.range.size()), its values, gradient or
-// optimizer state, of any dtype. Returns a new tensor of shard.sizes with the bits of the owners,
-// on all ranks.
+// part: as many elements as shard.range, its values, gradient or optimizer state, of any dtype.
+// Returns a new tensor of shard.sizes with the bits of the owners, on all ranks.
 CADRE_EXPORT at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part);
 
 // The values of all shards, and their gradients: undefined where no rank of `world` has one; a rank

@@ -19,6 +19,7 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/placement.h"
 #include "cadre/shard/flat_layout.h"
+#include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
 
@@ -43,7 +44,35 @@ struct ParameterShard {
   std::shared_ptr<ShardFence> fence = {};
   // Of whose shard `values` are a part, if any: for gather_changed(), after a change of values.
   std::shared_ptr<FlatParameters> flat = {};
+  // A rank of this axis holds what the fields above say or, if it has other stages of a pipeline
+  // than the parameter's, nothing: then the range is empty. Not given: all ranks hold it.
+  std::optional<std::string> stage_axis = {};
+  // Another rank of stage_axis holds the same elements, as of a tied weight, and norms count those.
+  bool is_copy = false;
 };
+
+// How a parameter lies that was divided before a wrapper is made of its module.
+struct ParameterDivision {
+  std::vector<int64_t> sizes;  // of the whole parameter
+  DeviceMesh mesh;
+  std::vector<Placement> placements;  // by axis of the mesh
+};
+
+// What divides parameters, such as parallelize_module(), keeps in each divided one how it is
+// divided, so that records of later wrappers have the axes of both. The parameter of the record is
+// marked as a shard.
+CADRE_EXPORT void keep_division(const ParameterShard& record);
+// Null for a parameter that is whole. Throws kInvalidArgument for one that is divided along no
+// mesh, as by a layer that was constructed with a group.
+CADRE_EXPORT std::shared_ptr<const ParameterDivision> division_of(const NamedTensor& parameter);
+// `record`: of a wrapper for which the parameter, as it was divided before, is the whole. Returns
+// it on the axes of both meshes, with the sizes of the whole parameter. division: may be null.
+CADRE_EXPORT ParameterShard on_joint_mesh(ParameterShard record, const ParameterDivision* division);
+// The ranks of a wrapper as a mesh of one axis: where parameters are divided, that axis of their
+// mesh along which the ranks lie; else a new mesh with an axis of this name, which is a collective
+// of the group. Throws kInvalidArgument if the parameters are divided along a mesh of other ranks.
+CADRE_EXPORT DeviceMesh mesh_of_wrapper(const ProcessGroup& group, const std::string& axis,
+                                        std::span<const NamedTensor> parameters);
 
 // The part of the whole tensor that the placements give this rank; `range` counts its elements.
 CADRE_EXPORT Box local_box_of(const ParameterShard& shard);
@@ -54,7 +83,7 @@ CADRE_EXPORT std::vector<Box> boxes_of_range(const Box& box, const FlatRange& ra
 
 // The groups along the axes, of more than one rank, that divide the elements of any parameter of
 // the list: a sum over all elements adds up what the ranks of each of them have, one group after
-// the other. All parameters have one mesh.
+// the other.
 CADRE_EXPORT std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards);
 
 // A wrapper of which every rank owns a part of the parameters, or all of them. The list has the

@@ -89,6 +89,7 @@ class JointNorm {
                          shard.name, list_of(gradient.sizes())));
     }
     gradients_.push_back(gradient);
+    if (shard.is_copy) return;
     part->value = wrap::joint_power_sum(part->value, wrap::power_sum(gradient, p_), p_);
   }
 

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,10 +16,14 @@
 
 namespace cadre::wrap {
 
+struct ParameterDivision;  // shard/parameter_shard.h
+
 struct ShardMark {
   std::string parameter;  // its name in the plain module
   std::string owner;      // what the shard belongs to: "in bucket 0 of DistributedDataParallel"
   int rank = 0;
+  // For wrappers of a module whose parameters are divided already. Null where no mesh is known.
+  std::shared_ptr<const ParameterDivision> division = {};
 };
 
 CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);

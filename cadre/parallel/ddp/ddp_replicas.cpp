@@ -52,7 +52,7 @@ std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
                                       const DeviceMesh& mesh) {
   std::vector<ParameterShard> of_flat;
   for (const auto& flat : flat_parameters) {
-    for (ParameterShard& shard : flat->parameter_shards(mesh, kShardAxis)) {
+    for (ParameterShard& shard : flat->parameter_shards(mesh, mesh.axes()[0].name)) {
       of_flat.push_back(std::move(shard));
     }
   }
@@ -65,14 +65,15 @@ std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
       shards.push_back(*found);
       continue;
     }
-    shards.push_back({.name = parameter.name,
-                      .sizes = parameter.tensor.sizes().vec(),
-                      .mesh = mesh,
-                      .placements = {Replicate()},
-                      .flat_axis = std::nullopt,
-                      .range = {.begin = 0, .end = parameter.tensor.numel()},
-                      .values = parameter.tensor.detach().reshape({-1}),
-                      .parameter = parameter.tensor});
+    shards.push_back(on_joint_mesh({.name = parameter.name,
+                                    .sizes = parameter.tensor.sizes().vec(),
+                                    .mesh = mesh,
+                                    .placements = {Replicate()},
+                                    .flat_axis = std::nullopt,
+                                    .range = {.begin = 0, .end = parameter.tensor.numel()},
+                                    .values = parameter.tensor.detach().reshape({-1}),
+                                    .parameter = parameter.tensor},
+                                   division_of(parameter).get()));
   }
   return shards;
 }
@@ -132,7 +133,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
   DdpReplicas replicas{
       .core = std::move(core), .group = group, .flat_parameters = *flat_parameters, .shards = {}};
   if (replicas.flat_parameters.empty()) return replicas;
-  const DeviceMesh mesh(group, {{kShardAxis, group.world_size()}});
+  const DeviceMesh mesh = mesh_of_wrapper(group, kShardAxis, distinct_parameters(*module));
   replicas.shards = shards_of(*module, replicas.flat_parameters, mesh);
   return replicas;
 }

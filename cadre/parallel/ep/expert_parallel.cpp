@@ -135,6 +135,11 @@ std::vector<ParameterShard> records_of(
                        .range = {.begin = 0, .end = parameter.tensor.numel()},
                        .values = parameter.tensor,
                        .parameter = parameter.tensor});
+    if (is_expert && mesh.size(expert_axis) > 1) {
+      keep_division(records.back());
+    } else {
+      records.back() = on_joint_mesh(records.back(), division_of(parameter).get());
+    }
   }
   return records;
 }
@@ -178,10 +183,11 @@ void ExpertParallel::sum_gradients(const SumGradientsOptions& options) const {
   for (const ParameterShard& shard : shards_) {
     std::vector<std::string> axes;
     for (size_t i = 0; i < shard.placements.size(); ++i) {
-      const MeshAxis& axis = mesh_.axes()[i];
+      const MeshAxis& axis = shard.mesh.axes()[i];
+      const bool has_tokens = std::ranges::find(mesh_.axes(), axis) != mesh_.axes().end();
       const bool is_reduced =
           std::ranges::find(options.reduced_axes, axis.name) != options.reduced_axes.end();
-      if (shard.placements[i].is_replicate() && axis.size > 1 && !is_reduced) {
+      if (shard.placements[i].is_replicate() && axis.size > 1 && has_tokens && !is_reduced) {
         axes.push_back(axis.name);
       }
     }

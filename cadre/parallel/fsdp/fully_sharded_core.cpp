@@ -166,6 +166,25 @@ ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
           .replicate = mesh.group(axes[0].name)};
 }
 
+namespace {
+
+// Where the module is divided along other axes, the axis of that mesh takes the place of a new one.
+ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module* module) {
+  if (module == nullptr) return groups;
+  for (const NamedTensor& parameter : distinct_parameters(*module)) {
+    const auto division = division_of(parameter);
+    if (!division) continue;
+    if (const auto axis = division->mesh.axis_of(groups.all); axis && !groups.shard) {
+      groups.mesh = *axis;
+      groups.shard_axis = axis->axes()[0].name;
+    }
+    static_cast<void>(groups.mesh.joined_with(division->mesh));  // throws if they cannot be joined
+  }
+  return groups;
+}
+
+}  // namespace
+
 struct FullyShardedCore::Gathered final : UnitMemory {
   bool is_full() const override {
     return std::ranges::all_of(flats, [](const auto& flat) { return flat->is_unsharded(); });
@@ -260,7 +279,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
 FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& module,
                                    ShardGroups groups, FullyShardedDataParallelOptions options)
     : module_(module),
-      groups_(std::move(groups)),
+      groups_(on_mesh_of(std::move(groups), module.get())),
       options_(std::move(options)),
       pool_(std::make_shared<shard::FlatBufferPool>()),
       fence_(std::make_shared<ShardFence>()) {

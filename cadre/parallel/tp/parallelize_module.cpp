@@ -142,6 +142,11 @@ std::vector<ParameterShard> records_of(const torch::nn::Module& module, const De
          .range = {.begin = 0, .end = parameter.tensor.numel()},
          .values = parameter.tensor,
          .parameter = parameter.tensor});
+    if (is_divided && mesh.size() > 1) {
+      keep_division(records.back());
+    } else {
+      records.back() = on_joint_mesh(records.back(), division_of(parameter).get());
+    }
   }
   return records;
 }

@@ -73,7 +73,7 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const 
                parameter.name));
   }
   wrap::broadcast_tensors(named_, /*root=*/0, group_);
-  mesh_.emplace(group, std::vector<MeshAxis>{{"shard", group.world_size()}});
+  mesh_ = mesh_of_wrapper(group, "shard", named_);
 }
 
 ZeroCore::ZeroCore(std::string optimizer,
