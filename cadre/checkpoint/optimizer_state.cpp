@@ -194,6 +194,13 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
   return state;
 }
 
+// By another rank alone, as a parameter of another stage of a pipeline; this rank's optimizer need
+// not know it.
+bool is_held_elsewhere(const std::string& name, std::span<const SnapshotTensor> parameters) {
+  const auto found = std::ranges::find(parameters, name, &SnapshotTensor::name);
+  return found != parameters.end() && found->boxes.empty();
+}
+
 }  // namespace
 
 std::vector<ParameterState> optimizer_state(const torch::optim::Optimizer& optimizer,
@@ -228,6 +235,7 @@ void set_optimizer_state(torch::optim::Optimizer& optimizer,
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> made;
   for (const ParameterState& state : states) {
     const auto place = places.find(state.parameter);
+    if (place == places.end() && is_held_elsewhere(state.parameter, parameters)) continue;
     if (place == places.end()) refuse(rule, state.parameter, "it has no such parameter");
     made.emplace_back(place->second.parameter->values.unsafeGetTensorImpl(),
                       state_from(rule, place->second, state));

@@ -28,7 +28,8 @@ CADRE_EXPORT std::vector<ParameterState> optimizer_state(
     const torch::optim::Optimizer& optimizer, std::span<const SnapshotTensor> parameters);
 
 // Replaces the whole state; parameters that are not in `states` have none afterwards, as in a new
-// optimizer. Checks everything first.
+// optimizer. States of parameters of which this rank holds nothing, and which are not the
+// optimizer's, are left out. Checks everything first.
 CADRE_EXPORT void set_optimizer_state(torch::optim::Optimizer& optimizer,
                                       std::span<const SnapshotTensor> parameters,
                                       std::span<const ParameterState> states);

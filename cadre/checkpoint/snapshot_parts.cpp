@@ -43,9 +43,15 @@ SnapshotParts parts_of(const torch::nn::Module& module) {
   return parts;
 }
 
-SnapshotParts parts_of(std::span<const ParameterShard> shards, const torch::nn::Module& module) {
-  SnapshotParts parts = {.buffers = buffers_of(module)};
+SnapshotParts parts_of(std::span<const ParameterShard> shards) {
+  SnapshotParts parts;
   for (const ParameterShard& shard : shards) parts.parameters.push_back(part_of(shard));
+  return parts;
+}
+
+SnapshotParts parts_of(std::span<const ParameterShard> shards, const torch::nn::Module& module) {
+  SnapshotParts parts = parts_of(shards);
+  parts.buffers = buffers_of(module);
   for (const auto& [name, tensor] : distinct_parameters(module)) {
     const bool is_divided = std::ranges::any_of(
         shards, [&](const ParameterShard& shard) { return shard.name == name; });

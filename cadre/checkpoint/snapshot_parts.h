@@ -56,6 +56,9 @@ CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
 // The parts of a plain module: each tensor once, under the first of its names. `optimizer` and
 // `extra` stay empty.
 CADRE_EXPORT SnapshotParts parts_of(const torch::nn::Module& module);
+// The parts of a model that the records describe as a whole, without buffers: of a pipeline, whose
+// ranks have different modules.
+CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards);
 // The parts of a wrapped model: the rank's shards of the parameters, and, as whole tensors,
 // parameters that are not sharded (frozen or ignored ones of some wrappers) and buffers.
 CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards,

@@ -14,65 +14,12 @@
 #include "cadre/base/format.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_executor.h"
-#include "cadre/pipeline/check.h"
-#include "cadre/pipeline/generate.h"
-#include "cadre/pipeline/lowering.h"
+#include "cadre/parallel/pp/pipeline_plan.h"
+#include "cadre/parallel/pp/sharded_stages.h"
+#include "cadre/parallel/pp/stage_records.h"
 
 namespace cadre {
 namespace {
-
-Result<PipelineSchedule> compute_only_schedule(const PipelineOptions& options, int num_ranks,
-                                               int num_own_stages) {
-  if (const auto* const schedule = std::get_if<PipelineSchedule>(&options.schedule)) {
-    if (options.num_microbatches.value_or(schedule->num_microbatches) !=
-        schedule->num_microbatches) {
-      return parallel::pipeline_refusal(format("num_microbatches is {}, but the schedule is for {}",
-                                               *options.num_microbatches,
-                                               schedule->num_microbatches));
-    }
-    return *schedule;
-  }
-  const std::string& name = std::get<std::string>(options.schedule);
-  const PipelineScheduleInfo* const info = find_pipeline_schedule(name);
-  if (info == nullptr) {
-    std::string names;
-    for (const PipelineScheduleInfo& known : pipeline_schedules()) {
-      names += format("{}\"{}\"", names.empty() ? "" : ", ", known.name);
-    }
-    return parallel::pipeline_refusal(
-        format("there is no schedule \"{}\"; there are {}", name, names));
-  }
-  return make_pipeline_schedule({.kind = info->kind,
-                                 .num_ranks = num_ranks,
-                                 .num_microbatches = options.num_microbatches.value_or(1),
-                                 .stages_per_rank = num_own_stages});
-}
-
-// Of this rank's arguments alone.
-Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
-                                          const PipelineOptions& options, int num_ranks) {
-  if (stages.empty())
-    return parallel::pipeline_refusal("this rank holds no stage; every rank holds at least one");
-  auto schedule = compute_only_schedule(options, num_ranks, static_cast<int>(stages.size()));
-  if (!schedule.ok()) return schedule.error();
-  if (schedule->num_ranks() != num_ranks) {
-    return parallel::pipeline_refusal(format("the schedule is for {} ranks, but the group has {}",
-                                             schedule->num_ranks(), num_ranks));
-  }
-  CADRE_RETURN_IF_ERROR(check_pipeline(*schedule));
-  std::set<int> numbers;
-  for (const PipelineStage& stage : stages) {
-    if (stage.num_stages() != schedule->num_stages()) {
-      return parallel::pipeline_refusal(
-          format("stage {} is one of {} stages, but the schedule is for {}", stage.stage(),
-                 stage.num_stages(), schedule->num_stages()));
-    }
-    if (!numbers.insert(stage.stage()).second) {
-      return parallel::pipeline_refusal(format("this rank passes stage {} twice", stage.stage()));
-    }
-  }
-  return lower_pipeline(*schedule, {.receives = ReceivePlacement::kAsSent});
-}
 
 // Rows [first, last) of each microbatch: sizes differ by one at most.
 std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
@@ -88,22 +35,84 @@ std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
   return microbatches;
 }
 
+// The ranks that hold the same stages, each with a batch of its own.
+std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
+  if (!options.shards) return options.replicas;
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : options.shards->axes()) names.push_back(axis.name);
+  return options.shards->joint_group(names);
+}
+
+void equalize(const std::vector<PipelineStage>& stages, const ProcessGroup& replicas) {
+  const at::NoGradGuard no_grad;
+  for (const PipelineStage& stage : stages) {
+    for (const NamedTensor& parameter : stage.parameters()) replicas.broadcast(parameter.tensor);
+    for (const at::Tensor& buffer : stage.buffers()) replicas.broadcast(buffer);
+  }
+}
+
+// In the order in which a step reduces their gradients.
+std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<PipelineStage>& stages,
+                                                      const DeviceMesh& mesh,
+                                                      const std::vector<PipelineAction>& actions) {
+  std::vector<PipelineStage> in_order;
+  for (const PipelineAction& action : actions) {
+    if (action.kind != PipelineActionKind::kReduceGrad) continue;
+    in_order.push_back(*std::ranges::find(stages, action.stage, &PipelineStage::stage));
+  }
+  return std::make_unique<parallel::ShardedStages>(mesh, in_order);
+}
+
+// While it lives, these stages have whole parameters.
+class WholeStages {
+ public:
+  WholeStages(parallel::ShardedStages* sharded, const std::set<int>& stages)
+      : sharded_(sharded), stages_(stages) {
+    if (sharded_ == nullptr) return;
+    for (const int stage : stages_) sharded_->wait(stage);
+  }
+  ~WholeStages() {
+    if (sharded_ == nullptr) return;
+    for (const int stage : stages_) sharded_->reshard(stage);
+  }
+  WholeStages(const WholeStages&) = delete;
+  WholeStages& operator=(const WholeStages&) = delete;
+
+ private:
+  parallel::ShardedStages* sharded_;
+  std::set<int> stages_;
+};
+
 }  // namespace
 
 class Pipeline::Core {
  public:
-  Core(std::vector<PipelineStage> stages, const ProcessGroup& group, const PipelineOptions& options,
+  // mesh: the axis of the pipeline, if it is known.
+  Core(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
+       const std::optional<DeviceMesh>& mesh, const PipelineOptions& options,
        PipelineSchedule schedule)
       : group_(group),
         options_(options),
+        replicas_(replicas_of(options)),
         schedule_(std::move(schedule)),
         holds_first_(schedule_.rank_of_stage.front() == group.rank()),
-        holds_last_(schedule_.rank_of_stage.back() == group.rank()),
-        executor_(group, schedule_, stages, {.replicas = options.replicas}) {
-    if (options_.replicas) equalize_replicas();
+        holds_last_(schedule_.rank_of_stage.back() == group.rank()) {
+    std::vector<PipelineStage> by_number = stages;
+    std::ranges::sort(by_number, {}, &PipelineStage::stage);
+    if (replicas_) equalize(by_number, *replicas_);
+    if (options_.shards) {
+      sharded_ = shard_stages(by_number, *options_.shards, schedule_.ranks[group.rank()]);
+    }
+    executor_.emplace(
+        group, schedule_, by_number,
+        parallel::PipelineExecutor::Options{.replicas = sharded_ ? std::nullopt : replicas_,
+                                            .sharded = sharded_.get(),
+                                            .before_microbatch = options.before_microbatch});
+    records_.emplace(group, mesh, by_number, sharded_.get());
   }
 
   const PipelineSchedule& schedule() const { return schedule_; }
+  const parallel::StageRecords& records() const { return *records_; }
 
   PipelineResult run(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
                      const PipelineLoss& loss, const PipelineStepOptions& options) {
@@ -111,6 +120,7 @@ class Pipeline::Core {
     parallel::PipelineStep step{.is_training = is_training,
                                 .has_headers = agreed.has_headers,
                                 .keeps_outputs = options.return_outputs && holds_last_,
+                                .num_rows = agreed.rows,
                                 .loss = holds_last_ ? &loss : nullptr};
     const int count = schedule_.num_microbatches;
     if (holds_first_) step.batches = cut(batch.tensors(), count);
@@ -121,16 +131,19 @@ class Pipeline::Core {
       shares.push_back(static_cast<double>(rows) / static_cast<double>(agreed.rows));
       step.weights.push_back(static_cast<double>(rows) / static_cast<double>(agreed.total_rows));
     }
-    const bool sets_aside = is_training && (options_.replicas || !ties_.empty());
+    // Sharded stages have the gradients of earlier steps in their shards.
+    const bool sets_aside = is_training && !sharded_ && (replicas_ || !ties_.empty());
     if (sets_aside) {
-      for (auto& [stage, runner] : executor_.runners()) runner.set_gradients_aside();
+      for (auto& [stage, runner] : executor_->runners()) runner.set_gradients_aside();
     }
-    parallel::PipelineExecutor::Output output = executor_.run(step);
+    if (is_training && sharded_) sharded_->begin_step();
+    parallel::PipelineExecutor::Output output = executor_->run(step);
     if (is_training) {
       for (const Tie& tie : ties_) tie.parameters.sum_gradients();
+      if (sharded_) sharded_->finish_step();
     }
     if (sets_aside) {
-      for (auto& [stage, runner] : executor_.runners()) runner.add_gradients_set_aside();
+      for (auto& [stage, runner] : executor_->runners()) runner.add_gradients_set_aside();
     }
     known_signatures_[is_training ? 1 : 0] = agreed.signature;
     return result_of(output, shares, agreed.has_loss, options);
@@ -162,13 +175,25 @@ class Pipeline::Core {
                  "{}, or another dtype",
                  text, root[1], holders.root, all[rank][1], rank));
     }
-    ties_.push_back({text, parallel::TiedParameters(group_, std::move(holders))});
+    const std::set<int> stages = stages_of(parameters);
+    const WholeStages whole(sharded_.get(), stages);
+    for (const at::Tensor& tensor : holders.own) {
+      if (sharded_) sharded_->keep_whole(tensor);
+    }
+    ties_.push_back({text, stages, parallel::TiedParameters(group_, std::move(holders))});
     ties_.back().parameters.broadcast();
+    if (sharded_) {
+      for (const int stage : stages) sharded_->take_from_parameters(stage);
+    }
+    records_->tie(parameters);
   }
 
   void check_ties() const {
     std::vector<int64_t> differs;
-    for (const Tie& tie : ties_) differs.push_back(tie.parameters.are_equal() ? 0 : 1);
+    for (const Tie& tie : ties_) {
+      const WholeStages whole(sharded_.get(), tie.stages);
+      differs.push_back(tie.parameters.are_equal() ? 0 : 1);
+    }
     const auto all = parallel::exchange_words(group_, differs, std::nullopt, "tied parameters");
     for (size_t i = 0; i < ties_.size(); ++i) {
       for (int rank = 0; rank < group_.world_size(); ++rank) {
@@ -185,6 +210,7 @@ class Pipeline::Core {
  private:
   struct Tie {
     std::string text;
+    std::set<int> stages;  // of this rank
     parallel::TiedParameters parameters;
   };
   // What all ranks know of a step.
@@ -256,7 +282,7 @@ class Pipeline::Core {
         for (const int64_t size : tensor.sizes()) hash.add(static_cast<uint64_t>(size));
       }
     }
-    for (const auto& [stage, runner] : executor_.runners()) {
+    for (const auto& [stage, runner] : executor_->runners()) {
       for (const NamedTensor& parameter : runner.stage().parameters()) {
         hash.add(parameter.tensor.requires_grad() ? 1 : 0);
       }
@@ -282,15 +308,15 @@ class Pipeline::Core {
       agreed = compare(all);
     } catch (const Error& error) {
       // The ranks of other replicas wait for this one.
-      if (!options_.replicas || error.code() != ErrorCode::kInvalidArgument) throw;
+      if (!replicas_ || error.code() != ErrorCode::kInvalidArgument) throw;
       refusal = error;
     }
     agreed.total_rows = agreed.rows;
-    if (options_.replicas) {
+    if (replicas_) {
       const std::vector<int64_t> own{agreed.rows};
       agreed.total_rows = 0;
       for (const auto& of_replica :
-           parallel::exchange_words(*options_.replicas, own, refusal, "arguments of a step")) {
+           parallel::exchange_words(*replicas_, own, refusal, "arguments of a step")) {
         agreed.total_rows += of_replica[0];
       }
     }
@@ -350,6 +376,15 @@ class Pipeline::Core {
     return result;
   }
 
+  // Those of this rank.
+  std::set<int> stages_of(const std::vector<parallel::StageParameter>& parameters) const {
+    std::set<int> stages;
+    for (const parallel::StageParameter& parameter : parameters) {
+      if (schedule_.rank_of_stage[parameter.stage] == group_.rank()) stages.insert(parameter.stage);
+    }
+    return stages;
+  }
+
   std::optional<Error> find_holders(const std::vector<parallel::StageParameter>& parameters,
                                     parallel::TiedParameters::Holders& holders, std::string& text) {
     std::set<int> ranks;
@@ -366,8 +401,8 @@ class Pipeline::Core {
     holders.root = schedule_.rank_of_stage[parameters[0].stage];
     holders.ranks.assign(ranks.begin(), ranks.end());
     for (const parallel::StageParameter& parameter : parameters) {
-      const auto runner = executor_.runners().find(parameter.stage);
-      if (runner == executor_.runners().end()) continue;
+      const auto runner = executor_->runners().find(parameter.stage);
+      if (runner == executor_->runners().end()) continue;
       const auto& named = runner->second.stage().parameters();
       const auto found = std::ranges::find(named, parameter.name, &NamedTensor::name);
       if (found == named.end()) {
@@ -389,24 +424,15 @@ class Pipeline::Core {
     return std::nullopt;
   }
 
-  void equalize_replicas() {
-    const at::NoGradGuard no_grad;
-    for (const auto& [stage, runner] : executor_.runners()) {
-      for (const NamedTensor& parameter : runner.stage().parameters()) {
-        options_.replicas->broadcast(parameter.tensor);
-      }
-      for (const at::Tensor& buffer : runner.stage().buffers()) {
-        options_.replicas->broadcast(buffer);
-      }
-    }
-  }
-
   ProcessGroup group_;
   PipelineOptions options_;
+  std::optional<ProcessGroup> replicas_;
   PipelineSchedule schedule_;
   bool holds_first_;
   bool holds_last_;
-  parallel::PipelineExecutor executor_;
+  std::unique_ptr<parallel::ShardedStages> sharded_;  // null where ranks have whole stages
+  std::optional<parallel::PipelineExecutor> executor_;
+  std::optional<parallel::StageRecords> records_;
   std::vector<Tie> ties_;
   // Of the last step with headers: of evaluation and of training.
   std::optional<uint64_t> known_signatures_[2];
@@ -425,17 +451,21 @@ const ProcessGroup& only_group(const DeviceMesh& mesh) {
 
 }  // namespace
 
-Pipeline::Pipeline(std::vector<PipelineStage> stages, const ProcessGroup& group,
-                   const PipelineOptions& options) {
-  auto schedule = lowered_schedule(stages, options, group.world_size());
+Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
+                   const std::optional<DeviceMesh>& mesh, const PipelineOptions& options) {
+  auto schedule = parallel::lowered_schedule(stages, options, group.world_size());
   parallel::check_schedules_match(group, schedule);
   parallel::check_stages_match(group, *schedule, stages);
-  core_ = std::make_unique<Core>(std::move(stages), group, options, std::move(*schedule));
+  core_ = std::make_unique<Core>(stages, group, mesh, options, std::move(*schedule));
 }
 
-Pipeline::Pipeline(std::vector<PipelineStage> stages, const DeviceMesh& mesh,
+Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
                    const PipelineOptions& options)
-    : Pipeline(std::move(stages), only_group(mesh), options) {}
+    : Pipeline(stages, group, std::nullopt, options) {}
+
+Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh,
+                   const PipelineOptions& options)
+    : Pipeline(stages, only_group(mesh), mesh, options) {}
 
 Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
@@ -457,6 +487,14 @@ void Pipeline::tie_parameters(const std::vector<parallel::StageParameter>& param
 
 void Pipeline::check_tied_parameters() const {
   core_->check_ties();
+}
+
+std::vector<at::Tensor> Pipeline::parameters() const {
+  return core_->records().values();
+}
+
+std::vector<ParameterShard> Pipeline::parameter_shards() const {
+  return core_->records().all();
 }
 
 const PipelineSchedule& Pipeline::schedule() const {

@@ -26,6 +26,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,7 @@
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/tied_parameters.h"
 #include "cadre/pipeline/schedule.h"
+#include "cadre/shard/parameter_shard.h"
 
 namespace cadre {
 
@@ -60,6 +62,17 @@ struct PipelineOptions {
   // The ranks that hold the same stages in other pipelines, each with a batch of its own: a step
   // computes the gradients of the mean over all batches. They get the weights of its rank 0.
   std::optional<ProcessGroup> replicas = {};
+  // As replicas, but the ranks own shards: of the stages' parameters, of their gradients, and so of
+  // the optimizer's state, which is made from parameters() of the pipeline. A stage is gathered
+  // while the schedule computes with it, and its gradients are reduced once in a step. One axis,
+  // mesh["dp_shard"]; or two, of which the ranks along the first hold the same.
+  std::optional<DeviceMesh> shards = {};
+  // With `shards`: of how many stages a rank has whole parameters at a time; one more where the
+  // schedule computes on two at once.
+  int max_unsharded_stages = 2;
+  // Called before each forward and each backward of a microbatch: for what depends on the rows, as
+  // the first sample of a DropoutStream.
+  std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
 };
 
 // One tensor or several, or none.
@@ -98,10 +111,10 @@ class CADRE_EXPORT Pipeline {
  public:
   // stages: those of this rank. Checks on all ranks that every stage is held once, and by the rank
   // that the schedule says, and that all ranks have one schedule.
-  Pipeline(std::vector<PipelineStage> stages, const ProcessGroup& group,
+  Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
            const PipelineOptions& options = {});
   // mesh: one axis.
-  Pipeline(std::vector<PipelineStage> stages, const DeviceMesh& mesh,
+  Pipeline(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh,
            const PipelineOptions& options = {});
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;
@@ -123,11 +136,22 @@ class CADRE_EXPORT Pipeline {
   // with different options on two ranks.
   void check_tied_parameters() const;
 
+  // The parameters that this rank holds, or its shards of them, each once: for optimizers.
+  std::vector<at::Tensor> parameters() const;
+  // Of all stages, the same list on all ranks, with an empty range where this rank holds nothing:
+  // clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot of all ranks has
+  // it. Axes that divide parameters, as of parallelize_module(), must come from the mesh that the
+  // pipeline's axis comes from. Names are those in the stages' modules; snapshots need different
+  // ones in different stages, as the plain module has them. Tied parameters are one.
+  std::vector<ParameterShard> parameter_shards() const;
+
   // What runs: lowered.
   const PipelineSchedule& schedule() const;
 
  private:
   class Core;
+  Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
+           const std::optional<DeviceMesh>& mesh, const PipelineOptions& options);
   std::unique_ptr<Core> core_;  // the executor, which is not installed
 };
 

@@ -49,6 +49,10 @@ std::string_view words_of(Kind kind) {
       return "receive of the output's gradient";
     case Kind::kReduceGrad:
       return "reduction of the gradients";
+    case Kind::kUnshard:
+      return "gathering of the parameters";
+    case Kind::kReshard:
+      return "release of the parameters";
     default:
       return "action";
   }
@@ -96,6 +100,10 @@ PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
   try {
     messages_.finish();
     for (auto& [stage, runner] : runners_) runner.finish_reduction();
+    if (options_.sharded != nullptr) {
+      options_.sharded->reshard_all();
+      if (step.is_training) options_.sharded->finish_reductions();
+    }
   } catch (const Error& error) {
     fail(last, error.with_context("the end of the step, after"));
   }
@@ -130,6 +138,7 @@ void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
 void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) {
   const int stage = action.stage;
   const int microbatch = action.microbatch.value_or(0);
+  if (is_computation(action.kind)) prepare(action, running.step);
   switch (action.kind) {
     case Kind::kForward:
       return forward(action, running);
@@ -151,13 +160,28 @@ void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) 
     case Kind::kRecvBackward:
       return messages_.post_receive(backward_id(stage, microbatch));
     case Kind::kReduceGrad:
+      if (options_.sharded != nullptr) options_.sharded->reduce(stage);
       if (options_.replicas) runners_.at(stage).reduce_grad(*options_.replicas);
       return;
     case Kind::kUnshard:
+      return options_.sharded->unshard(stage);
     case Kind::kReshard:
+      return options_.sharded->reshard(stage);
     case Kind::kOverlap:
       throw Error(ErrorCode::kInternal, "a step has no such action");
   }
+}
+
+void PipelineExecutor::prepare(const PipelineAction& action, const PipelineStep& step) {
+  if (options_.sharded != nullptr) options_.sharded->wait(action.stage);
+  if (!options_.before_microbatch) return;
+  const int64_t microbatch = *action.microbatch;
+  const int64_t first = step.num_rows * microbatch / schedule_.num_microbatches;
+  const int64_t end = step.num_rows * (microbatch + 1) / schedule_.num_microbatches;
+  options_.before_microbatch({.stage = action.stage,
+                              .index = static_cast<int>(microbatch),
+                              .first_row = first,
+                              .num_rows = end - first});
 }
 
 void PipelineExecutor::forward(const PipelineAction& action, Running& running) {

@@ -10,6 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -17,6 +19,8 @@
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
+#include "cadre/parallel/pp/pipeline_stage.h"
+#include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_messages.h"
 #include "cadre/parallel/pp/stage_runner.h"
 #include "cadre/pipeline/schedule.h"
@@ -31,6 +35,7 @@ struct PipelineStep {
   std::vector<std::vector<at::Tensor>> batches = {};  // on the rank of the first stage
   std::vector<std::vector<at::Tensor>> targets = {};  // on that of the last one
   std::vector<double> weights = {};                   // of the microbatches' losses
+  int64_t num_rows = 0;                               // of the batch
   const PipelineLoss* loss = nullptr;                 // on the rank of the last stage, if wanted
 };
 
@@ -39,6 +44,10 @@ class PipelineExecutor {
   struct Options {
     // Sum the gradients of each stage; of the same stages.
     std::optional<ProcessGroup> replicas = {};
+    // The parameters of the stages, where ranks own shards of them; instead of replicas.
+    ShardedStages* sharded = nullptr;
+    // Before each forward and each backward of a microbatch. May be empty.
+    std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
   };
   // schedule: lowered. stages: those of this rank.
   PipelineExecutor(ProcessGroup group, PipelineSchedule schedule,
@@ -61,6 +70,8 @@ class PipelineExecutor {
 
   void run_action(const PipelineAction& action, Running& running);
   void run_leaf(const PipelineAction& action, Running& running);
+  // Before an action that computes: whole parameters, and the program's call.
+  void prepare(const PipelineAction& action, const PipelineStep& step);
   void forward(const PipelineAction& action, Running& running);
   void backward(const PipelineAction& action, const Running& running);
   // The last stage's roots of the backward: its loss, where there is one.

@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <tuple>
 #include <type_traits>
@@ -41,6 +42,15 @@ struct PipelineStageOptions {
   // Keeps only the inputs of a forward, and computes it again in the backward. A backward that is
   // split into I and W then computes the gradients of the weights in I, too.
   bool recompute = false;
+};
+
+// What a stage is about to compute on: rows [first_row, first_row + num_rows) of the batch that
+// step() or eval() was given.
+struct PipelineMicrobatch {
+  int stage;
+  int index;
+  int64_t first_row;
+  int64_t num_rows;
 };
 
 class CADRE_EXPORT PipelineStage {

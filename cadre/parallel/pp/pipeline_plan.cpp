@@ -1,0 +1,102 @@
+#include "cadre/parallel/pp/pipeline_plan.h"
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "cadre/base/format.h"
+#include "cadre/parallel/pp/pipeline_agreement.h"
+#include "cadre/pipeline/check.h"
+#include "cadre/pipeline/generate.h"
+#include "cadre/pipeline/lowering.h"
+
+namespace cadre::parallel {
+namespace {
+
+Result<PipelineSchedule> compute_only_schedule(const PipelineOptions& options, int num_ranks,
+                                               int num_own_stages) {
+  if (const auto* const schedule = std::get_if<PipelineSchedule>(&options.schedule)) {
+    if (options.num_microbatches.value_or(schedule->num_microbatches) !=
+        schedule->num_microbatches) {
+      return pipeline_refusal(format("num_microbatches is {}, but the schedule is for {}",
+                                     *options.num_microbatches, schedule->num_microbatches));
+    }
+    return *schedule;
+  }
+  const std::string& name = std::get<std::string>(options.schedule);
+  const PipelineScheduleInfo* const info = find_pipeline_schedule(name);
+  if (info == nullptr) {
+    std::string names;
+    for (const PipelineScheduleInfo& known : pipeline_schedules()) {
+      names += format("{}\"{}\"", names.empty() ? "" : ", ", known.name);
+    }
+    return pipeline_refusal(format("there is no schedule \"{}\"; there are {}", name, names));
+  }
+  return make_pipeline_schedule({.kind = info->kind,
+                                 .num_ranks = num_ranks,
+                                 .num_microbatches = options.num_microbatches.value_or(1),
+                                 .stages_per_rank = num_own_stages});
+}
+
+// Of PipelineOptions::shards.
+std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
+                                  const PipelineOptions& options) {
+  if (!options.shards) return std::nullopt;
+  if (options.replicas) {
+    return pipeline_refusal(
+        "both replicas and shards are given; shards is the mesh of all ranks that hold the same "
+        "stages: one axis, or two, of which the ranks along the first hold the same");
+  }
+  if (options.shards->axes().size() > 2) {
+    return pipeline_refusal(
+        format("shards is the mesh {}; it has one axis, whose ranks own shards, or two, of "
+               "which the ranks along the first hold the same",
+               options.shards->to_string()));
+  }
+  std::map<const void*, int> stage_of;
+  for (const PipelineStage& stage : stages) {
+    for (const NamedTensor& parameter : stage.parameters()) {
+      const auto [known, is_new] =
+          stage_of.emplace(parameter.tensor.unsafeGetTensorImpl(), stage.stage());
+      if (is_new || known->second == stage.stage()) continue;
+      return pipeline_refusal(
+          format("\"{}\" of stage {} is also a parameter of stage {}, and sharded stages are "
+                 "gathered one by one; give each stage a tensor of its own, and call "
+                 "tie_parameters()",
+                 parameter.name, stage.stage(), known->second));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
+                                          const PipelineOptions& options, int num_ranks) {
+  if (stages.empty())
+    return pipeline_refusal("this rank holds no stage; every rank holds at least one");
+  auto schedule = compute_only_schedule(options, num_ranks, static_cast<int>(stages.size()));
+  if (!schedule.ok()) return schedule.error();
+  if (schedule->num_ranks() != num_ranks) {
+    return pipeline_refusal(format("the schedule is for {} ranks, but the group has {}",
+                                   schedule->num_ranks(), num_ranks));
+  }
+  CADRE_RETURN_IF_ERROR(check_pipeline(*schedule));
+  if (auto error = check_shards(stages, options)) return *error;
+  std::set<int> numbers;
+  for (const PipelineStage& stage : stages) {
+    if (stage.num_stages() != schedule->num_stages()) {
+      return pipeline_refusal(format("stage {} is one of {} stages, but the schedule is for {}",
+                                     stage.stage(), stage.num_stages(), schedule->num_stages()));
+    }
+    if (!numbers.insert(stage.stage()).second) {
+      return pipeline_refusal(format("this rank passes stage {} twice", stage.stage()));
+    }
+  }
+  PipelineLowering lowering{.receives = ReceivePlacement::kAsSent};
+  if (options.shards) lowering.max_unsharded_stages = options.max_unsharded_stages;
+  return lower_pipeline(*schedule, lowering);
+}
+
+}  // namespace cadre::parallel

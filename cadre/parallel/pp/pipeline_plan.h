@@ -1,0 +1,19 @@
+// The lowered schedule that the arguments of a pipeline ask for.
+//
+// Threads: pure. Blocking: never. Lifetime: a value. Errors: kInvalidArgument for arguments that do
+// not fit each other, of this rank alone: the caller exchanges them before it uses the schedule.
+#pragma once
+
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/pipeline/schedule.h"
+
+namespace cadre::parallel {
+
+// stages: those of this rank.
+Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
+                                          const PipelineOptions& options, int num_ranks);
+
+}  // namespace cadre::parallel

@@ -1,0 +1,164 @@
+#include "cadre/parallel/pp/sharded_stages.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/shard/flat_buffer_pool.h"
+
+namespace cadre::parallel {
+namespace {
+
+constexpr const char* kShardedPipeline = "Pipeline with sharded stages";
+
+ProcessGroup all_of(const DeviceMesh& mesh) {
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : mesh.axes()) names.push_back(axis.name);
+  return mesh.joint_group(names);
+}
+
+}  // namespace
+
+ShardedStages::ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages)
+    : mesh_(mesh),
+      axis_(mesh.axes().back().name),
+      all_(all_of(mesh)),
+      shard_(mesh.group(mesh.axes().back().name)) {
+  const auto pool = std::make_shared<shard::FlatBufferPool>();
+  std::vector<NamedTensor> trained;
+  for (const PipelineStage& stage : stages) add_stage(stage, pool, trained);
+  if (trained.empty()) return;
+  std::vector<std::shared_ptr<FlatParameters>> units;
+  for (const PipelineStage& stage : stages) {
+    const auto& flats = stages_.at(stage.stage()).flats;
+    units.insert(units.end(), flats.begin(), flats.end());
+  }
+  std::optional<wrap::LocatedGroup> replicate;
+  if (mesh.axes().size() > 1) replicate = wrap::LocatedGroup(mesh.group(mesh.axes().front().name));
+  gradients_ = std::make_unique<ShardedGradients>(
+      std::move(trained), units,
+      ShardedGradients::Groups{.all = all_, .shard = shard_, .replicate = std::move(replicate)},
+      ShardedGradients::Options{
+          .wrapper = kShardedPipeline,
+          .remedy = "Make the optimizer from the pipeline (pipeline.parameters())"});
+}
+
+void ShardedStages::add_stage(const PipelineStage& stage,
+                              const std::shared_ptr<shard::FlatBufferPool>& pool,
+                              std::vector<NamedTensor>& trained) {
+  std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
+  std::set<const void*> seen;
+  for (const NamedTensor& parameter : stage.parameters()) {
+    if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
+    by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
+  }
+  Stage& added = stages_[stage.stage()];
+  for (const auto& [dtype, parameters] : by_dtype) {
+    const auto flat = std::make_shared<FlatParameters>(
+        parameters, shard_,
+        FlatParametersOptions{
+            .name = format("of stage {} of {}", stage.stage(), kShardedPipeline),
+            .remedy = "they are whole during step() and eval() of the pipeline; an optimizer is "
+                      "made from the pipeline (pipeline.parameters())",
+            .pool = pool});
+    added.flats.push_back(flat);
+    const size_t num_before = added.trained.size();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (!parameters[i].tensor.requires_grad()) continue;
+      added.trained.push_back({.index = trained.size(), .flat = flat, .place = i});
+      trained.push_back(parameters[i]);
+    }
+    if (added.trained.size() > num_before) ++added.num_buckets;
+  }
+}
+
+void ShardedStages::unshard(int stage) {
+  for (const auto& flat : stages_.at(stage).flats) flat->unshard_async();
+}
+
+void ShardedStages::wait(int stage) {
+  unshard(stage);
+  for (const auto& flat : stages_.at(stage).flats) flat->wait_unsharded();
+}
+
+void ShardedStages::reshard(int stage) {
+  for (const auto& flat : stages_.at(stage).flats) flat->reshard();
+}
+
+void ShardedStages::reshard_all() {
+  for (const auto& [stage, sharded] : stages_) reshard(stage);
+}
+
+void ShardedStages::take_from_parameters(int stage) {
+  for (const auto& flat : stages_.at(stage).flats) flat->take_from_parameters();
+}
+
+bool ShardedStages::is_whole(const Place& place) const {
+  return whole_.contains(place.flat->parameters()[place.place].tensor.unsafeGetTensorImpl());
+}
+
+void ShardedStages::begin_step() {
+  if (gradients_) gradients_->begin_pass({.factor = 1.0, .op = ReduceOp::kSum});
+}
+
+void ShardedStages::reduce(int stage) {
+  const Stage& sharded = stages_.at(stage);
+  for (const Place& place : sharded.trained) {
+    // One without a gradient counts as zeros, as in a pipeline with replicas.
+    if (is_whole(place)) {
+      gradients_->place_unused(place.index);
+    } else {
+      gradients_->place(place.index);
+    }
+  }
+  for (size_t i = 0; i < sharded.num_buckets; ++i) gradients_->launch_next();
+}
+
+void ShardedStages::finish_reductions() {
+  if (!gradients_) return;
+  gradients_->finish_early();
+  const at::NoGradGuard no_grad;
+  for (const auto& [stage, sharded] : stages_) {
+    for (const Place& place : sharded.trained) {
+      if (!is_whole(place)) continue;
+      const at::Tensor& parameter = place.flat->parameters()[place.place].tensor;
+      at::Tensor& gradient = parameter.mutable_grad();
+      gradient = gradient.defined() ? gradient.contiguous()
+                                    : at::zeros_like(parameter, at::MemoryFormat::Contiguous);
+      all_.all_reduce(gradient, ReduceOp::kSum);
+    }
+  }
+}
+
+void ShardedStages::finish_step() {
+  if (!gradients_) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& [stage, sharded] : stages_) {
+    for (const Place& place : sharded.trained) {
+      if (!is_whole(place)) continue;
+      gradients_->settle_unused(place.index, {.used_by_some = true});
+      const FlatRange range = place.flat->layout().range(place.place, shard_.rank().value);
+      at::Tensor& whole = place.flat->parameters()[place.place].tensor.mutable_grad();
+      const at::Tensor own = whole.reshape({-1}).narrow(0, range.begin, range.size());
+      at::Tensor leaf = place.flat->values(place.place);
+      leaf.mutable_grad().add_(own);
+      whole.reset();
+    }
+  }
+  gradients_->end_pass();
+}
+
+std::vector<ParameterShard> ShardedStages::parameter_shards(int stage) const {
+  std::vector<ParameterShard> shards;
+  for (const auto& flat : stages_.at(stage).flats) {
+    for (ParameterShard& shard : flat->parameter_shards(mesh_, axis_)) {
+      shards.push_back(std::move(shard));
+    }
+  }
+  return shards;
+}
+
+}  // namespace cadre::parallel

@@ -1,0 +1,82 @@
+// The stages of this rank whose parameters are divided among the ranks that hold the same stages:
+// each rank owns a shard of them, of their gradients and of the optimizer's state, and has whole
+// parameters while the schedule computes with a stage. One reduction of a stage's gradients a step.
+//
+// Threads: one. Blocking: the constructor, wait(), reshard() while a gather runs, finish_step(),
+// until the deadline of the groups. All ranks that hold the same stages make the same calls in the
+// same order. Lifetime: shares the parameters, which stay sharded when this is gone. Errors: those
+// of shard/flat_parameters.h and buckets/sharded_gradients.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/buckets/sharded_gradients.h"
+#include "cadre/group/process_group.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline_stage.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/parameter_shard.h"
+
+namespace cadre::parallel {
+
+class ShardedStages {
+ public:
+  // mesh: one axis, whose ranks own shards; or two, of which the ranks along the first hold the
+  // same. stages: of this rank, in the order in which a step reduces them; equal on all ranks.
+  ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages);
+
+  // The parameters of a stage: starts to gather them; whole afterwards; only shards.
+  void unshard(int stage);
+  void wait(int stage);
+  void reshard(int stage);
+  void reshard_all();
+
+  void begin_step();
+  // Starts to reduce what the step has added to the gradients of the stage.
+  void reduce(int stage);
+  // Of a parameter that reduce() leaves to sum_over_ranks() and take_shard(): its gradient is
+  // needed whole in between.
+  void keep_whole(const at::Tensor& parameter) { whole_.insert(parameter.unsafeGetTensorImpl()); }
+  // Waits for the reductions, and sums the gradients of whole ones over the ranks.
+  void finish_reductions();
+  // Ends the step: whole gradients are cut.
+  void finish_step();
+
+  // The program has changed the whole parameters of a stage, in the same way on all ranks.
+  void take_from_parameters(int stage);
+  std::vector<ParameterShard> parameter_shards(int stage) const;
+
+ private:
+  struct Place {
+    size_t index;  // among the trained parameters
+    std::shared_ptr<FlatParameters> flat;
+    size_t place;  // in the flat parameters
+  };
+  struct Stage {
+    std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
+    std::vector<Place> trained;
+    size_t num_buckets = 0;
+  };
+
+  void add_stage(const PipelineStage& stage, const std::shared_ptr<shard::FlatBufferPool>& pool,
+                 std::vector<NamedTensor>& trained);
+  bool is_whole(const Place& place) const;
+
+  DeviceMesh mesh_;
+  std::string axis_;  // of the shards
+  wrap::LocatedGroup all_;
+  wrap::LocatedGroup shard_;
+  std::map<int, Stage> stages_;
+  std::set<const void*> whole_;
+  std::unique_ptr<ShardedGradients> gradients_;  // null without a trained parameter
+};
+
+}  // namespace cadre::parallel
