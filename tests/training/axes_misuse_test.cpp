@@ -1,0 +1,163 @@
+// Strategies that are combined wrongly are refused with a sentence, on threads as ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/layers/linear.h"
+#include "cadre/shard/nonfinite_gradients.h"
+#include "tests/training/axes_layouts.h"
+#include "tests/training/axes_training.h"
+
+namespace cadre {
+namespace {
+
+using testing::AxesGpt;
+using testing::AxesRank;
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::require;
+using torch::Tensor;
+
+std::shared_ptr<AxesGpt> divided(const DeviceMesh& mesh) {
+  auto part = testing::make_axes_gpt({}, torch::kDouble, 1);
+  parallelize_module(*part, mesh["tp"], part->plan());
+  return part;
+}
+
+TEST(AxesMisuse, AWrapperOnAMeshOfItsOwnIsRefused) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+    const DeviceMesh other(world, {{"all", 4}});
+    const auto part = divided(mesh);
+    EXPECT_THAT(failure_of([&] { FullyShardedDataParallel model(part, other); }),
+                HasSubstr("the two come from different meshes; slice both from one mesh of all "
+                          "ranks"));
+    const DeviceMesh flat = mesh.flatten({"dp", "tp"}, "all");
+    EXPECT_THAT(failure_of([&] { FullyShardedDataParallel model(part, flat); }),
+                HasSubstr("has ranks of axis"));
+    const DistributedDataParallelOptions sharded{.gradients = GradientPlacement::kSharded};
+    EXPECT_THAT(failure_of([&] { DistributedDataParallel model(part, world, sharded); }),
+                HasSubstr("in a group of ranks that hold the same shards of its parameters"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(AxesMisuse, APipelineOnAMeshOfItsOwnIsRefused) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"tp", 2}});
+    const DeviceMesh other(world, {{"pp", 2}, {"tp", 2}});
+    const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
+    const int stage = mesh.coordinate("pp");
+    const auto part = testing::stage_of(*whole, stage, 2);
+    parallelize_module(*part, mesh["tp"], part->plan());
+    const std::vector<PipelineStage> stages{{part, {.stage = stage, .num_stages = 2}}};
+    const std::string sentence =
+        "cadre::Pipeline: its axis and those that divide its parameters must come from one mesh of "
+        "all ranks, as mesh[\"pp\"] and mesh[\"tp\"]";
+    EXPECT_THAT(failure_of([&] { Pipeline pipeline(stages, other["pp"]); }), HasSubstr(sentence));
+    EXPECT_THAT(failure_of([&] { Pipeline pipeline(stages, mesh.group("pp")); }),
+                HasSubstr(sentence));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(AxesMisuse, ReplicasAndShardsTogetherAreRefused) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
+    const int stage = mesh.coordinate("pp");
+    const std::vector<PipelineStage> stages{
+        {testing::stage_of(*whole, stage, 2), {.stage = stage, .num_stages = 2}}};
+    EXPECT_THAT(failure_of([&] {
+                  Pipeline pipeline(stages, mesh["pp"],
+                                    {.replicas = mesh.group("dp"), .shards = mesh["dp"]});
+                }),
+                HasSubstr("both replicas and shards are given"));
+    EXPECT_THAT(failure_of([&] {
+                  Pipeline pipeline(
+                      stages, mesh["pp"],
+                      {.schedule = "1f1b", .shards = mesh["dp"], .max_unsharded_stages = 0});
+                }),
+                HasSubstr("max_unsharded_stages is 0"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(AxesMisuse, ATensorOfTwoShardedStagesIsRefused) {
+  const auto result = testing::run_groups(2, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
+    const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
+    const auto first = testing::stage_of(*whole, 0, 2);
+    const auto last = testing::stage_of(*whole, 1, 2);
+    last->tokens->weight = first->tokens->weight;
+    last->tokens->named_parameters(false)["weight"] = first->tokens->weight;
+    const auto function_of = [](const std::shared_ptr<AxesGpt>& part) {
+      return [part](const std::vector<Tensor>& inputs) {
+        return std::vector<Tensor>{part->forward(inputs[0])};
+      };
+    };
+    const std::vector<NamedTensor> shared{{"tokens.weight", first->tokens->weight}};
+    EXPECT_THAT(failure_of([&] {
+                  Pipeline pipeline({{function_of(first), shared, {.stage = 0, .num_stages = 2}},
+                                     {function_of(last), shared, {.stage = 1, .num_stages = 2}}},
+                                    mesh["pp"],
+                                    {.schedule = "interleaved-1f1b", .shards = mesh["dp"]});
+                }),
+                HasSubstr("\"tokens.weight\" of stage 1 is also a parameter of stage 0"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(AxesMisuse, ALayerThatWasDividedAlongNoMeshIsRefused) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+    const auto layer = std::make_shared<ColumnParallelLinearImpl>(torch::nn::LinearOptions(4, 6),
+                                                                  mesh.group("tp"));
+    EXPECT_THAT(failure_of([&] { FullyShardedDataParallel model(layer, mesh["dp"]); }),
+                HasSubstr("\"weight\" is the shard of rank"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The lists of wrapped parameters are refused as before the wrapper was made.
+TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+    const auto part = divided(mesh);
+    DistributedDataParallel model{part, mesh.group("dp")};
+    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+    EXPECT_THAT(failure_of([&] { clip_grad_norm_(model, 1.0); }),
+                HasSubstr("is this rank's shard of"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A gradient that is not finite on one stage is found on all ranks, with its name and rank.
+TEST(AxesGradients, OneThatIsNotFiniteIsFoundOnAllStages) {
+  const testing::Case sgd{"gpt", "sgd", testing::kAxesRows, torch::kDouble};
+  const auto result = testing::run_groups(8, [&](const ProcessGroup& world) {
+    const testing::Layout layout = testing::axes_layout("pp_x_fsdp_x_tp");
+    const auto whole = testing::make_axes_gpt(layout.kind, torch::kDouble, 1);
+    AxesRank rank(layout, sgd, world, *whole);
+    rank.step(testing::axes_batches(1)[0]);
+    const std::vector<ParameterShard> records = rank.records();
+    require(!find_nonfinite_gradient(std::span<const ParameterShard>(records)), "finite");
+    for (const ParameterShard& record : records) {
+      if (record.name == "second.down.weight" && world.rank() == 7) {
+        record.values.grad().fill_(std::numeric_limits<double>::infinity());
+      }
+    }
+    const auto found = find_nonfinite_gradient(std::span<const ParameterShard>(records));
+    require(found.has_value() && found->parameter == "second.down.weight", "found");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
