@@ -149,8 +149,8 @@ void FlatParameters::take_over_parameters() {
   const int rank = group_.rank().value;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
-    const ShardMark* const mark = shard_mark_of(parameter);
-    const std::optional<ShardMark> kept = mark ? std::optional(*mark) : std::nullopt;
+    const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
+    const std::optional<wrap::ShardMark> kept = mark ? std::optional(*mark) : std::nullopt;
     divisions_.push_back(division_of(parameters_[i]));
     const int64_t numel = layout_.numel(i);
     const at::Tensor values = parameter.detach().contiguous().view(-1);
@@ -161,7 +161,7 @@ void FlatParameters::take_over_parameters() {
           .copy_(values.narrow(0, range.begin, range.size()));
     }
     parameter.set_data(flat_.tensor().narrow(0, layout_.offset(i), numel).view(parameter.sizes()));
-    if (kept) mark_as_shard(parameter, *kept);
+    if (kept) wrap::mark_as_shard(parameter, *kept);
   }
 }
 

@@ -97,19 +97,19 @@ std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards
 }
 
 void keep_division(const ParameterShard& record) {
-  const ShardMark* const known = shard_mark_of(record.parameter);
+  const wrap::ShardMark* const known = wrap::shard_mark_of(record.parameter);
   if (known == nullptr) {
     throw Error(ErrorCode::kInternal,
                 format("\"{}\" is divided, but not marked as a shard", record.name));
   }
-  ShardMark mark = *known;
+  wrap::ShardMark mark = *known;
   mark.division = std::make_shared<const ParameterDivision>(
       ParameterDivision{record.sizes, record.mesh, record.placements});
-  mark_as_shard(record.parameter, std::move(mark));
+  wrap::mark_as_shard(record.parameter, std::move(mark));
 }
 
 std::shared_ptr<const ParameterDivision> division_of(const NamedTensor& parameter) {
-  const ShardMark* const mark = shard_mark_of(parameter.tensor);
+  const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter.tensor);
   if (mark == nullptr || mark->division) return mark == nullptr ? nullptr : mark->division;
   throw Error(
       ErrorCode::kInvalidArgument,

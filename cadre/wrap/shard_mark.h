@@ -14,9 +14,11 @@
 
 #include "cadre/base/export.h"
 
-namespace cadre::wrap {
-
+namespace cadre {
 struct ParameterDivision;  // shard/parameter_shard.h
+}
+
+namespace cadre::wrap {
 
 struct ShardMark {
   std::string parameter;  // its name in the plain module

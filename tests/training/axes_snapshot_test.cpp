@@ -51,7 +51,7 @@ std::vector<NamedTensor> whole_states(AxesRank& rank) {
         }
       }
       require(part.numel() == record.range.size(), "state of " + record.name);
-      whole.push_back({record.name + "." + key, gather_whole(record, part)});
+      whole.push_back({record.name + "." + key, shard::gather_whole(record, part)});
     }
   }
   std::ranges::sort(whole, {}, &NamedTensor::name);

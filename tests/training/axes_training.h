@@ -169,7 +169,8 @@ class AxesRank {
     for (const Tensor& batch : batches) {
       result.training.losses.push_back(step(batch));
       result.norms.push_back(clip());
-      result.training.gradients.push_back(in_order(gather_gradients(gradient_records(), world_)));
+      result.training.gradients.push_back(
+          in_order(shard::gather_gradients(gradient_records(), world_)));
       optimizer_->step();
     }
     result.training.parameters = parameters();
@@ -178,7 +179,7 @@ class AxesRank {
   }
 
   // Whole ones, in the order of the plain module.
-  Snapshot parameters() { return in_order(gather_values(records())); }
+  Snapshot parameters() { return in_order(shard::gather_values(records())); }
 
   // What this rank owns, for snapshots.
   std::vector<ParameterShard> records() {

@@ -97,7 +97,7 @@ std::vector<std::vector<Description>> exchange(const ProcessGroup& group,
 
 // `record`, on the axes of the pipeline, too.
 ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline) {
-  const wrap::ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
+  const ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
   record = on_joint_mesh(std::move(record), &whole);
   record.stage_axis = pipeline.axes()[0].name;
   return record;
@@ -147,7 +147,7 @@ ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline)
                         .values = nothing,
                         .parameter = nothing};
   for (const auto& [axis, dim] : text.axes) {
-    wrap::ParameterDivision division{text.sizes, pipeline.whole()[axis], {Replicate()}};
+    ParameterDivision division{text.sizes, pipeline.whole()[axis], {Replicate()}};
     if (dim == kFlat) {
       record.flat_axis = axis;
     } else {
