@@ -310,25 +310,19 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
           g.all_reduce_coalesced({part(4, 9), row(), part(0, 5)});
         },
         problem);
-    // The largest is not beside the one that it overlaps.
-    require_refused(
-        group, "all_reduce_coalesced_async",
-        [&](const auto& g) {
-          (void)g.all_reduce_coalesced_async({part(0, 9), row(), part(8, 10)});
-        },
-        problem);
+    // Input 2 overlaps output 0 behind input 0, which is this rank's slice of that.
+    const int64_t at = 2 * group.rank();
     require_refused(
         group, "all_gather_into_tensor_coalesced",
         [&](const auto& g) {
           g.all_gather_into_tensor_coalesced({part(0, 4), torch::zeros({4}), torch::zeros({4})},
-                                             {row(), row(), part(3, 5)});
+                                             {part(at, at + 2), row(), part(2 - at, 4 - at)});
         },
         problem);
     require_refused(
         group, "all_reduce_coalesced", [](const auto& g) { g.all_reduce_coalesced({}); },
         "the list of tensors is empty");
     // Neighbours in one tensor, and an input that is this rank's slice of its own output.
-    const int64_t at = 2 * group.rank();
     group.all_reduce_coalesced({part(0, 4), part(4, 8), part(8, 12)});
     group.all_gather_into_tensor_coalesced({part(0, 4), part(4, 8)},
                                            {part(at, at + 2), part(4 + at, 6 + at)});
