@@ -1,0 +1,144 @@
+// Stages whose parameters are divided among the ranks that hold the same stages, on threads as
+// ranks: under every schedule they train as whole replicas do, which pipeline_equality_test.cpp
+// compares with one process. Gradients are sums of the same terms, so parameters differ by a few
+// roundings at most.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/pp/pp_test_model.h"
+#include "cadre/pipeline/generate.h"
+#include "cadre/shard/gather_shards.h"
+
+namespace cadre {
+namespace {
+
+using testing::run_groups;
+using testing::StageNet;
+using torch::Tensor;
+
+constexpr int kMicrobatches = 4;
+constexpr int kRowsOfARank = 6;
+
+// The nets and the pipeline of one rank.
+struct ShardedRank {
+  std::vector<std::shared_ptr<StageNet>> nets;
+  std::unique_ptr<Pipeline> pipeline;
+};
+
+ShardedRank make_sharded_rank(const PipelineSchedule& schedule, const DeviceMesh& mesh,
+                              bool is_sharded, bool recompute) {
+  ShardedRank rank;
+  std::vector<PipelineStage> stages;
+  const int num_stages = schedule.num_stages();
+  for (int stage = 0; stage < num_stages; ++stage) {
+    if (schedule.rank_of_stage[static_cast<size_t>(stage)] != mesh.coordinate("pp")) continue;
+    rank.nets.push_back(std::make_shared<StageNet>(stage, num_stages));
+    stages.emplace_back(
+        rank.nets.back(),
+        PipelineStageOptions{.stage = stage, .num_stages = num_stages, .recompute = recompute});
+  }
+  PipelineOptions options{.schedule = schedule, .allow_uneven_microbatches = true};
+  if (is_sharded) {
+    options.shards = mesh["dp"];
+    options.max_unsharded_stages = 1;
+  } else {
+    options.replicas = mesh.group("dp");
+  }
+  rank.pipeline = std::make_unique<Pipeline>(stages, mesh["pp"], options);
+  rank.pipeline->tie_parameters({{0, "table"}, {num_stages - 1, "head"}});
+  return rank;
+}
+
+std::vector<Tensor> trained_parameters(PipelineScheduleKind kind, bool is_sharded) {
+  const auto schedule =
+      make_pipeline_schedule({.kind = kind, .num_ranks = 2, .num_microbatches = kMicrobatches})
+          .value_or_throw();
+  std::vector<Tensor> trained;
+  const auto result = run_groups(4, [&](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    const bool recompute = kind == PipelineScheduleKind::k1F1B;
+    const ShardedRank rank = make_sharded_rank(schedule, mesh, is_sharded, recompute);
+    std::vector<Tensor> stepped;
+    for (const Tensor& values : rank.pipeline->parameters()) {
+      if (values.requires_grad()) stepped.push_back(values);
+    }
+    torch::optim::SGD optimizer(stepped, torch::optim::SGDOptions(0.05).momentum(0.9));
+    for (int step = 0; step < 6; ++step) {
+      if (step % 2 == 0) optimizer.zero_grad();
+      const Tensor tokens = testing::tokens_of(2 * kRowsOfARank, step)
+                                .narrow(0, mesh.coordinate("dp") * kRowsOfARank, kRowsOfARank);
+      rank.pipeline->step(tokens, testing::targets_of(tokens), testing::cross_entropy);
+      if (step % 2 == 1) optimizer.step();  // of two steps of the pipeline
+    }
+    rank.pipeline->check_tied_parameters();
+    const auto records = rank.pipeline->parameter_shards();
+    std::vector<Tensor> whole;
+    for (const NamedTensor& named : gather_values(records)) whole.push_back(named.tensor);
+    if (world.rank() == 0) trained = whole;
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return trained;
+}
+
+TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
+  for (const PipelineScheduleInfo& info : pipeline_schedules()) {
+    const std::vector<Tensor> whole = trained_parameters(info.kind, /*is_sharded=*/false);
+    const std::vector<Tensor> sharded = trained_parameters(info.kind, /*is_sharded=*/true);
+    ASSERT_FALSE(whole.empty()) << info.name;
+    ASSERT_EQ(sharded.size(), whole.size()) << info.name;
+    for (size_t i = 0; i < whole.size(); ++i) {
+      const double difference = (sharded[i] - whole[i]).abs().max().item<double>();
+      EXPECT_LE(difference, 1e-12 * whole[i].abs().max().item<double>())
+          << info.name << ", parameter " << i;
+    }
+  }
+}
+
+// One all_gather of parameters, one reduction of gradients and one agreement in a step, whatever
+// the number of microbatches; and only shards between steps.
+TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
+  const auto schedule =
+      make_pipeline_schedule(
+          {.kind = PipelineScheduleKind::k1F1B, .num_ranks = 2, .num_microbatches = kMicrobatches})
+          .value_or_throw();
+  const auto result = run_groups(4, [&](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    const auto net = std::make_shared<StageNet>(mesh.coordinate("pp"), 2);
+    Pipeline pipeline({{net, {.stage = mesh.coordinate("pp"), .num_stages = 2}}}, mesh["pp"],
+                      {.schedule = schedule, .shards = mesh["dp"]});
+    const Communicator& communicator = mesh.group("dp").communicator();
+    const Tensor tokens = testing::tokens_of(8, 0);
+    for (int step = 0; step < 2; ++step) {
+      const uint64_t before = communicator.num_collectives();
+      pipeline.step(tokens, testing::targets_of(tokens), testing::cross_entropy);
+      EXPECT_EQ(communicator.num_collectives() - before, 3);
+    }
+    const uint64_t before = communicator.num_collectives();
+    pipeline.eval(tokens);
+    EXPECT_EQ(communicator.num_collectives() - before, 2);
+    EXPECT_THAT(testing::failure_of([&] { net->bias[0].sum(); }),
+                ::testing::HasSubstr("they are whole during step() and eval() of the pipeline"));
+    EXPECT_THAT(testing::failure_of([&] { net->bias[0].grad().sum(); }),
+                ::testing::HasSubstr("Make the optimizer from the pipeline"));
+    int64_t num_owned = 0;
+    int64_t num_elements = 0;
+    for (const Tensor& values : pipeline.parameters()) num_owned += values.numel();
+    for (const Tensor& parameter : net->parameters()) num_elements += parameter.numel();
+    const Tensor sum = torch::full({1}, num_owned, torch::kLong);
+    mesh.group("dp").all_reduce(sum);
+    EXPECT_EQ(sum.item<int64_t>(), num_elements);
+    EXPECT_LT(num_owned, num_elements);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
