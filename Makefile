@@ -42,7 +42,7 @@ equality:  ## every wrapper against one process and the trainer against PyTorch,
 	build/bin/cadre_layers_test --gtest_filter='*Equality*'
 	build/bin/cadre_parallel_test --gtest_filter='*Equality*'
 	build/bin/cadre_pipeline_parallel_test --gtest_filter='*Equality*'
-	build/bin/cadre_tests_training --gtest_filter='*DdpProcesses*:*Sharded*'
+	build/bin/cadre_tests_training --gtest_filter='*DdpProcesses*:*Sharded*:*Axes*'
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/parity_test.py build/bin/cadre
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/pipeline_parity_test.py build/bin/cadre build/bin/cadre_pipeline_parity
 	$(if $(DATA),python3 tests/parity/same_loss.py build/bin/cadre $(DATA))

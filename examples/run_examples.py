@@ -135,6 +135,21 @@ class Examples(unittest.TestCase):
             with self.subTest(size=size):
                 self.assertEqual(run("pipeline_two_stages", ranks=size), expected_losses())
 
+    def test_gpt_3d(self):
+        """The same losses and norms on 1, 2, 4 and 8 ranks; the loss falls."""
+        def numbers(lines):
+            return [(int(found[1]), float(found[2]), float(found[3])) for found in
+                    (re.fullmatch(r"step (\d+): loss (\S+), norm (\S+)", line) for line in lines)]
+
+        alone = numbers(run("gpt_3d"))
+        self.assertEqual([step for step, _, _ in alone], [0, 10, 20])
+        self.assertLess(alone[2][1], 0.8 * alone[0][1])
+        for size in (2, 4, 8):
+            with self.subTest(size=size):
+                for one, many in zip(alone, numbers(run("gpt_3d", ranks=size)), strict=True):
+                    for expected, found in zip(one, many):
+                        self.assertAlmostEqual(expected, found, delta=0.002)
+
     def test_fsdp_gpt(self):
         """The same losses on any number of ranks, and an even share of the parameters on each."""
         alone = run("fsdp_gpt")

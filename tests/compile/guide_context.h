@@ -48,8 +48,18 @@ namespace tensor_parallel {
 using any_page::world;
 extern std::shared_ptr<any_page::Net> model;
 extern cadre::DeviceMesh mesh;
+extern const std::vector<cadre::PlanEntry> plan;
 extern const int64_t first_row_of_this_rank;
 }  // namespace tensor_parallel
+
+namespace combining {
+using any_page::Tensor;
+extern const std::shared_ptr<const cadre::Dataset> dataset;
+extern cadre::SnapshotFolder folder;
+extern const std::shared_ptr<cadre::DropoutStream> stream;
+extern const cadre::DataRanks data;
+extern const int64_t rows_of_a_rank;
+}  // namespace combining
 
 namespace context_parallel {
 using any_page::world, any_page::load_batch;
@@ -158,6 +168,8 @@ extern cadre::Pipeline pipeline;
 extern const std::vector<cadre::PipelineStage> stages;
 extern const std::vector<std::pair<Tensor, Tensor>> batches;
 extern const Tensor inputs;
+extern cadre::SnapshotFolder folder;
+extern const int64_t step;
 extern const int rank, size;
 }  // namespace pipeline_parallel
 
