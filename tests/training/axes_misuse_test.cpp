@@ -89,6 +89,26 @@ TEST(AxesMisuse, ReplicasAndShardsTogetherAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Its replicas would give each other their parts as if these were the same.
+TEST(AxesMisuse, ReplicasThatHoldOtherPartsAreRefused) {
+  const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"tp", 2}});
+    const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
+    const int stage = mesh.coordinate("pp");
+    const auto part = testing::stage_of(*whole, stage, 2);
+    // Of the first stage alone; the ranks of the other one learn it from these.
+    if (stage == 0) parallelize_module(*part, mesh["tp"], part->plan());
+    const std::vector<PipelineStage> stages{{part, {.stage = stage, .num_stages = 2}}};
+    const std::string message = failure_of([&] {
+      Pipeline pipeline(stages, mesh["pp"], {.num_microbatches = 2, .replicas = mesh.group("tp")});
+    });
+    EXPECT_THAT(message, HasSubstr(stage == 0 ? "in a group of ranks that hold the same shards of "
+                                                "its parameters"
+                                              : "rank 0 of the group \"pp\" refused its replicas"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(AxesMisuse, ATensorOfTwoShardedStagesIsRefused) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});

@@ -17,9 +17,13 @@
 #include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_records.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre {
 namespace {
+
+using parallel::exchange_words;
+using parallel::pipeline_refusal;
 
 // Rows [first, last) of each microbatch: sizes differ by one at most.
 std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
@@ -43,12 +47,31 @@ std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
   return options.shards->joint_group(names);
 }
 
-void equalize(const std::vector<PipelineStage>& stages, const ProcessGroup& replicas) {
-  const at::NoGradGuard no_grad;
+// Rank 0's values on all replicas, if their stages are alike. An error of one stage's ranks is
+// thrown on those of all stages.
+void equalize(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
+              const std::optional<ProcessGroup>& replicas) {
+  if (!replicas) return;
+  std::vector<NamedTensor> parameters;
+  std::vector<NamedTensor> buffers;
   for (const PipelineStage& stage : stages) {
-    for (const NamedTensor& parameter : stage.parameters()) replicas.broadcast(parameter.tensor);
-    for (const at::Tensor& buffer : stage.buffers()) replicas.broadcast(buffer);
+    for (const auto& [name, tensor] : stage.parameters()) {
+      parameters.push_back({format("{}:{}", stage.stage(), name), tensor});
+    }
+    for (const at::Tensor& buffer : stage.buffers()) {
+      buffers.push_back({format("{}, {}", stage.stage(), buffers.size()), buffer});
+    }
   }
+  std::optional<Error> refusal;
+  try {
+    wrap::check_replicas_match("cadre::Pipeline", {parameters, buffers}, *replicas);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    refusal = error;
+  }
+  static_cast<void>(exchange_words(group, {}, refusal, "replicas"));
+  wrap::broadcast_tensors(parameters, 0, *replicas);
+  wrap::broadcast_tensors(buffers, 0, *replicas);
 }
 
 // In the order in which a step reduces their gradients.
@@ -62,26 +85,6 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
   }
   return std::make_unique<parallel::ShardedStages>(mesh, in_order);
 }
-
-// While it lives, these stages have whole parameters.
-class WholeStages {
- public:
-  WholeStages(parallel::ShardedStages* sharded, const std::set<int>& stages)
-      : sharded_(sharded), stages_(stages) {
-    if (sharded_ == nullptr) return;
-    for (const int stage : stages_) sharded_->wait(stage);
-  }
-  ~WholeStages() {
-    if (sharded_ == nullptr) return;
-    for (const int stage : stages_) sharded_->reshard(stage);
-  }
-  WholeStages(const WholeStages&) = delete;
-  WholeStages& operator=(const WholeStages&) = delete;
-
- private:
-  parallel::ShardedStages* sharded_;
-  std::set<int> stages_;
-};
 
 }  // namespace
 
@@ -99,7 +102,7 @@ class Pipeline::Core {
         holds_last_(schedule_.rank_of_stage.back() == group.rank()) {
     std::vector<PipelineStage> by_number = stages;
     std::ranges::sort(by_number, {}, &PipelineStage::stage);
-    if (replicas_) equalize(by_number, *replicas_);
+    equalize(by_number, group, replicas_);
     if (options_.shards) {
       sharded_ = shard_stages(by_number, *options_.shards, schedule_.ranks[group.rank()]);
     }
@@ -160,9 +163,9 @@ class Pipeline::Core {
       words[1] = holders.own[0].numel();
       words[2] = static_cast<int64_t>(holders.own[0].scalar_type());
     }
-    const auto all = parallel::exchange_words(group_, words, refusal, "parameters to tie");
+    const auto all = exchange_words(group_, words, refusal, "parameters to tie");
     if (const auto other = parallel::first_unlike(all, 0)) {
-      throw parallel::pipeline_refusal(
+      throw pipeline_refusal(
           format("ranks 0 and {} tie different parameters; pass the same list on all "
                  "ranks (rank {}: {})",
                  *other, group_.rank(), text));
@@ -170,13 +173,13 @@ class Pipeline::Core {
     for (const int rank : holders.ranks) {
       const auto& root = all[holders.root];
       if (all[rank][1] == root[1] && all[rank][2] == root[2]) continue;
-      throw parallel::pipeline_refusal(
+      throw pipeline_refusal(
           format("the parameters to tie ({}) have {} elements on rank {} and {} on rank "
                  "{}, or another dtype",
                  text, root[1], holders.root, all[rank][1], rank));
     }
     const std::set<int> stages = stages_of(parameters);
-    const WholeStages whole(sharded_.get(), stages);
+    const parallel::WholeStages whole(sharded_.get(), stages);
     for (const at::Tensor& tensor : holders.own) {
       if (sharded_) sharded_->keep_whole(tensor);
     }
@@ -191,14 +194,14 @@ class Pipeline::Core {
   void check_ties() const {
     std::vector<int64_t> differs;
     for (const Tie& tie : ties_) {
-      const WholeStages whole(sharded_.get(), tie.stages);
+      const parallel::WholeStages whole(sharded_.get(), tie.stages);
       differs.push_back(tie.parameters.are_equal() ? 0 : 1);
     }
-    const auto all = parallel::exchange_words(group_, differs, std::nullopt, "tied parameters");
+    const auto all = exchange_words(group_, differs, std::nullopt, "tied parameters");
     for (size_t i = 0; i < ties_.size(); ++i) {
       for (int rank = 0; rank < group_.world_size(); ++rank) {
         if (all[rank][i] == 0) continue;
-        throw parallel::pipeline_refusal(
+        throw pipeline_refusal(
             format("the tied parameters {} differ: rank {} has other values than the "
                    "first of them; give them the same optimizer with the same options",
                    ties_[i].text, rank))
@@ -225,30 +228,30 @@ class Pipeline::Core {
   std::optional<Error> check_rows(const std::vector<at::Tensor>& tensors,
                                   std::string_view name) const {
     if (tensors.empty()) {
-      return parallel::pipeline_refusal(format("the rank of the {} stage is given no {}",
-                                               name == "batch" ? "first" : "last", name));
+      return pipeline_refusal(format("the rank of the {} stage is given no {}",
+                                     name == "batch" ? "first" : "last", name));
     }
     const int count = schedule_.num_microbatches;
     for (const at::Tensor& tensor : tensors) {
       if (!tensor.defined() || tensor.dim() == 0) {
-        return parallel::pipeline_refusal(
+        return pipeline_refusal(
             format("a tensor of the {} has no rows; its first dimension is that of the "
                    "batch",
                    name));
       }
       const int64_t rows = tensor.size(0);
       if (rows != tensors[0].size(0)) {
-        return parallel::pipeline_refusal(
+        return pipeline_refusal(
             format("the tensors of the {} have {} and {} rows", name, tensors[0].size(0), rows));
       }
       if (rows < count || (rows % count != 0 && !options_.allow_uneven_microbatches)) {
-        return parallel::pipeline_refusal(
+        return pipeline_refusal(
             format("{} microbatches do not divide the {} rows of the {}; change the "
                    "batch's size{}",
                    count, rows, name, rows < count ? "" : ", or set allow_uneven_microbatches"));
       }
       if (tensor.requires_grad()) {
-        return parallel::pipeline_refusal(
+        return pipeline_refusal(
             format("a tensor of the {} requires grad; a pipeline computes gradients of "
                    "parameters only",
                    name));
@@ -265,7 +268,7 @@ class Pipeline::Core {
     }
     if (!holds_last_) return std::nullopt;
     if (is_training && !loss) {
-      return parallel::pipeline_refusal(
+      return pipeline_refusal(
           format("this rank holds the last stage ({}) and is given no loss function",
                  schedule_.num_stages() - 1));
     }
@@ -304,7 +307,7 @@ class Pipeline::Core {
     }
     Agreed agreed;
     try {
-      const auto all = parallel::exchange_words(group_, words, refusal, "arguments of a step");
+      const auto all = exchange_words(group_, words, refusal, "arguments of a step");
       agreed = compare(all);
     } catch (const Error& error) {
       // The ranks of other replicas wait for this one.
@@ -316,7 +319,7 @@ class Pipeline::Core {
       const std::vector<int64_t> own{agreed.rows};
       agreed.total_rows = 0;
       for (const auto& of_replica :
-           parallel::exchange_words(*replicas_, own, refusal, "arguments of a step")) {
+           exchange_words(*replicas_, own, refusal, "arguments of a step")) {
         agreed.total_rows += of_replica[0];
       }
     }
@@ -328,16 +331,16 @@ class Pipeline::Core {
   // The same on all ranks.
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
     if (const auto other = parallel::first_unlike(all, 0)) {
-      throw parallel::pipeline_refusal(format(
-          "rank 0 calls {} and rank {} {}; all ranks call the same",
-          all[0][0] == 1 ? "step()" : "eval()", *other, all[*other][0] == 1 ? "step()" : "eval()"));
+      throw pipeline_refusal(format("rank 0 calls {} and rank {} {}; all ranks call the same",
+                                    all[0][0] == 1 ? "step()" : "eval()", *other,
+                                    all[*other][0] == 1 ? "step()" : "eval()"));
     }
     const auto& first = all[schedule_.rank_of_stage.front()];
     const auto& last = all[schedule_.rank_of_stage.back()];
     if (last[2] >= 0 && last[2] != first[1]) {
-      throw parallel::pipeline_refusal(
-          format("the batch has {} rows on rank {}, the target {} on rank {}", first[1],
-                 schedule_.rank_of_stage.front(), last[2], schedule_.rank_of_stage.back()));
+      throw pipeline_refusal(format("the batch has {} rows on rank {}, the target {} on rank {}",
+                                    first[1], schedule_.rank_of_stage.front(), last[2],
+                                    schedule_.rank_of_stage.back()));
     }
     Fnv1a hash;
     for (const auto& words : all) hash.add(static_cast<uint64_t>(words[4]));
@@ -391,13 +394,12 @@ class Pipeline::Core {
     for (const parallel::StageParameter& parameter : parameters) {
       text += format("{}{}:{}", text.empty() ? "" : ", ", parameter.stage, parameter.name);
       if (parameter.stage < 0 || parameter.stage >= schedule_.num_stages()) {
-        return parallel::pipeline_refusal(
+        return pipeline_refusal(
             format("cannot tie {}: there is no stage {}", parameter.name, parameter.stage));
       }
       ranks.insert(schedule_.rank_of_stage[parameter.stage]);
     }
-    if (parameters.size() < 2)
-      return parallel::pipeline_refusal("at least two parameters can be tied");
+    if (parameters.size() < 2) return pipeline_refusal("at least two parameters can be tied");
     holders.root = schedule_.rank_of_stage[parameters[0].stage];
     holders.ranks.assign(ranks.begin(), ranks.end());
     for (const parallel::StageParameter& parameter : parameters) {
@@ -406,9 +408,8 @@ class Pipeline::Core {
       const auto& named = runner->second.stage().parameters();
       const auto found = std::ranges::find(named, parameter.name, &NamedTensor::name);
       if (found == named.end()) {
-        return parallel::pipeline_refusal(
-            format("cannot tie {}: stage {} has no parameter of this name", parameter.name,
-                   parameter.stage));
+        return pipeline_refusal(format("cannot tie {}: stage {} has no parameter of this name",
+                                       parameter.name, parameter.stage));
       }
       const bool is_there = std::ranges::any_of(
           holders.own, [&](const at::Tensor& other) { return other.is_same(found->tensor); });
@@ -419,7 +420,7 @@ class Pipeline::Core {
           tensor.scalar_type() == holders.own[0].scalar_type()) {
         continue;
       }
-      return parallel::pipeline_refusal(format("cannot tie {}: the shapes or dtypes differ", text));
+      return pipeline_refusal(format("cannot tie {}: the shapes or dtypes differ", text));
     }
     return std::nullopt;
   }
@@ -442,7 +443,7 @@ namespace {
 
 const ProcessGroup& only_group(const DeviceMesh& mesh) {
   if (mesh.axes().size() != 1) {
-    throw parallel::pipeline_refusal(
+    throw pipeline_refusal(
         format("the mesh {} has {} axes; a pipeline lies along one: mesh[\"pp\"]", mesh.to_string(),
                mesh.axes().size()));
   }

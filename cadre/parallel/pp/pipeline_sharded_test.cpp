@@ -81,14 +81,14 @@ std::vector<Tensor> trained_parameters(PipelineScheduleKind kind, bool is_sharde
     rank.pipeline->check_tied_parameters();
     const auto records = rank.pipeline->parameter_shards();
     std::vector<Tensor> whole;
-    for (const NamedTensor& named : gather_values(records)) whole.push_back(named.tensor);
+    for (const NamedTensor& named : shard::gather_values(records)) whole.push_back(named.tensor);
     if (world.rank() == 0) trained = whole;
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   return trained;
 }
 
-TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
+TEST(parallel::ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {
     const std::vector<Tensor> whole = trained_parameters(info.kind, /*is_sharded=*/false);
     const std::vector<Tensor> sharded = trained_parameters(info.kind, /*is_sharded=*/true);
@@ -104,7 +104,7 @@ TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
 
 // One all_gather of parameters, one reduction of gradients and one agreement in a step, whatever
 // the number of microbatches; and only shards between steps.
-TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
+TEST(parallel::ShardedStages, AreGatheredAndReducedOnceInAStep) {
   const auto schedule =
       make_pipeline_schedule(
           {.kind = PipelineScheduleKind::k1F1B, .num_ranks = 2, .num_microbatches = kMicrobatches})

@@ -79,4 +79,24 @@ class ShardedStages {
   std::unique_ptr<ShardedGradients> gradients_;  // null without a trained parameter
 };
 
+// While it lives, these stages have whole parameters.
+class WholeStages {
+ public:
+  WholeStages(ShardedStages* sharded, const std::set<int>& stages)
+      : sharded_(sharded), stages_(stages) {
+    if (sharded_ == nullptr) return;
+    for (const int stage : stages_) sharded_->wait(stage);
+  }
+  ~WholeStages() {
+    if (sharded_ == nullptr) return;
+    for (const int stage : stages_) sharded_->reshard(stage);
+  }
+  WholeStages(const WholeStages&) = delete;
+  WholeStages& operator=(const WholeStages&) = delete;
+
+ private:
+  ShardedStages* sharded_;
+  std::set<int> stages_;
+};
+
 }  // namespace cadre::parallel
