@@ -17,7 +17,6 @@
 #include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_records.h"
-#include "cadre/wrap/replica_check.h"
 
 namespace cadre {
 namespace {
@@ -45,33 +44,6 @@ std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
   std::vector<std::string> names;
   for (const MeshAxis& axis : options.shards->axes()) names.push_back(axis.name);
   return options.shards->joint_group(names);
-}
-
-// Rank 0's values on all replicas, if their stages are alike. An error of one stage's ranks is
-// thrown on those of all stages.
-void equalize(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
-              const std::optional<ProcessGroup>& replicas) {
-  if (!replicas) return;
-  std::vector<NamedTensor> parameters;
-  std::vector<NamedTensor> buffers;
-  for (const PipelineStage& stage : stages) {
-    for (const auto& [name, tensor] : stage.parameters()) {
-      parameters.push_back({format("{}:{}", stage.stage(), name), tensor});
-    }
-    for (const at::Tensor& buffer : stage.buffers()) {
-      buffers.push_back({format("{}, {}", stage.stage(), buffers.size()), buffer});
-    }
-  }
-  std::optional<Error> refusal;
-  try {
-    wrap::check_replicas_match("cadre::Pipeline", {parameters, buffers}, *replicas);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kInvalidArgument) throw;
-    refusal = error;
-  }
-  static_cast<void>(exchange_words(group, {}, refusal, "replicas"));
-  wrap::broadcast_tensors(parameters, 0, *replicas);
-  wrap::broadcast_tensors(buffers, 0, *replicas);
 }
 
 // In the order in which a step reduces their gradients.
@@ -102,7 +74,7 @@ class Pipeline::Core {
         holds_last_(schedule_.rank_of_stage.back() == group.rank()) {
     std::vector<PipelineStage> by_number = stages;
     std::ranges::sort(by_number, {}, &PipelineStage::stage);
-    equalize(by_number, group, replicas_);
+    parallel::equalize_replicas(by_number, group, replicas_);
     if (options_.shards) {
       sharded_ = shard_stages(by_number, *options_.shards, schedule_.ranks[group.rank()]);
     }

@@ -6,6 +6,7 @@
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre::parallel {
 namespace {
@@ -95,6 +96,31 @@ void check_stages_match(const ProcessGroup& group, const PipelineSchedule& sched
         "stage {} of {} is held by {}; the schedule places it on rank {} alone", stage, held.size(),
         holders.empty() ? std::string("no rank") : "rank " + holders, expected));
   }
+}
+
+void equalize_replicas(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
+                       const std::optional<ProcessGroup>& replicas) {
+  if (!replicas) return;
+  std::vector<NamedTensor> parameters;
+  std::vector<NamedTensor> buffers;
+  for (const PipelineStage& stage : stages) {
+    for (const auto& [name, tensor] : stage.parameters()) {
+      parameters.push_back({format("{}:{}", stage.stage(), name), tensor});
+    }
+    for (const at::Tensor& buffer : stage.buffers()) {
+      buffers.push_back({format("{}, {}", stage.stage(), buffers.size()), buffer});
+    }
+  }
+  std::optional<Error> refusal;
+  try {
+    wrap::check_replicas_match("cadre::Pipeline", {parameters, buffers}, *replicas);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    refusal = error;
+  }
+  static_cast<void>(exchange_words(group, {}, refusal, "replicas"));
+  wrap::broadcast_tensors(parameters, 0, *replicas);
+  wrap::broadcast_tensors(buffers, 0, *replicas);
 }
 
 }  // namespace cadre::parallel

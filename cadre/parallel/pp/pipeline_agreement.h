@@ -39,4 +39,9 @@ void check_schedules_match(const ProcessGroup& group, const Result<PipelineSched
 void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
                         const std::vector<PipelineStage>& stages);
 
+// Gives all replicas the values of their rank 0; throws on all ranks of the pipeline unless their
+// stages are alike. Without replicas it does nothing.
+void equalize_replicas(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
+                       const std::optional<ProcessGroup>& replicas);
+
 }  // namespace cadre::parallel
