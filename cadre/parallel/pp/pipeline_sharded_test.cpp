@@ -88,7 +88,7 @@ std::vector<Tensor> trained_parameters(PipelineScheduleKind kind, bool is_sharde
   return trained;
 }
 
-TEST(parallel::ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
+TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {
     const std::vector<Tensor> whole = trained_parameters(info.kind, /*is_sharded=*/false);
     const std::vector<Tensor> sharded = trained_parameters(info.kind, /*is_sharded=*/true);
@@ -104,7 +104,7 @@ TEST(parallel::ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
 
 // One all_gather of parameters, one reduction of gradients and one agreement in a step, whatever
 // the number of microbatches; and only shards between steps.
-TEST(parallel::ShardedStages, AreGatheredAndReducedOnceInAStep) {
+TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
   const auto schedule =
       make_pipeline_schedule(
           {.kind = PipelineScheduleKind::k1F1B, .num_ranks = 2, .num_microbatches = kMicrobatches})
