@@ -302,9 +302,8 @@ TEST(CommunicatorFailure, UnwindingIsNotLoggedBeforeTheExceptionThatUnwinds) {
     EXPECT_THAT(told, StartsWith("kAborted: "));
     if (throws) {
       EXPECT_EQ(log->lines(), "");
-      EXPECT_THAT(told,
-                  HasSubstr(" ended the group's scope: that exception is the first failure, see "
-                            "the output of that rank. Remedy: "));
+      EXPECT_THAT(told, HasSubstr("\n  an exception ended the group's scope while operations were "
+                                  "pending: that exception is the first failure. Remedy: "));
     } else {
       EXPECT_THAT(log->lines(), HasSubstr("the group was destroyed while operations were pending; "
                                           "close() it first"));

@@ -293,22 +293,17 @@ void Communicator::Impl::build_chosen_engine() {
 }
 
 // A destructor must not wait for other ranks, so pending operations are aborted. If an exception
-// unwinds the stack, this rank is at fault, also when nothing is pending: the others must not take
-// it for a rank that has left in good order. The exception reports the cause, so this failure is
-// not logged.
+// unwinds the stack, it reports the cause, and this failure is not logged.
 Communicator::Impl::~Impl() {
-  const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
-  if (!is_closed_ && is_unwinding) {
+  if (!is_closed_ && has_pending()) {
+    const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
     monitor->fail({.code = ErrorCode::kAborted,
-                   .culprit = rank.value,
-                   .cause = format("an exception on {} ended the group's scope: that exception is "
-                                   "the first failure, see the output of that rank",
-                                   monitor->roster().describe(rank.value)),
-                   .is_logged = false});
-  } else if (!is_closed_ && has_pending()) {
-    monitor->fail({.code = ErrorCode::kAborted,
-                   .cause = "the group was destroyed while operations were pending; close() it "
-                            "first"});
+                   .cause = is_unwinding
+                                ? "an exception ended the group's scope while operations were "
+                                  "pending: that exception is the first failure"
+                                : "the group was destroyed while operations were pending; close() "
+                                  "it first",
+                   .is_logged = !is_unwinding});
   }
   if (queue == nullptr) {  // not opened
     monitor->stop();
@@ -357,7 +352,6 @@ bool Communicator::Impl::close(Deadline deadline) {
     drain(system.deadline_in(kAbortTime));
   }
   monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));
-  if (monitor->has_failed()) fabric->name_culprit(monitor->error().details().culprit_world_rank);
   stop_threads();
   // An operation that runs on in another caller's thread, although it was aborted, uses the
   // engines; then they stay as long as the group.

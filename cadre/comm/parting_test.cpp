@@ -18,7 +18,6 @@
 #include "cadre/comm/communicator_impl.h"
 #include "cadre/comm/groups/groups_test.h"
 #include "cadre/comm/groups/split.h"
-#include "cadre/rendezvous/named_culprit.h"
 #include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"
 
@@ -136,31 +135,6 @@ TEST(Parting, GroupsWithoutACollectiveAgreeInReusedStatusCells) {
     }
   });
   EXPECT_THAT(outputs, ::testing::Each(""));
-}
-
-// Not a rank that left in good order: the others name it, in their errors and to the launcher.
-TEST(Parting, ARankWhoseExceptionDestroysTheGroupIsAtFault) {
-  const auto system = os::make_native_system();
-  const auto store = std::make_shared<HashStore>(*system);
-  const auto result = testing::run_ranks_as_threads(3, [&](RankContext& context) {
-    context.output = testing::failed_fields_of([&] {
-      const auto world = Communicator::connect(
-          context.system, {context.rank, context.world_size, 1, store, "token"},
-          {.timeout = kLimit}, parting_deadline(context));
-      world->barrier();
-      if (context.rank == 1) throw Error(ErrorCode::kUnavailable, "the disk is full");
-      world->barrier();
-    });
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_EQ(result.ranks[1].output, "kUnavailable");
-  const Deadline deadline = system->deadline_in(kLimit);
-  for (const Rank rank : {0, 2}) {
-    EXPECT_THAT(result.ranks[static_cast<size_t>(rank.value)].output,
-                ::testing::StartsWith("kAborted culprit=1"));
-    EXPECT_EQ(read_culprit(*store, rank, deadline).value(), Rank(1));
-  }
-  EXPECT_EQ(read_culprit(*store, 1, deadline).value(), std::nullopt);
 }
 
 // The failure of the group is reported by itself, so close() reports no mismatch.

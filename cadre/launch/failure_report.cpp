@@ -56,12 +56,6 @@ std::string stopped_text(const FailureReport& report) {
                        report.failure.rank);
 }
 
-bool has_failed(const FailureReport& report, Rank rank) {
-  return std::ranges::any_of(report.exits, [&](const WorkerExit& ended) {
-    return ended.rank == rank && !ended.status.is_success() && !ended.was_asked_to_stop;
-  });
-}
-
 std::string outlived_text(const FailureReport& report, size_t num_ranks) {
   return cadre::format("killed, because {} did not end within {}", num_ranks == 1 ? "it" : "they",
                        report.grace);
@@ -107,10 +101,6 @@ std::string to_text(const FailureReport& report) {
   if (!report.exception.empty()) {
     text += "  exception: " + printable(report.exception.substr(0, kMaxExceptionBytes)) + "\n";
   }
-  if (report.named && !has_failed(report, *report.named)) {
-    text += cadre::format("  likely cause: it names rank {}, which had not failed by then\n",
-                          *report.named);
-  }
   text += others_text(report);
   text += stopped_text(report);
   text.pop_back();
@@ -126,14 +116,6 @@ std::string rank_ranges(std::span<const int> ranks) {
     text += cadre::format("{}", ranks[first]);
     if (last > first) text += cadre::format("-{}", ranks[last]);
     first = last + 1;
-  }
-  return text;
-}
-
-std::string names_of(std::span<const os::Descendant> processes) {
-  std::string text;
-  for (const os::Descendant& process : processes) {
-    text += cadre::format("{}{} (pid {})", text.empty() ? "" : ", ", process.name, process.pid);
   }
   return text;
 }

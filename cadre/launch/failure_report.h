@@ -8,12 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <span>
 #include <string>
 
 #include "cadre/launch/worker_group.h"
-#include "cadre/os/proc/descendants.h"
 
 namespace cadre::launch {
 
@@ -25,7 +23,6 @@ struct FailureReport {
   size_t num_lines_just_shown = 0;  // the last ones of these, which are not repeated
   int num_workers = 1;
   std::span<const WorkerExit> exits;  // of all workers, the failed one too
-  std::optional<Rank> named = {};     // the rank that the failed worker holds to be at fault
   uint64_t num_oom_kills = 0;
   // Ranks that the launcher killed, because they had not ended in this time after the signal.
   std::span<const int> outlived = {};
@@ -37,9 +34,6 @@ std::string to_text(const FailureReport& report);
 
 // Formats ascending ranks: "0", "0-2, 5".
 std::string rank_ranges(std::span<const int> ranks);
-
-// "sleep (pid 812), sh (pid 813)"
-std::string names_of(std::span<const os::Descendant> processes);
 
 // The message in an error file of torch.distributed.elastic; empty if there is none.
 std::string exception_in(const std::string& error_file);

@@ -43,16 +43,6 @@ TEST(FailureReport, SaysWhoWhereAndWhy) {
       "stopped by cadre because rank 3 failed");
 }
 
-TEST(FailureReport, SaysWhichRankTheWorkerNamesUnlessThatHasFailed) {
-  std::vector exits{worker_exit(0, {.code = 1}), worker_exit(1, {.signal = SIGTERM}, true)};
-  FailureReport report{
-      .failure = exits[0], .host = "node7", .num_workers = 2, .exits = exits, .named = 1};
-  constexpr const char* kNamed = "  likely cause: it names rank 1, which had not failed by then\n";
-  EXPECT_NE(to_text(report).find(kNamed), std::string::npos);
-  exits[1] = worker_exit(1, {.code = 3});
-  EXPECT_EQ(to_text(report).find(kNamed), std::string::npos);
-}
-
 TEST(FailureReport, RefersToLinesThatWereJustShown) {
   const std::vector exits{worker_exit(0, {.code = 1})};
   FailureReport report{.failure = exits[0],

@@ -13,7 +13,6 @@
 #include "cadre/launch/error_file.h"
 #include "cadre/launch/exit_meaning.h"
 #include "cadre/launch/failure_report.h"
-#include "cadre/launch/first_failure.h"
 #include "cadre/launch/queued_log.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/launch/worker_group.h"
@@ -69,6 +68,14 @@ std::string coloured(const std::string& prefix, Rank rank) {
   constexpr std::array kColours{36, 33, 35, 32, 34, 31};
   return cadre::format("\x1b[{}m{}\x1b[0m", kColours[static_cast<size_t>(rank) % kColours.size()],
                        prefix);
+}
+
+std::string names_of(std::span<const os::Descendant> processes) {
+  std::string text;
+  for (const os::Descendant& process : processes) {
+    text += cadre::format("{}{} (pid {})", text.empty() ? "" : ", ", process.name, process.pid);
+  }
+  return text;
 }
 
 class JobRun {
@@ -138,10 +145,6 @@ class JobRun {
   std::unique_ptr<TcpStoreServer> store_;
   WorkerGroup group_;
   JobIdentity identity_;
-  FirstFailure first_failure_{system_, [this](Rank rank) {
-                                return culprit_in_store(system_, store_->address(), identity_.token,
-                                                        rank);
-                              }};
   uint64_t num_memory_kills_before_ = 0;
 
   Phase phase_ = Phase::kRunning;
@@ -251,7 +254,6 @@ void JobRun::watch() {
                     os::PollItem{.target = &log_.pollable(), .want_read = !error_.is_full()}};
     Deadline wake = system_.deadline_in(phase_ == Phase::kKilling ? kKillTick : kTick);
     if (phase_ != Phase::kRunning) wake = wake.earlier(phase_deadline_);
-    if (phase_ == Phase::kRunning) wake = wake.earlier(first_failure_.due().value_or(wake));
     group_.step(also, wake);
     if (also[1].can_read) {
       guardian_is_gone_ = true;
@@ -347,7 +349,7 @@ void JobRun::wait_for_stop() {
 
 // If stopping takes long, says which rank failed and which processes have not ended.
 void JobRun::say_waiting() {
-  const auto failure = first_failure_.find(group_.exits());
+  const auto failure = group_.first_failure();
   const std::vector<int> ranks = group_.running_ranks();
   std::string awaited;
   if (!ranks.empty()) {
@@ -398,7 +400,7 @@ bool JobRun::is_over() {
 // Enters the next phase when its time has come.
 void JobRun::advance() {
   if (phase_ == Phase::kRunning) {
-    if (first_failure_.is_known(group_.exits())) {
+    if (group_.first_failure()) {
       ask_to_stop(SIGTERM);
       wait_for_stop();  // otherwise no event may wake the loop in time
     } else if (group_.all_ended()) {
@@ -457,7 +459,7 @@ int JobRun::finish() {
   group_.finish_output();
   for (const std::string& line : log_.take_last()) say(line);
 
-  const auto failure = first_failure_.find(group_.exits());
+  const auto failure = group_.first_failure();
   if (failure && !has_reported(failure->status)) {
     // The terminal may show an unfinished progress line of rank 0.
     if (output_.is_terminal() && !output_.is_at_line_start()) output_.append("\n");
@@ -470,7 +472,6 @@ int JobRun::finish() {
                      .num_lines_just_shown = group_.tail(failure->rank).num_just_shown(error_),
                      .num_workers = group_.size(),
                      .exits = group_.exits(),
-                     .named = first_failure_.named_by(failure->rank),
                      .num_oom_kills = os::count_memory_kills() - num_memory_kills_before_,
                      .outlived = outlived_,
                      .grace = grace_}));

@@ -143,6 +143,14 @@ std::vector<int> WorkerGroup::running_ranks() const {
   return ranks;
 }
 
+std::optional<WorkerExit> WorkerGroup::first_failure() const {
+  const auto found = std::ranges::find_if(exits_, [](const WorkerExit& ended) {
+    return !ended.status.is_success() && !ended.was_asked_to_stop;
+  });
+  if (found == exits_.end()) return std::nullopt;
+  return *found;
+}
+
 const LineTail& WorkerGroup::tail(Rank rank) const {
   const auto found =
       std::ranges::find_if(workers_, [&](const auto& worker) { return worker->rank == rank; });

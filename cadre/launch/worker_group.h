@@ -67,6 +67,8 @@ class WorkerGroup {
   bool all_ended() const { return exits_.size() == workers_.size(); }
   // Ascending.
   std::vector<int> running_ranks() const;
+  // The first worker that failed before it was asked to stop.
+  std::optional<WorkerExit> first_failure() const;
   const LineTail& tail(Rank rank) const;
 
   // Signals the running workers, but not the processes that they started: such signals (SIGUSR1)

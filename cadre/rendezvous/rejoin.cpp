@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/rendezvous/named_culprit.h"
 #include "cadre/rendezvous/presence.h"
 #include "cadre/rendezvous/rendezvous.h"
 #include "cadre/store/prefix_store.h"
@@ -138,25 +137,10 @@ class Agreement {
 
 Result<Membership> rejoin(os::System& system, const Membership& previous,
                           std::span<const Rank> lost, Deadline deadline) {
-  if (previous.world_size > 1) {
-    // The failure is over for this rank. Only ranks of the world name culprits in the store.
-    if (previous.group == Membership().group) {
-      CADRE_RETURN_IF_ERROR(forget_culprit(*previous.store, previous.rank, deadline));
-    }
-    return Agreement(system, previous, lost, deadline).run();
-  }
+  if (previous.world_size > 1) return Agreement(system, previous, lost, deadline).run();
   Membership next = previous;
   ++next.round;
   return next;
-}
-
-Membership join_within(os::System& system, Rendezvous& rendezvous, Duration timeout) {
-  return rendezvous.join(system.deadline_in(timeout)).value_or_throw();
-}
-
-Membership rejoin_within(os::System& system, const Membership& previous, std::span<const Rank> lost,
-                         Duration timeout) {
-  return rejoin(system, previous, lost, system.deadline_in(timeout)).value_or_throw();
 }
 
 }  // namespace cadre

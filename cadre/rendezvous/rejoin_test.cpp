@@ -1,5 +1,4 @@
 // Survivors that are threads agree on a new world through one store.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -8,10 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/rendezvous/named_culprit.h"
 #include "cadre/rendezvous/rendezvous.h"
 #include "cadre/store/hash_store.h"
-#include "cadre/testing/ranks.h"
 
 namespace cadre {
 namespace {
@@ -171,44 +168,6 @@ TEST_F(RejoinTest, GarbageInTheStoreIsNotBelieved) {
     ASSERT_FALSE(result.ok()) << garbage;
     EXPECT_EQ(result.error().code(), ErrorCode::kCorruption) << garbage;
   }
-}
-
-// A subgroup's ranks are not those of the launcher.
-TEST_F(RejoinTest, ARankOfTheWorldTakesBackWhomItHasNamed) {
-  const Deadline soon = system_->deadline_in(seconds(20));
-  for (const Rank writer : {0, 1}) {
-    ASSERT_TRUE(name_culprit(*store_, {.writer = writer, .culprit = 2}, soon).ok());
-  }
-  for (const auto& next :
-       rejoin_all(3, {{0, {2}, "world/1.0"}, {1, {2}, "world/1.0"}}, seconds(20))) {
-    EXPECT_TRUE(next.ok());
-  }
-  EXPECT_EQ(read_culprit(*store_, 0, soon).value(), Rank(2));
-  for (const auto& next : rejoin_all(3, {{0, {2}}, {1, {2}}}, seconds(20))) EXPECT_TRUE(next.ok());
-  for (const Rank writer : {0, 1}) {
-    EXPECT_EQ(read_culprit(*store_, writer, soon).value(), std::nullopt);
-  }
-}
-
-TEST_F(RejoinTest, ProgramsGiveATimeAndGetExceptions) {
-  struct Stub final : Rendezvous {
-    Result<Membership> join(Deadline deadline) override {
-      given = deadline;
-      return Error(ErrorCode::kTimeout, "nobody came");
-    }
-    std::optional<Deadline> given;
-  };
-  Stub stub;
-  const Deadline first = system_->deadline_in(seconds(20));
-  EXPECT_EQ(testing::failure_of([&] { join_within(*system_, stub, seconds(20)); }),
-            "kTimeout: nobody came");
-  EXPECT_GE(stub.given, first);
-  EXPECT_LT(*stub.given, system_->deadline_in(seconds(21)));
-  EXPECT_EQ(rejoin_within(*system_, member(0, 1), {}, seconds(20)).round, 4u);
-  ASSERT_TRUE(
-      store_->set("cadre/4/world/rejoin/decision", "x", system_->deadline_in(seconds(20))).ok());
-  EXPECT_THAT(testing::failure_of([&] { rejoin_within(*system_, member(0, 2), {}, seconds(20)); }),
-              ::testing::StartsWith("kCorruption: "));
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include "cadre/comm/bootstrap/listening.h"
 #include "cadre/os/process_watcher.h"
 #include "cadre/os/shared_pages.h"
-#include "cadre/rendezvous/named_culprit.h"
 
 namespace cadre {
 namespace {
@@ -17,7 +16,6 @@ namespace {
 // The first page of the host's memory belongs to the bootstrap, the status page follows it.
 constexpr size_t kPageBytes = 4096;
 constexpr Duration kLeaveTime = std::chrono::seconds(1);
-constexpr Duration kNameTime = std::chrono::milliseconds(200);
 
 // Of no group: the digest of an id is never so small.
 constexpr GroupKey kFabricKey = 1;
@@ -51,10 +49,7 @@ HostMemoryLayout memory_layout(const os::HostInfo& host, int num_slots) {
 }  // namespace
 
 Fabric::Fabric(Key, os::System& system, const Membership& membership)
-    : system_(system),
-      rank_(membership.rank),
-      fork_mark_(std::make_shared<const os::ForkMark>()),
-      culprit_store_(membership.group == Membership().group ? membership.store : nullptr) {}
+    : system_(system), rank_(membership.rank), fork_mark_(std::make_shared<const os::ForkMark>()) {}
 
 Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Membership& membership,
                                                 const CommunicatorOptions& options,
@@ -140,14 +135,6 @@ void Fabric::start_plane(FabricConnections connections, const Membership& member
 
 Fabric::~Fabric() {
   close(system_.deadline_in(kLeaveTime));
-}
-
-void Fabric::name_culprit(std::optional<Rank> culprit) {
-  if (culprit_store_ == nullptr || !culprit || *culprit == rank_) return;
-  if (has_named_.exchange(true)) return;
-  // A store that is gone has no launcher any more that would read it.
-  static_cast<void>(cadre::name_culprit(*culprit_store_, {.writer = rank_, .culprit = *culprit},
-                                        system_.deadline_in(kNameTime)));
 }
 
 void Fabric::join_group() {

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -93,11 +92,6 @@ class Fabric {
                                                    const std::function<Status()>& check,
                                                    Deadline deadline);
 
-  // A group that has failed is being closed: names the rank at fault in the job's store, if it is
-  // another one, for the launcher (rendezvous/named_culprit.h). Once in the life of the fabric;
-  // blocks for 200 ms at most, or for as long as a store that does not answer takes.
-  void name_culprit(std::optional<Rank> culprit);
-
   // A group starts and stops using the fabric. With the last group the fabric publishes that this
   // process leaves, waits for receipts until the deadline, and closes all connections.
   void join_group();
@@ -125,8 +119,6 @@ class Fabric {
   std::unique_ptr<StatusCells> cells_;
   std::shared_ptr<TcpLinks> links_;  // shared with what the plane calls
   std::unique_ptr<ControlPlane> plane_;
-  const std::shared_ptr<Store> culprit_store_;  // shared with the memberships; null: names none
-  std::atomic<bool> has_named_{false};
   std::atomic<int> num_groups_{0};
   bool is_closed_ = false;  // set by the group that closes last, or by the destructor
 };
