@@ -36,6 +36,13 @@ extern const int64_t step;
 
 }  // namespace any_page
 
+namespace store {
+extern const int rank, world_size;
+extern const std::shared_ptr<cadre::Store> store;
+extern const std::unique_ptr<cadre::os::System> system;
+extern const cadre::Deadline deadline;
+}  // namespace store
+
 // A program may open both namespaces: no inner namespace of Cadre has the name of one of torch's.
 namespace both_opened {
 using namespace torch;

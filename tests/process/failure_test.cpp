@@ -299,7 +299,8 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
     const Duration waited = report.raised - disturbed;
     EXPECT_GE(waited.count(), 0) << "ns, rank " << rank;
     EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
-    const std::string message = mask(report.message);
+    const std::string message =
+        testing::without_world_ranks(mask(report.message), test.num_outsiders());
     SCOPED_TRACE(outcome.output);
     if (test.signal == SIGKILL) {
       // Whoever learns it between two operations says so.

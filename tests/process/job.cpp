@@ -109,4 +109,17 @@ std::string mask(std::string text) {
   return text;
 }
 
+std::string without_world_ranks(std::string text, int first_world_rank) {
+  constexpr int kMostRanks = 8;
+  for (int rank = 0; rank < kMostRanks; ++rank) {
+    const std::string long_name =
+        format("rank {} of group \"world\" (world rank {}, ", rank, rank + first_world_rank);
+    const std::string short_name = format("rank {} (", rank);
+    for (size_t at = text.find(long_name); at != std::string::npos; at = text.find(long_name)) {
+      text.replace(at, long_name.size(), short_name);
+    }
+  }
+  return text;
+}
+
 }  // namespace cadre::testing

@@ -44,4 +44,8 @@ FailureReport parse_report(const std::string& text);
 // Pids, host names, durations, operation numbers and phases replaced by words.
 std::string mask(std::string text);
 
+// Shortens "rank 1 of group "world" (world rank 2, " to "rank 1 (", as in the text of a group of
+// all ranks. first_world_rank: that of the group's rank 0; the others follow. A wrong number stays.
+std::string without_world_ranks(std::string text, int first_world_rank);
+
 }  // namespace cadre::testing
