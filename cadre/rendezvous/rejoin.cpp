@@ -143,4 +143,13 @@ Result<Membership> rejoin(os::System& system, const Membership& previous,
   return next;
 }
 
+Membership join_within(os::System& system, Rendezvous& rendezvous, Duration timeout) {
+  return rendezvous.join(system.deadline_in(timeout)).value_or_throw();
+}
+
+Membership rejoin_within(os::System& system, const Membership& previous, std::span<const Rank> lost,
+                         Duration timeout) {
+  return rejoin(system, previous, lost, system.deadline_in(timeout)).value_or_throw();
+}
+
 }  // namespace cadre

@@ -1,4 +1,5 @@
 // Survivors that are threads agree on a new world through one store.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -9,6 +10,7 @@
 
 #include "cadre/rendezvous/rendezvous.h"
 #include "cadre/store/hash_store.h"
+#include "cadre/testing/ranks.h"
 
 namespace cadre {
 namespace {
@@ -168,6 +170,27 @@ TEST_F(RejoinTest, GarbageInTheStoreIsNotBelieved) {
     ASSERT_FALSE(result.ok()) << garbage;
     EXPECT_EQ(result.error().code(), ErrorCode::kCorruption) << garbage;
   }
+}
+
+TEST_F(RejoinTest, ProgramsGiveATimeAndGetExceptions) {
+  struct Stub final : Rendezvous {
+    Result<Membership> join(Deadline deadline) override {
+      given = deadline;
+      return Error(ErrorCode::kTimeout, "nobody came");
+    }
+    std::optional<Deadline> given;
+  };
+  Stub stub;
+  const Deadline first = system_->deadline_in(seconds(20));
+  EXPECT_EQ(testing::failure_of([&] { join_within(*system_, stub, seconds(20)); }),
+            "kTimeout: nobody came");
+  EXPECT_GE(stub.given, first);
+  EXPECT_LT(*stub.given, system_->deadline_in(seconds(21)));
+  EXPECT_EQ(rejoin_within(*system_, member(0, 1), {}, seconds(20)).round, 4u);
+  ASSERT_TRUE(
+      store_->set("cadre/4/world/rejoin/decision", "x", system_->deadline_in(seconds(20))).ok());
+  EXPECT_THAT(testing::failure_of([&] { rejoin_within(*system_, member(0, 2), {}, seconds(20)); }),
+              ::testing::StartsWith("kCorruption: "));
 }
 
 }  // namespace

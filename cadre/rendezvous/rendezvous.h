@@ -51,6 +51,11 @@ class CADRE_EXPORT Rendezvous {
   virtual Result<Membership> join(Deadline deadline) = 0;
 };
 
+// join() and rejoin() for programs: they take a time and throw cadre::Error.
+CADRE_EXPORT Membership join_within(os::System& system, Rendezvous& rendezvous, Duration timeout);
+CADRE_EXPORT Membership rejoin_within(os::System& system, const Membership& previous,
+                                      std::span<const Rank> lost, Duration timeout);
+
 // The survivors of `previous` agree on a new Membership with round + 1 in which the ranks keep
 // their order. `lost` are the ranks this survivor knows to be gone; it waits for all others until
 // the deadline and then goes on without them. A rank that comes after the decision gets kAborted.
