@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -112,28 +113,30 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
       format("last seen in {} #N, PHASE, N s ago",
              test.moment == TrainerMoment::kSnapshot ? "all_gather" : "all_reduce");
   std::vector<std::string> texts;
-  for (const char* operation : {"all_reduce", "all_gather"}) {
+  // What this rank's own call is named, and the operation that it runs.
+  const std::vector<std::pair<std::string, std::string>> operations = {
+      {"all_reduce #N", "all_reduce"}, {"all_gather_into_tensor (all_gather #N)", "all_gather"}};
+  for (const auto& [call, operation] : operations) {
     const std::string cause =
         format("\n  {} is gone: its connection ended, {}{}", victim, seen, rebuild);
-    const auto timed_out = [&](int who) {
+    const auto timed_out = [&](const std::string& name, int who) {
       return format(
-          "{} #N on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for "
-          "{}, "
+          "{} on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for {}, "
           "which does not answer: {}{}",
-          operation, who, victim, seen, rebuild);
+          name, who, victim, seen, rebuild);
     };
     if (test.signal == SIGKILL) {
-      texts.push_back(format("kPeerLost: {} #N on group \"world\" failed after N s on {}{}",
-                             operation, self, cause));
+      texts.push_back(
+          format("kPeerLost: {} on group \"world\" failed after N s on {}{}", call, self, cause));
       texts.push_back(
           format("kPeerLost: group \"world\" failed on {} after {} #N{}", self, operation, cause));
       continue;
     }
-    texts.push_back("kTimeout: " + timed_out(rank));
+    texts.push_back("kTimeout: " + timed_out(call, rank));
     texts.push_back(format(
-        "kAborted: {} #N on group \"world\" was aborted after N s on {}\n  first failure: {} "
-        "Remedy: look at the first failure, then rebuild the group.",
-        operation, self, timed_out(2 - rank)));
+        "kAborted: {} on group \"world\" was aborted after N s on {}\n  first failure: {} Remedy: "
+        "look at the first failure, then rebuild the group.",
+        call, self, timed_out(operation + " #N", 2 - rank)));
   }
   return texts;
 }
