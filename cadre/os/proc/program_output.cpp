@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +14,6 @@
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
 #include "cadre/os/native/monotonic_clock.h"
-#include "cadre/os/native/poll.h"
 
 namespace cadre::os {
 namespace {
@@ -27,10 +25,17 @@ Error not_ended(const std::string& program) {
                cadre::format("{} did not end in time and was killed", program));
 }
 
-// A kernel without pidfds reports no end; then the program is killed, which is late but bounded.
+// Asks again and again, because a pidfd is refused on some hosts; nearly every program ends as soon
+// as it has closed its output. Leaves the exit code to waitpid().
 bool ends_until(pid_t pid, Deadline deadline) {
-  const Fd exit_event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  return exit_event.get() >= 0 && poll_one(exit_event.get(), POLLIN, deadline);
+  constexpr int kNapMilliseconds = 1;
+  while (true) {
+    siginfo_t info = {};
+    const int found = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT);
+    if (found == 0 && info.si_pid == pid) return true;
+    if (deadline.has_passed(monotonic_now())) return false;
+    ::poll(nullptr, 0, kNapMilliseconds);
+  }
 }
 
 // Reads until the program closes its end; the error says why it did not.
