@@ -142,6 +142,26 @@ TEST_F(OperationQueueCallsTest, TheErrorOfTheOperationComesBeforeThatOfItsCallba
   EXPECT_THAT(log_text(), HasSubstr("a consequence"));
 }
 
+// Its callback still runs; but the operation does not go on, as a timeout would say.
+TEST_F(OperationQueueCallsTest, ATimedWaitForAFailedOperationThrowsItsError) {
+  std::atomic<bool> may_end{false};
+  std::atomic<bool> may_return{false};
+  OperationQueue& queue = start([&](const Operation& operation) {
+    while (!may_end) native_->yield();
+    return out_of_memory_at_first(operation);
+  });
+  const Work work = queue.issue(barrier_operation());
+  work.on_completed([&](const std::optional<Error>&) {
+    while (!may_return) native_->yield();
+  });
+  may_end = true;
+  while (!work.is_completed()) native_->yield();
+  EXPECT_EQ(testing::failure_of([&] { work.wait(std::chrono::milliseconds(20)); }),
+            "kUnavailable: out of memory");
+  may_return = true;
+  EXPECT_EQ(testing::failure_of([&] { work.wait(soon()); }), "kUnavailable: out of memory");
+}
+
 // The callback of the second runs within the one of the first, which waits for the second: if it
 // awaited callbacks, it would wait for itself.
 TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks) {

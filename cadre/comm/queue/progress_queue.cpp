@@ -332,7 +332,10 @@ void ProgressQueue::wait_for(const IssuedOperation& operation, std::optional<Dea
     // What runs the callbacks of an operation that has ended needs no help.
     if (!deadline && !operation.need_not_wait() && try_advance(&operation)) continue;
     if (operation.is_settled()) return;
-    if (deadline && deadline->has_passed(system_.now())) throw operation.wait_timeout();
+    if (deadline && deadline->has_passed(system_.now())) {
+      if (operation.error()) return;  // what wait() throws; its callbacks are not awaited then
+      throw operation.wait_timeout();
+    }
     waiter->park(deadline.value_or(system_.deadline_in(kLookAgain)));
   }
 }
