@@ -281,7 +281,7 @@ DeviceMesh DeviceMesh::joined_with(const DeviceMesh& other) const {
       const auto known = std::ranges::find_if(parts, overlaps);
       if (known == parts.end()) {
         parts.push_back(part);
-      } else if (known->axis != part.axis || known->steps.size() != part.steps.size()) {
+      } else if (known->axis != part.axis || known->steps != part.steps) {
         refuse(
             format("joined_with {}: axis \"{}\" has ranks of axis \"{}\"; use axes of the mesh, or "
                    "the same flattened one",

@@ -92,6 +92,8 @@ class CADRE_EXPORT DeviceMesh {
     int size;
     int stride;
     size_t axis;  // of the mesh of the world
+
+    bool operator==(const Step&) const = default;
   };
   struct View;
 

@@ -206,6 +206,9 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
         HasSubstr(
             "joined_with {z: 2}: axis \"z\" has ranks of axis \"all\"; use axes of the mesh, or "
             "the same flattened one"));
+    const DeviceMesh unlike = mesh.flatten({"x", "w"}, "all");
+    EXPECT_THAT(failure_of([&] { flat["all"].joined_with(unlike["all"]); }),
+                HasSubstr("joined_with {all: 4}: axis \"all\" has ranks of axis \"all\""));
     const DeviceMesh other(world, {{"x", 2}, {"y", 4}});
     EXPECT_THAT(
         failure_of([&] { mesh["x"].joined_with(other["y"]); }),
