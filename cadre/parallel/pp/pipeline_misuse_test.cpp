@@ -188,6 +188,26 @@ TEST(PipelineMisuse, TiedParametersThatDriftApartAreFound) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Rank 1 has two of three tied tensors: both are for its optimizer.
+TEST(PipelineTies, EveryTiedTensorOfARankIsInItsParameters) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    std::vector<std::shared_ptr<StageNet>> nets;
+    std::vector<PipelineStage> stages;
+    for (const int stage : {group.rank(), group.rank() + 2}) {
+      nets.push_back(std::make_shared<StageNet>(stage, 4));
+      stages.emplace_back(nets.back(), PipelineStageOptions{.stage = stage, .num_stages = 4});
+    }
+    Pipeline pipeline(stages, group, {.schedule = "interleaved-1f1b", .num_microbatches = 2});
+    pipeline.tie_parameters({{0, "bias0"}, {1, "bias0"}, {3, "bias0"}});
+    const auto parameters = pipeline.parameters();
+    for (const auto& net : nets) {
+      const auto is_bias = [&](const Tensor& tensor) { return tensor.is_same(net->bias[0]); };
+      EXPECT_EQ(std::ranges::count_if(parameters, is_bias), 1) << "stage " << net->stage;
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // The error of each rank that ran `body` on a pipeline of two stages.
 struct StepFailure {
   std::string text;

@@ -201,13 +201,13 @@ StageRecords::Entry* StageRecords::find(const StageParameter& parameter) {
 void StageRecords::tie(const std::vector<StageParameter>& parameters) {
   Entry* const first = find(parameters.at(0));
   if (first == nullptr) return;  // of a stage with a tensor that an earlier stage of its rank has
-  const int holder = holders_[static_cast<size_t>(first->stage)];
+  std::set<int> holders = {holders_[static_cast<size_t>(first->stage)]};
   std::vector<const Entry*> repeated;
   for (const StageParameter& parameter : std::span(parameters).subspan(1)) {
     Entry* const other = find(parameter);
     if (other == nullptr || other == first) continue;
     other->record.is_copy = true;
-    if (holders_[static_cast<size_t>(other->stage)] == holder) continue;
+    if (!holders.insert(holders_[static_cast<size_t>(other->stage)]).second) continue;
     if (other->is_held) {
       const std::string name = first->record.name;
       first->record = other->record;
