@@ -92,8 +92,8 @@ class CADRE_EXPORT Communicator {
   }
   // The same for one or more collectives that travel together: they are submitted to the engine as
   // one call, have numbers one after the other, one deadline and one Work, and end with the first
-  // error. All ranks pass as many, which is compared. No buffer of one may overlap a buffer of
-  // another. The span is borrowed for the call.
+  // error. All ranks pass as many, which is compared for kinds without a root. No buffer of one may
+  // overlap a buffer of another. The span is borrowed for the call.
   // ncclGroupStart and ncclGroupEnd; c10d's _coalescing_manager.
   void run(std::span<Collective> collectives, const CollectiveOptions& options = {});
   Work issue(std::span<Collective> collectives, const CollectiveOptions& options = {});

@@ -33,17 +33,19 @@ class ShardedStages {
   // same. stages: of this rank, in the order in which a step reduces them; equal on all ranks.
   ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages);
 
-  // The parameters of a stage: starts to gather them; whole afterwards; only shards.
+  // Starts to gather the parameters of a stage.
   void unshard(int stage);
+  // Returns when they are whole; gathers them if nobody has begun to.
   void wait(int stage);
+  // Frees the whole parameters; the shards remain.
   void reshard(int stage);
   void reshard_all();
 
   void begin_step();
   // Starts to reduce what the step has added to the gradients of the stage.
   void reduce(int stage);
-  // Of a parameter that reduce() leaves to sum_over_ranks() and take_shard(): its gradient is
-  // needed whole in between.
+  // reduce() leaves out the gradient of this parameter: finish_reductions() sums it whole, for the
+  // sum over tied stages, and finish_step() cuts it.
   void keep_whole(const at::Tensor& parameter) { whole_.insert(parameter.unsafeGetTensorImpl()); }
   // Waits for the reductions, and sums the gradients of whole ones over the ranks.
   void finish_reductions();
