@@ -55,11 +55,13 @@ TEST_F(TimedStoreTest, EachVerbReturnsItsResult) {
 }
 
 TEST_F(TimedStoreTest, ACallThrowsAfterItsOwnTimeOrThatOfTheStore) {
+  const TimePoint begin = system_->now();
   EXPECT_THAT(testing::failure_of([&] { store_.get("never", milliseconds(20)); }),
               StartsWith("kTimeout: store get: "));
   const TimedStore hasty(*system_, store_.store(), milliseconds(20));
   EXPECT_THAT(testing::failure_of([&] { hasty.barrier("two", 2); }),
               StartsWith("kTimeout: store barrier \"two\": 1 of 2 calls"));
+  EXPECT_LT(system_->now() - begin, kTime / 2);
   EXPECT_THAT(testing::failure_of([&] { store_.barrier("none", 0); }),
               StartsWith("kInvalidArgument: "));
 }
