@@ -279,6 +279,14 @@ DeviceMesh DeviceMesh::joined_with(const DeviceMesh& other) const {
         });
       };
       const auto known = std::ranges::find_if(parts, overlaps);
+      const bool has_name = std::ranges::any_of(
+          parts, [&](const Part& other_part) { return other_part.axis.name == part.axis.name; });
+      if (known == parts.end() && has_name) {
+        refuse(format(
+            "joined_with {}: both have an axis \"{}\", along which different ranks lie; give "
+            "flattened axes names that no other axis has",
+            other.to_string(), part.axis.name));
+      }
       if (known == parts.end()) {
         parts.push_back(part);
       } else if (known->axis != part.axis || known->steps != part.steps) {
@@ -297,6 +305,26 @@ DeviceMesh DeviceMesh::joined_with(const DeviceMesh& other) const {
     steps.push_back(std::move(part.steps));
   }
   return DeviceMesh(groups_, std::move(axes), std::move(steps), whole_);
+}
+
+std::vector<std::string> DeviceMesh::whole_axes_of(std::string_view axis) const {
+  std::vector<std::string> names;
+  for (const Step& step : view_->steps[index_of(axis)]) {
+    names.push_back(whole_->axes[step.axis].name);
+  }
+  return names;
+}
+
+DeviceMesh DeviceMesh::axis_over(const std::vector<std::string>& whole_axes,
+                                 std::string name) const {
+  const DeviceMesh all = whole();
+  std::vector<Step> steps;
+  for (const std::string& axis : whole_axes) {
+    const std::vector<Step>& given = whole_->steps[all.index_of(axis)];
+    steps.insert(steps.end(), given.begin(), given.end());
+  }
+  std::vector<MeshAxis> axes{{std::move(name), size_of_steps(steps)}};
+  return DeviceMesh(groups_, std::move(axes), {std::move(steps)}, whole_);
 }
 
 std::optional<DeviceMesh> DeviceMesh::axis_of(const ProcessGroup& group) const {

@@ -70,8 +70,16 @@ class CADRE_EXPORT DeviceMesh {
 
   // The mesh of the axes of both, in the order of the mesh from which both come by slices or
   // flattened meshes; an axis that both have is there once. Throws if they come from different
-  // meshes, or if an axis of one is a part of a flattened axis of the other. No communication.
+  // meshes, if an axis of one is a part of a flattened axis of the other, or if two axes of
+  // different ranks have one name. No communication.
   DeviceMesh joined_with(const DeviceMesh& other) const;
+  // The axes of whole() that an axis consists of, the slowest first: one, or those that were
+  // flattened.
+  std::vector<std::string> whole_axes_of(std::string_view axis) const;
+  // The reverse: an axis of this name that consists of these axes of whole(), as a mesh of one
+  // axis. It equals the one that flatten() makes, also on ranks that have not called that. No
+  // communication.
+  DeviceMesh axis_over(const std::vector<std::string>& whole_axes, std::string name) const;
   // The axis along which the ranks of this group lie, as a mesh of one axis: one of the mesh from
   // which this one comes. Nothing if the group has other ranks than any axis. No communication.
   std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;

@@ -209,6 +209,10 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
     const DeviceMesh unlike = mesh.flatten({"x", "w"}, "all");
     EXPECT_THAT(failure_of([&] { flat["all"].joined_with(unlike["all"]); }),
                 HasSubstr("joined_with {all: 4}: axis \"all\" has ranks of axis \"all\""));
+    const DeviceMesh apart = mesh.slice({"y", "w"}).flatten({"y", "w"}, "all");
+    EXPECT_THAT(failure_of([&] { flat["all"].joined_with(apart); }),
+                HasSubstr("joined_with {all: 2}: both have an axis \"all\", along which different "
+                          "ranks lie"));
     const DeviceMesh other(world, {{"x", 2}, {"y", 4}});
     EXPECT_THAT(
         failure_of([&] { mesh["x"].joined_with(other["y"]); }),
