@@ -111,18 +111,21 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
                             c10::demangle(typeid(optimizer).name())));
 }
 
-// A parameter of the optimizer: its record, and the options of its group.
+// A parameter of the optimizer: its record, which of the records of its name that is, and the
+// options of its group.
 struct Place {
   const SnapshotTensor* parameter;
+  size_t entry;
   const OptimizerOptions* options;
 };
 
 // In the order of the optimizer.
 std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
                              std::span<const SnapshotTensor> parameters) {
-  std::unordered_map<const void*, const SnapshotTensor*> by_leaf;
-  for (const SnapshotTensor& parameter : parameters) {
-    by_leaf.emplace(parameter.values.unsafeGetTensorImpl(), &parameter);
+  const SnapshotEntries entries = entries_of(parameters);
+  std::unordered_map<const void*, SnapshotEntries::const_iterator> by_leaf;
+  for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
+    by_leaf.emplace(entry->second->values.unsafeGetTensorImpl(), entry);
   }
   std::vector<Place> places;
   for (const auto& group : optimizer.param_groups()) {
@@ -136,7 +139,8 @@ std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
                           "that the wrapped model gives",
                           places.size(), list_of(leaf.sizes()), parameters.size()));
       }
-      places.push_back({found->second, &group.options()});
+      const auto& [key, parameter] = *found->second;
+      places.push_back({parameter, key.second, &group.options()});
     }
   }
   return places;
@@ -196,9 +200,9 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
 
 // By another rank alone, as a parameter of another stage of a pipeline; this rank's optimizer need
 // not know it.
-bool is_held_elsewhere(const std::string& name, std::span<const SnapshotTensor> parameters) {
-  const auto found = std::ranges::find(parameters, name, &SnapshotTensor::name);
-  return found != parameters.end() && found->boxes.empty();
+bool is_held_elsewhere(const SnapshotEntries& entries, const ParameterState& state) {
+  const auto found = entries.find({state.parameter, state.entry});
+  return found != entries.end() && found->second->boxes.empty();
 }
 
 }  // namespace
@@ -212,7 +216,7 @@ std::vector<ParameterState> optimizer_state(const torch::optim::Optimizer& optim
     const auto found = optimizer.state().find(leaf.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) continue;
     const Fields held = rule.fields_of(*found->second, *place.options);
-    ParameterState state{.parameter = place.parameter->name};
+    ParameterState state{.parameter = place.parameter->name, .entry = place.entry};
     for (const auto& [name, tensor] : held.tensors) {
       if (tensor->defined()) state.tensors.emplace_back(name, *tensor);
     }
@@ -228,14 +232,15 @@ void set_optimizer_state(torch::optim::Optimizer& optimizer,
                          std::span<const SnapshotTensor> parameters,
                          std::span<const ParameterState> states) {
   const Rule rule = rule_of(optimizer);
-  std::map<std::string, Place> places;
+  const SnapshotEntries entries = entries_of(parameters);
+  std::map<std::pair<std::string, size_t>, Place> places;
   for (const Place& place : places_of(optimizer, parameters)) {
-    places.emplace(place.parameter->name, place);
+    places.emplace(std::pair(place.parameter->name, place.entry), place);
   }
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> made;
   for (const ParameterState& state : states) {
-    const auto place = places.find(state.parameter);
-    if (place == places.end() && is_held_elsewhere(state.parameter, parameters)) continue;
+    const auto place = places.find({state.parameter, state.entry});
+    if (place == places.end() && is_held_elsewhere(entries, state)) continue;
     if (place == places.end()) refuse(rule, state.parameter, "it has no such parameter");
     made.emplace_back(place->second.parameter->values.unsafeGetTensorImpl(),
                       state_from(rule, place->second, state));

@@ -142,17 +142,18 @@ class Loader {
   }
 
   void plan_states() {
-    std::map<std::string, const SnapshotTensor*> parameters;
-    for (const SnapshotTensor& tensor : parts_.parameters) parameters.emplace(tensor.name, &tensor);
+    const SnapshotEntries entries = entries_of(parts_.parameters);
     for (const auto& [name, states] : reader_.optimizer()) {
-      const auto parameter = parameters.find(name);
-      if (parameter == parameters.end()) {
+      auto entry = entries.find({name, 0});
+      if (entry == entries.end()) {
         refuse(cadre::format("has an optimizer's state of '{}', which is no parameter of the model",
                              name));
       }
-      ParameterState loaded{.parameter = name};
-      for (const ManifestTensor* state : states) plan_state(*state, *parameter->second, loaded);
-      states_.push_back(std::move(loaded));
+      for (; entry != entries.end() && entry->first.first == name; ++entry) {
+        ParameterState loaded{.parameter = name, .entry = entry->first.second};
+        for (const ManifestTensor* state : states) plan_state(*state, *entry->second, loaded);
+        states_.push_back(std::move(loaded));
+      }
     }
   }
 

@@ -30,8 +30,8 @@ struct LoadOptions {
 
 struct LoadedSnapshot {
   int64_t step = 0;
-  // The states of the parameters that have one in the snapshot: tensors with the shape of the
-  // parameter's `values` on this rank.
+  // The states of the parameters that have one in the snapshot, of each entry of a parameter:
+  // tensors with the shape of its `values` on this rank.
   std::vector<ParameterState> optimizer;
   std::string extra = "{}";
   std::string strategy;  // of the run that saved it

@@ -277,7 +277,7 @@ Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
 
 void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                   const RankAgreement& ranks, const SaveOptions& options) {
-  const Result<Held> held = held_of(parts, ranks.rank());
+  const Result<Held> held = held_of(without_copies(parts), ranks.rank());
   Result<SavePlan> plan = agree_on_plan(held, ranks);
   if (!plan.ok()) throw plan.error().with_context(cadre::format("snapshot of step {}", step));
   plan->manifest.step = step;

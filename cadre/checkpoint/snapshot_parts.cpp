@@ -32,7 +32,30 @@ SnapshotTensor part_of(const ParameterShard& shard) {
           .boxes = boxes_of(shard),
           .values = shard.values,
           .fence = shard.fence,
-          .flat = shard.flat};
+          .flat = shard.flat,
+          .is_copy = shard.is_copy};
+}
+
+SnapshotParts without_copies(const SnapshotParts& parts) {
+  SnapshotParts kept = parts;
+  const SnapshotEntries entries = entries_of(parts.parameters);
+  std::erase_if(kept.optimizer, [&](const ParameterState& state) {
+    const auto found = entries.find({state.parameter, state.entry});
+    return found != entries.end() && found->second->is_copy;
+  });
+  // The copies may have been listed before what is kept.
+  for (ParameterState& state : kept.optimizer) state.entry = 0;
+  std::erase_if(kept.parameters, [](const SnapshotTensor& tensor) { return tensor.is_copy; });
+  return kept;
+}
+
+SnapshotEntries entries_of(std::span<const SnapshotTensor> parameters) {
+  SnapshotEntries entries;
+  std::map<std::string, size_t> num_of_name;
+  for (const SnapshotTensor& tensor : parameters) {
+    entries.emplace(std::pair(tensor.name, num_of_name[tensor.name]++), &tensor);
+  }
+  return entries;
 }
 
 SnapshotParts parts_of(const torch::nn::Module& module) {

@@ -6,10 +6,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/export.h"
@@ -33,6 +36,9 @@ struct SnapshotTensor {
   std::shared_ptr<ShardFence> fence = {};
   // See ParameterShard; after loading, the changed parameters are gathered.
   std::shared_ptr<FlatParameters> flat = {};
+  // Another entry of the same name, on this rank or another one, has these elements, perhaps in
+  // other boxes. Saves leave this one out; loads fill it.
+  bool is_copy = false;
 };
 
 // The state of an optimizer for one parameter. Tensors are sharded like the parameter's `values`;
@@ -41,6 +47,9 @@ struct ParameterState {
   std::string parameter;
   NamedTensors tensors;
   NamedTensors scalars;
+  // Which of the entries with this name in SnapshotParts::parameters, in their order: not 0 where a
+  // rank has several tensors of a tied weight.
+  size_t entry = 0;
 };
 
 struct SnapshotParts {
@@ -49,6 +58,12 @@ struct SnapshotParts {
   std::vector<ParameterState> optimizer;
   std::string extra = "{}";  // a JSON object of the caller; rank 0's is written
 };
+
+// By name and ParameterState::entry.
+using SnapshotEntries = std::map<std::pair<std::string, size_t>, const SnapshotTensor*>;
+SnapshotEntries entries_of(std::span<const SnapshotTensor> parameters);
+// What a save writes of the parts: without copies and their states.
+SnapshotParts without_copies(const SnapshotParts& parts);
 
 CADRE_EXPORT SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor);
 CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);

@@ -22,7 +22,7 @@ class Staging {
  public:
   SnapshotParts copy(const SnapshotParts& parts) {
     const at::NoGradGuard no_grad;
-    SnapshotParts copied = parts;
+    SnapshotParts copied = without_copies(parts);
     for (auto* tensors : {&copied.parameters, &copied.buffers}) {
       for (SnapshotTensor& tensor : *tensors) {
         tensor.values = staged("model." + tensor.name, tensor.values);
