@@ -53,16 +53,13 @@ void check_form(const std::string& what, const NamedTensor& parameter, at::Scala
   }
 }
 
-// Throws for a parameter that is sharded already, which has no memory.
+// Throws for a parameter that is sharded already.
 const std::byte* checked_begin_of(const std::string& what, const NamedTensor& parameter) {
-  try {
-    return begin_of(parameter.tensor);
-  } catch (const c10::Error&) {
-    refuse_parameter(
-        what, format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
-                     "them already. Destroy that one first, or use it",
-                     parameter.name));
-  }
+  if (has_values(parameter.tensor)) return begin_of(parameter.tensor);
+  refuse_parameter(what,
+                   format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
+                          "them already. Destroy that one first, or use it",
+                          parameter.name));
 }
 
 void check_apart(const std::string& what, const std::vector<NamedTensor>& parameters) {
@@ -84,6 +81,15 @@ void check_apart(const std::string& what, const std::vector<NamedTensor>& parame
 }
 
 }  // namespace
+
+bool has_values(const at::Tensor& parameter) {
+  try {
+    static_cast<void>(parameter.const_data_ptr());
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
 
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
                      const ShardedDtypes& dtypes) {

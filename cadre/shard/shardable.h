@@ -24,4 +24,7 @@ struct ShardedDtypes {
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
                      const ShardedDtypes& dtypes);
 
+// False for a parameter whose memory is not there, because it is sharded.
+bool has_values(const at::Tensor& parameter);
+
 }  // namespace cadre::shard

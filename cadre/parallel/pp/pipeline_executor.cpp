@@ -79,11 +79,26 @@ PipelineExecutor::PipelineExecutor(ProcessGroup group, PipelineSchedule schedule
       options_(std::move(options)),
       messages_(group_, {schedule_.rank_of_stage, schedule_.num_microbatches}) {
   for (const PipelineStage& stage : stages) runners_.emplace(stage.stage(), StageRunner(stage));
-  if (options_.replicas) group_.communicator().fail_together(options_.replicas->communicator());
+  for (const PipelineAction& action : schedule_.ranks[static_cast<size_t>(group_.rank())]) {
+    for (const PipelineAction& leaf : leaves_of(action)) {
+      if (leaf.kind == Kind::kForward) forwards_.push_back(leaf.stage);
+    }
+  }
+}
+
+// What the schedule gathers and frees is for forwards and backwards.
+void PipelineExecutor::gather_next_forwards(size_t first) {
+  const size_t count =
+      std::min(static_cast<size_t>(options_.max_unsharded_stages), runners_.size());
+  std::vector<int> next;
+  for (size_t i = first; i < forwards_.size() && next.size() < count; ++i) {
+    if (std::ranges::count(next, forwards_[i]) == 0) next.push_back(forwards_[i]);
+  }
+  options_.sharded->unshard_only(next);
 }
 
 PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
-  Running running{.step = step, .output = {}};
+  Running running{.step = step, .output = {}, .num_forwards = 0};
   running.output.losses.resize(static_cast<size_t>(schedule_.num_microbatches));
   if (step.keeps_outputs) running.output.outputs.resize(running.output.losses.size());
   messages_.begin({.is_training = step.is_training, .has_headers = step.has_headers});
@@ -138,7 +153,7 @@ void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
 void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) {
   const int stage = action.stage;
   const int microbatch = action.microbatch.value_or(0);
-  if (is_computation(action.kind)) prepare(action, running.step);
+  if (is_computation(action.kind)) prepare(action, running);
   switch (action.kind) {
     case Kind::kForward:
       return forward(action, running);
@@ -172,8 +187,12 @@ void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) 
   }
 }
 
-void PipelineExecutor::prepare(const PipelineAction& action, const PipelineStep& step) {
-  if (options_.sharded != nullptr) options_.sharded->wait(action.stage);
+void PipelineExecutor::prepare(const PipelineAction& action, Running& running) {
+  const PipelineStep& step = running.step;
+  if (options_.sharded != nullptr) {
+    if (!step.is_training) gather_next_forwards(running.num_forwards++);
+    options_.sharded->wait(action.stage);
+  }
   if (!options_.before_microbatch) return;
   const int64_t microbatch = *action.microbatch;
   const int64_t first = step.num_rows * microbatch / schedule_.num_microbatches;

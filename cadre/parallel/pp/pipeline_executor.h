@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -46,6 +47,8 @@ class PipelineExecutor {
     std::optional<ProcessGroup> replicas = {};
     // The parameters of the stages, where ranks own shards of them; instead of replicas.
     ShardedStages* sharded = nullptr;
+    // With `sharded`, in an evaluation; a training step does what the schedule says.
+    int max_unsharded_stages = 1;
     // Before each forward and each backward of a microbatch. May be empty.
     std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
   };
@@ -66,12 +69,15 @@ class PipelineExecutor {
   struct Running {
     const PipelineStep& step;
     Output output;
+    size_t num_forwards;  // of an evaluation, begun
   };
 
   void run_action(const PipelineAction& action, Running& running);
   void run_leaf(const PipelineAction& action, Running& running);
   // Before an action that computes: whole parameters, and the program's call.
-  void prepare(const PipelineAction& action, const PipelineStep& step);
+  void prepare(const PipelineAction& action, Running& running);
+  // In an evaluation: the stages of the next forwards of this rank, from this one on.
+  void gather_next_forwards(size_t first);
   void forward(const PipelineAction& action, Running& running);
   void backward(const PipelineAction& action, const Running& running);
   // The last stage's roots of the backward: its loss, where there is one.
@@ -86,6 +92,7 @@ class PipelineExecutor {
   PipelineSchedule schedule_;
   Options options_;
   std::map<int, StageRunner> runners_;  // by stage
+  std::vector<int> forwards_;           // of this rank, in their order: the stages
   StageMessages messages_;
   std::map<StageMessages::Id, std::vector<at::Tensor>> to_send_;
 };

@@ -8,6 +8,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/shard/flat_buffer_pool.h"
+#include "cadre/shard/shardable.h"
 
 namespace cadre::parallel {
 namespace {
@@ -20,7 +21,26 @@ ProcessGroup all_of(const DeviceMesh& mesh) {
   return mesh.joint_group(names);
 }
 
+std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype(std::span<const PipelineStage> stages) {
+  std::map<at::ScalarType, std::vector<NamedTensor>> parameters;
+  std::set<const void*> seen;
+  for (const PipelineStage& stage : stages) {
+    for (const NamedTensor& parameter : stage.parameters()) {
+      if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
+      parameters[parameter.tensor.scalar_type()].push_back(parameter);
+    }
+  }
+  return parameters;
+}
+
 }  // namespace
+
+void ShardedStages::check_shardable(const std::vector<PipelineStage>& stages) {
+  for (const auto& [dtype, parameters] : by_dtype(stages)) {
+    shard::check_shardable("cadre::Pipeline with shards", parameters,
+                           {.shard = dtype, .compute = dtype});
+  }
+}
 
 ShardedStages::ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages)
     : mesh_(mesh),
@@ -49,14 +69,8 @@ ShardedStages::ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineS
 void ShardedStages::add_stage(const PipelineStage& stage,
                               const std::shared_ptr<shard::FlatBufferPool>& pool,
                               std::vector<NamedTensor>& trained) {
-  std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
-  std::set<const void*> seen;
-  for (const NamedTensor& parameter : stage.parameters()) {
-    if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
-    by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
-  }
   Stage& added = stages_[stage.stage()];
-  for (const auto& [dtype, parameters] : by_dtype) {
+  for (const auto& [dtype, parameters] : by_dtype({&stage, 1})) {
     const auto flat = std::make_shared<FlatParameters>(
         parameters, shard_,
         FlatParametersOptions{
@@ -67,7 +81,10 @@ void ShardedStages::add_stage(const PipelineStage& stage,
     added.flats.push_back(flat);
     const size_t num_before = added.trained.size();
     for (size_t i = 0; i < parameters.size(); ++i) {
-      if (!parameters[i].tensor.requires_grad()) continue;
+      if (!parameters[i].tensor.requires_grad()) {
+        added.frozen.push_back({.index = 0, .flat = flat, .place = i});
+        continue;
+      }
       added.trained.push_back({.index = trained.size(), .flat = flat, .place = i});
       trained.push_back(parameters[i]);
     }
@@ -90,6 +107,33 @@ void ShardedStages::reshard(int stage) {
 
 void ShardedStages::reshard_all() {
   for (const auto& [stage, sharded] : stages_) reshard(stage);
+}
+
+void ShardedStages::unshard_only(std::span<const int> stages) {
+  for (const auto& [stage, sharded] : stages_) {
+    if (std::ranges::count(stages, stage) == 0) reshard(stage);
+  }
+  for (const int stage : stages) unshard(stage);
+}
+
+std::optional<std::string> ShardedStages::changed_parameter() const {
+  for (const auto& [stage, sharded] : stages_) {
+    for (const auto* places : {&sharded.trained, &sharded.frozen}) {
+      const bool is_trained = places == &sharded.trained;
+      for (const Place& place : *places) {
+        const NamedTensor& parameter = place.flat->parameters()[place.place];
+        const at::Tensor& values = place.flat->values(place.place);
+        if (parameter.tensor.requires_grad() == is_trained &&
+            values.requires_grad() == is_trained) {
+          continue;
+        }
+        return format("\"{}\" of stage {} {} when the pipeline was constructed, and {} now",
+                      parameter.name, stage, is_trained ? "required grad" : "did not require grad",
+                      is_trained ? "does not" : "does");
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 void ShardedStages::take_from_parameters(int stage) {

@@ -32,6 +32,8 @@ class ShardedStages {
   // mesh: one axis, whose ranks own shards; or two, of which the ranks along the first hold the
   // same. stages: of this rank, in the order in which a step reduces them; equal on all ranks.
   ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages);
+  // Throws on this rank for what the constructor would refuse, without a collective.
+  static void check_shardable(const std::vector<PipelineStage>& stages);
 
   // Starts to gather the parameters of a stage.
   void unshard(int stage);
@@ -40,7 +42,12 @@ class ShardedStages {
   // Frees the whole parameters; the shards remain.
   void reshard(int stage);
   void reshard_all();
+  // Starts to gather these stages, the first of them first, and frees the others.
+  void unshard_only(std::span<const int> stages);
 
+  // A sentence about the first parameter that required grad at the construction and does not now,
+  // or the reverse: its gradients would not reach the shards.
+  std::optional<std::string> changed_parameter() const;
   void begin_step();
   // Starts to reduce what the step has added to the gradients of the stage.
   void reduce(int stage);
@@ -65,6 +72,7 @@ class ShardedStages {
   struct Stage {
     std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
     std::vector<Place> trained;
+    std::vector<Place> frozen;  // their index is not used
     size_t num_buckets = 0;
   };
 
