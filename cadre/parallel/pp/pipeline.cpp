@@ -8,7 +8,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <set>
+#include <exception>
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
@@ -17,6 +17,7 @@
 #include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_records.h"
+#include "cadre/parallel/pp/tied_parameters.h"
 
 namespace cadre {
 namespace {
@@ -38,14 +39,6 @@ std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
   return microbatches;
 }
 
-// The ranks that hold the same stages, each with a batch of its own.
-std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
-  if (!options.shards) return options.replicas;
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : options.shards->axes()) names.push_back(axis.name);
-  return options.shards->joint_group(names);
-}
-
 // In the order in which a step reduces their gradients.
 std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<PipelineStage>& stages,
                                                       const DeviceMesh& mesh,
@@ -58,36 +51,44 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
   return std::make_unique<parallel::ShardedStages>(mesh, in_order);
 }
 
+// Of a step that all ranks compare, before those of the tied parameters.
+constexpr size_t kNumStepWords = 5;
+
 }  // namespace
 
 class Pipeline::Core {
  public:
   // mesh: the axis of the pipeline, if it is known.
-  Core(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
+  Core(const std::vector<PipelineStage>& stages, parallel::PipelineRanks ranks,
        const std::optional<DeviceMesh>& mesh, const PipelineOptions& options,
        PipelineSchedule schedule)
-      : group_(group),
+      : ranks_(std::move(ranks)),
         options_(options),
-        replicas_(replicas_of(options)),
         schedule_(std::move(schedule)),
-        holds_first_(schedule_.rank_of_stage.front() == group.rank()),
-        holds_last_(schedule_.rank_of_stage.back() == group.rank()) {
+        holds_first_(schedule_.rank_of_stage.front() == ranks_.group.rank()),
+        holds_last_(schedule_.rank_of_stage.back() == ranks_.group.rank()) {
     std::vector<PipelineStage> by_number = stages;
     std::ranges::sort(by_number, {}, &PipelineStage::stage);
-    parallel::equalize_replicas(by_number, group, replicas_);
-    if (options_.shards) {
-      sharded_ = shard_stages(by_number, *options_.shards, schedule_.ranks[group.rank()]);
-    }
+    parallel::equalize_replicas(by_number, ranks_);
+    if (options_.shards) shard(by_number);
     executor_.emplace(
-        group, schedule_, by_number,
-        parallel::PipelineExecutor::Options{.replicas = sharded_ ? std::nullopt : replicas_,
+        ranks_.group, schedule_, by_number,
+        parallel::PipelineExecutor::Options{.replicas = sharded_ ? std::nullopt : ranks_.replicas,
                                             .sharded = sharded_.get(),
+                                            .max_unsharded_stages = options.max_unsharded_stages,
                                             .before_microbatch = options.before_microbatch});
-    records_.emplace(group, mesh, by_number, sharded_.get());
+    parallel::agree_with_replicas(ranks_, {.what = "parameters"}, parallel::refusal_of([&] {
+                                    records_.emplace(ranks_.group, mesh, by_number, sharded_.get());
+                                  }));
+    ties_.emplace(ranks_, parallel::TiedParameters::Stages{.rank_of_stage = schedule_.rank_of_stage,
+                                                           .own = by_number,
+                                                           .sharded = sharded_.get(),
+                                                           .records = &*records_});
   }
 
   const PipelineSchedule& schedule() const { return schedule_; }
   const parallel::StageRecords& records() const { return *records_; }
+  parallel::TiedParameters& ties() { return *ties_; }
 
   PipelineResult run(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
                      const PipelineLoss& loss, const PipelineStepOptions& options) {
@@ -107,14 +108,14 @@ class Pipeline::Core {
       step.weights.push_back(static_cast<double>(rows) / static_cast<double>(agreed.total_rows));
     }
     // Sharded stages have the gradients of earlier steps in their shards.
-    const bool sets_aside = is_training && !sharded_ && (replicas_ || !ties_.empty());
+    const bool sets_aside = is_training && !sharded_ && (ranks_.replicas || !ties_->is_empty());
     if (sets_aside) {
       for (auto& [stage, runner] : executor_->runners()) runner.set_gradients_aside();
     }
     if (is_training && sharded_) sharded_->begin_step();
     parallel::PipelineExecutor::Output output = executor_->run(step);
     if (is_training) {
-      for (const Tie& tie : ties_) tie.parameters.sum_gradients();
+      ties_->sum_gradients();
       if (sharded_) sharded_->finish_step();
     }
     if (sets_aside) {
@@ -124,70 +125,7 @@ class Pipeline::Core {
     return result_of(output, shares, agreed.has_loss, options);
   }
 
-  void tie(const std::vector<parallel::StageParameter>& parameters) {
-    parallel::TiedParameters::Holders holders;
-    std::string text;
-    const std::optional<Error> refusal = find_holders(parameters, holders, text);
-    Fnv1a hash;
-    hash.add(text);
-    std::vector<int64_t> words{static_cast<int64_t>(hash.value()), -1, -1};
-    if (!refusal && !holders.own.empty()) {
-      words[1] = holders.own[0].numel();
-      words[2] = static_cast<int64_t>(holders.own[0].scalar_type());
-    }
-    const auto all = exchange_words(group_, words, refusal, "parameters to tie");
-    if (const auto other = parallel::first_unlike(all, 0)) {
-      throw pipeline_refusal(
-          format("ranks 0 and {} tie different parameters; pass the same list on all "
-                 "ranks (rank {}: {})",
-                 *other, group_.rank(), text));
-    }
-    for (const int rank : holders.ranks) {
-      const auto& root = all[holders.root];
-      if (all[rank][1] == root[1] && all[rank][2] == root[2]) continue;
-      throw pipeline_refusal(
-          format("the parameters to tie ({}) have {} elements on rank {} and {} on rank "
-                 "{}, or another dtype",
-                 text, root[1], holders.root, all[rank][1], rank));
-    }
-    const std::set<int> stages = stages_of(parameters);
-    const parallel::WholeStages whole(sharded_.get(), stages);
-    for (const at::Tensor& tensor : holders.own) {
-      if (sharded_) sharded_->keep_whole(tensor);
-    }
-    ties_.push_back({text, stages, parallel::TiedParameters(group_, std::move(holders))});
-    ties_.back().parameters.broadcast();
-    if (sharded_) {
-      for (const int stage : stages) sharded_->take_from_parameters(stage);
-    }
-    records_->tie(parameters);
-  }
-
-  void check_ties() const {
-    std::vector<int64_t> differs;
-    for (const Tie& tie : ties_) {
-      const parallel::WholeStages whole(sharded_.get(), tie.stages);
-      differs.push_back(tie.parameters.are_equal() ? 0 : 1);
-    }
-    const auto all = exchange_words(group_, differs, std::nullopt, "tied parameters");
-    for (size_t i = 0; i < ties_.size(); ++i) {
-      for (int rank = 0; rank < group_.world_size(); ++rank) {
-        if (all[rank][i] == 0) continue;
-        throw pipeline_refusal(
-            format("the tied parameters {} differ: rank {} has other values than the "
-                   "first of them; give them the same optimizer with the same options",
-                   ties_[i].text, rank))
-            .with_culprit(rank);
-      }
-    }
-  }
-
  private:
-  struct Tie {
-    std::string text;
-    std::set<int> stages;  // of this rank
-    parallel::TiedParameters parameters;
-  };
   // What all ranks know of a step.
   struct Agreed {
     int64_t rows = 0;
@@ -196,6 +134,17 @@ class Pipeline::Core {
     bool has_headers = true;
     uint64_t signature = 0;
   };
+
+  // All refusals have been exchanged before, so an error here may be one of this rank alone, and
+  // the other ranks get it from the aborted group.
+  void shard(const std::vector<PipelineStage>& stages) {
+    try {
+      sharded_ = shard_stages(stages, *options_.shards, schedule_.ranks[ranks_.group.rank()]);
+    } catch (const std::exception& error) {
+      ranks_.group.abort(format("sharding the stages of a pipeline: {}", error.what()));
+      throw;
+    }
+  }
 
   std::optional<Error> check_rows(const std::vector<at::Tensor>& tensors,
                                   std::string_view name) const {
@@ -235,6 +184,14 @@ class Pipeline::Core {
   std::optional<Error> check_arguments(bool is_training, const PipelineBatch& batch,
                                        const PipelineBatch& target,
                                        const PipelineLoss& loss) const {
+    if (is_training && sharded_) {
+      if (const auto changed = sharded_->changed_parameter()) {
+        return pipeline_refusal(
+            format("{}; the trained parameters of sharded stages are those of the constructor: "
+                   "construct the modules and the pipeline again and load a snapshot",
+                   *changed));
+      }
+    }
     if (holds_first_) {
       if (auto error = check_rows(batch.tensors(), "batch")) return error;
     }
@@ -271,27 +228,25 @@ class Pipeline::Core {
     const auto rows_of = [](bool is_used, const PipelineBatch& tensors) {
       return is_used ? tensors.tensors()[0].size(0) : int64_t{-1};
     };
-    std::vector<int64_t> words(5, 0);
+    std::vector<int64_t> words(kNumStepWords, 0);
     if (!refusal) {
       words = {is_training ? 1 : 0, rows_of(holds_first_, batch),
                rows_of(holds_last_ && loss, target), holds_last_ && loss ? 1 : 0,
                static_cast<int64_t>(own_signature(batch))};
     }
+    for (const int64_t word : ties_->trained_words()) words.push_back(word);
     Agreed agreed;
-    try {
-      const auto all = exchange_words(group_, words, refusal, "arguments of a step");
-      agreed = compare(all);
-    } catch (const Error& error) {
-      // The ranks of other replicas wait for this one.
-      if (!replicas_ || error.code() != ErrorCode::kInvalidArgument) throw;
-      refusal = error;
-    }
+    refusal = parallel::refusal_of([&] {
+      agreed = compare(exchange_words(ranks_.group, words, refusal, "arguments of a step"));
+    });
+    // The ranks of other replicas wait for this one.
+    if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows = agreed.rows;
-    if (replicas_) {
+    if (ranks_.replicas) {
       const std::vector<int64_t> own{agreed.rows};
       agreed.total_rows = 0;
       for (const auto& of_replica :
-           exchange_words(*replicas_, own, refusal, "arguments of a step")) {
+           exchange_words(*ranks_.replicas, own, refusal, "arguments of a step")) {
         agreed.total_rows += of_replica[0];
       }
     }
@@ -314,6 +269,7 @@ class Pipeline::Core {
                                     first[1], schedule_.rank_of_stage.front(), last[2],
                                     schedule_.rank_of_stage.back()));
     }
+    if (all[0][0] == 1) ties_->check_trained(all, kNumStepWords);
     Fnv1a hash;
     for (const auto& words : all) hash.add(static_cast<uint64_t>(words[4]));
     return {.rows = first[1], .has_loss = last[3] == 1, .signature = hash.value()};
@@ -337,7 +293,7 @@ class Pipeline::Core {
       }
     }
     if (has_loss && options.broadcast_losses) {
-      group_.broadcast(result.losses, {.root = schedule_.rank_of_stage.back()});
+      ranks_.group.broadcast(result.losses, {.root = schedule_.rank_of_stage.back()});
     }
     if (result.losses.defined()) {
       result.loss = at::dot(result.losses, at::tensor(shares, at::kDouble));
@@ -351,62 +307,15 @@ class Pipeline::Core {
     return result;
   }
 
-  // Those of this rank.
-  std::set<int> stages_of(const std::vector<parallel::StageParameter>& parameters) const {
-    std::set<int> stages;
-    for (const parallel::StageParameter& parameter : parameters) {
-      if (schedule_.rank_of_stage[parameter.stage] == group_.rank()) stages.insert(parameter.stage);
-    }
-    return stages;
-  }
-
-  std::optional<Error> find_holders(const std::vector<parallel::StageParameter>& parameters,
-                                    parallel::TiedParameters::Holders& holders, std::string& text) {
-    std::set<int> ranks;
-    for (const parallel::StageParameter& parameter : parameters) {
-      text += format("{}{}:{}", text.empty() ? "" : ", ", parameter.stage, parameter.name);
-      if (parameter.stage < 0 || parameter.stage >= schedule_.num_stages()) {
-        return pipeline_refusal(
-            format("cannot tie {}: there is no stage {}", parameter.name, parameter.stage));
-      }
-      ranks.insert(schedule_.rank_of_stage[parameter.stage]);
-    }
-    if (parameters.size() < 2) return pipeline_refusal("at least two parameters can be tied");
-    holders.root = schedule_.rank_of_stage[parameters[0].stage];
-    holders.ranks.assign(ranks.begin(), ranks.end());
-    for (const parallel::StageParameter& parameter : parameters) {
-      const auto runner = executor_->runners().find(parameter.stage);
-      if (runner == executor_->runners().end()) continue;
-      const auto& named = runner->second.stage().parameters();
-      const auto found = std::ranges::find(named, parameter.name, &NamedTensor::name);
-      if (found == named.end()) {
-        return pipeline_refusal(format("cannot tie {}: stage {} has no parameter of this name",
-                                       parameter.name, parameter.stage));
-      }
-      const bool is_there = std::ranges::any_of(
-          holders.own, [&](const at::Tensor& other) { return other.is_same(found->tensor); });
-      if (!is_there) holders.own.push_back(found->tensor);
-    }
-    for (const at::Tensor& tensor : holders.own) {
-      if (tensor.sizes() == holders.own[0].sizes() &&
-          tensor.scalar_type() == holders.own[0].scalar_type()) {
-        continue;
-      }
-      return pipeline_refusal(format("cannot tie {}: the shapes or dtypes differ", text));
-    }
-    return std::nullopt;
-  }
-
-  ProcessGroup group_;
+  parallel::PipelineRanks ranks_;
   PipelineOptions options_;
-  std::optional<ProcessGroup> replicas_;
   PipelineSchedule schedule_;
   bool holds_first_;
   bool holds_last_;
   std::unique_ptr<parallel::ShardedStages> sharded_;  // null where ranks have whole stages
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
-  std::vector<Tie> ties_;
+  std::optional<parallel::TiedParameters> ties_;
   // Of the last step with headers: of evaluation and of training.
   std::optional<uint64_t> known_signatures_[2];
 };
@@ -427,9 +336,8 @@ const ProcessGroup& only_group(const DeviceMesh& mesh) {
 Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
                    const std::optional<DeviceMesh>& mesh, const PipelineOptions& options) {
   auto schedule = parallel::lowered_schedule(stages, options, group.world_size());
-  parallel::check_schedules_match(group, schedule);
-  parallel::check_stages_match(group, *schedule, stages);
-  core_ = std::make_unique<Core>(stages, group, mesh, options, std::move(*schedule));
+  auto ranks = parallel::agree_on_schedule(group, stages, options, schedule);
+  core_ = std::make_unique<Core>(stages, std::move(ranks), mesh, options, std::move(*schedule));
 }
 
 Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
@@ -455,11 +363,11 @@ PipelineResult Pipeline::eval(const PipelineBatch& batch, const PipelineBatch& t
 }
 
 void Pipeline::tie_parameters(const std::vector<parallel::StageParameter>& parameters) {
-  core_->tie(parameters);
+  core_->ties().tie(parameters);
 }
 
 void Pipeline::check_tied_parameters() const {
-  core_->check_ties();
+  core_->ties().check_equal();
 }
 
 std::vector<at::Tensor> Pipeline::parameters() const {

@@ -40,7 +40,6 @@
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
-#include "cadre/parallel/pp/tied_parameters.h"
 #include "cadre/pipeline/schedule.h"
 #include "cadre/shard/parameter_shard.h"
 
@@ -67,8 +66,8 @@ struct PipelineOptions {
   // while the schedule computes with it, and its gradients are reduced once in a step. One axis,
   // mesh["dp_shard"]; or two, of which the ranks along the first hold the same.
   std::optional<DeviceMesh> shards = {};
-  // With `shards`: of how many stages a rank has whole parameters at a time; one more where the
-  // schedule computes on two at once.
+  // With `shards`: of how many stages a rank has whole parameters at a time, in eval(), too; one
+  // more where the schedule computes on two at once.
   int max_unsharded_stages = 2;
   // Called before each forward and each backward of a microbatch: for what depends on the rows, as
   // the first sample of a DropoutStream.
@@ -130,7 +129,9 @@ class CADRE_EXPORT Pipeline {
                       const PipelineStepOptions& options = {.return_outputs = true});
 
   // These parameters are one: they get the values of the first of them now, and in every step the
-  // sum of their gradients. Same arguments on all ranks.
+  // sum of their gradients. Same arguments on all ranks, in one call for each parameter of the
+  // model, before the first step of an optimizer. They have the same sizes, dtype and division,
+  // and all of them require grad or none.
   void tie_parameters(const std::vector<parallel::StageParameter>& parameters);
   // Throws kInvalidArgument on all ranks if tied parameters differ, as after an optimizer's step
   // with different options on two ranks.
@@ -142,7 +143,8 @@ class CADRE_EXPORT Pipeline {
   // clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot of all ranks has
   // it. Axes that divide parameters, as of parallelize_module(), must come from the mesh that the
   // pipeline's axis comes from. Names are those in the stages' modules; snapshots need different
-  // ones in different stages, as the plain module has them. Tied parameters are one.
+  // ones in different stages, as the plain module has them. Tied parameters are one; where a rank
+  // has several tensors of it, the others are copies with the same name.
   std::vector<ParameterShard> parameter_shards() const;
 
   // What runs: lowered.

@@ -22,6 +22,24 @@ uint64_t fingerprint_of(const PipelineSchedule& schedule) {
   return hash.value();
 }
 
+uint64_t fingerprint_of(const PipelineOptions& options) {
+  int num_replicas = options.replicas ? options.replicas->world_size() : 0;
+  if (options.shards) num_replicas = options.shards->size();
+  Fnv1a hash;
+  hash.add(static_cast<uint64_t>(options.dynamic_shapes ? 1 : 0));
+  hash.add(static_cast<uint64_t>(options.shards ? 1 : 0));
+  hash.add(static_cast<uint64_t>(num_replicas));
+  return hash.value();
+}
+
+// The ranks that hold the same stages, each with a batch of its own.
+std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
+  if (!options.shards) return options.replicas;
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : options.shards->axes()) names.push_back(axis.name);
+  return options.shards->joint_group(names);
+}
+
 }  // namespace
 
 Error pipeline_refusal(const std::string& what) {
@@ -63,11 +81,15 @@ std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, 
   return std::nullopt;
 }
 
-void check_schedules_match(const ProcessGroup& group, const Result<PipelineSchedule>& schedule) {
-  std::vector<int64_t> words(3, 0);
+namespace {
+
+// Throws on all ranks of the pipeline unless all have one schedule, and replicas or none.
+void check_schedules_match(const ProcessGroup& group, const PipelineOptions& options,
+                           const Result<PipelineSchedule>& schedule) {
+  std::vector<int64_t> words(4, 0);
   if (schedule.ok()) {
     words = {static_cast<int64_t>(fingerprint_of(*schedule)), schedule->num_stages(),
-             schedule->num_microbatches};
+             schedule->num_microbatches, static_cast<int64_t>(fingerprint_of(options))};
   }
   const auto all =
       exchange_words(group, words, schedule.ok() ? std::nullopt : std::optional(schedule.error()),
@@ -78,8 +100,15 @@ void check_schedules_match(const ProcessGroup& group, const Result<PipelineSched
                "one, of {} stages and {} microbatches; pass the same options on all ranks",
                all[0][1], all[0][2], *other, all[*other][1], all[*other][2]));
   }
+  if (const auto other = first_unlike(all, 3)) {
+    throw pipeline_refusal(
+        format("ranks 0 and {} differ in dynamic_shapes, or in whether there are replicas or "
+               "shards and on how many ranks; pass the same options on all ranks",
+               *other));
+  }
 }
 
+// Throws on all ranks of the pipeline unless each stage is held once, and where the schedule says.
 void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
                         const std::vector<PipelineStage>& stages) {
   std::vector<int64_t> held(schedule.rank_of_stage.size(), 0);
@@ -98,9 +127,50 @@ void check_stages_match(const ProcessGroup& group, const PipelineSchedule& sched
   }
 }
 
-void equalize_replicas(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
-                       const std::optional<ProcessGroup>& replicas) {
-  if (!replicas) return;
+}  // namespace
+
+std::optional<Error> refusal_of(const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    return error;
+  }
+  return std::nullopt;
+}
+
+void agree_with_replicas(const PipelineRanks& ranks, const AgreedSubject& subject,
+                         const std::optional<Error>& refusal) {
+  if (!ranks.replicas) {
+    if (refusal) throw *refusal;
+    return;
+  }
+  const std::vector<int64_t> digest{static_cast<int64_t>(subject.digest)};
+  const auto all = exchange_words(*ranks.replicas, digest, refusal, subject.what);
+  if (const auto other = first_unlike(all, 0)) {
+    throw pipeline_refusal(format("replicas 0 and {} have other {}; pass the same in all replicas",
+                                  *other, subject.what));
+  }
+}
+
+PipelineRanks agree_on_schedule(const ProcessGroup& group, const std::vector<PipelineStage>& stages,
+                                const PipelineOptions& options,
+                                const Result<PipelineSchedule>& schedule) {
+  const std::optional<Error> refusal = refusal_of([&] {
+    check_schedules_match(group, options, schedule);
+    check_stages_match(group, *schedule, stages);
+  });
+  // Also a rank that refuses its options makes the group, because the other replicas wait for it.
+  PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
+  agree_with_replicas(
+      ranks, {.what = "stages or options", .digest = schedule.ok() ? fingerprint_of(*schedule) : 0},
+      refusal);
+  if (ranks.replicas) group.communicator().fail_together(ranks.replicas->communicator());
+  return ranks;
+}
+
+void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks) {
+  if (!ranks.replicas) return;
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
   for (const PipelineStage& stage : stages) {
@@ -111,16 +181,12 @@ void equalize_replicas(const std::vector<PipelineStage>& stages, const ProcessGr
       buffers.push_back({format("{}, {}", stage.stage(), buffers.size()), buffer});
     }
   }
-  std::optional<Error> refusal;
-  try {
-    wrap::check_replicas_match("cadre::Pipeline", {parameters, buffers}, *replicas);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kInvalidArgument) throw;
-    refusal = error;
-  }
-  static_cast<void>(exchange_words(group, {}, refusal, "replicas"));
-  wrap::broadcast_tensors(parameters, 0, *replicas);
-  wrap::broadcast_tensors(buffers, 0, *replicas);
+  const std::optional<Error> refusal = refusal_of([&] {
+    wrap::check_replicas_match("cadre::Pipeline", {parameters, buffers}, *ranks.replicas);
+  });
+  static_cast<void>(exchange_words(ranks.group, {}, refusal, "replicas"));
+  wrap::broadcast_tensors(parameters, 0, *ranks.replicas);
+  wrap::broadcast_tensors(buffers, 0, *ranks.replicas);
 }
 
 }  // namespace cadre::parallel

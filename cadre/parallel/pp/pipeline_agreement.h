@@ -1,11 +1,13 @@
 // What the ranks of a pipeline must agree on before they compute: the arguments of its constructor
 // and of each step. Every rank takes part in the exchange, also one whose own arguments are
-// refused, so that an error is thrown on all ranks and the group stays usable.
+// refused, so that an error is thrown on all ranks, also on those of the replicas, and the groups
+// stay usable.
 //
 // Threads: one. Blocking: collective, until the group's deadline. Errors: kInvalidArgument.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +16,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/group/process_group.h"
+#include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/pipeline/schedule.h"
 
@@ -32,16 +35,31 @@ std::vector<std::vector<int64_t>> exchange_words(const ProcessGroup& group,
 // The first rank whose word at `index` is not rank 0's.
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index);
 
-// Throws on all ranks unless all have one schedule; a rank without one has refused its arguments.
-void check_schedules_match(const ProcessGroup& group, const Result<PipelineSchedule>& schedule);
+struct PipelineRanks {
+  ProcessGroup group;                         // of a pipeline
+  std::optional<ProcessGroup> replicas = {};  // that hold the same stages, in other pipelines
+};
 
-// Throws on all ranks unless each stage is held once, and where the schedule says.
-void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
-                        const std::vector<PipelineStage>& stages);
+// What `check` refuses with kInvalidArgument.
+std::optional<Error> refusal_of(const std::function<void()>& check);
 
-// Gives all replicas the values of their rank 0; throws on all ranks of the pipeline unless their
+struct AgreedSubject {
+  std::string_view what;
+  uint64_t digest = 0;  // of what replicas must have alike
+};
+// Throws `refusal`, which all ranks of a pipeline have or none of them, on the ranks of all its
+// replicas; and an error on all ranks if the digests of replicas differ.
+void agree_with_replicas(const PipelineRanks& ranks, const AgreedSubject& subject,
+                         const std::optional<Error>& refusal);
+
+// Throws on all ranks unless all have one schedule and fitting options, and each stage is held
+// once, where the schedule says. schedule: an error where this rank has refused its arguments.
+PipelineRanks agree_on_schedule(const ProcessGroup& group, const std::vector<PipelineStage>& stages,
+                                const PipelineOptions& options,
+                                const Result<PipelineSchedule>& schedule);
+
+// Gives all replicas the values of their rank 0; throws on all ranks of all replicas unless their
 // stages are alike. Without replicas it does nothing.
-void equalize_replicas(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
-                       const std::optional<ProcessGroup>& replicas);
+void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
 
 }  // namespace cadre::parallel

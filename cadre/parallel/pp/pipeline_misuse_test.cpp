@@ -156,7 +156,8 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
     EXPECT_THAT(failure_of([&] {
                   pipeline.tie_parameters({{0, "table"}, {1, "bias0"}});
                 }),
-                HasSubstr("66 elements on rank 0 and 6 on rank 1"));
+                HasSubstr("\"table\" of stage 0 is Double (11, 6), but \"bias0\" of stage 1 is "
+                          "Double (6)"));
     // Nothing of this has broken the pipeline.
     EXPECT_EQ(failure_of([&] { pipeline.step(tokens, targets_of(tokens), cross_entropy); }), "");
   });

@@ -7,9 +7,11 @@
 
 #include "cadre/base/format.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
+#include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/pipeline/check.h"
 #include "cadre/pipeline/generate.h"
 #include "cadre/pipeline/lowering.h"
+#include "cadre/shard/shardable.h"
 
 namespace cadre::parallel {
 namespace {
@@ -67,6 +69,20 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
                  parameter.name, stage.stage(), known->second));
     }
   }
+  return refusal_of([&] { ShardedStages::check_shardable(stages); });
+}
+
+// The values of sharded modules are on other ranks, and nothing would be sent to those.
+std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
+  for (const PipelineStage& stage : stages) {
+    for (const NamedTensor& parameter : stage.parameters()) {
+      if (shard::has_values(parameter.tensor)) continue;
+      return pipeline_refusal(
+          format("the values of \"{}\" of stage {} are not there; a wrapper or optimizer has "
+                 "sharded them already. Construct the module again and load a snapshot",
+                 parameter.name, stage.stage()));
+    }
+  }
   return std::nullopt;
 }
 
@@ -83,6 +99,7 @@ Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stag
                                    schedule->num_ranks(), num_ranks));
   }
   CADRE_RETURN_IF_ERROR(check_pipeline(*schedule));
+  if (auto error = check_values(stages)) return *error;
   if (auto error = check_shards(stages, options)) return *error;
   std::set<int> numbers;
   for (const PipelineStage& stage : stages) {

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "cadre/parallel/pp/pp_test_model.h"
 #include "cadre/pipeline/generate.h"
 #include "cadre/shard/gather_shards.h"
+#include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
 namespace {
@@ -27,10 +30,12 @@ using torch::Tensor;
 constexpr int kMicrobatches = 4;
 constexpr int kRowsOfARank = 6;
 
-// The nets and the pipeline of one rank.
+// The nets and the pipeline of one rank, and its parameters before two of them were tied: an
+// optimizer may be made of them.
 struct ShardedRank {
   std::vector<std::shared_ptr<StageNet>> nets;
   std::unique_ptr<Pipeline> pipeline;
+  std::vector<Tensor> parameters;
 };
 
 ShardedRank make_sharded_rank(const PipelineSchedule& schedule, const DeviceMesh& mesh,
@@ -53,6 +58,7 @@ ShardedRank make_sharded_rank(const PipelineSchedule& schedule, const DeviceMesh
     options.replicas = mesh.group("dp");
   }
   rank.pipeline = std::make_unique<Pipeline>(stages, mesh["pp"], options);
+  rank.parameters = rank.pipeline->parameters();
   rank.pipeline->tie_parameters({{0, "table"}, {num_stages - 1, "head"}});
   return rank;
 }
@@ -67,7 +73,7 @@ std::vector<Tensor> trained_parameters(PipelineScheduleKind kind, bool is_sharde
     const bool recompute = kind == PipelineScheduleKind::k1F1B;
     const ShardedRank rank = make_sharded_rank(schedule, mesh, is_sharded, recompute);
     std::vector<Tensor> stepped;
-    for (const Tensor& values : rank.pipeline->parameters()) {
+    for (const Tensor& values : rank.parameters) {
       if (values.requires_grad()) stepped.push_back(values);
     }
     torch::optim::SGD optimizer(stepped, torch::optim::SGDOptions(0.05).momentum(0.9));
@@ -136,6 +142,160 @@ TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
     mesh.group("dp").all_reduce(sum);
     EXPECT_EQ(sum.item<int64_t>(), num_elements);
     EXPECT_LT(num_owned, num_elements);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Stages of 1 row a microbatch on a mesh {pp: 2, dp: 2}, two on each rank.
+struct InterleavedRank {
+  InterleavedRank(const DeviceMesh& mesh, const PipelineOptions& options,
+                  const std::function<void(const StageNet&)>& before_forward) {
+    std::vector<PipelineStage> stages;
+    for (const int stage : {mesh.coordinate("pp"), mesh.coordinate("pp") + 2}) {
+      const auto net = std::make_shared<StageNet>(stage, 4);
+      nets.push_back(net);
+      stages.emplace_back(
+          [net, before_forward](const std::vector<Tensor>& inputs) {
+            if (before_forward) before_forward(*net);
+            return net->forward(inputs);
+          },
+          distinct_parameters(*net), PipelineStageOptions{.stage = stage, .num_stages = 4});
+    }
+    PipelineOptions given = options;
+    given.schedule = "interleaved-1f1b";
+    given.num_microbatches = 2;
+    pipeline = std::make_unique<Pipeline>(stages, mesh["pp"], given);
+  }
+
+  void step(int number) const {
+    const Tensor tokens = testing::tokens_of(2, number);
+    pipeline->step(tokens, testing::targets_of(tokens), testing::cross_entropy);
+  }
+
+  std::vector<std::shared_ptr<StageNet>> nets;
+  std::unique_ptr<Pipeline> pipeline;
+};
+
+TEST(ShardedStages, NoMoreStagesAreWholeThanAllowed) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    std::vector<std::shared_ptr<StageNet>> nets;
+    int num_checked = 0;
+    const InterleavedRank rank(
+        mesh, {.shards = mesh["dp"], .max_unsharded_stages = 1}, [&](const StageNet& computing) {
+          for (const auto& net : nets) {
+            if (net->stage == computing.stage) continue;
+            ++num_checked;
+            EXPECT_THAT(testing::failure_of([&] { net->bias[0].sum(); }),
+                        ::testing::HasSubstr("they are whole during step() and eval()"));
+          }
+        });
+    nets = rank.nets;
+    rank.step(0);
+    EXPECT_EQ(num_checked, 4);
+    rank.pipeline->eval(testing::tokens_of(2, 0));
+    EXPECT_EQ(num_checked, 8);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A stage that fits is gathered once, before it is needed.
+TEST(ShardedStages, AnEvaluationGathersEachStageOnceWhereAllFit) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    const InterleavedRank rank(mesh, {.shards = mesh["dp"]}, nullptr);
+    const uint64_t before = mesh.group("dp").communicator().num_collectives();
+    rank.pipeline->eval(testing::tokens_of(2, 0));
+    EXPECT_EQ(mesh.group("dp").communicator().num_collectives() - before, 3);  // and the agreement
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The shards of the others hold gradients of those that were trained at the construction only.
+TEST(ShardedStages, OtherTrainedParametersAreRefused) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    const InterleavedRank rank(mesh, {.shards = mesh["dp"]}, nullptr);
+    const auto expect_refused = [&](const std::string& sentence) {
+      EXPECT_THAT(testing::failure_of([&] { rank.step(0); }),
+                  ::testing::AnyOf(::testing::HasSubstr(sentence),
+                                   ::testing::HasSubstr("refused its arguments of a step")));
+    };
+    // Of stage 0 on rank 0, and of stage 1 on rank 1.
+    const bool is_first = mesh.coordinate("pp") == 0;
+    const Tensor trained = rank.nets[0]->bias[0];
+    if (is_first) trained.requires_grad_(false);
+    expect_refused(
+        "\"bias0\" of stage 0 required grad when the pipeline was constructed, and does not now");
+    trained.requires_grad_(true);
+    const Tensor frozen = rank.nets[0]->up[0];
+    EXPECT_EQ(frozen.requires_grad(), is_first);
+    frozen.requires_grad_(true);
+    expect_refused(
+        "\"up0\" of stage 1 did not require grad when the pipeline was constructed, and does now");
+    frozen.requires_grad_(is_first);
+    const Tensor values = rank.pipeline->parameters()[0];
+    const bool required_grad = values.requires_grad();
+    if (is_first) values.requires_grad_(false);
+    expect_refused(" of stage 0 required grad when the pipeline was constructed");
+    values.requires_grad_(required_grad);
+    rank.step(0);
+    EXPECT_EQ(values.grad().defined(), required_grad);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Rank 0 fails in a step; the next one is refused on both ranks instead of computing from what the
+// failed one has left.
+TEST(ShardedStages, AFailedStepIsTheLastOne) {
+  const auto result = run_groups(2, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
+    const auto net = std::make_shared<StageNet>(0, 1);
+    bool is_planted = true;
+    const TensorFunction function = [&](const std::vector<Tensor>& inputs) {
+      if (is_planted && world.rank() == 0 && net->num_forwards == 2) {
+        throw std::runtime_error("planted");
+      }
+      return net->forward(inputs);
+    };
+    Pipeline pipeline({PipelineStage(function, distinct_parameters(*net), {})}, mesh["pp"],
+                      {.num_microbatches = 2, .shards = mesh["dp"]});
+    const Tensor tokens = testing::tokens_of(2, 0);
+    const auto step = [&] {
+      return testing::failure_of(
+          [&] { pipeline.step(tokens, testing::targets_of(tokens), testing::cross_entropy); });
+    };
+    EXPECT_EQ(step(), "");
+    EXPECT_THAT(step(), ::testing::HasSubstr("planted"));
+    is_planted = false;
+    EXPECT_THAT(step(), ::testing::HasSubstr("planted"));
+  });
+}
+
+// Of all stages on all ranks, after two steps of SGD.
+std::vector<Tensor> trained_on(const DeviceMesh& mesh, const DeviceMesh& shards) {
+  const InterleavedRank rank(mesh, {.shards = shards}, nullptr);
+  torch::optim::SGD optimizer(rank.pipeline->parameters(), 0.1);
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    rank.step(step);
+    optimizer.step();
+  }
+  std::vector<Tensor> whole;
+  const auto records = rank.pipeline->parameter_shards();
+  for (const NamedTensor& named : shard::gather_values(records)) whole.push_back(named.tensor);
+  return whole;
+}
+
+TEST(ShardedStages, MayLieAlongAFlattenedAxis) {
+  const auto result = run_groups(8, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"a", 2}, {"pp", 2}, {"b", 2}});
+    const auto flat = trained_on(mesh, mesh.flatten({"a", "b"}, "rows")["rows"]);
+    const auto two_axes = trained_on(mesh, mesh.slice({"a", "b"}));
+    ASSERT_EQ(flat.size(), two_axes.size());
+    for (size_t i = 0; i < flat.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(flat[i], two_axes[i], 1e-12, 1e-14)) << i;
+    }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -43,6 +44,18 @@ struct PipelineStageOptions {
   // split into I and W then computes the gradients of the weights in I, too.
   bool recompute = false;
 };
+
+namespace parallel {
+
+// A parameter by its stage and its name in the stage's module.
+struct StageParameter {
+  int stage;
+  std::string name;
+
+  friend bool operator==(const StageParameter&, const StageParameter&) = default;
+};
+
+}  // namespace parallel
 
 // What a stage is about to compute on: rows [first_row, first_row + num_rows) of the batch that
 // step() or eval() was given.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <set>
 #include <span>
 #include <utility>
@@ -17,54 +19,86 @@ namespace {
 
 constexpr size_t kMaxNameBytes = 1 << 16;
 
-// What a rank tells the others of a parameter that it holds.
-struct Description {
-  int32_t stage = 0;
+// An axis along which a parameter is divided.
+struct AxisDivision {
   std::string name;
-  std::vector<int64_t> sizes = {};
-  at::ScalarType dtype = at::kFloat;
-  // By axis of more ranks than one along which it is divided: the dim, or kFlat.
-  std::vector<std::pair<std::string, int64_t>> axes = {};
+  std::vector<std::string> whole_axes = {};  // of the mesh of all ranks; several if flattened
+  int64_t dim = 0;                           // or kFlat
 };
 constexpr int64_t kFlat = -1;
 
-Description description_of(int stage, const ParameterShard& record) {
-  Description text{.stage = stage,
-                   .name = record.name,
-                   .sizes = record.sizes,
-                   .dtype = record.values.scalar_type()};
+// What a rank tells the others of a parameter that it holds.
+struct Description {
+  std::vector<StageParameter> names = {};  // in the order of the rank's stages
+  std::vector<int64_t> sizes = {};
+  at::ScalarType dtype = at::kFloat;
+  std::vector<AxisDivision> axes = {};
+};
+
+Description description_of(std::vector<StageParameter> names, const ParameterShard& record) {
+  Description text{
+      .names = std::move(names), .sizes = record.sizes, .dtype = record.values.scalar_type()};
   for (size_t i = 0; i < record.placements.size(); ++i) {
-    const MeshAxis& axis = record.mesh.axes()[i];
+    const std::string& axis = record.mesh.axes()[i].name;
     const Shard* const shard = record.placements[i].shard();
-    if (shard != nullptr) text.axes.emplace_back(axis.name, shard->dim);
-    if (record.flat_axis == axis.name) text.axes.emplace_back(axis.name, kFlat);
+    if (shard == nullptr && record.flat_axis != axis) continue;
+    text.axes.push_back({.name = axis,
+                         .whole_axes = record.mesh.whole_axes_of(axis),
+                         .dim = shard != nullptr ? shard->dim : kFlat});
   }
   return text;
 }
 
+// "Double (4, 4), divided along tp in dim 0". Flat shards are those of the pipeline.
+std::string form_of(const Description& text) {
+  std::string form = format("{} {}", c10::toString(text.dtype), list_of(text.sizes));
+  for (const AxisDivision& axis : text.axes) {
+    if (axis.dim != kFlat) form += format(", divided along {} in dim {}", axis.name, axis.dim);
+  }
+  return form;
+}
+
+void write_count(size_t count, wire::ByteWriter& out) {
+  out.integer(static_cast<uint32_t>(count));
+}
+
 void write(const Description& text, wire::ByteWriter& out) {
-  out.integer(text.stage);
-  out.text(text.name);
-  out.integer(static_cast<uint32_t>(text.sizes.size()));
+  write_count(text.names.size(), out);
+  for (const auto& [stage, name] : text.names) {
+    out.integer(static_cast<int32_t>(stage));
+    out.text(name);
+  }
+  write_count(text.sizes.size(), out);
   for (const int64_t size : text.sizes) out.integer(size);
   out.integer(static_cast<int32_t>(text.dtype));
-  out.integer(static_cast<uint32_t>(text.axes.size()));
-  for (const auto& [axis, dim] : text.axes) {
-    out.text(axis);
-    out.integer(dim);
+  write_count(text.axes.size(), out);
+  for (const AxisDivision& axis : text.axes) {
+    out.text(axis.name);
+    write_count(axis.whole_axes.size(), out);
+    for (const std::string& name : axis.whole_axes) out.text(name);
+    out.integer(axis.dim);
   }
 }
 
+// Calls `item` as often as write_count() says.
+void read_each(wire::ByteReader& in, const std::function<void()>& item) {
+  for (auto count = in.integer<uint32_t>(); in.ok() && count > 0; --count) item();
+}
+
 Description read(wire::ByteReader& in) {
-  Description text{.stage = in.integer<int32_t>(), .name = in.text(kMaxNameBytes)};
-  for (auto count = in.integer<uint32_t>(); in.ok() && count > 0; --count) {
-    text.sizes.push_back(in.integer<int64_t>());
-  }
+  Description text;
+  read_each(in, [&] {
+    const auto stage = in.integer<int32_t>();
+    text.names.push_back({stage, in.text(kMaxNameBytes)});
+  });
+  read_each(in, [&] { text.sizes.push_back(in.integer<int64_t>()); });
   text.dtype = static_cast<at::ScalarType>(in.integer<int32_t>());
-  for (auto count = in.integer<uint32_t>(); in.ok() && count > 0; --count) {
-    std::string axis = in.text(kMaxNameBytes);
-    text.axes.emplace_back(std::move(axis), in.integer<int64_t>());
-  }
+  read_each(in, [&] {
+    AxisDivision axis{.name = in.text(kMaxNameBytes)};
+    read_each(in, [&] { axis.whole_axes.push_back(in.text(kMaxNameBytes)); });
+    axis.dim = in.integer<int64_t>();
+    text.axes.push_back(std::move(axis));
+  });
   return text;
 }
 
@@ -103,17 +137,28 @@ ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline)
   return record;
 }
 
-// Each tensor of this rank's stages once, by stage.
-std::vector<std::pair<int, ParameterShard>> own_records(const DeviceMesh& pipeline,
-                                                        const std::vector<PipelineStage>& stages,
-                                                        const ShardedStages* sharded) {
-  std::vector<std::pair<int, ParameterShard>> records;
-  std::set<const void*> seen;
+struct OwnRecord {
+  std::vector<StageParameter> names;
+  ParameterShard record;
+};
+
+// Each tensor of this rank's stages once, with all its names.
+std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
+                                   const std::vector<PipelineStage>& stages,
+                                   const ShardedStages* sharded) {
+  std::vector<OwnRecord> records;
+  std::map<const void*, size_t> known;  // the place in `records`
   for (const PipelineStage& stage : stages) {
     std::vector<ParameterShard> of_shards;
     if (sharded != nullptr) of_shards = sharded->parameter_shards(stage.stage());
     for (const NamedTensor& parameter : stage.parameters()) {
-      if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
+      const StageParameter name{stage.stage(), parameter.name};
+      const auto [place, is_new] =
+          known.emplace(parameter.tensor.unsafeGetTensorImpl(), records.size());
+      if (!is_new) {
+        records[place->second].names.push_back(name);
+        continue;
+      }
       const auto found = std::ranges::find_if(of_shards, [&](const ParameterShard& shard) {
         return shard.parameter.is_same(parameter.tensor);
       });
@@ -125,11 +170,11 @@ std::vector<std::pair<int, ParameterShard>> own_records(const DeviceMesh& pipeli
                                  .range = {.begin = 0, .end = parameter.tensor.numel()},
                                  .values = parameter.tensor,
                                  .parameter = parameter.tensor};
-      records.emplace_back(
-          stage.stage(),
-          found != of_shards.end()
-              ? along_pipeline(std::move(*found), pipeline)
-              : along_pipeline(on_joint_mesh(whole, division_of(parameter).get()), pipeline));
+      records.push_back(
+          {{name},
+           found != of_shards.end()
+               ? along_pipeline(std::move(*found), pipeline)
+               : along_pipeline(on_joint_mesh(whole, division_of(parameter).get()), pipeline)});
     }
   }
   return records;
@@ -138,7 +183,7 @@ std::vector<std::pair<int, ParameterShard>> own_records(const DeviceMesh& pipeli
 // Of a parameter that another rank holds.
 ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline) {
   const at::Tensor nothing = at::empty({0}, text.dtype);
-  ParameterShard record{.name = text.name,
+  ParameterShard record{.name = text.names.at(0).name,
                         .sizes = text.sizes,
                         .mesh = pipeline,
                         .placements = {Replicate()},
@@ -146,12 +191,13 @@ ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline)
                         .range = {.begin = 0, .end = 0},
                         .values = nothing,
                         .parameter = nothing};
-  for (const auto& [axis, dim] : text.axes) {
-    ParameterDivision division{text.sizes, pipeline.whole()[axis], {Replicate()}};
-    if (dim == kFlat) {
-      record.flat_axis = axis;
+  for (const AxisDivision& axis : text.axes) {
+    ParameterDivision division{
+        text.sizes, pipeline.axis_over(axis.whole_axes, axis.name), {Replicate()}};
+    if (axis.dim == kFlat) {
+      record.flat_axis = axis.name;
     } else {
-      division.placements = {Shard(dim)};
+      division.placements = {Shard(axis.dim)};
     }
     record = on_joint_mesh(std::move(record), &division);
   }
@@ -164,12 +210,12 @@ ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline)
 StageRecords::StageRecords(const ProcessGroup& group, std::optional<DeviceMesh> mesh,
                            const std::vector<PipelineStage>& stages, const ShardedStages* sharded) {
   if (!mesh) mesh = DeviceMesh(group, {{"pp", group.world_size()}});
-  std::vector<std::pair<int, ParameterShard>> own;
+  std::vector<OwnRecord> own;
   std::vector<Description> texts;
   std::optional<Error> refusal;
   try {
     own = own_records(*mesh, stages, sharded);
-    for (const auto& [stage, record] : own) texts.push_back(description_of(stage, record));
+    for (const auto& [names, record] : own) texts.push_back(description_of(names, record));
   } catch (const Error& error) {
     refusal = error.with_context(
         "cadre::Pipeline: its axis and those that divide its parameters must come from one mesh of "
@@ -179,42 +225,53 @@ StageRecords::StageRecords(const ProcessGroup& group, std::optional<DeviceMesh> 
   for (int rank = 0; rank < group.world_size(); ++rank) {
     for (size_t i = 0; i < all[rank].size(); ++i) {
       const Description& text = all[rank][i];
-      holders_.resize(std::max(holders_.size(), static_cast<size_t>(text.stage) + 1), -1);
-      holders_[static_cast<size_t>(text.stage)] = rank;
       const bool is_held = rank == group.rank();
-      entries_.push_back({.stage = text.stage,
-                          .name = text.name,
-                          .record = is_held ? own[i].second : empty_record(text, *mesh),
+      entries_.push_back({.stage = text.names.at(0).stage,
+                          .names = text.names,
+                          .form = form_of(text),
+                          .record = is_held ? own[i].record : empty_record(text, *mesh),
+                          .holder = rank,
                           .is_held = is_held});
     }
   }
   std::ranges::stable_sort(entries_, {}, &Entry::stage);
 }
 
-StageRecords::Entry* StageRecords::find(const StageParameter& parameter) {
-  const auto found = std::ranges::find_if(entries_, [&](const Entry& entry) {
-    return entry.stage == parameter.stage && entry.name == parameter.name;
-  });
-  return found == entries_.end() ? nullptr : &*found;
+size_t StageRecords::find(const StageParameter& parameter) const {
+  const auto found = std::ranges::find_if(
+      entries_, [&](const Entry& entry) { return std::ranges::count(entry.names, parameter) > 0; });
+  return static_cast<size_t>(found - entries_.begin());
+}
+
+std::optional<std::string> StageRecords::difference(
+    const std::vector<StageParameter>& parameters) const {
+  const size_t first = find(parameters.at(0));
+  for (const StageParameter& parameter : parameters) {
+    const size_t other = find(parameter);
+    if (first == entries_.size() || other == entries_.size()) continue;
+    if (entries_[other].form == entries_[first].form) continue;
+    return format("\"{}\" of stage {} is {}, but \"{}\" of stage {} is {}", parameters[0].name,
+                  parameters[0].stage, entries_[first].form, parameter.name, parameter.stage,
+                  entries_[other].form);
+  }
+  return std::nullopt;
 }
 
 void StageRecords::tie(const std::vector<StageParameter>& parameters) {
-  Entry* const first = find(parameters.at(0));
-  if (first == nullptr) return;  // of a stage with a tensor that an earlier stage of its rank has
-  std::set<int> holders = {holders_[static_cast<size_t>(first->stage)]};
+  Entry& first = entries_.at(find(parameters.at(0)));
+  std::set<int> holders = {first.holder};
   std::vector<const Entry*> repeated;
   for (const StageParameter& parameter : std::span(parameters).subspan(1)) {
-    Entry* const other = find(parameter);
-    if (other == nullptr || other == first) continue;
-    other->record.is_copy = true;
-    if (!holders.insert(holders_[static_cast<size_t>(other->stage)]).second) continue;
-    if (other->is_held) {
-      const std::string name = first->record.name;
-      first->record = other->record;
-      first->record.name = name;
-      first->is_held = true;
+    Entry& other = entries_.at(find(parameter));
+    if (&other == &first) continue;
+    other.record.is_copy = true;
+    other.record.name = first.record.name;
+    if (!holders.insert(other.holder).second) continue;
+    if (other.is_held) {
+      first.record = other.record;
+      first.is_held = true;
     }
-    repeated.push_back(other);
+    repeated.push_back(&other);
   }
   std::erase_if(entries_, [&](const Entry& entry) {
     return std::ranges::find(repeated, &entry) != repeated.end();

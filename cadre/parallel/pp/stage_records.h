@@ -6,6 +6,7 @@
 // parameter whose axes cannot be joined with the pipeline's.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,7 +15,6 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/sharded_stages.h"
-#include "cadre/parallel/pp/tied_parameters.h"
 #include "cadre/shard/parameter_shard.h"
 
 namespace cadre::parallel {
@@ -26,25 +26,31 @@ class StageRecords {
   StageRecords(const ProcessGroup& group, std::optional<DeviceMesh> mesh,
                const std::vector<PipelineStage>& stages, const ShardedStages* sharded);
 
-  // Of all stages, those of a stage in its order; a tensor of several stages of a rank once.
+  // Of all stages, those of a stage in its order; a tensor with several names on a rank once, under
+  // the first of them.
   std::vector<ParameterShard> all() const;
   // What this rank holds: for optimizers.
   std::vector<at::Tensor> values() const;
-  // From here on these are one parameter, with the name of the first. Where two stages of one rank
-  // have different tensors of it, the later one stays in the list under its own name.
+  // From here on these are one parameter, with the name of the first. Further tensors of it on one
+  // rank stay in the list as copies of that name.
   void tie(const std::vector<StageParameter>& parameters);
+  // Why these cannot be one parameter: a sentence about two whose sizes, dtypes or divisions
+  // differ; the same on all ranks. Of names that no stage has it says nothing.
+  std::optional<std::string> difference(const std::vector<StageParameter>& parameters) const;
 
  private:
   struct Entry {
     int stage;
-    std::string name;  // in the stage's module
+    std::vector<StageParameter> names;  // of the tensor, in the modules of its rank's stages
+    std::string form;                   // that tied parameters have alike
     ParameterShard record;
+    int holder;    // the rank
     bool is_held;  // by this rank
   };
 
-  Entry* find(const StageParameter& parameter);
+  // Its place in entries_, or their number.
+  size_t find(const StageParameter& parameter) const;
 
-  std::vector<int> holders_;  // by stage
   std::vector<Entry> entries_;
 };
 

@@ -2,48 +2,76 @@
 // first stage and the head in the last one: equal at the start, and with one gradient, the sum of
 // what the stages computed.
 //
-// Threads: one. Blocking: all methods are collective among the ranks that hold the parameter, until
-// the group's deadline. Lifetime: shares the tensors; keeps the group. Errors: as ProcessGroup.
+// Threads: one. Blocking: tie() and check_equal() are collectives of the pipeline's ranks, and
+// tie() of its replicas, too; sum_gradients() one of the ranks that hold a tied parameter; until
+// the deadline of the groups. Lifetime: shares the tensors; keeps the groups; the sharded stages
+// and the records outlive it. Errors: kInvalidArgument on all ranks; else as ProcessGroup.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "cadre/group/process_group.h"
+#include "cadre/parallel/pp/pipeline_agreement.h"
+#include "cadre/parallel/pp/pipeline_stage.h"
+#include "cadre/parallel/pp/sharded_stages.h"
+#include "cadre/parallel/pp/stage_records.h"
 
 namespace cadre::parallel {
 
-// A parameter by its stage and its name in the stage's module.
-struct StageParameter {
-  int stage;
-  std::string name;
-};
-
 class TiedParameters {
  public:
-  struct Holders {
-    std::vector<int> ranks;            // ascending, each once
+  struct Stages {
+    std::vector<int> rank_of_stage;
+    std::vector<PipelineStage> own;  // of this rank
+    ShardedStages* sharded;          // null where ranks have whole stages
+    StageRecords* records;
+  };
+  TiedParameters(PipelineRanks ranks, Stages stages);
+
+  // These are one from now on: gives all of them the values of the first.
+  void tie(const std::vector<StageParameter>& parameters);
+  bool is_empty() const { return ties_.empty(); }
+  // In the order of ranks, so that all holders have the same bits.
+  void sum_gradients() const;
+  // Throws if the values of tied parameters differ.
+  void check_equal() const;
+
+  // By tie, what check_trained() compares: whether this rank's tensors of it require grad.
+  std::vector<int64_t> trained_words() const;
+  // words: of all ranks, of which those from `first` on are trained_words(). Throws, the same on
+  // all ranks, if a tied parameter requires grad in a part of its stages.
+  void check_trained(const std::vector<std::vector<int64_t>>& words, size_t first) const;
+
+ private:
+  struct Tie {
+    std::string text;                  // for messages
+    std::set<int> stages = {};         // of this rank
+    std::vector<int> ranks = {};       // that hold it, ascending, each once
     int root = 0;                      // of which the values count; one of them
     std::vector<at::Tensor> own = {};  // of this rank, the root's first one first
   };
-  TiedParameters(ProcessGroup group, Holders holders);
 
-  // The root's values everywhere.
-  void broadcast() const;
-  // In the order of ranks, so that all holders have the same bits.
-  void sum_gradients() const;
-  // Whether the values of this rank are the root's.
-  bool are_equal() const;
-
- private:
-  bool is_holder() const;
+  // Fills the tie; what this rank refuses of the list.
+  std::optional<Error> find_holders(const std::vector<StageParameter>& parameters, Tie& tie) const;
+  // Throws on all ranks of the pipeline, or on none.
+  void check(const std::vector<StageParameter>& parameters, Tie& tie) const;
   // The root's tensor on every holder: `tensor` itself on the root, which sends it to the others.
-  at::Tensor from_root(const at::Tensor& tensor) const;
+  at::Tensor from_root(const Tie& tie, const at::Tensor& tensor) const;
+  void broadcast(const Tie& tie) const;
+  void sum_gradients(const Tie& tie) const;
+  // Whether the values of this rank are the root's.
+  bool are_equal(const Tie& tie) const;
 
-  ProcessGroup group_;
-  Holders holders_;
+  PipelineRanks ranks_;
+  Stages stages_;
+  std::vector<Tie> ties_;
 };
 
 }  // namespace cadre::parallel

@@ -1,0 +1,207 @@
+// What one rank refuses, or one of several replicas, ends the call on all ranks with an error, and
+// the groups go on. On threads as ranks: 2 stages by 2 replicas.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/pp/pp_test_model.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/wrap/shard_mark.h"
+
+namespace cadre {
+namespace {
+
+using testing::cross_entropy;
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::run_groups;
+using testing::StageNet;
+using testing::targets_of;
+using testing::tokens_of;
+using torch::Tensor;
+
+constexpr size_t kNumRanks = 4;
+
+// By rank, what it is told when it runs `body`, after which the world still works. The ranks of a
+// replica are those with one coordinate in "dp": rank 2 * pp + dp.
+std::vector<std::string> refusals(const std::function<void(const DeviceMesh&)>& body) {
+  std::vector<std::string> texts(kNumRanks);
+  const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    texts[static_cast<size_t>(world.rank())] = failure_of([&] { body(mesh); });
+    world.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const std::string& text : texts) EXPECT_THAT(text, HasSubstr("kInvalidArgument"));
+  return texts;
+}
+
+void expect_refused(const std::string& sentence,
+                    const std::function<void(const DeviceMesh&)>& body) {
+  for (const std::string& text : refusals(body)) EXPECT_THAT(text, HasSubstr(sentence));
+}
+
+std::vector<PipelineStage> stages_on(const DeviceMesh& mesh) {
+  const int stage = mesh.coordinate("pp");
+  return {{std::make_shared<StageNet>(stage, 2), {.stage = stage, .num_stages = 2}}};
+}
+
+// A stage with these parameters, which nothing computes with.
+std::vector<PipelineStage> stages_with(const DeviceMesh& mesh,
+                                       std::vector<NamedTensor> parameters) {
+  return {{[](const std::vector<Tensor>& inputs) { return inputs; },
+           std::move(parameters),
+           {.stage = mesh.coordinate("pp"), .num_stages = 2}}};
+}
+
+Tensor leaf(const std::vector<int64_t>& sizes) {
+  return torch::zeros(sizes, torch::kDouble).requires_grad_();
+}
+
+TEST(PipelineAgreement, OneReplicasWrongOptionsEndTheConstructorOnAll) {
+  const auto texts = refusals([](const DeviceMesh& mesh) {
+    Pipeline(
+        stages_on(mesh), mesh["pp"],
+        {.schedule = mesh.coordinate("dp") == 1 ? "2f2b" : "1f1b", .replicas = mesh.group("dp")});
+  });
+  for (const size_t rank : {1, 3}) EXPECT_THAT(texts[rank], HasSubstr("there is no schedule"));
+  for (const size_t rank : {0, 2}) {
+    EXPECT_THAT(texts[rank], HasSubstr("rank 1 of the group \"dp\" refused its stages or options"));
+  }
+}
+
+TEST(PipelineAgreement, ReplicasHaveOneSchedule) {
+  expect_refused("replicas 0 and 1 have other stages or options", [](const DeviceMesh& mesh) {
+    Pipeline(stages_on(mesh), mesh["pp"],
+             {.num_microbatches = 2 + 2 * mesh.coordinate("dp"), .replicas = mesh.group("dp")});
+  });
+}
+
+TEST(PipelineAgreement, AllRanksHaveReplicasOrNone) {
+  expect_refused("pass the same options on all ranks", [](const DeviceMesh& mesh) {
+    PipelineOptions options;
+    if (mesh.coordinate("pp") == 0) options.replicas = mesh.group("dp");
+    Pipeline(stages_on(mesh), mesh["pp"], options);
+  });
+  expect_refused("pass the same options on all ranks", [](const DeviceMesh& mesh) {
+    Pipeline(stages_on(mesh), mesh["pp"], {.dynamic_shapes = mesh.coordinate("pp") == 0});
+  });
+}
+
+TEST(PipelineAgreement, AStageThatOneRankCannotShardEndsTheConstructorOnAll) {
+  const auto texts = refusals([](const DeviceMesh& mesh) {
+    const Tensor first = leaf({4});
+    const bool is_wrong = mesh.coordinate("pp") == 1 && mesh.coordinate("dp") == 1;
+    const Tensor second = is_wrong ? first.detach().requires_grad_() : leaf({4});
+    Pipeline(stages_with(mesh, {{"first", first}, {"second", second}}), mesh["pp"],
+             {.shards = mesh["dp"]});
+  });
+  EXPECT_THAT(texts[3], HasSubstr("\"first\" and \"second\" share memory"));
+  for (const size_t rank : {0, 1, 2}) EXPECT_THAT(texts[rank], HasSubstr("refused its stages"));
+}
+
+// The values of such modules are gone; new ones are filled from a snapshot.
+TEST(PipelineAgreement, ModulesOfAnEarlierShardedPipelineAreRefused) {
+  expect_refused("a wrapper or optimizer has sharded them already", [](const DeviceMesh& mesh) {
+    const auto stages = stages_on(mesh);
+    { const Pipeline earlier(stages, mesh["pp"], {.shards = mesh["dp"]}); }
+    Pipeline(stages, mesh["pp"], {.shards = mesh["dp"]});
+  });
+  expect_refused("a wrapper or optimizer has sharded them already", [](const DeviceMesh& mesh) {
+    const auto stages = stages_on(mesh);
+    { const Pipeline earlier(stages, mesh["pp"], {.shards = mesh["dp"]}); }
+    Pipeline(stages, mesh["pp"], {.replicas = mesh.group("dp")});
+  });
+}
+
+TEST(PipelineTies, ParametersOfOtherShapesAreRefused) {
+  expect_refused(
+      "\"weight\" of stage 0 is Double (2, 6), but \"weight\" of stage 1 is Double (6, 2)",
+      [](const DeviceMesh& mesh) {
+        const bool is_first = mesh.coordinate("pp") == 0;
+        Pipeline pipeline(stages_with(mesh, {{"weight", is_first ? leaf({2, 6}) : leaf({6, 2})}}),
+                          mesh["pp"]);
+        pipeline.tie_parameters({{0, "weight"}, {1, "weight"}});
+      });
+}
+
+// Of a whole (4, 4), as of parallelize_module().
+Tensor divided_leaf(const DeviceMesh& mesh, int64_t dim) {
+  const Tensor part = dim == 0 ? leaf({2, 4}) : leaf({4, 2});
+  wrap::mark_as_shard(
+      part, {.parameter = "weight", .owner = "of the test", .rank = mesh.coordinate("dp")});
+  keep_division({.name = "weight",
+                 .sizes = {4, 4},
+                 .mesh = mesh["dp"],
+                 .placements = {Shard(dim)},
+                 .flat_axis = {},
+                 .range = {.begin = 0, .end = 8},
+                 .values = part,
+                 .parameter = part});
+  return part;
+}
+
+TEST(PipelineTies, ParametersThatAreDividedInOtherWaysAreRefused) {
+  expect_refused(
+      "\"weight\" of stage 0 is Double (4, 4), divided along dp in dim 0, but \"weight\" of stage "
+      "1 is Double (4, 4), divided along dp in dim 1",
+      [](const DeviceMesh& mesh) {
+        const Tensor part = divided_leaf(mesh, mesh.coordinate("pp"));
+        Pipeline pipeline(stages_with(mesh, {{"weight", part}}), mesh["pp"]);
+        pipeline.tie_parameters({{0, "weight"}, {1, "weight"}});
+      });
+}
+
+TEST(PipelineTies, AFrozenParameterAndATrainedOneAreRefused) {
+  expect_refused("require grad on some ranks", [](const DeviceMesh& mesh) {
+    const Tensor weight = leaf({3});
+    weight.requires_grad_(mesh.coordinate("pp") == 0);
+    Pipeline pipeline(stages_with(mesh, {{"weight", weight}}), mesh["pp"]);
+    pipeline.tie_parameters({{0, "weight"}, {1, "weight"}});
+  });
+  expect_refused("require grad on some ranks", [](const DeviceMesh& mesh) {
+    const auto stages = stages_on(mesh);
+    Pipeline pipeline(stages, mesh["pp"]);
+    pipeline.tie_parameters({{0, "table"}, {1, "head"}});
+    if (mesh.coordinate("pp") == 1) {
+      for (const auto& [name, tensor] : stages[0].parameters()) {
+        if (name == "head") tensor.requires_grad_(false);
+      }
+    }
+    const Tensor tokens = tokens_of(4, 0);
+    pipeline.step(tokens, targets_of(tokens), cross_entropy);
+  });
+}
+
+// A second sum would add to the gradients what is in them already.
+TEST(PipelineTies, AParameterIsTiedOnce) {
+  const auto texts = refusals([](const DeviceMesh& mesh) {
+    Pipeline pipeline(stages_on(mesh), mesh["pp"]);
+    pipeline.tie_parameters({{0, "table"}, {1, "head"}});
+    pipeline.tie_parameters({{0, "table"}, {1, "head"}});
+  });
+  for (const std::string& text : texts) {
+    EXPECT_THAT(text, ::testing::AnyOf(HasSubstr("is tied already"), HasSubstr("refused its")));
+  }
+  EXPECT_THAT(texts[0], HasSubstr("is tied already; name all parameters that are one in one call"));
+}
+
+TEST(PipelineTies, ReplicasTieTheSameParameters) {
+  expect_refused("replicas 0 and 1 have other parameters to tie", [](const DeviceMesh& mesh) {
+    Pipeline pipeline(stages_on(mesh), mesh["pp"], {.replicas = mesh.group("dp")});
+    const std::string name = mesh.coordinate("dp") == 0 ? "bias0" : "norm0.bias";
+    pipeline.tie_parameters({{0, name}, {1, name}});
+  });
+}
+
+}  // namespace
+}  // namespace cadre
