@@ -223,6 +223,24 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// On ranks that have not flattened it, and for an axis whose parts are in another order than in the
+// mesh.
+TEST(DeviceMesh, AnAxisIsMadeAgainFromTheAxesItConsistsOf) {
+  const auto result = run_groups(8, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
+    const DeviceMesh nested = mesh.flatten({"x", "z"}, "xz").flatten({"xz", "y"}, "all");
+    const std::vector<std::string> parts = nested.whole_axes_of("all");
+    require(parts == std::vector<std::string>{"x", "z", "y"}, "parts");
+    const DeviceMesh again = mesh["y"].axis_over(parts, "all");
+    require(again.to_string() == "{all: 8}", again.to_string());
+    require(again.coordinate("all") == nested.coordinate("all"), "coordinate");
+    require(again.ranks("all") == nested.ranks("all"), "ranks");
+    require(nested["all"].joined_with(again).to_string() == "{all: 8}", "the same axis");
+    require(mesh.whole_axes_of("y") == std::vector<std::string>{"y"}, "one axis");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(DeviceMesh, FindsTheAxisOfAGroup) {
   const auto result = run_groups(8, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});

@@ -195,6 +195,20 @@ TEST(PipelineTies, AParameterIsTiedOnce) {
   EXPECT_THAT(texts[0], HasSubstr("is tied already; name all parameters that are one in one call"));
 }
 
+// The norm would count its gradient beside that of the tied one, and optimizers would step twice.
+TEST(PipelineTies, ATensorThatSharesMemoryWithATiedOneIsRefused) {
+  const auto texts = refusals([](const DeviceMesh& mesh) {
+    const Tensor head = leaf({3});
+    std::vector<NamedTensor> parameters{{"head", head}};
+    if (mesh.coordinate("pp") == 1) parameters.push_back({"again", head.detach().requires_grad_()});
+    Pipeline pipeline(stages_with(mesh, parameters), mesh["pp"]);
+    pipeline.tie_parameters({{0, "head"}, {1, "head"}});
+  });
+  EXPECT_THAT(texts[3],
+              HasSubstr("\"head\" of stage 1 and \"again\" of stage 1 share memory, but are two "
+                        "tensors with two gradients"));
+}
+
 TEST(PipelineTies, ReplicasTieTheSameParameters) {
   expect_refused("replicas 0 and 1 have other parameters to tie", [](const DeviceMesh& mesh) {
     Pipeline pipeline(stages_on(mesh), mesh["pp"], {.replicas = mesh.group("dp")});

@@ -95,7 +95,27 @@ std::optional<Error> TiedParameters::find_holders(const std::vector<StageParamet
                  "one in one call",
                  tie.text, parameter.name, parameter.stage));
     }
+    if (const auto other = sharer_of_memory(*found)) {
+      return pipeline_refusal(format(
+          "cannot tie {}: \"{}\" of stage {} and \"{}\" of stage {} share memory, but are two "
+          "tensors with two gradients; make them one tensor, or give them memory of their own",
+          tie.text, parameter.name, parameter.stage, other->name, other->stage));
+    }
     if (!contains(tie.own, found->tensor)) tie.own.push_back(found->tensor);
+  }
+  return std::nullopt;
+}
+
+std::optional<StageParameter> TiedParameters::sharer_of_memory(const NamedTensor& parameter) const {
+  // The memory of sharded stages is the pipeline's own.
+  if (stages_.sharded != nullptr || parameter.tensor.numel() == 0) return std::nullopt;
+  for (const PipelineStage& stage : stages_.own) {
+    for (const NamedTensor& other : stage.parameters()) {
+      if (other.tensor.is_same(parameter.tensor) || other.tensor.numel() == 0) continue;
+      if (other.tensor.const_data_ptr() == parameter.tensor.const_data_ptr()) {
+        return StageParameter{stage.stage(), other.name};
+      }
+    }
   }
   return std::nullopt;
 }

@@ -60,6 +60,8 @@ class TiedParameters {
 
   // Fills the tie; what this rank refuses of the list.
   std::optional<Error> find_holders(const std::vector<StageParameter>& parameters, Tie& tie) const;
+  // Another tensor of this rank that begins in the same memory, as after set_data().
+  std::optional<StageParameter> sharer_of_memory(const NamedTensor& parameter) const;
   // Throws on all ranks of the pipeline, or on none.
   void check(const std::vector<StageParameter>& parameters, Tie& tie) const;
   // The root's tensor on every holder: `tensor` itself on the root, which sends it to the others.
