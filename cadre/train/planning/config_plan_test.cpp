@@ -99,7 +99,7 @@ TEST(ConfigPlan, OfEachStrategyFollowsTheConfiguration) {
   EXPECT_EQ(chosen.plan.options.optimizer.states, 1);
   EXPECT_EQ(chosen.plan.options.accumulate, 3);
   EXPECT_EQ(chosen.plan.held.total(),
-            plan_of_config(config, sizes, {.count = 4, .per_host = 4}).held.total());
+            plan_of_config(config, sizes, {.count = 4, .per_host = 4}).plan.held.total());
   EXPECT_EQ(plan_named(plans, "single").plan.options.num_ranks, 1);
   EXPECT_FALSE(plan_named(plans, "ddp").plan.options.parameter_dtype.has_value());
   EXPECT_EQ(plan_named(plans, "hsdp, after_forward").plan.options.num_replicas, 2);
