@@ -146,7 +146,7 @@ TrainResult Trainer::run() {
 
 Trainer::StepSums Trainer::step(const Batch& batch) {
   const TimePoint started = context_.system.now();
-  const Duration communicated = context_.time_in_communication();
+  const Duration communicated = time_in_communication();
   const double loss =
       strategy_->backward(*task_, batch,
                           {.num_parts = config_.run.accumulate,
@@ -194,6 +194,17 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
 
+// In the operations of the world, and in those along the axes of its mesh.
+Duration Trainer::time_in_communication() const {
+  Duration sum = context_.time_in_communication();
+  if (!layout_->mesh) return sum;
+  for (const MeshAxis& axis : layout_->mesh->axes()) {
+    if (axis.size == 1) continue;
+    sum += layout_->mesh->group(axis.name).communicator().time_in_operations();
+  }
+  return sum;
+}
+
 void Trainer::report(double loss, double gradient_norm, TimePoint started, Duration communicated) {
   if (!progress_) return;
   const TimePoint now = context_.system.now();
@@ -209,7 +220,7 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
       .items_per_second =
           static_cast<double>(config_.run.global_batch_size * task_->items_per_sample()) / elapsed,
       .item_name = task_->item_name(),
-      .communication_share = seconds(context_.time_in_communication() - communicated) / elapsed,
+      .communication_share = seconds(time_in_communication() - communicated) / elapsed,
       .memory_bytes = resident_memory_bytes(),
       .seconds_left = per_step * static_cast<double>(config_.run.steps - step_)});
 }

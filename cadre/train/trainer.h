@@ -81,6 +81,7 @@ class Trainer {
   at::Tensor infer(const at::Tensor& data);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
+  Duration time_in_communication() const;
   void evaluate();
   void begin_snapshot();
   void finish_snapshot();

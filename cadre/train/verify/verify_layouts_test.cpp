@@ -3,11 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cadre/testing/seeds.h"
 #include "cadre/train/trainer_test.h"
 #include "cadre/train/verify/layout_cases.h"
 #include "cadre/train/verify/verify_config.h"
@@ -84,12 +85,30 @@ TEST_F(VerifyLayouts, TrainAsOneProcessDoes) {
   expect_layouts_within(gpt(false), 4, 3);
 }
 
-// Runs in `make equality`, not in CTest.
-TEST_F(VerifyLayouts, DISABLED_EqualityOfTwentySteps) {
-  for (const bool is_tied : {true, false}) {
-    for (const int world_size : {2, 4, 8}) expect_layouts_within(gpt(is_tied), world_size, 20);
-  }
+struct VerifiedGpt {
+  bool is_tied;
+  int world_size;
+};
+
+std::ostream& operator<<(std::ostream& out, const VerifiedGpt& given) {
+  return out << (given.is_tied ? "tied" : "untied") << "_on_" << given.world_size;
 }
+
+std::vector<VerifiedGpt> verified_gpts() {
+  return {{false, 8}, {true, 4}, {false, 2}, {true, 8}, {false, 4}, {true, 2}};
+}
+
+// CADRE_CASES_SEED picks the share of the cases that CTest runs.
+class VerifyLayoutsEquality : public VerifyLayouts,
+                              public ::testing::WithParamInterface<VerifiedGpt> {};
+
+TEST_P(VerifyLayoutsEquality, OfTwentySteps) {
+  expect_layouts_within(gpt(GetParam().is_tied), GetParam().world_size, 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, VerifyLayoutsEquality,
+                         ::testing::ValuesIn(testing::share_of(verified_gpts())),
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace cadre::train
