@@ -135,7 +135,8 @@ NamedPlan plan_of_division(const Config& config, const ModelSizes& model,
                                            : plan_memory(part, plan_options(config, replicas));
     if (most && plan.held.total() <= most->plan.held.total()) continue;
     plan.host_bytes = plan.held.total() * std::min(processes.per_host, processes.count);
-    most = NamedPlan{.plan = std::move(plan), .division = division_traffic(part, config, degrees)};
+    most = NamedPlan{.plan = std::move(plan),
+                     .division = division_traffic(part, config, degrees, rank)};
   }
   return *most;
 }

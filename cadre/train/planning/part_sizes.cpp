@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <map>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -45,31 +45,93 @@ std::optional<size_t> divided_dim(std::string_view name) {
 class StagesOfRank {
  public:
   StagesOfRank(const Config& config, const Degrees& degrees, int rank)
-      : is_tied_(config.model.tied) {
-    if (degrees.pipeline == 1) {
-      is_held_ = {true};
-    } else {
-      for (const int holder : pipeline_schedule(config, degrees).rank_of_stage) {
-        is_held_.push_back(holder == rank);
-      }
+      : rank_(rank), is_tied_(config.model.tied) {
+    if (degrees.pipeline > 1) {
+      const PipelineSchedule schedule = pipeline_schedule(config, degrees);
+      holders_ = schedule.rank_of_stage;
+      num_microbatches_ = schedule.num_microbatches;
     }
-    blocks_of_stage_ = config.model.layers / static_cast<int64_t>(is_held_.size());
+    blocks_of_stage_ = config.model.layers / static_cast<int64_t>(holders_.size());
   }
 
   bool has(std::string_view name) const {
     if (const auto block = block_of(name)) {
-      return is_held_[static_cast<size_t>(*block / blocks_of_stage_)];
+      return holders_[static_cast<size_t>(*block / blocks_of_stage_)] == rank_;
     }
-    if (name.starts_with("ln_f") || name.starts_with("lm_head")) return is_held_.back();
+    if (name.starts_with("ln_f") || name.starts_with("lm_head")) return has_last();
     const bool is_of_both_ends = is_tied_ && name.starts_with("wte");
-    return is_held_.front() || (is_of_both_ends && is_held_.back());
+    return has_first() || (is_of_both_ends && has_last());
+  }
+  bool has_first() const { return holders_.front() == rank_; }
+  bool has_last() const { return holders_.back() == rank_; }
+  // With another process, which sends its gradient.
+  bool shares_tied_weight() const {
+    return is_tied_ && holders_.front() != holders_.back() && (has_first() || has_last());
+  }
+  std::optional<int64_t> num_microbatches() const { return num_microbatches_; }
+  int64_t num_blocks() const { return blocks_of_stage_ * std::ranges::count(holders_, rank_); }
+  // Activations and gradients of a batch that other processes send.
+  int64_t num_received() const {
+    int64_t count = 0;
+    for (size_t stage = 0; stage < holders_.size(); ++stage) {
+      if (holders_[stage] != rank_) continue;
+      if (stage > 0 && holders_[stage - 1] != rank_) ++count;
+      if (stage + 1 < holders_.size() && holders_[stage + 1] != rank_) ++count;
+    }
+    return count;
   }
 
  private:
+  std::vector<int> holders_ = {0};  // by stage
+  std::optional<int64_t> num_microbatches_;
+  int rank_;
   bool is_tied_;
-  std::vector<bool> is_held_;  // by stage
   int64_t blocks_of_stage_ = 1;
 };
+
+int64_t bytes_of(const ModelSizes& part, const std::function<bool(std::string_view)>& counts) {
+  int64_t sum = 0;
+  for (const PlannedParameter& parameter : part.parameters) {
+    if (counts(parameter.name)) sum += parameter.numel() * kValueBytes;
+  }
+  return sum;
+}
+
+// activation: bytes between two layers, of all tokens of a process.
+int64_t tensor_traffic(const ModelSizes& part, const Config& config, int64_t activation,
+                       const StagesOfRank& stages) {
+  const int64_t num_backwards = stages.num_microbatches().value_or(config.run.accumulate);
+  const bool is_sequence = config.parallel.sequence;
+  // An all_reduce moves two of these; under sequence parallelism a gather or a reduce_scatter one.
+  // A block has two all_reduces forward and two backward; under sequence parallelism the gathered
+  // inputs are gathered again in the backward. So is that of the head.
+  int64_t count = stages.num_blocks() * (is_sequence ? 10 : 8);
+  if (stages.has_first()) count += 2;
+  if (stages.has_last()) count += is_sequence ? 3 : 2;
+  int64_t bytes = count * activation;
+  // The loss exchanges three numbers of each token.
+  if (stages.has_last()) bytes += 2 * 3 * activation / config.model.width;
+  // Of layers that see parts of the sequence, in each backward.
+  if (is_sequence) {
+    bytes += 2 * num_backwards * bytes_of(part, [](std::string_view name) {
+               return name.starts_with("wpe") || name.find("ln_") != std::string_view::npos;
+             });
+  }
+  return bytes * (config.parallel.tensor - 1) / config.parallel.tensor;
+}
+
+int64_t context_traffic(const ModelSizes& part, const Config& config, int64_t activation,
+                        const StagesOfRank& stages) {
+  const int64_t size = config.parallel.context;
+  const int64_t of_heads = activation / config.parallel.tensor;
+  // Keys and values travel around the ring in the forward and in the backward, and their gradients
+  // once more in the backward; or eight tensors are exchanged, four in each direction.
+  const int64_t of_a_block = config.parallel.attention == "ring"
+                                 ? 4 * (size - 1) * of_heads + 2 * size * of_heads
+                                 : 8 * of_heads * (size - 1) / size;
+  const int64_t gradients = bytes_of(part, [](std::string_view) { return true; });
+  return stages.num_blocks() * of_a_block + 2 * gradients * (size - 1) / size;
+}
 
 }  // namespace
 
@@ -92,42 +154,20 @@ ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degre
 
 // The formulas are those of docs/guide/which-strategy.md.
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
-                                 const Degrees& degrees) {
+                                 const Degrees& degrees, int pipeline_rank) {
+  const StagesOfRank stages(config, degrees, pipeline_rank);
   const int64_t rows = divided_up(config.run.global_batch_size, degrees.data);
   const int64_t tokens = config.model.context / degrees.context;
-  const int64_t activation = rows * tokens * config.model.width * kValueBytes;  // between layers
-  const int64_t blocks = config.model.layers / degrees.pipeline;
-  const int64_t tp = degrees.tensor;
-  const int64_t cp = degrees.context;
+  const int64_t activation = rows * tokens * config.model.width * kValueBytes;
   DivisionTraffic traffic;
-  if (tp > 1) {
-    const int64_t of_others = activation * (tp - 1) / tp;
-    // Twice in the forward and twice in the backward of each block: an all_reduce, or with sequence
-    // parallelism a gather and a reduce_scatter, and the gather again in the backward.
-    traffic.tensor = blocks * (config.parallel.sequence ? 10 : 8) * of_others;
-    // Of embeddings, forward, and of the head, backward.
-    traffic.tensor += (config.parallel.sequence ? 4 : 4) * of_others;
-  }
-  if (cp > 1) {
-    int64_t parameters = 0;
-    for (const PlannedParameter& parameter : part.parameters) parameters += parameter.numel();
-    // Keys and values around the ring, and back with their gradients; or four exchanges of tokens
-    // for heads in each direction. Each of the heads of this process.
-    const int64_t own = activation / tp;
-    traffic.context = config.parallel.attention == "ring"
-                          ? blocks * (2 * (cp - 1) * own + 2 * (cp - 1) * own + 2 * cp * own)
-                          : blocks * 8 * own * (cp - 1) / cp;
-    traffic.context += 2 * parameters * kValueBytes * (cp - 1) / cp;
-  }
+  if (degrees.tensor > 1) traffic.tensor = tensor_traffic(part, config, activation, stages);
+  if (degrees.context > 1) traffic.context = context_traffic(part, config, activation, stages);
   if (degrees.pipeline > 1) {
-    // A stage in the middle receives an activation and a gradient for each of its stages.
-    const int64_t shard = config.parallel.sequence ? activation / tp : activation;
-    const bool has_middle = degrees.pipeline * config.parallel.virtual_stages > 2;
-    traffic.pipeline = (has_middle ? 2 * config.parallel.virtual_stages : 1) * shard;
-    for (const PlannedParameter& parameter : part.parameters) {
-      if (config.model.tied && parameter.name == "wte.weight") {
-        traffic.pipeline += parameter.numel() * kValueBytes;  // the gradient of the other end
-      }
+    const int64_t sent = config.parallel.sequence ? activation / degrees.tensor : activation;
+    traffic.pipeline = stages.num_received() * sent;
+    if (stages.shares_tied_weight()) {
+      traffic.pipeline +=
+          bytes_of(part, [](std::string_view name) { return name == "wte.weight"; });
     }
   }
   return traffic;

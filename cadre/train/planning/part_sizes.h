@@ -18,8 +18,8 @@ namespace cadre::train {
 ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degrees& degrees,
                       int pipeline_rank);
 
-// Bytes that one process receives in a step, of an optimal algorithm: the process that receives
-// most. Those of the processes with different rows are not in it.
+// Bytes that a process receives in a step from those with the same samples, in an optimal
+// algorithm, without agreements of a few numbers.
 struct DivisionTraffic {
   int64_t tensor = 0;
   int64_t context = 0;
@@ -29,6 +29,6 @@ struct DivisionTraffic {
 };
 // part: the result of part_sizes(). REQUIRES: check_layout().
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
-                                 const Degrees& degrees);
+                                 const Degrees& degrees, int pipeline_rank);
 
 }  // namespace cadre::train
