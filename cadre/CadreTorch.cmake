@@ -108,7 +108,7 @@ if(CADRE_WITH_TESTS)
     endif()
   endforeach()
   # Equality with one process: a share of the cases; `make equality` runs all.
-  set_tests_properties(layers parallel pipeline_parallel PROPERTIES ENVIRONMENT CADRE_CASES_ONE_IN=4)
+  set_tests_properties(layers parallel pipeline_parallel train PROPERTIES ENVIRONMENT CADRE_CASES_ONE_IN=4)
   if(TARGET cadre_train_test)
     target_sources(cadre_train_test PRIVATE $<TARGET_OBJECTS:cadre_train_objects>)
   endif()

@@ -98,6 +98,7 @@ class CADRE_EXPORT DataLoader {
   // From the start of the epoch; the first call after a seek() into this epoch, from that position.
   Epoch epoch(int64_t epoch);
   int64_t batches_per_epoch() const;
+  int64_t batch_size() const { return share_.batch_size; }
 
   // After the last delivered batch, no matter how many were fetched ahead.
   LoaderPosition position() const { return position_; }

@@ -27,6 +27,7 @@ struct Mask final : torch::CustomClassHolder {
   uint64_t threshold;  // a word below it drops its element
   double scale;
   int64_t first_sample;
+  int64_t sample_stride;
   DropoutRegion region;
 };
 
@@ -95,7 +96,7 @@ at::Tensor masked(const at::Tensor& input, const Mask& mask) {
           }
           drop_row(in + r * features, out + r * features, features,
                    whole.empty() ? 0 : offsets.back(), static_cast<uint32_t>(row), mask,
-                   mask.first_sample + rest);
+                   mask.first_sample + rest * mask.sample_stride);
         }
       });
   return output;
@@ -163,6 +164,7 @@ at::Tensor counter_based_dropout(const at::Tensor& input, double p, const Dropou
   mask->threshold = static_cast<uint64_t>(std::round(p * 0x1p32));
   mask->scale = p == 1 ? 0 : 1 / (1 - p);
   mask->first_sample = stream.first_sample;
+  mask->sample_stride = stream.sample_stride;
   mask->region = completed(region, input);
   return MaskedFunction::apply(input, mask);
 }

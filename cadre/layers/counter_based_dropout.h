@@ -41,6 +41,8 @@ struct DropoutStream {
   uint64_t step = 0;
   // The index of the first row of this rank's inputs in the batch of the step.
   int64_t first_sample = 0;
+  // From one row to the next: the number of ranks, if they have the rows of the batch in turn.
+  int64_t sample_stride = 1;
 };
 
 // Which elements of a whole tensor an input holds. Without sizes it is the whole tensor.

@@ -46,6 +46,15 @@ TEST(CounterBasedDropout, TheMaskIsTheGeneratorsAtEachElement) {
   }
 }
 
+TEST(CounterBasedDropout, ARankMayHaveEverySecondRow) {
+  const Tensor whole = kept(torch::zeros({6, 5}), kStream, kLayer);
+  DropoutStream odd = kStream;
+  odd.first_sample += 1;
+  odd.sample_stride = 2;
+  const Tensor own = kept(torch::zeros({3, 5}), odd, kLayer);
+  EXPECT_TRUE(own.equal(whole.slice(0, 1, 6, 2)));
+}
+
 TEST(CounterBasedDropout, DropsTheShareOfElementsAndKeepsTheMean) {
   const Tensor x = torch::ones({50, 40, 50}, torch::kDouble);
   for (const double p : {0.1, 0.5, 0.9}) {

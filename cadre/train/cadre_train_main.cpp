@@ -22,9 +22,9 @@
 #include "cadre/os/system.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
+#include "cadre/train/layout/run_layout.h"
 #include "cadre/train/planning/config_plan.h"
 #include "cadre/train/planning/plan_report.h"
-#include "cadre/train/strategy.h"
 #include "cadre/train/trainer.h"
 #include "cadre/train/verify/verify_config.h"
 
@@ -98,7 +98,7 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
 // Prints the plan in a single process, without a group and without memory for the model.
 int run_plan(const CommandLine& command) {
   const train::Config config = train::load_config(command.config_path, command.overrides);
-  train::check_strategy(config.parallel, command.num_planned);
+  train::check_layout(config, command.num_planned);
   const train::Processes processes = {.count = command.num_planned,
                                       .per_host = command.num_planned};
   const ModelSizes model = train::sizes_of_model(config);

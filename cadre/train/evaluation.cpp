@@ -11,11 +11,11 @@ constexpr int64_t kBatchSizePerRank = 16;
 
 }  // namespace
 
-std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const ProcessGroup& world) {
+std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRanks& ranks) {
   return std::make_unique<DataLoader>(
       task.held_out_data(),
       DataLoaderOptions{
-          .batch_size = kBatchSizePerRank * world.world_size(), .group = world, .shuffle = false});
+          .batch_size = kBatchSizePerRank * ranks.size, .group = ranks.group, .shuffle = false});
 }
 
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,

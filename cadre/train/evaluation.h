@@ -9,6 +9,7 @@
 
 #include "cadre/data/data_loader.h"
 #include "cadre/group/process_group.h"
+#include "cadre/mesh/data_ranks.h"
 #include "cadre/train/models/model.h"
 
 namespace cadre::train {
@@ -21,11 +22,11 @@ struct Evaluation {
   std::optional<double> bigram_entropy = {};  // of text: see bigram.h
 };
 
-// All held-out data of the task, in order, split among the ranks of `world`.
-std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const ProcessGroup& world);
+// All held-out data of the task, in order, split among the ranks that have different rows.
+std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRanks& ranks);
 
-// Each rank computes its share of the samples. All ranks have the same result, and every rank calls
-// `infer` equally often.
+// Each rank computes its share of the samples; every sample has the same number of ranks. All ranks
+// of `world` have the same result, and every rank calls `infer` equally often.
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
                     const ProcessGroup& world);
 

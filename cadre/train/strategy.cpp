@@ -1,17 +1,16 @@
 #include "cadre/train/strategy.h"
 
-#include <filesystem>
 #include <utility>
 #include <vector>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/shard/shard_fence.h"
 #include "cadre/shard/sharded_norm.h"
-#include "cadre/train/models/model.h"
+#include "cadre/train/layout/divided.h"
+#include "cadre/train/layout/pipelined.h"
+#include "cadre/train/models/gpt.h"
 #include "cadre/train/tasks/task.h"
 #include "cadre/wrap/gradient_norm.h"
 #include "cadre/wrap/named_tensors.h"
@@ -38,7 +37,7 @@ NamedTensors parameters_of(const Model& model) {
 }
 
 // One process with the plain model.
-class Single final : public Strategy {
+class Single final : public ForwardStrategy {
  public:
   explicit Single(std::shared_ptr<Model> model) : model_(std::move(model)) {}
 
@@ -47,6 +46,8 @@ class Single final : public Strategy {
   }
   at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
   void set_accumulating(bool /*on*/) override {}
+  void set_training(bool on) override { model_->train(on); }
+  void set_rows(const SampledRows& rows) override { model_->set_rows(rows); }
   std::vector<TrainedTensor> trained() const override {
     return trained_tensors(parameters_of(*model_));
   }
@@ -60,7 +61,7 @@ class Single final : public Strategy {
 };
 
 // ddp, and the base of zero1 and zero2.
-class Replicated : public Strategy {
+class Replicated : public ForwardStrategy {
  public:
   Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,
              const DistributedDataParallelOptions& options)
@@ -72,6 +73,8 @@ class Replicated : public Strategy {
   }
   at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
   void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
+  void set_training(bool on) override { model_.module()->train(on); }
+  void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
   std::vector<TrainedTensor> trained() const override {
     return trained_tensors(parameters_of(*model_.module()));
   }
@@ -126,6 +129,7 @@ class DividedOptimizer final : public Replicated {
     if (core_->stage() == ZeroStage::kShardedGradients) return shards_;
     return {};
   }
+  std::vector<ParameterShard> owned_shards() const override { return shards_; }
   double clip_gradients(double max_norm) override {
     return core_->stage() == ZeroStage::kShardedGradients ? clip_grad_norm_(model_, max_norm)
                                                           : Replicated::clip_gradients(max_norm);
@@ -184,7 +188,7 @@ FullyShardedDataParallelOptions sharding_options(const ParallelConfig& config) {
   return options;
 }
 
-class FullySharded final : public Strategy {
+class FullySharded final : public ForwardStrategy {
  public:
   template <typename Ranks>
   FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks,
@@ -198,6 +202,8 @@ class FullySharded final : public Strategy {
   at::Tensor infer(const at::Tensor& data) override { return model_.forward(data); }
   bool has_whole_model() const override { return false; }
   void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
+  void set_training(bool on) override { model_.module()->train(on); }
+  void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
   std::vector<TrainedTensor> trained() const override {
     return trained_of(model_.parameter_shards());
   }
@@ -220,9 +226,42 @@ class FullySharded final : public Strategy {
   std::optional<reduction::NoSync> no_sync_;
 };
 
-std::vector<MeshAxis> hybrid_axes(const ParallelConfig& config, int world_size) {
-  const int num_replicas = static_cast<int>(config.replicas);
-  return {{"replicate", num_replicas}, {"shard", world_size / num_replicas}};
+// ddp, zero1 and zero2 of the ranks that have different rows; single, if that is one rank.
+std::unique_ptr<ForwardStrategy> make_data_strategy(const ParallelConfig& config,
+                                                    const std::shared_ptr<Model>& model,
+                                                    const ProcessGroup& group,
+                                                    std::optional<BucketLayout> buckets) {
+  DistributedDataParallelOptions options = {.layout = std::move(buckets)};
+  if (config.strategy == "zero2") options.gradients = GradientPlacement::kSharded;
+  if (config.strategy == "zero1" || config.strategy == "zero2") {
+    return std::make_unique<DividedOptimizer>(model, group, options);
+  }
+  return std::make_unique<Replicated>(model, group, options);
+}
+
+std::vector<std::string> names_of(const std::vector<MeshAxis>& axes) {
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : axes) names.push_back(axis.name);
+  return names;
+}
+
+// The processes that have different rows also have different parts of the model.
+std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
+                                                const std::shared_ptr<Model>& model,
+                                                const RunLayout& layout,
+                                                std::optional<BucketLayout> buckets) {
+  const auto gpt = std::dynamic_pointer_cast<Gpt>(model);  // as check_layout() has required
+  if (layout.degrees.pipeline > 1) return std::make_unique<Pipelined>(config, *gpt, layout);
+  const ParallelConfig& parallel = config.parallel;
+  ModelDivision division(*gpt, {gpt}, *layout.mesh, parallel);
+  std::unique_ptr<ForwardStrategy> replicas;
+  if (shards_parameters(parallel)) {
+    const DeviceMesh shards = layout.mesh->slice(names_of(data_axes(parallel, layout.degrees)));
+    replicas = std::make_unique<FullySharded>(model, shards, parallel);
+  } else {
+    replicas = make_data_strategy(parallel, model, layout.mesh->group("dp"), std::move(buckets));
+  }
+  return std::make_unique<Divided>(std::move(replicas), std::move(division));
 }
 
 }  // namespace
@@ -231,68 +270,57 @@ bool shards_parameters(const ParallelConfig& config) {
   return config.strategy == "fsdp" || config.strategy == "hsdp";
 }
 
-void check_strategy(const ParallelConfig& config, int world_size) {
-  if (config.strategy == "single" && world_size > 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("parallel.strategy is single, which takes one process, but "
-                              "there are {} processes: choose ddp, zero1, zero2, fsdp or hsdp, or "
-                              "start one process",
-                              world_size));
+std::unique_ptr<Strategy> make_strategy(const Config& config, const std::shared_ptr<Model>& model,
+                                        const RunLayout& layout,
+                                        std::optional<BucketLayout> buckets) {
+  if (layout.mesh) return make_divided_strategy(config, model, layout, std::move(buckets));
+  const ParallelConfig& parallel = config.parallel;
+  if (parallel.strategy == "single") return std::make_unique<Single>(model);
+  if (parallel.strategy == "fsdp") {
+    return std::make_unique<FullySharded>(model, layout.world, parallel);
   }
-  if (config.strategy == "hsdp" && world_size % config.replicas != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("parallel.replicas is {}, which does not divide the {} processes",
-                              config.replicas, world_size));
+  if (parallel.strategy == "hsdp") {
+    const DeviceMesh mesh(layout.world, data_axes(parallel, layout.degrees));
+    return std::make_unique<FullySharded>(model, mesh, parallel);
   }
-  if (shards_parameters(config) && config.offload != "none" &&
-      !std::filesystem::is_directory(config.offload)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("parallel.offload: there is no folder {}; make it, or choose none",
-                              config.offload));
-  }
+  return make_data_strategy(parallel, model, layout.world, std::move(buckets));
 }
 
-std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
-                                        const std::shared_ptr<Model>& model,
-                                        const ProcessGroup& world,
-                                        std::optional<BucketLayout> layout) {
-  if (config.strategy == "single") return std::make_unique<Single>(model);
-  if (config.strategy == "fsdp") return std::make_unique<FullySharded>(model, world, config);
-  if (config.strategy == "hsdp") {
-    const DeviceMesh mesh(world, hybrid_axes(config, world.world_size()));
-    return std::make_unique<FullySharded>(model, mesh, config);
-  }
-  DistributedDataParallelOptions options = {.layout = std::move(layout)};
-  if (config.strategy == "ddp") return std::make_unique<Replicated>(model, world, options);
-  if (config.strategy == "zero2") options.gradients = GradientPlacement::kSharded;
-  return std::make_unique<DividedOptimizer>(model, world, options);
+at::Tensor ForwardStrategy::loss(const Task& task, const at::Tensor& output,
+                                 const at::Tensor& target) const {
+  return task.loss(output, target);
 }
 
-double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,
-                         int64_t num_parts, const ForwardPart& forward) {
+double ForwardStrategy::backward(const Task& task, const Batch& batch,
+                                 const BackwardOptions& options) {
   const int64_t num_samples = batch.data.size(0);
   double mean_loss = 0;
-  for (int64_t part = 0; part < num_parts; ++part) {
-    const int64_t begin = num_samples * part / num_parts;
-    const int64_t end = num_samples * (part + 1) / num_parts;
-    const bool is_last = part + 1 == num_parts;
+  for (int64_t part = 0; part < options.num_parts; ++part) {
+    const int64_t begin = num_samples * part / options.num_parts;
+    const int64_t end = num_samples * (part + 1) / options.num_parts;
+    const bool is_last = part + 1 == options.num_parts;
     // The last part is the largest, and its backward reduces the gradients. The forward of a
     // sharded model is collective, so it also runs on ranks without a sample.
     const bool is_empty = begin == end;
-    if (is_empty && !is_last && strategy.has_whole_model()) continue;
-    strategy.set_accumulating(!is_last);
-    const at::Tensor output = forward(batch.data.slice(0, begin, end), end - begin);
+    if (is_empty && !is_last && has_whole_model()) continue;
+    set_accumulating(!is_last);
+    SampledRows rows = options.rows;
+    rows.first += begin * rows.stride;
+    set_rows(rows);
+    const auto compute = [&] { return forward(batch.data.slice(0, begin, end), end - begin); };
+    const at::Tensor output = options.around_forward ? options.around_forward(compute) : compute();
     if (is_empty) {
       (output.sum() * 0).backward();  // the mean over no sample is NaN
       continue;
     }
-    at::Tensor loss = task.loss(output, batch.target.slice(0, begin, end));
+    at::Tensor mean = loss(task, output, batch.target.slice(0, begin, end));
     if (end - begin < num_samples) {
-      loss = loss * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
+      mean = mean * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
     }
-    loss.backward();
-    mean_loss += loss.item<double>();
+    mean.backward();
+    mean_loss += mean.item<double>();
   }
+  finish_gradients();
   return mean_loss;
 }
 

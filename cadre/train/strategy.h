@@ -1,4 +1,4 @@
-// One interface for all strategies: every rank holds the whole model, or a shard.
+// One interface for all strategies: every rank holds the whole model, a shard, or some layers.
 //
 // Threads: one. Blocking: the constructor and every method are collective unless they say that they
 // are local. Lifetime: shares the model; keeps the group alive. Errors: cadre::Error of the
@@ -20,32 +20,44 @@
 #include "cadre/group/process_group.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/train/config/config.h"
+#include "cadre/train/layout/run_layout.h"
+#include "cadre/train/models/model.h"
 #include "cadre/train/optimizer.h"
 
 namespace cadre::train {
 
-class Model;
 class Task;
+
+struct BackwardOptions {
+  // Into which this rank's share of the batch is cut, to save memory. A pipeline has its own parts.
+  int64_t num_parts = 1;
+  SampledRows rows = {};  // this rank's share
+  // Calls a forward within the contexts that it needs, such as autocast. Empty: calls it.
+  std::function<at::Tensor(const std::function<at::Tensor()>&)> around_forward = {};
+};
 
 class Strategy {
  public:
   virtual ~Strategy() = default;
 
-  // data: this rank's rows of a batch, (B, ...); B may be 0. num_samples: the weight of the
-  // gradients of this forward. Every rank runs the same number of forwards.
-  virtual at::Tensor forward(const at::Tensor& data, int64_t num_samples) = 0;
-  // The output without grad, in evaluation mode. Every rank calls it equally often, unless each has
-  // the whole model.
+  // Computes this rank's share of a batch. Afterwards the gradients are those of the mean over the
+  // samples of all ranks; returns the mean loss of this rank's rows.
+  virtual double backward(const Task& task, const Batch& batch, const BackwardOptions& options) = 0;
+  // The output for all of `data`, without grad and in evaluation mode. Every rank calls it equally
+  // often, unless each has the whole model.
   virtual at::Tensor infer(const at::Tensor& data) = 0;
+  // Of all modules of this rank: training or evaluation. Local.
+  virtual void set_training(bool on) = 0;
   virtual bool has_whole_model() const { return true; }
-  // While it is on, backward() accumulates gradients on this rank without reducing them. Local.
-  virtual void set_accumulating(bool on) = 0;
   // The tensors that the optimizer of this rank updates, with equal names in equal order on all
   // ranks. Local.
   virtual std::vector<TrainedTensor> trained() const = 0;
   // The elements of each parameter that this rank owns, with their gradients; empty if the module's
   // own parameters have whole gradients. Local.
   virtual std::vector<ParameterShard> gradient_shards() const { return {}; }
+  // The elements of each parameter that this rank owns and updates; empty if that is all of the
+  // module's own. Local.
+  virtual std::vector<ParameterShard> owned_shards() const { return gradient_shards(); }
   // Scales all gradients so that their common norm is at most `max_norm`; returns the norm before
   // that, equal on all ranks.
   virtual double clip_gradients(double max_norm) = 0;
@@ -62,25 +74,36 @@ class Strategy {
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
 };
 
+// A strategy of which a rank computes the output of the model for its rows in one call.
+class ForwardStrategy : public Strategy {
+ public:
+  // Without a sample in a part, only the ranks of a model that other ranks share compute it.
+  double backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
+
+  // data: this rank's rows of a batch, (B, ...); B may be 0. num_samples: the weight of the
+  // gradients of this forward. Every rank runs the same number of forwards.
+  virtual at::Tensor forward(const at::Tensor& data, int64_t num_samples) = 0;
+  // While it is on, backward() of a tensor accumulates gradients on this rank without reducing
+  // them. Local.
+  virtual void set_accumulating(bool on) = 0;
+  // Local.
+  virtual void set_rows(const SampledRows& rows) = 0;
+
+ protected:
+  // Of an output of forward(); mean over the rows.
+  virtual at::Tensor loss(const Task& task, const at::Tensor& output,
+                          const at::Tensor& target) const;
+  // After the last part of a batch: what the wrapper of the model does not reduce.
+  virtual void finish_gradients() {}
+};
+
 // Whether each process holds only a shard of the parameters: fsdp and hsdp.
 bool shards_parameters(const ParallelConfig& config);
 
-// Throws kInvalidArgument for a strategy that does not suit the number of processes, and if the
-// folder of offload does not exist. Local.
-void check_strategy(const ParallelConfig& config, int world_size);
-
-// REQUIRES: check_strategy(). layout: that of the snapshot from which the run resumes.
-std::unique_ptr<Strategy> make_strategy(const ParallelConfig& config,
-                                        const std::shared_ptr<Model>& model,
-                                        const ProcessGroup& world,
-                                        std::optional<BucketLayout> layout);
-
-// A strategy's forward, within the contexts that it needs, such as autocast.
-using ForwardPart = std::function<at::Tensor(const at::Tensor& data, int64_t num_samples)>;
-
-// Computes this rank's share of a batch in parts, to save memory. Afterwards the gradients are
-// those of the mean over the samples of all ranks; returns the mean loss of this rank.
-double backward_in_parts(Strategy& strategy, const Task& task, const Batch& batch,
-                         int64_t num_parts, const ForwardPart& forward);
+// REQUIRES: check_layout() and the layout of the configuration. buckets: those of the snapshot from
+// which the run resumes. `model` may be cut: each rank then keeps its parts only.
+std::unique_ptr<Strategy> make_strategy(const Config& config, const std::shared_ptr<Model>& model,
+                                        const RunLayout& layout,
+                                        std::optional<BucketLayout> buckets);
 
 }  // namespace cadre::train

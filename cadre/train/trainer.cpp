@@ -33,20 +33,22 @@ Trainer::Trainer(const Config& config, TrainerContext context)
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
   on_all_ranks(context_.world, [this] { prepare(); });
+  layout_ = lay_out(config_.parallel, context_.world);
   with_common_errors([this] { make_loaders(); });
-  strategy_ = make_strategy(config_.parallel, model_, context_.world,
+  strategy_ = make_strategy(config_, model_, *layout_,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
+  if (layout_->degrees.pipeline > 1) model_.reset();
   optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
   if (resumption_) {
     resumption_->restore(*strategy_, *optimizer_, context_.world);
-  } else if (shards_parameters(config_.parallel)) {
+  } else if (is_deferred()) {
     with_common_errors([this] { load_weights(); });
   }
   on_all_ranks(context_.world, [this] {
     if (is_first_rank()) open_run_folder();
   });
   snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
-                                                      config_.parallel.strategy);
+                                                      layout_name(config_.parallel));
   if (resumption_) {
     for (const std::string& remark : resumption_->remarks()) print_line(remark);
   }
@@ -57,12 +59,13 @@ Trainer::Trainer(const Config& config, TrainerContext context)
 Trainer::~Trainer() = default;
 
 void Trainer::prepare() {
-  check_strategy(config_.parallel, context_.world.world_size());
+  const int world_size = context_.world.world_size();
+  check_layout(config_, world_size);
   task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));
-  check_global_batch_size(config_, *task_, context_.world.world_size());
+  check_global_batch_size(config_, *task_, degrees_of(config_.parallel, world_size).data);
   resolve_epochs(config_, *task_);
-  model_ = shards_parameters(config_.parallel) ? make_deferred_model(*task_)
-                                               : make_initial_model(config_, *task_);
+  model_ = is_deferred() ? make_deferred_model(*task_) : make_initial_model(config_, *task_);
+  num_parameters_ = num_parameters(*model_);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (!snapshot) return;
   resumption_ = Resumption::open(*snapshot, config_, *task_);
@@ -73,9 +76,10 @@ void Trainer::prepare() {
 }
 
 void Trainer::make_loaders() {
-  loader_ = make_training_loader(config_, *task_, context_.world);
+  if (layout_->mesh) check_equal_data(config_, *task_, context_.world);
+  loader_ = make_training_loader(config_, *task_, layout_->data.group);
   if (resumption_) loader_->seek(resumption_->state().loader);
-  held_out_loader_ = make_held_out_loader(*task_, context_.world);
+  held_out_loader_ = make_held_out_loader(*task_, layout_->data);
 }
 
 // Fills the shards of the ranks; a whole model has its values from prepare().
@@ -103,8 +107,8 @@ void Trainer::print_header() {
   const RunConfig& run = config_.run;
   const bool is_text = task_->items_per_sample() > 1;
   print_line(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}",
-                           config_.model.kind, num_parameters(*model_), task_->data_text(),
-                           run.steps, run.global_batch_size,
+                           config_.model.kind, num_parameters_, task_->data_text(), run.steps,
+                           run.global_batch_size,
                            is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
   if (is_first_rank()) {
     const int count = context_.world.world_size();
@@ -142,12 +146,14 @@ TrainResult Trainer::run() {
 
 Trainer::StepSums Trainer::step(const Batch& batch) {
   const TimePoint started = context_.system.now();
-  const Duration communicated = context_.time_in_communication();
-  const double loss = backward_in_parts(
-      *strategy_, *task_, batch, config_.run.accumulate,
-      [this](const at::Tensor& data, int64_t num_samples) {
-        return with_autocast([&] { return strategy_->forward(data, num_samples); });
-      });
+  const Duration communicated = time_in_communication();
+  const double loss =
+      strategy_->backward(*task_, batch,
+                          {.num_parts = config_.run.accumulate,
+                           .rows = rows_of_rank(*loader_, step_, layout_->data),
+                           .around_forward = [this](const std::function<at::Tensor()>& forward) {
+                             return with_autocast(forward);
+                           }});
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
   const double limit = config_.optimizer.clip_norm;  // 0: none
   const double gradient_norm =
@@ -188,6 +194,17 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
 
+// In the operations of the world, and in those along the axes of its mesh.
+Duration Trainer::time_in_communication() const {
+  Duration sum = context_.time_in_communication();
+  if (!layout_->mesh) return sum;
+  for (const MeshAxis& axis : layout_->mesh->axes()) {
+    if (axis.size == 1) continue;
+    sum += layout_->mesh->group(axis.name).communicator().time_in_operations();
+  }
+  return sum;
+}
+
 void Trainer::report(double loss, double gradient_norm, TimePoint started, Duration communicated) {
   if (!progress_) return;
   const TimePoint now = context_.system.now();
@@ -203,16 +220,16 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
       .items_per_second =
           static_cast<double>(config_.run.global_batch_size * task_->items_per_sample()) / elapsed,
       .item_name = task_->item_name(),
-      .communication_share = seconds(context_.time_in_communication() - communicated) / elapsed,
+      .communication_share = seconds(time_in_communication() - communicated) / elapsed,
       .memory_bytes = resident_memory_bytes(),
       .seconds_left = per_step * static_cast<double>(config_.run.steps - step_)});
 }
 
 void Trainer::evaluate() {
-  model_->eval();
+  strategy_->set_training(false);
   result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
                                      *held_out_loader_, context_.world);
-  model_->train();
+  strategy_->set_training(true);
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   if (!config_.run.keep_best) return;
   finish_snapshot();  // the snapshot that is being written may be the best so far
@@ -232,7 +249,7 @@ void Trainer::begin_snapshot() {
     if (best_step_ == step_) mark_best();
     return;
   }
-  snapshot_writer_->begin(state(), *model_, *optimizer_);
+  snapshot_writer_->begin(state(), model_.get(), *optimizer_);
   if (!snapshot_writer_->writes_in_background()) finish_snapshot();
 }
 
@@ -299,12 +316,13 @@ void Trainer::finish() {
   }
 }
 
-// If the model is sharded, every forward needs all ranks, and all generate the same text.
+// If the model is sharded or divided, every forward needs all ranks, and all generate the same
+// text.
 std::string Trainer::sample_of_model() {
   if (!is_first_rank() && strategy_->has_whole_model()) return "";
-  model_->eval();
+  strategy_->set_training(false);
   const std::string sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
-  model_->train();
+  strategy_->set_training(true);
   return sample;
 }
 

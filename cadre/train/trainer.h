@@ -1,4 +1,4 @@
-// Trains a model on text or images with any number of replicas, from a configuration.
+// Trains a model on text or images with any number of processes, from a configuration.
 //
 // A step: each rank fetches its share of the batch; forward and backward run in run.accumulate
 // parts, and the strategy's wrapper reduces the gradients in the last; one all_reduce of three
@@ -25,6 +25,7 @@
 #include "cadre/os/system.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/evaluation.h"
+#include "cadre/train/layout/run_layout.h"
 #include "cadre/train/optimizer.h"
 #include "cadre/train/progress.h"
 #include "cadre/train/run_folder.h"
@@ -80,6 +81,7 @@ class Trainer {
   at::Tensor infer(const at::Tensor& data);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
+  Duration time_in_communication() const;
   void evaluate();
   void begin_snapshot();
   void finish_snapshot();
@@ -91,6 +93,10 @@ class Trainer {
   [[noreturn]] void refuse_unsaved_end() const;
   void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
+  // What divides the layers of a model takes a whole one.
+  bool is_deferred() const {
+    return shards_parameters(config_.parallel) && !config_.parallel.divides_model();
+  }
 
   Config config_;
   TrainerContext context_;
@@ -99,7 +105,9 @@ class Trainer {
   std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only
   std::unique_ptr<Task> task_;
   std::optional<Resumption> resumption_;  // in the constructor only
-  std::shared_ptr<Model> model_;
+  std::shared_ptr<Model> model_;          // null once it is cut into stages
+  int64_t num_parameters_ = 0;            // of the whole model
+  std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;

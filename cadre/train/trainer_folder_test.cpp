@@ -195,6 +195,8 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
     change(changed);
     return run(changed, 2).failures;
   };
+  EXPECT_THAT(refusal([](Config& changed) { changed.model.tied = false; }),
+              HasSubstr("model.tied was true when the snapshot was written and is false now"));
   EXPECT_THAT(refusal([](Config& changed) { changed.model.heads = 1; }),
               HasSubstr("model.heads was 2 when the snapshot was written and is 1 now"));
   EXPECT_THAT(refusal([](Config& changed) { changed.data.held_out = 0.5; }),

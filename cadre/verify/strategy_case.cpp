@@ -61,11 +61,18 @@ std::string_view name_of(Reshard reshard) {
 std::string name_of(const StrategyCase& strategy, int world_size) {
   std::string name(name_of(strategy.strategy));
   if (strategy.strategy == VerifiedStrategy::kHsdp) {
-    name += format("-{}x{}", strategy.num_replicas, world_size / strategy.num_replicas);
+    const int num_ranks = world_size / (strategy.pipeline * strategy.context * strategy.tensor);
+    name += format("-{}x{}", strategy.num_replicas, num_ranks / strategy.num_replicas);
   }
-  if (is_sharded(strategy.strategy)) name += format("/{}", name_of(strategy.reshard));
+  // The stages of a pipeline are not resharded by units.
+  if (is_sharded(strategy.strategy) && strategy.pipeline == 1)
+    name += format("/{}", name_of(strategy.reshard));
   if (strategy.form == ShardForm::kMapped) name += "/mapped";
   if (strategy.num_parts > 1) name += "/accumulate";
+  if (strategy.pipeline > 1) name += format("/pp-{}", strategy.pipeline);
+  if (strategy.context > 1) name += format("/cp-{}", strategy.context);
+  if (strategy.tensor > 1) name += format("/tp-{}", strategy.tensor);
+  if (strategy.is_sequence_parallel) name += "-sequence";
   return name;
 }
 

@@ -7,6 +7,7 @@
 // rows, context + 1), of which each step predicts all but the first of each row. OPTIMIZER is sgd
 // or adamw. Rank 0 writes the loss of each step to the file LOSSES, one a line. With the last word
 // "tied" the head has the weight of the token embedding.
+#include <ATen/CPUGeneratorImpl.h>
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -30,43 +31,16 @@ using torch::Tensor;
 // What pipeline_parity_test.py has, too.
 constexpr int64_t kVocabulary = 257;
 constexpr int64_t kLayers = 6;
-const ModelConfig kModel{.layers = kLayers, .heads = 2, .width = 32, .context = 24};
+// Untied: a tied head has its own copy of the weight, which the pipeline ties.
+const ModelConfig kModel{.layers = kLayers, .heads = 2, .width = 32, .context = 24, .tied = false};
 
 // The blocks are divided equally among the stages.
-struct GptStage : torch::nn::Module {
-  GptStage(int number, int num_stages) {
-    if (number == 0) {
-      token_embedding = register_module("wte", torch::nn::Embedding(kVocabulary, kModel.width));
-      position_embedding =
-          register_module("wpe", torch::nn::Embedding(kModel.context, kModel.width));
-    }
-    for (int64_t i = kLayers * number / num_stages; i < kLayers * (number + 1) / num_stages; ++i) {
-      blocks.push_back(register_module(format("h_{}", i), std::make_shared<GptBlock>(kModel)));
-    }
-    if (number == num_stages - 1) {
-      norm = register_module("ln_f",
-                             torch::nn::LayerNorm(torch::nn::LayerNormOptions({kModel.width})));
-      head = register_module(
-          "head",
-          torch::nn::Linear(torch::nn::LinearOptions(kModel.width, kVocabulary).bias(false)));
-    }
-  }
-
-  // Tokens (B, T) in the first stage, else activations (B, T, width), to activations or logits.
-  Tensor forward(const Tensor& input) {
-    Tensor x = input;
-    if (token_embedding) {
-      x = token_embedding(input) + position_embedding(torch::arange(input.size(1)));
-    }
-    for (const auto& block : blocks) x = block->forward(x);
-    return head ? head(norm(x)) : x;
-  }
-
-  torch::nn::Embedding token_embedding{nullptr}, position_embedding{nullptr};
-  std::vector<std::shared_ptr<GptBlock>> blocks;
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Linear head{nullptr};
-};
+std::shared_ptr<Gpt> stage_of(const Gpt& whole, int number, int num_stages) {
+  return std::make_shared<Gpt>(whole, GptPart{.first_block = kLayers * number / num_stages,
+                                              .end_block = kLayers * (number + 1) / num_stages,
+                                              .has_embeddings = number == 0,
+                                              .has_head = number == num_stages - 1});
+}
 
 struct Arguments {
   std::string data, schedule;
@@ -94,11 +68,12 @@ void train(const ProcessGroup& world, const Arguments& arguments) {
                               .stages_per_rank = arguments.stages_per_rank})
           .value_or_throw();
   const int num_stages = schedule.num_stages();
+  const Gpt whole(kModel, kVocabulary, at::make_generator<at::CPUGeneratorImpl>(0));
   std::vector<PipelineStage> stages;
   std::vector<Tensor> parameters;
   for (int number = 0; number < num_stages; ++number) {
     if (schedule.rank_of_stage[static_cast<size_t>(number)] != world.rank()) continue;
-    const auto stage = std::make_shared<GptStage>(number, num_stages);
+    const auto stage = stage_of(whole, number, num_stages);
     const torch::NoGradGuard no_grad;
     for (const auto& parameter : stage->named_parameters()) {
       parameter.value().copy_(data.read(parameter.key()));
@@ -108,7 +83,7 @@ void train(const ProcessGroup& world, const Arguments& arguments) {
   }
   Pipeline pipeline(stages, world, {.schedule = schedule});
   if (arguments.is_tied) {
-    pipeline.tie_parameters({{0, "wte.weight"}, {num_stages - 1, "head.weight"}});
+    pipeline.tie_parameters({{0, "wte.weight"}, {num_stages - 1, "lm_head.weight"}});
   }
   const auto optimizer = make_parity_optimizer(arguments.optimizer, parameters);
   std::ofstream losses;

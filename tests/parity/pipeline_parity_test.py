@@ -90,7 +90,7 @@ class GptStage(torch.nn.Module):
             self.add_module(f"h_{i}", reference.Block(HEADS, WIDTH))
         if number == num_stages - 1:
             self.ln_f = torch.nn.LayerNorm(WIDTH)
-            self.head = torch.nn.Linear(WIDTH, reference.VOCABULARY, bias=False)
+            self.lm_head = torch.nn.Linear(WIDTH, reference.VOCABULARY, bias=False)
 
     def forward(self, x):
         if hasattr(self, "wte"):
@@ -98,7 +98,7 @@ class GptStage(torch.nn.Module):
         for child in self.children():
             if isinstance(child, reference.Block):
                 x = child(x)
-        return self.head(self.ln_f(x)) if hasattr(self, "head") else x
+        return self.lm_head(self.ln_f(x)) if hasattr(self, "lm_head") else x
 
 
 def make_model(case):
@@ -111,7 +111,7 @@ def make_model(case):
             elif name.endswith("bias"):
                 parameter.zero_()
         if case.tied:
-            model.head.weight.copy_(model.wte.weight)
+            model.lm_head.weight.copy_(model.wte.weight)
     return model
 
 
@@ -162,8 +162,8 @@ def train_alone(case, plant=None):
         optimizer.zero_grad()
         losses.append(backward(model, step[:, :-1], step[:, 1:], case.microbatches, plant))
         if case.tied and plant != "untied_gradients":
-            total = model.wte.weight.grad + model.head.weight.grad
-            model.wte.weight.grad, model.head.weight.grad = total, total.clone()
+            total = model.wte.weight.grad + model.lm_head.weight.grad
+            model.wte.weight.grad, model.lm_head.weight.grad = total, total.clone()
         optimizer.step()
     return losses
 
@@ -178,7 +178,7 @@ def sum_tied_gradients(modules, ends):
     """ends: the group of the ranks of the first and the last stage."""
     tied = [weight for module in modules for weight in
             ([module.wte.weight] if hasattr(module, "wte") else []) +
-            ([module.head.weight] if hasattr(module, "head") else [])]
+            ([module.lm_head.weight] if hasattr(module, "lm_head") else [])]
     if not tied:
         return
     total = sum(weight.grad for weight in tied)

@@ -47,13 +47,13 @@ TEST_F(VerifyProgram, EveryStrategyTrainsTheExampleAsOneProcessDoes) {
   EXPECT_THAT(verified.output,
               AllOf(StartsWith("gpt of "), HasSubstr("; 2 steps of 6 samples in float32\n"),
                     HasSubstr("\n  one process: 2 steps\n"),
-                    HasSubstr("\n  fsdp/after_forward on 2 processes: 2 steps (7 of 14)\n"),
-                    HasSubstr("14 of 14 strategies train as one process does\n")));
+                    HasSubstr("\n  fsdp/after_forward on 2 processes: 2 steps (7 of 17)\n"),
+                    HasSubstr("17 of 17 strategies train as one process does\n")));
   const nlohmann::json json = report();
   EXPECT_EQ(json["is_within"], true);
   EXPECT_EQ(json["world_size"], 2);
   EXPECT_EQ(json["num_steps"], 2);
-  ASSERT_EQ(json["strategies"].size(), 14U);
+  ASSERT_EQ(json["strategies"].size(), 17U);
   for (const auto& strategy : json["strategies"]) {
     EXPECT_EQ(strategy["verdict"], "within") << strategy;
     EXPECT_LE(strategy["gradients"]["difference"], 1e-5) << strategy;

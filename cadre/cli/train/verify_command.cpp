@@ -22,8 +22,9 @@ constexpr std::string_view kVerifyHelp =
 
 Verifies that CONFIG.toml trains the same model on N processes as on one: runs a few steps on one
 process, then on N processes under every strategy (ddp, zero1, zero2, fsdp with each reshard mode and on
-mapped shards, hsdp on each mesh of two axes; each with and without gradient accumulation), and
-compares losses, gradients and parameters of every step. It writes no snapshot and no metrics.
+mapped shards, hsdp on each mesh of two axes; each with and without gradient accumulation; for a gpt
+also tensor, context and pipeline parallelism, alone and with these), and compares losses, gradients
+and parameters of every step. It writes no snapshot and no metrics.
 
   cadre verify examples/gpt.toml                            two processes
   cadre verify examples/gpt.toml --nproc-per-node 4 --strategies fsdp,hsdp
@@ -32,7 +33,7 @@ compares losses, gradients and parameters of every step. It writes no snapshot a
 
   --nproc-per-node N   processes (default 2)
   --steps K            steps of each run (default 5), with the learning rates of the whole run
-  --strategies A,B     only these: zero2, fsdp, fsdp/after_forward, hsdp-2x2, ddp/accumulate ...
+  --strategies A,B     only these: zero2, fsdp, fsdp/after_forward, hsdp-2x2, ddp/pp-2/tp-2 ...
   --dtype D            float32 (default) or float64, in which rounding is a billion times smaller
   --json FILE          write the table to FILE as JSON
   --help               this text

@@ -20,6 +20,8 @@ struct ModelConfig {
   int64_t context = 128;
   int64_t window = 8;
   bool dropout = true;
+  double dropout_rate = 0;
+  bool tied = true;
   std::string checkpoint_activations = "none";
   std::string weights;
 };
@@ -86,6 +88,17 @@ struct ParallelConfig {
   std::string offload = "none";
   std::string parameter_dtype = "float32";
   std::string reduce_dtype = "float32";
+  int64_t tensor = 1;
+  bool sequence = false;
+  int64_t pipeline = 1;
+  std::string schedule = "1f1b";
+  int64_t microbatches = 0;  // num_microbatches() gives the number
+  int64_t virtual_stages = 1;
+  int64_t context = 1;
+  std::string attention = "ring";
+
+  // Whether processes have different parts of the layers, or different tokens of a sample.
+  bool divides_model() const { return tensor > 1 || pipeline > 1 || context > 1; }
 };
 
 // Of fsdp and hsdp. "auto" is mapped, unless the shards are offloaded to files.

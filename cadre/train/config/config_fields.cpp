@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "cadre/base/format.h"
+#include "cadre/pipeline/generate.h"
 
 namespace cadre::train {
 namespace {
@@ -46,6 +47,17 @@ void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
       {"model.dropout",
        "of the cnn: dropout of 0.25 after the convolutions and of 0.5 before the last layer",
        &model.dropout});
+  fields.push_back(
+      {"model.dropout_rate",
+       "of the gpt: the probability with which an element is dropped from the "
+       "embeddings and from what each attention and MLP adds; the same elements on any "
+       "number of processes and under every strategy",
+       &model.dropout_rate, 0, 0.9999999});
+  fields.push_back(
+      {"model.tied",
+       "of the gpt: the head uses the weight of the token embedding; false: it has one "
+       "of its own",
+       &model.tied});
   fields.push_back({.name = "model.checkpoint_activations",
                     .meaning =
                         "blocks: backward recomputes each block of the gpt, each hidden layer "
@@ -233,6 +245,54 @@ void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& paral
                     .choices = {"float32", "bfloat16"}});
 }
 
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const PipelineScheduleInfo& info : pipeline_schedules()) names.emplace_back(info.name);
+  return names;
+}
+
+void add_layout_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {
+  fields.push_back(
+      {"parallel.tensor",
+       "of the gpt: processes that divide the matrices of each layer, by heads, hidden "
+       "features and vocabulary; must divide model.heads. The processes that remain "
+       "do what parallel.strategy says",
+       &parallel.tensor, 1, 1024});
+  fields.push_back(
+      {"parallel.sequence",
+       "with parallel.tensor: between the matrices, each of its processes has a part of "
+       "the tokens instead of all",
+       &parallel.sequence});
+  fields.push_back({"parallel.pipeline",
+                    "of the gpt: processes that have different blocks, through which microbatches "
+                    "pass; with strategy single, ddp, fsdp or hsdp. pipeline * virtual_stages must "
+                    "divide model.layers",
+                    &parallel.pipeline, 1, 1024});
+  fields.push_back({.name = "parallel.schedule",
+                    .meaning = "of a pipeline: the order of its computations; see cadre schedule",
+                    .value = &parallel.schedule,
+                    .choices = schedule_names()});
+  fields.push_back({"parallel.microbatches",
+                    "of a pipeline: parts of the samples that a pipeline is given in a step; must "
+                    "divide their number; 0: as many as divide it and suit the schedule, at most "
+                    "four for each process of the pipeline",
+                    &parallel.microbatches, 0, 1 << 16});
+  fields.push_back({"parallel.virtual_stages",
+                    "of a pipeline: stages on each of its processes, as the schedule takes them",
+                    &parallel.virtual_stages, 1, 64});
+  fields.push_back({"parallel.context",
+                    "of the gpt: processes that have different tokens of the same samples; twice "
+                    "the number must divide model.context",
+                    &parallel.context, 1, 1024});
+  fields.push_back({.name = "parallel.attention",
+                    .meaning =
+                        "with parallel.context: ring: keys and values are passed around; "
+                        "all_to_all: processes exchange tokens for heads, of which they must "
+                        "divide what parallel.tensor leaves",
+                    .value = &parallel.attention,
+                    .choices = {"ring", "all_to_all"}});
+}
+
 void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
   fields.push_back({"sample.tokens", "length of the text that is generated at the end; 0: none",
                     &sample.tokens, 0, 1e6});
@@ -259,6 +319,7 @@ std::vector<ConfigField> config_fields(Config& config) {
   add_schedule_fields(fields, config.schedule);
   add_run_fields(fields, config.run);
   add_parallel_fields(fields, config.parallel);
+  add_layout_fields(fields, config.parallel);
   add_sample_fields(fields, config.sample);
   return fields;
 }
@@ -363,6 +424,7 @@ std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& paral
 std::optional<ConfigConflict> find_conflict(const Config& config) {
   if (auto conflict = find_model_conflict(config)) return conflict;
   if (auto conflict = find_parallel_conflict(config.parallel)) return conflict;
+  if (auto conflict = find_layout_conflict(config)) return conflict;
   if (config.run.epochs == 0 && config.schedule.warmup_steps > config.run.steps) {
     return ConfigConflict{"schedule.warmup_steps",
                           cadre::format("is {}, more than run.steps, which is {}: set both, or "

@@ -35,6 +35,8 @@ struct ConfigConflict {
   std::string reason;
 };
 std::optional<ConfigConflict> find_conflict(const Config& config);
+// Of the keys that divide the model among processes; a part of find_conflict().
+std::optional<ConfigConflict> find_layout_conflict(const Config& config);
 
 // The most similar key, by edit distance.
 std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown);

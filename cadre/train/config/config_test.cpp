@@ -166,6 +166,16 @@ TEST_F(ConfigTest, ShardsAreMappedUnlessTheyAreInFiles) {
             "files, from which they are gathered: choose auto, or parallel.offload=none");
 }
 
+TEST_F(ConfigTest, ALayoutThatNoNumberOfProcessesHasIsRefused) {
+  EXPECT_EQ(refusal("", {"parallel.tensor=2", "parallel.pipeline=2"}), "accepted");
+  EXPECT_EQ(refusal("", {"parallel.tensor=3"}),
+            "command line: parallel.tensor is 3, which does not divide the 4 heads of "
+            "model.heads");
+  EXPECT_EQ(refusal("", {"parallel.pipeline=2", "parallel.schedule=1b1f"}),
+            "command line: parallel.schedule must be one of gpipe, 1f1b, interleaved-1f1b, "
+            "looped-bfs, zb-h1, interleaved-zero-bubble, zb-v, dualpipe-v, is \"1b1f\"");
+}
+
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
   // Of torch.optim: learning rate, epsilon.
   const std::map<std::string, std::pair<double, double>> expected = {

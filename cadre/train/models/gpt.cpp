@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cadre/base/format.h"
+#include "cadre/layers/attention/context_parallel_attention.h"
 
 namespace cadre::train {
 namespace {
@@ -14,65 +15,149 @@ namespace nn = torch::nn;
 constexpr int64_t kMlpExpansion = 4;
 constexpr double kInitialStd = 0.02;
 
-nn::LayerNorm make_norm(int64_t width) {
-  return nn::LayerNorm(nn::LayerNormOptions({width}));
+LayerNorm make_norm(int64_t width) {
+  return LayerNorm(nn::LayerNormOptions({width}));
+}
+
+// Number 0 is that of the embeddings; each block has two.
+CounterBasedDropout make_dropout(const ModelConfig& config, int64_t number,
+                                 const std::shared_ptr<const DropoutStream>& stream) {
+  return CounterBasedDropout(CounterBasedDropoutOptions{
+      .p = config.dropout_rate, .layer = static_cast<uint64_t>(number), .stream = stream});
+}
+
+Linear make_projection(int64_t num_inputs, int64_t num_outputs, int64_t block_size) {
+  Linear projection(num_inputs, num_outputs);
+  projection->set_block_size(block_size);
+  return projection;
 }
 
 }  // namespace
 
-GptBlock::GptBlock(const ModelConfig& config)
-    : heads_(config.heads),
-      is_recomputed_(recomputes_activations(config)),
+GptBlock::GptBlock(const ModelConfig& config, int64_t index,
+                   const std::shared_ptr<const DropoutStream>& stream)
+    : is_recomputed_(recomputes_activations(config)),
       attention_norm_(register_module("ln_1", make_norm(config.width))),
-      query_key_value_(register_module("attn_c_attn", nn::Linear(config.width, 3 * config.width))),
-      attention_projection_(register_module("attn_c_proj", nn::Linear(config.width, config.width))),
+      query_key_value_(register_module("attn_c_attn", QueryKeyValue(config.width, config.heads))),
+      attention_projection_(register_module(
+          "attn_c_proj", make_projection(config.width, config.width, config.width / config.heads))),
+      attention_dropout_(register_module("attn_drop", make_dropout(config, 2 * index + 1, stream))),
       mlp_norm_(register_module("ln_2", make_norm(config.width))),
-      mlp_expand_(
-          register_module("mlp_c_fc", nn::Linear(config.width, kMlpExpansion * config.width))),
+      mlp_expand_(register_module("mlp_c_fc", Linear(config.width, kMlpExpansion * config.width))),
       mlp_projection_(
-          register_module("mlp_c_proj", nn::Linear(kMlpExpansion * config.width, config.width))) {}
+          register_module("mlp_c_proj", Linear(kMlpExpansion * config.width, config.width))),
+      mlp_dropout_(register_module("mlp_drop", make_dropout(config, 2 * index + 2, stream))) {}
 
 at::Tensor GptBlock::forward(const at::Tensor& x) {
   return run_layer([this](const at::Tensor& given) { return compute(given); }, x, is_recomputed_);
 }
 
 at::Tensor GptBlock::compute(const at::Tensor& x) {
-  const at::Tensor attended = x + attend(attention_norm_(x));
-  return attended +
-         mlp_projection_(torch::gelu(mlp_expand_(mlp_norm_(attended)), /*approximate=*/"tanh"));
+  const at::Tensor attended = x + attention_dropout_(attend(attention_norm_(x)));
+  const at::Tensor hidden = torch::gelu(mlp_expand_(mlp_norm_(attended)), /*approximate=*/"tanh");
+  return attended + mlp_dropout_(mlp_projection_(hidden));
 }
 
 at::Tensor GptBlock::attend(const at::Tensor& x) {
-  const int64_t batch = x.size(0);
-  const int64_t length = x.size(1);
-  const int64_t width = x.size(2);
-  // (B, T, 3 * width) to three of (B, heads, T, width / heads).
-  const at::Tensor parts =
-      query_key_value_(x).view({batch, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4});
+  const at::Tensor parts = query_key_value_(x);
   const at::Tensor mixed =
-      at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
-                                       /*dropout_p=*/0.0, /*is_causal=*/true);
-  return attention_projection_(mixed.transpose(1, 2).reshape({batch, length, width}));
+      context() != nullptr
+          ? context_parallel_attention(parts[0], parts[1], parts[2], *context(),
+                                       {.is_causal = true})
+          : at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
+                                             /*dropout_p=*/0.0, /*is_causal=*/true);
+  return attention_projection_(mixed.transpose(1, 2).flatten(2, 3));
 }
 
 Gpt::Gpt(const ModelConfig& config, int64_t vocabulary, const at::Generator& generator)
     : context_(config.context),
-      token_embedding_(register_module("wte", nn::Embedding(vocabulary, config.width))),
-      position_embedding_(register_module("wpe", nn::Embedding(config.context, config.width))),
+      vocabulary_(vocabulary),
+      is_tied_(config.tied),
+      stream_(std::make_shared<DropoutStream>()),
+      token_embedding_(register_module("wte", Embedding(vocabulary, config.width))),
+      position_embedding_(register_module("wpe", Embedding(config.context, config.width))),
+      embedding_dropout_(register_module("drop", make_dropout(config, 0, stream_))),
       final_norm_(make_norm(config.width)) {
+  stream_->seed = generator.current_seed();
   for (int64_t i = 0; i < config.layers; ++i) {
-    blocks_.push_back(
-        register_module(cadre::format("h_{}", i), std::make_shared<ShardUnit<GptBlock>>(config)));
+    blocks_.push_back(register_module(cadre::format("h_{}", i),
+                                      std::make_shared<ShardUnit<GptBlock>>(config, i, stream_)));
   }
   register_module("ln_f", final_norm_);
+  if (!is_tied_) {
+    head_ =
+        register_module("lm_head", Linear(nn::LinearOptions(config.width, vocabulary).bias(false)));
+  }
   initialize(config.layers, generator);
 }
 
-at::Tensor Gpt::forward(const at::Tensor& tokens) {
-  const at::Tensor positions = torch::arange(tokens.size(1), torch::kLong);
-  at::Tensor x = token_embedding_(tokens) + position_embedding_(positions);
+Gpt::Gpt(const Gpt& whole, const GptPart& part)
+    : context_(whole.context_),
+      vocabulary_(whole.vocabulary_),
+      is_tied_(whole.is_tied_),
+      has_head_(part.has_head),
+      stream_(whole.stream_) {
+  if (part.has_embeddings) {
+    token_embedding_ = register_module("wte", whole.token_embedding_);
+    position_embedding_ = register_module("wpe", whole.position_embedding_);
+    embedding_dropout_ = register_module("drop", whole.embedding_dropout_);
+  } else if (part.has_head && is_tied_) {
+    token_embedding_ = register_module(
+        "wte",
+        Embedding(std::dynamic_pointer_cast<EmbeddingImpl>(whole.token_embedding_->clone())));
+  }
+  for (int64_t i = part.first_block; i < part.end_block; ++i) {
+    blocks_.push_back(
+        register_module(cadre::format("h_{}", i), whole.blocks_[static_cast<size_t>(i)]));
+  }
+  if (!part.has_head) return;
+  final_norm_ = register_module("ln_f", whole.final_norm_);
+  if (!is_tied_) head_ = register_module("lm_head", whole.head_);
+}
+
+at::Tensor Gpt::forward(const at::Tensor& data) {
+  at::Tensor x = position_embedding_ ? embed(data) : data;
   for (const auto& block : blocks_) x = block->forward(x);
-  return torch::linear(final_norm_(x), token_embedding_->weight);  // the tied head
+  if (!has_head_) return x;
+  const at::Tensor hidden = final_norm_(x);
+  return is_tied_ ? token_embedding_->logits(hidden) : head_(hidden);
+}
+
+at::Tensor Gpt::embed(const at::Tensor& tokens) {
+  const ContextParallel* const sequence = ContextParallelLayer::context();
+  const at::Tensor own = sequence != nullptr ? sequence->shard(tokens, 1) : tokens;
+  const at::Tensor positions =
+      sequence != nullptr ? sequence->positions() : torch::arange(tokens.size(1), torch::kLong);
+  return embedding_dropout_(token_embedding_(own) + position_embedding_(positions));
+}
+
+void Gpt::set_rows(const SampledRows& rows) {
+  stream_->step = static_cast<uint64_t>(rows.step);
+  stream_->first_sample = rows.first;
+  stream_->sample_stride = rows.stride;
+}
+
+std::vector<PlanEntry> Gpt::plan(bool sequence) const {
+  using enum ParallelStyle;
+  std::vector<PlanEntry> entries;
+  const auto add = [&](ParallelStyle style, std::initializer_list<const char*> patterns) {
+    for (const char* pattern : patterns) entries.push_back({.pattern = pattern, .style = style});
+  };
+  if (token_embedding_) add(kRowwise, {"wte"});
+  if (!blocks_.empty()) {
+    add(kColwise, {"*.attn_c_attn", "*.mlp_c_fc"});
+    add(kRowwise, {"*.attn_c_proj", "*.mlp_c_proj"});
+  }
+  if (head_) add(kColwise, {"lm_head"});
+  if (!sequence) return entries;
+  if (position_embedding_) add(kSequence, {"wpe", "drop"});
+  if (!blocks_.empty()) add(kSequence, {"*.ln_*", "*.attn_drop", "*.mlp_drop"});
+  if (has_head_) add(kSequence, {"ln_f"});
+  return entries;
+}
+
+void Gpt::separate_heads() {
+  for (const auto& block : blocks_) block->separate_heads();
 }
 
 void Gpt::initialize(int64_t layers, const at::Generator& generator) {

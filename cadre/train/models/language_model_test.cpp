@@ -135,6 +135,42 @@ TEST(Gpt, HasTheParametersOfItsShape) {
             (257 + 32) * 64 + 3 * block + 2 * 64);
 }
 
+TEST(Gpt, AnUntiedHeadHasAWeightOfItsOwn) {
+  ModelConfig config = small_language_model("gpt");
+  const auto tied = make_language_model(config, kVocabulary, 3);
+  config.tied = false;
+  const auto untied = make_language_model(config, kVocabulary, 3);
+  const int64_t weight = kVocabulary * config.width;
+  EXPECT_EQ(num_parameters(*untied), num_parameters(*tied) + weight);
+  const auto parameters = untied->named_parameters();
+  EXPECT_TRUE(parameters["wte.weight"].equal(tied->named_parameters()["wte.weight"]));
+  const torch::NoGradGuard no_grad;
+  parameters["lm_head.weight"].copy_(parameters["wte.weight"]);
+  EXPECT_TRUE(untied->forward(some_tokens()).equal(tied->forward(some_tokens())));
+  parameters["lm_head.weight"].zero_();
+  EXPECT_EQ(untied->forward(some_tokens()).abs().max().item<double>(), 0);
+}
+
+// As the processes of a run have the rows of a batch: every second one.
+TEST(Gpt, DropoutDependsOnTheSampleAlone) {
+  ModelConfig config = small_language_model("gpt");
+  config.dropout_rate = 0.3;
+  const auto model = make_language_model(config, kVocabulary, 3);
+  const torch::NoGradGuard no_grad;
+  const at::Tensor tokens = some_tokens()[0].expand({4, -1});
+  model->set_rows({.step = 2, .first = 0, .stride = 1});
+  const at::Tensor whole = model->forward(tokens);
+  EXPECT_FALSE(whole[0].allclose(whole[1]));
+  model->set_rows({.step = 2, .first = 1, .stride = 2});
+  const at::Tensor odd = model->forward(tokens.slice(0, 0, 2));
+  EXPECT_TRUE(odd[0].allclose(whole[1]));
+  EXPECT_TRUE(odd[1].allclose(whole[3]));
+  model->set_rows({.step = 3, .first = 0, .stride = 1});
+  EXPECT_FALSE(model->forward(tokens).allclose(whole));
+  model->eval();
+  EXPECT_TRUE(model->forward(tokens)[0].equal(model->forward(tokens)[1]));
+}
+
 TEST(NextTokenLoss, OfNothingIsNothing) {
   const at::Tensor logits = torch::zeros({0, 4, 5}).requires_grad_(true);
   const at::Tensor loss = next_token_loss(logits, torch::zeros({0, 4}, torch::kLong));

@@ -16,10 +16,19 @@
 
 namespace cadre::train {
 
+// Which rows of the batches of a run a forward is given: for dropout that depends on the sample.
+struct SampledRows {
+  int64_t step = 0;
+  int64_t first = 0;   // in the batch of all processes
+  int64_t stride = 1;  // from one row to the next
+};
+
 class Model : public torch::nn::Module {
  public:
   // data: (B, ...); returns (B, ..., classes). B may be 0.
   virtual at::Tensor forward(const at::Tensor& data) = 0;
+  // Before a forward in training, and its backward.
+  virtual void set_rows(const SampledRows& /*rows*/) {}
 };
 
 // The output of a model for data (B, ...), without grad and in evaluation mode.

@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -12,8 +13,11 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/data/text_corpus.h"
+#include "cadre/train/config/config_fields.h"
+#include "cadre/train/layout/run_layout.h"
 #include "cadre/train/models/image_classifier.h"
 #include "cadre/train/models/language_model.h"
+#include "cadre/train/planning/part_sizes.h"
 #include "cadre/train/strategy.h"
 
 namespace cadre::train {
@@ -88,8 +92,67 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
   return options;
 }
 
-bool fits(const ParallelConfig& parallel, const Processes& processes) {
-  return parallel.strategy != "hsdp" || processes.count % parallel.replicas == 0;
+// The processes of a strategy that have different rows, as those of a job of their own.
+Processes processes_of_strategy(const Degrees& degrees, const Processes& processes) {
+  const int of_a_replica = processes.count / degrees.data;
+  return {.count = degrees.data, .per_host = std::max(processes.per_host / of_a_replica, 1)};
+}
+
+// A pipeline reduces the gradients of a stage where they are; with shards, a stage is one unit that
+// stays gathered for the step.
+MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
+                          const Processes& processes) {
+  PlanOptions options = plan_options(config, processes);
+  if (processes.count > 1 && has_units(options.strategy)) {
+    options.is_mapped = false;
+    options.reshard_root = Reshard::kAfterReduction;
+    return plan_memory(part, options);
+  }
+  options.strategy = PlanStrategy::kSingle;
+  options.num_ranks = 1;
+  options.num_replicas = 1;
+  MemoryPlan plan = plan_memory(part, options);
+  for (const PlannedParameter& parameter : part.parameters) {
+    OperationTraffic& reduced = plan.traffic.all_reduce;
+    const int64_t payload = parameter.numel() * static_cast<int64_t>(sizeof(float));
+    if (processes.count == 1) break;
+    reduced.payload_bytes += payload;
+    reduced.received_bytes += 2 * payload * (processes.count - 1) / processes.count;
+    reduced.num_calls = config.parallel.virtual_stages;
+  }
+  return plan;
+}
+
+// Of the process that holds most.
+NamedPlan plan_of_division(const Config& config, const ModelSizes& model,
+                           const Processes& processes) {
+  const Degrees degrees = degrees_of(config.parallel, processes.count);
+  const Processes replicas = processes_of_strategy(degrees, processes);
+  std::optional<NamedPlan> most;
+  for (int rank = 0; rank < degrees.pipeline; ++rank) {
+    const ModelSizes part = part_sizes(model, config, degrees, rank);
+    MemoryPlan plan = degrees.pipeline > 1 ? plan_of_stages(part, config, replicas)
+                                           : plan_memory(part, plan_options(config, replicas));
+    if (most && plan.held.total() <= most->plan.held.total()) continue;
+    plan.host_bytes = plan.held.total() * std::min(processes.per_host, processes.count);
+    most = NamedPlan{.plan = std::move(plan),
+                     .division = division_traffic(part, config, degrees, rank)};
+  }
+  return *most;
+}
+
+NamedPlan plan_of(const Config& config, const ModelSizes& model, const Processes& processes) {
+  NamedPlan named = config.parallel.divides_model()
+                        ? plan_of_division(config, model, processes)
+                        : NamedPlan{.plan = plan_memory(model, plan_options(config, processes))};
+  named.num_processes = processes.count;
+  return named;
+}
+
+bool fits(const Config& config, const Processes& processes) {
+  if (find_layout_conflict(config)) return false;
+  const Degrees degrees = degrees_of(config.parallel, processes.count);
+  return config.parallel.strategy != "hsdp" || degrees.data % config.parallel.replicas == 0;
 }
 
 }  // namespace
@@ -108,10 +171,13 @@ ModelSizes sizes_of_model(const Config& config) {
   return sizes;
 }
 
-MemoryPlan plan_of_config(const Config& config, const ModelSizes& model,
-                          const Processes& processes) {
-  check_strategy(config.parallel, processes.count);
-  return plan_memory(model, plan_options(config, processes));
+NamedPlan plan_of_config(const Config& config, const ModelSizes& model,
+                         const Processes& processes) {
+  check_layout(config, processes.count);
+  NamedPlan named = plan_of(config, model, processes);
+  named.name = layout_name(config.parallel);
+  named.is_chosen = true;
+  return named;
 }
 
 std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSizes& model,
@@ -121,17 +187,25 @@ std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSize
     Config other = config;
     other.parallel.strategy = strategy;
     if (!reshard.empty()) other.parallel.reshard = reshard;
-    if (!fits(other.parallel, processes)) return;
-    const bool is_sharded = !reshard.empty();
-    plans.push_back(
-        {.name = is_sharded ? cadre::format("{}, {}", strategy, reshard) : strategy,
-         .is_chosen = strategy == config.parallel.strategy &&
-                      (!is_sharded || reshard == config.parallel.reshard),
-         .plan = plan_memory(model,
-                             plan_options(other, strategy == "single" ? Processes{} : processes))});
+    // One process has the whole model.
+    const bool is_single = strategy == "single" && config.parallel.strategy != "single";
+    if (is_single) other.parallel = {.strategy = strategy};
+    const Processes own =
+        strategy == "single" && !other.parallel.divides_model() ? Processes{} : processes;
+    if (!fits(other, own)) return;
+    NamedPlan named = plan_of(other, model, own);
+    named.name = layout_name(other.parallel);
+    if (!reshard.empty()) named.name += ", " + reshard;
+    named.is_chosen = strategy == config.parallel.strategy &&
+                      (reshard.empty() || reshard == config.parallel.reshard);
+    plans.push_back(std::move(named));
   };
   for (const char* strategy : {"single", "ddp", "zero1", "zero2"}) add(strategy, "");
   for (const char* strategy : {"fsdp", "hsdp"}) {
+    if (config.parallel.pipeline > 1) {
+      add(strategy, "");
+      continue;
+    }
     for (const char* reshard : {"after_forward", "after_backward", "after_reduction"}) {
       add(strategy, reshard);
     }

@@ -12,6 +12,7 @@
 
 #include "cadre/plan/memory_plan.h"
 #include "cadre/train/config/config.h"
+#include "cadre/train/planning/part_sizes.h"
 
 namespace cadre::train {
 
@@ -23,17 +24,19 @@ struct Processes {
 // Names, sizes and units of the model that the configuration describes.
 ModelSizes sizes_of_model(const Config& config);
 
-// Under the strategy of the configuration.
-MemoryPlan plan_of_config(const Config& config, const ModelSizes& model,
-                          const Processes& processes);
-
 struct NamedPlan {
-  std::string name;        // "fsdp, after_backward"
+  std::string name = {};   // "fsdp, after_backward", "ddp, tensor 2"
   bool is_chosen = false;  // by the configuration
-  MemoryPlan plan;
+  int num_processes = 1;
+  MemoryPlan plan;  // of the part of the model on the process that holds most
+  DivisionTraffic division = {};
 };
+
+// Under the strategy of the configuration.
+NamedPlan plan_of_config(const Config& config, const ModelSizes& model, const Processes& processes);
+
 // The plans of all strategies of the trainer, with the other keys of the configuration; single has
-// one process. Without hsdp if parallel.replicas does not divide the number of processes.
+// one process. Without those that the numbers of processes do not allow.
 std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSizes& model,
                                            const Processes& processes);
 

@@ -99,7 +99,7 @@ TEST(ConfigPlan, OfEachStrategyFollowsTheConfiguration) {
   EXPECT_EQ(chosen.plan.options.optimizer.states, 1);
   EXPECT_EQ(chosen.plan.options.accumulate, 3);
   EXPECT_EQ(chosen.plan.held.total(),
-            plan_of_config(config, sizes, {.count = 4, .per_host = 4}).held.total());
+            plan_of_config(config, sizes, {.count = 4, .per_host = 4}).plan.held.total());
   EXPECT_EQ(plan_named(plans, "single").plan.options.num_ranks, 1);
   EXPECT_FALSE(plan_named(plans, "ddp").plan.options.parameter_dtype.has_value());
   EXPECT_EQ(plan_named(plans, "hsdp, after_forward").plan.options.num_replicas, 2);
@@ -107,6 +107,37 @@ TEST(ConfigPlan, OfEachStrategyFollowsTheConfiguration) {
   EXPECT_EQ(plans_of_strategies(config, sizes, {.count = 3, .per_host = 3}).size(), 7U);
   config.parallel.strategy = "single";
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 2, .per_host = 2}), Error);
+}
+
+TEST(ConfigPlan, OfADividedModelHasTheStrategiesThatTheLayoutCanHave) {
+  Config config = config_of_model("gpt", "text");
+  config.run.global_batch_size = 8;
+  const ModelSizes sizes = sizes_of_model(config);
+  config.parallel.tensor = 2;
+  auto plans = plans_of_strategies(config, sizes, {.count = 4, .per_host = 4});
+  const NamedPlan& chosen = plan_named(plans, "ddp, tensor 2");
+  EXPECT_TRUE(chosen.is_chosen);
+  EXPECT_EQ(chosen.num_processes, 4);
+  EXPECT_EQ(chosen.plan.options.num_ranks, 2);
+  EXPECT_GT(chosen.division.tensor, 0);
+  const NamedPlan& single = plan_named(plans, "single");
+  EXPECT_EQ(single.division.total(), 0);
+  EXPECT_LT(chosen.plan.held.parameters, single.plan.held.parameters * 6 / 10);
+  (void)plan_named(plans, "zero2, tensor 2");
+  (void)plan_named(plans, "fsdp, tensor 2, after_backward");
+  const std::string text = comparison_table(config, sizes, plans);
+  EXPECT_THAT(text, AllOf(HasSubstr("\n* ddp, tensor 2 "), HasSubstr("in the model  received"),
+                          HasSubstr("; 4 processes"), HasSubstr("the process that holds most")));
+  const nlohmann::json json = nlohmann::json::parse(plans_json(config, sizes, plans));
+  EXPECT_EQ(json["strategies"][1]["division_bytes"]["tensor"], chosen.division.tensor);
+  config.parallel = {.pipeline = 2};
+  plans = plans_of_strategies(config, sizes, {.count = 4, .per_host = 4});
+  std::vector<std::string> names;
+  for (const NamedPlan& named : plans) names.push_back(named.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"single", "ddp, pipeline 2", "fsdp, pipeline 2",
+                                             "hsdp, pipeline 2"}));
+  EXPECT_GT(plan_named(plans, "ddp, pipeline 2").division.pipeline, 0);
+  EXPECT_THROW(plan_of_config(config, sizes, {.count = 3, .per_host = 3}), Error);
 }
 
 TEST(PlanReport, HasARowForEachStrategyAndTheChosenOnesParts) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
@@ -34,6 +35,16 @@ constexpr const char* kHowToRead =
     "reduction: buffers in which\ngradients are reduced; transient: gradients before their "
     "reduction. received: by one process in one step,\nwith an optimal algorithm; processes of "
     "one host share memory and copy less.\n";
+
+constexpr const char* kHowToReadDivided =
+    "Of a divided model: the process that holds most. in the model: activations and their "
+    "gradients "
+    "between\nthe processes of one replica, and the gradients that those of parallel.context add "
+    "up.\n";
+
+int64_t received_bytes(const NamedPlan& named) {
+  return named.plan.traffic.received_bytes() + named.division.total();
+}
 
 std::string megabytes(int64_t num_bytes) {
   const double count = static_cast<double>(num_bytes) / 1e6;
@@ -122,11 +133,15 @@ nlohmann::json json_of(const NamedPlan& named) {
   return {{"name", named.name},
           {"strategy", to_string(plan.options.strategy)},
           {"is_chosen", named.is_chosen},
-          {"processes", plan.options.num_ranks},
+          {"processes", named.num_processes},
           {"held_bytes", std::move(held)},
           {"shared_bytes", plan.shared_bytes},
           {"host_bytes", plan.host_bytes},
           {"traffic", json_of(plan.traffic)},
+          {"division_bytes",
+           {{"tensor", named.division.tensor},
+            {"context", named.division.context},
+            {"pipeline", named.division.pipeline}}},
           {"parts", std::move(parts)}};
 }
 
@@ -136,8 +151,11 @@ std::span<const HeldColumn> held_columns() {
   return kHeldColumns;
 }
 
-std::string start_table(const MemoryPlan& plan) {
-  Rows rows = {{cadre::format("{}, MB", to_string(plan.options.strategy))}, {"each process holds"}};
+std::string start_table(const NamedPlan& named) {
+  const MemoryPlan& plan = named.plan;
+  const bool is_divided = named.division.total() > 0;
+  Rows rows = {{cadre::format("{}, MB", named.name)},
+               {is_divided ? "a process holds at most" : "each process holds"}};
   for (const HeldColumn& column : kHeldColumns) {
     if (plan.held.*column.bytes == 0) continue;
     rows[0].emplace_back(column.title);
@@ -146,7 +164,7 @@ std::string start_table(const MemoryPlan& plan) {
   rows[0].emplace_back("sum");
   rows[1].push_back(megabytes(plan.held.total()));
   std::string text = aligned(rows);
-  if (plan.options.num_ranks > 1) {
+  if (plan.options.num_ranks > 1 || plan.traffic.received_bytes() > 0 || is_divided) {
     Rows moved = {{""}, {"each step receives"}};
     for (const OperationColumn& column : kOperations) {
       const OperationTraffic& traffic = plan.traffic.*column.traffic;
@@ -154,8 +172,15 @@ std::string start_table(const MemoryPlan& plan) {
       moved[0].push_back(cadre::format("{} x {}", traffic.num_calls, column.name));
       moved[1].push_back(megabytes(traffic.received_bytes));
     }
+    for (const auto& [axis, bytes] : {std::pair{"tensor", named.division.tensor},
+                                      {"context", named.division.context},
+                                      {"pipeline", named.division.pipeline}}) {
+      if (bytes == 0) continue;
+      moved[0].emplace_back(axis);
+      moved[1].push_back(megabytes(bytes));
+    }
     moved[0].emplace_back("sum");
-    moved[1].push_back(megabytes(plan.traffic.received_bytes()));
+    moved[1].push_back(megabytes(received_bytes(named)));
     text += aligned(moved);
   }
   text.pop_back();  // the caller ends the line
@@ -168,10 +193,13 @@ std::string comparison_table(const Config& config, const ModelSizes& model,
   for (const HeldColumn& column : kHeldColumns) {
     if (!is_empty_column(plans, column)) rows[0].emplace_back(column.title);
   }
-  for (const char* title :
-       {"process", "host", "all_reduce", "reduce_scatter", "all_gather", "received"}) {
+  for (const char* title : {"process", "host", "all_reduce", "reduce_scatter", "all_gather"}) {
     rows[0].emplace_back(title);
   }
+  const bool is_divided =
+      std::ranges::any_of(plans, [](const NamedPlan& named) { return named.division.total() > 0; });
+  if (is_divided) rows[0].emplace_back("in the model");
+  rows[0].emplace_back("received");
   const NamedPlan* chosen = nullptr;
   for (const NamedPlan& named : plans) {
     const MemoryPlan& plan = named.plan;
@@ -185,14 +213,16 @@ std::string comparison_table(const Config& config, const ModelSizes& model,
     for (const OperationColumn& column : kOperations) {
       row.push_back(megabytes((plan.traffic.*column.traffic).received_bytes));
     }
-    row.push_back(megabytes(plan.traffic.received_bytes()));
+    if (is_divided) row.push_back(megabytes(named.division.total()));
+    row.push_back(megabytes(received_bytes(named)));
     rows.push_back(std::move(row));
   }
   std::string text =
       cadre::format("{} of {} parameters with {}, run.accumulate={}; {} processes, single: 1\n\n",
                     config.model.kind, num_elements(model), config.optimizer.kind,
-                    config.run.accumulate, chosen ? chosen->plan.options.num_ranks : 1);
+                    config.run.accumulate, chosen ? chosen->num_processes : 1);
   text += aligned(rows) + "\n" + kHowToRead;
+  if (is_divided) text += kHowToReadDivided;
   if (chosen == nullptr) return text;
   const std::string parts = parts_table(chosen->plan);
   if (!parts.empty()) {

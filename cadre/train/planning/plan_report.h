@@ -14,7 +14,7 @@
 namespace cadre::train {
 
 // The lines that a run prints at its start: what a process holds and what a step transfers.
-std::string start_table(const MemoryPlan& plan);
+std::string start_table(const NamedPlan& named);
 
 // One row for each plan, of which the chosen one is marked, and the units of the chosen one.
 std::string comparison_table(const Config& config, const ModelSizes& model,

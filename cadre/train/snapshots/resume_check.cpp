@@ -17,6 +17,7 @@ const Reasons kRefused = {
     {"data.held_out", "the model was or would be trained on held-out data"},
     {"optimizer.kind", "the saved states are those of another optimizer"},
     {"model.kind", "the saved parameters are those of another model"},
+    {"model.tied", "the saved parameters are those of another model"},
     {"model.heads", "the same parameters with another number of heads are another model"}};
 const Reasons kWarned = {
     {"run.seed",

@@ -36,10 +36,10 @@ SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world,
   saver_ = std::make_unique<SnapshotSaver>(folder_, world_, SaveOptions{.strategy = strategy_name});
 }
 
-void SnapshotWriter::begin(const TrainState& state, const Model& model,
+void SnapshotWriter::begin(const TrainState& state, const Model* model,
                            const Optimizer& optimizer) {
   if (!saver_) {
-    begun_ = {state.step, write_whole(state, model, optimizer)};
+    begun_ = {state.step, write_whole(state, *model, optimizer)};
     return;
   }
   SnapshotParts parts = strategy_.parts();

@@ -33,8 +33,8 @@ class SnapshotWriter {
   SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, const Strategy& strategy,
                  const std::string& strategy_name);
 
-  // REQUIRES: finish() since the last begin().
-  void begin(const TrainState& state, const Model& model, const Optimizer& optimizer);
+  // model: null if the strategy holds parts. REQUIRES: finish() since the last begin().
+  void begin(const TrainState& state, const Model* model, const Optimizer& optimizer);
   // Waits until the last snapshot that was begun is complete or has failed; nullopt if its outcome
   // was returned already.
   std::optional<Outcome> finish();

@@ -1,8 +1,13 @@
 #include "cadre/train/tasks/run_setup.h"
 
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <bit>
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
@@ -50,13 +55,18 @@ std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
   }
 }
 
-void check_global_batch_size(const Config& config, const Task& task, int world_size) {
+void check_global_batch_size(const Config& config, const Task& task, int num_shares) {
   const int64_t size = config.run.global_batch_size;
-  if (size < world_size) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("run.global_batch_size is {}, the samples of all {} processes "
-                              "together: each process needs at least one sample in every step",
-                              size, world_size));
+  if (size < num_shares) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        config.parallel.divides_model()
+            ? cadre::format("run.global_batch_size is {}, but the processes form {} groups with "
+                            "different samples, each of which needs at least one in every step",
+                            size, num_shares)
+            : cadre::format("run.global_batch_size is {}, the samples of all {} processes "
+                            "together: each process needs at least one sample in every step",
+                            size, num_shares));
   }
   const int64_t num_samples = task.training_data()->size();
   if (num_samples < size) {
@@ -65,6 +75,33 @@ void check_global_batch_size(const Config& config, const Task& task, int world_s
                               "samples without those of data.held_out: lower "
                               "run.global_batch_size, or provide more data",
                               size, num_samples));
+  }
+}
+
+void check_equal_data(const Config& config, const Task& task, const ProcessGroup& world) {
+  const DataIdentity data = task.data_identity();
+  const std::array<std::pair<const char*, int64_t>, 5> values = {
+      {{"the size of the data", data.size},
+       {"the fingerprint of the data", static_cast<int64_t>(data.fingerprint)},
+       {"run.global_batch_size", config.run.global_batch_size},
+       {"run.seed", config.run.seed},
+       {"data.held_out", std::bit_cast<int64_t>(config.data.held_out)}}};
+  const at::Tensor own = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
+  for (size_t i = 0; i < values.size(); ++i) {
+    own.mutable_data_ptr<int64_t>()[i] = values[i].second;
+  }
+  const int world_size = world.world_size();
+  const at::Tensor all = at::empty({world_size, own.numel()}, at::kLong);
+  world.all_gather_into_tensor(all.flatten(), own);
+  for (int rank = 1; rank < world_size; ++rank) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto column = static_cast<int64_t>(i);
+      if (all[rank][column].item<int64_t>() == all[0][column].item<int64_t>()) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("{} differs between process 0 and process {}: all processes need "
+                                "the same data and configuration",
+                                values[i].first, rank));
+    }
   }
 }
 
@@ -77,6 +114,13 @@ std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Tas
                         .seed = config.run.seed,
                         .drop_last = true,
                         .num_threads = static_cast<int>(config.data.threads)});
+}
+
+SampledRows rows_of_rank(const DataLoader& loader, int64_t step, const DataRanks& ranks) {
+  const int64_t begin = loader.position().samples - loader.batch_size();
+  return {.step = step,
+          .first = (ranks.rank + ranks.size - begin % ranks.size) % ranks.size,
+          .stride = ranks.size};
 }
 
 void resolve_epochs(Config& config, const Task& task) {

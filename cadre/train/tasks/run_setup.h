@@ -13,6 +13,7 @@
 #include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/data/data_loader.h"
 #include "cadre/group/process_group.h"
+#include "cadre/mesh/data_ranks.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/models/model.h"
 #include "cadre/train/tasks/task.h"
@@ -24,13 +25,21 @@ inline constexpr Duration kTextSourceTimeout = std::chrono::seconds(30);
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline);
 
-// Throws unless each process has a sample in every step, and the training data suffice for a step.
-void check_global_batch_size(const Config& config, const Task& task, int world_size);
+// Throws unless each of the processes that have different samples has one in every step, and the
+// training data suffice for a step.
+void check_global_batch_size(const Config& config, const Task& task, int num_shares);
+
+// Collective. Throws unless all processes have the same data, batch size and seed, which processes
+// with the same samples need, too.
+void check_equal_data(const Config& config, const Task& task, const ProcessGroup& world);
 
 // Collective in `group`. The batches of this rank; without a group, whole batches.
 // REQUIRES: check_global_batch_size().
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
                                                  const std::optional<ProcessGroup>& group);
+
+// The rows of this rank in the full batch that the loader delivered last: see DataLoader.
+SampledRows rows_of_rank(const DataLoader& loader, int64_t step, const DataRanks& ranks);
 
 // Replaces run.epochs, and every default that depends on it, by numbers of steps.
 // REQUIRES: check_global_batch_size().

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
@@ -21,6 +24,7 @@
 #include "cadre/train/schedule.h"
 #include "cadre/train/strategy.h"
 #include "cadre/train/tasks/run_setup.h"
+#include "cadre/train/verify/layout_cases.h"
 #include "cadre/verify/trainings.h"
 #include "cadre/verify/verification.h"
 
@@ -34,16 +38,25 @@ class Batches {
       : loader_(std::move(loader)), dtype_(dtype) {}
 
   Batch next() {
+    const Batch batch = next_batch();
+    return verify::cast_batch(batch, dtype_);
+  }
+  // Which rows the last batch had; see rows_of_rank().
+  SampledRows rows(int64_t step, const DataRanks& ranks) const {
+    return rows_of_rank(*loader_, step, ranks);
+  }
+
+ private:
+  Batch next_batch() {
     if (next_) {
       ++*next_;
     } else {
       next_.emplace(loader_->epoch(epoch_).begin());
     }
     if (*next_ == std::default_sentinel) next_.emplace(loader_->epoch(++epoch_).begin());
-    return verify::cast_batch(**next_, dtype_);
+    return **next_;
   }
 
- private:
   std::unique_ptr<DataLoader> loader_;
   at::ScalarType dtype_;
   int64_t epoch_ = 0;
@@ -102,9 +115,10 @@ class PlainRun final : public verify::ReferenceTraining {
         batches_(run_->batches(std::nullopt)),
         updates_(run_, verify::whole_parameters(*model_)) {}
 
-  double backward(int64_t /*step*/) override {
+  double backward(int64_t step) override {
     model_->zero_grad();
     const Batch batch = batches_.next();
+    model_->set_rows(batches_.rows(step, {}));
     const at::Tensor loss = run_->task->loss(model_->forward(batch.data), batch.target);
     loss.backward();
     const double limit = run_->clip_norm();
@@ -134,50 +148,59 @@ class StrategyRun final : public verify::SteppedTraining {
       : run_(std::move(run)),
         world_(world),
         num_parts_(strategy.num_parts),
+        config_(config_of(run_->config, strategy)),
+        layout_(lay_out(config_.parallel, world)),
         model_(run_->make_model()),
-        batches_(run_->batches(world)),
-        strategy_(make_strategy(parallel_of(strategy), model_, world, std::nullopt)),
+        sizes_(sizes_of(*model_)),
+        batches_(run_->batches(layout_.data.group)),
+        strategy_(make_strategy(config_, model_, layout_, std::nullopt)),
         optimizer_(make_optimizer(strategy_->trained(), run_->config.optimizer)) {}
 
-  double backward(int64_t /*step*/) override {
+  double backward(int64_t step) override {
     optimizer_->zero_grad();
     const Batch batch = batches_.next();
-    const double loss = backward_in_parts(*strategy_, *run_->task, batch, num_parts_,
-                                          [this](const at::Tensor& data, int64_t num_samples) {
-                                            return strategy_->forward(data, num_samples);
-                                          });
+    const double loss = strategy_->backward(
+        *run_->task, batch, {.num_parts = num_parts_, .rows = batches_.rows(step, layout_.data)});
     (void)strategy_->clip_gradients(run_->clip_norm());
     return verify::mean_over_rows(loss, batch.data.size(0), world_);
   }
   std::vector<NamedTensor> gradients() override {
     const std::vector<ParameterShard> shards = strategy_->gradient_shards();
     if (shards.empty()) return verify::whole_gradients(*model_);
-    return shard::gather_gradients(shards, world_);
+    return in_plain_shapes(shard::gather_gradients(shards, world_));
   }
   void update(int64_t step) override {
     strategy_->update([&] { optimizer_->step(run_->learning_rate(step)); });
   }
   std::vector<NamedTensor> parameters() override {
     if (strategy_->has_whole_model()) return verify::whole_parameters(*model_);
-    return shard::gather_values(strategy_->gradient_shards());
+    return in_plain_shapes(shard::gather_values(strategy_->gradient_shards()));
   }
 
  private:
-  ParallelConfig parallel_of(const StrategyCase& strategy) const {
-    ParallelConfig parallel = run_->config.parallel;
-    parallel.strategy = std::string(name_of(strategy.strategy));
-    parallel.reshard = std::string(name_of(strategy.reshard));
-    parallel.replicas = strategy.num_replicas;
-    const bool is_mapped = strategy.form == ShardForm::kMapped;
-    parallel.form = is_mapped ? "mapped" : "gathered";
-    if (is_mapped) parallel.offload = "none";
-    return parallel;
+  using Sizes = std::map<std::string, std::vector<int64_t>>;
+
+  static Sizes sizes_of(const Model& model) {
+    Sizes sizes;
+    for (const auto& item : model.named_parameters()) {
+      sizes[item.key()] = item.value().sizes().vec();
+    }
+    return sizes;
+  }
+  std::vector<NamedTensor> in_plain_shapes(std::vector<NamedTensor> named) const {
+    for (NamedTensor& parameter : named) {
+      parameter.tensor = parameter.tensor.reshape(sizes_.at(parameter.name));
+    }
+    return named;
   }
 
   std::shared_ptr<const VerifiedRun> run_;
   ProcessGroup world_;
   int64_t num_parts_;
+  Config config_;
+  RunLayout layout_;
   std::shared_ptr<Model> model_;
+  Sizes sizes_;  // of the plain model
   Batches batches_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -222,11 +245,12 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
   check_global_batch_size(run->config, *run->task, world_size);
   resolve_epochs(run->config, *run->task);
   prepared.num_steps = std::min(request.num_steps, run->config.run.steps);
-  prepared.cases = select_strategy_cases(
+  std::vector<StrategyCase> cases =
       all_strategy_cases({.world_size = world_size,
                           .num_parts = std::max<int64_t>(2, config.run.accumulate),
-                          .has_group_reshard = false}),
-      request.strategies, world_size);
+                          .has_group_reshard = false});
+  for (const StrategyCase& layout : layout_cases(run->config, world_size)) cases.push_back(layout);
+  prepared.cases = select_strategy_cases(cases, request.strategies, world_size);
   prepared.run = std::move(run);
   return prepared;
 }

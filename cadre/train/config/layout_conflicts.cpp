@@ -1,0 +1,131 @@
+#include "cadre/base/format.h"
+#include "cadre/train/config/config_fields.h"
+
+namespace cadre::train {
+namespace {
+
+std::optional<ConfigConflict> find_missing_division(const ParallelConfig& parallel) {
+  if (parallel.sequence && parallel.tensor == 1) {
+    return ConfigConflict{"parallel.sequence",
+                          "divides the tokens among the processes of parallel.tensor, which is 1: "
+                          "set parallel.tensor, or parallel.sequence=false"};
+  }
+  if (parallel.pipeline > 1) return std::nullopt;
+  if (parallel.microbatches > 0 || parallel.virtual_stages > 1) {
+    const bool is_microbatches = parallel.microbatches > 0;
+    return ConfigConflict{
+        is_microbatches ? "parallel.microbatches" : "parallel.virtual_stages",
+        cadre::format("is {}, but parallel.pipeline is 1, so there is no pipeline: set "
+                      "parallel.pipeline, or leave the key out",
+                      is_microbatches ? parallel.microbatches : parallel.virtual_stages)};
+  }
+  return std::nullopt;
+}
+
+std::optional<ConfigConflict> find_wrong_size(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  const ModelConfig& model = config.model;
+  if (model.heads % parallel.tensor != 0) {
+    return ConfigConflict{"parallel.tensor",
+                          cadre::format("is {}, which does not divide the {} heads of model.heads",
+                                        parallel.tensor, model.heads)};
+  }
+  if (parallel.context > 1 && model.context % (2 * parallel.context) != 0) {
+    return ConfigConflict{
+        "parallel.context",
+        cadre::format("is {}: twice that, {}, must divide the {} tokens of model.context, so that "
+                      "causal attention is equal work for all of its processes",
+                      parallel.context, 2 * parallel.context, model.context)};
+  }
+  const int64_t num_tokens = model.context / parallel.context;
+  if (parallel.sequence && num_tokens % parallel.tensor != 0) {
+    return ConfigConflict{
+        "parallel.sequence",
+        cadre::format("divides the {} tokens that a process has of a sample among the {} processes "
+                      "of parallel.tensor, which do not divide them",
+                      num_tokens, parallel.tensor)};
+  }
+  const int64_t num_heads = model.heads / parallel.tensor;
+  if (parallel.attention == "all_to_all" && num_heads % parallel.context != 0) {
+    return ConfigConflict{
+        "parallel.attention",
+        cadre::format("is all_to_all, but parallel.context, {}, does not divide the {} heads that "
+                      "a process has: choose ring",
+                      parallel.context, num_heads)};
+  }
+  const int64_t num_stages = parallel.pipeline * parallel.virtual_stages;
+  if (model.layers % num_stages != 0) {
+    return ConfigConflict{
+        "parallel.pipeline",
+        cadre::format("makes {} stages (parallel.pipeline * parallel.virtual_stages), which do not "
+                      "divide the {} blocks of model.layers",
+                      num_stages, model.layers)};
+  }
+  return std::nullopt;
+}
+
+std::optional<ConfigConflict> find_unsupported(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  const bool has_dtypes =
+      parallel.parameter_dtype != "float32" || parallel.reduce_dtype != "float32";
+  if (config.run.autocast != "float32" || has_dtypes) {
+    return ConfigConflict{
+        has_dtypes ? "parallel.parameter_dtype" : "run.autocast",
+        "is bfloat16 where a model is divided by parallel.tensor, pipeline or context, which "
+        "compute and reduce in float32: choose float32"};
+  }
+  if (parallel.pipeline == 1) return std::nullopt;
+  if (parallel.strategy == "zero1" || parallel.strategy == "zero2") {
+    return ConfigConflict{
+        "parallel.strategy",
+        cadre::format("is {}, which the stages of a pipeline do not have: choose ddp, or fsdp, "
+                      "which shards optimizer state and gradients, too",
+                      parallel.strategy)};
+  }
+  if (parallel.form == "mapped" || parallel.offload != "none") {
+    const bool is_mapped = parallel.form == "mapped";
+    return ConfigConflict{
+        is_mapped ? "parallel.form" : "parallel.offload",
+        cadre::format("is {}, but the shards of a pipeline's stages are gathered, and kept in "
+                      "memory: choose parallel.{}",
+                      is_mapped ? parallel.form : parallel.offload,
+                      is_mapped ? "form=auto" : "offload=none")};
+  }
+  if (config.run.accumulate > 1) {
+    return ConfigConflict{
+        "run.accumulate",
+        cadre::format("is {}, but a pipeline computes its samples in microbatches, which save the "
+                      "same memory: choose 1, and set parallel.microbatches",
+                      config.run.accumulate)};
+  }
+  const bool has_both_ends = parallel.schedule == "zb-v" || parallel.schedule == "dualpipe-v";
+  const bool is_sharded = parallel.strategy == "fsdp" || parallel.strategy == "hsdp";
+  if (has_both_ends && is_sharded && config.model.tied) {
+    return ConfigConflict{
+        "parallel.schedule",
+        cadre::format("is {}, which puts the first and the last stage on one process, where {} "
+                      "would shard the tied weight twice: choose model.tied=false, ddp, or another "
+                      "schedule",
+                      parallel.schedule, parallel.strategy)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<ConfigConflict> find_layout_conflict(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  if (auto conflict = find_missing_division(parallel)) return conflict;
+  if (!parallel.divides_model()) return std::nullopt;
+  if (config.model.kind != "gpt") {
+    const std::string key = parallel.tensor > 1     ? "parallel.tensor"
+                            : parallel.pipeline > 1 ? "parallel.pipeline"
+                                                    : "parallel.context";
+    return ConfigConflict{key, cadre::format("divides the gpt only, and model.kind is {}: choose 1",
+                                             config.model.kind)};
+  }
+  if (auto conflict = find_wrong_size(config)) return conflict;
+  return find_unsupported(config);
+}
+
+}  // namespace cadre::train

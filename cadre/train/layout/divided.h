@@ -1,0 +1,48 @@
+// Tensor and context parallelism under a strategy of the replicas: the processes of a replica have
+// the same rows, and parts of the layers or of the tokens.
+//
+// Threads, blocking, errors: as Strategy. Lifetime: owns both.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cadre/train/layout/model_division.h"
+#include "cadre/train/strategy.h"
+
+namespace cadre::train {
+
+class Divided final : public ForwardStrategy {
+ public:
+  // replicas: of the divided model.
+  Divided(std::unique_ptr<ForwardStrategy> replicas, ModelDivision division);
+
+  at::Tensor forward(const at::Tensor& data, int64_t num_samples) override;
+  at::Tensor infer(const at::Tensor& data) override;
+  void set_training(bool on) override { replicas_->set_training(on); }
+  void set_accumulating(bool on) override { replicas_->set_accumulating(on); }
+  void set_rows(const SampledRows& rows) override { replicas_->set_rows(rows); }
+  bool has_whole_model() const override { return false; }
+  std::vector<TrainedTensor> trained() const override;
+  std::vector<ParameterShard> gradient_shards() const override;
+  std::vector<ParameterShard> owned_shards() const override;
+  double clip_gradients(double max_norm) override;
+  void update(const std::function<void()>& step) override { replicas_->update(step); }
+  SnapshotParts parts() const override { return division_.snapshot_parts(owned_shards()); }
+  bool holds_parts() const override { return true; }
+  void parts_were_filled() override { replicas_->parts_were_filled(); }
+  std::optional<BucketLayout> learned_layout() const override {
+    return replicas_->learned_layout();
+  }
+
+ protected:
+  at::Tensor loss(const Task& task, const at::Tensor& output,
+                  const at::Tensor& target) const override;
+  void finish_gradients() override;
+
+ private:
+  std::unique_ptr<ForwardStrategy> replicas_;
+  ModelDivision division_;
+};
+
+}  // namespace cadre::train

@@ -1,0 +1,115 @@
+#include "cadre/train/layout/model_division.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+
+#include <utility>
+
+#include "cadre/layers/vocab_parallel_cross_entropy.h"
+#include "cadre/mesh/dtensor.h"
+
+namespace cadre::train {
+namespace {
+
+// The box with its first two dimensions as one; several if it is not contiguous in that.
+std::vector<Box> joined(const Box& box, int64_t size) {
+  std::vector<Box> boxes;
+  const bool is_one = box.sizes[1] == size;
+  const int64_t count = is_one ? 1 : box.sizes[0];
+  for (int64_t i = 0; i < count; ++i) {
+    Box& next = boxes.emplace_back(box);
+    next.offsets.erase(next.offsets.begin());
+    next.sizes.erase(next.sizes.begin());
+    next.offsets[0] += (box.offsets[0] + i) * size;
+    if (is_one) next.sizes[0] *= box.sizes[0];
+  }
+  return boxes;
+}
+
+void join_first_dims(SnapshotTensor& tensor) {
+  const int64_t size = tensor.sizes[1];
+  tensor.sizes.erase(tensor.sizes.begin());
+  tensor.sizes[0] *= 3;
+  std::vector<Box> boxes;
+  for (const Box& box : std::exchange(tensor.boxes, {})) {
+    for (Box& part : joined(box, size)) boxes.push_back(std::move(part));
+  }
+  tensor.boxes = std::move(boxes);
+}
+
+}  // namespace
+
+ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr<Gpt>>& parts,
+                             const DeviceMesh& mesh, const ParallelConfig& parallel)
+    : mesh_(mesh),
+      num_tokens_(whole.context()),
+      vocabulary_(whole.vocabulary()),
+      pads_(parallel.sequence || parallel.context > 1) {
+  for (const auto& parameter : whole.named_parameters()) {
+    num_dims_[parameter.key()] = parameter.value().dim();
+  }
+  if (parallel.context > 1) {
+    context_.emplace(
+        mesh.group("cp"),
+        ContextParallelOptions{
+            .num_tokens = num_tokens_,
+            .form = parallel.attention == "ring" ? ContextForm::kRing : ContextForm::kAllToAll});
+  }
+  for (const auto& part : parts) {
+    std::vector<PlanEntry> plan;  // empty: all is whole
+    if (parallel.tensor > 1) {
+      part->separate_heads();
+      plan = part->plan(parallel.sequence);
+    }
+    const auto records = parallelize_module(*part, mesh["tp"], plan);
+    records_.insert(records_.end(), records.begin(), records.end());
+    if (context_) set_context_parallel(*part, *context_);
+  }
+}
+
+at::Tensor ModelDivision::loss(const at::Tensor& logits, const at::Tensor& targets) const {
+  const auto loss_of = [&](const at::Tensor& own, LossReduction reduction) {
+    return vocab_parallel_cross_entropy(logits, own, mesh_.group("tp"),
+                                        {.vocabulary = vocabulary_, .reduction = reduction});
+  };
+  if (!context_) return loss_of(targets, LossReduction::kMean);
+  const at::Tensor own = context_->shard(targets, 1);
+  return context_->mean_over_tokens(loss_of(own, LossReduction::kSum), own.numel());
+}
+
+at::Tensor ModelDivision::padded(const at::Tensor& tokens) const {
+  const int64_t missing = num_tokens_ - tokens.size(1);
+  return pads_ && missing > 0 ? at::constant_pad_nd(tokens, {0, missing}) : tokens;
+}
+
+at::Tensor ModelDivision::whole_logits(const at::Tensor& logits, int64_t num_tokens) const {
+  const at::Tensor own = logits.detach();
+  at::Tensor whole =
+      DTensor::from_local(own, mesh_["tp"], {Shard(2)}, {own.size(0), own.size(1), vocabulary_})
+          .full_tensor({.requires_grad = false});
+  if (context_) whole = context_->unshard(whole, 1);
+  return whole.narrow(1, 0, num_tokens);
+}
+
+void ModelDivision::sum_gradients(const std::vector<at::Tensor>& parameters) const {
+  if (context_) context_->sum_gradients(parameters);
+}
+
+SnapshotParts ModelDivision::snapshot_parts(const std::vector<ParameterShard>& records) const {
+  SnapshotParts parts = parts_of(records);
+  for (SnapshotTensor& tensor : parts.parameters) {
+    const auto plain_dims = static_cast<size_t>(num_dims_.at(tensor.name));
+    if (tensor.sizes.size() > plain_dims) join_first_dims(tensor);
+  }
+  return parts;
+}
+
+std::vector<TrainedTensor> ModelDivision::trained(
+    const std::vector<ParameterShard>& records) const {
+  std::vector<TrainedTensor> trained;
+  for (const ParameterShard& record : records) {
+    trained.push_back({record.name, record.values, is_decayed(record.name)});
+  }
+  return trained;
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,167 @@
+#include "cadre/train/layout/run_layout.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/pipeline/generate.h"
+#include "cadre/train/config/config_fields.h"
+#include "cadre/train/strategy.h"
+
+namespace cadre::train {
+namespace {
+
+// Of parallel.microbatches=0: more would make the bubble little shorter.
+constexpr int64_t kMicrobatchesOfARank = 4;
+
+[[noreturn]] void refuse(const std::string& sentence) {
+  throw Error(ErrorCode::kInvalidArgument, sentence);
+}
+
+// "tensor 2 * pipeline 2"
+std::string product_text(const ParallelConfig& parallel) {
+  std::string text;
+  for (const auto& [name, size] : {std::pair{"tensor", parallel.tensor},
+                                   {"pipeline", parallel.pipeline},
+                                   {"context", parallel.context}}) {
+    if (size > 1) text += cadre::format("{}{} {}", text.empty() ? "" : " * ", name, size);
+  }
+  return text;
+}
+
+Result<PipelineSchedule> schedule_of(const Config& config, const Degrees& degrees,
+                                     int64_t num_microbatches) {
+  return make_pipeline_schedule(
+      {.kind = find_pipeline_schedule(config.parallel.schedule)->kind,
+       .num_ranks = degrees.pipeline,
+       .num_microbatches = static_cast<int>(num_microbatches),
+       .stages_per_rank = static_cast<int>(config.parallel.virtual_stages)});
+}
+
+Result<PipelineSchedule> chosen_schedule(const Config& config, const Degrees& degrees) {
+  const int64_t rows = config.run.global_batch_size / degrees.data;
+  if (config.parallel.microbatches > 0) {
+    return schedule_of(config, degrees, config.parallel.microbatches);
+  }
+  const int64_t most = std::min<int64_t>(rows, kMicrobatchesOfARank * degrees.pipeline);
+  for (int64_t count = most; count > 1; --count) {
+    if (rows % count != 0) continue;
+    auto schedule = schedule_of(config, degrees, count);
+    if (schedule.ok()) return schedule;
+  }
+  return schedule_of(config, degrees, 1);
+}
+
+void check_pipeline(const Config& config, const Degrees& degrees) {
+  const int64_t batch = config.run.global_batch_size;
+  if (batch % degrees.data != 0) {
+    refuse(
+        cadre::format("run.global_batch_size is {}, which the {} pipelines of these processes "
+                      "do not divide",
+                      batch, degrees.data));
+  }
+  const int64_t rows = batch / degrees.data;
+  const int64_t count = config.parallel.microbatches;
+  if (count > 0 && rows % count != 0) {
+    refuse(
+        cadre::format("parallel.microbatches is {}, which does not divide the {} samples that "
+                      "each of the {} pipelines is given of run.global_batch_size",
+                      count, rows, degrees.data));
+  }
+  const auto schedule = chosen_schedule(config, degrees);
+  if (!schedule.ok()) throw schedule.error().with_context("parallel.schedule");
+}
+
+void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, int world_size) {
+  const bool divides = parallel.divides_model();
+  if (parallel.strategy == "single" && degrees.data > 1) {
+    refuse(divides ? cadre::format("parallel.strategy is single, but {} of {} processes leave {} "
+                                   "groups with different samples: choose ddp, zero1, zero2, fsdp "
+                                   "or hsdp, or start {} processes",
+                                   product_text(parallel), world_size, degrees.data,
+                                   world_size / degrees.data)
+                   : cadre::format("parallel.strategy is single, which takes one process, but "
+                                   "there are {} processes: choose ddp, zero1, zero2, fsdp or "
+                                   "hsdp, or start one process",
+                                   world_size));
+  }
+  if (parallel.strategy == "hsdp" && degrees.data % parallel.replicas != 0) {
+    refuse(divides
+               ? cadre::format("parallel.replicas is {}, which does not divide the {} groups "
+                               "that {} leaves of {} processes",
+                               parallel.replicas, degrees.data, product_text(parallel), world_size)
+               : cadre::format("parallel.replicas is {}, which does not divide the {} "
+                               "processes",
+                               parallel.replicas, world_size));
+  }
+}
+
+}  // namespace
+
+Degrees degrees_of(const ParallelConfig& parallel, int world_size) {
+  const int64_t product = parallel.tensor * parallel.pipeline * parallel.context;
+  if (world_size % product != 0) {
+    refuse(
+        cadre::format("{} is {} processes, which do not divide the {} processes of this job: "
+                      "start a multiple of {}, or change parallel.tensor, pipeline or context",
+                      product_text(parallel), product, world_size, product));
+  }
+  return {.pipeline = static_cast<int>(parallel.pipeline),
+          .data = static_cast<int>(world_size / product),
+          .context = static_cast<int>(parallel.context),
+          .tensor = static_cast<int>(parallel.tensor)};
+}
+
+std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees) {
+  if (parallel.strategy == "fsdp") return {{"dp_shard", degrees.data}};
+  if (parallel.strategy != "hsdp") return {{"dp", degrees.data}};
+  const int num_replicas = static_cast<int>(parallel.replicas);
+  return {{"dp_replicate", num_replicas}, {"dp_shard", degrees.data / num_replicas}};
+}
+
+std::string layout_name(const ParallelConfig& parallel) {
+  std::string name = parallel.strategy;
+  if (parallel.pipeline > 1) name += cadre::format(", pipeline {}", parallel.pipeline);
+  if (parallel.context > 1) name += cadre::format(", context {}", parallel.context);
+  if (parallel.tensor > 1) name += cadre::format(", tensor {}", parallel.tensor);
+  return name;
+}
+
+void check_layout(const Config& config, int world_size) {
+  const ParallelConfig& parallel = config.parallel;
+  if (const auto conflict = find_layout_conflict(config)) {
+    refuse(cadre::format("{} {}", conflict->field, conflict->reason));
+  }
+  const Degrees degrees = degrees_of(parallel, world_size);
+  check_data_degree(parallel, degrees, world_size);
+  if (parallel.pipeline > 1) check_pipeline(config, degrees);
+  if (shards_parameters(parallel) && parallel.offload != "none" &&
+      !std::filesystem::is_directory(parallel.offload)) {
+    refuse(cadre::format("parallel.offload: there is no folder {}; make it, or choose none",
+                         parallel.offload));
+  }
+}
+
+PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees) {
+  return chosen_schedule(config, degrees).value_or_throw();
+}
+
+RunLayout lay_out(const ParallelConfig& parallel, const ProcessGroup& world) {
+  const Degrees degrees = degrees_of(parallel, world.world_size());
+  if (!parallel.divides_model()) {
+    return {.world = world,
+            .degrees = degrees,
+            .mesh = {},
+            .data = {.rank = world.rank(), .size = world.world_size(), .group = world}};
+  }
+  std::vector<MeshAxis> axes = data_axes(parallel, degrees);
+  axes.insert(axes.begin(), {"pp", degrees.pipeline});
+  axes.push_back({"cp", degrees.context});
+  axes.push_back({"tp", degrees.tensor});
+  const DeviceMesh mesh(world, std::move(axes));
+  return {.world = world, .degrees = degrees, .mesh = mesh, .data = data_ranks(mesh)};
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,34 @@
+// What tensor and pipeline parallelism leave of a gpt on one process, and what a step moves between
+// the processes of a replica: from sizes alone.
+//
+// Threads: pure functions. Blocking: never. Lifetime: values. Errors: none.
+#pragma once
+
+#include <cstdint>
+
+#include "cadre/plan/model_sizes.h"
+#include "cadre/train/config/config.h"
+#include "cadre/train/layout/run_layout.h"
+
+namespace cadre::train {
+
+// The sizes on the first process along tp, which has the largest parts, of the process at this
+// place in the pipeline. Of a pipeline all parameters are in the root: a stage is not divided into
+// units. whole: of the model of the configuration. REQUIRES: check_layout().
+ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degrees& degrees,
+                      int pipeline_rank);
+
+// Bytes that a process receives in a step from those with the same samples, in an optimal
+// algorithm, without agreements of a few numbers.
+struct DivisionTraffic {
+  int64_t tensor = 0;
+  int64_t context = 0;
+  int64_t pipeline = 0;
+
+  int64_t total() const { return tensor + context + pipeline; }
+};
+// part: the result of part_sizes(). REQUIRES: check_layout().
+DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
+                                 const Degrees& degrees, int pipeline_rank);
+
+}  // namespace cadre::train

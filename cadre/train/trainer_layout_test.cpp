@@ -1,0 +1,261 @@
+// Runs whose model is divided among processes, against the same run of one process: with dropout
+// and with tied and untied heads. In float32 both round differently: 20 steps of AdamW keep the
+// losses within 2e-5 of each other, as those of data parallelism; a defect of the gradients is a
+// hundred times larger (cadre verify compares in float64). CADRE_CASES_SEED picks the share of the
+// layouts that CTest runs.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cadre/testing/seeds.h"
+#include "cadre/train/trainer_test.h"
+
+namespace cadre::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct TrainedLayout {
+  std::string name;
+  int num_processes = 1;
+  ParallelConfig parallel = {};
+  bool is_tied = true;
+};
+
+std::ostream& operator<<(std::ostream& out, const TrainedLayout& layout) {
+  return out << layout.name;
+}
+
+const TrainedLayout kAlone{.name = "single", .parallel = {.strategy = "single"}};
+
+std::vector<TrainedLayout> trained_layouts() {
+  return {
+      {"ddp", 3, {}, false},
+      {"tensor", 2, {.strategy = "single", .tensor = 2}},
+      {"tensor_4_sequence", 4, {.tensor = 4, .sequence = true}, false},
+      {"ddp_tensor", 4, {.tensor = 2}},
+      {"ddp_tensor_sequence", 4, {.tensor = 2, .sequence = true}, false},
+      {"zero1_tensor", 4, {.strategy = "zero1", .tensor = 2}, false},
+      {"zero2_tensor", 4, {.strategy = "zero2", .tensor = 2}},
+      {"fsdp_tensor", 4, {.strategy = "fsdp", .tensor = 2}},
+      {"fsdp_gathered_tensor", 4, {.strategy = "fsdp", .form = "gathered", .tensor = 2}, false},
+      {"hsdp_tensor", 8, {.strategy = "hsdp", .replicas = 2, .tensor = 2}},
+      {"pipeline", 2, {.pipeline = 2}},
+      {"pipeline_4", 4, {.strategy = "single", .pipeline = 4, .microbatches = 4}, false},
+      {"pipeline_interleaved",
+       2,
+       {.pipeline = 2, .schedule = "interleaved-1f1b", .virtual_stages = 2}},
+      {"pipeline_zb_v", 2, {.pipeline = 2, .schedule = "zb-v", .virtual_stages = 2}},
+      {"ddp_pipeline", 4, {.pipeline = 2}, false},
+      {"fsdp_pipeline", 4, {.strategy = "fsdp", .pipeline = 2}},
+      {"hsdp_pipeline", 8, {.strategy = "hsdp", .replicas = 2, .pipeline = 2}},
+      {"pipeline_tensor", 4, {.tensor = 2, .pipeline = 2, .schedule = "zb-h1"}},
+      {"pipeline_tensor_sequence", 4, {.tensor = 2, .sequence = true, .pipeline = 2}, false},
+      {"ddp_pipeline_tensor", 8, {.tensor = 2, .pipeline = 2, .microbatches = 2}},
+      {"fsdp_pipeline_tensor", 8, {.strategy = "fsdp", .tensor = 2, .pipeline = 2}},
+      {"context", 2, {.context = 2}, false},
+      {"context_all_to_all", 2, {.context = 2, .attention = "all_to_all"}},
+      {"ddp_context", 4, {.context = 2}},
+      {"zero1_context", 4, {.strategy = "zero1", .context = 2}},
+      {"zero2_context", 4, {.strategy = "zero2", .context = 2}},
+      {"fsdp_context", 4, {.strategy = "fsdp", .context = 2}, false},
+      {"context_tensor_sequence", 4, {.tensor = 2, .sequence = true, .context = 2}},
+      {"pipeline_context", 4, {.pipeline = 2, .context = 2}},
+      {"pipeline_context_tensor", 8, {.tensor = 2, .pipeline = 2, .context = 2}, false},
+  };
+}
+
+const TrainedLayout& layout_named(const std::string& name) {
+  static const std::vector<TrainedLayout> layouts = trained_layouts();
+  return *std::ranges::find(layouts, name, &TrainedLayout::name);
+}
+
+class TrainerLayoutTest : public TrainerTest {
+ protected:
+  Config config_of(const TrainedLayout& layout, const std::string& name) const {
+    Config config = this->config(name);
+    config.model = {.layers = 4,
+                    .heads = 4,
+                    .width = 16,
+                    .context = 16,
+                    .dropout_rate = 0.1,
+                    .tied = layout.is_tied};
+    config.run.steps = 20;
+    config.run.global_batch_size = 8;
+    config.parallel = layout.parallel;
+    return config;
+  }
+  Config config_of(const TrainedLayout& layout) const { return config_of(layout, layout.name); }
+
+  // The same head as the layout's; trained once for each.
+  std::string alone(bool is_tied) {
+    const std::string name = is_tied ? "alone_tied" : "alone_untied";
+    if (!metrics(name).empty()) return name;
+    TrainedLayout layout = kAlone;
+    layout.is_tied = is_tied;
+    EXPECT_EQ(run(config_of(layout, name)).failures, "");
+    return name;
+  }
+
+  std::vector<double> numbers(const std::string& run_name, const std::string& key) const {
+    std::vector<double> numbers;
+    for (const nlohmann::json& line : metrics(run_name)) {
+      if (line.contains(key)) numbers.push_back(line[key]);
+    }
+    return numbers;
+  }
+
+  static double worst(const std::vector<double>& actual, const std::vector<double>& expected) {
+    EXPECT_EQ(actual.size(), expected.size());
+    double largest = 0;
+    for (size_t i = 0; i < std::min(actual.size(), expected.size()); ++i) {
+      largest = std::max(largest, std::abs(actual[i] - expected[i]));
+    }
+    return largest;
+  }
+
+  void expect_run_of_one_process(const std::string& name, bool is_tied) {
+    const std::string expected = alone(is_tied);
+    ASSERT_EQ(losses(name).size(), 20U);
+    EXPECT_LE(worst(losses(name), losses(expected)), 2e-5);
+    EXPECT_LE(worst(numbers(name, "gradient_norm"), numbers(expected, "gradient_norm")), 1e-4);
+    ASSERT_EQ(numbers(name, "held_out_loss").size(), 1U);
+    EXPECT_LE(worst(numbers(name, "held_out_loss"), numbers(expected, "held_out_loss")), 2e-5);
+  }
+
+  void expect_parameters_of_one_process(const std::string& name, bool is_tied) {
+    const NamedTensors actual = tensors(name, 20, "model.safetensors");
+    const NamedTensors expected = tensors(alone(is_tied), 20, "model.safetensors");
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(actual[i].first, expected[i].first);
+      ASSERT_EQ(actual[i].second.sizes(), expected[i].second.sizes()) << expected[i].first;
+      // An element whose gradient is close to zero moves with the sign of its rounding in the
+      // first steps of AdamW, by the learning rate of the step at most.
+      const double mean = (actual[i].second - expected[i].second).abs().mean().item<double>();
+      EXPECT_LE(mean, 2e-5) << expected[i].first;
+    }
+  }
+};
+
+class TrainerLayouts : public TrainerLayoutTest,
+                       public ::testing::WithParamInterface<TrainedLayout> {};
+
+TEST_P(TrainerLayouts, TrainAsOneProcess) {
+  const TrainedLayout& layout = GetParam();
+  const Run run = this->run(config_of(layout), layout.num_processes);
+  ASSERT_EQ(run.failures, "");
+  expect_run_of_one_process(layout.name, layout.is_tied);
+  expect_parameters_of_one_process(layout.name, layout.is_tied);
+  EXPECT_THAT(run.screen, HasSubstr("a sample:\n"));
+  EXPECT_GT(numbers(layout.name, "communication_share").back(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Equality, TrainerLayouts,
+                         ::testing::ValuesIn(testing::share_of(trained_layouts())),
+                         ::testing::PrintToStringParamName());
+
+// A snapshot of each is resumed under the next one: also the position of the dropout, the state of
+// AdamW and the count of its steps.
+TEST_F(TrainerLayoutTest, ASnapshotOfEachLayoutResumesUnderTheNext) {
+  const std::vector<std::string> order = {"ddp_tensor",    "single",
+                                          "fsdp_pipeline", "zero2_tensor",
+                                          "pipeline_zb_v", "context_tensor_sequence",
+                                          "fsdp_tensor",   "pipeline_tensor",
+                                          "zero1_tensor",  "pipeline_interleaved"};
+  int64_t step = 0;
+  for (const std::string& name : order) {
+    SCOPED_TRACE(name);
+    TrainedLayout layout = name == "single" ? kAlone : layout_named(name);
+    layout.is_tied = true;
+    Config config = config_of(layout, "chain");
+    config.run.resume = "auto";
+    const bool is_last = name == order.back();
+    const Run part = run(config, layout.num_processes, is_last ? -1 : 2);
+    ASSERT_EQ(part.failures, "");
+    step += 2;
+    if (!is_last) ASSERT_EQ(part.result.steps, step);
+  }
+  expect_run_of_one_process("chain", true);
+  expect_parameters_of_one_process("chain", true);
+}
+
+TEST_F(TrainerLayoutTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
+  for (const std::string name : {"ddp_tensor_sequence", "ddp_pipeline_tensor"}) {
+    SCOPED_TRACE(name);
+    const TrainedLayout& layout = layout_named(name);
+    ASSERT_EQ(run(config_of(layout, name), layout.num_processes).failures, "");
+    Config config = config_of(layout, name + "_stopped");
+    config.run.snapshot_every = 4;
+    EXPECT_TRUE(run(config, layout.num_processes, 7).result.was_stopped);
+    config.run.resume = "auto";
+    ASSERT_EQ(run(config, layout.num_processes).failures, "");
+    EXPECT_EQ(losses(name + "_stopped"), losses(name));
+    expect_same_bits(name, name + "_stopped", 20);
+  }
+}
+
+// The processes have different numbers of samples, and some parts of a share have none.
+TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
+  const auto uneven = [this](const TrainedLayout& layout) {
+    Config config = config_of(layout);
+    config.run.global_batch_size = 5;
+    config.run.accumulate = 5;
+    config.run.steps = 6;
+    return config;
+  };
+  ASSERT_EQ(run(uneven(kAlone)).failures, "");
+  for (const std::string name : {"ddp_tensor", "fsdp_tensor", "ddp_context"}) {
+    TrainedLayout layout = layout_named(name);
+    layout.is_tied = true;
+    ASSERT_EQ(run(uneven(layout), layout.num_processes).failures, "");
+    EXPECT_LE(worst(losses(name), losses("single")), 2e-5) << name;
+  }
+}
+
+// Also its collectives and its dropout.
+TEST_F(TrainerLayoutTest, RecomputedActivationsGiveTheSameBits) {
+  for (const std::string name : {"ddp_tensor_sequence", "pipeline_tensor", "fsdp_context"}) {
+    const TrainedLayout& layout = layout_named(name);
+    for (const std::string recomputed : {"none", "blocks"}) {
+      Config config = config_of(layout, name + recomputed);
+      config.run.steps = 3;
+      config.model.checkpoint_activations = recomputed;
+      ASSERT_EQ(run(config, layout.num_processes).failures, "");
+    }
+    ASSERT_EQ(losses(name + "none").size(), 3U);
+    EXPECT_EQ(losses(name + "blocks"), losses(name + "none")) << name;
+    expect_same_bits(name + "blocks", name + "none", 3);
+  }
+}
+
+TEST_F(TrainerLayoutTest, WeightsOfAPlainModelAreDivided) {
+  TrainedLayout first = kAlone;
+  Config config = config_of(first, "weights");
+  config.run.steps = 2;
+  ASSERT_EQ(run(config).failures, "");
+  for (const TrainedLayout& layout :
+       {kAlone, layout_named("fsdp_tensor"), layout_named("pipeline_tensor")}) {
+    Config further = config_of(layout, layout.name + "_further");
+    further.model.weights = snapshot("weights", 2);
+    further.run.steps = 3;
+    ASSERT_EQ(run(further, layout.num_processes).failures, "");
+    EXPECT_LE(worst(losses(layout.name + "_further"), losses("single_further")), 2e-5)
+        << layout.name;
+  }
+}
+
+TEST_F(TrainerLayoutTest, ALayoutThatDoesNotFitEndsTheRunBeforeTheModelIsConstructed) {
+  Config config = config_of(layout_named("ddp_tensor"));
+  const Run run = this->run(config, 3);
+  EXPECT_THAT(run.failures,
+              HasSubstr("tensor 2 is 2 processes, which do not divide the 3 processes of this job: "
+                        "start a multiple of 2, or change parallel.tensor, pipeline or context"));
+}
+
+}  // namespace
+}  // namespace cadre::train
