@@ -10,6 +10,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,6 +70,8 @@ struct AxesGpt : nn::Module {
       const Tensor own = context ? context->shard(x, 1) : x;
       h = tokens(own) + positions(context ? context->positions() : torch::arange(x.size(1)));
     }
+    if (in_forward) in_forward();
+    if (in_backward && h.requires_grad()) h.register_hook([this](const Tensor&) { in_backward(); });
     if (has(1)) h = first(h);
     if (has(2)) h = second(h);
     if (!has(3)) return h;
@@ -111,6 +114,8 @@ struct AxesGpt : nn::Module {
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   std::optional<ContextParallel> context;
   RouterLosses router_losses;  // of the last forward
+  // Called before the blocks, and in backward behind them, where a test disturbs a rank.
+  std::function<void()> in_forward, in_backward;
   Embedding tokens{nullptr}, positions{nullptr};
   Block first{nullptr}, second{nullptr};
   MixtureOfExperts experts{nullptr};

@@ -192,6 +192,13 @@ class AxesRank {
   // Whose state is that of the records.
   torch::optim::Optimizer& optimizer() { return zero_local_ ? zero_local_() : *optimizer_; }
   void step_optimizer() { optimizer_->step(); }
+  // In the forward or the backward of its first stage.
+  void disturb(std::function<void()> in_forward, std::function<void()> in_backward) {
+    parts_[0]->in_forward = std::move(in_forward);
+    parts_[0]->in_backward = std::move(in_backward);
+  }
+  // Of the axes, which an error would leave to the destructor of the mesh.
+  void close() { mesh_.close(); }
   // So many steps have been made before.
   void start_after(int num_steps) {
     for (const auto& part : parts_) part->stream->step = static_cast<uint64_t>(num_steps);

@@ -1,0 +1,116 @@
+// A rank of a mesh of tensor parallelism alone, of shards with tensor parallelism, or of three axes
+// is killed or stopped, by its own hand, in each phase of a step: before the blocks of a forward,
+// behind them in a backward, before the norm over all axes, in the optimizer and between steps.
+// Every survivor names it in time, also ranks that share no axis with it, and nothing is left
+// behind. CADRE_CASES_SEED picks the share of the cases that CTest runs.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/base/format.h"
+#include "cadre/testing/seeds.h"
+#include "tests/training/axes_layouts.h"
+#include "tests/training/axes_training.h"
+#include "tests/training/survivors.h"
+#include "tests/training/victim.h"
+
+namespace cadre {
+namespace {
+
+using testing::AxesRank;
+using testing::kVictim;
+using testing::Layout;
+using testing::RankContext;
+
+constexpr int kSteps = 4;
+constexpr int kStepOfFailure = 2;  // from 0
+
+enum class AxesPhase { kForward, kBackward, kClip, kOptimizer, kBetweenSteps };
+
+struct AxesFailureCase {
+  Layout layout;
+  AxesPhase phase;
+  int signal;
+};
+
+std::string name_of_axes_failure(const AxesFailureCase& test) {
+  const std::vector<std::string> phases = {"forward", "backward", "clip", "optimizer",
+                                           "between_steps"};
+  return format("{}_{}_in_{}", test.layout.name, test.signal == SIGKILL ? "kill" : "stop",
+                phases[static_cast<size_t>(test.phase)]);
+}
+
+std::ostream& operator<<(std::ostream& out, const AxesFailureCase& test) {
+  return out << name_of_axes_failure(test);
+}
+
+// One step of training, in which `act` is called in the phase.
+void step_disturbed(AxesRank& rank, const torch::Tensor& batch, AxesPhase phase,
+                    const std::function<void()>& act) {
+  const auto act_in = [&](AxesPhase here) {
+    if (act && phase == here) act();
+  };
+  act_in(AxesPhase::kBetweenSteps);
+  rank.disturb([=] { act_in(AxesPhase::kForward); }, [=] { act_in(AxesPhase::kBackward); });
+  rank.step(batch);
+  act_in(AxesPhase::kClip);
+  rank.clip();
+  act_in(AxesPhase::kOptimizer);
+  rank.step_optimizer();
+}
+
+class AxesFailure : public ::testing::TestWithParam<AxesFailureCase> {};
+
+TEST_P(AxesFailure, IsNamedByAllSurvivorsInTime) {
+  const AxesFailureCase& test = GetParam();
+  const auto train = [&](RankContext& context, const ProcessGroup& group,
+                         const std::string& moment_file) {
+    const auto whole = testing::make_axes_gpt(test.layout.kind, torch::kDouble, 3);
+    AxesRank rank(test.layout, {"gpt", "sgd", testing::kAxesRows, torch::kDouble}, group, *whole);
+    const auto report = testing::report_of(context,
+                                           [&] {
+                                             const auto batches = testing::axes_batches(kSteps);
+                                             for (size_t i = 0; i < batches.size(); ++i) {
+                                               const bool is_disturbed =
+                                                   i == kStepOfFailure && context.rank == kVictim;
+                                               step_disturbed(rank, batches[i], test.phase,
+                       is_disturbed ? [&] { testing::disturb_self(context, test.signal, moment_file); }
+                                    : std::function<void()>());
+                                             }
+                                           });
+    rank.close();
+    return report;
+  };
+  const testing::DisturbedOutcome outcome =
+      testing::run_disturbed({.world_size = test.layout.num_ranks(), .signal = test.signal}, train);
+  const bool is_of_axes = test.layout.axes.size() > 1 && test.signal == SIGSTOP;
+  testing::expect_victim_named(
+      outcome, is_of_axes ? testing::WaitsIn::kGroupsOfTwoAxes : testing::WaitsIn::kOneGroup);
+}
+
+std::vector<AxesFailureCase> axes_failure_cases() {
+  const std::vector<Layout> layouts = {{.name = "tp", .axes = {{"tp", 2}}},
+                                       testing::axes_layout("fsdp_x_tp"),
+                                       testing::axes_layout("pp_x_dp_x_tp")};
+  std::vector<AxesFailureCase> cases;
+  for (const AxesPhase phase : {AxesPhase::kForward, AxesPhase::kBackward, AxesPhase::kClip,
+                                AxesPhase::kOptimizer, AxesPhase::kBetweenSteps}) {
+    for (const int signal : {SIGKILL, SIGSTOP}) {
+      for (const Layout& layout : layouts) cases.push_back({layout, phase, signal});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, AxesFailure,
+                         ::testing::ValuesIn(testing::share_of(axes_failure_cases())),
+                         [](const auto& test) { return name_of_axes_failure(test.param); });
+
+}  // namespace
+}  // namespace cadre
