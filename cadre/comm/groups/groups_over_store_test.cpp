@@ -13,6 +13,7 @@
 #include "cadre/store/hash_store.h"
 #include "cadre/store/prefix_store.h"
 #include "cadre/testing/ranks.h"
+#include "cadre/wire/store/store_message.h"
 
 namespace cadre {
 namespace {
@@ -175,6 +176,36 @@ TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
       require(failure.find("gave up making the group") != std::string::npos, failure);
       require(!deadline.has_passed(context.system.now()), "it waited until the deadline");
     }
+    world.barrier();
+  });
+}
+
+// A store of the program, whose ranks are not those of the group.
+class StrayingStore final : public Store {
+ public:
+  explicit StrayingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
+    return inner_->clone(deadline);
+  }
+
+ private:
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
+    if (request.verb != wire::StoreVerb::kMultiGet)
+      return inner_->call(std::move(request), deadline);
+    return Error(ErrorCode::kPeerLost, "the disk is gone").with_details({.culprit = Rank(77)});
+  }
+  const std::shared_ptr<Store> inner_;
+};
+
+TEST_P(StoreGroups, AnErrorOfTheStoreThatNamesNoMemberIsThisRanks) {
+  run(2, [&](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    StoreGroupOptions options{.store = store_, .id = "straying"};
+    if (world.rank() == 0) options.store = std::make_shared<StrayingStore>(store_);
+    const std::string failure = testing::failure_of(
+        [&] { new_group_over_store(world, list, options, soon(context))->barrier(); });
+    require(failure.find("the disk is gone") != std::string::npos, failure);
+    if (world.rank() == 1) require(failure.find("rank 0") != std::string::npos, failure);
     world.barrier();
   });
 }

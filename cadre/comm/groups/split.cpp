@@ -152,7 +152,10 @@ void check_memory(const Communicator::Impl& parent, const Status& own, std::span
 void tell_giving_up(const Communicator::Impl& group, const std::string& id, const Error& error) {
   if (group.fabric->plane() == nullptr) return;
   const int self = group.fabric->rank().value;
-  const int culprit = error.details().culprit.value_or(group.rank).value;
+  const Rank told = error.details().culprit.value_or(group.rank);
+  // A store of the program may name any rank.
+  const bool is_member = told >= 0 && told < group.world_size;
+  const int culprit = is_member ? told.value : group.rank.value;
   const std::string cause =
       format("{} gave up making the group: {}", group.monitor->roster().describe(group.rank.value),
              error.message());
