@@ -74,12 +74,13 @@ class CADRE_EXPORT [[nodiscard]] Work {
   Deadline deadline_in(Duration timeout) const { return state_->deadline_in(timeout); }
   // The operation's error, if it failed; nullopt while it runs or when it is well.
   std::optional<Error> error() const { return state_->error(); }
-  // Calls `callback` once: in this thread, if the operation has ended, else in the thread that ends
-  // it, or in another one of this group that makes progress at that time. No lock is held, so the
-  // callback may issue operations and wait for them; the operations that are issued already may
-  // wait for its return. It must not close or destroy the group, nor outlive what it refers to.
-  // What it throws is logged and thrown by wait(), and the group stays usable; called in this
-  // thread, it leaves on_completed().
+  // Calls `callback` once: in this thread, if the operation has ended, else in a thread of the
+  // group that runs callbacks only ("cadre-callbacks"), one after the other in the order in which
+  // their operations end. It may issue operations and wait for them; the group makes progress
+  // meanwhile, and the next callbacks wait for its return. It must not close or destroy the group,
+  // nor outlive what it refers to. What it throws is logged and thrown by wait(), and the group
+  // stays usable; called in this thread, it leaves on_completed(). Throws kUnavailable, and will
+  // not call `callback`, when the thread cannot be started.
   void on_completed(Callback callback) const { state_->on_completed(std::move(callback)); }
 
  private:

@@ -252,6 +252,26 @@ TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngin
   await([&] { return memory.expired(); });
 }
 
+// Both are ended by one thread, which a callback must not hold up.
+TEST_F(FakeStreamBackendTest, ACallbackWaitsForAnotherCallThatAFailureEnds) {
+  const auto calls = make_gated_calls();
+  const auto group = make_group(calls);
+  static float value = 1;  // the engine may write it after the test
+  const Work first = group->issue(sum(value));
+  const Work second = group->issue(sum(value));
+  std::string failure_of_second;
+  first.on_completed([&](const std::optional<Error>&) {
+    failure_of_second = failure_of([&] { second.wait(std::chrono::seconds(2)); });
+  });
+  await_begin(*calls);
+  group->abort("the test");
+  EXPECT_THAT(failure_of([&] { first.wait(soon()); }), HasSubstr("abort() was called"));
+  await([&] { return second.is_completed(); });
+  group->close(soon());
+  EXPECT_THAT(failure_of_second, HasSubstr("abort() was called: the test"));
+  gate_->set();
+}
+
 TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
   const auto group = make_group(make_gated_calls());
   static float value = 1;  // the engine may write it after the test

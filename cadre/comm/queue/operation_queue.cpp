@@ -51,7 +51,6 @@ void OperationQueue::run(Operation& operation) {
   if (const auto number = try_begin_alone(operation.fingerprints.size())) {
     operation.number = *number;
     const Completion completion = run_alone(operation, issued);
-    run_callbacks();
     if (issued == nullptr) {
       if (completion.status().ok()) return;
       const NamedCall named{operation.call, kind_of(operation.fingerprints.front()), *number,

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,9 @@ using ::testing::AllOf;
 using testing::barrier_operation;
 using ::testing::HasSubstr;
 using testing::out_of_memory_at_first;
+
+// Of a wait in a callback, which must fail before the wait of the test does.
+constexpr Duration kCallbackPatience = seconds(2);
 
 class OperationQueueCallsTest : public testing::OperationQueueTest {};
 
@@ -185,6 +189,61 @@ TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks)
   for (const Work& work : {first, second}) work.wait(soon());
   EXPECT_EQ(num_waited, 2);
   EXPECT_EQ(log_text(), "");
+}
+
+// A wait with a limit of its own moves no operation, so what it waits for needs another thread.
+TEST_F(OperationQueueCallsTest, ATimedWaitInACallbackEndsWithItsOperation) {
+  std::atomic<bool> may_end{false};
+  OperationQueue& queue = start([&](const Operation&) {
+    while (!may_end) native_->yield();
+    return Status();
+  });
+  const Work first = queue.issue(barrier_operation());
+  first.on_completed([&](const std::optional<Error>&) {
+    queue.issue(barrier_operation()).wait(kCallbackPatience);
+  });
+  may_end = true;
+  EXPECT_EQ(testing::failure_of([&] { first.wait(soon()); }), "");
+  EXPECT_EQ(queue.num_issued(), 2U);
+}
+
+// One thread of the engine ends both, and must not be the one that waits.
+TEST_F(OperationQueueCallsTest, ACallbackWaitsForAnOperationThatItsEngineEndsLater) {
+  const std::vector<Completion> enqueued = {Completion::make_pending(), Completion::make_pending()};
+  OperationQueue& queue =
+      start([&](const Operation& operation) { return enqueued[operation.number - 1]; });
+  const Work first = queue.issue(barrier_operation());
+  const Work second = queue.issue(barrier_operation());
+  first.on_completed([&](const std::optional<Error>&) { second.wait(kCallbackPatience); });
+  const auto engine = native_->spawn("engine", [&] {
+    for (const Completion& completion : enqueued) completion.complete({});
+  });
+  EXPECT_EQ(testing::failure_of([&] { first.wait(soon()); }), "");
+  engine->join();
+}
+
+// One after the other, in the order in which the operations end.
+TEST_F(OperationQueueCallsTest, CallbacksRunInOneThreadThatHasNoOtherDuty) {
+  std::atomic<bool> may_end{false};
+  OperationQueue& queue = start([&](const Operation&) {
+    while (!may_end) native_->yield();
+    return Status();
+  });
+  std::vector<Work> works;
+  std::vector<std::thread::id> threads;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < 3; ++i) {
+    works.push_back(queue.issue(barrier_operation()));
+    works.back().on_completed([&, i](const std::optional<Error>&) {
+      threads.push_back(std::this_thread::get_id());
+      order.push_back(i);
+    });
+  }
+  may_end = true;
+  for (const Work& work : works) work.wait();
+  EXPECT_EQ(order, (std::vector<size_t>{0, 1, 2}));
+  EXPECT_EQ(threads, std::vector<std::thread::id>(3, threads.front()));
+  EXPECT_NE(threads.front(), std::this_thread::get_id());
 }
 
 TEST_F(OperationQueueCallsTest, ATimeoutOfAWaitNamesTheOperationAndWhatMayBeDone) {

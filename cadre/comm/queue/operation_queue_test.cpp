@@ -211,7 +211,10 @@ TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEn
   queue.close();
   EXPECT_FALSE(work.is_completed());
   EXPECT_FALSE(queue.is_idle());
+  bool has_run = false;  // in this thread: those of the queue have ended
+  work.on_completed([&](const std::optional<Error>&) { has_run = true; });
   enqueued_[0].complete({});
+  EXPECT_TRUE(has_run);
   EXPECT_TRUE(queue.is_idle());
   work.wait();
 }
@@ -272,6 +275,26 @@ TEST_F(OperationQueueThreadTest, WithoutAThreadNothingIsIssued) {
   scarce_.is_scarce = false;
   const Work work = queue.issue(barrier_operation());
   work.wait(soon());
+}
+
+TEST_F(OperationQueueThreadTest, WithoutAThreadNoCallbackIsRegistered) {
+  std::atomic<bool> may_end{false};
+  OperationQueue& queue = start([&](const Operation&) {
+    while (!may_end) native_->yield();
+    return Status();
+  });
+  const Work work = queue.issue(barrier_operation());
+  scarce_.is_scarce = true;
+  std::atomic<int> num_calls{0};
+  const auto count = [&](const std::optional<Error>&) { ++num_calls; };
+  EXPECT_EQ(testing::failure_of([&] { work.on_completed(count); }),
+            "kUnavailable: a callback of barrier #1 was not registered: start thread "
+            "\"cadre-callbacks\"");
+  scarce_.is_scarce = false;
+  work.on_completed(count);
+  may_end = true;
+  work.wait();
+  EXPECT_EQ(num_calls, 1);
 }
 
 // A close() between the start of the thread and the return of issue() must not lose the thread.

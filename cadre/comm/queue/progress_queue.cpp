@@ -113,16 +113,30 @@ Deadline IssuedOperation::deadline_in(Duration timeout) const {
 
 void IssuedOperation::on_completed(Work::Callback callback) {
   queue_->fork_guard_->check();
-  std::list<Call> call;
-  call.push_back({shared_from_this(), std::move(callback)});
+  if (!queue_->register_callback(*this, callback)) callback(error());
+}
+
+// The thread is started here: where it cannot be, the caller gets the error, and not the thread
+// that ends the operation.
+bool ProgressQueue::register_callback(IssuedOperation& operation, Work::Callback& callback) {
+  std::list<IssuedOperation::Call> call;
+  std::unique_ptr<os::Thread> ended;
   {
-    std::lock_guard lock(queue_->mutex_);
-    if (!is_completed()) {
-      ++num_callbacks_left_;
-      return callbacks_.splice(callbacks_.end(), call);
-    }
+    std::lock_guard lock(mutex_);
+    if (operation.is_completed()) return false;
+    if (!is_callback_thread_ending_) try {
+        ended = callback_thread_.start([this] { run_callback_thread(); });
+      } catch (const Error& error) {
+        throw error.with_context(
+            format("a callback of {} was not registered", operation.named().describe()));
+      }
+    call.push_back({operation.shared_from_this(), std::move(callback)});
+    operation.callbacks_.splice(operation.callbacks_.end(), call);
+    ++operation.num_callbacks_left_;
+    ++num_registered_;
   }
-  call.front().callback(error());
+  if (ended != nullptr) ended->join();
+  return true;
 }
 
 uint64_t ProgressQueue::num_issued() const {
@@ -191,7 +205,7 @@ std::optional<uint64_t> ProgressQueue::try_begin_alone(size_t num_numbers) {
 }
 
 bool ProgressQueue::is_over(const IssuedOperation* until) const {
-  if (is_stopping_ || has_calls_) return true;
+  if (is_stopping_) return true;
   if (until != nullptr) return until->need_not_wait();
   std::lock_guard lock(mutex_);
   return !needs_progress();
@@ -222,12 +236,11 @@ void ProgressQueue::enqueue_alone(IssuedOperation& operation, uint64_t number,
   enqueue(operation, completion);
 }
 
-// The engine may end the operation before this function has noted that it is enqueued. Its
-// callbacks are then the holder's, who still has the role here.
+// The engine may end the operation before this function has noted that it is enqueued.
 void ProgressQueue::enqueue(IssuedOperation& oldest, const Completion& completion) {
   completion.on_done([this, kept = oldest.shared_from_this()](const Status& status) {
     end(*kept, status);
-    if (kept->stage_ == IssuedOperation::Stage::kEnqueued) run_callbacks();
+    run_callbacks_after_close();
   });
   std::lock_guard lock(mutex_);
   if (oldest.is_completed()) return;
@@ -252,32 +265,55 @@ void ProgressQueue::end(IssuedOperation& operation, Status status) {
     remove_oldest();
   }
   if (!operation.callbacks_.empty()) {
+    num_registered_ -= operation.callbacks_.size();
     calls_.splice(calls_.end(), operation.callbacks_);
-    has_calls_ = true;
+    callback_thread_.unpark();
   }
   wake_waiting();
 }
 
-void ProgressQueue::call_back() {
-  const auto kept = shared_from_this();  // a callback may be the last owner of an operation
+bool ProgressQueue::run_next_callback() {
+  std::list<IssuedOperation::Call> next;
+  {
+    std::lock_guard lock(mutex_);
+    if (calls_.empty()) return false;
+    next.splice(next.begin(), calls_, calls_.begin());
+    ++num_calling_;
+  }
+  const auto operation = next.front().operation;  // keeps this queue
+  const std::exception_ptr thrown = exception_of(next.front().callback, operation->error());
+  next.clear();
+  if (thrown) log_thrown(*operation, thrown);
+  std::lock_guard lock(mutex_);
+  if (!operation->thrown_) operation->thrown_ = thrown;
+  operation->num_callbacks_left_.fetch_sub(1, std::memory_order_release);
+  --num_calling_;
+  wake_waiting();
+  return true;
+}
+
+void ProgressQueue::run_callback_thread() {
+  bool was_idle = false;
   while (true) {
-    std::list<IssuedOperation::Call> next;
     {
       std::lock_guard lock(mutex_);
-      if (calls_.empty()) return;
-      next.splice(next.begin(), calls_, calls_.begin());
-      has_calls_ = !calls_.empty();
-      ++num_calling_;
+      const bool is_needed = num_registered_ > 0 && !is_callback_thread_ending_;
+      if (calls_.empty() && !is_needed && (was_idle || is_callback_thread_ending_)) {
+        return callback_thread_.note_end();
+      }
     }
-    const auto operation = next.front().operation;
-    const std::exception_ptr thrown = exception_of(next.front().callback, operation->error());
-    next.clear();
-    if (thrown) log_thrown(*operation, thrown);
+    was_idle = !run_next_callback() && !callback_thread_.park();
+  }
+}
+
+void ProgressQueue::run_callbacks_after_close() {
+  if (!is_stopping_) return;
+  const auto kept = shared_from_this();  // a callback may be the last owner of an operation
+  {
     std::lock_guard lock(mutex_);
-    if (!operation->thrown_) operation->thrown_ = thrown;
-    operation->num_callbacks_left_.fetch_sub(1, std::memory_order_release);
-    --num_calling_;
-    wake_waiting();
+    if (!is_callback_thread_ending_) return;
+  }
+  while (run_next_callback()) {
   }
 }
 
@@ -304,7 +340,6 @@ bool ProgressQueue::try_advance(const IssuedOperation* until) {
     const HeldRole role(*this);
     advance(until);
   }
-  run_callbacks();
   return true;
 }
 
@@ -312,12 +347,15 @@ bool ProgressQueue::try_advance(const IssuedOperation* until) {
 // queue's own is woken too. After a close() the holder ends what is left.
 void ProgressQueue::release_role() {
   if (is_stopping_) end_all(closed_error());
-  std::lock_guard lock(mutex_);
-  is_role_taken_ = false;
-  is_oldest_begun_ = false;
-  if (std::exchange(has_ended_alone_, false)) --num_pending_;
-  wake_waiting();
-  if (needs_progress()) thread_.unpark();
+  {
+    std::lock_guard lock(mutex_);
+    is_role_taken_ = false;
+    is_oldest_begun_ = false;
+    if (std::exchange(has_ended_alone_, false)) --num_pending_;
+    wake_waiting();
+    if (needs_progress()) thread_.unpark();
+  }
+  run_callbacks_after_close();
 }
 
 void ProgressQueue::wake_waiting() {
@@ -385,7 +423,18 @@ void ProgressQueue::close() {
   }
   for (const Handle& operation : left) end(*operation, closed_error());
   if (takes_role) release_role();
-  run_callbacks();
+  end_callback_thread();
+}
+
+void ProgressQueue::end_callback_thread() {
+  std::unique_ptr<os::Thread> thread;
+  {
+    std::lock_guard lock(mutex_);
+    is_callback_thread_ending_ = true;
+    callback_thread_.unpark();
+    thread = callback_thread_.take();
+  }
+  if (thread != nullptr) thread->join();
 }
 
 }  // namespace cadre

@@ -2,9 +2,10 @@
 // issued, and the thread that holds the progress role moves them until they end or are enqueued on
 // a device.
 //
-// Threads: all public methods from any thread; one thread of the queue's own while asynchronous
-// operations are pending (idle_thread.h). Blocking: wait() of an operation, until it ends or the
-// deadline of the wait; drain(); close(), until the thread has ended the operation that it runs.
+// Threads: all public methods from any thread; two threads of the queue's own (idle_thread.h): one
+// while asynchronous operations are pending, "cadre-callbacks" while callbacks are registered.
+// Blocking: wait() of an operation, until it ends or the deadline of the wait; drain(); close(),
+// until the threads have ended the operation and the callback that they run.
 // No lock is held while operations move, a thread waits, or a callback or the deleter of a
 // keep_alive runs. Lifetime: shared by the operations it issued, which may outlive the group:
 // close() first, then what the derived queue borrows may go. Errors: wait() throws the error of
@@ -14,7 +15,12 @@
 // Progress is a role. A caller that waits takes it when it is free, and returns it when its own
 // operation has ended; what is left then is for the next waiting caller or for the thread. A caller
 // with a deadline of its own does not take the role, since it could not leave an operation
-// half-way. Callbacks run when the role has been given back, so that they can use the group.
+// half-way.
+//
+// Callbacks run in a thread that has no other duty, one after the other: neither the thread that
+// makes progress, nor one of an engine, nor a waiting caller is held up by what a callback waits
+// for, and the operations that it waits for end. Those of an operation that ends after close() run
+// in the thread that ends it.
 #pragma once
 
 #include <atomic>
@@ -142,9 +148,9 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // Until the queue is idle (true) or the deadline has passed. Does not take the role: what is left
   // has a thread, a waiting caller or an engine that ends it.
   bool drain(Deadline deadline);
-  // Joins the thread. What drain() left ends with an error, but for what a waiting caller moves and
-  // what an engine has enqueued: these end later, and need the parts until the queue is idle. New
-  // operations throw from now on.
+  // Joins the threads. What drain() left ends with an error, but for what a waiting caller moves
+  // and what an engine has enqueued: these end later, and need the parts until the queue is idle.
+  // New operations throw from now on.
   void close();
 
  protected:
@@ -157,10 +163,11 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
       : system_(system),
         fork_guard_(std::move(fork_guard)),
         log_(std::move(log)),
-        thread_(system, std::move(thread_name)) {}
+        thread_(system, std::move(thread_name)),
+        callback_thread_(system, "cadre-callbacks") {}
 
   // Gives the role back when the holder is done, also when an exception leaves what it runs, so
-  // that no later call waits for a role that nobody holds. The holder runs the callbacks then.
+  // that no later call waits for a role that nobody holds.
   class HeldRole {
    public:
     // REQUIRES: the calling thread has taken the role.
@@ -179,10 +186,6 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // Gives a blocking call its numbers and the role, if no other operation needs them: the first of
   // the numbers. Such a call ends by end_alone() or enqueue_alone().
   std::optional<uint64_t> try_begin_alone(size_t num_numbers);
-  // Those of operations that have ended. REQUIRES: the calling thread does not hold the role.
-  void run_callbacks() {
-    if (has_calls_) call_back();
-  }
 
   // REQUIRES of all that follow: the calling thread holds the role.
   void end_alone() { has_ended_alone_ = true; }
@@ -210,7 +213,14 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // advance() must look at is_over() and begin_oldest() again.
   virtual void wake_holder() = 0;
 
-  void call_back();
+  // Has `callback` called when the operation ends. False, and nothing is done, if it has ended.
+  bool register_callback(IssuedOperation& operation, Work::Callback& callback);
+  // False if no callback is due.
+  bool run_next_callback();
+  void run_callback_thread();
+  // In the thread that has ended operations, without a lock and without the role.
+  void run_callbacks_after_close();
+  void end_callback_thread();
   void log_thrown(const IssuedOperation& operation, const std::exception_ptr& thrown) const;
   void append(std::span<const Handle> operations);  // under the lock
   void remove_oldest();                             // under the lock
@@ -237,10 +247,12 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   std::atomic<bool> is_stopping_ = false;
   std::optional<Error> refusal_;
   std::list<IssuedOperation::Call> calls_;  // callbacks of what has ended
-  std::atomic<bool> has_calls_ = false;
   size_t num_calling_ = 0;
+  size_t num_registered_ = 0;  // callbacks of what has not ended
+  bool is_callback_thread_ending_ = false;
   std::vector<os::Waiter*> waiting_;
   IdleThread thread_;
+  IdleThread callback_thread_;
 };
 
 }  // namespace cadre
