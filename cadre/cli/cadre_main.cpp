@@ -39,9 +39,13 @@ const std::vector<std::string> kCommands{"run",      "train", "verify", "trace",
 
 int dispatch(const std::string& command, Words words);
 
+bool is_help(const std::string& word) {
+  return word == "help" || word == "--help" || word == "-h";
+}
+
 // "help run" means "run --help".
 int help_command(Words words) {
-  if (words.empty() || words.front() == "help") {
+  if (words.empty() || is_help(words.front())) {
     return cadre::cli::print(kHelp);
   }
   const std::vector<std::string> wants_help{"--help"};
@@ -55,7 +59,7 @@ int dispatch(const std::string& command, Words words) {
   if (command == "trace") return cadre::cli::trace_command(words);
   if (command == "schedule") return cadre::cli::schedule_command(words);
   if (command == "info") return cadre::cli::info_command(words);
-  if (command == "help" || command == "--help" || command == "-h") return help_command(words);
+  if (is_help(command)) return help_command(words);
   if (command == "--version" || command == "version") {
     return cadre::cli::print("cadre " CADRE_VERSION "\n");
   }

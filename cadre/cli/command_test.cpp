@@ -25,6 +25,8 @@ TEST(Command, ShowsHelpAndVersion) {
     EXPECT_EQ(run_cadre({"help", command}).output, own_help.output);
   }
   EXPECT_EQ(run_cadre({"help"}).output, help.output);
+  EXPECT_EQ(run_cadre({"help", "--help"}).output, help.output);
+  EXPECT_EQ(run_cadre({"-h", "-h"}).output, help.output);
   EXPECT_EQ(run_cadre({"help", "trian"}).error,
             "cadre: unknown command \"trian\"; did you mean \"train\"?\n");
   EXPECT_TRUE(std::regex_match(run_cadre({"--version"}).output,

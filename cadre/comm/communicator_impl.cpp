@@ -348,7 +348,10 @@ bool Communicator::Impl::close(Deadline deadline) {
   signal_waits->refuse(refusal);
   if (messages != nullptr) messages->refuse(refusal);
   if (!drain(deadline)) {
-    abort("close() reached its deadline with operations pending");
+    monitor->fail({ErrorCode::kAborted,
+                   -1,
+                   "close() reached its deadline while operations were pending",
+                   {}});
     drain(system.deadline_in(kAbortTime));
   }
   monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));

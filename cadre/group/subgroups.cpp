@@ -68,7 +68,7 @@ ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   os::System& system = group.system();
   // A rank that closes a group which has not failed counts as one that has left it. The barrier
   // returns when this rank has published the failure, which another thread may just be composing.
-  abort("rejoin() was called");
+  abort("rejoin() replaces this group");
   try {
     barrier();
   } catch (const Error&) {

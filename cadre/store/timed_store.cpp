@@ -7,7 +7,12 @@
 namespace cadre {
 
 TimedStore::TimedStore(os::System& system, std::shared_ptr<Store> store, Duration timeout)
-    : system_(&system), store_(std::move(store)), timeout_(timeout) {}
+    : system_(&system), store_(std::move(store)), timeout_(timeout) {
+  if (store_ != nullptr) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "TimedStore: the store is null: a group of one rank that was made without a launcher "
+              "has none, so look at membership().store first, or open a store of your own");
+}
 
 TimedStore TimedStore::connect(os::System& system, const TcpStoreOptions& options,
                                Duration timeout) {

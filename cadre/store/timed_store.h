@@ -24,9 +24,10 @@ namespace cadre {
 
 class CADRE_EXPORT TimedStore {
  public:
-  // Of one call; nullopt: that of the TimedStore.
+  // Of one call; nullopt: that of the TimedStore. Not above 0: the call does not wait.
   using Timeout = std::optional<Duration>;
 
+  // Throws kInvalidArgument if `store` is null, as membership().store of a group of one may be.
   TimedStore(os::System& system, std::shared_ptr<Store> store, Duration timeout);
   // Connects within `timeout`, which is also that of the calls.
   static TimedStore connect(os::System& system, const TcpStoreOptions& options, Duration timeout);

@@ -66,6 +66,12 @@ TEST_F(TimedStoreTest, ACallThrowsAfterItsOwnTimeOrThatOfTheStore) {
               StartsWith("kInvalidArgument: "));
 }
 
+TEST_F(TimedStoreTest, NoStoreIsRefused) {
+  EXPECT_THAT(
+      testing::failure_of([this] { TimedStore(*system_, nullptr, std::chrono::seconds(1)); }),
+      StartsWith("kInvalidArgument: TimedStore: the store is null"));
+}
+
 TEST_F(TimedStoreTest, APrefixHidesOtherKeysAndHasTheSameTime) {
   store_.set("mine/a", "1");
   store_.set("a", "2");
