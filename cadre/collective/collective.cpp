@@ -291,6 +291,7 @@ Result<OpDescriptor> validate(Collective& c, Rank rank, int world_size) {
   } else {
     c.root = 0;
   }
+  if (!reduces(c.kind)) c.reduction = ReduceOp::kSum;
   if (rules.in == Extent::kOwnSplit || rules.out == Extent::kOwnSplit) {
     return check_uneven_parts(c, rank, world_size);
   }

@@ -94,7 +94,7 @@ Completion CollectiveRunner::run(Operation& operation) {
   if (num_enqueued_ == 0) monitor.leave_collective();
   const TimePoint now = parts_.system.now();
   if (is_done) {
-    record.end({result.status().ok(), progress.waiting_for(), progress.phase(), now});
+    record.end({result.status().ok(), waiting_for(progress), progress.phase(), now});
   }
   // Only the holder of the role writes it.
   time_spent_ns_.store((time_spent() + (now - began)).count(), std::memory_order_relaxed);
@@ -119,6 +119,7 @@ Completion CollectiveRunner::execute(std::span<const Collective> collectives,
   std::vector<Collective> sums;
   if (std::ranges::any_of(collectives,
                           [this](const Collective& c) { return is_to_be_scaled(c); })) {
+    CADRE_RETURN_IF_ERROR(await_enqueued(context.deadline));
     sums = premultiplied(collectives);
     collectives = sums;
   }
@@ -131,7 +132,8 @@ Completion CollectiveRunner::execute(std::span<const Collective> collectives,
 }
 
 bool CollectiveRunner::is_to_be_scaled(const Collective& collective) const {
-  return parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
+  return reduces(collective.kind) &&
+         parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
 }
 
 // What is left of a PREMUL_SUM is a SUM, in place where the output has room for the whole input. To
@@ -160,11 +162,56 @@ std::vector<Collective> CollectiveRunner::premultiplied(std::span<const Collecti
 }
 
 Status CollectiveRunner::allocate(Operation& operation, const OpContext& context) {
-  auto buffer =
-      parts_.heap->allocate(context, OpDescriptor::from_fingerprint(context.fingerprint()).count);
+  const auto await_exchange = [&](const Completion& exchange, std::shared_ptr<const void> memory) {
+    return await(exchange, std::move(memory), context.deadline);
+  };
+  auto buffer = parts_.heap->allocate(
+      context, OpDescriptor::from_fingerprint(context.fingerprint()).count, await_exchange);
   if (!buffer.ok()) return buffer.error();
   operation.allocated = std::move(buffer).value();
   return {};
+}
+
+// The memory stays with the engine until it has ended the call, also when this wait ends before.
+Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<const void> memory,
+                               Deadline deadline) {
+  if (completion.is_done()) return completion.status();
+  const std::weak_ptr<const void> left = memory;
+  const std::shared_ptr<os::Waiter> waiter = parts_.system.make_waiter();
+  completion.on_done([waiter, kept = std::move(memory)](const Status&) { waiter->unpark(); });
+  while (!completion.is_done()) {
+    const bool is_late = deadline.has_passed(parts_.system.now());
+    if (is_late || parts_.monitor.has_failed()) {
+      const std::lock_guard lock(mutex_);
+      abandoned_.push_back(left);
+      if (parts_.monitor.has_failed()) return parts_.monitor.error();
+      return Error(ErrorCode::kTimeout,
+                   "the engine has not ended the operation until its deadline");
+    }
+    waiter->park(deadline.earlier(parts_.system.deadline_in(kWatchTime)));
+  }
+  return completion.status();
+}
+
+// An input may be the result of a call before, which its engine has not ended yet.
+Status CollectiveRunner::await_enqueued(Deadline deadline) {
+  while (true) {
+    Completion last = Status();
+    {
+      const std::lock_guard lock(mutex_);
+      if (enqueued_.empty()) return {};
+      last = enqueued_.back()->result;
+    }
+    const std::shared_ptr<os::Waiter> waiter = parts_.system.make_waiter();
+    last.on_done([waiter](const Status&) { waiter->unpark(); });
+    while (!last.is_done()) {
+      if (deadline.has_passed(parts_.system.now())) {
+        return Error(ErrorCode::kTimeout, "the operations before it have not ended");
+      }
+      waiter->park(deadline);
+    }
+    if (parts_.monitor.has_failed()) return parts_.monitor.error();
+  }
 }
 
 Status CollectiveRunner::conclude(const Running& call, const Status& status) {
@@ -344,7 +391,7 @@ void CollectiveRunner::explain(const Running& call, const Error& error) {
       break;
   }
   const Rank self = parts_.monitor.roster().self;
-  const int culprit = error.details().is_own_limit ? self.value : progress.waiting_for();
+  const int culprit = error.details().is_own_limit ? self.value : waiting_for(progress);
   fail(call, {error.code(), culprit, error.message(), {}});
 }
 
@@ -353,11 +400,11 @@ void CollectiveRunner::explain(const Running& call, const Error& error) {
 void CollectiveRunner::explain_timeout(const Running& call) {
   parts_.monitor.fail_by_timeout({.activity = activity_of(call),
                                   .number = call.context.number,
-                                  .waiting_for = call.context.progress.waiting_for()});
+                                  .waiting_for = waiting_for(call.context.progress)});
 }
 
 void CollectiveRunner::explain_loss(const Running& call, const Error& error) {
-  const int peer = call.context.progress.waiting_for();
+  const int peer = waiting_for(call.context.progress);
   const auto end = parts_.monitor.why_stream_ended(peer, error);
   if (end) fail(call, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
 }
@@ -394,6 +441,12 @@ void CollectiveRunner::explain_part_mismatch(const Running& call) {
               parts.sender,
               part_mismatch_cause(parts_.monitor.roster(), parts, dtype),
               {}});
+}
+
+// -1 also where an engine of the program names a rank that is none.
+int CollectiveRunner::waiting_for(const OpProgress& progress) const {
+  const int rank = progress.waiting_for();
+  return rank < parts_.monitor.roster().world_size() ? rank : -1;
 }
 
 void CollectiveRunner::fail(const Running& call, Failure failure) {

@@ -74,6 +74,10 @@ class CollectiveRunner final : public OperationRunner {
   bool is_to_be_scaled(const Collective& collective) const;
   std::vector<Collective> premultiplied(std::span<const Collective> collectives);
   Status allocate(Operation& operation, const OpContext& context);
+  // Until the engine has ended the call on `memory`, the group has failed, or the deadline.
+  Status await(const Completion& completion, std::shared_ptr<const void> memory, Deadline deadline);
+  // Until all that is enqueued has ended.
+  Status await_enqueued(Deadline deadline);
   // The end of a call, whose error is the failure of the group.
   Status conclude(const Running& call, const Status& status);
   // The engine has enqueued the call, and ends it by `completion`. So ends the result.
@@ -97,6 +101,7 @@ class CollectiveRunner final : public OperationRunner {
   void explain_loss(const Running& call, const Error& error);
   void explain_mismatch(const Running& call);
   void explain_part_mismatch(const Running& call);
+  int waiting_for(const OpProgress& progress) const;
   void fail(const Running& call, Failure failure);
   wire::Activity activity_of(const Running& call) const;
 
@@ -106,7 +111,8 @@ class CollectiveRunner final : public OperationRunner {
   mutable std::mutex mutex_;                        // guards what follows but for the atomics
   std::deque<std::shared_ptr<Enqueued>> enqueued_;  // shared with the engine's thread
   std::atomic<size_t> num_enqueued_{0};
-  std::vector<std::weak_ptr<const Enqueued>> abandoned_;  // expired when the engine has ended them
+  // The memory of calls, which expires when the engine has ended them.
+  std::vector<std::weak_ptr<const void>> abandoned_;
   IdleThread watch_;
   bool is_submitting_ = false;  // a call that the watch may have to end
   std::atomic<bool> is_stopping_{false};

@@ -140,11 +140,20 @@ uint64_t Communicator::num_collectives() const {
   return impl_->checked().queue->num_issued();
 }
 
-void Communicator::run(std::span<Collective> collectives, const CollectiveOptions& options) {
+void Communicator::run(std::span<const Collective> collectives, const CollectiveOptions& options) {
+  std::vector<Collective> own(collectives.begin(), collectives.end());
+  run_own(own, options);
+}
+Work Communicator::issue(std::span<const Collective> collectives,
+                         const CollectiveOptions& options) {
+  std::vector<Collective> own(collectives.begin(), collectives.end());
+  return issue_own(own, options);
+}
+void Communicator::run_own(std::span<Collective> collectives, const CollectiveOptions& options) {
   with_operation(collectives, *impl_, options,
                  [&](Operation operation) { impl_->checked().queue->run(operation); });
 }
-Work Communicator::issue(std::span<Collective> collectives, const CollectiveOptions& options) {
+Work Communicator::issue_own(std::span<Collective> collectives, const CollectiveOptions& options) {
   return with_operation(collectives, *impl_, options, [&](Operation operation) {
     return impl_->checked().queue->issue(std::move(operation));
   });

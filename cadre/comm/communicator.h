@@ -85,18 +85,18 @@ class CADRE_EXPORT Communicator {
   // collective/collective.h; which operations a dtype supports, and why others are refused:
   // collective/reduction_table.h. The verbs below are run() and issue() by name.
   void run(Collective collective, const CollectiveOptions& options = {}) {
-    run(std::span(&collective, 1), options);
+    run_own(std::span(&collective, 1), options);
   }
   Work issue(Collective collective, const CollectiveOptions& options = {}) {
-    return issue(std::span(&collective, 1), options);
+    return issue_own(std::span(&collective, 1), options);
   }
   // The same for one or more collectives that travel together: they are submitted to the engine as
   // one call, have numbers one after the other, one deadline and one Work, and end with the first
   // error. All ranks pass as many, which is compared for kinds without a root. No buffer of one may
   // overlap a buffer of another. The span is borrowed for the call.
   // ncclGroupStart and ncclGroupEnd; c10d's _coalescing_manager.
-  void run(std::span<Collective> collectives, const CollectiveOptions& options = {});
-  Work issue(std::span<Collective> collectives, const CollectiveOptions& options = {});
+  void run(std::span<const Collective> collectives, const CollectiveOptions& options = {});
+  Work issue(std::span<const Collective> collectives, const CollectiveOptions& options = {});
 
   void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {}) {
     run(Collective::broadcast(data, dtype, root), options);
@@ -239,14 +239,14 @@ class CADRE_EXPORT Communicator {
   // both calls it. Keeps neither group alive.
   void fail_together(const Communicator& other);
   // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
-  // joins the group's threads; with the last group of the process, closes its connections.
-  // Idempotent. The destructor only aborts locally and communicates for 1 s at most.
-  // After that it throws kInvalidArgument if ranks are known to have left this group, or one that
-  // was closed before, after different collectives: a small broadcast, reduce, gather or scatter
-  // may succeed on a rank although another rank called something else. Of two such ranks of one
-  // host at least the one that closes later throws. Two ranks of different hosts that close their
-  // last groups at the same moment may both miss the mismatch, as may ranks that clean up after a
-  // failure. A destructor only logs it.
+  // joins the group's threads, also beyond the deadline when a callback of an operation still runs;
+  // with the last group of the process, closes its connections. Idempotent. The destructor only
+  // aborts locally and communicates for 1 s at most. After that it throws kInvalidArgument if ranks
+  // are known to have left this group, or one that was closed before, after different collectives:
+  // a small broadcast, reduce, gather or scatter may succeed on a rank although another rank called
+  // something else. Of two such ranks of one host at least the one that closes later throws. Two
+  // ranks of different hosts that close their last groups at the same moment may both miss the
+  // mismatch, as may ranks that clean up after a failure. A destructor only logs it.
   void close(Deadline deadline);
 
   // The last operations of this rank; to_json() makes it readable.
@@ -257,6 +257,10 @@ class CADRE_EXPORT Communicator {
 
  private:
   friend struct CommunicatorParts;
+  // Of collectives that nobody else reads: what does not count on this rank is reset in them.
+  void run_own(std::span<Collective> collectives, const CollectiveOptions& options);
+  Work issue_own(std::span<Collective> collectives, const CollectiveOptions& options);
+
   std::unique_ptr<Impl> impl_;
 };
 

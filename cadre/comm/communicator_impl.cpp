@@ -347,7 +347,8 @@ bool Communicator::Impl::close(Deadline deadline) {
   queue->refuse(refusal);
   signal_waits->refuse(refusal);
   if (messages != nullptr) messages->refuse(refusal);
-  if (!drain(deadline)) {
+  // Callbacks that still run are no pending operations: stop_threads() waits for them.
+  if (!drain(deadline) && has_pending()) {
     monitor->fail({ErrorCode::kAborted,
                    -1,
                    "close() reached its deadline while operations were pending",

@@ -154,6 +154,44 @@ TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Of a Collective that the program fills by itself.
+TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
+  const RanksResult result = run([](RankContext& context, Communicator& group) {
+    for (const Reduction& unused : {Reduction::premul_sum(10), Reduction(ReduceOp::kPremulSum)}) {
+      std::vector<float> own = {1.0f + static_cast<float>(context.rank.value), 2};
+      std::vector<float> all(2 * static_cast<size_t>(context.world_size));
+      Collective gather = Collective::all_gather(in_bytes(own), out_bytes(all), DType::kFloat32);
+      gather.reduction = unused;
+      group.run(gather);
+      for (size_t r = 0; r < static_cast<size_t>(context.world_size); ++r) {
+        require(all[2 * r] == 1.0f + static_cast<float>(r) && all[2 * r + 1] == 2, "all_gather");
+      }
+      std::vector<int64_t> sent = {7, 8};
+      Collective broadcast = Collective::broadcast(out_bytes(sent), DType::kInt64, 0);
+      broadcast.reduction = unused;
+      group.run(broadcast);
+      require(sent == std::vector<int64_t>{7, 8}, "broadcast");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// What does not count on this rank is not reset in the caller's values.
+TEST_P(CommunicatorTest, AListOfCollectivesCanBeRunAgain) {
+  const RanksResult result = run([](RankContext& context, Communicator& group) {
+    std::vector<float> in = {1, 2};
+    std::vector<float> out = {0, 0};
+    std::vector<Collective> list = {
+        Collective::reduce(in_bytes(in), out_bytes(out), DType::kFloat32, ReduceOp::kSum, 0)};
+    for (int root = 0; root < context.world_size; ++root) {
+      list[0].root = root;
+      group.run(list);
+    }
+    require(out[0] == static_cast<float>(context.world_size), "the sum on its root");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST_P(CommunicatorTest, APremulSumWithoutAFactorIsRefused) {
   const auto result = run([](RankContext&, Communicator& group) {
     std::vector<float> data(3, 1);

@@ -76,11 +76,12 @@ class CADRE_EXPORT [[nodiscard]] Work {
   std::optional<Error> error() const { return state_->error(); }
   // Calls `callback` once: in this thread, if the operation has ended, else in a thread of the
   // group that runs callbacks only ("cadre-callbacks"), one after the other in the order in which
-  // their operations end. It may issue operations and wait for them; the group makes progress
-  // meanwhile, and the next callbacks wait for its return. It must not close or destroy the group,
-  // nor outlive what it refers to. What it throws is logged and thrown by wait(), and the group
-  // stays usable; called in this thread, it leaves on_completed(). Throws kUnavailable, and will
-  // not call `callback`, when the thread cannot be started.
+  // their operations end; messages have such a thread beside that of the collectives. It may issue
+  // operations and wait for them; the group makes progress meanwhile, and the next callbacks wait
+  // for its return. It must not close or destroy the group, nor outlive what it refers to. What it
+  // throws is logged and thrown by wait(), and the group stays usable; called in this thread, it
+  // leaves on_completed(). Throws kUnavailable, and will not call `callback`, when the thread
+  // cannot be started.
   void on_completed(Callback callback) const { state_->on_completed(std::move(callback)); }
 
  private:

@@ -30,8 +30,9 @@ Bytes try_map(SymmetricBuffer& buffer, int world_size) {
 std::optional<MappedParts> MappedParts::allocate(const ProcessGroup& group, int64_t numel,
                                                  at::ScalarType type) {
   const std::optional<DType> dtype = to_dtype(type);
-  const int64_t part_bytes =
-      numel < 1 || !dtype ? 0 : numel * static_cast<int64_t>(size_of(*dtype));
+  const int64_t part_bytes = numel < 1 || numel > kMaxElements || !dtype
+                                 ? 0
+                                 : numel * static_cast<int64_t>(size_of(*dtype));
   if (part_bytes == 0 || part_bytes % kPageBytes != 0) {
     refuse_tensor(group.communicator(), "map_parts",
                   format("{} elements of {} cannot be a part; pass one of {}, and a count above 0 "

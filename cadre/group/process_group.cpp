@@ -288,10 +288,11 @@ int ProcessGroup::recv_from_any(const at::Tensor& tensor, const SendOptions& opt
 at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) const {
   const GroupCall call(communicator_, "empty_symmetric");
   const std::optional<DType> dtype = to_dtype(type);
-  if (!dtype || numel < 0) {
+  if (!dtype || numel < 0 || numel > kMaxElements) {
     refuse_tensor(call.group, call.name,
-                  format("{} elements of {} cannot be exchanged; pass a count >= 0 and one of {}",
-                         numel, c10::toString(type), dtype_names()));
+                  format("{} elements of {} cannot be exchanged; pass a count from 0 to {} and one "
+                         "of {}",
+                         numel, c10::toString(type), kMaxElements, dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
   if (num_bytes == 0) return at::zeros({0}, at::TensorOptions().dtype(type));

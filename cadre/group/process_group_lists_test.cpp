@@ -80,6 +80,27 @@ TEST_P(ListsOnRanks, AllGatherOfUnevenAndEvenLists) {
   });
 }
 
+// Also where their sizes happen to be equal.
+TEST(ProcessGroupListsTest, PartsMayDifferInShape) {
+  const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
+    const auto shape_of = [](int rank) {
+      return rank == 0 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2};
+    };
+    const Tensors outputs = {torch::zeros(shape_of(0)), torch::zeros(shape_of(1))};
+    group.all_gather(outputs, torch::full(shape_of(group.rank()), group.rank() + 1.0));
+    for (int rank = 0; rank < 2; ++rank) {
+      require(
+          torch::equal(outputs[static_cast<size_t>(rank)], torch::full(shape_of(rank), rank + 1.0)),
+          "gathered");
+    }
+    const Tensor sum = torch::zeros(shape_of(group.rank()));
+    group.reduce_scatter(sum, {torch::ones(shape_of(0)), torch::full(shape_of(1), 2.0)});
+    require(torch::equal(sum, torch::full(shape_of(group.rank()), 2.0 * (group.rank() + 1))),
+            "reduced");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 Tensor reduced(ReduceOp op, const Tensor& stacked) {
   switch (op) {
     case ReduceOp::kMax:

@@ -342,6 +342,11 @@ TEST_P(OnRanks, SymmetricMemoryIsZeroedAndOutlivesTheGroup) {
     tensor.fill_(group.rank() + 1);
     group.all_reduce(tensor);
     require(group.empty_symmetric(0, torch::kFloat).numel() == 0, "empty");
+    for (const int64_t numel : {int64_t{1} << 61, (int64_t{1} << 61) + 512}) {
+      const std::string failure =
+          testing::failure_of([&] { (void)group.empty_symmetric(numel, torch::kLong); });
+      require(failure.find("pass a count from 0 to") != std::string::npos, failure);
+    }
     kept[group.rank()] = tensor;
   });
   const double sum = GetParam() * (GetParam() + 1) / 2.0;

@@ -10,10 +10,11 @@ namespace cadre {
 SymmetricTensor SymmetricTensor::allocate(const ProcessGroup& group, int64_t numel,
                                           at::ScalarType type) {
   const std::optional<DType> dtype = to_dtype(type);
-  if (!dtype || numel < 1) {
+  if (!dtype || numel < 1 || numel > kMaxElements) {
     refuse_tensor(group.communicator(), "SymmetricTensor::allocate",
-                  format("{} elements of {} cannot be shared; pass a count >= 1 and one of {}",
-                         numel, c10::toString(type), dtype_names()));
+                  format("{} elements of {} cannot be shared; pass a count from 1 to {} and one of "
+                         "{}",
+                         numel, c10::toString(type), kMaxElements, dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
   auto buffer =

@@ -19,6 +19,9 @@
 
 namespace cadre {
 
+// More than any machine has; the bytes of so many elements are counted without overflow.
+inline constexpr int64_t kMaxElements = int64_t{1} << 52;
+
 inline constexpr std::string_view kInPlace = "the tensor";
 inline constexpr std::string_view kInput = "the input";
 inline constexpr std::string_view kOutput = "the output";

@@ -101,6 +101,12 @@ void write_to(PackedCall& call, const at::Tensor& output) {
   call.collective.out = bytes_of(call.out);
 }
 
+// Parts of one size may still differ in shape; then the ranks compare the size alone.
+bool have_one_shape(const std::vector<at::Tensor>& tensors) {
+  return std::ranges::all_of(
+      tensors, [&](const at::Tensor& t) { return t.sizes() == tensors.front().sizes(); });
+}
+
 PackedCall packed_gather(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                          const at::Tensor& input) {
   const DType dtype = check_list(call.group, call.name, kOutput, outputs);
@@ -110,9 +116,14 @@ PackedCall packed_gather(const GroupCall& call, const std::vector<at::Tensor>& o
   const ConstBytes in = const_bytes_of(packed_call.in);
   const Bytes out = bytes_of(packed_call.out);
   std::vector<uint64_t> counts = counts_of(outputs);
-  packed_call.collective = are_equal(counts)
-                               ? comparing(input, Collective::all_gather(in, out, dtype))
-                               : Collective::all_gather_v(in, out, dtype, std::move(counts));
+  if (!are_equal(counts)) {
+    packed_call.collective = Collective::all_gather_v(in, out, dtype, std::move(counts));
+    return packed_call;
+  }
+  packed_call.collective = Collective::all_gather(in, out, dtype);
+  if (have_one_shape(outputs)) {
+    packed_call.collective = comparing(input, std::move(packed_call.collective));
+  }
   return packed_call;
 }
 
@@ -144,9 +155,14 @@ PackedCall packed_reduce_scatter(const GroupCall& call, const at::Tensor& output
   PackedCall packed_call{.in = packed(inputs)};
   const ConstBytes in = const_bytes_of(packed_call.in);
   std::vector<uint64_t> counts = counts_of(inputs);
-  packed_call.collective = are_equal(counts)
-                               ? comparing(output, Collective::reduce_scatter(in, {}, dtype, op))
-                               : Collective::reduce_scatter_v(in, {}, dtype, op, std::move(counts));
+  if (!are_equal(counts)) {
+    packed_call.collective = Collective::reduce_scatter_v(in, {}, dtype, op, std::move(counts));
+  } else {
+    packed_call.collective = Collective::reduce_scatter(in, {}, dtype, op);
+    if (have_one_shape(inputs)) {
+      packed_call.collective = comparing(output, std::move(packed_call.collective));
+    }
+  }
   write_to(packed_call, output);
   return packed_call;
 }

@@ -137,6 +137,16 @@ class Agreement {
 
 Result<Membership> rejoin(os::System& system, const Membership& previous,
                           std::span<const Rank> lost, Deadline deadline) {
+  if (previous.world_size > 1 && previous.store == nullptr) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("rejoin: a membership of {} ranks needs a store", previous.world_size));
+  }
+  for (const Rank rank : lost) {
+    if (rank >= 0 && rank < previous.world_size) continue;
+    return Error(ErrorCode::kInvalidArgument,
+                 format("rejoin: rank {} of the lost ranks is not in the world of {} ranks", rank,
+                        previous.world_size));
+  }
   if (previous.world_size > 1) return Agreement(system, previous, lost, deadline).run();
   Membership next = previous;
   ++next.round;

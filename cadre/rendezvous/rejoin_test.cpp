@@ -193,5 +193,17 @@ TEST_F(RejoinTest, ProgramsGiveATimeAndGetExceptions) {
               ::testing::StartsWith("kCorruption: "));
 }
 
+// Before a note of it is written, which the other ranks would refuse.
+TEST_F(RejoinTest, WhatCannotBeRightOnAnyRankIsRefused) {
+  const std::vector<Rank> lost = {Rank(9)};
+  EXPECT_EQ(testing::failure_of([&] { rejoin_within(*system_, member(0, 2), lost, seconds(20)); }),
+            "kInvalidArgument: rejoin: rank 9 of the lost ranks is not in the world of 2 ranks");
+  EXPECT_TRUE(store_->list_keys(system_->deadline_in(seconds(20))).value_or_throw().empty());
+  Membership without_store = member(0, 2);
+  without_store.store = nullptr;
+  EXPECT_EQ(testing::failure_of([&] { rejoin_within(*system_, without_store, {}, seconds(20)); }),
+            "kInvalidArgument: rejoin: a membership of 2 ranks needs a store");
+}
+
 }  // namespace
 }  // namespace cadre

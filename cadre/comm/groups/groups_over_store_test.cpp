@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -307,6 +309,45 @@ TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
     require(next_offset(world) == before, "a piece of a group that was refused is left");
     world.barrier();
   });
+}
+
+// Changes what a member has written about its memory.
+class ForgingStore final : public Store {
+ public:
+  ForgingStore(std::shared_ptr<Store> inner, uint32_t piece)
+      : inner_(std::move(inner)), piece_(piece) {}
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
+    return inner_->clone(deadline);
+  }
+
+ private:
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
+    const bool is_read = request.verb == wire::StoreVerb::kMultiGet;
+    auto response = inner_->call(std::move(request), deadline);
+    // Of rank 1: behind the digest, the stamp and whether memory is short comes its first place.
+    constexpr size_t kPiece = 3 * sizeof(uint64_t) + offsetof(Place, piece);
+    if (is_read && response.ok()) {
+      std::memcpy(response->values[1].data() + kPiece, &piece_, sizeof(piece_));
+    }
+    return response;
+  }
+  const std::shared_ptr<Store> inner_;
+  const uint32_t piece_;
+};
+
+TEST_P(SymmetricStoreGroups, APlaceOutsideOfTheMemoryIsRefused) {
+  for (const uint32_t piece : {0u, HostMemory::kMaxPieces, 0x7fffffffu}) {
+    run(2, [&](RankContext& context, Communicator& world) {
+      const std::vector<Rank> list = {0, 1};
+      StoreGroupOptions options{.store = store_, .id = format("forged{}", piece)};
+      if (world.rank() == 0) options.store = std::make_shared<ForgingStore>(store_, piece);
+      const std::string failure = testing::failure_of(
+          [&] { new_group_over_store(world, list, options, soon(context))->barrier(); });
+      require(failure.find("kCorruption") != std::string::npos || world.rank() == 1, failure);
+      require(!failure.empty(), "a place outside was taken");
+      world.barrier();
+    });
+  }
 }
 
 }  // namespace

@@ -291,6 +291,31 @@ TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   });
 }
 
+TEST_P(SymmetricGroups, ASplitOfAGroupThatHasEndedLeavesNoMemoryBehind) {
+  run(2, [](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const auto closed = split(world, {.color = 0}, soon(context));
+    const auto failed = split(world, {.color = 0}, soon(context));
+    closed->close(soon(context));
+    world.barrier();
+    if (world.rank() == 0) failed->abort("a test");
+    require(!testing::failure_of([&] { failed->barrier(); }).empty(), "it has failed");
+    world.barrier();
+    const size_t before = next_offset(world);
+    for (Communicator* parent : {closed.get(), failed.get()}) {
+      const char* const why = parent == closed.get() ? "is closed" : "abort() was called: a test";
+      for (const auto& make :
+           std::vector<std::function<void()>>{[&] { split(*parent, {.color = 0}, soon(context)); },
+                                              [&] { new_group(*parent, list, soon(context)); }}) {
+        const std::string failure = testing::failure_of(make);
+        require(failure.find(why) != std::string::npos, failure);
+      }
+    }
+    require(next_offset(world) == before, "pieces of refused calls stay");
+    world.barrier();
+  });
+}
+
 // In the groups of the next round the buffer is private memory.
 TEST_P(SymmetricGroups, ABufferOfAnEarlierRoundIsReducedLikePrivateMemory) {
   constexpr size_t kCount = 1 << 16;

@@ -176,6 +176,13 @@ void check_failure(const Communicator::Impl& group) {
   if (group.monitor->has_failed()) throw group.monitor->error();
 }
 
+// Before a piece of memory is cut: of a call that is refused here no rank knows, so the piece of a
+// later refusal could not be used again.
+void check_usable(const Communicator::Impl& group) {
+  group.check_open();
+  check_failure(group);
+}
+
 // The exchange through a store, for members without a parent group that all its ranks call.
 class StoreExchange {
  public:
@@ -372,6 +379,7 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& gi
   if (options.color.value_or(0) < 0) options.color.reset();
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
+  check_usable(impl);
   NewGroup group;
   SplitCall call = call_of(options);
   const std::vector<int> all = all_ranks(impl);
@@ -408,6 +416,7 @@ std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Ra
   check_list("new_group", parent, ranks);
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
+  check_usable(impl);
   const bool is_member = std::ranges::find(ranks, parent.rank()) != ranks.end();
   NewGroup group;
   NewGroupCall call{.digest = digest(ranks)};
@@ -444,8 +453,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
   }
   if (options.id.empty()) refuse(any, "new_group_over_store: StoreGroupOptions::id is empty");
   const Communicator::Impl& impl = CommunicatorParts::impl_of(any);
-  impl.check_open();
-  check_failure(impl);
+  check_usable(impl);
   if (std::ranges::find(ranks, any.rank()) == ranks.end()) {
     refuse(any, "new_group_over_store: this rank is not in the list");
   }

@@ -19,16 +19,22 @@ Error closed_error() {
 // How many callbacks of operations this thread runs, one within the other.
 thread_local int num_running_callbacks = 0;
 
+class RunningCallback {
+ public:
+  RunningCallback() { ++num_running_callbacks; }
+  ~RunningCallback() { --num_running_callbacks; }
+  RunningCallback(const RunningCallback&) = delete;
+  RunningCallback& operator=(const RunningCallback&) = delete;
+};
+
 std::exception_ptr exception_of(const Work::Callback& callback, const std::optional<Error>& error) {
-  ++num_running_callbacks;
-  std::exception_ptr thrown;
+  const RunningCallback running;
   try {
     callback(error);
   } catch (...) {
-    thrown = std::current_exception();
+    return std::current_exception();
   }
-  --num_running_callbacks;
-  return thrown;
+  return nullptr;
 }
 
 std::string text_of(const std::exception_ptr& thrown) {
@@ -107,13 +113,17 @@ std::optional<Error> IssuedOperation::error() const {
   return named().renamed(status_.error());
 }
 
+// When the queue is closed and idle, the system may be gone, and no wait lasts.
 Deadline IssuedOperation::deadline_in(Duration timeout) const {
+  if (queue_->is_stopping_ && queue_->is_idle()) return Deadline(TimePoint());
   return queue_->system_.deadline_in(timeout);
 }
 
 void IssuedOperation::on_completed(Work::Callback callback) {
   queue_->fork_guard_->check();
-  if (!queue_->register_callback(*this, callback)) callback(error());
+  if (queue_->register_callback(*this, callback)) return;
+  const RunningCallback running;
+  callback(error());
 }
 
 // The thread is started here: where it cannot be, the caller gets the error, and not the thread

@@ -42,17 +42,11 @@ struct BufferParts {
   std::shared_ptr<const ForkGuard> fork_guard;
 };
 
-// The status of a call, when a stream-ordered engine has only enqueued it.
-Status await(os::System& system, const Completion& completion, Deadline deadline) {
-  if (completion.is_done()) return completion.status();
-  const std::shared_ptr<os::Waiter> waiter = system.make_waiter();  // shared with the callback
-  completion.on_done([waiter](const Status&) { waiter->unpark(); });
-  while (!completion.is_done()) {
-    if (waiter->park(deadline) || completion.is_done()) continue;
-    return Error(ErrorCode::kTimeout, "the ranks did not agree on it before the deadline");
-  }
-  return completion.status();
-}
+// What the ranks exchange, by an engine that may end it later.
+struct PlaceExchange {
+  std::array<Place, 1> own = {};
+  std::vector<Place> places;
+};
 
 class HeapBuffer final : public SymmetricBuffer {
  public:
@@ -191,12 +185,13 @@ void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
 }  // namespace
 
 Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext& op,
-                                                                 size_t num_bytes) {
-  if (parts_.memory != nullptr) return allocate_shared(op, num_bytes);
+                                                                 size_t num_bytes,
+                                                                 const Await& await) {
+  if (parts_.memory != nullptr) return allocate_shared(op, num_bytes, await);
   if (parts_.backend != nullptr) {
     const Collective barrier = Collective::barrier();
     CADRE_RETURN_IF_ERROR(
-        await(parts_.system, parts_.backend->submit(op, {&barrier, 1}), op.deadline));
+        await(parts_.backend->submit(op, {&barrier, 1}), std::make_shared<PlaceExchange>()));
   }
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   made.pages.resize((signal_bytes(parts_.world_size) + round_to_page(num_bytes)) / kPageBytes);
@@ -208,17 +203,19 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
 }
 
 Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const OpContext& op,
-                                                                        size_t num_bytes) {
+                                                                        size_t num_bytes,
+                                                                        const Await& await) {
   const size_t piece_bytes =
       signal_bytes(parts_.world_size) + round_to_page(std::max<size_t>(num_bytes, 1));
   auto piece = parts_.memory->allocate({.num_bytes = piece_bytes, .holders = parts_.slots});
   if (!piece.ok()) return piece.error();
-  std::vector<Place> places(parts_.slots.size());
-  const std::array<Place, 1> own = {piece->place()};
-  const Collective exchange = Collective::all_gather(
-      std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(places)), DType::kUint8);
-  CADRE_RETURN_IF_ERROR(
-      await(parts_.system, parts_.backend->submit(op, {&exchange, 1}), op.deadline));
+  const auto exchanged = std::make_shared<PlaceExchange>(
+      PlaceExchange{{piece->place()}, std::vector<Place>(parts_.slots.size())});
+  const Collective exchange =
+      Collective::all_gather(std::as_bytes(std::span(exchanged->own)),
+                             std::as_writable_bytes(std::span(exchanged->places)), DType::kUint8);
+  CADRE_RETURN_IF_ERROR(await(parts_.backend->submit(op, {&exchange, 1}), exchanged));
+  const std::vector<Place>& places = exchanged->places;
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
   for (size_t rank = 0; rank < places.size(); ++rank) {
     made.places.push_back({parts_.slots[rank], places[rank]});

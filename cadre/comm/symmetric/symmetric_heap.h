@@ -9,6 +9,7 @@
 // ranks exchange nothing but the places.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -35,14 +36,19 @@ class SymmetricHeap {
     std::shared_ptr<SignalWaits> waits;           // shared with the buffers, weakly
     std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group and the buffers
   };
+  // Waits for what the engine was given, and keeps the memory until the engine has ended it.
+  using Await = std::function<Status(const Completion&, std::shared_ptr<const void> memory)>;
+
   explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
 
   // Collective: all ranks with the same size, which they compare when they enter the operation.
   // Where no memory is shared it has the same interface over private memory.
-  Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes);
+  Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes,
+                                                    const Await& await);
 
  private:
-  Result<std::shared_ptr<SymmetricBuffer>> allocate_shared(const OpContext& op, size_t num_bytes);
+  Result<std::shared_ptr<SymmetricBuffer>> allocate_shared(const OpContext& op, size_t num_bytes,
+                                                           const Await& await);
 
   const Parts parts_;
 };
