@@ -428,8 +428,11 @@ void CollectiveRunner::explain_mismatch(const Running& call) {
     const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
     const Duration patience =
         may_have_lower_pair(views, mismatch) ? Monitor::kDoubtTime : kSecondOpinionTime;
-    return Finding{{ErrorCode::kInvalidArgument, culprit_of(mismatch),
-                    mismatch_cause(roster, mismatch), activity},
+    return Finding{{.code = ErrorCode::kInvalidArgument,
+                    .culprit = culprit_of(mismatch),
+                    .cause = mismatch_cause(roster, mismatch),
+                    .operation = activity,
+                    .remedy = mismatch_remedy(mismatch)},
                    is_first ? Duration(0) : patience};
   });
 }
@@ -437,10 +440,10 @@ void CollectiveRunner::explain_mismatch(const Running& call) {
 void CollectiveRunner::explain_part_mismatch(const Running& call) {
   const OpProgress::PartMismatch& parts = call.context.progress.part_mismatch;
   const DType dtype = OpDescriptor::from_fingerprint(call.context.fingerprint()).dtype;
-  fail(call, {ErrorCode::kInvalidArgument,
-              parts.sender,
-              part_mismatch_cause(parts_.monitor.roster(), parts, dtype),
-              {}});
+  fail(call, {.code = ErrorCode::kInvalidArgument,
+              .culprit = parts.sender,
+              .cause = part_mismatch_cause(parts_.monitor.roster(), parts, dtype),
+              .remedy = std::string(kEqualParts)});
 }
 
 // -1 also where an engine of the program names a rank that is none.

@@ -81,7 +81,8 @@ TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
     EXPECT_THAT(rank.output, HasSubstr("called all_reduce(sum, float32 x 4) as #2"));
     EXPECT_THAT(rank.output, HasSubstr("called all_reduce(sum, float32 x 8) as #2"));
     EXPECT_THAT(rank.output,
-                HasSubstr("Remedy: let all ranks call the same operations in the same order,"));
+                HasSubstr("Remedy: pass tensors of one shape on all ranks, unless a rank has left "
+                          "out an earlier call."));
   }
 }
 

@@ -234,6 +234,9 @@ TEST_P(PointToPointTest, AnotherSizeIsNamedOnBothRanks) {
                   ContainsRegex(format("tag 3: the ranks disagree: rank 0 .* sent {} bytes of "
                                        "int32, rank 1 .* receives {} bytes of int32",
                                        count * 4, (count + 1) * 4)));
+      EXPECT_THAT(rank.output,
+                  HasSubstr("Remedy: let each send have one recv with its tag, number of elements "
+                            "and dtype."));
     }
   }
 }
@@ -262,6 +265,34 @@ TEST_P(PointToPointTest, ATimeoutNamesThePeerAndTheTag) {
   EXPECT_THAT(result.ranks[0].output, HasSubstr("\n  tag 42: waiting for rank 1 ("));
   EXPECT_THAT(result.ranks[0].output, HasSubstr("last seen in recv #1, receive, "));
   EXPECT_THAT(result.ranks[1].output, HasSubstr("tag 42: waiting for rank 1 ("));
+}
+
+TEST_P(PointToPointTest, ATimeoutNamesTheTagOfAMessageThatNoRecvTakes) {
+  const auto result = run(3, [&](RankContext& context, Communicator& group) {
+    Values values(4, 1);
+    if (context.rank == 1) group.send(in_bytes(values), kType, 0, 9);
+    group.barrier();
+    const CollectiveOptions soon{.deadline = context.system.deadline_in(milliseconds(200))};
+    if (context.rank == 0) group.recv(out_bytes(values), kType, 1, 7, soon);
+    if (context.rank != 0) group.barrier();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output,
+              HasSubstr("\n  tag 7 (a message with tag 9 from rank 1 has arrived, which no recv "
+                        "takes): waiting for rank 1 ("));
+}
+
+TEST_P(PointToPointTest, SendsThatWaitForEachOtherAreToldWhatToCallInstead) {
+  const auto result = run(2, [&](RankContext& context, Communicator& group) {
+    Values values(100'000, 1);
+    const int other = 1 - context.rank.value;
+    const auto time = context.rank == 0 ? milliseconds(300) : milliseconds(20'000);
+    group.send(in_bytes(values), kType, other, 1, {.deadline = context.system.deadline_in(time)});
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output,
+              HasSubstr("Remedy: use send_async or batch_send_recv, because each of these ranks "
+                        "waits in a send for the recv of the next; then rebuild the group."));
 }
 
 TEST_P(PointToPointTest, APeerThatLeftIsNamed) {

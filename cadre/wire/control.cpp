@@ -58,6 +58,7 @@ void write(ByteWriter& out, const AbortNotice& m) {
   out.integer(m.reporter);
   out.text(cut(m.cause));
   out.text(cut(m.message));
+  out.text(cut(m.remedy));
 }
 void write(ByteWriter& out, const Acceptance& m) {
   out.raw(m.proof);
@@ -160,6 +161,7 @@ bool read(ByteReader& in, AbortNotice& m) {
   m.reporter = in.integer<int32_t>();
   m.cause = in.text(kMaxControlTextBytes);
   m.message = in.text(kMaxControlTextBytes);
+  m.remedy = in.text(kMaxControlTextBytes);
   m.code = code.value_or(ErrorCode::kAborted);
   return code.has_value();
 }

@@ -113,8 +113,9 @@ struct AbortNotice {
   ErrorCode code = ErrorCode::kAborted;
   int32_t culprit = -1;
   int32_t reporter = -1;
-  std::string cause;    // the sentence that explains it, the same on all ranks
-  std::string message;  // the first failure, as its rank throws it but for the remedy
+  std::string cause;        // the sentence that explains it, the same on all ranks
+  std::string message;      // the first failure, as its rank throws it but for the remedy
+  std::string remedy = {};  // of the cause; empty: that of the code
 
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };

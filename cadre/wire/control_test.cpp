@@ -21,7 +21,7 @@ std::vector<Event> one_event_of_each() {
       LossReport{3, 1, SignOfLoss::kSilence, {{77, activity}, {78, {}}}},
       FabricLeave{4},
       GroupLeave{77, 2, 19, {3, 4}},
-      GroupFailure{78, 5, {ErrorCode::kTimeout, 3, 5, "cause", "message"}},
+      GroupFailure{78, 5, {ErrorCode::kTimeout, 3, 5, "cause", "message", "remedy"}},
       StatusQuestion{6, 12, 77},
       StatusAnswer{6, 12, 2, activity},
   };
@@ -33,7 +33,7 @@ std::vector<ControlMessage> one_of_each() {
       Challenge{nonce_of(2)},
       Answer{nonce_of(4)},
       Refusal{"another round"},
-      AbortNotice{ErrorCode::kPeerLost, 3, 0, "rank 3 is gone", "barrier #5 failed"},
+      AbortNotice{ErrorCode::kPeerLost, 3, 0, "rank 3 is gone", "barrier #5 failed", "remedy"},
       Acceptance{nonce_of(5)},
       EventBatch{one_event_of_each()},
       EventBatch{},
@@ -91,15 +91,17 @@ TEST(Control, GoldenBytes) {
   EXPECT_EQ(hex_of(encode_control(Challenge{})), "2100000001" + std::string(64, '0'));
   EXPECT_EQ(hex_of(encode_control(Answer{})), "2100000002" + std::string(64, '0'));
   EXPECT_EQ(hex_of(encode_control(Acceptance{})), "2100000005" + std::string(64, '0'));
-  EXPECT_EQ(hex_of(encode_control(AbortNotice{ErrorCode::kTimeout, -1, 2, "", "ab"})),
-            "14000000"
+  EXPECT_EQ(hex_of(encode_control(AbortNotice{ErrorCode::kTimeout, -1, 2, "", "ab", "c"})),
+            "19000000"
             "04"
             "01"
             "ffffffff"
             "02000000"
             "00000000"
             "02000000"
-            "6162");
+            "6162"
+            "01000000"
+            "63");
 }
 
 // "01020304...": as many bytes as a nonce or a proof has, counted from `first`.
@@ -179,7 +181,7 @@ TEST(Control, GoldenBytesOfEvents) {
             "0100000065");
   EXPECT_EQ(hex_of(encode_control(
                 EventBatch{{GroupFailure{9, 5, {ErrorCode::kTimeout, -1, 2, "", "ab"}}}})),
-            "23000000"
+            "27000000"
             "06"
             "0100"
             "03"
@@ -190,7 +192,8 @@ TEST(Control, GoldenBytesOfEvents) {
             "02000000"
             "00000000"
             "02000000"
-            "6162");
+            "6162"
+            "00000000");
   EXPECT_EQ(
       hex_of(encode_control(EventBatch{{StatusQuestion{6, 12, 9}, StatusAnswer{6, 12, 2, {}}}})),
       "56000000"
@@ -226,13 +229,13 @@ TEST(Control, EventsAreCutIntoFramesThatFit) {
   const std::string text(kMaxControlTextBytes, 'x');
   std::vector<Event> events;
   for (int i = 0; i < 5; ++i) {
-    events.push_back(GroupFailure{static_cast<uint64_t>(i), i, {{}, 0, 0, text, text}});
+    events.push_back(GroupFailure{static_cast<uint64_t>(i), i, {{}, 0, 0, text, text, text}});
   }
   for (int i = 0; i < 9000; ++i) events.push_back(FabricLeave{i});
   EXPECT_EQ(events_in(encode_events(events)), events);
   EXPECT_TRUE(encode_events({}).empty());
-  // 9000 events of 5 bytes and 5 of 8 KiB, in frames of 16 KiB: a frame each would be 9005.
-  EXPECT_LT(encode_events(events).size(), 9000 * 5 + 5 * 8300 + 20 * 7);
+  // 9000 events of 5 bytes and 5 of 12 KiB, in frames of 16 KiB: a frame each would be 9005.
+  EXPECT_LT(encode_events(events).size(), 9000 * 5 + 5 * 12400 + 20 * 7);
 }
 
 TEST(Control, WhatIsOverTheBoundsOfAnEventIsCutOrRefused) {
@@ -332,10 +335,11 @@ TEST(Control, AFrameOverTheLimitIsRefusedBeforeItIsBuffered) {
 
 TEST(Control, LongTextsAreCutSoThatAFrameAlwaysFits) {
   const std::string text(kMaxControlTextBytes + 100, 'x');
-  const auto frame = encode_control(AbortNotice{ErrorCode::kAborted, 0, 0, text, text});
+  const auto frame = encode_control(AbortNotice{ErrorCode::kAborted, 0, 0, text, text, text});
   const auto message = decode_control(ConstBytes(frame).subspan(4));
   ASSERT_TRUE(message.ok());
   EXPECT_EQ(std::get<AbortNotice>(*message).message.size(), kMaxControlTextBytes);
+  EXPECT_EQ(std::get<AbortNotice>(*message).remedy.size(), kMaxControlTextBytes);
 }
 
 TEST(Control, RankAddressesSurviveARoundTripAndDamageIsRefused) {

@@ -36,7 +36,10 @@ bool is_idle(const PeerView& view) {
   return view.answers && !is_in_operation(view.activity) && view.elsewhere.empty();
 }
 
+constexpr std::string_view kSameOrder = "let all ranks call the same operations in the same order";
+
 std::string_view remedy_of(const Failure& failure) {
+  if (!failure.remedy.empty()) return failure.remedy;
   switch (failure.code) {
     case ErrorCode::kTimeout:
       if (failure.operation && is_message(failure.operation->fingerprint)) {
@@ -52,8 +55,7 @@ std::string_view remedy_of(const Failure& failure) {
     case ErrorCode::kPeerLost:
       return "rebuild the group";
     case ErrorCode::kInvalidArgument:
-      return "let all ranks call the same operations in the same order, and each recv the size "
-             "and dtype of its send";
+      return kSameOrder;
     case ErrorCode::kAborted:
       if (failure.reporter < 0 && !failure.is_linked) return "rebuild the group";
       return "look at the first failure, then rebuild the group";
@@ -71,6 +73,23 @@ std::string_view verb_of(ErrorCode code) {
   if (code == ErrorCode::kTimeout) return "timed out";
   if (code == ErrorCode::kAborted) return "was aborted";
   return "failed";
+}
+
+// "a", "a and b", "a, b and c"
+std::string list_of(const std::vector<std::string_view>& items) {
+  std::string text;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (i > 0) text += i + 1 == items.size() ? " and " : ", ";
+    text += items[i];
+  }
+  return text;
+}
+
+// The kind with parts of one size, of a kind with parts of any sizes.
+OpKind even_kind_of(OpKind kind) {
+  if (kind == OpKind::kAllGatherV) return OpKind::kAllGather;
+  if (kind == OpKind::kReduceScatterV) return OpKind::kReduceScatter;
+  return kind == OpKind::kAllToAllV ? OpKind::kAllToAll : kind;
 }
 
 // "rank 1 (node0, pid 812) called barrier() as #3"
@@ -107,7 +126,11 @@ std::string first_failure_cause(const std::string& cause, const std::string& sen
 Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
                             const NoticeRanks& ranks) {
   if (is_loss || notice.code == ErrorCode::kInvalidArgument) {
-    return {notice.code, ranks.culprit, notice.cause, {}, ranks.reporter};
+    return {.code = notice.code,
+            .culprit = ranks.culprit,
+            .cause = notice.cause,
+            .reporter = ranks.reporter,
+            .remedy = notice.remedy};
   }
   return {ErrorCode::kAborted,
           ranks.culprit,
@@ -231,6 +254,49 @@ std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch) {
   if (first.rank > second.rank) std::swap(first, second);
   return format("the ranks disagree: {}, {}", describe_call(roster, first),
                 describe_call(roster, second));
+}
+
+std::string mismatch_remedy(const Mismatch& mismatch) {
+  const auto one = OpDescriptor::from_fingerprint(mismatch.one.fingerprint);
+  const auto other = OpDescriptor::from_fingerprint(mismatch.other.fingerprint);
+  const OpKind kind = even_kind_of(one.kind);
+  if (mismatch.one.number != mismatch.other.number || kind != even_kind_of(other.kind)) {
+    return std::string(kSameOrder);
+  }
+  if (one.kind != other.kind && kind == OpKind::kAllToAll) {
+    return "pass split sizes on all ranks or on none";
+  }
+  std::vector<std::string_view> same;
+  const bool has_one_dtype = one.dtype == other.dtype;
+  const bool has_one_shape =
+      one.count == other.count && one.shape.bits() == other.shape.bits() && one.kind == other.kind;
+  if (kind == OpKind::kAllocate) {
+    if (!has_one_shape) same.push_back("the same number of bytes");
+  } else if (one.kind != kind || other.kind != kind) {
+    if (!has_one_shape) same.push_back("the same sizes of parts");
+    if (!has_one_dtype) same.push_back("tensors of one dtype");
+  } else if (!has_one_shape) {
+    same.push_back(has_one_dtype ? "tensors of one shape" : "tensors of one shape and dtype");
+  } else if (!has_one_dtype) {
+    same.push_back("tensors of one dtype");
+  }
+  if (one.reduce_op != other.reduce_op) same.push_back("the same reduction");
+  if (one.root != other.root) same.push_back("the same root");
+  if (one.num_coalesced != other.num_coalesced) same.push_back("lists of one length");
+  if (same.empty()) return std::string(kSameOrder);
+  return format("pass {} on all ranks, unless a rank has left out an earlier call", list_of(same));
+}
+
+bool is_ring_of_sends(std::span<const PeerView> views, Rank self, int waiting_for) {
+  int at = waiting_for;
+  for (size_t i = 0; i < views.size() && at != self; ++i) {
+    if (at < 0 || at >= static_cast<int>(views.size())) return false;
+    const Activity& activity = views[static_cast<size_t>(at)].activity;
+    const OpKind kind = OpDescriptor::from_fingerprint(activity.fingerprint).kind;
+    if (!is_in_operation(activity) || kind != OpKind::kSend) return false;
+    at = activity.waiting_for;
+  }
+  return at == self;
 }
 
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
@@ -367,8 +433,11 @@ Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
   last.state = own.number == 0 ? ActivityState::kNothingYet : ActivityState::kDone;
   last.number = own.number;
   last.fingerprint = own.fingerprint;
-  return compose_error(roster, {ErrorCode::kInvalidArgument, culprit_of(mismatch), cause, {}}, last,
-                       record_path);
+  const Failure failure{.code = ErrorCode::kInvalidArgument,
+                        .culprit = culprit_of(mismatch),
+                        .cause = cause,
+                        .remedy = mismatch_remedy(mismatch)};
+  return compose_error(roster, failure, last, record_path);
 }
 
 }  // namespace cadre

@@ -80,6 +80,8 @@ struct Failure {
   int outside_culprit = -1;
   // The control plane has reported the loss of the culprit, also of one outside.
   bool is_loss = false;
+  // In place of the remedy of the code, for a cause that has one of its own.
+  std::string remedy = {};
 };
 
 // Prefix of the cause on a rank that refers to the failure of another rank.
@@ -142,6 +144,8 @@ bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismat
 int culprit_of(const Mismatch& mismatch);
 // Reads the same on all ranks.
 std::string mismatch_cause(const Roster& roster, const Mismatch& mismatch);
+// What the program must pass, by what differs; the same on all ranks.
+std::string mismatch_remedy(const Mismatch& mismatch);
 // For two ranks that left the group after different collectives, or after different numbers of
 // them; `one` is the last call of this rank.
 Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
@@ -149,6 +153,15 @@ Error end_mismatch_error(const Roster& roster, const Mismatch& mismatch,
 // Reads the same on all ranks.
 std::string part_mismatch_cause(const Roster& roster, const OpProgress::PartMismatch& mismatch,
                                 DType dtype);
+// The remedies of failures that other files find.
+inline constexpr std::string_view kEqualParts =
+    "let each rank expect from every other rank what that rank sends to it: output split sizes "
+    "are compared with the input split sizes of the senders";
+inline constexpr std::string_view kMatchingMessages =
+    "let each send have one recv with its tag, number of elements and dtype";
+inline constexpr std::string_view kNoRingOfSends =
+    "use send_async or batch_send_recv, because each of these ranks waits in a send for the recv "
+    "of the next; then rebuild the group";
 
 // The rank that keeps an operation from completing.
 struct Suspect {
@@ -170,6 +183,10 @@ struct Suspect {
 // `views` is by rank.
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
+
+// Whether each rank of the chain of waits from `waiting_for` is in a send to the next one, up to
+// `self`. `views` is by rank.
+bool is_ring_of_sends(std::span<const PeerView> views, Rank self, int waiting_for);
 
 // How much later than `self` the latest rank of the chain of waits from `waiting_for` entered its
 // operation, at most `limit`. The deadline of that rank expires later by the same time. `views` is

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "cadre/base/format.h"
 #include "cadre/collective/op.h"
 
 namespace cadre {
@@ -180,6 +181,84 @@ TEST(Diagnosis, AMismatchReadsTheSameOnBothRanks) {
             "as #7, rank 2 (node1, pid 4713) called all_gather(float32 x 4) as #7");
   EXPECT_EQ(culprit_of({{0, 7, reduce}, {2, 7, gather}}), 2);
   EXPECT_EQ(culprit_of({{2, 7, gather}, {0, 7, reduce}}), 2);
+}
+
+TEST(Diagnosis, TheRemedyOfAMismatchFitsWhatDiffers) {
+  const std::vector<int64_t> table = {2, 512};
+  const OpDescriptor usual{OpKind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 1024};
+  const auto remedy = [](const OpDescriptor& one, const OpDescriptor& other, uint64_t number = 7) {
+    const std::string text =
+        mismatch_remedy({{0, 7, one.fingerprint()}, {1, number, other.fingerprint()}});
+    EXPECT_EQ(text, mismatch_remedy({{1, number, other.fingerprint()}, {0, 7, one.fingerprint()}}));
+    return text;
+  };
+  const auto pass = [](std::string_view what) {
+    return format("pass {} on all ranks, unless a rank has left out an earlier call", what);
+  };
+  const std::string in_order = "let all ranks call the same operations in the same order";
+  const auto with = [](OpDescriptor descriptor, const auto& change) {
+    change(descriptor);
+    return descriptor;
+  };
+  const auto shorter = [](OpDescriptor& it) { it.count = 1023; };
+  const auto rows = [&](OpDescriptor& it) { it.shape = PackedShape(table); };
+  const auto other_dtype = [](OpDescriptor& it) { it.dtype = DType::kInt64; };
+  const auto other_reduction = [](OpDescriptor& it) { it.reduce_op = ReduceOp::kMax; };
+  EXPECT_EQ(remedy(usual, with(usual, shorter)), pass("tensors of one shape"));
+  EXPECT_EQ(remedy(usual, with(usual, rows)), pass("tensors of one shape"));
+  EXPECT_EQ(remedy(usual, with(usual, other_dtype)), pass("tensors of one dtype"));
+  EXPECT_EQ(remedy(usual, with(usual, other_reduction)), pass("the same reduction"));
+  const OpDescriptor both = with(with(usual, shorter), other_dtype);
+  EXPECT_EQ(remedy(usual, with(both, other_reduction)),
+            pass("tensors of one shape and dtype and the same reduction"));
+  OpDescriptor rooted = usual;
+  rooted.kind = OpKind::kReduce;
+  EXPECT_EQ(remedy(rooted, with(rooted, [](OpDescriptor& it) { it.root = 1; })),
+            pass("the same root"));
+  OpDescriptor listed = usual;
+  listed.num_coalesced = 2;
+  EXPECT_EQ(remedy(listed, with(listed, [](OpDescriptor& it) { it.num_coalesced = 3; })),
+            pass("lists of one length"));
+  const OpDescriptor gathered{.kind = OpKind::kAllGather, .count = 4};
+  const OpDescriptor uneven{.kind = OpKind::kAllGatherV, .count = 9, .shape = PackedShape(table)};
+  EXPECT_EQ(remedy(gathered, uneven), pass("the same sizes of parts"));
+  EXPECT_EQ(remedy(uneven, with(uneven, other_dtype)), pass("tensors of one dtype"));
+  EXPECT_EQ(remedy({.kind = OpKind::kAllToAll, .count = 4}, {.kind = OpKind::kAllToAllV}),
+            "pass split sizes on all ranks or on none");
+  EXPECT_EQ(
+      remedy({.kind = OpKind::kAllocate, .count = 4}, {.kind = OpKind::kAllocate, .count = 8}),
+      pass("the same number of bytes"));
+  EXPECT_EQ(remedy(usual, gathered), in_order);
+  EXPECT_EQ(remedy(usual, with(usual, shorter), 8), in_order);
+}
+
+// All ranks print it, also those that were told of the failure by another rank.
+TEST(Diagnosis, TheRemedyOfACauseReplacesThatOfItsCode) {
+  const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
+  const auto ends_with = [](const char* text) { return ::testing::EndsWith(text); };
+  const wire::AbortNotice notice{ErrorCode::kInvalidArgument, 1, 1, "cause", "", "pass one"};
+  const Failure told = failure_from_notice(notice, /*is_loss=*/false, {1, 1});
+  EXPECT_THAT(compose_error(roster(), told, own, "").message(),
+              ends_with("cause. Remedy: pass one."));
+  wire::AbortNotice late = notice;
+  late.code = ErrorCode::kTimeout;
+  EXPECT_THAT(compose_error(roster(), failure_from_notice(late, false, {1, 1}), own, "").message(),
+              ends_with("Remedy: look at the first failure, then rebuild the group."));
+}
+
+TEST(Diagnosis, SendsThatWaitForEachOtherAreARing) {
+  const auto in = [](OpKind kind, int waiting_for) {
+    return view(activity(ActivityState::kRunning, kind, 3, 1, waiting_for));
+  };
+  const PeerView to_0 = in(OpKind::kSend, 0);
+  const PeerView to_2 = in(OpKind::kSend, 2);
+  EXPECT_TRUE(is_ring_of_sends(std::vector{PeerView(), to_0}, 0, 1));
+  EXPECT_TRUE(is_ring_of_sends(std::vector{PeerView(), to_2, to_0}, 0, 1));
+  EXPECT_FALSE(is_ring_of_sends(std::vector{PeerView(), to_2, in(OpKind::kRecv, 0)}, 0, 1));
+  EXPECT_FALSE(is_ring_of_sends(std::vector{PeerView(), to_2, in(OpKind::kSend, 1)}, 0, 1));
+  EXPECT_FALSE(is_ring_of_sends(std::vector{PeerView(), in(OpKind::kSend, -1)}, 0, 1));
+  const PeerView done = view(activity(ActivityState::kDone, OpKind::kSend, 3, 1, 0));
+  EXPECT_FALSE(is_ring_of_sends(std::vector{PeerView(), done}, 0, 1));
 }
 
 TEST(Diagnosis, AMismatchThatSeveralFindIsToldOfTheSameTwoRanks) {

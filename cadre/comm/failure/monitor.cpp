@@ -154,7 +154,13 @@ void Monitor::fail_by_timeout(const Overdue& overdue) {
     view.is_cut_off = is_cut_off;
     std::string cause = timeout_cause(roster(), culprit.rank, view);
     if (!overdue.where.empty()) cause = format("{}: {}", overdue.where, cause);
-    return Finding{{ErrorCode::kTimeout, culprit.rank, std::move(cause), overdue.activity},
+    const OpKind kind = OpDescriptor::from_fingerprint(overdue.activity.fingerprint).kind;
+    const bool is_ring = kind == OpKind::kSend && is_ring_of_sends(views, roster().self, awaited);
+    return Finding{{.code = ErrorCode::kTimeout,
+                    .culprit = culprit.rank,
+                    .cause = std::move(cause),
+                    .operation = overdue.activity,
+                    .remedy = std::string(is_ring ? kNoRingOfSends : "")},
                    culprit.is_certain
                        ? Duration(0)
                        : kDoubtTime + lag_of_chain(views, roster().self, awaited, kMaxLag)};
@@ -209,7 +215,8 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
   // Of a culprit outside, too: the receivers have other groups, of which it may be a member.
   const ErrorCode code = failure.is_loss ? ErrorCode::kPeerLost : failure.code;
   setup_.plane->tell_failure(
-      {setup_.key, origin, wire::AbortNotice{code, culprit, origin, failure.cause, sentence}});
+      {setup_.key, origin,
+       wire::AbortNotice{code, culprit, origin, failure.cause, sentence, failure.remedy}});
 }
 
 void Monitor::await_failure(int peer, Deadline deadline) {

@@ -164,16 +164,28 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
   activity.fingerprint = fingerprint_of(pending);
   activity.age_ns = (parts_.system.now() - pending.began).count();
   if (error.code() == ErrorCode::kTimeout) {
-    parts_.monitor.fail_by_timeout({.activity = activity,
-                                    .waiting_for = pending.peer.value,
-                                    .where = format("tag {}", pending.tag)});
+    parts_.monitor.fail_by_timeout(
+        {.activity = activity, .waiting_for = pending.peer.value, .where = where_of(pending)});
   } else if (error.code() == ErrorCode::kPeerLost) {
     explain_loss(pending, activity, error);
   } else if (error.code() != ErrorCode::kAborted) {
-    parts_.monitor.fail({error.code(), pending.peer.value,
-                         format("tag {}: {}", pending.tag, error.message()), activity});
+    const bool is_mismatch = error.code() == ErrorCode::kInvalidArgument;
+    parts_.monitor.fail({.code = error.code(),
+                         .culprit = pending.peer.value,
+                         .cause = format("tag {}: {}", pending.tag, error.message()),
+                         .operation = activity,
+                         .remedy = std::string(is_mismatch ? kMatchingMessages : "")});
   }
   return parts_.monitor.published_failure();
+}
+
+// Where a recv waits for another tag than a message that has arrived, the tags differ by mistake.
+std::string MessageQueue::where_of(const Pending& pending) const {
+  const auto arrived =
+      pending.kind == OpKind::kRecv ? protocol_.first_unexpected(pending.peer) : std::nullopt;
+  if (!arrived) return format("tag {}", pending.tag);
+  return format("tag {} (a message with tag {} from rank {} has arrived, which no recv takes)",
+                pending.tag, arrived->tag, arrived->source);
 }
 
 void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,

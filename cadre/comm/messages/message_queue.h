@@ -62,6 +62,7 @@ class MessageQueue final : public ProgressQueue {
   void finish(Pending& pending, Status status);
   // Makes the failure of the group out of what one message reported.
   Error explain(const Pending& pending, const Error& error);
+  std::string where_of(const Pending& pending) const;
   void explain_loss(const Pending& pending, const wire::Activity& activity, const Error& error);
 
   const Parts parts_;

@@ -83,6 +83,14 @@ void PointToPoint::advance(TimePoint now) {
             Error(ErrorCode::kTimeout, "the message did not arrive before the deadline"));
 }
 
+std::optional<PointToPoint::Unexpected> PointToPoint::first_unexpected(Rank source) const {
+  for (const Peer& peer : peers_) {
+    if (peer.unexpected.empty() || (source != kAnySource && source != peer.rank)) continue;
+    return Unexpected{peer.rank, peer.unexpected.front().header.tag};
+  }
+  return std::nullopt;
+}
+
 Status PointToPoint::wait(Deadline latest) {
   interests_.clear();
   for (const Peer& peer : peers_) {

@@ -61,6 +61,13 @@ class PointToPoint {
   void drop_first_ended() { ended_.pop_front(); }
   // Of those that have not ended; null if there is none.
   Handle oldest() const { return pending_.empty() ? nullptr : pending_.front(); }
+  struct Unexpected {
+    Rank source;
+    int tag = 0;
+  };
+  // The oldest message of the peer that has arrived and is not awaited; of kAnySource, of the
+  // lowest rank that has one.
+  std::optional<Unexpected> first_unexpected(Rank source) const;
   // Until something can be moved, the transport is woken, a message's deadline or `latest`;
   // kAborted when interrupted.
   Status wait(Deadline latest);
