@@ -1,4 +1,4 @@
-// Calls each collective once, on small tensors: cadre run --nproc-per-node 3 collectives
+// Calls each collective once, on small tensors: cadre run --nproc-per-node 3 ./collectives
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

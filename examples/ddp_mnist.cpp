@@ -1,5 +1,5 @@
 // Trains the network of PyTorch's MNIST example on any number of processes:
-//   cadre run --nproc-per-node 2 ddp_mnist FOLDER [EPOCHS]
+//   cadre run --nproc-per-node 2 ./ddp_mnist FOLDER [EPOCHS]
 // FOLDER holds MNIST's files (train-images-idx3-ubyte, ...), plain or .gz.
 #include <cadre/cadre.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Fits y = sin(x) on any number of processes: `cadre run --nproc-per-node 2 ddp_toy`. Without the
+// Fits y = sin(x) on any number of processes: `cadre run --nproc-per-node 2 ./ddp_toy`. Without the
 // launcher it trains in a single process.
 #include <cadre/cadre.h>
 #include <torch/torch.h>

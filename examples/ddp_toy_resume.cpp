@@ -1,6 +1,6 @@
 // ddp_toy as a run that may be stopped at any time: started again, it resumes from the latest
 // snapshot in FOLDER and ends with the same weights.
-//   cadre run --nproc-per-node 2 ddp_toy_resume FOLDER [STEPS]
+//   cadre run --nproc-per-node 2 ./ddp_toy_resume FOLDER [STEPS]
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 // A matrix product on a grid of ranks: the rows of x are divided along "dp", the columns of the
-// weight along "tp".  cadre run --nproc-per-node 4 device_mesh
+// weight along "tp".  cadre run --nproc-per-node 4 ./device_mesh
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 // Trains a small transformer whose blocks are sharded over any number of processes: `cadre run
-// --nproc-per-node 2 fsdp_gpt [FOLDER]`. Each rank owns its share of every block, and gathers a
+// --nproc-per-node 2 ./fsdp_gpt [FOLDER]`. Each rank owns its share of every block, and gathers a
 // block while it computes with it; backward recomputes the activations of blocks. With a FOLDER on
 // a disk, the rank keeps its shards in a file there, so that the model may be larger than memory.
 // No rank ever holds the whole model: the wrapper initializes the parameters block by block.

@@ -1,6 +1,6 @@
 // A small GPT on a mesh of three axes: its layers are stages of a pipeline along "pp", the batch is
 // divided along "dp", and the matrices of each layer along "tp": cadre run --nproc-per-node 8
-// gpt_3d. It trains as on one process, and also runs on 1, 2 or 4 ranks.
+// ./gpt_3d. It trains as on one process, and also runs on 1, 2 or 4 ranks.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 // Groups of some of the ranks: a grid's rows and columns, and a list of ranks.
-//   cadre run --nproc-per-node 4 multiple_groups [COLUMNS]
+//   cadre run --nproc-per-node 4 ./multiple_groups [COLUMNS]
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-// An MLP in two stages: cadre run --nproc-per-node 2 pipeline_two_stages. It trains as on one
+// An MLP in two stages: cadre run --nproc-per-node 2 ./pipeline_two_stages. It trains as on one
 // process; on one rank that rank holds both stages.
 #include <cadre/cadre.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Messages between pairs of ranks, in a ring: cadre run --nproc-per-node 3 point_to_point
+// Messages between pairs of ranks, in a ring: cadre run --nproc-per-node 3 ./point_to_point
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

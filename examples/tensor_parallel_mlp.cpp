@@ -1,5 +1,5 @@
 // An MLP whose hidden units are divided among the ranks: cadre run --nproc-per-node 2
-// tensor_parallel_mlp. It trains as on one process, on any number of ranks.
+// ./tensor_parallel_mlp. It trains as on one process, on any number of ranks.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

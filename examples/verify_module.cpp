@@ -1,6 +1,6 @@
 // Verifies that your own module trains on several ranks as in one process, under every strategy.
-//   cadre run --nproc-per-node 2 verify_module            all within their bounds: exit code 0
-//   cadre run --nproc-per-node 2 verify_module batch_norm  normalizes by its own rows: exit code 1
+//   cadre run --nproc-per-node 2 ./verify_module            within their bounds: exit code 0
+//   cadre run --nproc-per-node 2 ./verify_module batch_norm  normalizes by its rows: exit code 1
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 

@@ -1,7 +1,7 @@
 // Processes without a launcher find each other through an address or a file, and add up their
 // ranks. Uses only the core, without torch. Start one process for each RANK below WORLD_SIZE:
-//   without_launcher tcp://127.0.0.1:29500 RANK WORLD_SIZE
-//   without_launcher file:///tmp/meeting   RANK WORLD_SIZE
+//   ./without_launcher tcp://127.0.0.1:29500 RANK WORLD_SIZE
+//   ./without_launcher file:///tmp/meeting   RANK WORLD_SIZE
 // On several hosts all processes need the same secret in CADRE_JOB_TOKEN.
 #include <cadre/core.h>
 
