@@ -22,6 +22,23 @@ constexpr std::string_view kNotInstalled =
     "only a part of Cadre was built or installed; install all of it (cmake --install without "
     "--component core)";
 
+// The file PREFIX/PART of the installed tree, or of the build tree, in which this command is.
+Result<std::filesystem::path> path_in_prefix(std::string_view part) {
+  const auto self = os::own_executable();
+  if (!self.ok()) return self.error();
+  return std::filesystem::path(*self).parent_path().parent_path() / part;
+}
+
+// "; that of this installation is ...", if it has an example of the file's name.
+std::string installed_example(const std::string& path) {
+  const auto folder = path_in_prefix("share/cadre/examples");
+  if (!folder.ok()) return "";
+  const std::filesystem::path example = *folder / std::filesystem::path(path).filename();
+  std::error_code failure;
+  if (!std::filesystem::is_regular_file(example, failure)) return "";
+  return cadre::format("; that of this installation is {}", example.string());
+}
+
 }  // namespace
 
 Result<int> parse_num_workers(const GivenOption* given) {
@@ -51,22 +68,20 @@ Status check_configuration(std::string_view command, const std::vector<std::stri
                                "examples/gpt.toml {0}",
                                path, command));
   }
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("there is no configuration file \"{}\"", path));
+  return Error(ErrorCode::kInvalidArgument, cadre::format("there is no configuration file \"{}\"{}",
+                                                          path, installed_example(path)));
 }
 
 Result<std::string> find_trainer() {
-  const auto self = os::own_executable();
-  if (!self.ok()) return self.error();
-  const auto trainer =
-      std::filesystem::path(*self).parent_path().parent_path() / "libexec/cadre/cadre-train";
+  const auto trainer = path_in_prefix("libexec/cadre/cadre-train");
+  if (!trainer.ok()) return trainer.error();
   std::error_code failure;
-  if (!std::filesystem::exists(trainer, failure)) {
+  if (!std::filesystem::exists(*trainer, failure)) {
     return Error(ErrorCode::kUnavailable,
-                 cadre::format("the trainer {} is not there: {}", trainer.string(),
+                 cadre::format("the trainer {} is not there: {}", trainer->string(),
                                built_with_torch() ? kNotInstalled : kNotBuilt));
   }
-  return trainer.string();
+  return trainer->string();
 }
 
 int run_trainer(std::string_view command, const std::string& trainer,

@@ -55,6 +55,24 @@ TEST_F(VerifyTree, StartsTheTrainerAsTwoProcessesUnlessToldOtherwise) {
                             "--json=x.json\n");
 }
 
+TEST_F(VerifyTree, AMissingFileIsFoundAmongTheInstalledExamples) {
+  make_trainer("exit 0");
+  const std::string examples = folder_ + "/share/cadre/examples";
+  std::filesystem::create_directories(examples);
+  std::ofstream(examples + "/gpt.toml") << "";
+  const auto known = run({"train", "elsewhere/gpt.toml"});
+  EXPECT_EQ(known.exit_code, 2);
+  EXPECT_NE(known.error.find("there is no configuration file \"elsewhere/gpt.toml\"; that of this "
+                             "installation is " +
+                             examples + "/gpt.toml\n"),
+            std::string::npos)
+      << known.error;
+  const auto unknown = run({"verify", "elsewhere/other.toml"});
+  EXPECT_NE(unknown.error.find("there is no configuration file \"elsewhere/other.toml\"\n"),
+            std::string::npos)
+      << unknown.error;
+}
+
 // Exit code 1 means only a deviation, not other failures of the trainer.
 TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   for (const auto& [trainer, command] :
