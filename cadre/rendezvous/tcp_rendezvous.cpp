@@ -28,6 +28,15 @@ void linger(os::System& system, Deadline deadline) {
   system.make_waiter()->park(deadline.earlier(system.deadline_in(kLingerTime)));
 }
 
+// How a message begins if rank 0 could not host the store and reached none at the address either.
+std::string why_not_hosted(const os::Address& address, const std::string& reason) {
+  const bool is_in_use = reason.find("Address already in use") != std::string::npos;
+  if (!is_in_use || address.kind != os::Address::Kind::kTcp) {
+    return format("rank 0 could not host the store ({}): ", reason);
+  }
+  return format("port {} of rank 0 is in use by another program ({}): ", address.port, reason);
+}
+
 // Here and not in parse_tcp_url(): a world of one may name any address.
 Status check_port(const os::Address& address) {
   if (address.kind != os::Address::Kind::kTcp || address.port != 0) return {};
@@ -105,7 +114,7 @@ Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline, Stor
     if (server.ok()) {
       hosted->server = std::move(server).value();
     } else {
-      no_server = format(" (rank 0 could not host it: {})", server.error().message());
+      no_server = why_not_hosted(options_.address, server.error().message());
     }
   }
   auto client = TcpStore::connect(system_,
@@ -118,8 +127,8 @@ Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline, Stor
                                   deadline);
   if (!client.ok()) {
     return Error(client.error().code(),
-                 format("rank {} of {}: {}{}", options_.rank, options_.world_size,
-                        client.error().message(), no_server));
+                 format("rank {} of {}: {}{}", options_.rank, options_.world_size, no_server,
+                        client.error().message()));
   }
   hosted->client = std::move(client).value();
   route = hosted->client->route();
