@@ -22,6 +22,11 @@ class Parser {
     return value && value->empty() ? std::nullopt : value;
   }
 
+  // Of a variable without a text.
+  std::string_view absence(std::string_view name) const {
+    return look_up_(name) ? "is empty" : "is not set";
+  }
+
   // A decimal number in [low, high].
   std::optional<int> number(std::string_view name, int low, int high) {
     const std::optional<std::string> value = text(name);
@@ -75,15 +80,15 @@ void parse_store(Parser& parser, JobEnvironment& environment) {
   environment.master_port = static_cast<uint16_t>(port.value_or(0));
   if (environment.world_size > 1 && environment.master_addr.empty()) {
     parser.fail(
-        format("MASTER_ADDR is not set, but WORLD_SIZE is {}: start the program with "
+        format("MASTER_ADDR {}, but WORLD_SIZE is {}: start the program with "
                "cadre run, or name rank 0's host",
-               environment.world_size));
+               parser.absence("MASTER_ADDR"), environment.world_size));
   }
   if (environment.world_size > 1 && !port) {
     parser.fail(
-        format("MASTER_PORT is not set, but WORLD_SIZE is {}: start the program with "
+        format("MASTER_PORT {}, but WORLD_SIZE is {}: start the program with "
                "cadre run, or choose a free port of rank 0's host",
-               environment.world_size));
+               parser.absence("MASTER_PORT"), environment.world_size));
   }
   environment.uses_agent_store = parser.flag("TORCHELASTIC_USE_AGENT_STORE");
   const bool is_torchrun = environment.uses_agent_store && environment.job_token.empty();
@@ -130,10 +135,11 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
   const bool has_world_size = parser.text("WORLD_SIZE").has_value();
   if (!has_rank && !has_world_size) return environment;
   if (has_rank != has_world_size) {
+    const std::string_view absent = has_rank ? "WORLD_SIZE" : "RANK";
     return Error(ErrorCode::kInvalidArgument,
-                 format("environment: {} is set but {} is not; set both, or start the program "
+                 format("environment: {} is set but {} {}; give both a value, or start the program "
                         "with cadre run",
-                        has_rank ? "RANK" : "WORLD_SIZE", has_rank ? "WORLD_SIZE" : "RANK"));
+                        has_rank ? "RANK" : "WORLD_SIZE", absent, parser.absence(absent)));
   }
   environment.is_launched = true;
   environment.job_token = job_token;

@@ -126,6 +126,22 @@ INSTANTIATE_TEST_SUITE_P(
                       Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
                       Wrong{"CADRE_STORE_PROTOCOL", "etcd"}, Wrong{"CADRE_LOG", "loud"}));
 
+TEST(JobEnvironment, AnEmptyVariableIsSaidToBeEmpty) {
+  const auto message = [](const Variables& variables) {
+    return parse(variables).error().message();
+  };
+  EXPECT_EQ(message({{"WORLD_SIZE", "2"}, {"RANK", ""}}),
+            "environment: WORLD_SIZE is set but RANK is empty; give both a value, or start the "
+            "program with cadre run");
+  EXPECT_EQ(message({{"RANK", "0"}}),
+            "environment: RANK is set but WORLD_SIZE is not set; give both a value, or start the "
+            "program with cadre run");
+  Variables variables = launched();
+  variables["MASTER_PORT"] = "";
+  EXPECT_NE(message(variables).find("MASTER_PORT is empty, but WORLD_SIZE is 4"),
+            std::string::npos);
+}
+
 // The token that a launcher gave, read by this process alone.
 TEST(JobEnvironment, ProcessesThatThisOneStartsDoNotInheritTheToken) {
   Variables variables = launched();
