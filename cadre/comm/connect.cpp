@@ -1,5 +1,8 @@
 #include "cadre/comm/connect.h"
 
+#include <filesystem>
+#include <system_error>
+
 #include "cadre/base/format.h"
 #include "cadre/os/host/stderr_log.h"
 #include "cadre/rendezvous/environment_rendezvous.h"
@@ -8,9 +11,13 @@
 namespace cadre {
 namespace {
 
+// Creates the folder as `cadre run` does. If that fails, the file cannot be created either, and the
+// recorder says why.
 std::string flight_record_path(const JobEnvironment& environment, std::string_view group,
                                uint64_t round) {
   if (environment.flight_folder.empty()) return "";
+  std::error_code failure;
+  std::filesystem::create_directories(environment.flight_folder, failure);
   return format("{}/{}-round{}-rank{}.flight", environment.flight_folder, group, round,
                 environment.rank);
 }

@@ -15,7 +15,8 @@
 namespace cadre {
 
 // Where `options` leave them open, the log is standard error and the flight record's file lies in
-// the folder that the environment names, as GROUP-roundROUND-rankRANK.flight.
+// the folder that the environment names, as GROUP-roundROUND-rankRANK.flight; the folder is
+// created.
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
     os::System& system, const CommunicatorOptions& options, Deadline deadline);
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -13,7 +14,9 @@
 #include "cadre/base/format.h"
 #include "cadre/base/random.h"
 #include "cadre/collective/op.h"
+#include "cadre/comm/connect.h"
 #include "cadre/comm/flight_recorder.h"
+#include "cadre/os/system.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
@@ -39,6 +42,19 @@ class TempFile {
  private:
   testing::TemporaryFolder folder_;
 };
+
+// As `cadre run --flight-records` does.
+TEST(FlightRecord, TheFolderOfTheEnvironmentIsCreated) {
+  const testing::TemporaryFolder folder;
+  const std::string nested = folder.file("flights/of/today");
+  ::setenv("CADRE_FLIGHT_RECORDS", nested.c_str(), 1);
+  const auto system = os::make_native_system();
+  const auto group =
+      connect_from_environment(*system, {}, system->deadline_in(std::chrono::seconds(20)));
+  ::unsetenv("CADRE_FLIGHT_RECORDS");
+  group->barrier();
+  EXPECT_TRUE(std::filesystem::exists(nested + "/world-round0-rank0.flight"));
+}
 
 TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   const TempFile file;

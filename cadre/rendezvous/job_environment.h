@@ -12,7 +12,9 @@
 //   TORCHELASTIC_USE_AGENT_STORE   "True": the launcher hosts the store; else rank 0 does
 //   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
 //   CADRE_LOG                      what is logged: debug, info, warning (default), error, off
-//   CADRE_FLIGHT_RECORDS           a folder for the flight records; absent: memory only
+//   CADRE_FLIGHT_RECORDS           a folder for the flight records, which is created; absent:
+//   memory
+//                                  only
 //   CADRE_STORE_PROTOCOL           "native" or "c10d"; absent: c10d when a launcher hosts the store
 //                                  and gave no token (torchrun), else native
 #pragma once
