@@ -1,7 +1,7 @@
 // Points in time that are handed down, so that nested calls share one budget of waiting.
 //
 // Threads: plain values. Blocking: never. Errors: none.
-// There is no "for ever": every Deadline is a finite point on its clock. Sums and differences stop
+// No Deadline is infinite: each is a finite point on its clock. Sums and differences stop
 // at the ends of the range, so `now + Duration::max()` is the last point there is. Clocks live in
 // cadre/os (real time) and cadre/sim (virtual time); base only carries the values.
 #pragma once

@@ -55,7 +55,7 @@ struct FlightEntry {
 struct FlightRecord {
   FlightIdentity identity;
   std::vector<FlightEntry> entries;  // oldest first
-  // When its writer was seen to live, if it was: known to who reads the file, not to the file.
+  // The last time at which the reader of the file saw the writer alive; not part of the file.
   std::optional<TimePoint> alive_at = {};
 };
 

@@ -35,13 +35,13 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   static std::shared_ptr<FileMemory> open(const std::string& folder);
   FileMemory(Key, std::shared_ptr<os::ScratchArena> arena) : arena_(std::move(arena)) {}
 
-  // What a tensor of num_bytes takes.
+  // The bytes that a tensor of num_bytes occupies: whole pages.
   static int64_t in_pages(int64_t num_bytes);
   // Reserves disk space for the tensors that follow.
   void reserve(int64_t num_bytes);
   // (numel), zeroed. No memory where there is no element.
   at::Tensor zeros(int64_t numel, at::ScalarType dtype);
-  // Of the tensors that live.
+  // The bytes that the existing tensors occupy.
   int64_t used_bytes() const { return used_bytes_; }
 
   // The one in which a tensor lies; null for any other tensor.

@@ -4,7 +4,7 @@
 // Threads: any. Blocking: every call, until its Deadline; what is not there yet is looked for again
 // after naps of 1 to 20 ms. Lifetime: the System outlives it; no call may be in progress when it is
 // destroyed. Errors: as in store.h, kUnavailable from the file system, kCorruption for a damaged
-// file; never kPeerLost: a file does not tell who died.
+// file; never kPeerLost: a file does not show that a process has died.
 // A process killed at any point leaves neither a lock nor half a value behind. The last of
 // `num_ranks` to leave removes the file, and the first of a later job empties what a killed one
 // left; with 0 ranks it stays. The file keeps every change and so grows up to `max_bytes`.

@@ -1,5 +1,5 @@
 // What a wrapper asks of libtorch's autograd: a call at each gradient, at the start of a backward
-// and at its end. All knowledge of autograd's internals stands in autograd_hooks.cpp.
+// and at its end. All knowledge of autograd's internals is in autograd_hooks.cpp.
 //
 // Threads: callbacks run in the thread that called backward() (in a pool thread beyond 60 nested
 // backwards), one at a time for one backward. Blocking: never. Lifetime: AccumulationHooks removes

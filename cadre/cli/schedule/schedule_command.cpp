@@ -35,8 +35,8 @@ runs, how long ranks wait (the bubble), and of how many microbatches they keep a
   cadre schedule --from step.csv                                 check and show an edited file
 
 In the table "2F0" is the forward of microbatch 0 on stage 2, B a backward, I and W its parts: the
-gradient of the input, which the previous stage waits for, and that of the weights, which nobody
-does. "|" goes on, "." waits. These are the words and the CSV of torch.distributed.pipelining.
+gradient of the input, which the previous stage waits for, and that of the weights, which no
+stage waits for. "|" goes on, "." waits. These are the words and the CSV of torch.distributed.pipelining.
 
 The schedule
   --name NAME           which one; the names of PyTorch's get_schedule_class() work, too

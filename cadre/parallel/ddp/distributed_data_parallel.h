@@ -93,8 +93,8 @@ class DistributedDataParallel : public reduction::DataParallelModule<M> {
     this->core().call_before_forward(std::move(call));
   }
   // With GradientPlacement::kSharded, the buffers in which the parameters are, one for each bucket:
-  // who changes values calls mark_stale() and unshard_async() on each, on all ranks, and the next
-  // forward waits. Otherwise empty.
+  // code that changes values calls mark_stale() and unshard_async() on each, on all ranks, and the
+  // next forward waits. Otherwise empty.
   const std::vector<std::shared_ptr<FlatParameters>>& flat_parameters() const {
     return replicas_.flat_parameters;
   }

@@ -1,5 +1,5 @@
 // What becomes of the tensors that autograd saves for backward while a scope is active. All
-// knowledge of how libtorch is asked for this stands in saved_tensors.cpp.
+// knowledge of how libtorch is asked for this is in saved_tensors.cpp.
 //
 // Threads: a scope is that of the calling thread; what pack() returned is called in the thread that
 // runs the backward. Blocking: as the store. Lifetime: the store outlives the scope, not the graph.
