@@ -11,11 +11,29 @@
 namespace cadre {
 namespace {
 
+// The name of a call in its refusals.
+std::string_view name_of(std::string_view call, OpKind kind) {
+  return call.empty() ? to_string(kind) : call;
+}
+
+// The refusal of a collective, which begins with its kind, as one of the call that contains it.
+Error refused(const Communicator& group, std::string_view call, OpKind kind, const Error& error) {
+  if (error.code() != ErrorCode::kInvalidArgument) return error;
+  std::string_view problem = error.message();
+  const std::string prefix = format("{}: ", kind);
+  if (problem.starts_with(prefix)) problem.remove_prefix(prefix.size());
+  return refusal_of(group, name_of(call, kind), problem);
+}
+
 // What the ranks compare of it, when it is valid and the engine has it.
-Fingerprint validated(Collective& collective, const Communicator::Impl& group,
+Fingerprint validated(Collective& collective, const Communicator& group,
+                      const Capabilities& capabilities, std::string_view call,
                       size_t num_coalesced = 0) {
-  OpDescriptor descriptor = validate(collective, group.rank, group.world_size).value_or_throw();
-  check_supported(group.capabilities, collective).value_or_throw();
+  const auto checked = validate(collective, group.rank(), group.world_size());
+  if (!checked.ok()) throw refused(group, call, collective.kind, checked.error());
+  const Status supported = check_supported(capabilities, collective);
+  if (!supported.ok()) throw refused(group, call, collective.kind, supported.error());
+  OpDescriptor descriptor = *checked;
   descriptor.num_coalesced = static_cast<uint16_t>(std::min<size_t>(num_coalesced, UINT16_MAX));
   collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
   return descriptor.fingerprint();
@@ -23,8 +41,9 @@ Fingerprint validated(Collective& collective, const Communicator::Impl& group,
 
 // Makes one operation of the collectives, and calls `use` with it. One collective needs no memory.
 template <typename Use>
-auto with_operation(std::span<Collective> collectives, const Communicator::Impl& group,
-                    const CollectiveOptions& options, const Use& use) {
+auto with_operation(std::span<Collective> collectives, const Communicator& group,
+                    const Communicator::Impl& impl, const CollectiveOptions& options,
+                    const Use& use) {
   const auto use_with = [&](std::span<const Fingerprint> fingerprints) {
     return use(Operation{.collectives = collectives,
                          .fingerprints = fingerprints,
@@ -32,30 +51,45 @@ auto with_operation(std::span<Collective> collectives, const Communicator::Impl&
                          .keep_alive = options.keep_alive,
                          .call = options.call});
   };
-  if (collectives.empty()) refuse_call("a call of no collectives; expected at least one");
+  if (collectives.empty()) {
+    throw refusal_of(group, options.call.empty() ? "run" : options.call,
+                     "a call of no collectives; expected at least one");
+  }
+  impl.check_open(name_of(options.call, collectives.front().kind));
   if (collectives.size() == 1) {
-    const Fingerprint one = validated(collectives.front(), group);
+    const Fingerprint one = validated(collectives.front(), group, impl.capabilities, options.call);
     return use_with({&one, 1});
   }
   std::vector<Fingerprint> all;
   for (Collective& collective : collectives) {
-    all.push_back(validated(collective, group, collectives.size()));
+    all.push_back(
+        validated(collective, group, impl.capabilities, options.call, collectives.size()));
   }
   return use_with(all);
 }
 
 // Refuses what cannot be right on any rank.
-void check_message(const MessageCall& call, const Communicator& group) {
-  const std::string_view name = to_string(call.kind);
-  if (call.kind != OpKind::kSend && call.kind != OpKind::kRecv) {
-    refuse_call(format("{} is no message; expected send or recv", name));
+void check_message(const MessageCall& message, const Communicator& group, std::string_view call) {
+  const bool is_from_any = message.kind == OpKind::kRecv && message.peer == kAnySource;
+  const std::string_view name =
+      call.empty() && is_from_any ? "recv_from_any" : name_of(call, message.kind);
+  if (message.kind != OpKind::kSend && message.kind != OpKind::kRecv) {
+    throw refusal_of(group, name, format("{} is no message; expected send or recv", message.kind));
   }
-  if (call.kind == OpKind::kRecv && call.peer == kAnySource) {
-    if (group.world_size() == 1) refuse_call("recv_from_any: a world of one has no other rank");
-  } else {
-    check_peer(name, call.peer, group.rank(), group.world_size());
+  if (!is_from_any) {
+    check_peer(group, name, message.peer);
+  } else if (group.world_size() == 1) {
+    throw refusal_of(group, name, "a world of one has no other rank");
   }
-  check_elements(name, call.kind == OpKind::kSend ? call.in : call.out, call.dtype);
+  check_elements(group, name, message.kind == OpKind::kSend ? message.in : message.out,
+                 message.dtype);
+}
+
+Rank run_message(const Communicator& group, Communicator::Impl& impl, const MessageCall& message,
+                 const CollectiveOptions& options) {
+  check_message(message, group, options.call);
+  impl.check_open(name_of(options.call, message.kind));
+  return impl.messages->run(message, options);
 }
 
 // More than any machine has; sums with it do not wrap.
@@ -127,7 +161,11 @@ std::vector<Rank> Communicator::global_ranks() const {
   return {impl_->members.ranks.begin(), impl_->members.ranks.end()};
 }
 Rank Communicator::global_rank(Rank group_rank) const {
-  check_rank("global_rank", "the rank", group_rank, world_size());
+  if (group_rank < 0 || group_rank >= world_size()) {
+    throw refusal_of(
+        *this, "global_rank",
+        format("the rank {} is not in the group of {} ranks", group_rank, world_size()));
+  }
   return impl_->members.ranks[static_cast<size_t>(group_rank.value)];
 }
 std::optional<Rank> Communicator::group_rank(Rank global_rank) const {
@@ -150,32 +188,27 @@ Work Communicator::issue(std::span<const Collective> collectives,
   return issue_own(own, options);
 }
 void Communicator::run_own(std::span<Collective> collectives, const CollectiveOptions& options) {
-  with_operation(collectives, *impl_, options,
-                 [&](Operation operation) { impl_->checked().queue->run(operation); });
+  with_operation(collectives, *this, impl_->checked(), options,
+                 [&](Operation operation) { impl_->queue->run(operation); });
 }
 Work Communicator::issue_own(std::span<Collective> collectives, const CollectiveOptions& options) {
-  return with_operation(collectives, *impl_, options, [&](Operation operation) {
-    return impl_->checked().queue->issue(std::move(operation));
+  return with_operation(collectives, *this, impl_->checked(), options, [&](Operation operation) {
+    return impl_->queue->issue(std::move(operation));
   });
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
-  const MessageCall call = MessageCall::send(data, dtype, destination, tag);
-  check_message(call, *this);
-  impl_->checked().messages->run(call, options);
+  run_message(*this, impl_->checked(), MessageCall::send(data, dtype, destination, tag), options);
 }
 void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
                         const CollectiveOptions& options) {
-  check_peer("recv", source, rank(), world_size());
-  const MessageCall call = MessageCall::recv(data, dtype, source, tag);
-  check_message(call, *this);
-  impl_->checked().messages->run(call, options);
+  check_peer(*this, name_of(options.call, OpKind::kRecv), source);
+  run_message(*this, impl_->checked(), MessageCall::recv(data, dtype, source, tag), options);
 }
 Rank Communicator::recv_from_any(Bytes data, DType dtype, int tag,
                                  const CollectiveOptions& options) {
-  const MessageCall call = MessageCall::recv(data, dtype, kAnySource, tag);
-  check_message(call, *this);
-  return impl_->checked().messages->run(call, options);
+  return run_message(*this, impl_->checked(), MessageCall::recv(data, dtype, kAnySource, tag),
+                     options);
 }
 Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                               const CollectiveOptions& options) {
@@ -184,25 +217,28 @@ Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, in
 }
 Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
                               const CollectiveOptions& options) {
-  check_peer("recv", source, rank(), world_size());
+  check_peer(*this, name_of(options.call, OpKind::kRecv), source);
   const MessageCall call = MessageCall::recv(data, dtype, source, tag);
   return issue(std::span(&call, 1), options).front();
 }
 std::vector<Work> Communicator::issue(std::span<const MessageCall> calls,
                                       const CollectiveOptions& options) {
-  for (const MessageCall& call : calls) check_message(call, *this);
   Impl& impl = impl_->checked();
+  for (const MessageCall& call : calls) check_message(call, *this, options.call);
   if (calls.empty()) return {};  // also in a world of one, which has no messages
+  impl.check_open(name_of(options.call, calls.front().kind));
   return impl.messages->issue(calls, options);
 }
 
 std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
     size_t num_bytes, const CollectiveOptions& options) {
+  const std::string_view call = options.call.empty() ? "allocate_symmetric" : options.call;
   if (num_bytes > kMaxSymmetricBytes) {
-    refuse_call(
-        format("allocate_symmetric: {} bytes; expected at most {}, is it a negative number?",
-               num_bytes, kMaxSymmetricBytes));
+    throw refusal_of(*this, call,
+                     format("{} bytes; expected at most {}, is it a negative number?", num_bytes,
+                            kMaxSymmetricBytes));
   }
+  impl_->checked().check_open(call);
   const Fingerprint fingerprint =
       OpDescriptor{.kind = OpKind::kAllocate, .count = num_bytes}.fingerprint();
   Operation operation{.fingerprints = {&fingerprint, 1},

@@ -208,17 +208,18 @@ TEST(CommunicatorFailure, LaterCallsAndDroppedWorksThrowTheFirstFailure) {
 }
 
 TEST(CommunicatorFailure, WrongArgumentsAreRefusedWithValuesAndDoNotHurtTheGroup) {
-  const auto result = run_group(2, kFailureBudget, [](RankContext&, Communicator& group) {
+  const auto result = run_group(2, kFailureBudget, [](RankContext& context, Communicator& group) {
     std::vector<std::byte> data(10);
+    const std::string where = format("broadcast on group \"world\", rank {}: ", context.rank);
     const auto refusal = [&](const std::function<void()>& call) {
       return testing::failure_of(call);
     };
     require(refusal([&] { group.broadcast(data, DType::kFloat32, 0); }) ==
-                "kInvalidArgument: broadcast: 10 bytes are not a whole number of float32 elements "
-                "of 4 bytes",
+                "kInvalidArgument: " + where +
+                    "10 bytes are not a whole number of float32 elements of 4 bytes",
             "whole elements");
     require(refusal([&] { group.broadcast(data, DType::kUint8, 2); }) ==
-                "kInvalidArgument: broadcast: root 2 is not in the group of 2 ranks",
+                "kInvalidArgument: " + where + "root 2 is not in the group of 2 ranks",
             "root");
     require(!refusal([&] { group.all_gather(data, data, DType::kUint8); }).empty(), "sizes");
     require(!refusal([&] { group.all_reduce(data, data, DType::kUint8, ReduceOp::kAvg); }).empty(),
@@ -234,8 +235,10 @@ TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
     group.barrier();
     group.close(context.system.deadline_in(kFailureBudget));
     group.close(context.system.deadline_in(kFailureBudget));
-    require(testing::failure_of([&] { group.barrier(); }).starts_with("kInvalidArgument: group"),
-            "refused");
+    const std::string where = format(
+        " on group \"world\", rank {}: the group is closed; connect a new one", context.rank);
+    const std::string of_collective = testing::failure_of([&] { group.barrier(); });
+    require(of_collective == "kInvalidArgument: barrier" + where, of_collective);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");

@@ -343,7 +343,7 @@ void Communicator::Impl::abort(const std::string& reason) {
 
 bool Communicator::Impl::close(Deadline deadline) {
   if (is_closed_.exchange(true)) return false;
-  const Error refusal = monitor->has_failed() ? monitor->error() : closed_error();
+  const Error refusal = monitor->has_failed() ? monitor->error() : closed_error("");
   queue->refuse(refusal);
   signal_waits->refuse(refusal);
   if (messages != nullptr) messages->refuse(refusal);
@@ -363,13 +363,20 @@ bool Communicator::Impl::close(Deadline deadline) {
   return true;
 }
 
-Error Communicator::Impl::closed_error() const {
+Error Communicator::Impl::closed_error(std::string_view call) const {
+  ErrorDetails details;
+  details.operation = call;
+  details.group = options.name;
+  const int of_world = members.ranks[static_cast<size_t>(rank.value)];
+  const std::string world_rank = rank == of_world ? "" : format(" (world rank {})", of_world);
   return Error(ErrorCode::kInvalidArgument,
-               format("group \"{}\" is closed on rank {}: connect a new one", options.name, rank));
+               format("{}group \"{}\", rank {}{}: the group is closed; connect a new one",
+                      call.empty() ? "" : format("{} on ", call), options.name, rank, world_rank))
+      .with_details(std::move(details));
 }
 
-void Communicator::Impl::check_open() const {
-  if (is_closed_) throw closed_error();
+void Communicator::Impl::check_open(std::string_view call) const {
+  if (is_closed_ && !monitor->has_failed()) throw closed_error(call);
 }
 
 void Communicator::Impl::stop_threads() {

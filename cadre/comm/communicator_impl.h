@@ -75,8 +75,8 @@ class Communicator::Impl {
     fork_guard->check();
     return *this;
   }
-  // Refuses a group that was closed.
-  void check_open() const;
+  // Refuses `call` on a group that was closed without a failure.
+  void check_open(std::string_view call) const;
   // Leaves in good order, or aborts operations that are still pending at the deadline. False if the
   // group was closed before.
   bool close(Deadline deadline);
@@ -114,7 +114,8 @@ class Communicator::Impl {
   }
   std::unique_ptr<FlightRecorder> make_recorder() const;
   std::shared_ptr<Monitor> make_monitor() const;
-  Error closed_error() const;
+  // `call`: empty where it is not known.
+  Error closed_error(std::string_view call) const;
   void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
   void release_holds(const std::vector<GroupPlaces>& places) const;
   void open_streams();

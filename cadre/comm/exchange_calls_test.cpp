@@ -254,14 +254,21 @@ TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   });
 }
 
+// "CALL: PROBLEM", as the rank says it.
+std::string refusal_text(Rank rank, const std::string& text) {
+  const size_t at = text.find(": ");
+  return format("kInvalidArgument: {} on group \"world\", rank {}{}", text.substr(0, at), rank,
+                text.substr(at));
+}
+
 // What would be overwritten while it is still read gives wrong numbers, so it is refused.
 TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
   const auto result = run_group({TransportChoice::kAuto, 2}, [](RankContext& context,
                                                                 Communicator& group) {
     const Rank me = context.rank;
-    const auto expect = [](const std::function<void()>& body, const std::string& text) {
+    const auto expect = [me](const std::function<void()>& body, const std::string& text) {
       const std::string failure = failure_of(body);
-      require(failure == "kInvalidArgument: " + text, failure);
+      require(failure == refusal_text(me, text), failure);
     };
     std::vector<std::byte> wide(24);
     const Bytes whole = Bytes(wide).first(16);
@@ -294,11 +301,11 @@ TEST(ExchangeCallsRefusal, WrongArgumentsAreSaidWithTheirValues) {
       run_group({TransportChoice::kAuto, 2}, [](RankContext& context, Communicator& group) {
         std::vector<std::byte> ten(10);
         std::vector<std::byte> eight(8);
-        const auto expect = [](const std::function<void()>& body, const std::string& text) {
-          const std::string failure = failure_of(body);
-          require(failure == "kInvalidArgument: " + text, failure);
-        };
         const Rank me = context.rank;
+        const auto expect = [me](const std::function<void()>& body, const std::string& text) {
+          const std::string failure = failure_of(body);
+          require(failure == refusal_text(me, text), failure);
+        };
         expect([&] { group.reduce(ten, ten, DType::kFloat32, ReduceOp::kSum, 0); },
                "reduce: 10 bytes are not a whole number of float32 elements of 4 bytes");
         expect([&] { group.reduce(ten, ten, DType::kUint8, ReduceOp::kSum, -1); },

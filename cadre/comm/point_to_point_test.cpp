@@ -131,7 +131,10 @@ TEST_P(PointToPointTest, OfMessagesThatAreIssuedTogetherAllAreIssuedOrNone) {
     const std::array<MessageCall, 2> calls = {MessageCall::send(in_bytes(values), kType, other, 1),
                                               MessageCall::send(in_bytes(values), kType, 2, 1)};
     const std::string said = testing::failure_of([&] { (void)group.issue(calls); });
-    require(said == "kInvalidArgument: send: the peer 2 is not in the group of 2 ranks", said);
+    require(said == format("kInvalidArgument: send on group \"world\", rank {}: the peer 2 is not "
+                           "in the group of 2 ranks",
+                           context.rank),
+            said);
     // The first of those would be received here.
     const Values mine = values_of(context.rank.value, 0, 10);
     const std::array<MessageCall, 2> others = {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/comm/calls/checks.h"
 #include "cadre/comm/messages/message_call.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/group_work.h"
@@ -129,10 +130,7 @@ void check_message(const GroupCall& call, const P2POp& op) {
   const bool is_send = op.kind == P2POp::Kind::kSend;
   check_tensor(call.group, call.name, is_send ? kInput : kInPlace, op.tensor);
   if (!is_send) check_contiguous(call.group, call.name, kOutput, op.tensor);
-  if (op.peer >= 0 && op.peer < call.group.world_size() && op.peer != call.group.rank()) return;
-  refuse_tensor(call.group, call.name,
-                format("the peer {} is not another rank of the group of {}", op.peer,
-                       call.group.world_size()));
+  check_peer(call.group, call.name, op.peer);
 }
 
 Work issue_messages(const GroupCall& call, const std::vector<P2POp>& ops) {

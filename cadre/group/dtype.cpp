@@ -40,6 +40,11 @@ std::string dtype_names() {
   return names;
 }
 
+std::string dtype_name(at::ScalarType type) {
+  if (type == at::ScalarType::Undefined) return "undefined";
+  return std::string(c10::getDtypeNames(type).first);
+}
+
 at::ScalarType to_scalar_type(DType dtype) {
   switch (dtype) {
     case DType::kUint8:

@@ -16,6 +16,8 @@ namespace cadre {
 CADRE_EXPORT std::optional<DType> to_dtype(at::ScalarType type);
 // "uint8, int32, ... and float16": for messages.
 std::string dtype_names();
+// "float32"; also of a type that is not supported, by PyTorch's name: "complex64".
+std::string dtype_name(at::ScalarType type);
 CADRE_EXPORT at::ScalarType to_scalar_type(DType dtype);
 
 }  // namespace cadre

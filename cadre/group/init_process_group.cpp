@@ -1,7 +1,10 @@
+#include <chrono>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/format.h"
 #include "cadre/comm/connect.h"
 #include "cadre/group/process_group.h"
 #include "cadre/os/system.h"
@@ -16,14 +19,20 @@ struct Job {
   std::unique_ptr<Communicator> communicator;
 };
 
+void check_positive(std::string_view field, Duration timeout) {
+  if (timeout > Duration(0)) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("init_process_group: InitOptions::{} is {} ms; pass a positive one, or leave "
+             "it out for the default",
+             field, std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()));
+}
+
 }  // namespace
 
 ProcessGroup init_process_group(const InitOptions& options) {
-  if (options.timeout <= Duration(0) || options.connect_timeout <= Duration(0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "init_process_group: a timeout of InitOptions is not positive; pass a positive "
-                "one, or leave it out for the default");
-  }
+  check_positive("timeout", options.timeout);
+  check_positive("connect_timeout", options.connect_timeout);
   // Shared: the handle's copies own the job together.
   const auto job = std::make_shared<Job>();
   job->system = os::make_native_system();

@@ -37,7 +37,7 @@ std::optional<MappedParts> MappedParts::allocate(const ProcessGroup& group, int6
     refuse_tensor(group.communicator(), "map_parts",
                   format("{} elements of {} cannot be a part; pass one of {}, and a count above 0 "
                          "that fills whole pages of {} bytes",
-                         numel, c10::toString(type), dtype_names(), kPageBytes));
+                         numel, dtype_name(type), dtype_names(), kPageBytes));
   }
   MappedParts parts(group, group.communicator().allocate_symmetric(static_cast<size_t>(part_bytes),
                                                                    {.call = "map_parts"}));

@@ -292,7 +292,7 @@ at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) con
     refuse_tensor(call.group, call.name,
                   format("{} elements of {} cannot be exchanged; pass a count from 0 to {} and one "
                          "of {}",
-                         numel, c10::toString(type), kMaxElements, dtype_names()));
+                         numel, dtype_name(type), kMaxElements, dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
   if (num_bytes == 0) return at::zeros({0}, at::TensorOptions().dtype(type));

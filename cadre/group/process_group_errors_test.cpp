@@ -49,6 +49,10 @@ void require_refused(const ProcessGroup& group, const std::string& name, const C
   require(error.message().starts_with(name), "expected the name " + name + ": " + error.message());
   require(error.message().find(problem) != std::string::npos,
           "expected \"" + problem + "\": " + error.message());
+  require(error.details().group == "world", "the group: " + error.message());
+  require(!error.details().operation.empty() &&
+              error.message().starts_with(error.details().operation + " on group"),
+          "the call: " + error.details().operation);
   require(!group.error(), name + " has failed the group");
 }
 
@@ -188,7 +192,13 @@ TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
       require_refused(
           group, "send", [](const auto& g) { g.send(row(), 0); }, "itself");
       require_refused(
-          group, "group \"world\"", [](const auto& g) { (void)g.new_group({}); }, "empty");
+          group, "new_group on", [](const auto& g) { (void)g.new_group({}); }, "empty");
+      require_refused(
+          group, "new_group on group \"world\", rank 0: ",
+          [](const auto& g) {
+            (void)g.new_group({0, 5});
+          },
+          "rank 5 of the list [0, 5] is not in the group of 2 ranks");
       require_refused(
           group, "map_parts", [](const auto& g) { (void)g.map_parts(3, at::kFloat); }, "pages");
     }

@@ -312,7 +312,7 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
     expect([&] { group.all_gather({torch::zeros({1}).expand({2}), two}, two); }, "share memory");
     expect([&] { group.all_gather({two.to_sparse(), two}, two); }, "is sparse");
     expect([&] { group.all_gather(pair, torch::zeros({2}, torch::kComplexFloat)); },
-           "is ComplexFloat");
+           "is complex64");
     expect([&] { group.reduce_scatter(three, pair); }, "as many elements");
     expect([&] { group.reduce_scatter(two, {two, Tensor()}); }, "the input is undefined");
     expect([&] { group.reduce_scatter(two, pair, {.op = ReduceOp::kBor}); }, "bor of float32");
@@ -338,8 +338,9 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
         [&] {
           group.batch_send_recv({P2POp::send(two, 1 - group.rank()), P2POp::send(two, 2)});
         },
-        "the peer 2 is not another rank of the group of 2");
-    expect([&] { group.batch_send_recv({P2POp::recv(two, group.rank())}); }, "not another rank");
+        "the peer 2 is not in the group of 2 ranks");
+    expect([&] { group.batch_send_recv({P2POp::recv(two, group.rank())}); },
+           "is this rank itself; copy the data instead");
     require(group.communicator().num_collectives() == 0, "nothing was issued");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

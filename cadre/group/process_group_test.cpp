@@ -395,7 +395,7 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     const std::string where = "on group \"world\", rank 0: ";
     expect([&] { group.all_reduce(Tensor()); }, "all_reduce " + where + "the tensor is undefined");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kComplexFloat)); },
-           "the tensor (2) is ComplexFloat; supported are uint8, int32,");
+           "the tensor (2) is complex64; supported are uint8, int32,");
     expect([&] { group.all_reduce(torch::zeros({1}).expand({4})); },
            "all_reduce " + where + "elements of the tensor (4) share memory, as after expand()");
     expect([&] { group.recv(torch::zeros({1}).expand({4}), 0); }, "share memory");
@@ -407,7 +407,7 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     expect([&] { group.reduce_scatter_tensor(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
            "share memory");
     expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
-           "premul_sum needs this rank's factor");
+           "all_reduce " + where + "premul_sum needs this rank's factor");
     expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },
@@ -418,11 +418,14 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     expect([&] { group.all_gather_into_tensor(torch::zeros({3}), torch::zeros({2})); },
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
     expect([&] { group.reduce_scatter_tensor(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
-           "the input is Int but the output is Float");
+           "the input is int32 but the output is float32");
     expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
-           "elements of ComplexDouble");
+           "elements of complex128");
     expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
-           "root 1 is not in the group of 1 ranks");
+           "reduce " + where + "root 1 is not in the group of 1 ranks");
+    expect([&] { group.all_to_all_single(six, six); },
+           "all_to_all_single " + where + "the input and the output overlap");
+    expect([&] { (void)group.broadcast_async(six, {.root = 1}); }, "broadcast_async " + where);
     expect([&] { group.gather(torch::zeros({3}), torch::zeros({2})); },
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
     expect([&] { group.scatter(torch::zeros({2}), Tensor()); }, "the input is undefined");

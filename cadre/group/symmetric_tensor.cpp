@@ -14,7 +14,7 @@ SymmetricTensor SymmetricTensor::allocate(const ProcessGroup& group, int64_t num
     refuse_tensor(group.communicator(), "SymmetricTensor::allocate",
                   format("{} elements of {} cannot be shared; pass a count from 1 to {} and one of "
                          "{}",
-                         numel, c10::toString(type), kMaxElements, dtype_names()));
+                         numel, dtype_name(type), kMaxElements, dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
   auto buffer =

@@ -62,7 +62,7 @@ TEST(SymmetricTensor, RefusalsAndTimeouts) {
         const auto failure =
             failure_of([&] { SymmetricTensor::allocate(group, 4, torch::kComplexFloat); });
         require(failure.find("SymmetricTensor::allocate on group \"world\"") != std::string::npos &&
-                    failure.find("elements of ComplexFloat cannot be shared") != std::string::npos,
+                    failure.find("elements of complex64 cannot be shared") != std::string::npos,
                 failure);
         require(!failure_of([&] { SymmetricTensor::allocate(group, 0, torch::kInt); }).empty(),
                 "no elements");

@@ -5,9 +5,9 @@
 
 #include <string>
 
-#include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/collective/reduction_table.h"
+#include "cadre/comm/calls/checks.h"
 #include "cadre/group/dtype.h"
 
 namespace cadre {
@@ -64,7 +64,7 @@ DType check_two(const Communicator& communicator, std::string_view operation,
   if (check_tensor(communicator, operation, kOutput, output) != dtype) {
     refuse_tensor(communicator, operation,
                   format("the input is {} but the output is {}; both must have one dtype",
-                         c10::toString(input.scalar_type()), c10::toString(output.scalar_type())));
+                         dtype_name(input.scalar_type()), dtype_name(output.scalar_type())));
   }
   check_contiguous(communicator, operation, kInput, input);
   check_contiguous(communicator, operation, kOutput, output);
@@ -124,9 +124,7 @@ void check_divisible(const Communicator& communicator, std::string_view operatio
 
 void refuse_tensor(const Communicator& communicator, std::string_view operation,
                    const std::string& problem) {
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{} on group \"{}\", rank {}: {}", operation, communicator.name(),
-                     communicator.rank(), problem));
+  throw refusal_of(communicator, operation, problem);
 }
 
 DType check_tensor(const Communicator& communicator, std::string_view operation,
@@ -159,7 +157,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
   if (!dtype) {
     refuse_tensor(communicator, operation,
                   format("{} {} is {}; supported are {}", role, shape_of(tensor),
-                         c10::toString(tensor.scalar_type()), dtype_names()));
+                         dtype_name(tensor.scalar_type()), dtype_names()));
   }
   if (role != kInput) check_may_change(communicator, operation, role, tensor);
   return *dtype;
@@ -261,8 +259,8 @@ DType check_beside_list(const Communicator& communicator, std::string_view opera
   refuse_tensor(communicator, operation,
                 format("{} is {} {}, but this rank's tensor in the list is {} {}; both must have "
                        "one dtype and as many elements",
-                       role, c10::toString(tensor.scalar_type()), shape_of(tensor),
-                       c10::toString(own.scalar_type()), shape_of(own)));
+                       role, dtype_name(tensor.scalar_type()), shape_of(tensor),
+                       dtype_name(own.scalar_type()), shape_of(own)));
 }
 
 at::Tensor with_values_in_memory(const at::Tensor& tensor) {

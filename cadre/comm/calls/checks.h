@@ -1,22 +1,32 @@
-// The refusals of messages and of calls that name a rank, whose arguments cannot be right on any
-// rank. Those of collectives: collective/collective.h.
+// The refusals of a group's calls: arguments that cannot be right on any rank. What is wrong with a
+// collective is said by collective/collective.h.
 //
-// Threads: any. Blocking: never. Errors: each throws kInvalidArgument that begins with the call's
-// name, says what was passed and what was expected.
+// Threads: any. Blocking: never. Errors: each check throws kInvalidArgument that says what was
+// passed and what was expected.
 #pragma once
 
 #include <string>
 #include <string_view>
 
+#include "cadre/base/error.h"
+#include "cadre/base/export.h"
 #include "cadre/base/types.h"
+#include "cadre/comm/communicator.h"
 
 namespace cadre {
 
-[[noreturn]] void refuse_call(std::string message);
+// "CALL on group "NAME", rank R: PROBLEM", with the call and the group as details().
+CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
+                              std::string_view problem);
 
-void check_elements(std::string_view call, ConstBytes bytes, DType dtype);
+// Of calls without a group.
+[[noreturn]] void refuse_call(std::string message);
 // `what` is "this rank", "the peer" or "the rank".
 void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);
-void check_peer(std::string_view call, Rank peer, Rank self, int world_size);
+
+void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,
+                    DType dtype);
+// The peer of a message is another rank of the group.
+CADRE_EXPORT void check_peer(const Communicator& group, std::string_view call, Rank peer);
 
 }  // namespace cadre

@@ -152,7 +152,8 @@ TEST_P(StoreGroups, AGroupOverNoStoreOrWithoutAnIdIsRefused) {
       return testing::failure_of(
           [&] { new_group_over_store(world, list, options, soon(context)); });
     };
-    require(failure({.store = nullptr, .id = "x"}).find("has no store") != std::string::npos,
+    require(failure({.store = nullptr, .id = "x"}).find("StoreGroupOptions::store is null") !=
+                std::string::npos,
             "no store");
     require(failure({.store = store_, .id = ""}).find("id is empty") != std::string::npos, "no id");
   });

@@ -163,7 +163,10 @@ TEST_P(Groups, AClosedGroupMakesNoOther) {
     const std::vector<Rank> list = {0, 1};
     const std::string failure = testing::failure_of(
         [&] { new_group_over_store(world, list, {.store = store_, .id = "pair"}, soon(context)); });
-    require(failure.find("is closed on rank") != std::string::npos, failure);
+    require(failure == format("kInvalidArgument: new_group_over_store on group \"world\", rank {}: "
+                              "the group is closed; connect a new one",
+                              world.rank()),
+            failure);
   });
 }
 

@@ -13,6 +13,7 @@
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/comm/calls/checks.h"
 #include "cadre/comm/communicator_impl.h"
 #include "cadre/comm/groups/make_group.h"
 #include "cadre/comm/queue/thrown_error.h"
@@ -23,41 +24,39 @@ namespace cadre {
 namespace {
 
 constexpr Duration kLookForLosses = std::chrono::milliseconds(500);
+constexpr std::string_view kOverStore = "new_group_over_store";
 
 std::string list(std::span<const Rank> ranks) {
   std::string text;
   for (const Rank rank : ranks) text += format("{}{}", text.empty() ? "" : ", ", rank);
-  return text;
-}
-
-[[noreturn]] void refuse(const Communicator& parent, const std::string& problem) {
-  throw Error(ErrorCode::kInvalidArgument,
-              format("group \"{}\", rank {}: {}", parent.name(), parent.rank(), problem));
+  return format("[{}]", text);
 }
 
 [[noreturn]] void refuse_id(const Communicator& any, const std::string& id, std::string_view why) {
-  refuse(any,
-         format("new_group_over_store: the id \"{}\" was used before, {}: give each group, and "
-                "each new try to make one, an id of its own",
-                id, why));
+  throw refusal_of(any, kOverStore,
+                   format("the id \"{}\" was used before, {}: give each group, and each new try "
+                          "to make one, an id of its own",
+                          id, why));
 }
 
 [[noreturn]] void refuse_list(const Communicator& parent, std::span<const Rank> ranks, int other) {
-  refuse(parent, format("new_group: this rank wants the ranks {}, rank {} wants others: every rank "
-                        "must name the same ranks in the same order",
-                        list(ranks), other));
+  throw refusal_of(parent, "new_group",
+                   format("this rank wants the ranks {}, rank {} wants others: every rank must "
+                          "name the same ranks in the same order",
+                          list(ranks), other));
 }
 
 void check_list(std::string_view call, const Communicator& parent, std::span<const Rank> ranks) {
-  if (ranks.empty()) refuse(parent, format("{}: the list of ranks is empty", call));
+  if (ranks.empty()) throw refusal_of(parent, call, "the list of ranks is empty");
   std::vector<bool> is_named(static_cast<size_t>(parent.world_size()));
   for (const Rank rank : ranks) {
     if (rank < 0 || rank >= parent.world_size()) {
-      refuse(parent, format("{}: rank {} is not in the group of {} ranks", call, rank,
-                            parent.world_size()));
+      throw refusal_of(parent, call,
+                       format("rank {} of the list {} is not in the group of {} ranks", rank,
+                              list(ranks), parent.world_size()));
     }
     if (is_named[static_cast<size_t>(rank.value)]) {
-      refuse(parent, format("{}: rank {} is in the list twice", call, rank));
+      throw refusal_of(parent, call, format("rank {} is in the list {} twice", rank, list(ranks)));
     }
     is_named[static_cast<size_t>(rank.value)] = true;
   }
@@ -178,8 +177,8 @@ void check_failure(const Communicator::Impl& group) {
 
 // Before a piece of memory is cut: of a call that is refused here no rank knows, so the piece of a
 // later refusal could not be used again.
-void check_usable(const Communicator::Impl& group) {
-  group.check_open();
+void check_usable(const Communicator::Impl& group, std::string_view call) {
+  group.check_open(call);
   check_failure(group);
 }
 
@@ -233,10 +232,11 @@ class StoreExchange {
     }
     std::memcpy(&call, text.data(), sizeof(call));
     if (call.digest == own.digest) return call;
-    refuse(any_,
-           format("new_group_over_store: this rank wants the ranks {} in \"{}\", rank {} wants "
-                  "others: every member must name the same ranks in the same order",
-                  list(ranks_), id_, ranks_[i]));
+    throw refusal_of(
+        any_, kOverStore,
+        format("this rank wants the ranks {} in \"{}\", rank {} wants others: every member must "
+               "name the same ranks in the same order",
+               list(ranks_), id_, ranks_[i]));
   }
 
   // Waits for all keys. Periodically checks the keys that exist, and whether a missing member is
@@ -361,12 +361,11 @@ void check_names(const Communicator& parent, std::span<const SplitCall> calls) {
     for (size_t first = 0; calls[i].has_color == 1 && first < i; ++first) {
       if (!calls[first].is_of(calls[i].color)) continue;
       if (calls[first].name_digest == calls[i].name_digest) break;
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          format("group \"{}\": split: rank {} names the group of color {} {}, rank {} names "
-                 "it {}: let all ranks of a color give one name",
-                 parent.name(), first, calls[i].color, calls[first].quoted_name(), i,
-                 calls[i].quoted_name()));
+      throw refusal_of(
+          parent, "split",
+          format("rank {} names the group of color {} {}, rank {} names it {}: let all ranks of a "
+                 "color give one name",
+                 first, calls[i].color, calls[first].quoted_name(), i, calls[i].quoted_name()));
     }
   }
 }
@@ -379,7 +378,7 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& gi
   if (options.color.value_or(0) < 0) options.color.reset();
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
-  check_usable(impl);
+  check_usable(impl, "split");
   NewGroup group;
   SplitCall call = call_of(options);
   const std::vector<int> all = all_ranks(impl);
@@ -416,7 +415,7 @@ std::unique_ptr<Communicator> new_group(Communicator& parent, std::span<const Ra
   check_list("new_group", parent, ranks);
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
-  check_usable(impl);
+  check_usable(impl, "new_group");
   const bool is_member = std::ranges::find(ranks, parent.rank()) != ranks.end();
   NewGroup group;
   NewGroupCall call{.digest = digest(ranks)};
@@ -446,16 +445,20 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                                                    std::span<const Rank> ranks,
                                                    const StoreGroupOptions& options,
                                                    Deadline deadline) {
-  check_list("new_group_over_store", any, ranks);
+  check_list(kOverStore, any, ranks);
   const bool is_alone = ranks.size() == 1;
   if (options.store == nullptr && !is_alone) {
-    refuse(any, "new_group_over_store: StoreGroupOptions has no store");
+    throw refusal_of(any, kOverStore, "StoreGroupOptions::store is null; pass a store");
   }
-  if (options.id.empty()) refuse(any, "new_group_over_store: StoreGroupOptions::id is empty");
+  if (options.id.empty()) {
+    throw refusal_of(any, kOverStore, "StoreGroupOptions::id is empty; pass the id of the group");
+  }
   const Communicator::Impl& impl = CommunicatorParts::impl_of(any);
-  check_usable(impl);
+  check_usable(impl, kOverStore);
   if (std::ranges::find(ranks, any.rank()) == ranks.end()) {
-    refuse(any, "new_group_over_store: this rank is not in the list");
+    throw refusal_of(
+        any, kOverStore,
+        format("this rank is not in the list {}; let only members call it", list(ranks)));
   }
   // A group of this rank keeps its id until all members have left it.
   if (is_in_group(impl, options.id)) refuse_id(any, options.id, "this rank has a group of this id");

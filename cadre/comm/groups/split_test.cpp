@@ -197,8 +197,12 @@ TEST_P(Split, ListsThatDifferOrMakeNoSenseAreRefused) {
       return refusal_of([&] { new_group(world, list, soon(context)); });
     };
     EXPECT_THAT(refusal({}), HasSubstr("is empty"));
-    EXPECT_THAT(refusal({0, 2}), HasSubstr("rank 2 is not in the group of 2 ranks"));
-    EXPECT_THAT(refusal({1, 1}), HasSubstr("rank 1 is in the list twice"));
+    EXPECT_EQ(
+        refusal({0, 2}),
+        format("new_group on group \"world\", rank {}: rank 2 of the list [0, 2] is not in the "
+               "group of 2 ranks",
+               context.rank));
+    EXPECT_THAT(refusal({1, 1}), HasSubstr("rank 1 is in the list [1, 1] twice"));
     EXPECT_THAT(refusal({world.rank()}), HasSubstr("every rank must name the same ranks"));
     require(sum(world, 1) == 2, "the world goes on");
   });
@@ -215,9 +219,11 @@ TEST_P(Split, NamesThatDifferInOneColourAreRefusedOnAllRanks) {
     };
     SplitOptions options{.color = me % 2, .name = me == 3 ? "odd" : "half"};
     if (me == 4) options = {.color = std::nullopt, .name = "none"};
-    EXPECT_EQ(refusal(options),
-              "group \"world\": split: rank 1 names the group of color 1 \"half\", rank 3 names it "
-              "\"odd\": let all ranks of a color give one name");
+    EXPECT_EQ(
+        refusal(options),
+        format("split on group \"world\", rank {}: rank 1 names the group of color 1 \"half\", "
+               "rank 3 names it \"odd\": let all ranks of a color give one name",
+               me));
     EXPECT_THAT(refusal({.color = 0, .name = long_name + (me == 4 ? "x" : "")}),
                 HasSubstr("rank 4 names it \"a name that is longer than what ...\""));
     require(sum(world, 1) == 5, "the world goes on");

@@ -192,7 +192,10 @@ TEST(SymmetricBufferTest, ASizeThatNoMachineHasIsRefused) {
     run_symmetric(2, transport, [](RankContext& context, Communicator& group) {
       const std::string failure =
           failure_of([&] { group.allocate_symmetric(static_cast<size_t>(-1)); });
-      require_in(failure, "kInvalidArgument: allocate_symmetric: 18446744073709551615 bytes");
+      require_in(failure,
+                 format("kInvalidArgument: allocate_symmetric on group \"world\", rank {}: "
+                        "18446744073709551615 bytes",
+                        context.rank));
       group.barrier();
       group.close(soon(context));
     });
@@ -205,7 +208,7 @@ TEST(SymmetricBufferTest, AClosedGroupRefusesToWait) {
     group.close(soon(context));
     buffer->signal(0, 0);
     const std::string failure = failure_of([&] { buffer->wait_signal(0, 0, soon(context)); });
-    require_in(failure, "is closed on rank 0");
+    require_in(failure, "group \"world\", rank 0: the group is closed; connect a new one");
   });
 }
 
