@@ -1,8 +1,4 @@
 // The operations of a ProcessGroup of which one call issues several.
-#include <algorithm>
-#include <cstddef>
-#include <functional>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -54,37 +50,6 @@ void check_same_length(const GroupCall& call, const std::vector<at::Tensor>& out
                        inputs.size()));
 }
 
-// Entries of the list run at the same time. Those of one entry may share memory as its check
-// allows.
-void check_entries_apart(const GroupCall& call,
-                         std::initializer_list<const std::vector<at::Tensor>*> lists) {
-  struct Extent {
-    const std::byte* begin;
-    const std::byte* end;
-    size_t entry;
-  };
-  std::vector<Extent> extents;
-  for (const std::vector<at::Tensor>* list : lists) {
-    for (size_t i = 0; i < list->size(); ++i) {
-      const ConstBytes bytes = const_bytes_of((*list)[i]);
-      if (!bytes.empty()) extents.push_back({bytes.data(), bytes.data() + bytes.size(), i});
-    }
-  }
-  std::ranges::sort(extents, std::less<>(), &Extent::begin);
-  for (size_t i = 1; i < extents.size(); ++i) {
-    Extent& next = extents[i];
-    const Extent& before = extents[i - 1];
-    if (next.begin < before.end && next.entry != before.entry) {
-      const auto [first, second] = std::minmax(before.entry, next.entry);
-      refuse_tensor(call.group, call.name,
-                    format("the tensors {} and {} of the list share memory; pass tensors that do "
-                           "not overlap",
-                           first, second));
-    }
-    next.end = std::max(next.end, before.end);
-  }
-}
-
 // Of all_gather_into_tensor or, with a reduction, reduce_scatter_tensor.
 Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs, std::optional<Reduction> op) {
@@ -95,7 +60,7 @@ Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& ou
         check_pair(call.group, call.name, outputs[i], inputs[i], /*output_is_large=*/!op);
     if (op) check_reduce_op(call.group, call.name, dtype, op->op());
   }
-  check_entries_apart(call, {&outputs, &inputs});
+  check_entries_apart(call.group, call.name, {&outputs, &inputs});
   Coalesced coalesced;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const DType dtype = *to_dtype(inputs[i].scalar_type());
@@ -116,7 +81,7 @@ Coalesced checked_in_place(const GroupCall& call, const std::vector<at::Tensor>&
     check_reduce_op(call.group, call.name, dtype, op.op());
     check_contiguous(call.group, call.name, kOutput, tensor);
   }
-  check_entries_apart(call, {&tensors});
+  check_entries_apart(call.group, call.name, {&tensors});
   Coalesced coalesced;
   for (const at::Tensor& tensor : tensors) {
     const DType dtype = *to_dtype(tensor.scalar_type());

@@ -178,8 +178,9 @@ class CADRE_EXPORT ProcessGroup {
   // is copied once more than by the flat forms. The outputs of an asynchronous call hold the result
   // when wait() has returned, not before.
   //
-  // The tensors of two ranks may differ in shape: outputs[r] has as many elements as rank r's
-  // input, which all ranks know.
+  // The tensors of two ranks may differ in shape: outputs[r] has as many elements as the input of
+  // rank r. Each rank passes the sizes of all ranks' inputs in this way; ranks that pass others are
+  // refused. The outputs do not overlap; outputs[r] has a shape of the caller's choice.
   void all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                   const AllGatherOptions& options = {}) const;
   Work all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,

@@ -346,6 +346,60 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Each would hold what came last.
+TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto expect = [&](const std::function<void()>& call) {
+      const std::string failure = failure_of(call);
+      require(failure.find("the tensors 0 and 1 of the list share memory; pass tensors that do not "
+                           "overlap") != std::string::npos,
+              failure);
+      require(!group.error(), "the group has failed");
+    };
+    const Tensor two = torch::zeros({2});
+    const Tensor four = torch::zeros({4});
+    const Tensor square = torch::zeros({2, 2});
+    expect([&] { group.all_gather({two, two}, two.clone()); });
+    expect([&] { group.all_gather({square.select(1, 0), square.select(1, 0)}, two); });
+    expect([&] { group.gather({two, two}, two.clone(), {.root = group.rank()}); });
+    expect([&] { group.all_to_all({four.narrow(0, 0, 2), four.narrow(0, 1, 2)}, {two, two}); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The columns of a matrix have gaps and lie in each other's extent.
+TEST(ProcessGroup, ListsOfInterleavedOutputsAreFilled) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const Tensor matrix = torch::zeros({3, 2});
+    group.all_gather({matrix.select(1, 0), matrix.select(1, 1)},
+                     torch::full({3}, group.rank() + 1.0F));
+    require(matrix.select(1, 0).eq(1).all().item<bool>(), "of rank 0");
+    require(matrix.select(1, 1).eq(2).all().item<bool>(), "of rank 1");
+    group.batch_send_recv({});
+    require(group.batch_send_recv_async({}).is_completed(), "an empty batch");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Each rank waits for an operation that the other does not call.
+TEST(ProcessGroup, ACloseAtItsDeadlineAbortsWhatIsPending) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    if (group.rank() == 1) {
+      const std::string failure = failure_of([&] { group.recv(torch::zeros({2}), 0); });
+      require(failure.find("kAborted") == 0, failure);
+      return;
+    }
+    const Work work = group.all_reduce_async(torch::zeros({2}));
+    group.close(std::chrono::milliseconds(50));
+    const std::string failure = failure_of([&] { work.wait(); });
+    require(failure.find("kAborted") == 0 &&
+                failure.find("close() reached its deadline with operations pending") !=
+                    std::string::npos,
+            failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(ProcessGroup, UnevenListsThatDisagreeAreExplainedOnAllRanks) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensors outputs = {torch::zeros({1}), torch::zeros({group.rank() == 0 ? 2 : 3})};

@@ -3,6 +3,9 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <functional>
 #include <string>
 
 #include "cadre/base/format.h"
@@ -226,6 +229,38 @@ Exchange check_exchange(const Communicator& communicator, std::string_view opera
   return exchange;
 }
 
+void check_entries_apart(const Communicator& communicator, std::string_view operation,
+                         std::initializer_list<const std::vector<at::Tensor>*> lists) {
+  struct Extent {
+    const std::byte* begin;
+    const std::byte* end;
+    size_t entry;
+  };
+  std::vector<Extent> extents;
+  for (const std::vector<at::Tensor>* list : lists) {
+    for (size_t i = 0; i < list->size(); ++i) {
+      const at::Tensor& tensor = (*list)[i];
+      const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+      const bool is_dense = tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
+      const size_t num_bytes = is_dense ? tensor.nbytes() : tensor.element_size();
+      if (tensor.numel() > 0) extents.push_back({begin, begin + num_bytes, i});
+    }
+  }
+  std::ranges::sort(extents, std::less<>(), &Extent::begin);
+  for (size_t i = 1; i < extents.size(); ++i) {
+    Extent& next = extents[i];
+    const Extent& before = extents[i - 1];
+    if (next.begin < before.end && next.entry != before.entry) {
+      const auto [first, second] = std::minmax(before.entry, next.entry);
+      refuse_tensor(communicator, operation,
+                    format("the tensors {} and {} of the list share memory; pass tensors that do "
+                           "not overlap",
+                           first, second));
+    }
+    next.end = std::max(next.end, before.end);
+  }
+}
+
 DType check_list(const Communicator& communicator, std::string_view operation,
                  std::string_view listed, const std::vector<at::Tensor>& tensors) {
   if (tensors.size() != static_cast<size_t>(communicator.world_size())) {
@@ -245,6 +280,7 @@ DType check_list(const Communicator& communicator, std::string_view operation,
         communicator, operation,
         format("the {}s are {} and {}; all must have one dtype", listed.substr(4), *first, dtype));
   }
+  if (listed == kOutput) check_entries_apart(communicator, operation, {&tensors});
   return *first;
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,6 +59,11 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
 // Of gather and scatter: only the root has the large tensor.
 DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
                    const at::Tensor& output, const at::Tensor& input, bool output_is_large);
+
+// Refuses tensors that share memory with one of another entry of the lists; those of one entry may.
+// Of a tensor with gaps only the first element is looked at.
+void check_entries_apart(const Communicator& communicator, std::string_view operation,
+                         std::initializer_list<const std::vector<at::Tensor>*> lists);
 
 // One tensor for each rank; returns their dtype. `listed` is kInput or kOutput.
 DType check_list(const Communicator& communicator, std::string_view operation,
