@@ -68,13 +68,13 @@ class CADRE_EXPORT Communicator {
   // one.
   std::string_view backend_name() const;
   bool shares_memory() const;
-  // What it was connected with.
+  // The membership and the options that the group was connected with.
   const Membership& membership() const;
   const CommunicatorOptions& options() const;
   // The ranks of this group in the group that was connected first (the world), by rank of this
   // group.
   std::vector<Rank> global_ranks() const;
-  // One of them. c10d's get_global_rank.
+  // The rank in the world of one rank of this group. c10d's get_global_rank.
   Rank global_rank(Rank group_rank) const;
   // The reverse; nullopt for a rank of the world that is not in this group. c10d's get_group_rank.
   std::optional<Rank> group_rank(Rank global_rank) const;
@@ -229,8 +229,10 @@ class CADRE_EXPORT Communicator {
   // Ranks known to be gone (killed or left), for rejoin().
   std::vector<Rank> lost_ranks() const;
 
-  // Ends every wait on this rank and publishes the failure: the other ranks throw kAborted with
-  // `reason`. Never blocks; may be called from any thread and from a signal-handling thread.
+  // Fails the group: every pending and every later operation throws kAborted with `reason`, on this
+  // rank and on the others, which hear of it without calling anything. A group that has failed
+  // already keeps its first failure. Afterwards close() the group, or rejoin(). Never blocks; may
+  // be called from any thread and from a signal-handling thread.
   void abort(const std::string& reason);
   // From now on this group and `other` fail together on this rank: a failure of one of them, also
   // an earlier one, aborts the other with the first failure's text and culprit, unless that is
@@ -239,20 +241,24 @@ class CADRE_EXPORT Communicator {
   // both calls it. Keeps neither group alive.
   void fail_together(const Communicator& other);
   // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
-  // joins the group's threads, also beyond the deadline when a callback of an operation still runs;
-  // with the last group of the process, closes its connections. Idempotent. The destructor only
-  // aborts locally and communicates for 1 s at most. After that it throws kInvalidArgument if ranks
-  // are known to have left this group, or one that was closed before, after different collectives:
-  // a small broadcast, reduce, gather or scatter may succeed on a rank although another rank called
-  // something else. Of two such ranks of one host at least the one that closes later throws. Two
-  // ranks of different hosts that close their last groups at the same moment may both miss the
-  // mismatch, as may ranks that clean up after a failure. A destructor only logs it.
+  // joins the group's threads, also beyond the deadline while a callback of an operation runs; with
+  // the last group of the process, closes its connections.
+  // Operations that are still pending at the deadline are aborted, which fails the group on all
+  // ranks: Work::wait() of each of them throws kAborted, here and on the other ranks; close()
+  // itself does not throw for them, so wait() first for what must have ended. Later calls are
+  // refused with kInvalidArgument. Idempotent. The destructor only aborts locally and communicates
+  // for 1 s at most. After that it throws kInvalidArgument if ranks are known to have left this
+  // group, or one that was closed before, after different collectives: a small broadcast, reduce,
+  // gather or scatter may succeed on a rank although another rank called something else. Of two
+  // such ranks of one host at least the one that closes later throws. Two ranks of different hosts
+  // that close their last groups at the same moment may both miss the mismatch, as may ranks that
+  // clean up after a failure. A destructor only logs it.
   void close(Deadline deadline);
 
   // The last operations of this rank; to_json() makes it readable.
   FlightRecord flight_record() const;
 
-  class Impl;  // comm's own, so that nobody else can make a Communicator of one
+  class Impl;  // defined within comm, so that other folders cannot create a Communicator from it
   explicit Communicator(std::unique_ptr<Impl> impl);
 
  private:

@@ -26,12 +26,13 @@ namespace cadre {
 
 class CADRE_EXPORT MappedParts {
  public:
-  // A part is a multiple of it long.
+  // The size of a part in bytes is a multiple of this one.
   static constexpr int64_t kPageBytes = 4096;
 
-  // numel: of each part, at least 1; equal on all ranks, as dtype. Zeroed. Nothing, on all ranks
-  // alike, where the ranks share no memory or one of them cannot map it. In a world of one the
-  // memory is private.
+  // numel: elements of each part, at least 1; numel elements of dtype are a multiple of kPageBytes,
+  // or kInvalidArgument. numel and dtype are the same on all ranks. The memory is zeroed. Returns
+  // nullopt on all ranks if the ranks share no memory or one of them cannot map it. In a world of
+  // one the memory is private.
   static std::optional<MappedParts> allocate(const ProcessGroup& group, int64_t numel,
                                              at::ScalarType dtype);
 
@@ -45,7 +46,9 @@ class CADRE_EXPORT MappedParts {
   // Takes one signal of each other rank; what these wrote before it is seen. A timeout names the
   // rank that is missing.
   void wait_for_peers(uint32_t slot) const;
-  // Throws the failure of the group, if it has failed. slot: one that is not used otherwise.
+  // Throws the failure of the group, if it has failed; else returns at once. For a loop that reads
+  // or writes parts without an operation of the group, and so would not see the loss of a rank. It
+  // signals this rank itself in `slot`, which no other call uses.
   void check_group(uint32_t slot) const;
   // Of the group: killed, or left.
   std::vector<Rank> lost_ranks() const;

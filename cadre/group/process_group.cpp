@@ -310,7 +310,7 @@ void ProcessGroup::abort(const std::string& reason) const {
 
 void ProcessGroup::close(Duration timeout) const {
   Communicator& group = group_behind(communicator_, "close");
-  group.close(group.system().deadline_in(timeout));
+  group.close(deadline_of(group, "close", timeout));
 }
 
 }  // namespace cadre

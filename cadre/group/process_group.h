@@ -247,8 +247,9 @@ class CADRE_EXPORT ProcessGroup {
   // recv without a source.
   int recv_from_any(const at::Tensor& tensor, const SendOptions& options = {}) const;
   // All messages at once, so that no order of sends and receives in the list can deadlock. All are
-  // checked before the first is issued; received tensors are contiguous. Source: c10d's
-  // batch_isend_irecv.
+  // checked before the first is issued; received tensors are contiguous. An empty list issues
+  // nothing and succeeds at once, so that a rank without a neighbour needs no case of its own.
+  // Source: c10d's batch_isend_irecv.
   void batch_send_recv(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
   Work batch_send_recv_async(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
 
@@ -256,7 +257,8 @@ class CADRE_EXPORT ProcessGroup {
   // ranks. Zeroed. The tensor keeps the memory alive, also after the group is closed.
   at::Tensor empty_symmetric(int64_t numel, at::ScalarType dtype) const;
   // Memory of which every rank owns `numel` elements and reads those of all: mapped_parts.h.
-  // Collective. Nothing, on all ranks alike, where the ranks share no memory.
+  // Collective. Returns nullopt on all ranks if the ranks share no memory or one of them cannot map
+  // it.
   std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
 
   // Create subgroups; every rank of this group calls them in the order of its operations. A rank
@@ -281,8 +283,14 @@ class CADRE_EXPORT ProcessGroup {
   int global_rank(int group_rank) const;
   std::optional<int> group_rank(int global_rank) const;
 
+  // Fails this group on all ranks: pending and later operations throw kAborted with `reason`. Never
+  // blocks, and may be called from any thread, for example by one that watches for a failure of its
+  // own. As Communicator::abort().
   void abort(const std::string& reason) const;
-  // As Communicator::close().
+  // Waits up to `timeout` for pending operations, then leaves the group. Operations that are
+  // pending after that time are aborted: their Work::wait() throws kAborted, on all ranks; close()
+  // does not. It throws kInvalidArgument for a timeout that is not positive, and if the last
+  // collectives of the ranks differed. As Communicator::close().
   void close(Duration timeout = kDefaultCloseTimeout) const;
 
  private:
@@ -291,14 +299,22 @@ class CADRE_EXPORT ProcessGroup {
   std::shared_ptr<Communicator> communicator_;
 };
 
+// Both timeouts are positive.
 struct InitOptions {
+  // Of each operation without a timeout of its own, from its start: collectives, messages and
+  // waits for signals, of the world and of the groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;
+  // Of init_process_group(): until all ranks have come and are connected. split(), new_group() and
+  // rejoin() have arguments of their own.
   Duration connect_timeout = kDefaultConnectTimeout;
-  TransportChoice transport = TransportChoice::kAuto;
+  TransportChoice transport = TransportChoice::kAuto;  // the same on all ranks
 };
 
-// Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as set
-// by `cadre run` or torchrun); without it, a world of one.
+// Joins the job that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+// CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without RANK and WORLD_SIZE, a world of
+// one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases. All variables:
+// rendezvous/job_environment.h. Throws kInvalidArgument for a variable with an invalid value,
+// kTimeout with the ranks that are missing, and the errors of Communicator::connect().
 CADRE_EXPORT ProcessGroup init_process_group(const InitOptions& options = {});
 
 }  // namespace cadre

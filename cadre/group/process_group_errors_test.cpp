@@ -288,8 +288,17 @@ TEST(ProcessGroupErrors, ATimeoutThatIsNotPositiveIsRefused) {
               [&](const auto& g) { (void)g.new_group_over_store({0}, {.id = "one"}, timeout); });
       refused("rejoin", [&](const auto& g) { (void)g.rejoin({.timeout = timeout}); });
       refused("rejoin", [&](const auto& g) { (void)g.rejoin({.connect_timeout = timeout}); });
-      EXPECT_EQ(error_of_call([&] { (void)init_process_group({.timeout = timeout}); }).code(),
-                ErrorCode::kInvalidArgument);
+      refused("close", [&](const auto& g) { g.close(timeout); });
+    }
+    for (const bool is_of_connecting : {false, true}) {
+      InitOptions options;
+      (is_of_connecting ? options.connect_timeout : options.timeout) = milliseconds(-5);
+      const Error error = error_of_call([&] { (void)init_process_group(options); });
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(error.message(),
+                std::string("init_process_group: InitOptions::") +
+                    (is_of_connecting ? "connect_timeout" : "timeout") +
+                    " is -5 ms; pass a positive one, or leave it out for the default");
     }
   });
 }
