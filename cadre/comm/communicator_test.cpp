@@ -193,22 +193,23 @@ TEST_P(CommunicatorTest, AListOfCollectivesCanBeRunAgain) {
 }
 
 TEST_P(CommunicatorTest, APremulSumWithoutAFactorIsRefused) {
-  const auto result = run([](RankContext&, Communicator& group) {
+  const auto result = run([](RankContext& context, Communicator& group) {
     std::vector<float> data(3, 1);
     const std::string said = testing::failure_of([&] {
       group.all_reduce(in_bytes(data), out_bytes(data), DType::kFloat32, ReduceOp::kPremulSum);
     });
-    require(said ==
-                "kInvalidArgument: all_reduce: premul_sum needs this rank's factor; pass "
-                "Reduction::premul_sum(factor)",
-            said);
+    require(
+        said == format("kInvalidArgument: all_reduce on group \"world\", rank {}: premul_sum needs "
+                       "this rank's factor; pass Reduction::premul_sum(factor)",
+                       context.rank),
+        said);
     group.barrier();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
-  const auto result = run([](RankContext&, Communicator& group) {
+  const auto result = run([](RankContext& context, Communicator& group) {
     std::vector<float> data(6, 1);
     const auto reduce_as = [&](const std::vector<int64_t>& sizes) {
       return testing::failure_of([&] {
@@ -219,8 +220,9 @@ TEST_P(CommunicatorTest, SizesOfAnotherNumberOfElementsAreRefused) {
       });
     };
     require(reduce_as({2, 4}) ==
-                "kInvalidArgument: all_reduce: the shape has 8 elements, but the buffer that is "
-                "compared between ranks has 6",
+                format("kInvalidArgument: all_reduce on group \"world\", rank {}: the shape has 8 "
+                       "elements, but the buffer that is compared between ranks has 6",
+                       context.rank),
             reduce_as({2, 4}));
     require(reduce_as({2, 3}).empty(), "as many as the buffer has");
     require(to_json(group.flight_record()).find("all_reduce(max, float32 x [2, 3])") !=
@@ -316,7 +318,9 @@ TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlo
     require(record.entries.size() == 8, "a record of each collective");
     for (size_t i = 0; i < 8; ++i) require(record.entries[i].number == i + 1, "their numbers");
     const std::string said = testing::failure_of([&] { group.run(std::span<Collective>()); });
-    require(said.starts_with("kInvalidArgument: a call of no collectives"), said);
+    require(said.starts_with("kInvalidArgument: run on group \"world\", rank ") &&
+                said.ends_with(": a call of no collectives; expected at least one"),
+            said);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
