@@ -230,9 +230,9 @@ class CADRE_EXPORT Communicator {
   std::vector<Rank> lost_ranks() const;
 
   // Fails the group: every pending and every later operation throws kAborted with `reason`, on this
-  // rank and on the others, which hear of it without calling anything. A group that has failed
-  // already keeps its first failure. Afterwards close() the group, or rejoin(). Never blocks; may
-  // be called from any thread and from a signal-handling thread.
+  // rank and on the others, to which the failure is reported whatever they do. A group that has
+  // failed already keeps its first failure. Afterwards close() the group, or rejoin(). Never
+  // blocks; may be called from any thread and from a signal-handling thread.
   void abort(const std::string& reason);
   // From now on this group and `other` fail together on this rank: a failure of one of them, also
   // an earlier one, aborts the other with the first failure's text and culprit, unless that is
