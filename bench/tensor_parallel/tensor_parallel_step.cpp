@@ -11,8 +11,9 @@
 // 1024 tokens, of which the gradient is wanted, too. Prints the loss and the norm of all
 // gradients, which torch_block.py has in common.
 // overhead: forward and backward of a column-parallel and a row-parallel layer, without biases, and
-// by themselves their six matrix products, their collectives, and two layers that are not divided,
-// of the sizes that one rank has. --sequence: sequence parallelism.
+// by themselves their six matrix products, their collectives, both in the order of the layers, and
+// two layers that are not divided, of the sizes that one rank has. --sequence: sequence
+// parallelism.
 #include <cadre/cadre.h>
 #include <torch/torch.h>
 
@@ -187,7 +188,45 @@ class Pair {
     reduction.wait();
   }
 
+  // Products and collectives in the order of the layers, without autograd: ranks wait for each
+  // other where the layers' ranks do, and a product overlaps with the last reduction.
+  void bare() {
+    const torch::NoGradGuard no_grad;
+    const Tensor input = is_sequence_parallel_ ? gathered(input_) : input_;
+    const Tensor hidden = torch::linear(input, column_->weight);
+    const Tensor output = torch::linear(hidden, row_->weight);
+    if (is_sequence_parallel_) {
+      world_.reduce_scatter_tensor(torch::empty_like(input_), output);
+    } else {
+      world_.all_reduce(output);
+    }
+    const Tensor gradient = is_sequence_parallel_ ? gathered(gradient_) : gradient_;
+    const Tensor of_hidden = gradient.mm(row_->weight);
+    gradient.t().mm(hidden);
+    if (!is_sequence_parallel_) {
+      const Tensor of_input = of_hidden.mm(column_->weight);
+      const auto reduction = world_.all_reduce_async(of_input);
+      of_hidden.t().mm(input);
+      reduction.wait();
+      return;
+    }
+    const Tensor again = torch::empty_like(input);
+    const auto gather = world_.all_gather_into_tensor_async(again, input_.detach());
+    const Tensor of_input = torch::empty_like(input_);
+    const auto reduction =
+        world_.reduce_scatter_tensor_async(of_input, of_hidden.mm(column_->weight));
+    gather.wait();
+    of_hidden.t().mm(again);
+    reduction.wait();
+  }
+
  private:
+  Tensor gathered(const Tensor& shard) const {
+    const Tensor whole = torch::empty_like(whole_);
+    world_.all_gather_into_tensor(whole, shard.detach());
+    return whole;
+  }
+
   cadre::ProcessGroup world_;
   bool is_sequence_parallel_;
   cadre::ColumnParallelLinear column_;
@@ -207,6 +246,7 @@ void measure_overhead(const cadre::ProcessGroup& world, const Settings& settings
   std::vector<Part> parts{{"pair_us", [&] { pair.divided(); }},
                           {"products_us", [&] { pair.products(); }},
                           {"collectives_us", [&] { pair.collectives(); }},
+                          {"bare_us", [&] { pair.bare(); }},
                           {"plain_pair_us", [&] { pair.plain(); }}};
   const int warm_up = settings.repeats / 10;
   for (int i = 0; i < settings.repeats + warm_up; ++i) {
