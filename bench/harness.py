@@ -197,8 +197,8 @@ def timed(command, timeout_s, env=None):
     return wall, cpu, stdout
 
 
-def kill_tree(root):
-    """Kills a process of ours and all its descendants, in whichever session a launcher has put them."""
+def descendants(root):
+    """A process of ours and all its descendants, in whichever session a launcher has put them."""
     parents = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -209,7 +209,12 @@ def kill_tree(root):
     tree = [root]
     for process in tree:
         tree += [child for child, parent in parents.items() if parent == process]
-    for process in tree:
+    return tree
+
+
+def kill_tree(root):
+    """Kills a process of ours and all its descendants."""
+    for process in descendants(root):
         try:
             os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
@@ -242,13 +247,18 @@ def table(header, rows):
     return "\n".join(lines)
 
 
+def report_path(name, suffix=".md"):
+    """Where the report of that name is written today, or a file that belongs to it."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    return REPORTS / f"{datetime.date.today().isoformat()}-{name}{suffix}"
+
+
 def write_report(name, title, body):
     """bench/reports/DATE-name.md with the command that makes it; prints it too. A run with --quick
     proves only that the bench works, so it is printed and not kept."""
     if "--quick" in sys.argv:
         print(f"# {title}\n\n{body}\n")
         return
-    REPORTS.mkdir(parents=True, exist_ok=True)
     today = datetime.date.today().isoformat()
     # As it would be typed in the project's folder: where that lies is this machine's affair.
     words = [os.path.relpath(word, ROOT) if word.startswith("/") else word for word in sys.argv]
@@ -258,7 +268,7 @@ def write_report(name, title, body):
     text = (f"# {title}\n\nDate: {today}. Commit: {commit}. Machine: {machine()}; "
             f"other processes took {foreign_share():.0%} of its CPU time meanwhile.\n"
             f"Command: `{command}`\n\n{body}\n")
-    path = REPORTS / f"{today}-{name}.md"
+    path = report_path(name)
     path.write_text(text)
     print(text)
     print(f"written to {path.relative_to(ROOT)}", file=sys.stderr)

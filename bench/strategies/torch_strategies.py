@@ -1,0 +1,195 @@
+"""The decoder of bench/strategies in PyTorch under one of its strategies over gloo: the same weights, data, steps and
+optimizer as `cadre train`. Prints a line for each step, as the trainer does.
+
+    torchrun --nproc-per-node N torch_strategies.py single|ddp|fsdp|pp|tp SETTINGS.json
+
+PyTorch at its best for this: fused AdamW, gradients of DDP as views of its buckets, data in memory.
+"""
+
+import json
+import pathlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tests/parity"))
+import reference
+
+
+class SeparateHeads(nn.Module):
+    """The layer before attention as three, which DTensor can divide by heads; a chunk of the one layer would be no
+    heads."""
+
+    def __init__(self, layer):
+        super().__init__()
+        for name, weight, bias in zip("qkv", layer.weight.chunk(3), layer.bias.chunk(3)):
+            part = nn.Linear(weight.shape[1], weight.shape[0])
+            part.weight.data.copy_(weight)
+            part.bias.data.copy_(bias)
+            self.add_module(name, part)
+
+
+class DividedBlock(nn.Module):
+    """reference.Block with the heads of one rank."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.head_width = block.attn_c_attn.in_features // block.heads
+        self.ln_1, self.attn, self.attn_c_proj = block.ln_1, SeparateHeads(block.attn_c_attn), block.attn_c_proj
+        self.ln_2, self.mlp_c_fc, self.mlp_c_proj = block.ln_2, block.mlp_c_fc, block.mlp_c_proj
+
+    def forward(self, x):
+        normed = self.ln_1(x)
+        query, key, value = (layer(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+                             for layer in (self.attn.q, self.attn.k, self.attn.v))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attn_c_proj(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp_c_proj(F.gelu(self.mlp_c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class Decoder(nn.Module):
+    """Stage `number` of `count`, of reference.Gpt with a head of its own; 0 of 1 is all of it."""
+
+    def __init__(self, settings, number=0, count=1):
+        super().__init__()
+        width, layers = settings["width"], settings["layers"]
+        self.blocks = range(layers * number // count, layers * (number + 1) // count)
+        self.has_head = number == count - 1
+        if number == 0:
+            self.wte = nn.Embedding(reference.VOCABULARY, width)
+            self.wpe = nn.Embedding(settings["context"], width)
+        for i in self.blocks:
+            self.add_module(f"h_{i}", reference.Block(settings["heads"], width))
+        if self.has_head:
+            self.ln_f = nn.LayerNorm(width)
+            self.lm_head = nn.Linear(width, reference.VOCABULARY, bias=False)
+
+    def forward(self, x):
+        if hasattr(self, "wte"):
+            x = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
+        for i in self.blocks:
+            x = getattr(self, f"h_{i}")(x)
+        return self.lm_head(self.ln_f(x)) if self.has_head else x
+
+
+def make_decoder(settings, number=0, count=1):
+    """Its first values are those that the trainer reads from a file."""
+    torch.manual_seed(settings["seed"])
+    whole = Decoder(settings)
+    for name, parameter in whole.named_parameters():
+        if parameter.dim() >= 2:
+            nn.init.normal_(parameter, std=0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    if count == 1:
+        return whole
+    part, values = Decoder(settings, number, count), dict(whole.named_parameters())
+    with torch.no_grad():
+        for name, parameter in part.named_parameters():
+            parameter.copy_(values[name])
+    return part
+
+
+def make_optimizer(model, settings):
+    """Weight decay counts for matrices only; a fused step takes no mixture of DTensors and tensors."""
+    groups = {}
+    for parameter in model.parameters():
+        groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": parameters, "weight_decay": settings["weight_decay"] if is_matrix else 0.0}
+         for (is_matrix, _), parameters in groups.items()],
+        lr=settings["learning_rate"], betas=tuple(settings["betas"]), eps=settings["epsilon"], fused=True)
+
+
+def divided(model, mesh):
+    for i in model.blocks:
+        block = DividedBlock(getattr(model, f"h_{i}"))
+        model.add_module(f"h_{i}", block)
+        columns = {name: ColwiseParallel() for name in ("attn.q", "attn.k", "attn.v", "mlp_c_fc")}
+        rows = {name: RowwiseParallel() for name in ("attn_c_proj", "mlp_c_proj")}
+        parallelize_module(block, mesh, columns | rows)
+    return model
+
+
+class Whole:
+    """Every rank computes a loss."""
+
+    def __init__(self, strategy, settings):
+        size = dist.get_world_size()
+        self.model = make_decoder(settings)
+        self.shares_batch = strategy in ("ddp", "fsdp")
+        if strategy == "tp":
+            self.model = divided(self.model, init_device_mesh("cpu", (size,)))
+        elif strategy == "fsdp":
+            for i in self.model.blocks:
+                fully_shard(getattr(self.model, f"h_{i}"))
+            fully_shard(self.model)
+        self.runs = self.model
+        if strategy == "ddp":
+            self.runs = nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+
+    def backward(self, data, target):
+        loss = reference.Gpt.loss(self.runs(data), target)
+        loss.backward()
+        return loss.detach().double()
+
+
+class Pipelined:
+    shares_batch = False
+
+    def __init__(self, settings):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self.model = make_decoder(settings, rank, size)
+        self.is_first, self.is_last = rank == 0, rank == size - 1
+        rows = settings["batch_size"] // settings["microbatches"]
+        # Shapes are given, because PyTorch infers them by messages that need numpy.
+        tokens = torch.zeros(rows, settings["context"], dtype=torch.long)
+        hidden = torch.zeros(rows, settings["context"], settings["width"], requires_grad=True)
+        logits = torch.zeros(rows, settings["context"], reference.VOCABULARY, requires_grad=True)
+        stage = pipelining.PipelineStage(self.model, rank, size, torch.device("cpu"),
+                                         input_args=tokens if self.is_first else hidden,
+                                         output_args=logits if self.is_last else hidden)
+        self.schedule = pipelining.Schedule1F1B(stage, settings["microbatches"], loss_fn=reference.Gpt.loss)
+
+    def backward(self, data, target):
+        losses = []
+        self.schedule.step(*([data.contiguous()] if self.is_first else []),
+                           **({"target": target.contiguous(), "losses": losses} if self.is_last else {}))
+        return torch.stack(losses).detach().double().mean() if self.is_last else torch.zeros((), dtype=torch.double)
+
+
+def main():
+    strategy, settings = sys.argv[1], json.loads(pathlib.Path(sys.argv[2]).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    trained = Pipelined(settings) if strategy == "pp" else Whole(strategy, settings)
+    data, target, _, _ = reference.text_samples(settings["text"], settings["context"], settings["held_out"],
+                                                settings["context"] + 1)
+    optimizer = make_optimizer(trained.model, settings)
+    order = reference.batches(len(data), settings["batch_size"], settings["seed"],
+                              *((rank, size) if trained.shares_batch else ()))
+    for step in range(1, settings["steps"] + 1):
+        indices = next(order)
+        optimizer.zero_grad()
+        loss = trained.backward(data[indices], target[indices])
+        optimizer.step()
+        if strategy != "tp":  # its ranks have one loss
+            dist.all_reduce(loss)
+        if trained.shares_batch:
+            loss /= size
+        if rank == 0:
+            print(f"step {step}/{settings['steps']}  loss {loss.item():.8f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
