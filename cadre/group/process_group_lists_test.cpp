@@ -393,7 +393,7 @@ TEST(ProcessGroup, ACloseAtItsDeadlineAbortsWhatIsPending) {
     group.close(std::chrono::milliseconds(50));
     const std::string failure = failure_of([&] { work.wait(); });
     require(failure.find("kAborted") == 0 &&
-                failure.find("close() reached its deadline with operations pending") !=
+                failure.find("close() reached its deadline while operations were pending") !=
                     std::string::npos,
             failure);
   });
