@@ -72,6 +72,9 @@ class Strategy {
   virtual void parts_were_filled() {}
   // See DistributedDataParallel::learned_layout(). Local.
   virtual std::optional<BucketLayout> learned_layout() const { return std::nullopt; }
+  // A line about the ranks at the end of a run, equal on all of them; empty if there is nothing to
+  // say. `world`: all ranks, which all call it.
+  virtual std::string summary(const ProcessGroup& /*world*/) const { return ""; }
 };
 
 // A strategy of which a rank computes the output of the model for its rows in one call.

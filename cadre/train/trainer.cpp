@@ -307,6 +307,8 @@ void Trainer::finish() {
     print_line("a sample:");
     print_line(sample);
   }
+  const std::string summary = strategy_->summary(context_.world);
+  if (!summary.empty()) print_line(summary);
   finish_snapshot();
   if (saved_step_ != step_) refuse_unsaved_end();
   snapshot_writer_->close();

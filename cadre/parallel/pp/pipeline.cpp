@@ -282,7 +282,8 @@ class Pipeline::Core {
     PipelineResult result{.losses = {},
                           .loss = {},
                           .outputs = {},
-                          .peak_live_microbatches = output.peak_live_microbatches};
+                          .peak_live_microbatches = output.peak_live_microbatches,
+                          .compute_times = output.compute_times};
     if (has_loss && (holds_last_ || options.broadcast_losses)) {
       result.losses = at::empty({schedule_.num_microbatches}, at::kDouble);
       if (holds_last_) {

@@ -34,6 +34,7 @@
 #include <variant>
 #include <vector>
 
+#include "cadre/base/deadline.h"
 #include "cadre/base/export.h"
 #include "cadre/group/process_group.h"
 #include "cadre/mesh/device_mesh.h"
@@ -104,6 +105,9 @@ struct PipelineResult {
   std::vector<at::Tensor> outputs;
   // Of how many microbatches this rank kept activations at most, counted on each of its stages.
   int peak_live_microbatches = 0;
+  // By stage, the wall time in which this rank ran its forwards and backwards, with what they wait
+  // for themselves (as in a tensor-parallel layer); zero for the stages of other ranks.
+  std::vector<Duration> compute_times = {};
 };
 
 class CADRE_EXPORT Pipeline {

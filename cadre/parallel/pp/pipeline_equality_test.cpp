@@ -210,6 +210,10 @@ void train_rank(const RankTask& task, Trained& trained) {
         pipeline.step(tokens, target, cross_entropy, {.broadcast_losses = true});
     if (group.rank() == 0 && replica == 0) trained.losses.push_back(result.loss.item<double>());
     EXPECT_EQ(result.peak_live_microbatches, peak_live_activations(schedule)[group.rank()]);
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+      const auto at = static_cast<size_t>(stage);
+      EXPECT_EQ(result.compute_times[at] > Duration(0), schedule.rank_of_stage[at] == group.rank());
+    }
     optimizer->step();
   }
   if (task.mistake == Mistake::kNone) pipeline.check_tied_parameters();

@@ -86,6 +86,26 @@ PipelineExecutor::PipelineExecutor(ProcessGroup group, PipelineSchedule schedule
   }
 }
 
+template <typename Compute>
+auto PipelineExecutor::timed(int stage, Running& running, const Compute& compute) {
+  class Watch {
+   public:
+    Watch(os::System& system, Duration& total)
+        : system_(system), total_(total), began_(system.now()) {}
+    ~Watch() { total_ += system_.now() - began_; }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    os::System& system_;
+    Duration& total_;
+    const TimePoint began_;
+  };
+  const Watch watch(group_.communicator().system(),
+                    running.output.compute_times[static_cast<size_t>(stage)]);
+  return compute();
+}
+
 // What the schedule gathers and frees is for forwards and backwards.
 void PipelineExecutor::gather_next_forwards(size_t first) {
   const size_t count =
@@ -101,6 +121,7 @@ PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
   Running running{.step = step, .output = {}, .num_forwards = 0};
   running.output.losses.resize(static_cast<size_t>(schedule_.num_microbatches));
   if (step.keeps_outputs) running.output.outputs.resize(running.output.losses.size());
+  running.output.compute_times.resize(static_cast<size_t>(schedule_.num_stages()));
   messages_.begin({.is_training = step.is_training, .has_headers = step.has_headers});
   const at::AutoGradMode grad_mode(step.is_training);
   PipelineAction last = {};
@@ -161,7 +182,7 @@ void PipelineExecutor::run_leaf(const PipelineAction& action, Running& running) 
     case Kind::kInputGrad:
       return backward(action, running);
     case Kind::kWeightGrad:
-      return runners_.at(stage).weight_grad(microbatch);
+      return timed(stage, running, [&] { runners_.at(stage).weight_grad(microbatch); });
     case Kind::kSendForward: {
       const Id id = forward_id(stage + 1, microbatch);
       return messages_.send(id, to_send_.extract(id).mapped());
@@ -210,11 +231,12 @@ void PipelineExecutor::forward(const PipelineAction& action, Running& running) {
                                              ? step.batches[static_cast<size_t>(microbatch)]
                                              : messages_.take(forward_id(action.stage, microbatch));
   const bool is_at_end = is_last(action.stage);
-  const std::vector<at::Tensor> outputs =
-      runners_.at(action.stage)
-          .forward(microbatch, inputs, [&](const std::vector<at::Tensor>& computed) {
-            return is_at_end ? roots_of(microbatch, computed, running) : computed;
-          });
+  const auto roots = [&](const std::vector<at::Tensor>& computed) {
+    return is_at_end ? roots_of(microbatch, computed, running) : computed;
+  };
+  const std::vector<at::Tensor> outputs = timed(action.stage, running, [&] {
+    return runners_.at(action.stage).forward(microbatch, inputs, roots);
+  });
   if (!is_at_end) {
     hand_over(forward_id(action.stage + 1, microbatch), leaves_for_next_stage(outputs));
   } else if (step.keeps_outputs) {
@@ -242,7 +264,7 @@ std::vector<at::Tensor> PipelineExecutor::roots_of(int microbatch,
   return {loss};
 }
 
-void PipelineExecutor::backward(const PipelineAction& action, const Running& running) {
+void PipelineExecutor::backward(const PipelineAction& action, Running& running) {
   const PipelineStep& step = running.step;
   const std::vector<at::Tensor>& losses = running.output.losses;
   const int microbatch = *action.microbatch;
@@ -254,8 +276,10 @@ void PipelineExecutor::backward(const PipelineAction& action, const Running& run
   } else {
     gradients = messages_.take(backward_id(action.stage, microbatch));
   }
-  auto of_inputs = action.kind == Kind::kBackward ? runner.backward(microbatch, gradients)
-                                                  : runner.input_grad(microbatch, gradients);
+  auto of_inputs = timed(action.stage, running, [&] {
+    return action.kind == Kind::kBackward ? runner.backward(microbatch, gradients)
+                                          : runner.input_grad(microbatch, gradients);
+  });
   if (action.stage > 0) {
     hand_over(backward_id(action.stage - 1, microbatch), std::move(of_inputs));
   }

@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "cadre/base/deadline.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
@@ -60,6 +61,7 @@ class PipelineExecutor {
     std::vector<at::Tensor> losses = {};                // by microbatch, without history
     std::vector<std::vector<at::Tensor>> outputs = {};  // of the last stage, by microbatch
     int peak_live_microbatches = 0;                     // counted on each stage
+    std::vector<Duration> compute_times = {};           // by stage
   };
   Output run(const PipelineStep& step);
 
@@ -74,12 +76,15 @@ class PipelineExecutor {
 
   void run_action(const PipelineAction& action, Running& running);
   void run_leaf(const PipelineAction& action, Running& running);
+  // What `compute` returns; its time is counted for the stage.
+  template <typename Compute>
+  auto timed(int stage, Running& running, const Compute& compute);
   // Before an action that computes: whole parameters, and the program's call.
   void prepare(const PipelineAction& action, Running& running);
   // In an evaluation: the stages of the next forwards of this rank, from this one on.
   void gather_next_forwards(size_t first);
   void forward(const PipelineAction& action, Running& running);
-  void backward(const PipelineAction& action, const Running& running);
+  void backward(const PipelineAction& action, Running& running);
   // The last stage's roots of the backward: its loss, where there is one.
   std::vector<at::Tensor> roots_of(int microbatch, const std::vector<at::Tensor>& outputs,
                                    Running& running) const;

@@ -47,7 +47,8 @@ Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& la
       schedule_(pipeline_schedule(config, layout.degrees)),
       vocabulary_(whole.vocabulary()),
       stages_(stages_of(whole, schedule_, mesh_.coordinate("pp"), config.model.layers)),
-      division_(whole, parts_of(stages_), mesh_, config.parallel) {
+      division_(whole, parts_of(stages_), mesh_, config.parallel),
+      times_(schedule_.num_stages()) {
   make_pipeline(config, layout);
   if (whole.is_tied()) {
     pipeline_->tie_parameters({{0, kTiedWeight}, {schedule_.num_stages() - 1, kTiedWeight}});
@@ -110,6 +111,7 @@ double Pipelined::backward(const Task& /*task*/, const Batch& batch,
                         return division_.loss(logits, target);
                       },
                       {.broadcast_losses = true});
+  times_.add(result.compute_times, schedule_.num_microbatches);
   division_.sum_gradients(pipeline_->parameters());
   return result.loss.item<double>();
 }
@@ -128,6 +130,11 @@ at::Tensor Pipelined::infer(const at::Tensor& data) {
           : at::empty({num_rows, data.size(1), vocabulary_}, records_[0].values.options());
   mesh_.group("pp").broadcast(logits, {.root = last});
   return logits.narrow(0, 0, data.size(0));
+}
+
+std::string Pipelined::summary(const ProcessGroup& world) const {
+  const std::vector<StageTime> stages = times_.of_all_processes(world);
+  return stages.empty() ? "" : describe(stages);
 }
 
 void Pipelined::set_training(bool on) {

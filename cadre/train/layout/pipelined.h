@@ -5,12 +5,14 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/train/layout/model_division.h"
+#include "cadre/train/layout/stage_times.h"
 #include "cadre/train/strategy.h"
 
 namespace cadre::train {
@@ -32,6 +34,7 @@ class Pipelined final : public Strategy {
   SnapshotParts parts() const override { return division_.snapshot_parts(records_); }
   bool holds_parts() const override { return true; }
   void parts_were_filled() override { fill_copies(); }
+  std::string summary(const ProcessGroup& world) const override;
 
  private:
   void make_pipeline(const Config& config, const RunLayout& layout);
@@ -44,6 +47,7 @@ class Pipelined final : public Strategy {
   std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_;  // of this process, by number
   ModelDivision division_;
   std::unique_ptr<Pipeline> pipeline_;
+  StageTimes times_;
   SampledRows rows_;
   std::vector<ParameterShard> records_;  // of all stages; the same list on all processes
   // Of a tied weight that two stages of one process have: the one in the list, and the other.
