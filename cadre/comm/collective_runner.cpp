@@ -172,25 +172,30 @@ Status CollectiveRunner::allocate(Operation& operation, const OpContext& context
   return {};
 }
 
+Status CollectiveRunner::wait_for_end(const Completion& completion, Deadline deadline) {
+  const std::shared_ptr<os::Waiter> waiter = parts_.system.make_waiter();
+  completion.on_done([waiter](const Status&) { waiter->unpark(); });
+  while (!completion.is_done()) {
+    if (parts_.monitor.has_failed()) return parts_.monitor.error();
+    if (deadline.has_passed(parts_.system.now())) {
+      return Error(ErrorCode::kTimeout, "the engine has not ended the call until its deadline");
+    }
+    waiter->park(deadline.earlier(parts_.system.deadline_in(kWatchTime)));
+  }
+  return {};
+}
+
 // The memory stays with the engine until it has ended the call, also when this wait ends before.
 Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<const void> memory,
                                Deadline deadline) {
   if (completion.is_done()) return completion.status();
   const std::weak_ptr<const void> left = memory;
-  const std::shared_ptr<os::Waiter> waiter = parts_.system.make_waiter();
-  completion.on_done([waiter, kept = std::move(memory)](const Status&) { waiter->unpark(); });
-  while (!completion.is_done()) {
-    const bool is_late = deadline.has_passed(parts_.system.now());
-    if (is_late || parts_.monitor.has_failed()) {
-      const std::lock_guard lock(mutex_);
-      abandoned_.push_back(left);
-      if (parts_.monitor.has_failed()) return parts_.monitor.error();
-      return Error(ErrorCode::kTimeout,
-                   "the engine has not ended the operation until its deadline");
-    }
-    waiter->park(deadline.earlier(parts_.system.deadline_in(kWatchTime)));
-  }
-  return completion.status();
+  completion.on_done([kept = std::move(memory)](const Status&) {});
+  const Status waited = wait_for_end(completion, deadline);
+  if (waited.ok()) return completion.status();
+  const std::lock_guard lock(mutex_);
+  abandoned_.push_back(left);
+  return waited;
 }
 
 // An input may be the result of a call before, which its engine has not ended yet.
@@ -202,15 +207,8 @@ Status CollectiveRunner::await_enqueued(Deadline deadline) {
       if (enqueued_.empty()) return {};
       last = enqueued_.back()->result;
     }
-    const std::shared_ptr<os::Waiter> waiter = parts_.system.make_waiter();
-    last.on_done([waiter](const Status&) { waiter->unpark(); });
-    while (!last.is_done()) {
-      if (deadline.has_passed(parts_.system.now())) {
-        return Error(ErrorCode::kTimeout, "the operations before it have not ended");
-      }
-      waiter->park(deadline);
-    }
-    if (parts_.monitor.has_failed()) return parts_.monitor.error();
+    CADRE_RETURN_IF_ERROR(wait_for_end(last, deadline));
+    if (!last.status().ok()) return last.status();
   }
 }
 

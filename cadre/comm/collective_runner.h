@@ -74,7 +74,9 @@ class CollectiveRunner final : public OperationRunner {
   bool is_to_be_scaled(const Collective& collective) const;
   std::vector<Collective> premultiplied(std::span<const Collective> collectives);
   Status allocate(Operation& operation, const OpContext& context);
-  // Until the engine has ended the call on `memory`, the group has failed, or the deadline.
+  // An error if the group fails, or the deadline passes, before the engine has ended the call.
+  Status wait_for_end(const Completion& completion, Deadline deadline);
+  // The same, and the status of the call, which works on `memory`.
   Status await(const Completion& completion, std::shared_ptr<const void> memory, Deadline deadline);
   // Until all that is enqueued has ended.
   Status await_enqueued(Deadline deadline);

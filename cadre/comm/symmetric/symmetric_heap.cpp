@@ -190,6 +190,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
   if (parts_.memory != nullptr) return allocate_shared(op, num_bytes, await);
   if (parts_.backend != nullptr) {
     const Collective barrier = Collective::barrier();
+    // A barrier has no buffers: the empty exchange only shows whether the engine has ended it.
     CADRE_RETURN_IF_ERROR(
         await(parts_.backend->submit(op, {&barrier, 1}), std::make_shared<PlaceExchange>()));
   }

@@ -19,7 +19,7 @@ struct StageTime {
   int rank = 0;  // of that process
 };
 
-// A stage that takes so many times as long as the median of the others is named as slow.
+// A stage whose time is at least so many times the median of the others is named as slow.
 inline constexpr double kSlowStage = 1.5;
 
 // One line: the time of each stage and, if there is one, the slow stage with its rank and what to
