@@ -1,7 +1,8 @@
 // The time of one training step without its optimizer (zero_grad, forward, backward) on rank 0:
 // alone while the other ranks wait, on all ranks at once without communication, and with
-// DistributedDataParallel. Rank 0 prints the medians, and the
-// 99th percentile with DDP, as one line of JSON. Blocks until done.
+// DistributedDataParallel; and by themselves two parts of the difference, the copy of all gradients
+// into buckets and the reduction of these buckets. Rank 0 prints the medians, and the 99th
+// percentile with DDP, as one line of JSON. Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python ddp_step [steps [layers [width [batch]]]]
 #include <cadre/cadre.h>
@@ -14,6 +15,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -44,6 +46,46 @@ StepTimes measure(int steps, const std::function<void()>& step) {
   std::sort(times.begin(), times.end());
   return {times[times.size() / 2], times[times.size() * 99 / 100]};
 }
+
+// What DDP does with the gradients of a step, without the step: memory and buckets are those of
+// DDP.
+class Buckets {
+ public:
+  Buckets(const cadre::ProcessGroup& world, const cadre::BucketLayout& layout,
+          const std::vector<torch::Tensor>& parameters)
+      : world_(world) {
+    for (const auto& bucket : layout.buckets) {
+      int64_t numel = 0;
+      for (const int64_t index : bucket.parameters) numel += parameters[index].numel();
+      flats_.push_back(world.empty_symmetric(numel, torch::kFloat).zero_());
+      int64_t offset = 0;
+      for (const int64_t index : bucket.parameters) {
+        const torch::Tensor& gradient = parameters[index].grad();
+        views_.emplace_back(flats_.back().narrow(0, offset, gradient.numel()).view_as(gradient),
+                            gradient);
+        offset += gradient.numel();
+      }
+    }
+  }
+
+  void copy() const {
+    for (const auto& [view, gradient] : views_) view.copy_(gradient);
+  }
+  // All but the last bucket are enqueued, as during a backward.
+  void reduce() const {
+    std::vector<cadre::Work> enqueued;
+    for (size_t i = 0; i + 1 < flats_.size(); ++i) {
+      enqueued.push_back(world_.all_reduce_async(flats_[i], {.op = cadre::ReduceOp::kAvg}));
+    }
+    for (const cadre::Work& work : enqueued) work.wait();
+    world_.all_reduce(flats_.back(), {.op = cadre::ReduceOp::kAvg});
+  }
+
+ private:
+  cadre::ProcessGroup world_;
+  std::vector<torch::Tensor> flats_;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> views_;
+};
 
 // 0 for what is not a number.
 int argument(int argc, char** argv, int index, int otherwise) {
@@ -100,10 +142,16 @@ int main(int argc, char** argv) {
   const StepTimes together = measure(steps, local_step);
   world.barrier();
   const StepTimes ddp = measure(steps, ddp_step);
+  const Buckets buckets(world, model.learned_layout().value(), plain->parameters());
+  world.barrier();
+  const StepTimes copy = measure(steps, [&] { buckets.copy(); });
+  world.barrier();
+  const StepTimes reduction = measure(steps, [&] { buckets.reduce(); });
   if (world.rank() == 0) {
     std::cout << "{\"alone_ms\": " << alone.median_ms << ", \"together_ms\": " << together.median_ms
-              << ", \"ddp_ms\": " << ddp.median_ms << ", \"ddp_p99_ms\": " << ddp.p99_ms << "}"
-              << std::endl;
+              << ", \"ddp_ms\": " << ddp.median_ms << ", \"ddp_p99_ms\": " << ddp.p99_ms
+              << ", \"copy_ms\": " << copy.median_ms
+              << ", \"reduction_ms\": " << reduction.median_ms << "}" << std::endl;
   }
   world.close();
   return 0;

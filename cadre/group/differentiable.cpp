@@ -13,25 +13,21 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/autograd_node.h"
 #include "cadre/group/tensor_checks.h"
 
 namespace cadre::functional {
 namespace {
 
 using torch::autograd::variable_list;
-
-// std::shared_ptr<Node> up to torch 2.12, c10::intrusive_ptr<Node> from 2.13 on.
-using NodePointer = std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;
 
 // (gradient of the output, what was saved) -> gradient of the input. Made of differentiable
 // operations, so that backward(create_graph) has a backward, too.
@@ -80,16 +76,6 @@ class CollectiveNode final : public torch::autograd::Node {
   torch::autograd::SavedVariable saved_;
 };
 
-// A template, so that the branch of the other version of torch is not compiled.
-template <typename Pointer>
-Pointer make_node(std::string operation, Backward backward, const at::Tensor& saved) {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<CollectiveNode>(std::move(operation), std::move(backward), saved);
-  } else {
-    return c10::make_intrusive<CollectiveNode>(std::move(operation), std::move(backward), saved);
-  }
-}
-
 bool records_gradients(const at::Tensor& input) {
   return at::GradMode::is_enabled() && at::isFloatingType(input.scalar_type());
 }
@@ -102,7 +88,7 @@ bool is_differentiated(const at::Tensor& input) {
 // Makes `output` the result of a node behind `input`.
 void attach(at::Tensor& output, const at::Tensor& input, std::string operation, Backward backward,
             const at::Tensor& saved = {}) {
-  NodePointer node = make_node<NodePointer>(std::move(operation), std::move(backward), saved);
+  NodePointer node = make_node<CollectiveNode>(std::move(operation), std::move(backward), saved);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::create_gradient_edge(output, std::move(node));
 }
