@@ -3,16 +3,11 @@
 // losses within 2e-5 of each other, as those of data parallelism; a defect of the gradients is a
 // hundred times larger (cadre verify compares in float64). CADRE_CASES_SEED picks the share of the
 // layouts that CTest runs.
-#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <ostream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cadre/testing/seeds.h"
@@ -251,30 +246,6 @@ TEST_F(TrainerLayoutTest, WeightsOfAPlainModelAreDivided) {
     EXPECT_LE(worst(losses(layout.name + "_further"), losses("single_further")), 2e-5)
         << layout.name;
   }
-}
-
-// Sleeps in a function of each block on this thread, forward and backward.
-at::CallbackHandle slow_down_blocks() {
-  return at::addThreadLocalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& function)
-                                     -> std::unique_ptr<at::ObserverContext> {
-        const std::string name = function.name();
-        if (name == "aten::gelu" || name == "aten::gelu_backward") {
-          std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        }
-        return nullptr;
-      }).scopes({at::RecordScope::FUNCTION}));
-}
-
-TEST_F(TrainerLayoutTest, ASlowStageIsNamedAtTheEnd) {
-  Config config = config_of(layout_named("pipeline"));
-  config.run.steps = 3;
-  on_rank_ = [](int rank) {
-    if (rank == 1) slow_down_blocks();
-  };
-  const Run slow = run(config, 2);
-  ASSERT_EQ(slow.failures, "");
-  EXPECT_THAT(slow.screen, HasSubstr("; stage 1 on rank 1 takes "));
 }
 
 TEST_F(TrainerLayoutTest, ALayoutThatDoesNotFitEndsTheRunBeforeTheModelIsConstructed) {
