@@ -16,43 +16,12 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tests/parity"))
 import reference
-
-
-class SeparateHeads(nn.Module):
-    """The layer before attention as three, which DTensor can divide by heads; a chunk of the one layer would be no
-    heads."""
-
-    def __init__(self, layer):
-        super().__init__()
-        for name, weight, bias in zip("qkv", layer.weight.chunk(3), layer.bias.chunk(3)):
-            part = nn.Linear(weight.shape[1], weight.shape[0])
-            part.weight.data.copy_(weight)
-            part.bias.data.copy_(bias)
-            self.add_module(name, part)
-
-
-class DividedBlock(nn.Module):
-    """reference.Block with the heads of one rank."""
-
-    def __init__(self, block):
-        super().__init__()
-        self.head_width = block.attn_c_attn.in_features // block.heads
-        self.ln_1, self.attn, self.attn_c_proj = block.ln_1, SeparateHeads(block.attn_c_attn), block.attn_c_proj
-        self.ln_2, self.mlp_c_fc, self.mlp_c_proj = block.ln_2, block.mlp_c_fc, block.mlp_c_proj
-
-    def forward(self, x):
-        normed = self.ln_1(x)
-        query, key, value = (layer(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-                             for layer in (self.attn.q, self.attn.k, self.attn.v))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attn_c_proj(mixed.transpose(1, 2).flatten(2))
-        return x + self.mlp_c_proj(F.gelu(self.mlp_c_fc(self.ln_2(x)), approximate="tanh"))
+from dtensor_gpt import DividedBlock
 
 
 class Decoder(nn.Module):
@@ -96,17 +65,6 @@ def make_decoder(settings, number=0, count=1):
         for name, parameter in part.named_parameters():
             parameter.copy_(values[name])
     return part
-
-
-def make_optimizer(model, settings):
-    """Weight decay counts for matrices only; a fused step takes no mixture of DTensors and tensors."""
-    groups = {}
-    for parameter in model.parameters():
-        groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
-    return torch.optim.AdamW(
-        [{"params": parameters, "weight_decay": settings["weight_decay"] if is_matrix else 0.0}
-         for (is_matrix, _), parameters in groups.items()],
-        lr=settings["learning_rate"], betas=tuple(settings["betas"]), eps=settings["epsilon"], fused=True)
 
 
 def divided(model, mesh):
@@ -174,7 +132,9 @@ def main():
     trained = Pipelined(settings) if strategy == "pp" else Whole(strategy, settings)
     data, target, _, _ = reference.text_samples(settings["text"], settings["context"], settings["held_out"],
                                                 settings["context"] + 1)
-    optimizer = make_optimizer(trained.model, settings)
+    optimizer = reference.make_optimizer(
+        trained.model, "AdamW", {"lr": settings["learning_rate"], "betas": tuple(settings["betas"]),
+                                 "eps": settings["epsilon"], "weight_decay": settings["weight_decay"], "fused": True})
     order = reference.batches(len(data), settings["batch_size"], settings["seed"],
                               *((rank, size) if trained.shares_batch else ()))
     for step in range(1, settings["steps"] + 1):

@@ -5,6 +5,7 @@ torch.distributed.tensor over gloo.
 """
 
 import json
+import pathlib
 import statistics
 import sys
 import time
@@ -16,6 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel, SequenceParallel,
                                                parallelize_module)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tests/parity"))
+from dtensor_gpt import reduce_gradients
 
 WARM_UP = 3
 MAX_SEQUENCE, HEAD_WIDTH = 1024, 64
@@ -58,15 +62,6 @@ def plan_of(is_sequence_parallel):
     if is_sequence_parallel:
         plan |= {name: SequenceParallel() for name in ("norm_1", "norm_2")}
     return plan
-
-
-def reduce_gradients(block):
-    """What DTensor leaves to the first use of a gradient, and Cadre does in backward: the sum of the gradients
-    of parameters that the ranks have whole."""
-    for parameter in block.parameters():
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
-            parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def norm_of_gradients(block):

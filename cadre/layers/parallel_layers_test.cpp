@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/base/format.h"
 #include "cadre/group/differentiable.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/layers/embedding.h"
@@ -379,9 +380,12 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
               SelfAttentionOptions{.embed_dim = 24, .num_heads = 6, .num_key_value_heads = 3},
               group);
         },
-        "its 48 features are 3 blocks (heads of attention) of 16, which 2 ranks do not divide");
+        "\"ParallelSelfAttention.qkv\" cannot be kColwise on the 2 ranks of group \"world\": its "
+        "48 features are 3 blocks (heads of attention) of 16, which 2 ranks do not divide; use a "
+        "group whose number of ranks divides the number of blocks");
     refused([&] { SelfAttention(SelfAttentionOptions{.embed_dim = 24, .num_heads = 5}); },
-            "embed_dim 24 must be a multiple of num_heads 5");
+            "SelfAttention: embed_dim 24 must be a multiple of num_heads 5, and that a multiple of "
+            "num_key_value_heads 5");
     ColumnParallelLinear column(torch::nn::LinearOptions(8, 6), group,
                                 ColumnParallelOptions{.sequence_parallel = true});
     RowParallelLinear row(torch::nn::LinearOptions(6, 8), group,
@@ -390,8 +394,10 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
         [&] {
           row(torch::ones({3, 5, 3}));
         },
-        "the sequence is dimension -2 of (..., T, D), and 2 ranks do not divide that of "
-        "(3, 5, 8)");
+        format(
+            "sequence parallelism on rank {} of group \"world\": the sequence is dimension -2 of "
+            "(..., T, D), and 2 ranks do not divide that of (3, 5, 8); pad it",
+            group.rank()));
     refused(
         [&] {
           column(torch::ones({3, 5, 4}));

@@ -308,7 +308,10 @@ TEST(DeviceMesh, AxesThatDoNotMakeAGridAreRefused) {
       require(failure.find(sentence) != std::string::npos, failure);
     };
     expect({}, "it has no axis");
-    expect({{"x", 3}}, "the product of the sizes is 3, but the group has 2 ranks");
+    expect({{"x", 3}},
+           format("DeviceMesh {{x: 3}} on group \"world\", rank {}: the product of the sizes is 3, "
+                  "but the group has 2 ranks; choose sizes whose product is that",
+                  world.rank()));
     expect({{"x", 65536}, {"y", 65536}}, "the group has 2 ranks");
     expect({{"x", 2}, {"", 1}}, "an axis has no name");
     expect({{"x", 2}, {"x", 1}}, "the name \"x\" is there twice");

@@ -3,18 +3,14 @@
 // losses within 2e-5 of each other, as those of data parallelism; a defect of the gradients is a
 // hundred times larger (cadre verify compares in float64). CADRE_CASES_SEED picks the share of the
 // layouts that CTest runs.
-#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <ostream>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "cadre/base/format.h"
 #include "cadre/testing/seeds.h"
 #include "cadre/train/trainer_test.h"
 
@@ -253,28 +249,49 @@ TEST_F(TrainerLayoutTest, WeightsOfAPlainModelAreDivided) {
   }
 }
 
-// Sleeps in a function of each block on this thread, forward and backward.
-at::CallbackHandle slow_down_blocks() {
-  return at::addThreadLocalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& function)
-                                     -> std::unique_ptr<at::ObserverContext> {
-        const std::string name = function.name();
-        if (name == "aten::gelu" || name == "aten::gelu_backward") {
-          std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        }
-        return nullptr;
-      }).scopes({at::RecordScope::FUNCTION}));
-}
-
-TEST_F(TrainerLayoutTest, ASlowStageIsNamedAtTheEnd) {
-  Config config = config_of(layout_named("pipeline"));
-  config.run.steps = 3;
-  on_rank_ = [](int rank) {
-    if (rank == 1) slow_down_blocks();
+// The whole sentence, the same on all processes.
+TEST_F(TrainerLayoutTest, ASnapshotOfAnotherModelIsRefused) {
+  Config first = config_of(kAlone, "a");
+  first.run.steps = 2;
+  ASSERT_EQ(run(first).failures, "");
+  const auto expect_refusal = [this](const std::string& layout, auto change,
+                                     const std::string& sentence) {
+    TrainedLayout divided = layout_named(layout);
+    divided.is_tied = true;
+    Config config = config_of(divided, "a");
+    config.run.resume = "auto";
+    change(config.model);
+    std::string expected;
+    for (int rank = 0; rank < divided.num_processes; ++rank) {
+      expected += cadre::format("rank {}: kInvalidArgument: {}\n", rank, sentence);
+    }
+    EXPECT_EQ(run(config, divided.num_processes).failures, expected);
   };
-  const Run slow = run(config, 2);
-  ASSERT_EQ(slow.failures, "");
-  EXPECT_THAT(slow.screen, HasSubstr("; stage 1 on rank 1 takes "));
+  const std::string unchanged = "restore it, or start at step 0 with run.resume=none";
+  expect_refusal(
+      "tensor", [](ModelConfig& model) { model.heads = 2; },
+      "model.heads was 4 when the snapshot was written and is 2 now: the same parameters with "
+      "another number of heads are another model; " +
+          unchanged);
+  expect_refusal(
+      "pipeline", [](ModelConfig& model) { model.tied = false; },
+      "model.tied was true when the snapshot was written and is false now: the saved parameters "
+      "are those of another model; " +
+          unchanged);
+  const std::string file = "rank 0: " + snapshot("a", 2) + "/model.safetensors has ";
+  const std::string remedy =
+      "; restore [model] and [optimizer] as they were when the snapshot was written, or start at "
+      "step 0 with run.resume=none";
+  expect_refusal(
+      "tensor", [](ModelConfig& model) { model.width = 32; },
+      file + "tensor 'wte.weight' as F32 (257, 16), but the model has F32 (257, 32)" + remedy);
+  expect_refusal(
+      "pipeline", [](ModelConfig& model) { model.layers = 6; },
+      file + "no tensor 'h_4.attn_c_attn.bias', which the model needs (24 are missing)" + remedy);
+  expect_refusal(
+      "pipeline_tensor", [](ModelConfig& model) { model.layers = 2; },
+      file + "a tensor 'h_2.attn_c_attn.bias', which the model does not (24 of 52 are unexpected)" +
+          remedy);
 }
 
 TEST_F(TrainerLayoutTest, ALayoutThatDoesNotFitEndsTheRunBeforeTheModelIsConstructed) {

@@ -65,7 +65,6 @@ class TrainerTest : public ::testing::Test {
         world_size,
         [&](const ProcessGroup& group, std::string&) {
           const auto system = os::make_native_system();
-          on_rank_(group.rank());
           int64_t steps = 0;
           Trainer trainer(
               config,
@@ -153,8 +152,6 @@ class TrainerTest : public ::testing::Test {
   testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
   std::function<void(std::string_view)> on_print_ = [](std::string_view) {};
-  std::function<void(int rank)> on_rank_ = [](int) {
-  };  // in the thread of each rank, before it runs
 };
 
 }  // namespace cadre::train

@@ -3,7 +3,8 @@
 processes, and the held-out loss behind them, against PyTorch's on one process and on two with
 DistributedDataParallel over gloo: for each of the six optimizers on a gpt and on the MNIST network,
 and for the default one on the two perceptrons, over text and over images. The sharded strategies are
-compared with ZeroRedundancyOptimizer and fully_shard (FSDP2) over gloo.
+compared with ZeroRedundancyOptimizer and fully_shard (FSDP2) over gloo, and tensor parallelism, also with
+sequence parallelism and on four processes, with parallelize_module of torch.distributed.tensor.
 
     parity_test.py CADRE [--only gpt-adam ...] [--one-in N]
 
@@ -14,6 +15,7 @@ any Python with torch; numpy is not needed.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -21,9 +23,13 @@ import sys
 import tempfile
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional as F
 
+import dtensor_gpt
 import gloo_job
 import idx_file
 import reference
@@ -72,8 +78,10 @@ OPTIMIZERS = {
 # ReLU, losses differ by up to 1.3e-5 ten steps later (cnn-adam without AVX-512), also between PyTorch's own two.
 FUSED = ("adamw", "adam", "sgd", "adagrad")
 # What a sharded wrapper could do wrong, on two ranks. Each must move the losses by ten times the bound,
-# but for those in unseen_plants(), which the same strategy shows under SGD.
+# but for those that plants_of() leaves out, which the same strategy shows under SGD.
 PLANTS = ("no_reduction", "no_division", "no_gather", "dropped_bucket", "bf16_reduction")
+# What tensor parallelism could do wrong: likewise, and the first one under sequence parallelism only.
+DIVISION_PLANTS = ("lost_norm_gradients", "lost_input_gradients", "added_biases")
 
 CASES = [f"{model}-{kind}" for model in ("gpt", "cnn") for kind in OPTIMIZERS]
 CASES += ["mlp_text-adamw", "mlp_images-adamw"]
@@ -83,18 +91,28 @@ CASES += [f"gpt-adamw-{strategy}" for strategy in STRATEGIES]
 CASES += [f"cnn-adamw-{strategy}" for strategy in ("zero2", "fsdp")]
 CASES += [f"cnn-sgd-{strategy}" for strategy in STRATEGIES]
 
+# Of a divided model, likewise: the keys of the trainer.
+DIVISIONS = {"tensor": {"parallel.tensor": 2}, "sequence": {"parallel.tensor": 2, "parallel.sequence": True},
+             "sequence4": {"parallel.tensor": 4, "parallel.sequence": True}}
+CASES += [f"gpt-{kind}-{division}" for kind in ("adamw", "sgd") for division in ("tensor", "sequence")]
+CASES += ["gpt_heads-adamw-sequence4"]
+
 # What differs between the models: batch size, norm that gradients are clipped to (0: none), and
 # steps and factor of the StepLR (0: constant rate).
 SETTINGS = {"gpt": dict(batch_size=8, clip=1.0, step_size=0, gamma=1.0),
             "cnn": dict(batch_size=8, clip=0.0, step_size=9, gamma=0.5)}
-SETTINGS |= {"mlp_text": SETTINGS["gpt"], "mlp_images": SETTINGS["cnn"]}
-ON_TEXT = ("gpt", "mlp_text")
+SETTINGS |= {"gpt_heads": SETTINGS["gpt"], "mlp_text": SETTINGS["gpt"], "mlp_images": SETTINGS["cnn"]}
+ON_TEXT = ("gpt", "gpt_heads", "mlp_text")
+
+
+def heads_of(name):
+    return 4 if name == "gpt_heads" else HEADS
 
 
 def make_model(name):
     torch.manual_seed(SEED)
-    if name == "gpt":
-        return reference.Gpt(LAYERS, HEADS, WIDTH, CONTEXT)
+    if name.startswith("gpt"):
+        return reference.Gpt(LAYERS, heads_of(name), WIDTH, CONTEXT)
     if name == "mlp_text":
         return reference.WindowMlp(LAYERS, WIDTH, WINDOW)
     if name == "mlp_images":
@@ -118,6 +136,10 @@ def split_case(case):
     return tuple((case + "-ddp").split("-")[:3])
 
 
+def num_ranks_of(case):
+    return DIVISIONS.get(split_case(case)[2], {}).get("parallel.tensor", WORLD_SIZE)
+
+
 def has_rounding_steps(case):
     """Whether roundings to bfloat16 make the two sides differ; see BF16_ADAMW_TOLERANCE."""
     _, kind, strategy = split_case(case)
@@ -130,11 +152,17 @@ def bound_of(case):
     return ADADELTA_TOLERANCE if split_case(case)[1] == "adadelta" else TOLERANCE
 
 
-def unseen_plants(case):
+def plants_of(case):
     """AdamW divides a factor of the gradients out of them, as clipping does; and gradients rounded to
     bfloat16 matter less to it than parameters do."""
+    strategy = split_case(case)[2]
+    if strategy in DIVISIONS:
+        return DIVISION_PLANTS[0 if strategy.startswith("sequence") else 1:]
+    if strategy not in STRATEGIES:
+        return ()
     unseen = {"no_division"} if split_case(case)[1] == "adamw" else set()
-    return unseen | ({"bf16_reduction"} if has_rounding_steps(case) else set())
+    unseen |= {"bf16_reduction"} if has_rounding_steps(case) else set()
+    return [plant for plant in PLANTS if plant not in unseen]
 
 
 def shard_model(model, strategy):
@@ -175,20 +203,79 @@ def step_wrongly(plant, parameters, optimizer):
             parameter.copy_(value)
 
 
+def plant_into_layers(gpt, plant, num_ranks):
+    """What rank 0 computes: without the gradients of norms that come from the tokens of the others, or those of the
+    input of an MLP that come from the features of the others; or a bias is added on each rank."""
+
+    def of_own_tokens(norm):
+        def forward(x):
+            own = x.shape[1] // num_ranks
+            rest = F.layer_norm(x[:, own:], norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+            return torch.cat([type(norm).forward(norm, x[:, :own]), rest], dim=1)
+        return forward
+
+    def of_own_features(layer):
+        def forward(x):
+            own = layer.out_features // num_ranks
+            return torch.cat([F.linear(x, layer.weight[:own], layer.bias[:own]),
+                              F.linear(x.detach(), layer.weight[own:], layer.bias[own:])], dim=-1)
+        return forward
+
+    def with_all_biases(layer):
+        return lambda x: F.linear(x, layer.weight, num_ranks * layer.bias)
+
+    suffixes, planted = {"lost_norm_gradients": (("ln_1", "ln_2", "ln_f"), of_own_tokens),
+                         "lost_input_gradients": (("mlp_c_fc",), of_own_features),
+                         "added_biases": (("c_proj",), with_all_biases)}[plant]
+    for name, layer in gpt.named_modules():
+        if name.endswith(suffixes):
+            layer.forward = planted(layer)
+
+
+def samples_of(folder, name):
+    """(data, target, held_data, held_target)"""
+    if name in ON_TEXT:
+        return reference.text_samples(folder / "text", CONTEXT, held_out=0.05, num_evaluated=NUM_EVALUATED)
+    data, target = reference.images(folder / "images", "train")
+    cut = len(data) - int(len(data) * 0.2)
+    return data[:cut], target[:cut], data[cut:], target[cut:]
+
+
+def train_divided(folder, case):
+    """As train_reference(), on ranks that divide the model and have the same rows."""
+    name, kind, division = split_case(case)
+    settings = SETTINGS[name]
+    mesh = init_device_mesh("cpu", (num_ranks_of(case),))
+    model = dtensor_gpt.DividedGpt(make_model(name), mesh, is_sequence_parallel=division.startswith("sequence"))
+    # DTensor has no rule for the fused SGD.
+    options = OPTIMIZERS[kind][1] | ({"fused": True} if kind in FUSED and kind != "sgd" else {})
+    optimizer = reference.make_optimizer(model, OPTIMIZERS[kind][0], options)
+    data, target, held_data, held_target = samples_of(folder, name)
+    order = reference.batches(len(data), settings["batch_size"], SEED)
+    losses = []
+    for _ in range(NUM_STEPS):
+        indices = next(order)
+        optimizer.zero_grad()
+        with loss_parallel():
+            loss = model.loss(model(data[indices]), target[indices])
+            loss.backward()
+        dtensor_gpt.reduce_gradients(model)
+        dtensor_gpt.clip_grad_norm_(model, settings["clip"])
+        optimizer.step()
+        losses.append(dtensor_gpt.whole(loss).item())
+    with torch.no_grad(), loss_parallel():
+        return losses + [dtensor_gpt.whole(model.loss(model(held_data), held_target)).item()]
+
+
 def train_reference(folder, case, rank, world_size, plant=None):
     """The losses of all steps, of the whole batch whatever the number of ranks; then the held-out
-    loss. plant: of one process, see PLANTS."""
+    loss. plant: of one process, see PLANTS and DIVISION_PLANTS."""
     name, kind, strategy = split_case(case)
     settings = SETTINGS[name]
     model = make_model(name)
-    if name in ON_TEXT:
-        data, target, held_data, held_target = reference.text_samples(
-            folder / "text", CONTEXT, held_out=0.05, num_evaluated=NUM_EVALUATED)
-    else:
-        data, target = reference.images(folder / "images", "train")
-        cut = len(data) - int(len(data) * 0.2)
-        held_data, held_target = data[cut:], target[cut:]
-        data, target = data[:cut], target[:cut]
+    if plant in DIVISION_PLANTS:
+        plant_into_layers(model, plant, num_ranks_of(case))
+    data, target, held_data, held_target = samples_of(folder, name)
     replica = model
     if world_size > 1 and STRATEGIES.get(strategy) == "fsdp":
         replica = shard_model(model, strategy)
@@ -237,8 +324,14 @@ def train_reference(folder, case, rank, world_size, plant=None):
 
 
 def run_gloo_rank(folder, cases):
-    """One of two processes."""
-    gloo_job.print_losses(lambda case: train_reference(folder, case, torch.distributed.get_rank(), WORLD_SIZE), cases)
+    """One of the processes."""
+
+    def train(case):
+        if split_case(case)[2] in DIVISIONS:
+            return train_divided(folder, case)
+        return train_reference(folder, case, torch.distributed.get_rank(), WORLD_SIZE)
+
+    gloo_job.print_losses(train, cases)
 
 
 def train_cadre(command, folder, case):
@@ -247,12 +340,12 @@ def train_cadre(command, folder, case):
     keys = {"run.name": case, "run.folder": folder / "runs", "run.steps": NUM_STEPS,
             "run.global_batch_size": settings["batch_size"], "run.seed": SEED, "run.evaluate_tokens": NUM_EVALUATED,
             "model.kind": name.partition("_")[0], "model.weights": folder / f"{name}.safetensors",
-            "parallel.strategy": strategy.partition("_")[0],
+            "parallel.strategy": "single" if strategy in DIVISIONS else strategy.partition("_")[0],
             "optimizer.kind": kind, "optimizer.clip_norm": settings["clip"],
             "schedule.kind": "step" if settings["step_size"] else "constant",
             "schedule.step_size": settings["step_size"], "schedule.gamma": settings["gamma"],
             "schedule.warmup_steps": 0, "sample.tokens": 0,
-            "model.layers": LAYERS, "model.heads": HEADS, "model.width": WIDTH, "model.window": WINDOW}
+            "model.layers": LAYERS, "model.heads": heads_of(name), "model.width": WIDTH, "model.window": WINDOW}
     if name in ON_TEXT:
         keys |= {"model.context": CONTEXT, "data.path": folder / "text", "data.held_out": 0.05}
     else:
@@ -261,16 +354,31 @@ def train_cadre(command, folder, case):
     keys |= {f"optimizer.{key}": value for key, value in OPTIMIZERS[kind][2].items()}
     if strategy.endswith("bf16"):
         keys |= {"parallel.parameter_dtype": "bfloat16", "parallel.reduce_dtype": "float32"}
+    keys |= DIVISIONS.get(strategy, {})
     config = folder / "empty.toml"
     config.touch()
     words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}"
              for key, value in keys.items()]
-    done = subprocess.run([command, "train", str(config), *words, "--nproc-per-node", str(WORLD_SIZE)],
+    done = subprocess.run([command, "train", str(config), *words, "--nproc-per-node", str(num_ranks_of(case))],
                           capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode != 0:
         sys.exit(f"{case}: cadre train ended with {done.returncode}\n{done.stdout}{done.stderr}")
     lines = [json.loads(line) for line in open(folder / "runs" / case / "metrics.jsonl")]
     return [line["loss"] for line in lines if "loss" in line] + [lines[-1]["held_out_loss"]]
+
+
+@contextlib.contextmanager
+def running_gloo(folder, cases):
+    """One job for each number of processes. Yields a function that returns the losses by case."""
+    with contextlib.ExitStack() as jobs:
+        losses_of_jobs = []
+        for num_ranks in sorted({num_ranks_of(case) for case in cases}):
+            own = folder / f"gloo{num_ranks}"
+            own.mkdir()
+            of_job = [case for case in cases if num_ranks_of(case) == num_ranks]
+            losses_of_jobs.append(jobs.enter_context(
+                gloo_job.running(__file__, num_ranks, own, [str(folder), *of_job], TIMEOUT_S)))
+        yield lambda: {case: losses for of_job in losses_of_jobs for case, losses in of_job().items()}
 
 
 def compare(command, cases):
@@ -279,29 +387,29 @@ def compare(command, cases):
     with tempfile.TemporaryDirectory(prefix="cadre_parity_") as name:
         folder = pathlib.Path(name)
         make_data(folder)
-        with gloo_job.running(__file__, WORLD_SIZE, folder, [str(folder), *cases], TIMEOUT_S) as losses_of_gloo:
+        with running_gloo(folder, cases) as losses_of_gloo:
             own = {case: train_cadre(command, folder, case) for case in cases}
             single = {case: train_reference(folder, case, 0, 1) for case in cases}
-            replicated = losses_of_gloo()
+            distributed = losses_of_gloo()
         for case in cases:
             assert len(own[case]) == NUM_STEPS + 1
-            to_single, to_gloo = difference(own[case], single[case]), difference(own[case], replicated[case])
-            strategy = split_case(case)[2]
-            learned = own[case][-2] < (0.8 if strategy in STRATEGIES else 0.97) * own[case][0]
+            to_single, to_gloo = difference(own[case], single[case]), difference(own[case], distributed[case])
+            strategy, plants = split_case(case)[2], plants_of(case)
+            learned = own[case][-2] < (0.8 if plants else 0.97) * own[case][0]
             bound = bound_of(case)
             good = learned and to_gloo <= bound
             if not strategy.endswith("bf16"):
                 # On some processors a kernel adds up half of a batch in another order than the whole one.
-                good = good and to_single <= bound + difference(replicated[case], single[case])
+                good = good and to_single <= bound + difference(distributed[case], single[case])
             planted = ""
-            if strategy in STRATEGIES:
+            if plants:
                 # The mildest of what must be noticed.
                 mildest = min(difference(train_reference(folder, case, 0, 1, plant), single[case])
-                              for plant in PLANTS if plant not in unseen_plants(case))
+                              for plant in plants)
                 good = good and mildest >= 10 * bound
                 planted = f"; planted defects {mildest:.1e}"
             failed += [] if good else [case]
-            print(f"{case:20} loss {own[case][0]:.4f} to {own[case][-2]:.4f}, held out "
+            print(f"{case:25} loss {own[case][0]:.4f} to {own[case][-2]:.4f}, held out "
                   f"{own[case][-1]:.4f}; largest relative difference "
                   f"{to_single:.1e} to one process, {to_gloo:.1e} to gloo{planted}{'' if good else '  FAILED'}")
     print(f"parity: {len(cases) - len(failed)} of {len(cases)} cases within their bounds")

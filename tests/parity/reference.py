@@ -3,6 +3,7 @@ with. Nothing here is taken from Cadre but the names of parameters."""
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import idx_file
@@ -158,12 +159,15 @@ def batches(num_samples, batch_size, seed, rank=0, world_size=1):
 
 
 def make_optimizer(model, kind, options, sharded=None):
-    """Weight decay counts for matrices only. sharded: ZeroRedundancyOptimizer."""
+    """Weight decay counts for matrices only; a fused step takes no mixture of DTensors and tensors. sharded:
+    ZeroRedundancyOptimizer."""
     options = dict(options)
     decay = options.pop("weight_decay", 0.0)
-    parameters = list(model.parameters())
-    groups = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
-              {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    groups = {}
+    for parameter in model.parameters():
+        groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
+    groups = [{"params": parameters, "weight_decay": decay if is_matrix else 0.0}
+              for (is_matrix, _), parameters in groups.items()]
     if sharded:
         return sharded(groups, getattr(torch.optim, kind), **options)
     return getattr(torch.optim, kind)(groups, **options)

@@ -1,6 +1,6 @@
 // Signals to a whole job of `cadre train`, through the launcher: all ranks end after one step,
 // write one snapshot, and the run that goes on from it has the bits of one that was never
-// disturbed.
+// disturbed. And SIGKILL to one process of a job that divides the model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -149,6 +149,40 @@ TEST_F(TrainSignalTest, AJobThatIsKilledWhileItSavesGoesOnFromAWholeSnapshot) {
               HasSubstr(format("resuming from {}/parts/step-", folder_.path().string())));
   EXPECT_EQ(steps_of("parts").size(), 60U);
   EXPECT_EQ(steps_of("parts"), steps_of("whole"));
+}
+
+// 0 if there is none.
+int pid_of_rank(const CadreCommand& job, int rank) {
+  const std::string variable = std::string(1, '\0') + format("RANK={}", rank) + '\0';
+  for (const int pid : job.marked_processes()) {
+    const fs::path process = format("/proc/{}", pid);
+    const bool is_trainer = bytes_of(process / "comm") == "cadre-train\n";
+    if (is_trainer && bytes_of(process / "environ").find(variable) != std::string::npos) return pid;
+  }
+  return 0;
+}
+
+TEST_F(TrainSignalTest, AKilledProcessThatHasAPartOfTheModelIsNamedAndEndsTheJob) {
+  const std::vector<std::vector<std::string>> divisions = {
+      {"parallel.tensor=2"}, {"parallel.pipeline=2"}, {"parallel.tensor=2", "parallel.pipeline=2"}};
+  for (const std::vector<std::string>& keys : divisions) {
+    std::vector<std::string> words = train("divided");
+    words.back() = std::to_string(2 * keys.size());
+    words.insert(words.end(), keys.begin(), keys.end());
+    words.emplace_back("model.layers=2");
+    CadreCommand job(words);
+    ASSERT_TRUE(job.wait_for(format("step   5/{} ", kNumSteps))) << job.seen().error;
+    const int victim = pid_of_rank(job, 1);
+    ASSERT_GT(victim, 0);
+    ::kill(victim, SIGKILL);
+    const CommandResult ended = job.wait();
+    EXPECT_EQ(ended.exit_code, 128 + SIGKILL) << ended.error;
+    EXPECT_THAT(ended.error,
+                HasSubstr(format("cadre: rank 1 of {} failed with signal 9 (SIGKILL) on ",
+                                 2 * keys.size())));
+    EXPECT_THAT(ended.error, HasSubstr(format(", pid {}, after ", victim)));
+    EXPECT_TRUE(job.leaves_nothing());
+  }
 }
 
 }  // namespace

@@ -79,7 +79,8 @@ TEST(RunLayout, MicrobatchesDivideTheBatchAndSuitTheSchedule) {
   EXPECT_EQ(refusal({.microbatches = 2}, 2),
             "parallel.microbatches is 2, but parallel.pipeline is 1, so there is no pipeline: set "
             "parallel.pipeline, or leave the key out");
-  EXPECT_EQ(refusal({.pipeline = 2, .schedule = "zb-v"}, 2).find("parallel.schedule: "), 0U);
+  EXPECT_EQ(refusal({.pipeline = 2, .schedule = "zb-v"}, 2),
+            "parallel.schedule: zb-v: each rank has exactly 2 stage(s) of the model, not 1");
   const Config config = gpt_with({.pipeline = 2});
   EXPECT_EQ(pipeline_schedule(config, degrees_of(config.parallel, 2)).num_microbatches, 8);
   EXPECT_EQ(pipeline_schedule(config, degrees_of(config.parallel, 4)).num_microbatches, 4);

@@ -68,9 +68,8 @@ std::string remedy_for(const std::string& snapshot) {
   return "no other snapshot is intact: start at step 0 with run.resume=none";
 }
 
-// Adds a remedy to an error of reading the snapshot.
+// Adds a remedy to an error of a damaged snapshot.
 Error with_remedy(const Error& error, const std::string& snapshot) {
-  // Otherwise the snapshot is intact, but does not match the run.
   const bool is_damaged =
       error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
   if (!is_damaged) return error;
@@ -168,7 +167,14 @@ void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
     optimizer.load_state(states);
   } catch (const Error& error) {
     if (is_group_failure(error)) throw;
-    throw CommonError(with_remedy(error, snapshot_));
+    if (error.code() != ErrorCode::kInvalidArgument) {
+      throw CommonError(with_remedy(error, snapshot_));
+    }
+    throw CommonError(
+        Error(error.code(), cadre::format("{}; restore [model] and [optimizer] as they were when "
+                                          "the snapshot was written, or start at step 0 with "
+                                          "run.resume=none",
+                                          error.message())));
   }
 }
 
