@@ -7,6 +7,23 @@
 namespace cadre::train {
 namespace {
 
+std::optional<ConfigConflict> find_expert_conflict(const Config& config) {
+  const ModelConfig& model = config.model;
+  if (model.experts == 0) return std::nullopt;
+  if (model.kind != "gpt") {
+    return ConfigConflict{"model.experts",
+                          cadre::format("is {}, but only the gpt has experts, and model.kind is "
+                                        "{}: choose 0",
+                                        model.experts, model.kind)};
+  }
+  if (model.experts_per_token > model.experts) {
+    return ConfigConflict{"model.experts_per_token",
+                          cadre::format("is {}, more than the {} experts of model.experts",
+                                        model.experts_per_token, model.experts)};
+  }
+  return std::nullopt;
+}
+
 std::optional<ConfigConflict> find_model_conflict(const Config& config) {
   const ModelConfig& model = config.model;
   const bool is_text = config.data.kind == "text";
@@ -29,7 +46,7 @@ std::optional<ConfigConflict> find_model_conflict(const Config& config) {
         "model.heads", cadre::format("must divide model.width: {} heads cannot share {} features",
                                      model.heads, model.width)};
   }
-  return std::nullopt;
+  return find_expert_conflict(config);
 }
 
 // Keys that only save memory or time are ignored by other strategies. These change the results, so

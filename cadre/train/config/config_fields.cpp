@@ -58,6 +58,19 @@ void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
        "of the gpt: the head uses the weight of the token embedding; false: it has one "
        "of its own",
        &model.tied});
+  fields.push_back({"model.experts",
+                    "of the gpt: the number of experts that replace the MLP of each block, and "
+                    "from which a router chooses some for each token; 0: one MLP for all tokens",
+                    &model.experts, 0, 65536});
+  fields.push_back({"model.experts_per_token",
+                    "of a gpt with experts: how many of them process a token; their weights are "
+                    "the router's probabilities, which are divided by their sum if there are "
+                    "several",
+                    &model.experts_per_token, 1, 65536});
+  fields.push_back({"model.auxiliary_loss",
+                    "of a gpt with experts: the weight of the load-balancing losses of the "
+                    "routers of all blocks, whose sum is added to the loss in training; 0: none",
+                    &model.auxiliary_loss, 0, 1e9});
   fields.push_back({.name = "model.checkpoint_activations",
                     .meaning =
                         "blocks: backward recomputes each block of the gpt, each hidden layer "
@@ -291,6 +304,10 @@ void add_layout_fields(std::vector<ConfigField>& fields, ParallelConfig& paralle
                         "divide what parallel.tensor leaves",
                     .value = &parallel.attention,
                     .choices = {"ring", "all_to_all"}});
+  fields.push_back({"parallel.expert",
+                    "of a gpt with experts: processes that divide the experts; each has samples "
+                    "of its own; must divide model.experts",
+                    &parallel.expert, 1, 65536});
 }
 
 void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {

@@ -80,7 +80,7 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
     CountedMemory::set_rank(rank);
     const auto system = os::make_native_system();
     const auto task = open_task(config, system->deadline_in(kTextSourceTimeout));
-    const RunLayout layout = lay_out(config.parallel, world);
+    const RunLayout layout = lay_out(config, world);
     const auto loader = make_training_loader(config, *task, layout.data.group);
     const Batch batch = *loader->epoch(0).begin();
     const int64_t before = memory.bytes(rank);
