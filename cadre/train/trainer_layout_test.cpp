@@ -279,6 +279,29 @@ TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   }
 }
 
+// The dropped choices are those of one process, also where processes have different numbers of
+// samples.
+TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
+  const auto limited = [this](TrainedLayout layout, double capacity_factor) {
+    layout.is_tied = layout.has_experts = true;
+    Config config = config_of(layout, layout.name + std::to_string(capacity_factor > 0));
+    config.model.capacity_factor = capacity_factor;
+    config.run.steps = 6;
+    return config;
+  };
+  ASSERT_EQ(run(limited(kAlone, 0)).failures, "");
+  ASSERT_EQ(run(limited(kAlone, 0.5)).failures, "");
+  EXPECT_GT(worst(losses("single1"), losses("single0")), 1e-4);
+  for (const std::string name : {"ddp_of_experts", "ddp_expert", "fsdp_expert"}) {
+    const TrainedLayout& layout = layout_named(name);
+    ASSERT_EQ(run(limited(layout, 0.5), layout.num_processes).failures, "");
+    EXPECT_LE(worst(losses(name + "1"), losses("single1")), 2e-5) << name;
+    EXPECT_LE(worst(numbers(name + "1", "held_out_loss"), numbers("single1", "held_out_loss")),
+              2e-5)
+        << name;
+  }
+}
+
 // Also its collectives and its dropout.
 TEST_F(TrainerLayoutTest, RecomputedActivationsGiveTheSameBits) {
   for (const std::string name :

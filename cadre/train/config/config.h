@@ -24,6 +24,7 @@ struct ModelConfig {
   bool tied = true;
   int64_t experts = 0;
   int64_t experts_per_token = 2;
+  double capacity_factor = 0;
   double auxiliary_loss = 0.01;
   std::string checkpoint_activations = "none";
   std::string weights;

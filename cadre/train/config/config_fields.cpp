@@ -67,6 +67,11 @@ void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
                     "the router's probabilities, which are divided by their sum if there are "
                     "several",
                     &model.experts_per_token, 1, 65536});
+  fields.push_back({"model.capacity_factor",
+                    "of a gpt with experts: in training, an expert processes at most this factor "
+                    "times the mean number of tokens that are sent to an expert in a step, and "
+                    "further tokens do without it; 0: no limit",
+                    &model.capacity_factor, 0, 1e9});
   fields.push_back({"model.auxiliary_loss",
                     "of a gpt with experts: the weight of the load-balancing losses of the "
                     "routers of all blocks, whose sum is added to the loss in training; 0: none",

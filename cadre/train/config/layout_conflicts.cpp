@@ -98,6 +98,14 @@ std::optional<ConfigConflict> find_unsupported_with_experts(const Config& config
         "divides the tokens between the matrices, but each process of parallel.tensor gives all "
         "tokens to the experts: choose false"};
   }
+  if (config.model.capacity_factor > 0 && parallel.context > 1) {
+    return ConfigConflict{
+        "model.capacity_factor",
+        cadre::format("is {}, which drops the last tokens of a step, but the processes of "
+                      "parallel.context, {}, have other orders of the tokens than one process: "
+                      "choose 0, or parallel.context=1",
+                      config.model.capacity_factor, parallel.context)};
+  }
   if (config.run.accumulate > 1) {
     return ConfigConflict{
         "run.accumulate",

@@ -108,6 +108,12 @@ TEST(RunLayout, WhatExpertsDoNotHaveIsRefused) {
             "run.accumulate is 2, but the load-balancing loss of a step is not the mean of those "
             "of its parts, and model.experts is 8: choose 1; model.checkpoint_activations=blocks "
             "saves memory, too");
+  config = experts_with({.context = 2});
+  config.model.capacity_factor = 1.5;
+  EXPECT_EQ(refusal(config, 2),
+            "model.capacity_factor is 1.5, which drops the last tokens of a step, but the "
+            "processes of parallel.context, 2, have other orders of the tokens than one process: "
+            "choose 0, or parallel.context=1");
   config = experts_with({.strategy = "fsdp", .parameter_dtype = "bfloat16"});
   EXPECT_EQ(refusal(config, 2),
             "parallel.parameter_dtype is bfloat16, but a gpt with experts computes and reduces in "

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <optional>
 
 #include "cadre/base/format.h"
 #include "cadre/layers/attention/context_parallel_attention.h"
@@ -27,12 +28,18 @@ CounterBasedDropout make_dropout(const ModelConfig& config, int64_t number,
 }
 
 // Without biases: those of all experts are one matrix, which weight decay would take for weights.
+std::optional<double> capacity_of(const ModelConfig& config) {
+  if (config.capacity_factor == 0) return std::nullopt;
+  return config.capacity_factor;
+}
+
 MixtureOfExperts make_experts(const ModelConfig& config) {
   return MixtureOfExperts(MixtureOfExpertsOptions{.features = config.width,
                                                   .hidden_features = kMlpExpansion * config.width,
                                                   .num_experts = config.experts,
                                                   .num_selected = config.experts_per_token,
                                                   .normalize_weights = config.experts_per_token > 1,
+                                                  .capacity_factor = capacity_of(config),
                                                   .bias = false});
 }
 
@@ -47,6 +54,7 @@ Linear make_projection(int64_t num_inputs, int64_t num_outputs, int64_t block_si
 GptBlock::GptBlock(const ModelConfig& config, int64_t index,
                    const std::shared_ptr<const DropoutStream>& stream)
     : is_recomputed_(recomputes_activations(config)),
+      capacity_factor_(capacity_of(config)),
       attention_norm_(register_module("ln_1", make_norm(config.width))),
       query_key_value_(register_module("attn_c_attn", QueryKeyValue(config.width, config.heads))),
       attention_projection_(register_module(
@@ -61,6 +69,11 @@ GptBlock::GptBlock(const ModelConfig& config, int64_t index,
     mlp_projection_ = register_module("mlp_c_proj", Linear(num_hidden, config.width));
   }
   mlp_dropout_ = register_module("mlp_drop", make_dropout(config, 2 * index + 2, stream));
+}
+
+void GptBlock::train(bool on) {
+  Module::train(on);
+  if (has_experts()) experts_->options.capacity_factor = on ? capacity_factor_ : std::nullopt;
 }
 
 std::pair<at::Tensor, at::Tensor> GptBlock::forward(const at::Tensor& x) {

@@ -1,7 +1,7 @@
 // A GPT: token and position embeddings, pre-norm blocks of causal attention and MLP, a final norm,
 // and a head that is tied to the token embedding or has a weight of its own. The MLP of a block may
 // be a mixture of experts; then the weighted sum of the load-balancing losses of all routers is
-// added to the loss.
+// added to the loss. Their capacity is one of training: it depends on the other tokens of a batch.
 //
 // A Gpt can be cut into parts, which are stages of a pipeline, and its layers can be divided by
 // parallelize_module() with plan(), its sequences by set_context_parallel(), and its experts by
@@ -19,6 +19,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,7 @@ class GptBlock : public torch::nn::Module, public ContextParallelLayer {
   // (B, T, width) to (B, T, width); and the load-balancing loss of the router, (), undefined
   // without experts.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x);
+  void train(bool on = true) override;
   void separate_heads() { query_key_value_->separate(); }
   bool has_experts() const { return !experts_.is_empty(); }
 
@@ -51,6 +53,7 @@ class GptBlock : public torch::nn::Module, public ContextParallelLayer {
   at::Tensor attend(const at::Tensor& x);
 
   bool is_recomputed_;
+  std::optional<double> capacity_factor_;  // in training; nothing: no limit
   LayerNorm attention_norm_;
   QueryKeyValue query_key_value_;
   Linear attention_projection_;

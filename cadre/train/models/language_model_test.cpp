@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "cadre/parallel/ep/ep_test_reference.h"
 
@@ -88,18 +89,22 @@ at::Tensor experts_by_formula(const std::map<std::string, at::Tensor>& p, const 
                               at::Tensor& load_balance) {
   const at::Tensor& up = p.at(name + ".up_weight");
   const at::Tensor& down = p.at(name + ".down_weight");
-  const testing::ExpertReference reference =
-      testing::reference_of({.router = p.at(name + ".router.weight"),
-                             .up_weight = up,
-                             .up_bias = torch::zeros({config.experts, up.size(1)}),
-                             .down_weight = down,
-                             .down_bias = torch::zeros({config.experts, down.size(1)})},
-                            x.flatten(0, 1),
-                            {.features = config.width,
-                             .hidden_features = 4 * config.width,
-                             .num_experts = config.experts,
-                             .num_selected = config.experts_per_token,
-                             .normalize_weights = config.experts_per_token > 1});
+  const testing::ExpertReference reference = testing::reference_of(
+      {.router = p.at(name + ".router.weight"),
+       .up_weight = up,
+       .up_bias = torch::zeros({config.experts, up.size(1)}),
+       .down_weight = down,
+       .down_bias = torch::zeros({config.experts, down.size(1)})},
+      x.flatten(0, 1),
+      {.features = config.width,
+       .hidden_features = 4 * config.width,
+       .num_experts = config.experts,
+       .num_selected = config.experts_per_token,
+       .normalize_weights = config.experts_per_token > 1,
+       .capacity_factor =
+           config.capacity_factor > 0 ? std::optional(config.capacity_factor) : std::nullopt});
+  // A capacity drops some choices, and not all.
+  EXPECT_EQ(reference.num_dropped > 0, config.capacity_factor > 0);
   load_balance = load_balance + reference.load_balance;
   return reference.values.view(x.sizes());
 }
@@ -180,6 +185,23 @@ TEST(Gpt, WithExpertsIsTheFormula) {
   }
   config.auxiliary_loss = 0;
   expect_formula(config);
+  config.capacity_factor = 0.75;
+  expect_formula(config);
+}
+
+// So the output of a sample in an evaluation does not depend on the samples beside it.
+TEST(Gpt, ACapacityIsOneOfTraining) {
+  ModelConfig config = small_language_model("experts");
+  const auto unlimited = make_language_model(config, kVocabulary, 3);
+  config.capacity_factor = 0.5;
+  const auto limited = make_language_model(config, kVocabulary, 3);
+  const torch::NoGradGuard no_grad;
+  for (const bool is_training : {true, false, true}) {
+    unlimited->train(is_training);
+    limited->train(is_training);
+    EXPECT_EQ(limited->forward(some_tokens()).equal(unlimited->forward(some_tokens())),
+              !is_training);
+  }
 }
 
 // The gradient of the loss reaches every parameter, and that of the auxiliary loss the routers.

@@ -106,6 +106,14 @@ TEST_F(VerifyLayouts, OfExpertsTrainAsOneProcessDoes) {
   expect_layouts_within(experts(false), 4, 3);
 }
 
+TEST_F(VerifyLayouts, ExpertsOfACapacityDropTheChoicesOfOneProcess) {
+  Config config = experts(true);
+  config.model.capacity_factor = 0.75;
+  const std::vector<std::string> names = this->names(config, 4);
+  EXPECT_THAT(names, Not(Contains("ddp/cp-2")));
+  expect_layouts_within(config, 4, 3);
+}
+
 // Also where each process has all experts: the routers see the tokens of all of them.
 TEST_F(VerifyLayouts, StrategiesOfExpertsTrainAsOneProcessDoes) {
   const VerifyReport report = verify(experts(true), 4, {.num_steps = 3, .dtype = "float64"});
