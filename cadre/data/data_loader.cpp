@@ -22,9 +22,9 @@ constexpr int kMaxThreads = 256;
 // What each rank sends when a loader is constructed. The mark tells it from the numbers that a rank
 // sends in another all_gather of this size.
 constexpr int64_t kMark = 0x63616472656c6f61;  // "cadreloa"
-using LoaderCall = std::array<int64_t, 6>;
-constexpr std::array<const char*, 6> kLoaderCallFields = {"",        "batch_size", "seed",
-                                                          "shuffle", "drop_last",  "dataset size"};
+using LoaderCall = std::array<int64_t, 7>;
+constexpr std::array<const char*, 7> kLoaderCallFields = {
+    "", "batch_size", "seed", "shuffle", "drop_last", "split", "dataset size"};
 
 // Throws the same error on all ranks unless every rank has the same order of samples and the same
 // batches.
@@ -46,7 +46,7 @@ void check_equal_on_all_ranks(const ProcessGroup& group, const LoaderCall& own) 
     throw Error(
         ErrorCode::kInvalidArgument,
         cadre::format("DataLoader on group \"{}\": {} is {} on rank 0 and {} on rank {}; all ranks "
-                      "need the same batch_size, seed, shuffle, drop_last and dataset",
+                      "need the same batch_size, seed, shuffle, drop_last, split and dataset",
                       group.name(),
                       kLoaderCallFields[static_cast<size_t>(first - calls.front().begin())], *first,
                       *other, rank));
@@ -96,6 +96,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
     : dataset_(std::move(dataset)), options_(options) {
   options_.group.reset();
   const int64_t num_samples = dataset_->size();
+  share_.split = options.split;
   share_.batch_size = options.batch_size;
   if (options.group) {
     share_.rank = options.group->rank();
@@ -103,10 +104,10 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
   }
   // Compared before they are checked: then all ranks check the same values and refuse them alike.
   if (share_.world_size > 1) {
-    check_equal_on_all_ranks(
-        *options.group,
-        {kMark, options.batch_size, options.seed, static_cast<int64_t>(options.shuffle),
-         static_cast<int64_t>(options.drop_last), num_samples});
+    check_equal_on_all_ranks(*options.group, {kMark, options.batch_size, options.seed,
+                                              static_cast<int64_t>(options.shuffle),
+                                              static_cast<int64_t>(options.drop_last),
+                                              static_cast<int64_t>(options.split), num_samples});
   }
   check_options(options, num_samples, share_.world_size);
 }
@@ -171,6 +172,12 @@ void DataLoader::make_order() {
 std::vector<int64_t> DataLoader::samples_of(const Share& share, const std::vector<int64_t>& order,
                                             int64_t begin) {
   const auto end = std::min(begin + share.batch_size, static_cast<int64_t>(order.size()));
+  if (share.split == BatchSplit::kConsecutive) {
+    const int64_t count = end - begin;
+    const auto first = order.begin() + begin;
+    return {first + count * share.rank / share.world_size,
+            first + count * (share.rank + 1) / share.world_size};
+  }
   // The first index from `begin` on that is congruent to the rank.
   int64_t index =
       begin + (share.rank - begin % share.world_size + share.world_size) % share.world_size;

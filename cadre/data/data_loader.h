@@ -2,10 +2,11 @@
 //
 // `.batch_size` is the global batch size: the samples of all ranks together. Batch k has the same
 // samples on any number of ranks; within it a rank has the samples that DistributedSampler assigns
-// to it, every world_size-th of the epoch. Two ranks' shares of a batch differ by at most one
-// sample, and a share may be empty in a short last batch; no sample is padded or repeated.
-// DistributedDataParallel and the sharding wrappers weight each rank by the rows of its share, so
-// gradients are means over the global batch.
+// to it, every world_size-th of the epoch, or a consecutive part (BatchSplit). Two ranks' shares of
+// a batch differ by at most one sample, and a share may be empty in a short last batch; no sample
+// is padded or repeated. DistributedDataParallel and the sharding wrappers weight each rank by the
+// rows of its share, so gradients are means over the global batch.
+//
 // Threads: one; with num_threads above 0, Dataset::get runs ahead of the caller on that many other
 // threads, and the delivered batches and their order stay the same. Blocking: the constructor is
 // collective in a group of several ranks, until the group's timeout; a batch takes as long as
@@ -34,6 +35,14 @@
 
 namespace cadre {
 
+// Which samples of a batch a rank has.
+enum class BatchSplit : uint8_t {
+  kInTurn,  // every world_size-th of the epoch, beginning with that of its rank
+  // Parts in rank order are the batch: for what depends on the order of samples, such as a capacity
+  // of experts.
+  kConsecutive,
+};
+
 struct DataLoaderOptions {
   int64_t batch_size = 1;  // samples of all ranks together
   // The ranks that split each batch: `.group = world`, or `.group = mesh.group("dp")`. Nothing:
@@ -42,8 +51,9 @@ struct DataLoaderOptions {
   int64_t seed = 0;  // of the order; epoch e is shuffled with seed + e
   bool shuffle = true;
   bool drop_last = false;  // leave out a last batch of fewer samples
-  int num_threads = 0;     // that fetch ahead; 0: the caller fetches each batch when it needs it
-  int64_t prefetch = 2;    // batches that each thread may be ahead
+  BatchSplit split = BatchSplit::kInTurn;
+  int num_threads = 0;   // that fetch ahead; 0: the caller fetches each batch when it needs it
+  int64_t prefetch = 2;  // batches that each thread may be ahead
   Duration timeout = std::chrono::minutes(5);  // of a batch from a thread
 };
 
@@ -99,14 +109,16 @@ class CADRE_EXPORT DataLoader {
   Epoch epoch(int64_t epoch);
   int64_t batches_per_epoch() const;
   int64_t batch_size() const { return share_.batch_size; }
+  BatchSplit split() const { return share_.split; }
 
   // After the last delivered batch, no matter how many were fetched ahead.
   LoaderPosition position() const { return position_; }
   void seek(const LoaderPosition& position);
 
  private:
-  // How a batch is split: this rank has every world_size-th sample.
+  // Which part of each batch this rank has.
   struct Share {
+    BatchSplit split = BatchSplit::kInTurn;
     int64_t batch_size = 1;
     int64_t rank = 0;
     int64_t world_size = 1;

@@ -97,6 +97,24 @@ TEST(DataLoader, ARanksSamplesAreThoseOfTheSampler) {
   }
 }
 
+TEST(DataLoader, ConsecutivePartsInRankOrderAreTheBatch) {
+  for (const int num_threads : {0, 2}) {
+    const DataLoaderOptions options = {
+        .batch_size = 25, .seed = 5, .split = BatchSplit::kConsecutive, .num_threads = num_threads};
+    DataLoader whole = make_data_loader(Counting(103), options);
+    const std::vector<Indices> expected = batches_of(whole, 1);
+    const auto by_rank = batches_by_rank(3, 103, options, 1);
+    for (size_t k = 0; k < expected.size(); ++k) {
+      Indices joined;
+      for (const std::vector<Indices>& batches : by_rank) {
+        EXPECT_NEAR(batches[k].size(), expected[k].size() / 3.0, 1);
+        joined.insert(joined.end(), batches[k].begin(), batches[k].end());
+      }
+      EXPECT_EQ(joined, expected[k]) << "batch " << k;
+    }
+  }
+}
+
 TEST(DataLoader, AShortLastBatchMayLeaveARankWithoutASample) {
   DataLoaderOptions options = {.batch_size = 4, .shuffle = false};
   EXPECT_EQ(batches_by_rank(4, 9, options, 0)[3], (std::vector<Indices>{{3}, {7}, {}}));
@@ -144,7 +162,7 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
   const auto all_are = [](const std::string& difference) {
     return ::testing::Each("DataLoader on group \"world\": " + difference +
                            " on rank 1; all ranks need the same batch_size, seed, shuffle, "
-                           "drop_last and dataset");
+                           "drop_last, split and dataset");
   };
   EXPECT_THAT(refusals(same, {.batch_size = 9, .seed = 1}),
               all_are("batch_size is 6 on rank 0 and 9"));
@@ -153,6 +171,8 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
               all_are("shuffle is 1 on rank 0 and 0"));
   EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .drop_last = true}),
               all_are("drop_last is 0 on rank 0 and 1"));
+  EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .split = BatchSplit::kConsecutive}),
+              all_are("split is 0 on rank 0 and 1"));
   EXPECT_THAT(refusals(same, same, 61), all_are("dataset size is 60 on rank 0 and 61"));
   EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .num_threads = 1, .prefetch = 3}),
               ::testing::Each("accepted"));
@@ -168,9 +188,9 @@ TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
       if (world.rank() == 0) {
         (void)make_data_loader(Counting(9), {.batch_size = 2, .group = world});
       } else {
-        const Indices six = {1, 2, 3, 4, 5, 6};
-        Indices all(12);
-        world.communicator().all_gather(std::as_bytes(std::span(six)),
+        const Indices numbers = {1, 2, 3, 4, 5, 6, 7};
+        Indices all(14);
+        world.communicator().all_gather(std::as_bytes(std::span(numbers)),
                                         std::as_writable_bytes(std::span(all)), DType::kInt64);
       }
     } catch (const Error& error) {

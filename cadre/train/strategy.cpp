@@ -48,6 +48,7 @@ class Single final : public ForwardStrategy {
   void set_accumulating(bool /*on*/) override {}
   void set_training(bool on) override { model_->train(on); }
   void set_rows(const SampledRows& rows) override { model_->set_rows(rows); }
+  Model& model() override { return *model_; }
   std::vector<TrainedTensor> trained() const override {
     return trained_tensors(parameters_of(*model_));
   }
@@ -75,6 +76,7 @@ class Replicated : public ForwardStrategy {
   void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
   void set_training(bool on) override { model_.module()->train(on); }
   void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
+  Model& model() override { return *model_.module(); }
   std::vector<TrainedTensor> trained() const override {
     return trained_tensors(parameters_of(*model_.module()));
   }
@@ -204,6 +206,7 @@ class FullySharded final : public ForwardStrategy {
   void set_accumulating(bool on) override { set_guard(no_sync_, on, model_); }
   void set_training(bool on) override { model_.module()->train(on); }
   void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
+  Model& model() override { return *model_.module(); }
   std::vector<TrainedTensor> trained() const override {
     return trained_of(model_.parameter_shards());
   }
@@ -245,7 +248,8 @@ std::vector<std::string> names_of(const std::vector<MeshAxis>& axes) {
   return names;
 }
 
-// The processes that have different rows also have different parts of the model.
+// The processes that have different rows also have different parts of the model, or exchange tokens
+// for experts.
 std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
                                                 const std::shared_ptr<Model>& model,
                                                 const RunLayout& layout,
@@ -253,7 +257,7 @@ std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
   const auto gpt = std::dynamic_pointer_cast<Gpt>(model);  // as check_layout() has required
   if (layout.degrees.pipeline > 1) return std::make_unique<Pipelined>(config, *gpt, layout);
   const ParallelConfig& parallel = config.parallel;
-  ModelDivision division(*gpt, {gpt}, *layout.mesh, parallel);
+  ModelDivision division(*gpt, {gpt}, layout, config);
   std::unique_ptr<ForwardStrategy> replicas;
   if (shards_parameters(parallel)) {
     const DeviceMesh shards = layout.mesh->slice(names_of(data_axes(parallel, layout.degrees)));
@@ -313,11 +317,12 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
       (output.sum() * 0).backward();  // the mean over no sample is NaN
       continue;
     }
-    at::Tensor mean = loss(task, output, batch.target.slice(0, begin, end));
+    at::Tensor mean =
+        with_auxiliary_loss(loss(task, output, batch.target.slice(0, begin, end)), model());
     if (end - begin < num_samples) {
       mean = mean * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
     }
-    mean.backward();
+    (gradient_factor() == 1 ? mean : mean * gradient_factor()).backward();
     mean_loss += mean.item<double>();
   }
   finish_gradients();

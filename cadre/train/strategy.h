@@ -91,11 +91,15 @@ class ForwardStrategy : public Strategy {
   virtual void set_accumulating(bool on) = 0;
   // Local.
   virtual void set_rows(const SampledRows& rows) = 0;
+  // Of which forward() computes the output.
+  virtual Model& model() = 0;
 
  protected:
-  // Of an output of forward(); mean over the rows.
+  // Of an output of forward(), without what the model adds to it; mean over the rows.
   virtual at::Tensor loss(const Task& task, const at::Tensor& output,
                           const at::Tensor& target) const;
+  // By which a loss is multiplied for its backward. Local.
+  virtual double gradient_factor() const { return 1; }
   // After the last part of a batch: what the wrapper of the model does not reduce.
   virtual void finish_gradients() {}
 };

@@ -3,9 +3,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/train/common_error.h"
@@ -33,7 +35,7 @@ Trainer::Trainer(const Config& config, TrainerContext context)
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
   on_all_ranks(context_.world, [this] { prepare(); });
-  layout_ = lay_out(config_.parallel, context_.world);
+  layout_ = lay_out(config_, context_.world);
   with_common_errors([this] { make_loaders(); });
   strategy_ = make_strategy(config_, model_, *layout_,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
@@ -62,7 +64,7 @@ void Trainer::prepare() {
   const int world_size = context_.world.world_size();
   check_layout(config_, world_size);
   task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));
-  check_global_batch_size(config_, *task_, degrees_of(config_.parallel, world_size).data);
+  check_global_batch_size(config_, *task_, degrees_of(config_.parallel, world_size).num_shares());
   resolve_epochs(config_, *task_);
   model_ = is_deferred() ? make_deferred_model(*task_) : make_initial_model(config_, *task_);
   num_parameters_ = num_parameters(*model_);
@@ -194,13 +196,23 @@ Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples)
   return {.loss = values[0] / values[1], .stop = values[2] > 0};
 }
 
-// In the operations of the world, and in those along the axes of its mesh.
+// In the operations of the world, in those along the axes of its mesh, and in those of all
+// processes with different tokens, which routers have.
 Duration Trainer::time_in_communication() const {
   Duration sum = context_.time_in_communication();
   if (!layout_->mesh) return sum;
+  std::vector<const Communicator*> counted = {&context_.world.communicator()};
+  const auto add = [&](const ProcessGroup& group) {
+    const Communicator& communicator = group.communicator();
+    if (std::ranges::find(counted, &communicator) != counted.end()) return;
+    counted.push_back(&communicator);
+    sum += communicator.time_in_operations();
+  };
   for (const MeshAxis& axis : layout_->mesh->axes()) {
-    if (axis.size == 1) continue;
-    sum += layout_->mesh->group(axis.name).communicator().time_in_operations();
+    if (axis.size > 1) add(layout_->mesh->group(axis.name));
+  }
+  if (config_.model.experts > 0) {
+    add(layout_->mesh->joint_group(token_axes(config_.parallel, layout_->degrees)));
   }
   return sum;
 }

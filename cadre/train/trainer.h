@@ -93,9 +93,10 @@ class Trainer {
   [[noreturn]] void refuse_unsaved_end() const;
   void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
-  // What divides the layers of a model takes a whole one.
+  // What divides the layers of a model, or connects its routers, takes a whole one.
   bool is_deferred() const {
-    return shards_parameters(config_.parallel) && !config_.parallel.divides_model();
+    return shards_parameters(config_.parallel) && !config_.parallel.divides_model() &&
+           config_.model.experts == 0;
   }
 
   Config config_;

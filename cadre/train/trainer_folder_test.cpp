@@ -199,6 +199,8 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
               HasSubstr("model.tied was true when the snapshot was written and is false now"));
   EXPECT_THAT(refusal([](Config& changed) { changed.model.heads = 1; }),
               HasSubstr("model.heads was 2 when the snapshot was written and is 1 now"));
+  EXPECT_THAT(refusal([](Config& changed) { changed.model.experts = 4; }),
+              HasSubstr("model.experts was 0 when the snapshot was written and is 4 now"));
   EXPECT_THAT(refusal([](Config& changed) { changed.data.held_out = 0.5; }),
               HasSubstr("data.held_out was 0.05 when the snapshot was written and is 0.5 now: "));
   EXPECT_THAT(refusal([](Config& changed) { changed.optimizer.kind = "adam"; }),

@@ -24,6 +24,7 @@ struct TrainedLayout {
   int num_processes = 1;
   ParallelConfig parallel = {};
   bool is_tied = true;
+  bool has_experts = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const TrainedLayout& layout) {
@@ -66,6 +67,23 @@ std::vector<TrainedLayout> trained_layouts() {
       {"context_tensor_sequence", 4, {.tensor = 2, .sequence = true, .context = 2}},
       {"pipeline_context", 4, {.pipeline = 2, .context = 2}},
       {"pipeline_context_tensor", 8, {.tensor = 2, .pipeline = 2, .context = 2}, false},
+      {"ddp_of_experts", 3, {}, true, true},
+      {"fsdp_of_experts", 2, {.strategy = "fsdp"}, true, true},
+      {"expert", 2, {.expert = 2}, false, true},
+      {"expert_4", 4, {.strategy = "single", .expert = 4}, true, true},
+      {"ddp_expert", 4, {.expert = 2}, true, true},
+      {"ddp_3_expert", 6, {.expert = 2}, true, true},
+      {"zero1_expert", 4, {.strategy = "zero1", .expert = 2}, true, true},
+      {"zero2_expert", 4, {.strategy = "zero2", .expert = 2}, false, true},
+      {"fsdp_expert", 4, {.strategy = "fsdp", .expert = 2}, true, true},
+      {"fsdp_gathered_expert",
+       4,
+       {.strategy = "fsdp", .form = "gathered", .expert = 2},
+       true,
+       true},
+      {"hsdp_expert", 8, {.strategy = "hsdp", .replicas = 2, .expert = 2}, true, true},
+      {"ddp_expert_tensor", 8, {.tensor = 2, .expert = 2}, true, true},
+      {"zero2_expert_context", 8, {.strategy = "zero2", .context = 2, .expert = 2}, true, true},
   };
 }
 
@@ -83,7 +101,9 @@ class TrainerLayoutTest : public TrainerTest {
                     .width = 16,
                     .context = 16,
                     .dropout_rate = 0.1,
-                    .tied = layout.is_tied};
+                    .tied = layout.is_tied,
+                    .experts = layout.has_experts ? 4 : 0,
+                    .auxiliary_loss = 0.1};
     config.run.steps = 20;
     config.run.global_batch_size = 8;
     config.parallel = layout.parallel;
@@ -91,12 +111,14 @@ class TrainerLayoutTest : public TrainerTest {
   }
   Config config_of(const TrainedLayout& layout) const { return config_of(layout, layout.name); }
 
-  // The same head as the layout's; trained once for each.
-  std::string alone(bool is_tied) {
-    const std::string name = is_tied ? "alone_tied" : "alone_untied";
+  // The same model as the layout's; trained once for each.
+  std::string alone(const TrainedLayout& model) {
+    const std::string name = std::string(model.is_tied ? "alone_tied" : "alone_untied") +
+                             (model.has_experts ? "_experts" : "");
     if (!metrics(name).empty()) return name;
     TrainedLayout layout = kAlone;
-    layout.is_tied = is_tied;
+    layout.is_tied = model.is_tied;
+    layout.has_experts = model.has_experts;
     EXPECT_EQ(run(config_of(layout, name)).failures, "");
     return name;
   }
@@ -118,8 +140,9 @@ class TrainerLayoutTest : public TrainerTest {
     return largest;
   }
 
-  void expect_run_of_one_process(const std::string& name, bool is_tied) {
-    const std::string expected = alone(is_tied);
+  // model: of the run.
+  void expect_run_of_one_process(const std::string& name, const TrainedLayout& model) {
+    const std::string expected = alone(model);
     ASSERT_EQ(losses(name).size(), 20U);
     EXPECT_LE(worst(losses(name), losses(expected)), 2e-5);
     EXPECT_LE(worst(numbers(name, "gradient_norm"), numbers(expected, "gradient_norm")), 1e-4);
@@ -127,9 +150,9 @@ class TrainerLayoutTest : public TrainerTest {
     EXPECT_LE(worst(numbers(name, "held_out_loss"), numbers(expected, "held_out_loss")), 2e-5);
   }
 
-  void expect_parameters_of_one_process(const std::string& name, bool is_tied) {
+  void expect_parameters_of_one_process(const std::string& name, const TrainedLayout& model) {
     const NamedTensors actual = tensors(name, 20, "model.safetensors");
-    const NamedTensors expected = tensors(alone(is_tied), 20, "model.safetensors");
+    const NamedTensors expected = tensors(alone(model), 20, "model.safetensors");
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(actual[i].first, expected[i].first);
@@ -140,6 +163,26 @@ class TrainerLayoutTest : public TrainerTest {
       EXPECT_LE(mean, 2e-5) << expected[i].first;
     }
   }
+
+  // Two steps under each, and the rest under the last.
+  void expect_chain(const std::vector<std::string>& order, const TrainedLayout& model) {
+    int64_t step = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+      SCOPED_TRACE(order[i]);
+      TrainedLayout layout = order[i] == "single" ? kAlone : layout_named(order[i]);
+      layout.is_tied = model.is_tied;
+      layout.has_experts = model.has_experts;
+      Config config = config_of(layout, "chain");
+      config.run.resume = "auto";
+      const bool is_last = i + 1 == order.size();
+      const Run part = run(config, layout.num_processes, is_last ? -1 : 2);
+      ASSERT_EQ(part.failures, "");
+      step += 2;
+      if (!is_last) ASSERT_EQ(part.result.steps, step);
+    }
+    expect_run_of_one_process("chain", model);
+    expect_parameters_of_one_process("chain", model);
+  }
 };
 
 class TrainerLayouts : public TrainerLayoutTest,
@@ -149,8 +192,8 @@ TEST_P(TrainerLayouts, TrainAsOneProcess) {
   const TrainedLayout& layout = GetParam();
   const Run run = this->run(config_of(layout), layout.num_processes);
   ASSERT_EQ(run.failures, "");
-  expect_run_of_one_process(layout.name, layout.is_tied);
-  expect_parameters_of_one_process(layout.name, layout.is_tied);
+  expect_run_of_one_process(layout.name, layout);
+  expect_parameters_of_one_process(layout.name, layout);
   EXPECT_THAT(run.screen, HasSubstr("a sample:\n"));
   EXPECT_GT(numbers(layout.name, "communication_share").back(), 0);
 }
@@ -162,26 +205,18 @@ INSTANTIATE_TEST_SUITE_P(Equality, TrainerLayouts,
 // A snapshot of each is resumed under the next one: also the position of the dropout, the state of
 // AdamW and the count of its steps.
 TEST_F(TrainerLayoutTest, ASnapshotOfEachLayoutResumesUnderTheNext) {
-  const std::vector<std::string> order = {"ddp_tensor",    "single",
-                                          "fsdp_pipeline", "zero2_tensor",
-                                          "pipeline_zb_v", "context_tensor_sequence",
-                                          "fsdp_tensor",   "pipeline_tensor",
-                                          "zero1_tensor",  "pipeline_interleaved"};
-  int64_t step = 0;
-  for (const std::string& name : order) {
-    SCOPED_TRACE(name);
-    TrainedLayout layout = name == "single" ? kAlone : layout_named(name);
-    layout.is_tied = true;
-    Config config = config_of(layout, "chain");
-    config.run.resume = "auto";
-    const bool is_last = name == order.back();
-    const Run part = run(config, layout.num_processes, is_last ? -1 : 2);
-    ASSERT_EQ(part.failures, "");
-    step += 2;
-    if (!is_last) ASSERT_EQ(part.result.steps, step);
-  }
-  expect_run_of_one_process("chain", true);
-  expect_parameters_of_one_process("chain", true);
+  expect_chain({"ddp_tensor", "single", "fsdp_pipeline", "zero2_tensor", "pipeline_zb_v",
+                "context_tensor_sequence", "fsdp_tensor", "pipeline_tensor", "zero1_tensor",
+                "pipeline_interleaved"},
+               kAlone);
+}
+
+TEST_F(TrainerLayoutTest, ASnapshotOfExpertsResumesUnderTheNextLayout) {
+  TrainedLayout model = kAlone;
+  model.has_experts = true;
+  expect_chain({"ddp_expert", "single", "expert_4", "fsdp_expert", "single", "zero2_expert",
+                "fsdp_of_experts", "ddp_expert_tensor", "zero1_expert"},
+               model);
 }
 
 TEST_F(TrainerLayoutTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
@@ -217,9 +252,56 @@ TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
   }
 }
 
+// A router that has learned nothing chooses almost evenly, so the load-balancing loss of each of
+// the four blocks is about 1. The held-out loss is without it.
+TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
+  const auto weighted = [this](TrainedLayout layout, double weight) {
+    layout.is_tied = layout.has_experts = true;
+    Config config = config_of(layout, layout.name + (weight > 0 ? "_weighted" : "_plain"));
+    config.model.auxiliary_loss = weight;
+    config.run.steps = 2;
+    return config;
+  };
+  for (const TrainedLayout& layout : {kAlone, layout_named("ddp_expert")}) {
+    SCOPED_TRACE(layout.name);
+    ASSERT_EQ(run(weighted(layout, 0.5), layout.num_processes).failures, "");
+    ASSERT_EQ(run(weighted(layout, 0), layout.num_processes).failures, "");
+    const auto difference = [&](const std::string& key) {
+      return numbers(layout.name + "_weighted", key).at(0) -
+             numbers(layout.name + "_plain", key).at(0);
+    };
+    EXPECT_NEAR(difference("loss"), 0.5 * 4, 0.1);
+    EXPECT_NEAR(difference("held_out_loss"), 0, 0.1);
+  }
+}
+
+// The dropped choices are those of one process, also where processes have different numbers of
+// samples.
+TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
+  const auto limited = [this](TrainedLayout layout, double capacity_factor) {
+    layout.is_tied = layout.has_experts = true;
+    Config config = config_of(layout, layout.name + std::to_string(capacity_factor > 0));
+    config.model.capacity_factor = capacity_factor;
+    config.run.steps = 6;
+    return config;
+  };
+  ASSERT_EQ(run(limited(kAlone, 0)).failures, "");
+  ASSERT_EQ(run(limited(kAlone, 0.5)).failures, "");
+  EXPECT_GT(worst(losses("single1"), losses("single0")), 1e-4);
+  for (const std::string name : {"ddp_of_experts", "ddp_expert", "fsdp_expert"}) {
+    const TrainedLayout& layout = layout_named(name);
+    ASSERT_EQ(run(limited(layout, 0.5), layout.num_processes).failures, "");
+    EXPECT_LE(worst(losses(name + "1"), losses("single1")), 2e-5) << name;
+    EXPECT_LE(worst(numbers(name + "1", "held_out_loss"), numbers("single1", "held_out_loss")),
+              2e-5)
+        << name;
+  }
+}
+
 // Also its collectives and its dropout.
 TEST_F(TrainerLayoutTest, RecomputedActivationsGiveTheSameBits) {
-  for (const std::string name : {"ddp_tensor_sequence", "pipeline_tensor", "fsdp_context"}) {
+  for (const std::string name :
+       {"ddp_tensor_sequence", "pipeline_tensor", "fsdp_context", "fsdp_expert"}) {
     const TrainedLayout& layout = layout_named(name);
     for (const std::string recomputed : {"none", "blocks"}) {
       Config config = config_of(layout, name + recomputed);
@@ -297,9 +379,10 @@ TEST_F(TrainerLayoutTest, ASnapshotOfAnotherModelIsRefused) {
 TEST_F(TrainerLayoutTest, ALayoutThatDoesNotFitEndsTheRunBeforeTheModelIsConstructed) {
   Config config = config_of(layout_named("ddp_tensor"));
   const Run run = this->run(config, 3);
-  EXPECT_THAT(run.failures,
-              HasSubstr("tensor 2 is 2 processes, which do not divide the 3 processes of this job: "
-                        "start a multiple of 2, or change parallel.tensor, pipeline or context"));
+  EXPECT_THAT(
+      run.failures,
+      HasSubstr("tensor 2 is 2 processes, which do not divide the 3 processes of this job: "
+                "start a multiple of 2, or change parallel.tensor, pipeline, context or expert"));
 }
 
 }  // namespace

@@ -61,7 +61,8 @@ std::string_view name_of(Reshard reshard) {
 std::string name_of(const StrategyCase& strategy, int world_size) {
   std::string name(name_of(strategy.strategy));
   if (strategy.strategy == VerifiedStrategy::kHsdp) {
-    const int num_ranks = world_size / (strategy.pipeline * strategy.context * strategy.tensor);
+    const int num_ranks =
+        world_size / (strategy.pipeline * strategy.expert * strategy.context * strategy.tensor);
     name += format("-{}x{}", strategy.num_replicas, num_ranks / strategy.num_replicas);
   }
   // The stages of a pipeline are not resharded by units.
@@ -70,6 +71,7 @@ std::string name_of(const StrategyCase& strategy, int world_size) {
   if (strategy.form == ShardForm::kMapped) name += "/mapped";
   if (strategy.num_parts > 1) name += "/accumulate";
   if (strategy.pipeline > 1) name += format("/pp-{}", strategy.pipeline);
+  if (strategy.expert > 1) name += format("/ep-{}", strategy.expert);
   if (strategy.context > 1) name += format("/cp-{}", strategy.context);
   if (strategy.tensor > 1) name += format("/tp-{}", strategy.tensor);
   if (strategy.is_sequence_parallel) name += "-sequence";

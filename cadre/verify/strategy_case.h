@@ -26,9 +26,10 @@ struct StrategyCase {
   // The number of parts of each rank's share of a batch, whose gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;
-  // How many ranks divide the layers and the tokens of the model; the strategy is that of the
-  // others. Only of programs that know how to divide theirs, such as the trainer.
+  // How many ranks divide the layers, the experts and the tokens of the model; the strategy is that
+  // of the others. Only of programs that know how to divide theirs, such as the trainer.
   int pipeline = 1;
+  int expert = 1;
   int context = 1;
   int tensor = 1;
   bool is_sequence_parallel = false;
@@ -41,8 +42,8 @@ CADRE_EXPORT std::string_view name_of(VerifiedStrategy strategy);
 // "after_forward", "after_backward", "after_reduction", "onto_group".
 CADRE_EXPORT std::string_view name_of(Reshard reshard);
 // "zero2", "fsdp/after_forward", "hsdp-2x4/after_forward/mapped/accumulate", "ddp/pp-2/tp-2": the
-// shape of hsdp's mesh is (replicas, shards) of those of `world_size` ranks that have different
-// rows.
+// shape of hsdp's mesh is (replicas, shards) of those of `world_size` ranks that have equal parts
+// of the model.
 CADRE_EXPORT std::string name_of(const StrategyCase& strategy, int world_size);
 
 struct StrategySpace {

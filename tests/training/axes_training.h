@@ -223,6 +223,15 @@ class AxesRank {
   std::vector<std::string> data_axes() const {
     return axes_among({"dp", "dp_replicate", "dp_shard"});
   }
+  // Those of a wrapper.
+  std::vector<std::string> averaged_axes() const {
+    return ddp_ || fsdp_ ? data_axes() : std::vector<std::string>();
+  }
+  int num_averaged() const {
+    int product = 1;
+    for (const std::string& axis : averaged_axes()) product *= mesh_.size(axis);
+    return product;
+  }
   bool has_mistake(AxesMistake mistake) const { return mistake_ == mistake; }
 
   void make_parts(const AxesGpt& whole) {
@@ -256,7 +265,7 @@ class AxesRank {
       if (part.has_block()) set_context_parallel(part, *context_);
     }
     if (layout_.has("ep")) {
-      experts_.emplace(part, mesh_.slice(axes_among({"dp", "ep"})));
+      experts_.emplace(part, mesh_.slice(axes_among({"dp", "dp_shard", "ep", "cp"})));
       shards_ = experts_->parameter_shards();
     }
   }
@@ -335,10 +344,11 @@ class AxesRank {
     const Tensor sum =
         vocab_parallel_cross_entropy(logits, targets, mesh_.group("tp"),
                                      {.vocabulary = kVocabulary, .reduction = LossReduction::kSum});
-    if (context_) return context_->mean_over_tokens(sum, targets.numel());
-    if (!experts_) return sum / targets.numel();
-    return experts_->mean_over_tokens(sum, targets.numel()) +
-           parts_[0]->router_losses.weighted(kAxesRouterWeights);
+    if (experts_) {
+      return experts_->mean_over_tokens(sum, targets.numel()) +
+             parts_[0]->router_losses.weighted(kAxesRouterWeights);
+    }
+    return context_ ? context_->mean_over_tokens(sum, targets.numel()) : sum / targets.numel();
   }
 
   double step_of_module(const Tensor& own) {
@@ -347,7 +357,7 @@ class AxesRank {
                                  : parts_[0]->forward(own);
     const Tensor loss = loss_of(logits, axes_targets(own));
     // With experts the loss is divided by the tokens of all ranks, and the wrapper averages.
-    (experts_ && ddp_ ? loss * mesh_.size("dp") : loss).backward();
+    (experts_ ? loss * num_averaged() : loss).backward();
     return loss.item<double>();
   }
 
@@ -365,9 +375,11 @@ class AxesRank {
 
   // What no wrapper does.
   void sum_gradients() {
-    if (context_) context_->sum_gradients(trained());
-    if (experts_ && ddp_) experts_->sum_gradients({.reduced_axes = {"dp"}});
-    if (experts_ && !ddp_) experts_->sum_gradients();
+    if (experts_) {
+      experts_->sum_gradients(gradient_records(), {.reduced_axes = averaged_axes()});
+    } else if (context_) {
+      context_->sum_gradients(trained());
+    }
   }
 
   double norm_of_all_ranks() {

@@ -144,6 +144,13 @@ std::vector<ParameterShard> records_of(
   return records;
 }
 
+// A record has no axis along which nothing divides the parameter.
+bool is_replicated_along(const MeshAxis& axis, const ParameterShard& shard) {
+  const auto found = std::ranges::find(shard.mesh.axes(), axis);
+  if (found == shard.mesh.axes().end()) return true;
+  return shard.placements[static_cast<size_t>(found - shard.mesh.axes().begin())].is_replicate();
+}
+
 }  // namespace
 
 ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh,
@@ -178,16 +185,19 @@ at::Tensor ExpertParallel::mean_over_tokens(const at::Tensor& sum, int64_t count
 }
 
 void ExpertParallel::sum_gradients(const SumGradientsOptions& options) const {
+  sum_gradients(shards_, options);
+}
+
+void ExpertParallel::sum_gradients(std::span<const ParameterShard> shards,
+                                   const SumGradientsOptions& options) const {
   for (const std::string& axis : options.reduced_axes) mesh_.size(axis);  // throws if unknown
   std::map<std::vector<std::string>, std::vector<at::Tensor>> parameters_along;
-  for (const ParameterShard& shard : shards_) {
+  for (const ParameterShard& shard : shards) {
     std::vector<std::string> axes;
-    for (size_t i = 0; i < shard.placements.size(); ++i) {
-      const MeshAxis& axis = shard.mesh.axes()[i];
-      const bool has_tokens = std::ranges::find(mesh_.axes(), axis) != mesh_.axes().end();
+    for (const MeshAxis& axis : mesh_.axes()) {
       const bool is_reduced =
           std::ranges::find(options.reduced_axes, axis.name) != options.reduced_axes.end();
-      if (shard.placements[i].is_replicate() && axis.size > 1 && has_tokens && !is_reduced) {
+      if (axis.size > 1 && !is_reduced && is_replicated_along(axis, shard)) {
         axes.push_back(axis.name);
       }
     }

@@ -27,6 +27,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,11 @@ class CADRE_EXPORT ExpertParallel {
   // without a gradient on this rank counts as zeros, and stays without one if none of these ranks
   // has one, as in one process.
   void sum_gradients(const SumGradientsOptions& options = {}) const;
+  // The same of a wrapper that shards what this has left on each rank: the gradients of the values
+  // of its records. reduced_axes: those of the wrapper.
+  //   experts.sum_gradients(model.parameter_shards(), {.reduced_axes = {"dp_shard"}});
+  void sum_gradients(std::span<const ParameterShard> shards,
+                     const SumGradientsOptions& options) const;
 
  private:
   DeviceMesh mesh_;

@@ -22,6 +22,10 @@ struct ModelConfig {
   bool dropout = true;
   double dropout_rate = 0;
   bool tied = true;
+  int64_t experts = 0;
+  int64_t experts_per_token = 2;
+  double capacity_factor = 0;
+  double auxiliary_loss = 0.01;
   std::string checkpoint_activations = "none";
   std::string weights;
 };
@@ -96,9 +100,10 @@ struct ParallelConfig {
   int64_t virtual_stages = 1;
   int64_t context = 1;
   std::string attention = "ring";
+  int64_t expert = 1;
 
   // Whether processes have different parts of the layers, or different tokens of a sample.
-  bool divides_model() const { return tensor > 1 || pipeline > 1 || context > 1; }
+  bool divides_model() const { return tensor > 1 || pipeline > 1 || context > 1 || expert > 1; }
 };
 
 // Of fsdp and hsdp. "auto" is mapped, unless the shards are offloaded to files.

@@ -58,6 +58,24 @@ void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
        "of the gpt: the head uses the weight of the token embedding; false: it has one "
        "of its own",
        &model.tied});
+  fields.push_back({"model.experts",
+                    "of the gpt: the number of experts that replace the MLP of each block, and "
+                    "from which a router chooses some for each token; 0: one MLP for all tokens",
+                    &model.experts, 0, 65536});
+  fields.push_back({"model.experts_per_token",
+                    "of a gpt with experts: how many of them process a token; their weights are "
+                    "the router's probabilities, which are divided by their sum if there are "
+                    "several",
+                    &model.experts_per_token, 1, 65536});
+  fields.push_back({"model.capacity_factor",
+                    "of a gpt with experts: in training, an expert processes at most this factor "
+                    "times the mean number of tokens that are sent to an expert in a step, and "
+                    "further tokens do without it; 0: no limit",
+                    &model.capacity_factor, 0, 1e9});
+  fields.push_back({"model.auxiliary_loss",
+                    "of a gpt with experts: the weight of the load-balancing losses of the "
+                    "routers of all blocks, whose sum is added to the loss in training; 0: none",
+                    &model.auxiliary_loss, 0, 1e9});
   fields.push_back({.name = "model.checkpoint_activations",
                     .meaning =
                         "blocks: backward recomputes each block of the gpt, each hidden layer "
@@ -291,6 +309,10 @@ void add_layout_fields(std::vector<ConfigField>& fields, ParallelConfig& paralle
                         "divide what parallel.tensor leaves",
                     .value = &parallel.attention,
                     .choices = {"ring", "all_to_all"}});
+  fields.push_back({"parallel.expert",
+                    "of a gpt with experts: processes that divide the experts; each has samples "
+                    "of its own; must divide model.experts",
+                    &parallel.expert, 1, 65536});
 }
 
 void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
@@ -367,93 +389,6 @@ OptimizerConfig default_optimizer(const std::string& kind) {
   config.momentum = kind == "sgd" ? 0.9 : 0.0;
   config.weight_decay = 0;
   return config;
-}
-
-namespace {
-
-std::optional<ConfigConflict> find_model_conflict(const Config& config) {
-  const ModelConfig& model = config.model;
-  const bool is_text = config.data.kind == "text";
-  if (model.kind == "gpt" && !is_text) {
-    return ConfigConflict{"data.kind",
-                          cadre::format("must be text for model.kind gpt, which predicts the next "
-                                        "token; {} has images: use model.kind cnn or mlp",
-                                        config.data.kind)};
-  }
-  if (model.kind == "cnn" && is_text) {
-    return ConfigConflict{"model.kind",
-                          "cnn classifies images, but data.kind is text: use data.kind mnist or "
-                          "synthetic, or model.kind gpt or mlp"};
-  }
-  if (config.data.kind == "mnist" && config.data.path == DataConfig().path) {
-    return ConfigConflict{"data.kind", "mnist needs data.path: the folder of the idx files"};
-  }
-  if (model.kind == "gpt" && model.width % model.heads != 0) {
-    return ConfigConflict{
-        "model.heads", cadre::format("must divide model.width: {} heads cannot share {} features",
-                                     model.heads, model.width)};
-  }
-  return std::nullopt;
-}
-
-// Keys that only save memory or time are ignored by other strategies. These change the results, so
-// they are refused.
-std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& parallel) {
-  if (parallel.form == "mapped" && parallel.offload != "none") {
-    return ConfigConflict{"parallel.form",
-                          "is mapped, but parallel.offload keeps the parameters in files, from "
-                          "which they are gathered: choose auto, or parallel.offload=none"};
-  }
-  if (parallel.strategy == "fsdp" || parallel.strategy == "hsdp") return std::nullopt;
-  const std::array<std::pair<const char*, std::string>, 2> dtypes = {
-      {{"parallel.parameter_dtype", parallel.parameter_dtype},
-       {"parallel.reduce_dtype", parallel.reduce_dtype}}};
-  for (const auto& [key, dtype] : dtypes) {
-    if (dtype == "float32") continue;
-    return ConfigConflict{
-        key, cadre::format("is {}, which only parallel.strategy fsdp and hsdp support, not {}: "
-                           "choose one of them, or float32; run.autocast=bfloat16 computes in "
-                           "bfloat16 under every strategy",
-                           dtype, parallel.strategy)};
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
-std::optional<ConfigConflict> find_conflict(const Config& config) {
-  if (auto conflict = find_model_conflict(config)) return conflict;
-  if (auto conflict = find_parallel_conflict(config.parallel)) return conflict;
-  if (auto conflict = find_layout_conflict(config)) return conflict;
-  if (config.run.epochs == 0 && config.schedule.warmup_steps > config.run.steps) {
-    return ConfigConflict{"schedule.warmup_steps",
-                          cadre::format("is {}, more than run.steps, which is {}: set both, or "
-                                        "schedule.warmup_steps=-1, which is a tenth of the steps",
-                                        config.schedule.warmup_steps, config.run.steps)};
-  }
-  if (config.run.global_batch_size % config.run.accumulate != 0) {
-    return ConfigConflict{
-        "run.global_batch_size",
-        cadre::format("is {}, which run.accumulate, {}, does not divide: the samples of all "
-                      "processes in one step are split into that many parts of equal size",
-                      config.run.global_batch_size, config.run.accumulate)};
-  }
-  if (config.data.kind == "text" && config.run.evaluate_tokens <= config.model.context) {
-    return ConfigConflict{
-        "run.evaluate_tokens",
-        cadre::format("is {}; one sample takes model.context + 1 tokens, which is {}",
-                      config.run.evaluate_tokens, config.model.context + 1)};
-  }
-  const OptimizerConfig& optimizer = config.optimizer;
-  if (optimizer.kind == "sgd" && optimizer.nesterov && optimizer.momentum == 0) {
-    return ConfigConflict{"optimizer.nesterov", "needs optimizer.momentum above 0"};
-  }
-  const std::string& name = config.run.name;
-  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
-    return ConfigConflict{"run.name",
-                          cadre::format("must be a plain folder name, is \"{}\"", name)};
-  }
-  return std::nullopt;
 }
 
 std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown) {

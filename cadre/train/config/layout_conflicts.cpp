@@ -1,14 +1,24 @@
+#include <string>
+#include <utility>
+
 #include "cadre/base/format.h"
 #include "cadre/train/config/config_fields.h"
 
 namespace cadre::train {
 namespace {
 
-std::optional<ConfigConflict> find_missing_division(const ParallelConfig& parallel) {
+std::optional<ConfigConflict> find_missing_division(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
   if (parallel.sequence && parallel.tensor == 1) {
     return ConfigConflict{"parallel.sequence",
                           "divides the tokens among the processes of parallel.tensor, which is 1: "
                           "set parallel.tensor, or parallel.sequence=false"};
+  }
+  if (parallel.expert > 1 && config.model.experts == 0) {
+    return ConfigConflict{"parallel.expert",
+                          cadre::format("is {}, but model.experts is 0, so there are no experts to "
+                                        "divide: set model.experts, or leave the key out",
+                                        parallel.expert)};
   }
   if (parallel.pipeline > 1) return std::nullopt;
   if (parallel.microbatches > 0 || parallel.virtual_stages > 1) {
@@ -64,6 +74,58 @@ std::optional<ConfigConflict> find_wrong_size(const Config& config) {
   return std::nullopt;
 }
 
+// What cannot be combined with experts.
+std::optional<ConfigConflict> find_unsupported_with_experts(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  const int64_t num_experts = config.model.experts;
+  if (num_experts == 0) return std::nullopt;
+  if (num_experts % parallel.expert != 0) {
+    return ConfigConflict{
+        "parallel.expert",
+        cadre::format("is {}, which does not divide the {} experts of model.experts",
+                      parallel.expert, num_experts)};
+  }
+  if (parallel.pipeline > 1) {
+    return ConfigConflict{
+        "parallel.pipeline",
+        cadre::format("is {}, but model.experts is {}, and the load-balancing loss of a step is "
+                      "not the mean of those of the microbatches of a pipeline: choose 1",
+                      parallel.pipeline, num_experts)};
+  }
+  if (parallel.sequence) {
+    return ConfigConflict{
+        "parallel.sequence",
+        "divides the tokens between the matrices, but each process of parallel.tensor gives all "
+        "tokens to the experts: choose false"};
+  }
+  if (config.model.capacity_factor > 0 && parallel.context > 1) {
+    return ConfigConflict{
+        "model.capacity_factor",
+        cadre::format("is {}, which drops the last tokens of a step, but the processes of "
+                      "parallel.context, {}, have other orders of the tokens than one process: "
+                      "choose 0, or parallel.context=1",
+                      config.model.capacity_factor, parallel.context)};
+  }
+  if (config.run.accumulate > 1) {
+    return ConfigConflict{
+        "run.accumulate",
+        cadre::format("is {}, but the load-balancing loss of a step is not the mean of those of "
+                      "its parts, and model.experts is {}: choose 1; "
+                      "model.checkpoint_activations=blocks saves memory, too",
+                      config.run.accumulate, num_experts)};
+  }
+  for (const auto& [key, dtype] : {std::pair{"run.autocast", config.run.autocast},
+                                   {"parallel.parameter_dtype", parallel.parameter_dtype},
+                                   {"parallel.reduce_dtype", parallel.reduce_dtype}}) {
+    if (dtype == "float32") continue;
+    return ConfigConflict{
+        key, cadre::format("is {}, but a gpt with experts computes and reduces in float32: choose "
+                           "float32",
+                           dtype)};
+  }
+  return std::nullopt;
+}
+
 std::optional<ConfigConflict> find_unsupported(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
   const bool has_dtypes =
@@ -115,12 +177,14 @@ std::optional<ConfigConflict> find_unsupported(const Config& config) {
 
 std::optional<ConfigConflict> find_layout_conflict(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
-  if (auto conflict = find_missing_division(parallel)) return conflict;
+  if (auto conflict = find_missing_division(config)) return conflict;
+  if (auto conflict = find_unsupported_with_experts(config)) return conflict;
   if (!parallel.divides_model()) return std::nullopt;
   if (config.model.kind != "gpt") {
     const std::string key = parallel.tensor > 1     ? "parallel.tensor"
                             : parallel.pipeline > 1 ? "parallel.pipeline"
-                                                    : "parallel.context";
+                            : parallel.context > 1  ? "parallel.context"
+                                                    : "parallel.expert";
     return ConfigConflict{key, cadre::format("divides the gpt only, and model.kind is {}: choose 1",
                                              config.model.kind)};
   }

@@ -11,7 +11,8 @@ Divided::Divided(std::unique_ptr<ForwardStrategy> replicas, ModelDivision divisi
     : replicas_(std::move(replicas)), division_(std::move(division)) {}
 
 at::Tensor Divided::forward(const at::Tensor& data, int64_t num_samples) {
-  return replicas_->forward(data, num_samples);
+  // With experts the loss is divided by the number of all tokens, so processes count equally.
+  return replicas_->forward(data, division_.has_experts() ? 1 : num_samples);
 }
 
 at::Tensor Divided::infer(const at::Tensor& data) {
@@ -43,9 +44,7 @@ at::Tensor Divided::loss(const Task& /*task*/, const at::Tensor& output,
 }
 
 void Divided::finish_gradients() {
-  std::vector<at::Tensor> tensors;
-  for (const ParameterShard& shard : gradient_shards()) tensors.push_back(shard.values);
-  division_.sum_gradients(tensors);
+  division_.sum_gradients(gradient_shards());
 }
 
 }  // namespace cadre::train

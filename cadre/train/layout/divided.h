@@ -1,5 +1,6 @@
-// Tensor and context parallelism under a strategy of the replicas: the processes of a replica have
-// the same rows, and parts of the layers or of the tokens.
+// Tensor, context and expert parallelism under a strategy of the replicas: the processes of a
+// replica have parts of the layers, of the tokens of the same rows, or of the experts and rows of
+// their own.
 //
 // Threads, blocking, errors: as Strategy. Lifetime: owns both.
 #pragma once
@@ -22,6 +23,7 @@ class Divided final : public ForwardStrategy {
   void set_training(bool on) override { replicas_->set_training(on); }
   void set_accumulating(bool on) override { replicas_->set_accumulating(on); }
   void set_rows(const SampledRows& rows) override { replicas_->set_rows(rows); }
+  Model& model() override { return replicas_->model(); }
   bool has_whole_model() const override { return false; }
   std::vector<TrainedTensor> trained() const override;
   std::vector<ParameterShard> gradient_shards() const override;
@@ -38,6 +40,7 @@ class Divided final : public ForwardStrategy {
  protected:
   at::Tensor loss(const Task& task, const at::Tensor& output,
                   const at::Tensor& target) const override;
+  double gradient_factor() const override { return division_.gradient_factor(); }
   void finish_gradients() override;
 
  private:

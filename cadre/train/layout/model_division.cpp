@@ -39,17 +39,22 @@ void join_first_dims(SnapshotTensor& tensor) {
 }  // namespace
 
 ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr<Gpt>>& parts,
-                             const DeviceMesh& mesh, const ParallelConfig& parallel)
-    : mesh_(mesh),
+                             const RunLayout& layout, const Config& config)
+    : mesh_(*layout.mesh),
       num_tokens_(whole.context()),
       vocabulary_(whole.vocabulary()),
-      pads_(parallel.sequence || parallel.context > 1) {
+      pads_(config.parallel.sequence || config.parallel.context > 1),
+      num_averaged_(layout.degrees.data) {
+  const ParallelConfig& parallel = config.parallel;
+  for (const MeshAxis& axis : data_axes(parallel, layout.degrees)) {
+    averaged_axes_.push_back(axis.name);
+  }
   for (const auto& parameter : whole.named_parameters()) {
     num_dims_[parameter.key()] = parameter.value().dim();
   }
   if (parallel.context > 1) {
     context_.emplace(
-        mesh.group("cp"),
+        mesh_.group("cp"),
         ContextParallelOptions{
             .num_tokens = num_tokens_,
             .form = parallel.attention == "ring" ? ContextForm::kRing : ContextForm::kAllToAll});
@@ -60,9 +65,13 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
       part->separate_heads();
       plan = part->plan(parallel.sequence);
     }
-    const auto records = parallelize_module(*part, mesh["tp"], plan);
+    const auto records = parallelize_module(*part, mesh_["tp"], plan);
     records_.insert(records_.end(), records.begin(), records.end());
     if (context_) set_context_parallel(*part, *context_);
+  }
+  if (config.model.experts > 0) {  // in one part, as check_layout() has required
+    experts_.emplace(*parts[0], mesh_.slice(token_axes(parallel, layout.degrees)));
+    records_ = experts_->parameter_shards();
   }
 }
 
@@ -71,9 +80,11 @@ at::Tensor ModelDivision::loss(const at::Tensor& logits, const at::Tensor& targe
     return vocab_parallel_cross_entropy(logits, own, mesh_.group("tp"),
                                         {.vocabulary = vocabulary_, .reduction = reduction});
   };
-  if (!context_) return loss_of(targets, LossReduction::kMean);
-  const at::Tensor own = context_->shard(targets, 1);
-  return context_->mean_over_tokens(loss_of(own, LossReduction::kSum), own.numel());
+  if (!context_ && !experts_) return loss_of(targets, LossReduction::kMean);
+  const at::Tensor own = context_ ? context_->shard(targets, 1) : targets;
+  const at::Tensor sum = loss_of(own, LossReduction::kSum);
+  return experts_ ? experts_->mean_over_tokens(sum, own.numel())
+                  : context_->mean_over_tokens(sum, own.numel());
 }
 
 at::Tensor ModelDivision::padded(const at::Tensor& tokens) const {
@@ -92,6 +103,16 @@ at::Tensor ModelDivision::whole_logits(const at::Tensor& logits, int64_t num_tok
 
 void ModelDivision::sum_gradients(const std::vector<at::Tensor>& parameters) const {
   if (context_) context_->sum_gradients(parameters);
+}
+
+void ModelDivision::sum_gradients(const std::vector<ParameterShard>& records) const {
+  if (experts_) {
+    experts_->sum_gradients(records, {.reduced_axes = averaged_axes_});
+    return;
+  }
+  std::vector<at::Tensor> tensors;
+  for (const ParameterShard& record : records) tensors.push_back(record.values);
+  sum_gradients(tensors);
 }
 
 SnapshotParts ModelDivision::snapshot_parts(const std::vector<ParameterShard>& records) const {

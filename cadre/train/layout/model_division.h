@@ -1,8 +1,11 @@
-// A Gpt whose matrices and sequences are divided among the processes of the axes tp and cp.
+// A Gpt whose matrices, sequences and experts are divided among the processes of the axes tp, cp
+// and ep. With experts, the loss is the mean over the tokens of all processes, and gradients are
+// sums: a mean over those of each process could not weight what an expert computes for the others.
 //
 // Threads: one. Blocking: the constructor, loss(), whole_logits() and sum_gradients() are
-// collective along tp and cp. Lifetime: shares the parts and the mesh. Errors: those of
-// parallelize_module() and of the groups.
+// collective along tp, cp and ep, and with experts also along the axes of the strategy. Lifetime:
+// shares the parts and the mesh. Errors: those of parallelize_module(), of ExpertParallel and of
+// the groups.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +20,10 @@
 #include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/layers/attention/context_parallel.h"
 #include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/ep/expert_parallel.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/train/config/config.h"
+#include "cadre/train/layout/run_layout.h"
 #include "cadre/train/models/gpt.h"
 #include "cadre/train/optimizer.h"
 
@@ -28,9 +33,9 @@ class ModelDivision {
  public:
   // parts: those of this process, not divided yet, of a model like `whole`.
   ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr<Gpt>>& parts,
-                const DeviceMesh& mesh, const ParallelConfig& parallel);
+                const RunLayout& layout, const Config& config);
 
-  // Of the parameters of the parts: what tp leaves of each on this process.
+  // Of the parameters of the parts: what tp and ep leave of each on this process.
   const std::vector<ParameterShard>& records() const { return records_; }
 
   // logits: of this process; targets: (B, T), of whole sequences. The mean over all tokens.
@@ -40,8 +45,14 @@ class ModelDivision {
   at::Tensor padded(const at::Tensor& tokens) const;
   // Of this process, to (B, num_tokens, vocabulary), without history.
   at::Tensor whole_logits(const at::Tensor& logits, int64_t num_tokens) const;
+  // By which a loss is multiplied for its backward where the strategy averages gradients: the
+  // number of processes along its axes with experts, where gradients are summed, else 1.
+  double gradient_factor() const { return experts_ ? num_averaged_ : 1; }
+  bool has_experts() const { return experts_.has_value(); }
   // Adds up along cp what the backward has computed for the tokens of each process.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
+  // The same of the values of the records of a strategy, and along ep.
+  void sum_gradients(const std::vector<ParameterShard>& records) const;
 
   // Records as parts of a snapshot, with the names and shapes of the plain model.
   SnapshotParts snapshot_parts(const std::vector<ParameterShard>& records) const;
@@ -54,7 +65,10 @@ class ModelDivision {
   int64_t num_tokens_;
   int64_t vocabulary_;
   bool pads_;
+  std::vector<std::string> averaged_axes_;  // those of the strategy
+  double num_averaged_;
   std::optional<ContextParallel> context_;
+  std::optional<ExpertParallel> experts_;
   std::map<std::string, int64_t> num_dims_;  // of all parameters of the plain model
   std::vector<ParameterShard> records_;
 };

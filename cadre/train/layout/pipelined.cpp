@@ -47,7 +47,7 @@ Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& la
       schedule_(pipeline_schedule(config, layout.degrees)),
       vocabulary_(whole.vocabulary()),
       stages_(stages_of(whole, schedule_, mesh_.coordinate("pp"), config.model.layers)),
-      division_(whole, parts_of(stages_), mesh_, config.parallel),
+      division_(whole, parts_of(stages_), layout, config),
       times_(schedule_.num_stages()) {
   make_pipeline(config, layout);
   if (whole.is_tied()) {

@@ -25,7 +25,8 @@ std::string product_text(const ParallelConfig& parallel) {
   std::string text;
   for (const auto& [name, size] : {std::pair{"tensor", parallel.tensor},
                                    {"pipeline", parallel.pipeline},
-                                   {"context", parallel.context}}) {
+                                   {"context", parallel.context},
+                                   {"expert", parallel.expert}}) {
     if (size > 1) text += cadre::format("{}{} {}", text.empty() ? "" : " * ", name, size);
   }
   return text;
@@ -101,15 +102,17 @@ void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, i
 }  // namespace
 
 Degrees degrees_of(const ParallelConfig& parallel, int world_size) {
-  const int64_t product = parallel.tensor * parallel.pipeline * parallel.context;
+  const int64_t product = parallel.tensor * parallel.pipeline * parallel.context * parallel.expert;
   if (world_size % product != 0) {
     refuse(
         cadre::format("{} is {} processes, which do not divide the {} processes of this job: "
-                      "start a multiple of {}, or change parallel.tensor, pipeline or context",
+                      "start a multiple of {}, or change parallel.tensor, pipeline, context or "
+                      "expert",
                       product_text(parallel), product, world_size, product));
   }
   return {.pipeline = static_cast<int>(parallel.pipeline),
           .data = static_cast<int>(world_size / product),
+          .expert = static_cast<int>(parallel.expert),
           .context = static_cast<int>(parallel.context),
           .tensor = static_cast<int>(parallel.tensor)};
 }
@@ -124,6 +127,7 @@ std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& d
 std::string layout_name(const ParallelConfig& parallel) {
   std::string name = parallel.strategy;
   if (parallel.pipeline > 1) name += cadre::format(", pipeline {}", parallel.pipeline);
+  if (parallel.expert > 1) name += cadre::format(", expert {}", parallel.expert);
   if (parallel.context > 1) name += cadre::format(", context {}", parallel.context);
   if (parallel.tensor > 1) name += cadre::format(", tensor {}", parallel.tensor);
   return name;
@@ -148,9 +152,12 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
   return chosen_schedule(config, degrees).value_or_throw();
 }
 
-RunLayout lay_out(const ParallelConfig& parallel, const ProcessGroup& world) {
+RunLayout lay_out(const Config& config, const ProcessGroup& world) {
+  const ParallelConfig& parallel = config.parallel;
   const Degrees degrees = degrees_of(parallel, world.world_size());
-  if (!parallel.divides_model()) {
+  // Routers see the tokens of all processes, also where each has all experts.
+  const bool has_experts = config.model.experts > 0 && world.world_size() > 1;
+  if (!parallel.divides_model() && !has_experts) {
     return {.world = world,
             .degrees = degrees,
             .mesh = {},
@@ -158,10 +165,19 @@ RunLayout lay_out(const ParallelConfig& parallel, const ProcessGroup& world) {
   }
   std::vector<MeshAxis> axes = data_axes(parallel, degrees);
   axes.insert(axes.begin(), {"pp", degrees.pipeline});
+  if (has_experts) axes.push_back({"ep", degrees.expert});
   axes.push_back({"cp", degrees.context});
   axes.push_back({"tp", degrees.tensor});
   const DeviceMesh mesh(world, std::move(axes));
   return {.world = world, .degrees = degrees, .mesh = mesh, .data = data_ranks(mesh)};
+}
+
+std::vector<std::string> token_axes(const ParallelConfig& parallel, const Degrees& degrees) {
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : data_axes(parallel, degrees)) names.push_back(axis.name);
+  names.emplace_back("ep");
+  if (degrees.context > 1) names.emplace_back("cp");
+  return names;
 }
 
 }  // namespace cadre::train

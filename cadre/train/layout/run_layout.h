@@ -2,7 +2,8 @@
 // the configuration.
 //
 // The slowest axis comes first: pp (stages of the pipeline), the axes of the strategy along which
-// rows differ (dp, or dp_shard, or dp_replicate and dp_shard), cp (tokens), tp (parts of matrices).
+// rows differ (dp, or dp_shard, or dp_replicate and dp_shard), ep (experts, and different rows), cp
+// (tokens), tp (parts of matrices). A model with experts has the axis ep also if it has size 1.
 //
 // Threads: plain values. Blocking: lay_out() is collective; the rest never. Lifetime: keeps the
 // groups. Errors: kInvalidArgument, in one sentence that says what must divide what; equal on all
@@ -25,9 +26,13 @@ namespace cadre::train {
 // The number of processes along each axis. Their product is the number of processes.
 struct Degrees {
   int pipeline = 1;
-  int data = 1;  // that have different rows
+  int data = 1;    // along the axes of parallel.strategy: different rows
+  int expert = 1;  // different rows, too
   int context = 1;
   int tensor = 1;
+
+  // How many processes, or groups of them, have different rows.
+  int num_shares() const { return data * expert; }
 };
 
 // Throws unless the degrees of the configuration divide the number of processes.
@@ -50,11 +55,16 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 struct RunLayout {
   ProcessGroup world;
   Degrees degrees;
-  std::optional<DeviceMesh> mesh;  // nothing: all processes have the whole layers
-  DataRanks data;                  // without a group: all have the same rows
+  // Nothing: all processes have the whole layers, and no layer exchanges what it computes.
+  std::optional<DeviceMesh> mesh;
+  DataRanks data;  // without a group: all have the same rows
 };
 
 // Collective. REQUIRES: check_layout().
-RunLayout lay_out(const ParallelConfig& parallel, const ProcessGroup& world);
+RunLayout lay_out(const Config& config, const ProcessGroup& world);
+
+// Of the mesh of a model with experts: the axes along which processes have different tokens, of
+// other rows or of the same.
+std::vector<std::string> token_axes(const ParallelConfig& parallel, const Degrees& degrees);
 
 }  // namespace cadre::train

@@ -35,7 +35,7 @@ TEST(RunLayout, DegreesDivideTheProcesses) {
   EXPECT_EQ(refusal({.tensor = 2, .pipeline = 2}, 8), "accepted");
   EXPECT_EQ(refusal({.tensor = 2, .pipeline = 2}, 6),
             "tensor 2 * pipeline 2 is 4 processes, which do not divide the 6 processes of this "
-            "job: start a multiple of 4, or change parallel.tensor, pipeline or context");
+            "job: start a multiple of 4, or change parallel.tensor, pipeline, context or expert");
   EXPECT_EQ(refusal({.strategy = "single", .tensor = 2}, 4),
             "parallel.strategy is single, but tensor 2 of 4 processes leave 2 groups with "
             "different samples: choose ddp, zero1, zero2, fsdp or hsdp, or start 2 processes");
@@ -68,6 +68,56 @@ TEST(RunLayout, SizesOfTheModelDivide) {
   mlp.model.kind = "mlp";
   EXPECT_EQ(refusal(mlp, 2),
             "parallel.tensor divides the gpt only, and model.kind is mlp: choose 1");
+}
+
+Config experts_with(const ParallelConfig& parallel) {
+  Config config = gpt_with(parallel);
+  config.model.experts = 8;
+  return config;
+}
+
+TEST(RunLayout, ExpertsAreDividedAmongProcessesWithDifferentSamples) {
+  EXPECT_EQ(refusal(experts_with({.tensor = 2, .context = 2, .expert = 2}), 8), "accepted");
+  const Degrees degrees = degrees_of({.tensor = 2, .expert = 2}, 12);
+  EXPECT_EQ(degrees.data, 3);
+  EXPECT_EQ(degrees.num_shares(), 6);
+  EXPECT_EQ(layout_name({.tensor = 2, .expert = 4}), "ddp, expert 4, tensor 2");
+  EXPECT_EQ(refusal({.expert = 2}, 2),
+            "parallel.expert is 2, but model.experts is 0, so there are no experts to divide: set "
+            "model.experts, or leave the key out");
+  EXPECT_EQ(refusal(experts_with({.expert = 3}), 3),
+            "parallel.expert is 3, which does not divide the 8 experts of model.experts");
+  EXPECT_EQ(refusal(experts_with({.expert = 4}), 6),
+            "expert 4 is 4 processes, which do not divide the 6 processes of this job: start a "
+            "multiple of 4, or change parallel.tensor, pipeline, context or expert");
+  EXPECT_EQ(refusal(experts_with({.strategy = "hsdp", .replicas = 2, .expert = 2}), 2),
+            "parallel.replicas is 2, which does not divide the 1 groups that expert 2 leaves of 2 "
+            "processes");
+}
+
+TEST(RunLayout, WhatExpertsDoNotHaveIsRefused) {
+  EXPECT_EQ(refusal(experts_with({.pipeline = 2}), 2),
+            "parallel.pipeline is 2, but model.experts is 8, and the load-balancing loss of a step "
+            "is not the mean of those of the microbatches of a pipeline: choose 1");
+  EXPECT_EQ(refusal(experts_with({.tensor = 2, .sequence = true}), 2),
+            "parallel.sequence divides the tokens between the matrices, but each process of "
+            "parallel.tensor gives all tokens to the experts: choose false");
+  Config config = experts_with({.strategy = "single"});
+  config.run.accumulate = 2;
+  EXPECT_EQ(refusal(config, 1),
+            "run.accumulate is 2, but the load-balancing loss of a step is not the mean of those "
+            "of its parts, and model.experts is 8: choose 1; model.checkpoint_activations=blocks "
+            "saves memory, too");
+  config = experts_with({.context = 2});
+  config.model.capacity_factor = 1.5;
+  EXPECT_EQ(refusal(config, 2),
+            "model.capacity_factor is 1.5, which drops the last tokens of a step, but the "
+            "processes of parallel.context, 2, have other orders of the tokens than one process: "
+            "choose 0, or parallel.context=1");
+  config = experts_with({.strategy = "fsdp", .parameter_dtype = "bfloat16"});
+  EXPECT_EQ(refusal(config, 2),
+            "parallel.parameter_dtype is bfloat16, but a gpt with experts computes and reduces in "
+            "float32: choose float32");
 }
 
 TEST(RunLayout, MicrobatchesDivideTheBatchAndSuitTheSchedule) {

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <optional>
 
 #include "cadre/base/format.h"
 #include "cadre/layers/attention/context_parallel_attention.h"
@@ -26,6 +27,22 @@ CounterBasedDropout make_dropout(const ModelConfig& config, int64_t number,
       .p = config.dropout_rate, .layer = static_cast<uint64_t>(number), .stream = stream});
 }
 
+// Without biases: those of all experts are one matrix, which weight decay would take for weights.
+std::optional<double> capacity_of(const ModelConfig& config) {
+  if (config.capacity_factor == 0) return std::nullopt;
+  return config.capacity_factor;
+}
+
+MixtureOfExperts make_experts(const ModelConfig& config) {
+  return MixtureOfExperts(MixtureOfExpertsOptions{.features = config.width,
+                                                  .hidden_features = kMlpExpansion * config.width,
+                                                  .num_experts = config.experts,
+                                                  .num_selected = config.experts_per_token,
+                                                  .normalize_weights = config.experts_per_token > 1,
+                                                  .capacity_factor = capacity_of(config),
+                                                  .bias = false});
+}
+
 Linear make_projection(int64_t num_inputs, int64_t num_outputs, int64_t block_size) {
   Linear projection(num_inputs, num_outputs);
   projection->set_block_size(block_size);
@@ -37,25 +54,41 @@ Linear make_projection(int64_t num_inputs, int64_t num_outputs, int64_t block_si
 GptBlock::GptBlock(const ModelConfig& config, int64_t index,
                    const std::shared_ptr<const DropoutStream>& stream)
     : is_recomputed_(recomputes_activations(config)),
+      capacity_factor_(capacity_of(config)),
       attention_norm_(register_module("ln_1", make_norm(config.width))),
       query_key_value_(register_module("attn_c_attn", QueryKeyValue(config.width, config.heads))),
       attention_projection_(register_module(
           "attn_c_proj", make_projection(config.width, config.width, config.width / config.heads))),
       attention_dropout_(register_module("attn_drop", make_dropout(config, 2 * index + 1, stream))),
-      mlp_norm_(register_module("ln_2", make_norm(config.width))),
-      mlp_expand_(register_module("mlp_c_fc", Linear(config.width, kMlpExpansion * config.width))),
-      mlp_projection_(
-          register_module("mlp_c_proj", Linear(kMlpExpansion * config.width, config.width))),
-      mlp_dropout_(register_module("mlp_drop", make_dropout(config, 2 * index + 2, stream))) {}
+      mlp_norm_(register_module("ln_2", make_norm(config.width))) {
+  const int64_t num_hidden = kMlpExpansion * config.width;
+  if (config.experts > 0) {
+    experts_ = register_module("mlp_experts", make_experts(config));
+  } else {
+    mlp_expand_ = register_module("mlp_c_fc", Linear(config.width, num_hidden));
+    mlp_projection_ = register_module("mlp_c_proj", Linear(num_hidden, config.width));
+  }
+  mlp_dropout_ = register_module("mlp_drop", make_dropout(config, 2 * index + 2, stream));
+}
 
-at::Tensor GptBlock::forward(const at::Tensor& x) {
+void GptBlock::train(bool on) {
+  Module::train(on);
+  if (has_experts()) experts_->options.capacity_factor = on ? capacity_factor_ : std::nullopt;
+}
+
+std::pair<at::Tensor, at::Tensor> GptBlock::forward(const at::Tensor& x) {
   return run_layer([this](const at::Tensor& given) { return compute(given); }, x, is_recomputed_);
 }
 
-at::Tensor GptBlock::compute(const at::Tensor& x) {
+std::pair<at::Tensor, at::Tensor> GptBlock::compute(const at::Tensor& x) {
   const at::Tensor attended = x + attention_dropout_(attend(attention_norm_(x)));
-  const at::Tensor hidden = torch::gelu(mlp_expand_(mlp_norm_(attended)), /*approximate=*/"tanh");
-  return attended + mlp_dropout_(mlp_projection_(hidden));
+  const at::Tensor normalized = mlp_norm_(attended);
+  if (has_experts()) {
+    const MixtureOfExpertsOutput output = experts_(normalized);
+    return {attended + mlp_dropout_(output.values), output.losses.load_balance};
+  }
+  const at::Tensor hidden = torch::gelu(mlp_expand_(normalized), /*approximate=*/"tanh");
+  return {attended + mlp_dropout_(mlp_projection_(hidden)), at::Tensor()};
 }
 
 at::Tensor GptBlock::attend(const at::Tensor& x) {
@@ -73,6 +106,7 @@ Gpt::Gpt(const ModelConfig& config, int64_t vocabulary, const at::Generator& gen
     : context_(config.context),
       vocabulary_(vocabulary),
       is_tied_(config.tied),
+      auxiliary_weight_(config.auxiliary_loss),
       stream_(std::make_shared<DropoutStream>()),
       token_embedding_(register_module("wte", Embedding(vocabulary, config.width))),
       position_embedding_(register_module("wpe", Embedding(config.context, config.width))),
@@ -96,6 +130,7 @@ Gpt::Gpt(const Gpt& whole, const GptPart& part)
       vocabulary_(whole.vocabulary_),
       is_tied_(whole.is_tied_),
       has_head_(part.has_head),
+      auxiliary_weight_(whole.auxiliary_weight_),
       stream_(whole.stream_) {
   if (part.has_embeddings) {
     token_embedding_ = register_module("wte", whole.token_embedding_);
@@ -117,7 +152,14 @@ Gpt::Gpt(const Gpt& whole, const GptPart& part)
 
 at::Tensor Gpt::forward(const at::Tensor& data) {
   at::Tensor x = position_embedding_ ? embed(data) : data;
-  for (const auto& block : blocks_) x = block->forward(x);
+  at::Tensor load_balance;  // of all blocks; undefined without experts
+  for (const auto& block : blocks_) {
+    const auto [output, of_block] = block->forward(x);
+    x = output;
+    load_balance = load_balance.defined() ? load_balance + of_block : of_block;
+  }
+  const bool has_auxiliary = load_balance.defined() && auxiliary_weight_ > 0;
+  auxiliary_loss_ = has_auxiliary ? load_balance * auxiliary_weight_ : at::Tensor();
   if (!has_head_) return x;
   const at::Tensor hidden = final_norm_(x);
   return is_tied_ ? token_embedding_->logits(hidden) : head_(hidden);
@@ -145,8 +187,13 @@ std::vector<PlanEntry> Gpt::plan(bool sequence) const {
   };
   if (token_embedding_) add(kRowwise, {"wte"});
   if (!blocks_.empty()) {
-    add(kColwise, {"*.attn_c_attn", "*.mlp_c_fc"});
-    add(kRowwise, {"*.attn_c_proj", "*.mlp_c_proj"});
+    add(kColwise, {"*.attn_c_attn"});
+    add(kRowwise, {"*.attn_c_proj"});
+    // Rows of experts are uneven, so every process would wait for the largest expert twice.
+    if (!blocks_[0]->has_experts()) {
+      add(kColwise, {"*.mlp_c_fc"});
+      add(kRowwise, {"*.mlp_c_proj"});
+    }
   }
   if (head_) add(kColwise, {"lm_head"});
   if (!sequence) return entries;
@@ -166,7 +213,8 @@ void Gpt::initialize(int64_t layers, const at::Generator& generator) {
   for (const auto& item : named_parameters()) {
     at::Tensor parameter = item.value();
     if (parameter.dim() >= 2) {
-      const bool is_residual = item.key().ends_with("c_proj.weight");
+      const bool is_residual =
+          item.key().ends_with("c_proj.weight") || item.key().ends_with("down_weight");
       parameter.normal_(0.0, is_residual ? residual_std : kInitialStd, generator);
     } else if (item.key().ends_with("bias")) {
       parameter.zero_();  // a norm's weight keeps its ones

@@ -5,6 +5,9 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
+
+#include "cadre/parallel/ep/ep_test_reference.h"
 
 namespace cadre::train {
 namespace {
@@ -13,7 +16,8 @@ constexpr int64_t kVocabulary = 11;
 
 ModelConfig small_language_model(const std::string& kind) {
   ModelConfig config;
-  config.kind = kind;
+  config.kind = kind == "experts" ? "gpt" : kind;
+  config.experts = kind == "experts" ? 4 : 0;
   config.layers = 2;
   config.heads = 2;
   config.width = 8;
@@ -26,7 +30,10 @@ at::Tensor some_tokens() {
   return torch::tensor({{1, 5, 3, 0, 10, 2}, {4, 4, 9, 7, 8, 6}});
 }
 
-class EveryModel : public ::testing::TestWithParam<std::string> {};
+class EveryModel : public ::testing::TestWithParam<std::string> {
+ protected:
+  EveryModel() { at::set_num_threads(1); }  // the models are small
+};
 
 TEST_P(EveryModel, DoesNotSeeTheFuture) {
   const auto model = make_language_model(small_language_model(GetParam()), kVocabulary, 1);
@@ -73,12 +80,39 @@ TEST_P(EveryModel, DependsOnTheSeedAlone) {
   EXPECT_FALSE(a->parameters()[0].equal(c->parameters()[0]));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EveryModel, ::testing::Values("gpt", "mlp"),
+INSTANTIATE_TEST_SUITE_P(All, EveryModel, ::testing::Values("gpt", "experts", "mlp"),
                          [](const auto& param) { return param.param; });
 
-// The formula of the paper, written out with explicit masks and one head at a time.
+// The MLP of a block, token by token; adds up the load-balancing losses.
+at::Tensor experts_by_formula(const std::map<std::string, at::Tensor>& p, const std::string& name,
+                              const ModelConfig& config, const at::Tensor& x,
+                              at::Tensor& load_balance) {
+  const at::Tensor& up = p.at(name + ".up_weight");
+  const at::Tensor& down = p.at(name + ".down_weight");
+  const testing::ExpertReference reference = testing::reference_of(
+      {.router = p.at(name + ".router.weight"),
+       .up_weight = up,
+       .up_bias = torch::zeros({config.experts, up.size(1)}),
+       .down_weight = down,
+       .down_bias = torch::zeros({config.experts, down.size(1)})},
+      x.flatten(0, 1),
+      {.features = config.width,
+       .hidden_features = 4 * config.width,
+       .num_experts = config.experts,
+       .num_selected = config.experts_per_token,
+       .normalize_weights = config.experts_per_token > 1,
+       .capacity_factor =
+           config.capacity_factor > 0 ? std::optional(config.capacity_factor) : std::nullopt});
+  // A capacity drops some choices, and not all.
+  EXPECT_EQ(reference.num_dropped > 0, config.capacity_factor > 0);
+  load_balance = load_balance + reference.load_balance;
+  return reference.values.view(x.sizes());
+}
+
+// The formula of the paper, written out with explicit masks and one head at a time. Adds up the
+// load-balancing losses.
 at::Tensor gpt_by_formula(const std::map<std::string, at::Tensor>& p, const ModelConfig& config,
-                          const at::Tensor& tokens) {
+                          const at::Tensor& tokens, at::Tensor& load_balance) {
   const auto norm = [&](const at::Tensor& x, const std::string& name) {
     const at::Tensor centered = x - x.mean(-1, true);
     const at::Tensor variance = centered.square().mean(-1, true);
@@ -103,6 +137,11 @@ at::Tensor gpt_by_formula(const std::map<std::string, at::Tensor>& p, const Mode
       heads.push_back(scores.masked_fill(future, -INFINITY).softmax(-1).matmul(part(2)));
     }
     x = x + linear(torch::cat(heads, 2), block + ".attn_c_proj");
+    if (config.experts > 0) {
+      x = x + experts_by_formula(p, block + ".mlp_experts", config, norm(x, block + ".ln_2"),
+                                 load_balance);
+      continue;
+    }
     const at::Tensor h = linear(norm(x, block + ".ln_2"), block + ".mlp_c_fc");
     const at::Tensor gelu =
         0.5 * h * (1 + torch::tanh(std::sqrt(2 / M_PI) * (h + 0.044715 * h.pow(3))));
@@ -111,8 +150,7 @@ at::Tensor gpt_by_formula(const std::map<std::string, at::Tensor>& p, const Mode
   return norm(x, "ln_f").matmul(p.at("wte.weight").t());
 }
 
-TEST(Gpt, IsTheFormula) {
-  const ModelConfig config = small_language_model("gpt");
+void expect_formula(const ModelConfig& config) {
   const auto model = make_language_model(config, kVocabulary, 3);
   const torch::NoGradGuard no_grad;
   std::map<std::string, at::Tensor> parameters;
@@ -121,8 +159,68 @@ TEST(Gpt, IsTheFormula) {
     item.value().add_(torch::randn_like(item.value()) * 0.3);
     parameters[item.key()] = item.value();
   }
-  const at::Tensor expected = gpt_by_formula(parameters, config, some_tokens());
+  at::Tensor load_balance = torch::zeros({});
+  const at::Tensor expected = gpt_by_formula(parameters, config, some_tokens(), load_balance);
   EXPECT_TRUE(model->forward(some_tokens()).allclose(expected, 1e-4, 1e-4));
+  const at::Tensor auxiliary = model->take_auxiliary_loss();
+  const bool has_auxiliary = config.experts > 0 && config.auxiliary_loss > 0;
+  ASSERT_EQ(auxiliary.defined(), has_auxiliary);
+  if (!has_auxiliary) return;
+  EXPECT_GT(load_balance.item<double>(), 0);
+  EXPECT_NEAR(auxiliary.item<double>(), config.auxiliary_loss * load_balance.item<double>(), 1e-4);
+  EXPECT_FALSE(model->take_auxiliary_loss().defined()) << "it counts once";
+}
+
+TEST(Gpt, IsTheFormula) {
+  expect_formula(small_language_model("gpt"));
+}
+
+TEST(Gpt, WithExpertsIsTheFormula) {
+  ModelConfig config = small_language_model("experts");
+  config.auxiliary_loss = 0.5;
+  for (const int64_t count : {1, 2, 3}) {
+    SCOPED_TRACE(count);
+    config.experts_per_token = count;
+    expect_formula(config);
+  }
+  config.auxiliary_loss = 0;
+  expect_formula(config);
+  config.capacity_factor = 0.75;
+  expect_formula(config);
+}
+
+// So the output of a sample in an evaluation does not depend on the samples beside it.
+TEST(Gpt, ACapacityIsOneOfTraining) {
+  ModelConfig config = small_language_model("experts");
+  const auto unlimited = make_language_model(config, kVocabulary, 3);
+  config.capacity_factor = 0.5;
+  const auto limited = make_language_model(config, kVocabulary, 3);
+  const torch::NoGradGuard no_grad;
+  for (const bool is_training : {true, false, true}) {
+    unlimited->train(is_training);
+    limited->train(is_training);
+    EXPECT_EQ(limited->forward(some_tokens()).equal(unlimited->forward(some_tokens())),
+              !is_training);
+  }
+}
+
+// The gradient of the loss reaches every parameter, and that of the auxiliary loss the routers.
+TEST(Gpt, RoutersLearnFromBothLosses) {
+  ModelConfig config = small_language_model("experts");
+  config.experts_per_token = 1;
+  const auto model = make_language_model(config, kVocabulary, 3);
+  const auto norm_of_router = [&] {
+    return model->named_parameters()["h_0.mlp_experts.router.weight"].grad().norm().item<double>();
+  };
+  next_token_loss(model->forward(some_tokens()), some_tokens().roll(-1, 1)).backward();
+  EXPECT_GT(norm_of_router(), 0);
+  for (const auto& parameter : model->named_parameters()) {
+    EXPECT_TRUE(parameter.value().grad().defined()) << parameter.key();
+  }
+  model->zero_grad();
+  (void)model->forward(some_tokens());
+  model->take_auxiliary_loss().backward();
+  EXPECT_GT(norm_of_router(), 0);
 }
 
 TEST(Gpt, HasTheParametersOfItsShape) {

@@ -1,5 +1,6 @@
 #include "cadre/train/models/model.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
 
@@ -9,6 +10,11 @@ int64_t num_parameters(const torch::nn::Module& model) {
   int64_t total = 0;
   for (const at::Tensor& parameter : model.parameters()) total += parameter.numel();
   return total;
+}
+
+at::Tensor with_auxiliary_loss(const at::Tensor& loss, Model& model) {
+  const at::Tensor auxiliary = model.take_auxiliary_loss();
+  return auxiliary.defined() ? loss + auxiliary : loss;
 }
 
 bool recomputes_activations(const ModelConfig& config) {

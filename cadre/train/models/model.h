@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/train/config/config.h"
@@ -29,7 +30,13 @@ class Model : public torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& data) = 0;
   // Before a forward in training, and its backward.
   virtual void set_rows(const SampledRows& /*rows*/) {}
+  // What the last forward() adds to the loss of its output, (), with its weight, once; undefined:
+  // it adds nothing. Its graph is a part of that of the output.
+  virtual at::Tensor take_auxiliary_loss() { return {}; }
 };
+
+// The loss of an output of the model's last forward() with what that adds to it.
+at::Tensor with_auxiliary_loss(const at::Tensor& loss, Model& model);
 
 // The output of a model for data (B, ...), without grad and in evaluation mode.
 using Inference = std::function<at::Tensor(const at::Tensor& data)>;
@@ -43,8 +50,9 @@ bool recomputes_activations(const ModelConfig& config);
 // REQUIRES: everything to which the layer refers lives until backward, and the layer changes no
 // buffer.
 template <typename Layer>
-at::Tensor run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {
-  return is_recomputed ? call_checkpointed<at::Tensor, const at::Tensor&>(layer, {}, input)
+auto run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {
+  using Output = std::invoke_result_t<const Layer&, const at::Tensor&>;
+  return is_recomputed ? call_checkpointed<Output, const at::Tensor&>(layer, {}, input)
                        : layer(input);
 }
 

@@ -34,12 +34,15 @@ TEST(RecomputedActivations, AreThoseOfEachBlock) {
   for (const bool is_recomputed : {false, true}) {
     ModelConfig config = {.layers = 3, .heads = 2, .width = 16, .context = 8};
     config.checkpoint_activations = is_recomputed ? "blocks" : "none";
-    for (const std::string kind : {"gpt", "mlp"}) {
-      config.kind = kind;
+    for (const std::string kind : {"gpt", "mlp", "experts"}) {
+      config.kind = kind == "mlp" ? "mlp" : "gpt";
+      config.experts = kind == "experts" ? 2 : 0;
       const auto output = make_language_model(config, 40, /*seed=*/1)->forward(tokens);
+      const int num_mlps = kind == "experts" ? 6 : 3;
       EXPECT_EQ(num_nodes(output, "Checkpoint"), is_recomputed ? 3 : 0) << kind;
-      EXPECT_EQ(num_nodes(output, "Gelu"), is_recomputed ? 0 : 3) << kind;
+      EXPECT_EQ(num_nodes(output, "Gelu"), is_recomputed ? 0 : num_mlps) << kind;
     }
+    config.experts = 0;
     for (const std::string kind : {"mlp", "cnn"}) {
       config.kind = kind;
       const auto output = make_image_classifier(config, /*seed=*/1)->forward(images);

@@ -109,6 +109,25 @@ TEST(ConfigPlan, OfEachStrategyFollowsTheConfiguration) {
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 2, .per_host = 2}), Error);
 }
 
+TEST(ConfigPlan, OfExpertsDividesThem) {
+  Config config = config_of_model("gpt", "text");
+  config.model.experts = 8;
+  config.run.global_batch_size = 8;
+  config.parallel.expert = 4;
+  const ModelSizes sizes = sizes_of_model(config);
+  const auto plans = plans_of_strategies(config, sizes, {.count = 8, .per_host = 8});
+  const NamedPlan& chosen = plan_named(plans, "ddp, expert 4");
+  EXPECT_EQ(chosen.plan.options.num_ranks, 2);
+  EXPECT_GT(chosen.division.expert, 0);
+  // Two matrices of 16 x 64 floats of each expert in each of two blocks.
+  constexpr int64_t kExpertBytes = 2 * 2 * 16 * 64 * 4;
+  const HeldBytes& all = plan_named(plans, "single").plan.held;
+  EXPECT_EQ(chosen.plan.held.parameters, all.parameters - 6 * kExpertBytes);
+  EXPECT_LT(chosen.plan.held.gradients, all.gradients);  // whole pages
+  EXPECT_EQ(chosen.plan.held.optimizer_state, all.optimizer_state - 12 * kExpertBytes);
+  EXPECT_THAT(start_table(chosen), HasSubstr("expert"));
+}
+
 TEST(ConfigPlan, OfADividedModelHasTheStrategiesThatTheLayoutCanHave) {
   Config config = config_of_model("gpt", "text");
   config.run.global_batch_size = 8;

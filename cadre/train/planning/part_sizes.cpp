@@ -42,6 +42,10 @@ std::optional<size_t> divided_dim(std::string_view name) {
   return found == kDivided.end() ? std::nullopt : std::optional<size_t>(found->second);
 }
 
+bool is_expert(std::string_view name) {
+  return name.ends_with("mlp_experts.up_weight") || name.ends_with("mlp_experts.down_weight");
+}
+
 class StagesOfRank {
  public:
   StagesOfRank(const Config& config, const Degrees& degrees, int rank)
@@ -104,8 +108,10 @@ int64_t tensor_traffic(const ModelSizes& part, const Config& config, int64_t act
   const bool is_sequence = config.parallel.sequence;
   // An all_reduce moves two of these; under sequence parallelism a gather or a reduce_scatter one.
   // A block has two all_reduces forward and two backward; under sequence parallelism the gathered
-  // inputs are gathered again in the backward. So is that of the head.
-  int64_t count = stages.num_blocks() * (is_sequence ? 10 : 8);
+  // inputs are gathered again in the backward. So is that of the head. Experts are not divided, so
+  // a block with them has half of these.
+  const int64_t of_a_block = is_sequence ? 10 : config.model.experts > 0 ? 4 : 8;
+  int64_t count = stages.num_blocks() * of_a_block;
   if (stages.has_first()) count += 2;
   if (stages.has_last()) count += is_sequence ? 3 : 2;
   int64_t bytes = count * activation;
@@ -133,6 +139,16 @@ int64_t context_traffic(const ModelSizes& part, const Config& config, int64_t ac
   return stages.num_blocks() * of_a_block + 2 * gradients * (size - 1) / size;
 }
 
+// Rows go to the experts and back, forward and backward, and the gradients of all other parameters
+// are summed.
+int64_t expert_traffic(const ModelSizes& part, const Config& config, int64_t activation,
+                       const StagesOfRank& stages) {
+  const int64_t size = config.parallel.expert;
+  const int64_t rows = stages.num_blocks() * 4 * config.model.experts_per_token * activation;
+  const int64_t gradients = bytes_of(part, [](std::string_view name) { return !is_expert(name); });
+  return (rows + 2 * gradients) * (size - 1) / size;
+}
+
 }  // namespace
 
 ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degrees& degrees,
@@ -146,6 +162,7 @@ ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degre
     if (const auto dim = divided_dim(parameter.name)) {
       parameter.sizes[*dim] = divided_up(parameter.sizes[*dim], degrees.tensor);
     }
+    if (is_expert(parameter.name)) parameter.sizes[0] /= degrees.expert;
     if (degrees.pipeline > 1) parameter.unit = 0;
     part.parameters.push_back(std::move(parameter));
   }
@@ -156,12 +173,13 @@ ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degre
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
                                  const Degrees& degrees, int pipeline_rank) {
   const StagesOfRank stages(config, degrees, pipeline_rank);
-  const int64_t rows = divided_up(config.run.global_batch_size, degrees.data);
+  const int64_t rows = divided_up(config.run.global_batch_size, degrees.num_shares());
   const int64_t tokens = config.model.context / degrees.context;
   const int64_t activation = rows * tokens * config.model.width * kValueBytes;
   DivisionTraffic traffic;
   if (degrees.tensor > 1) traffic.tensor = tensor_traffic(part, config, activation, stages);
   if (degrees.context > 1) traffic.context = context_traffic(part, config, activation, stages);
+  if (degrees.expert > 1) traffic.expert = expert_traffic(part, config, activation, stages);
   if (degrees.pipeline > 1) {
     const int64_t sent = config.parallel.sequence ? activation / degrees.tensor : activation;
     traffic.pipeline = stages.num_received() * sent;

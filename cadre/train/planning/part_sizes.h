@@ -1,5 +1,5 @@
-// What tensor and pipeline parallelism leave of a gpt on one process, and what a step moves between
-// the processes of a replica: from sizes alone.
+// What tensor, expert and pipeline parallelism leave of a gpt on one process, and what a step moves
+// between the processes of a replica: from sizes alone.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values. Errors: none.
 #pragma once
@@ -18,14 +18,15 @@ namespace cadre::train {
 ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degrees& degrees,
                       int pipeline_rank);
 
-// Bytes that a process receives in a step from those with the same samples, in an optimal
-// algorithm, without agreements of a few numbers.
+// Bytes that a process receives in a step from those with other parts of the model, in an optimal
+// algorithm, without agreements of a few numbers. Of experts: if all are chosen equally often.
 struct DivisionTraffic {
   int64_t tensor = 0;
   int64_t context = 0;
   int64_t pipeline = 0;
+  int64_t expert = 0;
 
-  int64_t total() const { return tensor + context + pipeline; }
+  int64_t total() const { return tensor + context + pipeline + expert; }
 };
 // part: the result of part_sizes(). REQUIRES: check_layout().
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,

@@ -27,20 +27,26 @@ using testing::CountedMemory;
 
 // Agreements, losses of microbatches, and counts of the optimizer.
 constexpr int64_t kFewBytes = 1024;
+// The counts of choices of each router, too.
+constexpr int64_t kFewBytesOfRouters = 4096;
 
 struct PlannedLayout {
   std::string name;
   int num_processes;
   ParallelConfig parallel;
+  int64_t num_experts = 0;
 };
+
+constexpr int64_t kChosenExperts = 2;
 
 std::ostream& operator<<(std::ostream& out, const PlannedLayout& layout) {
   return out << layout.name;
 }
 
 // What a rank of an optimal algorithm receives of the operations from number `first` on. The record
-// has no sizes of all_to_all_v: of the four in a block two exchange three tensors of this many
-// bytes, and two exchange one.
+// has no sizes of all_to_all_v: in context parallelism, of the four in a block two exchange three
+// tensors of this many bytes, and two exchange one; experts that are chosen equally often exchange
+// the mean of these, too, if the bytes are those of half of the choices.
 int64_t received_bytes(const ProcessGroup& group, size_t first, int64_t exchanged_bytes) {
   const FlightRecord record = group.communicator().flight_record();
   const int64_t size = group.world_size();
@@ -68,7 +74,12 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
  protected:
   Config config_of(const PlannedLayout& layout) const {
     Config config = this->config("planned");
-    config.model = {.layers = 4, .heads = 4, .width = 64, .context = 16};
+    config.model = {.layers = 4,
+                    .heads = 4,
+                    .width = 64,
+                    .context = 16,
+                    .experts = layout.num_experts,
+                    .experts_per_token = kChosenExperts};
     config.run.global_batch_size = 8;
     config.parallel = layout.parallel;
     return config;
@@ -80,7 +91,7 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
     CountedMemory::set_rank(rank);
     const auto system = os::make_native_system();
     const auto task = open_task(config, system->deadline_in(kTextSourceTimeout));
-    const RunLayout layout = lay_out(config.parallel, world);
+    const RunLayout layout = lay_out(config, world);
     const auto loader = make_training_loader(config, *task, layout.data.group);
     const Batch batch = *loader->epoch(0).begin();
     const int64_t before = memory.bytes(rank);
@@ -91,11 +102,13 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
     for (const TrainedTensor& trained : strategy->trained()) {
       if (trained.tensor.numel() > 0) measured.parameters[trained.name] = trained.tensor.numel();
     }
+    std::vector<std::string> axes = {"pp", "cp", "tp"};
+    if (config.model.experts > 0) axes.emplace_back("ep");
     std::map<std::string, size_t> first;
     // The first step of a pipeline also announces shapes.
     for (int step = 0; step < 2; ++step) {
       optimizer->zero_grad();
-      for (const char* axis : {"pp", "cp", "tp"}) {
+      for (const std::string& axis : axes) {
         first[axis] = layout.mesh->group(axis).communicator().flight_record().entries.size();
       }
       (void)strategy->backward(*task, batch, {});
@@ -103,9 +116,10 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
     }
     const int64_t activation =
         batch.data.numel() / layout.degrees.context * config.model.width * int64_t{sizeof(float)};
-    for (const char* axis : {"pp", "cp", "tp"}) {
-      measured.received[axis] =
-          received_bytes(layout.mesh->group(axis), first[axis], activation / layout.degrees.tensor);
+    for (const std::string& axis : axes) {
+      const int64_t exchanged =
+          axis == "ep" ? activation * kChosenExperts / 2 : activation / layout.degrees.tensor;
+      measured.received[axis] = received_bytes(layout.mesh->group(axis), first[axis], exchanged);
     }
     measured.held_bytes = memory.bytes(rank) - before;
     return measured;
@@ -143,6 +157,9 @@ TEST_P(PartSizes, AreThoseOfARun) {
     EXPECT_NEAR(first.received.at("tp"), traffic.tensor, kFewBytes);
     EXPECT_NEAR(first.received.at("cp"), traffic.context, kFewBytes);
     EXPECT_NEAR(first.received.at("pp"), traffic.pipeline, kFewBytes);
+    if (layout.num_experts > 0) {
+      EXPECT_NEAR(first.received.at("ep"), traffic.expert, kFewBytesOfRouters);
+    }
   }
   const NamedPlan plan =
       plan_of_config(config, whole, {layout.num_processes, layout.num_processes});
@@ -169,7 +186,10 @@ INSTANTIATE_TEST_SUITE_P(
             "pipeline_tensor_sequence", 4, {.tensor = 2, .sequence = true, .pipeline = 2}},
         PlannedLayout{"context", 2, {.context = 2}},
         PlannedLayout{"context_all_to_all", 2, {.context = 2, .attention = "all_to_all"}},
-        PlannedLayout{"context_tensor", 4, {.tensor = 2, .context = 2}}),
+        PlannedLayout{"context_tensor", 4, {.tensor = 2, .context = 2}},
+        PlannedLayout{"expert", 2, {.expert = 2}, 4},
+        PlannedLayout{"expert_4", 4, {.expert = 4}, 8},
+        PlannedLayout{"expert_tensor", 4, {.tensor = 2, .expert = 2}, 4}),
     ::testing::PrintToStringParamName());
 
 }  // namespace

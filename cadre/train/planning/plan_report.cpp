@@ -39,8 +39,8 @@ constexpr const char* kHowToRead =
 constexpr const char* kHowToReadDivided =
     "Of a divided model: the process that holds most. in the model: activations and their "
     "gradients "
-    "between\nthe processes of one replica, and the gradients that those of parallel.context add "
-    "up.\n";
+    "between\nthe processes of one replica, and the gradients that those of parallel.context and "
+    "expert add up.\n";
 
 int64_t received_bytes(const NamedPlan& named) {
   return named.plan.traffic.received_bytes() + named.division.total();
@@ -141,7 +141,8 @@ nlohmann::json json_of(const NamedPlan& named) {
           {"division_bytes",
            {{"tensor", named.division.tensor},
             {"context", named.division.context},
-            {"pipeline", named.division.pipeline}}},
+            {"pipeline", named.division.pipeline},
+            {"expert", named.division.expert}}},
           {"parts", std::move(parts)}};
 }
 
@@ -174,7 +175,8 @@ std::string start_table(const NamedPlan& named) {
     }
     for (const auto& [axis, bytes] : {std::pair{"tensor", named.division.tensor},
                                       {"context", named.division.context},
-                                      {"pipeline", named.division.pipeline}}) {
+                                      {"pipeline", named.division.pipeline},
+                                      {"expert", named.division.expert}}) {
       if (bytes == 0) continue;
       moved[0].emplace_back(axis);
       moved[1].push_back(megabytes(bytes));

@@ -18,7 +18,10 @@ const Reasons kRefused = {
     {"optimizer.kind", "the saved states are those of another optimizer"},
     {"model.kind", "the saved parameters are those of another model"},
     {"model.tied", "the saved parameters are those of another model"},
-    {"model.heads", "the same parameters with another number of heads are another model"}};
+    {"model.heads", "the same parameters with another number of heads are another model"},
+    {"model.experts", "the saved parameters are those of another model"},
+    {"model.experts_per_token",
+     "the same parameters with another number of chosen experts are another model"}};
 const Reasons kWarned = {
     {"run.seed",
      "the rest of this epoch has another order, so some samples are used twice and some never"},
@@ -40,6 +43,7 @@ std::vector<std::string> check_resumed_config(const Config& before, const Config
     const std::string present = value_text(new_fields[i]);
     if (then == present || kIgnored.contains(key)) continue;
     if (key == "model.heads" && now.model.kind != "gpt") continue;
+    if (key == "model.experts_per_token" && now.model.experts == 0) continue;
     if (const auto refused = kRefused.find(key); refused != kRefused.end()) {
       throw Error(
           ErrorCode::kInvalidArgument,

@@ -107,16 +107,22 @@ void check_equal_data(const Config& config, const Task& task, const ProcessGroup
 
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
                                                  const std::optional<ProcessGroup>& group) {
+  // The choices of the last samples are dropped.
+  const bool has_capacity = config.model.experts > 0 && config.model.capacity_factor > 0;
   return std::make_unique<DataLoader>(
       task.training_data(),
       DataLoaderOptions{.batch_size = config.run.global_batch_size,
                         .group = group,
                         .seed = config.run.seed,
                         .drop_last = true,
+                        .split = has_capacity ? BatchSplit::kConsecutive : BatchSplit::kInTurn,
                         .num_threads = static_cast<int>(config.data.threads)});
 }
 
 SampledRows rows_of_rank(const DataLoader& loader, int64_t step, const DataRanks& ranks) {
+  if (loader.split() == BatchSplit::kConsecutive) {
+    return {.step = step, .first = loader.batch_size() * ranks.rank / ranks.size, .stride = 1};
+  }
   const int64_t begin = loader.position().samples - loader.batch_size();
   return {.step = step,
           .first = (ranks.rank + ranks.size - begin % ranks.size) % ranks.size,

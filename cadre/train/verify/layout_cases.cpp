@@ -15,28 +15,33 @@ constexpr std::array kStrategies{VerifiedStrategy::kDdp, VerifiedStrategy::kZero
                                  VerifiedStrategy::kHsdp};
 
 struct Division {
-  int pipeline;
-  int context;
-  int tensor;
-  int size() const { return pipeline * context * tensor; }
+  int pipeline = 1;
+  int expert = 1;
+  int context = 1;
+  int tensor = 1;
+  int size() const { return pipeline * expert * context * tensor; }
 };
 
+// Those that the model does not allow are left out later.
 std::vector<Division> divisions_of(int world_size) {
   std::vector<Division> divisions;
   for (const int pipeline : {1, 2}) {
-    for (const int context : {1, 2}) {
-      for (const int tensor : {1, 2}) {
-        const Division division{pipeline, context, tensor};
-        if (division.size() > 1 && world_size % division.size() == 0) {
-          divisions.push_back(division);
+    for (const int expert : {1, 2}) {
+      for (const int context : {1, 2}) {
+        for (const int tensor : {1, 2}) {
+          const Division division{pipeline, expert, context, tensor};
+          if (division.size() > 1 && world_size % division.size() == 0) {
+            divisions.push_back(division);
+          }
         }
       }
     }
   }
   if (world_size > 2) {
-    divisions.push_back({world_size, 1, 1});
-    divisions.push_back({1, world_size, 1});
-    divisions.push_back({1, 1, world_size});
+    divisions.push_back({.pipeline = world_size});
+    divisions.push_back({.expert = world_size});
+    divisions.push_back({.context = world_size});
+    divisions.push_back({.tensor = world_size});
   }
   return divisions;
 }
@@ -57,6 +62,7 @@ StrategyCase case_of(const ParallelConfig& parallel) {
   StrategyCase own{
       .strategy = named == kStrategies.end() ? VerifiedStrategy::kDdp : *named,
       .pipeline = static_cast<int>(parallel.pipeline),
+      .expert = static_cast<int>(parallel.expert),
       .context = static_cast<int>(parallel.context),
       .tensor = static_cast<int>(parallel.tensor),
       .is_sequence_parallel = parallel.sequence,
@@ -82,6 +88,7 @@ std::vector<StrategyCase> layout_cases(const Config& config, int world_size) {
       if (num_data == 1 && strategy != VerifiedStrategy::kDdp) continue;
       StrategyCase next{.strategy = strategy,
                         .pipeline = division.pipeline,
+                        .expert = division.expert,
                         .context = division.context,
                         .tensor = division.tensor};
       if (strategy == VerifiedStrategy::kHsdp) {
@@ -107,6 +114,7 @@ Config config_of(const Config& config, const StrategyCase& strategy) {
   parallel.form = is_mapped ? "mapped" : "gathered";
   if (is_mapped) parallel.offload = "none";
   parallel.pipeline = strategy.pipeline;
+  parallel.expert = strategy.expert;
   parallel.context = strategy.context;
   parallel.tensor = strategy.tensor;
   parallel.sequence = strategy.is_sequence_parallel;

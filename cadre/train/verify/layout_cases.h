@@ -11,8 +11,8 @@
 
 namespace cadre::train {
 
-// Pipeline, context and tensor parallelism: each on all processes, each by two, and two by two of
-// each other, with every strategy of the processes that remain; and the layout of the
+// Pipeline, expert, context and tensor parallelism: each on all processes, each by two, and two by
+// two of each other, with every strategy of the processes that remain; and the layout of the
 // configuration.
 std::vector<StrategyCase> layout_cases(const Config& config, int world_size);
 

@@ -119,7 +119,8 @@ class PlainRun final : public verify::ReferenceTraining {
     model_->zero_grad();
     const Batch batch = batches_.next();
     model_->set_rows(batches_.rows(step, {}));
-    const at::Tensor loss = run_->task->loss(model_->forward(batch.data), batch.target);
+    const at::Tensor output = model_->forward(batch.data);
+    const at::Tensor loss = with_auxiliary_loss(run_->task->loss(output, batch.target), *model_);
     loss.backward();
     const double limit = run_->clip_norm();
     if (std::isfinite(limit)) torch::nn::utils::clip_grad_norm_(model_->parameters(), limit);
@@ -149,7 +150,7 @@ class StrategyRun final : public verify::SteppedTraining {
         world_(world),
         num_parts_(strategy.num_parts),
         config_(config_of(run_->config, strategy)),
-        layout_(lay_out(config_.parallel, world)),
+        layout_(lay_out(config_, world)),
         model_(run_->make_model()),
         sizes_(sizes_of(*model_)),
         batches_(run_->batches(layout_.data.group)),
@@ -225,6 +226,11 @@ std::vector<std::string> make_comparable(Config& config) {
   return remarks;
 }
 
+// Of the cases that accumulate gradients; 1: there are none.
+int64_t num_parts_of(const Config& config) {
+  return config.model.experts > 0 ? 1 : std::max<int64_t>(2, config.run.accumulate);
+}
+
 struct Prepared {
   std::shared_ptr<const VerifiedRun> run;
   std::vector<StrategyCase> cases;
@@ -245,10 +251,8 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
   check_global_batch_size(run->config, *run->task, world_size);
   resolve_epochs(run->config, *run->task);
   prepared.num_steps = std::min(request.num_steps, run->config.run.steps);
-  std::vector<StrategyCase> cases =
-      all_strategy_cases({.world_size = world_size,
-                          .num_parts = std::max<int64_t>(2, config.run.accumulate),
-                          .has_group_reshard = false});
+  std::vector<StrategyCase> cases = all_strategy_cases(
+      {.world_size = world_size, .num_parts = num_parts_of(config), .has_group_reshard = false});
   for (const StrategyCase& layout : layout_cases(run->config, world_size)) cases.push_back(layout);
   prepared.cases = select_strategy_cases(cases, request.strategies, world_size);
   prepared.run = std::move(run);

@@ -29,6 +29,13 @@ class VerifyLayouts : public TrainerTest {
     return config;
   }
 
+  Config experts(bool is_tied) const {
+    Config config = gpt(is_tied);
+    config.model.experts = 4;
+    config.model.auxiliary_loss = 0.1;
+    return config;
+  }
+
   VerifyReport verify(const Config& config, int world_size, const VerifyRequest& request) {
     VerifyReport report;
     const auto ranks =
@@ -80,6 +87,40 @@ TEST_F(VerifyLayouts, AreThoseThatTheModelAndTheProcessesAllow) {
   EXPECT_TRUE(names(own, 8).empty());
 }
 
+TEST_F(VerifyLayouts, OfExpertsAreWithoutPipelines) {
+  EXPECT_EQ(names(experts(true), 2),
+            (std::vector<std::string>{"ddp/tp-2", "ddp/cp-2", "ddp/ep-2"}));
+  const std::vector<std::string> of_8 = names(experts(true), 8);
+  for (const char* name : {"ddp/ep-2", "zero1/ep-2", "fsdp/after_forward/ep-2/cp-2",
+                           "hsdp-2x2/after_forward/ep-2", "ddp/ep-2/cp-2/tp-2"}) {
+    EXPECT_THAT(of_8, Contains(name));
+  }
+  EXPECT_THAT(of_8, Not(Contains("ddp/ep-8"))) << "4 experts";
+  Config own = experts(true);
+  own.parallel.expert = 4;
+  EXPECT_THAT(names(own, 8), Contains("ddp/ep-4"));
+}
+
+TEST_F(VerifyLayouts, OfExpertsTrainAsOneProcessDoes) {
+  expect_layouts_within(experts(true), 2, 3);
+  expect_layouts_within(experts(false), 4, 3);
+}
+
+TEST_F(VerifyLayouts, ExpertsOfACapacityDropTheChoicesOfOneProcess) {
+  Config config = experts(true);
+  config.model.capacity_factor = 0.75;
+  const std::vector<std::string> names = this->names(config, 4);
+  EXPECT_THAT(names, Not(Contains("ddp/cp-2")));
+  expect_layouts_within(config, 4, 3);
+}
+
+// Also where each process has all experts: the routers see the tokens of all of them.
+TEST_F(VerifyLayouts, StrategiesOfExpertsTrainAsOneProcessDoes) {
+  const VerifyReport report = verify(experts(true), 4, {.num_steps = 3, .dtype = "float64"});
+  EXPECT_TRUE(report.is_within()) << report.to_text();
+  EXPECT_GT(report.strategies.size(), names(experts(true), 4).size());
+}
+
 TEST_F(VerifyLayouts, TrainAsOneProcessDoes) {
   expect_layouts_within(gpt(true), 2, 3);
   expect_layouts_within(gpt(false), 4, 3);
@@ -88,14 +129,17 @@ TEST_F(VerifyLayouts, TrainAsOneProcessDoes) {
 struct VerifiedGpt {
   bool is_tied;
   int world_size;
+  bool has_experts = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const VerifiedGpt& given) {
-  return out << (given.is_tied ? "tied" : "untied") << "_on_" << given.world_size;
+  return out << (given.is_tied ? "tied" : "untied") << (given.has_experts ? "_experts" : "")
+             << "_on_" << given.world_size;
 }
 
 std::vector<VerifiedGpt> verified_gpts() {
-  return {{false, 8}, {true, 4}, {false, 2}, {true, 8}, {false, 4}, {true, 2}};
+  return {{false, 8},       {true, 4},  {false, 2}, {true, 4, true}, {true, 8},
+          {false, 8, true}, {false, 4}, {true, 2},  {false, 2, true}};
 }
 
 // CADRE_CASES_SEED picks the share of the cases that CTest runs.
@@ -103,7 +147,9 @@ class VerifyLayoutsEquality : public VerifyLayouts,
                               public ::testing::WithParamInterface<VerifiedGpt> {};
 
 TEST_P(VerifyLayoutsEquality, OfTwentySteps) {
-  expect_layouts_within(gpt(GetParam().is_tied), GetParam().world_size, 20);
+  const VerifiedGpt& given = GetParam();
+  expect_layouts_within(given.has_experts ? experts(given.is_tied) : gpt(given.is_tied),
+                        given.world_size, 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, VerifyLayoutsEquality,
