@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/wrap/wrap_test_support.h"
@@ -76,6 +77,58 @@ TEST_P(ParallelLinearFunctions, ASecondBackwardNeedsTheGraph) {
     }
     require(message.find("backward through the graph a second time") != std::string::npos, message);
   });
+}
+
+// Two layers that are applied twice, so that the input of the second pair depends on the weights.
+// combine(x, up, down) -> the output of the pair.
+template <typename Combine>
+Tensor applied_twice(const Tensor& x, const Tensor& up, const Tensor& down,
+                     const Combine& combine) {
+  const Tensor once = x + combine(x, up, down);
+  return once + combine(once, up, down);
+}
+
+TEST(ParallelLinear, SharedWeightsEqualOneProcessAlsoWithCreateGraph) {
+  const auto filled = [](at::IntArrayRef sizes, double first) {
+    return (torch::arange(c10::multiply_integers(sizes), torch::kDouble) + first).sin().view(sizes);
+  };
+  const auto alone = [&](const Tensor& x, const Tensor& up, const Tensor& down) {
+    return torch::linear(torch::tanh(torch::linear(x, up)), down);
+  };
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    const auto leaf = [](const Tensor& t) { return t.clone().requires_grad_(true); };
+    const Tensor x = filled({3, 4}, 1), up = filled({6, 4}, 2), down = filled({4, 6}, 3);
+    const std::vector<Tensor> whole = {leaf(x), leaf(up), leaf(down)};
+    const int64_t first = 3 * group.rank();
+    const std::vector<Tensor> parts = {leaf(x), leaf(up.narrow(0, first, 3)),
+                                       leaf(down.narrow(1, first, 3))};
+    const Tensor expected = applied_twice(whole[0], whole[1], whole[2], alone).square().sum();
+    const Tensor actual =
+        applied_twice(parts[0], parts[1], parts[2],
+                      [&](const Tensor& t, const Tensor& u, const Tensor& d) {
+                        return row_parallel_linear(
+                            torch::tanh(column_parallel_linear(t, u, {}, group)), d, {}, group);
+                      })
+            .square()
+            .sum();
+    const auto of_whole = torch::autograd::grad({expected}, whole, {}, true, true);
+    const auto second_of_whole = torch::autograd::grad({of_whole[0].square().sum()}, whole);
+    const auto require_equal = [&](const std::vector<Tensor>& mine,
+                                   const std::vector<Tensor>& theirs, const std::string& what) {
+      require(torch::allclose(mine[0], theirs[0], 1e-11, 1e-13), what + " of the input");
+      require(torch::allclose(mine[1], theirs[1].narrow(0, first, 3), 1e-11, 1e-13), what + " up");
+      require(torch::allclose(mine[2], theirs[2].narrow(1, first, 3), 1e-11, 1e-13),
+              what + " down");
+    };
+    for (const bool creates_graph : {false, true}) {
+      const auto of_parts = torch::autograd::grad({actual}, parts, {}, true, creates_graph);
+      require_equal(of_parts, of_whole, creates_graph ? "recorded gradient" : "gradient");
+      if (!creates_graph) continue;
+      require_equal(torch::autograd::grad({of_parts[0].square().sum()}, parts), second_of_whole,
+                    "second gradient");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 // On one rank, because libtorch has one level of tangents for the whole process.

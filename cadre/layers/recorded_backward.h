@@ -18,16 +18,20 @@ namespace cadre {
 
 // inputs: as saved by the forward, so that they are connected to the graph; an undefined one and
 // one without a gradient get an undefined gradient. compose(inputs) -> the output of the function.
+// It is given aliases, and the gradients are those of the aliases: an input may depend on another
+// one, as where a layer is applied twice, and the paths between them belong to other nodes.
 template <typename Composition>
 torch::autograd::variable_list recorded_backward(const torch::autograd::variable_list& inputs,
                                                  const at::Tensor& gradient,
                                                  const Composition& compose) {
-  torch::autograd::variable_list wanted;
-  for (const at::Tensor& input : inputs) {
-    if (input.defined() && input.requires_grad()) wanted.push_back(input);
+  torch::autograd::variable_list aliases(inputs.size()), wanted;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) continue;
+    aliases[i] = inputs[i].view_as(inputs[i]);
+    if (inputs[i].requires_grad()) wanted.push_back(aliases[i]);
   }
   const torch::autograd::variable_list found =
-      torch::autograd::grad({compose(inputs)}, wanted, {gradient}, /*retain_graph=*/true,
+      torch::autograd::grad({compose(aliases)}, wanted, {gradient}, /*retain_graph=*/true,
                             /*create_graph=*/true, /*allow_unused=*/true);
   torch::autograd::variable_list gradients(inputs.size());
   size_t next = 0;
