@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/autograd/autograd_node.h"
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/group/autograd_node.h"
 #include "cadre/group/tensor_checks.h"
 
 namespace cadre::functional {

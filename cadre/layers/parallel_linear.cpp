@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/autograd/autograd_node.h"
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/group/autograd_node.h"
 #include "cadre/group/differentiable.h"
 #include "cadre/layers/activation_parts.h"
 #include "cadre/layers/recorded_backward.h"
