@@ -217,5 +217,19 @@ TEST(PipelineTies, ReplicasTieTheSameParameters) {
   });
 }
 
+// A tensor that two stages have is reduced once.
+TEST(PipelineAgreement, ReplicasHaveATensorInTheSameStages) {
+  expect_refused(", the same as ", [](const DeviceMesh& mesh) {
+    const int stage = mesh.coordinate("pp");
+    const Tensor first = leaf({3});
+    const Tensor second = mesh.coordinate("dp") == 0 ? first : leaf({3});
+    const auto identity = [](const std::vector<Tensor>& inputs) { return inputs; };
+    Pipeline({{identity, {{"weight", first}}, {.stage = stage, .num_stages = 4}},
+              {identity, {{"weight", second}}, {.stage = stage + 2, .num_stages = 4}}},
+             mesh["pp"],
+             {.schedule = "interleaved-1f1b", .num_microbatches = 2, .replicas = mesh.group("dp")});
+  });
+}
+
 }  // namespace
 }  // namespace cadre

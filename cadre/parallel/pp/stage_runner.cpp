@@ -42,7 +42,7 @@ void StageRunner::set_gradients_aside() {
 void StageRunner::reduce_grad(const ProcessGroup& replicas) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
-  for (const NamedTensor& parameter : stage_.parameters()) {
+  for (const NamedTensor& parameter : reduced_) {
     if (!parameter.tensor.requires_grad()) continue;
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     gradient = gradient.defined() ? gradient.contiguous()

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cadre/comm/work.h"
@@ -21,7 +22,10 @@ namespace cadre::parallel {
 
 class StageRunner {
  public:
-  explicit StageRunner(PipelineStage stage) : stage_(std::move(stage)) {}
+  // reduced: the parameters whose gradients reduce_grad() sums, each once. Those of the stage
+  // without the ones that a later reduction of this rank has.
+  StageRunner(PipelineStage stage, std::vector<NamedTensor> reduced)
+      : stage_(std::move(stage)), reduced_(std::move(reduced)) {}
 
   const PipelineStage& stage() const { return stage_; }
 
@@ -50,6 +54,7 @@ class StageRunner {
 
  private:
   PipelineStage stage_;
+  std::vector<NamedTensor> reduced_;
   std::map<int, StageGraph> live_;  // by microbatch
   std::vector<at::Tensor> aside_;   // by parameter
   std::optional<Work> reduction_;

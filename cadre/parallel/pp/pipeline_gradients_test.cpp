@@ -1,0 +1,93 @@
+// Which gradients a step leaves, and which values they have, where a stage does not simply use each
+// of its parameters once: a tensor in two stages of a rank, parameters that no rank uses or only
+// one replica, sparse gradients, and losses that ignore labels. On threads as ranks: one pipeline
+// of two stages on each rank, and 2 replicas.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/pp/pp_test_model.h"
+
+namespace cadre {
+namespace {
+
+using testing::failure_of;
+using testing::filled;
+using ::testing::HasSubstr;
+using testing::run_groups;
+using torch::Tensor;
+
+constexpr int64_t kWidth = 3;
+constexpr int64_t kReplicaRows = 4;
+
+Tensor weight_of(double offset) {
+  return filled({kWidth, kWidth}, offset).requires_grad_();
+}
+
+Tensor residual_layer(const Tensor& x, const Tensor& weight) {
+  return x + torch::tanh(torch::linear(x, weight));
+}
+
+Tensor mean_square(const Tensor& output, const Tensor& target) {
+  return torch::mse_loss(output, target);
+}
+
+PipelineStage stage_with(int stage, const std::vector<NamedTensor>& parameters) {
+  const Tensor weight = parameters[0].tensor;
+  return {
+      [weight](const std::vector<Tensor>& x) { return std::vector{residual_layer(x[0], weight)}; },
+      parameters,
+      {.stage = stage, .num_stages = 2}};
+}
+
+// Of one of two replicas.
+Tensor inputs_of(int replica) {
+  return filled({kReplicaRows, kWidth}, 100 * replica + 20);
+}
+Tensor goals_of(int replica) {
+  return filled({kReplicaRows, kWidth}, 100 * replica + 70);
+}
+
+void run_replicas(const std::function<void(const DeviceMesh&)>& body) {
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
+    body(mesh);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Two steps: what the first one left is kept, and reduced once.
+TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
+  const Tensor alone = weight_of(1);
+  for (int step = 0; step < 2; ++step) {
+    const Tensor x = torch::cat({inputs_of(step), inputs_of(step + 1)});
+    const Tensor target = torch::cat({goals_of(step), goals_of(step + 1)});
+    mean_square(residual_layer(residual_layer(x, alone), alone), target).backward();
+  }
+  for (const char* schedule : {"interleaved-1f1b", "looped-bfs", "zb-v"}) {
+    run_replicas([&](const DeviceMesh& mesh) {
+      const Tensor weight = weight_of(1);
+      // The second stage names it twice.
+      Pipeline pipeline(
+          {stage_with(0, {{"weight", weight}}),
+           stage_with(1, {{"weight", weight}, {"again", weight}})},
+          mesh["pp"], {.schedule = schedule, .num_microbatches = 2, .replicas = mesh.group("dp")});
+      for (int step = 0; step < 2; ++step) {
+        const int batch = step + mesh.coordinate("dp");
+        pipeline.step(inputs_of(batch), goals_of(batch), mean_square);
+      }
+      EXPECT_TRUE(torch::allclose(weight.grad(), alone.grad(), 1e-10, 1e-13)) << schedule;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace cadre
