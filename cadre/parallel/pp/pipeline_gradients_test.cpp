@@ -89,5 +89,34 @@ TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   }
 }
 
+// How the ranks of a pipeline hold its stages.
+enum class StageForm { kAlone, kReplicas, kShards };
+
+PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {
+  PipelineOptions options{.schedule = "interleaved-1f1b", .num_microbatches = 2};
+  if (form == StageForm::kReplicas) options.replicas = mesh.group("dp");
+  if (form == StageForm::kShards) options.shards = mesh["dp"];
+  return options;
+}
+
+TEST(PipelineGradients, SparseOnesAreNotReduced) {
+  for (const StageForm form : {StageForm::kReplicas, StageForm::kShards}) {
+    run_replicas([&](const DeviceMesh& mesh) {
+      const Tensor table = filled({6, kWidth}, 1).requires_grad_();
+      const PipelineStage first(
+          [table](const std::vector<Tensor>& x) {
+            return std::vector{torch::embedding(table, x[0], -1, false, /*sparse=*/true)};
+          },
+          {{"table", table}}, {.stage = 0, .num_stages = 2});
+      Pipeline pipeline({first, stage_with(1, {{"weight", weight_of(3)}})}, mesh["pp"],
+                        options_for(form, mesh));
+      EXPECT_THAT(
+          failure_of([&] { pipeline.step(torch::arange(kReplicaRows), goals_of(0), mean_square); }),
+          HasSubstr("the gradient of \"table\" is not dense; make it dense, for example by "
+                    "an embedding with sparse(false)"));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace cadre

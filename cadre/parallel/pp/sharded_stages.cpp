@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/parallel/pp/stage_runner.h"
 #include "cadre/shard/flat_buffer_pool.h"
 #include "cadre/shard/shardable.h"
 
@@ -151,6 +152,7 @@ void ShardedStages::begin_step() {
 void ShardedStages::reduce(int stage) {
   const Stage& sharded = stages_.at(stage);
   for (const Place& place : sharded.trained) {
+    check_dense_gradient(place.flat->parameters()[place.place]);
     // One without a gradient counts as zeros, as in a pipeline with replicas.
     if (is_whole(place)) {
       gradients_->place_unused(place.index);

@@ -5,7 +5,8 @@
 // Threads: one. Blocking: the constructor, wait(), reshard() while a gather runs, finish_step(),
 // until the deadline of the groups. All ranks that hold the same stages make the same calls in the
 // same order. Lifetime: shares the parameters, which stay sharded when this is gone. Errors: those
-// of shard/flat_parameters.h and buckets/sharded_gradients.h.
+// of shard/flat_parameters.h and buckets/sharded_gradients.h; kInvalidArgument for a gradient that
+// is not dense.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,7 +5,19 @@
 
 #include <utility>
 
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
 namespace cadre::parallel {
+
+void check_dense_gradient(const NamedTensor& parameter) {
+  const at::Tensor& gradient = parameter.tensor.grad();
+  if (!gradient.defined() || gradient.layout() == at::kStrided) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("the gradient of \"{}\" is not dense; make it dense, for example by an "
+                     "embedding with sparse(false)",
+                     parameter.name));
+}
 
 std::vector<at::Tensor> StageRunner::forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                              const Roots& roots_of) {
@@ -44,6 +56,7 @@ void StageRunner::reduce_grad(const ProcessGroup& replicas) {
   std::vector<at::Tensor> gradients;
   for (const NamedTensor& parameter : reduced_) {
     if (!parameter.tensor.requires_grad()) continue;
+    check_dense_gradient(parameter);
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     gradient = gradient.defined() ? gradient.contiguous()
                                   : at::zeros_like(parameter.tensor, at::MemoryFormat::Contiguous);

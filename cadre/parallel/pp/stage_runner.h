@@ -2,7 +2,8 @@
 // needs, from its forward to the backward or weight gradient that ends its use.
 //
 // Threads: one. Blocking: as the stage's forward(); reduce_grad() and finish_reduction() as
-// ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and of autograd.
+// ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and of autograd;
+// kInvalidArgument for a gradient to reduce that is not dense.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +20,9 @@
 #include "cadre/parallel/pp/split_backward.h"
 
 namespace cadre::parallel {
+
+// Throws kInvalidArgument for a sparse gradient, which no reduction takes.
+void check_dense_gradient(const NamedTensor& parameter);
 
 class StageRunner {
  public:
