@@ -124,7 +124,8 @@ class CADRE_EXPORT Pipeline {
   Pipeline(Pipeline&&) noexcept;
   Pipeline& operator=(Pipeline&&) noexcept;
 
-  // Forward, backward and the reduction of gradients; not the optimizer's step. Each tensor of
+  // Forward, backward and the reduction of gradients; not the optimizer's step. The gradient of a
+  // parameter that no rank has used stays as it was, as after backward(). Each tensor of
   // batch and target has the rows of the batch as its first dimension.
   PipelineResult step(const PipelineBatch& batch, const PipelineBatch& target,
                       const PipelineLoss& loss, const PipelineStepOptions& options = {});

@@ -99,6 +99,69 @@ PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {
   return options;
 }
 
+// Of the parameters with this name: how many have a gradient.
+int num_gradients(const Pipeline& pipeline, const std::string& name) {
+  int count = 0;
+  for (const ParameterShard& shard : pipeline.parameter_shards()) {
+    if (shard.name == name && shard.values.grad().defined()) ++count;
+  }
+  return count;
+}
+
+// As in one process: an optimizer then leaves the parameter as it is, also with weight decay.
+TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
+  for (const StageForm form : {StageForm::kAlone, StageForm::kReplicas, StageForm::kShards}) {
+    for (const bool is_tied : {false, true}) {
+      run_replicas([&](const DeviceMesh& mesh) {
+        Pipeline pipeline({stage_with(0, {{"weight", weight_of(1)}, {"extra", weight_of(2)}}),
+                           stage_with(1, {{"weight", weight_of(3)}, {"extra", weight_of(4)}})},
+                          mesh["pp"], options_for(form, mesh));
+        if (is_tied) pipeline.tie_parameters({{0, "extra"}, {1, "extra"}});
+        for (int step = 0; step < 2; ++step) {
+          pipeline.step(inputs_of(step), goals_of(step), mean_square);
+          EXPECT_EQ(num_gradients(pipeline, "weight"), 2);
+          EXPECT_EQ(num_gradients(pipeline, "extra"), 0);
+        }
+      });
+    }
+  }
+}
+
+// The other replica, and the other stage of a tied parameter, count as zeros.
+TEST(PipelineGradients, AParameterThatOneReplicaUsesHasOneOnAll) {
+  const Tensor alone = weight_of(2);
+  const Tensor output = residual_layer(inputs_of(0) + alone.sum(), weight_of(3));
+  (mean_square(output, goals_of(0)) / 2).backward();
+  const double expected = alone.grad().abs().sum().item<double>();
+  for (const StageForm form : {StageForm::kReplicas, StageForm::kShards}) {
+    for (const bool is_tied : {false, true}) {
+      run_replicas([&](const DeviceMesh& mesh) {
+        const Tensor extra = weight_of(2);
+        const bool is_used = mesh.coordinate("dp") == 1;
+        const PipelineStage first(
+            [=](const std::vector<Tensor>& x) {
+              return std::vector{is_used ? x[0] + extra.sum() : x[0] + 0.0};
+            },
+            {{"extra", extra}}, {.stage = 0, .num_stages = 2});
+        Pipeline pipeline(
+            {first, stage_with(1, {{"weight", weight_of(3)}, {"other", weight_of(4)}})}, mesh["pp"],
+            options_for(form, mesh));
+        if (is_tied) pipeline.tie_parameters({{0, "extra"}, {1, "other"}});
+        pipeline.step(inputs_of(0), goals_of(0), mean_square);
+        EXPECT_EQ(num_gradients(pipeline, "extra"), is_tied ? 2 : 1);
+        EXPECT_EQ(num_gradients(pipeline, "other"), 0);
+        const Tensor sum = torch::zeros({}, torch::kDouble);
+        for (const ParameterShard& shard : pipeline.parameter_shards()) {
+          if (shard.name == "extra") sum.add_(shard.values.grad().abs().sum());
+        }
+        mesh.group("dp").all_reduce(sum);
+        const int num_copies = (form == StageForm::kReplicas ? 2 : 1) * (is_tied ? 2 : 1);
+        EXPECT_NEAR(sum.item<double>(), num_copies * expected, 1e-12);
+      });
+    }
+  }
+}
+
 TEST(PipelineGradients, SparseOnesAreNotReduced) {
   for (const StageForm form : {StageForm::kReplicas, StageForm::kShards}) {
     run_replicas([&](const DeviceMesh& mesh) {

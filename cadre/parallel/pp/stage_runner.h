@@ -48,6 +48,7 @@ class StageRunner {
   void set_gradients_aside();
   // Starts to sum the gradients over `replicas`; zeros where this rank has none.
   void reduce_grad(const ProcessGroup& replicas);
+  // Parameters that no replica has used are without a gradient then, as in one process.
   void finish_reduction();
   // Adds what was set aside.
   void add_gradients_set_aside();
@@ -61,6 +62,9 @@ class StageRunner {
   std::vector<NamedTensor> reduced_;
   std::map<int, StageGraph> live_;  // by microbatch
   std::vector<at::Tensor> aside_;   // by parameter
+  // A running reduction: its parameters, and how many replicas have used each of them.
+  std::vector<at::Tensor> reducing_;
+  at::Tensor num_uses_;
   std::optional<Work> reduction_;
 };
 
