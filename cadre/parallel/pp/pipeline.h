@@ -61,7 +61,8 @@ struct PipelineOptions {
   bool dynamic_shapes = false;
   // The ranks that hold the same stages in other pipelines, each with a batch of its own: a step
   // computes the gradients of the mean over all batches. They get the weights of its rank 0. A
-  // tensor that two stages of a rank have is in the same stages of all replicas.
+  // tensor that two stages of a rank have is in the same stages of all replicas, and the same
+  // parameters require grad.
   std::optional<ProcessGroup> replicas = {};
   // As replicas, but the ranks own shards: of the stages' parameters, of their gradients, and so of
   // the optimizer's state, which is made from parameters() of the pipeline. A stage is gathered
