@@ -52,7 +52,7 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
 }
 
 // Of a step that all ranks compare, before those of the tied parameters.
-constexpr size_t kNumStepWords = 6;
+constexpr size_t kNumStepWords = 7;
 
 std::string_view call_of(int64_t is_training) {
   return is_training == 1 ? "step()" : "eval()";
@@ -96,7 +96,7 @@ class Pipeline::Core {
 
   PipelineResult run(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
                      const PipelineLoss& loss, const PipelineStepOptions& options) {
-    const Agreed agreed = agree(is_training, batch, target, loss);
+    const Agreed agreed = agree(is_training, batch, target, loss, options);
     parallel::PipelineStep step{.is_training = is_training,
                                 .has_headers = agreed.has_headers,
                                 .keeps_outputs = options.return_outputs && holds_last_,
@@ -233,7 +233,7 @@ class Pipeline::Core {
   }
 
   Agreed agree(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
-               const PipelineLoss& loss) {
+               const PipelineLoss& loss, const PipelineStepOptions& options) {
     std::optional<Error> refusal = check_arguments(is_training, batch, target, loss);
     const auto rows_of = [](bool is_used, const PipelineBatch& tensors) {
       return is_used ? tensors.tensors()[0].size(0) : int64_t{-1};
@@ -245,7 +245,8 @@ class Pipeline::Core {
                rows_of(holds_last_ && loss, target),
                holds_last_ && loss ? 1 : 0,
                static_cast<int64_t>(own_signature(batch)),
-               static_cast<int64_t>(own_trained())};
+               static_cast<int64_t>(own_trained()),
+               options.broadcast_losses ? 1 : 0};
     }
     for (const int64_t word : ties_->trained_words()) words.push_back(word);
     Agreed agreed;
@@ -266,6 +267,11 @@ class Pipeline::Core {
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(format("rank 0 calls {} and rank {} {}; all ranks call the same",
                                     call_of(all[0][0]), *other, call_of(all[*other][0])));
+    }
+    if (const auto other = parallel::first_unlike(all, 6)) {
+      throw pipeline_refusal(
+          format("broadcast_losses is {} on rank 0 and {} on rank {}; pass the same on all ranks",
+                 all[0][6] == 1, all[*other][6] == 1, *other));
     }
     const auto& first = all[schedule_.rank_of_stage.front()];
     const auto& last = all[schedule_.rank_of_stage.back()];

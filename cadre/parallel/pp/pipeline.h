@@ -94,7 +94,7 @@ class PipelineBatch {
 };
 
 struct PipelineStepOptions {
-  bool broadcast_losses = false;  // to all ranks
+  bool broadcast_losses = false;  // to all ranks, which pass the same
   bool return_outputs = false;
 };
 

@@ -264,5 +264,14 @@ TEST(PipelineAgreement, ReplicasMakeTheSameCall) {
                  });
 }
 
+TEST(PipelineAgreement, AllRanksBroadcastTheLossesOrNone) {
+  expect_refused(
+      "broadcast_losses is true on rank 0 and false on rank 1; pass the same on all ranks",
+      [](const DeviceMesh& mesh) {
+        Pipeline pipeline(stages_on(mesh), mesh["pp"]);
+        step_once(pipeline, {.broadcast_losses = mesh.coordinate("pp") == 0});
+      });
+}
+
 }  // namespace
 }  // namespace cadre
