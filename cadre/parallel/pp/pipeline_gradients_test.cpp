@@ -181,5 +181,29 @@ TEST(PipelineGradients, SparseOnesAreNotReduced) {
   }
 }
 
+// The recipe of the guide: the mean over the labels of the batch that count.
+TEST(PipelineGradients, IgnoredLabelsAreLeftOutOfTheMean) {
+  const Tensor x = inputs_of(0);
+  const Tensor labels = torch::tensor({-100, -100, 1, 2});  // none in the first microbatch
+  const Tensor alone = weight_of(1);
+  const Tensor expected =
+      torch::nn::functional::cross_entropy(residual_layer(residual_layer(x, alone), alone), labels);
+  expected.backward();
+  const auto result = run_groups(1, [&](const ProcessGroup& group) {
+    const Tensor weight = weight_of(1);
+    Pipeline pipeline({stage_with(0, {{"weight", weight}}), stage_with(1, {{"weight", weight}})},
+                      group, {.schedule = "interleaved-1f1b", .num_microbatches = 2});
+    const double share = labels.ne(-100).to(torch::kDouble).mean().item<double>();
+    const auto step = pipeline.step(x, labels, [=](const Tensor& logits, const Tensor& part) {
+      const auto options = torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+      const Tensor sum = torch::nn::functional::cross_entropy(logits, part, options);
+      return sum / (part.numel() * share);
+    });
+    EXPECT_NEAR(step.loss.item<double>(), expected.item<double>(), 1e-12);
+    EXPECT_TRUE(torch::allclose(weight.grad(), alone.grad(), 1e-10, 1e-13));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 }  // namespace
 }  // namespace cadre
