@@ -1,5 +1,6 @@
 #include "cadre/pipeline/check.h"
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -130,9 +131,26 @@ class PipelineChecker {
   const PipelineIndex& index_;
 };
 
+Status check_counts(const PipelineSchedule& schedule) {
+  if (schedule.ranks.empty() || schedule.rank_of_stage.empty() || schedule.num_microbatches < 1) {
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("the schedule has {} ranks, {} stages and {} microbatches; it needs "
+                      "at least one of each",
+                      schedule.num_ranks(), schedule.num_stages(), schedule.num_microbatches));
+  }
+  const auto idle =
+      std::ranges::find_if(schedule.ranks, [](const auto& actions) { return actions.empty(); });
+  if (idle == schedule.ranks.end()) return {};
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("rank {} has no actions; every rank holds at least one stage",
+                             idle - schedule.ranks.begin()));
+}
+
 }  // namespace
 
 Status check_pipeline(const PipelineSchedule& schedule, const PipelineLimits& limits) {
+  CADRE_RETURN_IF_ERROR(check_counts(schedule));
   const auto index = PipelineIndex::make(schedule);
   if (!index.ok()) return index.error();
   CADRE_RETURN_IF_ERROR(PipelineChecker(schedule, *index).check());

@@ -2,7 +2,8 @@
 //
 // Threads: pure functions. Blocking: never. Lifetime: values.
 // Errors: kInvalidArgument; the sentence names rank, step and action, and what is expected.
-// Checked, in both forms: every microbatch has one F, and one B or one I and one W, on every stage;
+// Checked, in both forms: there are at least one rank, stage and microbatch, and every rank has
+// actions; every microbatch has one F, and one B or one I and one W, on every stage;
 // each stands on the rank of its stage; all of them can run in the given order, so there is no
 // deadlock, and nothing comes before what it needs. In the lowered form also: each message between
 // ranks is sent and received once, computations run on gathered parameters, and gradients are

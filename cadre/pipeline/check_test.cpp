@@ -97,6 +97,16 @@ TEST(PipelineCheckTest, AnActionThatDoesNotFitIsNamed) {
               HasSubstr("rank 0, step 1 ((0F1;0B1)OVERLAP_F_B) needs rank 0, step 1"));
 }
 
+TEST(PipelineCheckTest, AScheduleWithoutAnythingToDoIsRefused) {
+  const std::string needs = "; it needs at least one of each";
+  EXPECT_EQ(finding(PipelineSchedule{}),
+            "the schedule has 0 ranks, 0 stages and 0 microbatches" + needs);
+  EXPECT_EQ(finding("\n"), "the schedule has 1 ranks, 0 stages and 0 microbatches" + needs);
+  PipelineSchedule schedule{.ranks = {{}}, .rank_of_stage = {0}, .num_microbatches = -3};
+  EXPECT_EQ(finding(schedule), "the schedule has 1 ranks, 1 stages and -3 microbatches" + needs);
+  EXPECT_EQ(finding("0F0,0B0\n\n"), "rank 1 has no actions; every rank holds at least one stage");
+}
+
 TEST(PipelineCheckTest, AMessageThatIsNotSentAndReceivedOnceIsNamed) {
   const PipelineSchedule lowered = lower_pipeline(make(Kind::k1F1B, 2, 4), {}).value_or_throw();
   ASSERT_EQ(finding(lowered), "none");

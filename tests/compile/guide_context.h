@@ -174,7 +174,7 @@ extern std::shared_ptr<Half> part;
 extern cadre::Pipeline pipeline;
 extern const std::vector<cadre::PipelineStage> stages;
 extern const std::vector<std::pair<Tensor, Tensor>> batches;
-extern const Tensor inputs;
+extern const Tensor inputs, labels;
 extern cadre::SnapshotFolder folder;
 extern const int64_t step;
 extern const int rank, size;

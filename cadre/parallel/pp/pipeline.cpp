@@ -52,7 +52,11 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
 }
 
 // Of a step that all ranks compare, before those of the tied parameters.
-constexpr size_t kNumStepWords = 5;
+constexpr size_t kNumStepWords = 7;
+
+std::string_view call_of(int64_t is_training) {
+  return is_training == 1 ? "step()" : "eval()";
+}
 
 }  // namespace
 
@@ -92,7 +96,7 @@ class Pipeline::Core {
 
   PipelineResult run(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
                      const PipelineLoss& loss, const PipelineStepOptions& options) {
-    const Agreed agreed = agree(is_training, batch, target, loss);
+    const Agreed agreed = agree(is_training, batch, target, loss, options);
     parallel::PipelineStep step{.is_training = is_training,
                                 .has_headers = agreed.has_headers,
                                 .keeps_outputs = options.return_outputs && holds_last_,
@@ -133,6 +137,7 @@ class Pipeline::Core {
     bool has_loss = false;
     bool has_headers = true;
     uint64_t signature = 0;
+    uint64_t trained = 0;  // of which parameters require grad
   };
 
   // All refusals have been exchanged before, so an error here may be one of this rank alone, and
@@ -204,8 +209,8 @@ class Pipeline::Core {
     return loss ? check_rows(target.tensors(), "target") : std::nullopt;
   }
 
-  // What the shapes of all messages follow from.
-  uint64_t own_signature(const PipelineBatch& batch) {
+  // What the shapes of all messages follow from, together with own_trained().
+  uint64_t own_signature(const PipelineBatch& batch) const {
     Fnv1a hash;
     if (holds_first_) {
       for (const at::Tensor& tensor : batch.tensors()) {
@@ -214,6 +219,11 @@ class Pipeline::Core {
         for (const int64_t size : tensor.sizes()) hash.add(static_cast<uint64_t>(size));
       }
     }
+    return hash.value();
+  }
+
+  uint64_t own_trained() {
+    Fnv1a hash;
     for (const auto& [stage, runner] : executor_->runners()) {
       for (const NamedTensor& parameter : runner.stage().parameters()) {
         hash.add(parameter.tensor.requires_grad() ? 1 : 0);
@@ -223,16 +233,20 @@ class Pipeline::Core {
   }
 
   Agreed agree(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
-               const PipelineLoss& loss) {
+               const PipelineLoss& loss, const PipelineStepOptions& options) {
     std::optional<Error> refusal = check_arguments(is_training, batch, target, loss);
     const auto rows_of = [](bool is_used, const PipelineBatch& tensors) {
       return is_used ? tensors.tensors()[0].size(0) : int64_t{-1};
     };
     std::vector<int64_t> words(kNumStepWords, 0);
     if (!refusal) {
-      words = {is_training ? 1 : 0, rows_of(holds_first_, batch),
-               rows_of(holds_last_ && loss, target), holds_last_ && loss ? 1 : 0,
-               static_cast<int64_t>(own_signature(batch))};
+      words = {is_training ? 1 : 0,
+               rows_of(holds_first_, batch),
+               rows_of(holds_last_ && loss, target),
+               holds_last_ && loss ? 1 : 0,
+               static_cast<int64_t>(own_signature(batch)),
+               static_cast<int64_t>(own_trained()),
+               options.broadcast_losses ? 1 : 0};
     }
     for (const int64_t word : ties_->trained_words()) words.push_back(word);
     Agreed agreed;
@@ -241,15 +255,8 @@ class Pipeline::Core {
     });
     // The ranks of other replicas wait for this one.
     if (refusal && !ranks_.replicas) throw *refusal;
-    agreed.total_rows = agreed.rows;
-    if (ranks_.replicas) {
-      const std::vector<int64_t> own{agreed.rows};
-      agreed.total_rows = 0;
-      for (const auto& of_replica :
-           exchange_words(*ranks_.replicas, own, refusal, "arguments of a step")) {
-        agreed.total_rows += of_replica[0];
-      }
-    }
+    agreed.total_rows =
+        ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal) : agreed.rows;
     agreed.has_headers =
         options_.dynamic_shapes || known_signatures_[is_training ? 1 : 0] != agreed.signature;
     return agreed;
@@ -259,8 +266,12 @@ class Pipeline::Core {
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(format("rank 0 calls {} and rank {} {}; all ranks call the same",
-                                    all[0][0] == 1 ? "step()" : "eval()", *other,
-                                    all[*other][0] == 1 ? "step()" : "eval()"));
+                                    call_of(all[0][0]), *other, call_of(all[*other][0])));
+    }
+    if (const auto other = parallel::first_unlike(all, 6)) {
+      throw pipeline_refusal(
+          format("broadcast_losses is {} on rank 0 and {} on rank {}; pass the same on all ranks",
+                 all[0][6] == 1, all[*other][6] == 1, *other));
     }
     const auto& first = all[schedule_.rank_of_stage.front()];
     const auto& last = all[schedule_.rank_of_stage.back()];
@@ -270,9 +281,40 @@ class Pipeline::Core {
                                     schedule_.rank_of_stage.back()));
     }
     if (all[0][0] == 1) ties_->check_trained(all, kNumStepWords);
-    Fnv1a hash;
-    for (const auto& words : all) hash.add(static_cast<uint64_t>(words[4]));
-    return {.rows = first[1], .has_loss = last[3] == 1, .signature = hash.value()};
+    Fnv1a signature;
+    Fnv1a trained;
+    for (const auto& words : all) {
+      signature.add(static_cast<uint64_t>(words[4]));
+      trained.add(static_cast<uint64_t>(words[5]));
+    }
+    signature.add(trained.value());
+    return {.rows = first[1],
+            .has_loss = last[3] == 1,
+            .signature = signature.value(),
+            .trained = trained.value()};
+  }
+
+  // Throws on all ranks of all replicas if one has refused, or if they differ in what all ranks of
+  // a pipeline have agreed on.
+  int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
+                           const std::optional<Error>& refusal) const {
+    const std::vector<int64_t> own{is_training ? 1 : 0, agreed.rows,
+                                   static_cast<int64_t>(agreed.trained)};
+    const auto all = exchange_words(*ranks_.replicas, own, refusal, "arguments of a step");
+    if (const auto other = parallel::first_unlike(all, 0)) {
+      throw pipeline_refusal(
+          format("replica 0 calls {} and replica {} {}; all replicas call the same",
+                 call_of(all[0][0]), *other, call_of(all[*other][0])));
+    }
+    if (const auto other = parallel::first_unlike(all, 2); other && is_training) {
+      throw pipeline_refusal(
+          format("other parameters require grad in replica 0 than in replica {}; freeze or train "
+                 "the same in all replicas",
+                 *other));
+    }
+    int64_t rows = 0;
+    for (const auto& of_replica : all) rows += of_replica[1];
+    return rows;
   }
 
   PipelineResult result_of(parallel::PipelineExecutor::Output& output,

@@ -60,7 +60,9 @@ struct PipelineOptions {
   // returns the same shapes for inputs of the same shapes.
   bool dynamic_shapes = false;
   // The ranks that hold the same stages in other pipelines, each with a batch of its own: a step
-  // computes the gradients of the mean over all batches. They get the weights of its rank 0.
+  // computes the gradients of the mean over all batches. They get the weights of its rank 0. A
+  // tensor that two stages of a rank have is in the same stages of all replicas, and the same
+  // parameters require grad.
   std::optional<ProcessGroup> replicas = {};
   // As replicas, but the ranks own shards: of the stages' parameters, of their gradients, and so of
   // the optimizer's state, which is made from parameters() of the pipeline. A stage is gathered
@@ -92,7 +94,7 @@ class PipelineBatch {
 };
 
 struct PipelineStepOptions {
-  bool broadcast_losses = false;  // to all ranks
+  bool broadcast_losses = false;  // to all ranks, which pass the same
   bool return_outputs = false;
 };
 
@@ -123,7 +125,8 @@ class CADRE_EXPORT Pipeline {
   Pipeline(Pipeline&&) noexcept;
   Pipeline& operator=(Pipeline&&) noexcept;
 
-  // Forward, backward and the reduction of gradients; not the optimizer's step. Each tensor of
+  // Forward, backward and the reduction of gradients; not the optimizer's step. The gradient of a
+  // parameter that no rank has used stays as it was, as after backward(). Each tensor of
   // batch and target has the rows of the batch as its first dimension.
   PipelineResult step(const PipelineBatch& batch, const PipelineBatch& target,
                       const PipelineLoss& loss, const PipelineStepOptions& options = {});

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <map>
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
@@ -173,9 +174,17 @@ void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineR
   if (!ranks.replicas) return;
   std::vector<NamedTensor> parameters;
   std::vector<NamedTensor> buffers;
+  // A tensor that two stages have is reduced once, so replicas have it in the same stages.
+  std::map<const void*, std::string> first_names;
   for (const PipelineStage& stage : stages) {
-    for (const auto& [name, tensor] : stage.parameters()) {
-      parameters.push_back({format("{}:{}", stage.stage(), name), tensor});
+    for (const auto& [own_name, tensor] : stage.parameters()) {
+      const std::string name = format("{}:{}", stage.stage(), own_name);
+      const auto [first, is_first] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
+      if (is_first) {
+        parameters.push_back({name, tensor});
+      } else {
+        parameters.push_back({format("{}, the same as {}", name, first->second), tensor});
+      }
     }
     for (const at::Tensor& buffer : stage.buffers()) {
       buffers.push_back({format("{}, {}", stage.stage(), buffers.size()), buffer});

@@ -217,5 +217,61 @@ TEST(PipelineTies, ReplicasTieTheSameParameters) {
   });
 }
 
+// Of a pipeline on 2 ranks: one batch for all replicas.
+void step_once(Pipeline& pipeline, const PipelineStepOptions& options = {}) {
+  const Tensor tokens = tokens_of(4, 0);
+  pipeline.step(tokens, targets_of(tokens), cross_entropy, options);
+}
+
+// In one stage only: the ranks of the other one would reduce.
+TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
+  const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    const auto stages = stages_on(mesh);
+    Pipeline pipeline(stages, mesh["pp"], {.replicas = mesh.group("dp")});
+    const Tensor changed = stages[0].parameters()[0].tensor;
+    const bool is_frozen = mesh.coordinate("dp") == 1 && mesh.coordinate("pp") == 1;
+    changed.requires_grad_(!is_frozen);
+    EXPECT_THAT(failure_of([&] { step_once(pipeline); }),
+                HasSubstr("other parameters require grad in replica 0 than in replica 1"));
+    EXPECT_EQ(failure_of([&] { pipeline.eval(tokens_of(4, 0)); }), "");
+    changed.requires_grad_(true);
+    EXPECT_EQ(failure_of([&] { step_once(pipeline); }), "");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A tensor that two stages have is reduced once.
+TEST(PipelineAgreement, ReplicasHaveATensorInTheSameStages) {
+  expect_refused(", the same as ", [](const DeviceMesh& mesh) {
+    const int stage = mesh.coordinate("pp");
+    const Tensor first = leaf({3});
+    const Tensor second = mesh.coordinate("dp") == 0 ? first : leaf({3});
+    const auto identity = [](const std::vector<Tensor>& inputs) { return inputs; };
+    Pipeline({{identity, {{"weight", first}}, {.stage = stage, .num_stages = 4}},
+              {identity, {{"weight", second}}, {.stage = stage + 2, .num_stages = 4}}},
+             mesh["pp"],
+             {.schedule = "interleaved-1f1b", .num_microbatches = 2, .replicas = mesh.group("dp")});
+  });
+}
+
+TEST(PipelineAgreement, ReplicasMakeTheSameCall) {
+  expect_refused("replica 0 calls step() and replica 1 eval(); all replicas call the same",
+                 [](const DeviceMesh& mesh) {
+                   Pipeline pipeline(stages_on(mesh), mesh["pp"], {.replicas = mesh.group("dp")});
+                   if (mesh.coordinate("dp") == 0) return step_once(pipeline);
+                   pipeline.eval(tokens_of(4, 0));
+                 });
+}
+
+TEST(PipelineAgreement, AllRanksBroadcastTheLossesOrNone) {
+  expect_refused(
+      "broadcast_losses is true on rank 0 and false on rank 1; pass the same on all ranks",
+      [](const DeviceMesh& mesh) {
+        Pipeline pipeline(stages_on(mesh), mesh["pp"]);
+        step_once(pipeline, {.broadcast_losses = mesh.coordinate("pp") == 0});
+      });
+}
+
 }  // namespace
 }  // namespace cadre

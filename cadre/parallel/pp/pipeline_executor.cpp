@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -70,6 +71,23 @@ std::vector<at::Tensor> leaves_for_next_stage(const std::vector<at::Tensor>& out
   return leaves;
 }
 
+// By stage, the parameters whose gradients are complete when the stage is reduced. A tensor that
+// several stages of this rank have is reduced with the last of them.
+std::map<int, std::vector<NamedTensor>> reduced_parameters(
+    const std::vector<PipelineStage>& stages, const std::vector<PipelineAction>& actions) {
+  std::map<int, std::vector<NamedTensor>> reduced;
+  std::set<const void*> taken;
+  for (auto action = actions.rbegin(); action != actions.rend(); ++action) {
+    if (action->kind != Kind::kReduceGrad) continue;
+    const auto stage = std::ranges::find(stages, action->stage, &PipelineStage::stage);
+    for (const NamedTensor& parameter : stage->parameters()) {
+      if (!taken.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
+      reduced[action->stage].push_back(parameter);
+    }
+  }
+  return reduced;
+}
+
 }  // namespace
 
 PipelineExecutor::PipelineExecutor(ProcessGroup group, PipelineSchedule schedule,
@@ -78,8 +96,12 @@ PipelineExecutor::PipelineExecutor(ProcessGroup group, PipelineSchedule schedule
       schedule_(std::move(schedule)),
       options_(std::move(options)),
       messages_(group_, {schedule_.rank_of_stage, schedule_.num_microbatches}) {
-  for (const PipelineStage& stage : stages) runners_.emplace(stage.stage(), StageRunner(stage));
-  for (const PipelineAction& action : schedule_.ranks[static_cast<size_t>(group_.rank())]) {
+  const auto& actions = schedule_.ranks[static_cast<size_t>(group_.rank())];
+  auto reduced = reduced_parameters(stages, actions);
+  for (const PipelineStage& stage : stages) {
+    runners_.emplace(stage.stage(), StageRunner(stage, std::move(reduced[stage.stage()])));
+  }
+  for (const PipelineAction& action : actions) {
     for (const PipelineAction& leaf : leaves_of(action)) {
       if (leaf.kind == Kind::kForward) forwards_.push_back(leaf.stage);
     }

@@ -22,7 +22,8 @@ class PipelineLoss {
   PipelineLoss() = default;
 
   // function(output, target) of tensors, or function(outputs, targets) of vectors of tensors;
-  // returns the mean over the rows of the microbatch, 0-dim.
+  // returns the mean over the rows of the microbatch, 0-dim. A mean over a part of them, as with
+  // cross_entropy()'s ignore_index, is weighted as if it were over all: see the guide.
   template <typename Function>
     requires(!std::same_as<std::remove_cvref_t<Function>, PipelineLoss>)
   PipelineLoss(Function function) {  // NOLINT: implicit by design

@@ -96,6 +96,20 @@ TEST(PipelineMisuse, AllRanksHaveOneSchedule) {
       "the schedule is for 3 ranks, but the group has 2");
 }
 
+TEST(PipelineMisuse, AScheduleThatDoesNothingIsRefused) {
+  PipelineSchedule schedule;
+  schedule.rank_of_stage = {0, 1};
+  schedule.ranks.resize(2);
+  for (const int num_microbatches : {0, -3}) {
+    schedule.num_microbatches = num_microbatches;
+    expect_refused(
+        [&](const ProcessGroup& group) {
+          Pipeline({stage_of(group.rank(), 2)}, group, {.schedule = schedule});
+        },
+        "microbatches; it needs at least one of each");
+  }
+}
+
 TEST(PipelineMisuse, OneRanksRefusalEndsTheConstructorOnAll) {
   const auto texts = refusals([](const ProcessGroup& group) {
     Pipeline({stage_of(group.rank(), 2)}, group,

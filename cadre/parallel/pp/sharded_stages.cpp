@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/parallel/pp/stage_runner.h"
 #include "cadre/shard/flat_buffer_pool.h"
 #include "cadre/shard/shardable.h"
 
@@ -51,6 +52,7 @@ ShardedStages::ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineS
   std::vector<NamedTensor> trained;
   for (const PipelineStage& stage : stages) add_stage(stage, pool, trained);
   if (trained.empty()) return;
+  const auto num_trained = static_cast<int64_t>(trained.size());
   std::vector<std::shared_ptr<FlatParameters>> units;
   for (const PipelineStage& stage : stages) {
     const auto& flats = stages_.at(stage.stage()).flats;
@@ -62,6 +64,7 @@ ShardedStages::ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineS
       std::move(trained), units,
       ShardedGradients::Groups{.all = all_, .shard = shard_, .replicate = std::move(replicate)},
       ShardedGradients::Options{
+          .trailer_numel = num_trained,
           .wrapper = kShardedPipeline,
           .remedy = "Make the optimizer from the pipeline (pipeline.parameters())"});
 }
@@ -144,6 +147,10 @@ bool ShardedStages::is_whole(const Place& place) const {
   return whole_.contains(place.flat->parameters()[place.place].tensor.unsafeGetTensorImpl());
 }
 
+float* ShardedStages::num_uses() const {
+  return gradients_->trailer().mutable_data_ptr<float>();
+}
+
 void ShardedStages::begin_step() {
   if (gradients_) gradients_->begin_pass({.factor = 1.0, .op = ReduceOp::kSum});
 }
@@ -151,11 +158,14 @@ void ShardedStages::begin_step() {
 void ShardedStages::reduce(int stage) {
   const Stage& sharded = stages_.at(stage);
   for (const Place& place : sharded.trained) {
-    // One without a gradient counts as zeros, as in a pipeline with replicas.
-    if (is_whole(place)) {
-      gradients_->place_unused(place.index);
-    } else {
+    const NamedTensor& parameter = place.flat->parameters()[place.place];
+    check_dense_gradient(parameter);
+    const bool is_used = parameter.tensor.grad().defined();
+    num_uses()[place.index] = is_used ? 1 : 0;
+    if (is_used && !is_whole(place)) {
       gradients_->place(place.index);
+    } else {
+      gradients_->place_unused(place.index);
     }
   }
   for (size_t i = 0; i < sharded.num_buckets; ++i) gradients_->launch_next();
@@ -164,10 +174,16 @@ void ShardedStages::reduce(int stage) {
 void ShardedStages::finish_reductions() {
   if (!gradients_) return;
   gradients_->finish_early();
+  gradients_->reduce_last();
   const at::NoGradGuard no_grad;
   for (const auto& [stage, sharded] : stages_) {
     for (const Place& place : sharded.trained) {
-      if (!is_whole(place)) continue;
+      const bool used_by_some = num_uses()[place.index] > 0;
+      if (!is_whole(place)) {
+        gradients_->settle_unused(place.index, {.used_by_some = used_by_some});
+        continue;
+      }
+      if (!used_by_some) continue;
       const at::Tensor& parameter = place.flat->parameters()[place.place].tensor;
       at::Tensor& gradient = parameter.mutable_grad();
       gradient = gradient.defined() ? gradient.contiguous()
@@ -183,9 +199,10 @@ void ShardedStages::finish_step() {
   for (const auto& [stage, sharded] : stages_) {
     for (const Place& place : sharded.trained) {
       if (!is_whole(place)) continue;
-      gradients_->settle_unused(place.index, {.used_by_some = true});
-      const FlatRange range = place.flat->layout().range(place.place, shard_.rank().value);
       at::Tensor& whole = place.flat->parameters()[place.place].tensor.mutable_grad();
+      gradients_->settle_unused(place.index, {.used_by_some = whole.defined()});
+      if (!whole.defined()) continue;
+      const FlatRange range = place.flat->layout().range(place.place, shard_.rank().value);
       const at::Tensor own = whole.reshape({-1}).narrow(0, range.begin, range.size());
       at::Tensor leaf = place.flat->values(place.place);
       leaf.mutable_grad().add_(own);

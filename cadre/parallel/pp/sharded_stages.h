@@ -5,7 +5,8 @@
 // Threads: one. Blocking: the constructor, wait(), reshard() while a gather runs, finish_step(),
 // until the deadline of the groups. All ranks that hold the same stages make the same calls in the
 // same order. Lifetime: shares the parameters, which stay sharded when this is gone. Errors: those
-// of shard/flat_parameters.h and buckets/sharded_gradients.h.
+// of shard/flat_parameters.h and buckets/sharded_gradients.h; kInvalidArgument for a gradient that
+// is not dense.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -54,7 +55,8 @@ class ShardedStages {
   // reduce() leaves out the gradient of this parameter: finish_reductions() sums it whole, for the
   // sum over tied stages, and finish_step() cuts it.
   void keep_whole(const at::Tensor& parameter) { whole_.insert(parameter.unsafeGetTensorImpl()); }
-  // Waits for the reductions, and sums the gradients of whole ones over the ranks.
+  // Waits for the reductions, and sums the gradients of whole ones over the ranks. The gradient of
+  // a parameter that no rank has used stays as it was before the step.
   void finish_reductions();
   // Ends the step: whole gradients are cut.
   void finish_step();
@@ -79,6 +81,9 @@ class ShardedStages {
   void add_stage(const PipelineStage& stage, const std::shared_ptr<shard::FlatBufferPool>& pool,
                  std::vector<NamedTensor>& trained);
   bool is_whole(const Place& place) const;
+  // By trained parameter: whether this rank has used it in the step, and after the sum over the
+  // ranks, how many have.
+  float* num_uses() const;
 
   DeviceMesh mesh_;
   std::string axis_;  // of the shards

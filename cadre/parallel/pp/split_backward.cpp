@@ -14,6 +14,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "cadre/wrap/activations/activation_checkpoint.h"
+
 namespace cadre::parallel {
 namespace {
 
@@ -47,7 +49,9 @@ class GraphParts {
       if (!reaches_input(node)) continue;
       for (const Edge& edge : node->next_edges()) {
         if (!edge.is_valid() || reaches_input(edge.function.get())) continue;
-        if (!is_empty_leaf(edge.function.get())) add_weights(edge, node);
+        // The backward of a checkpoint adds to the gradients of weights that are not in this graph,
+        // so that it may run only once, in the input pass.
+        add_weights(edge, is_checkpoint(*node) ? nullptr : node);
       }
     }
   }
@@ -89,11 +93,6 @@ class GraphParts {
     return owners.size() == 1 && *owners.begin() != nullptr;
   }
   bool reaches_input(Node* node) const { return reaches_input_.at(node); }
-  // What ActivationCheckpoint hangs on its node, whose backward in the input pass was enough.
-  static bool is_empty_leaf(Node* node) {
-    const auto* const leaf = dynamic_cast<AccumulateGrad*>(node);
-    return leaf != nullptr && leaf->variable.numel() == 0;
-  }
 
   // Depth first, with a stack of its own: graphs are deeper than the thread's stack allows.
   void visit(Node* root) {
@@ -123,7 +122,8 @@ class GraphParts {
     }
   }
 
-  // All weights behind an edge to a node that reaches no input. owner: null for a root.
+  // All weights behind an edge to a node that reaches no input. owner: null for a root, and for a
+  // checkpoint.
   void add_weights(const Edge& edge, Node* owner) {
     std::vector<Node*> open{edge.function.get()};
     std::unordered_set<Node*> seen(open.begin(), open.end());

@@ -10,8 +10,9 @@
 //
 // A weight that several owners use (a matrix used twice in one stage) cannot be separated so, and
 // gets its gradient in the input pass; the sum is right, only earlier than the schedule asks. The
-// same holds for the weights inside of an ActivationCheckpoint, whose backward computes all at
-// once. Without an input that requires grad, the weight pass is the whole backward.
+// same holds for the weights inside of an ActivationCheckpoint, and for those that its arguments
+// are computed from, because its backward computes all at once. Without an input that requires
+// grad, the weight pass is the whole backward.
 //
 // Threads: the constructor, input_pass() and weight_pass() in one thread. Blocking: never by
 // itself. Lifetime: keeps the graph with its saved tensors until it is destroyed. Errors: those of

@@ -68,6 +68,18 @@ std::vector<Graph> graphs() {
          };
          return {torch::linear(checkpoint(block, {x[0]})[0], w[2])};
        }},
+      {"checkpointed_argument_with_a_weight",
+       [](const Values& x, const Values& w) -> Values {
+         const auto block = [w](const Values& given) -> Values {
+           return {torch::tanh(torch::linear(given[0] + given[1], w[0]))};
+         };
+         return {torch::linear(checkpoint(block, {x[0], torch::tanh(w[1])})[0], w[2])};
+       }},
+      {"weights_without_elements",
+       [](const Values& x, const Values& w) -> Values {
+         const Tensor hidden = torch::linear(torch::linear(x[0], w[4], w[5]), w[6]);
+         return {torch::linear(x[0] + hidden, w[0])};
+       }},
   };
 }
 
@@ -79,7 +91,8 @@ struct Gradients {
 std::vector<Tensor> make_weights() {
   torch::manual_seed(1);
   std::vector<Tensor> weights;
-  for (const auto& sizes : std::vector<std::vector<int64_t>>{{4, 4}, {4}, {4, 4}, {4}}) {
+  for (const auto& sizes :
+       std::vector<std::vector<int64_t>>{{4, 4}, {4}, {4, 4}, {4}, {0, 4}, {0}, {4, 0}}) {
     weights.push_back(torch::randn(sizes, torch::kDouble).requires_grad_());
   }
   return weights;

@@ -1,11 +1,25 @@
 #include "cadre/parallel/pp/stage_runner.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cstdint>
 #include <utility>
 
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
 namespace cadre::parallel {
+
+void check_dense_gradient(const NamedTensor& parameter) {
+  const at::Tensor& gradient = parameter.tensor.grad();
+  if (!gradient.defined() || gradient.layout() == at::kStrided) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("the gradient of \"{}\" is not dense; make it dense, for example by an "
+                     "embedding with sparse(false)",
+                     parameter.name));
+}
 
 std::vector<at::Tensor> StageRunner::forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                              const Roots& roots_of) {
@@ -41,20 +55,32 @@ void StageRunner::set_gradients_aside() {
 
 void StageRunner::reduce_grad(const ProcessGroup& replicas) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
-  for (const NamedTensor& parameter : stage_.parameters()) {
+  std::vector<at::Tensor> tensors;
+  std::vector<int32_t> uses;
+  for (const NamedTensor& parameter : reduced_) {
     if (!parameter.tensor.requires_grad()) continue;
+    check_dense_gradient(parameter);
     at::Tensor& gradient = parameter.tensor.mutable_grad();
+    uses.push_back(gradient.defined() ? 1 : 0);
     gradient = gradient.defined() ? gradient.contiguous()
                                   : at::zeros_like(parameter.tensor, at::MemoryFormat::Contiguous);
-    gradients.push_back(gradient);
+    tensors.push_back(gradient);
+    reducing_.push_back(parameter.tensor);
   }
-  if (!gradients.empty()) reduction_ = replicas.all_reduce_coalesced_async(gradients);
+  if (tensors.empty()) return;
+  num_uses_ = at::tensor(uses, at::kInt);
+  tensors.push_back(num_uses_);
+  reduction_ = replicas.all_reduce_coalesced_async(tensors);
 }
 
 void StageRunner::finish_reduction() {
-  if (reduction_) reduction_->wait();
+  if (!reduction_) return;
+  reduction_->wait();
   reduction_.reset();
+  for (size_t i = 0; i < reducing_.size(); ++i) {
+    if (num_uses_.const_data_ptr<int32_t>()[i] == 0) reducing_[i].mutable_grad().reset();
+  }
+  reducing_.clear();
 }
 
 void StageRunner::add_gradients_set_aside() {
@@ -71,6 +97,7 @@ void StageRunner::add_gradients_set_aside() {
 void StageRunner::clear() {
   live_.clear();
   aside_.clear();
+  reducing_.clear();
   reduction_.reset();
 }
 

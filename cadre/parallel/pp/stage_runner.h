@@ -2,7 +2,8 @@
 // needs, from its forward to the backward or weight gradient that ends its use.
 //
 // Threads: one. Blocking: as the stage's forward(); reduce_grad() and finish_reduction() as
-// ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and of autograd.
+// ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and of autograd;
+// kInvalidArgument for a gradient to reduce that is not dense.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cadre/comm/work.h"
@@ -19,9 +21,15 @@
 
 namespace cadre::parallel {
 
+// Throws kInvalidArgument for a sparse gradient, which no reduction takes.
+void check_dense_gradient(const NamedTensor& parameter);
+
 class StageRunner {
  public:
-  explicit StageRunner(PipelineStage stage) : stage_(std::move(stage)) {}
+  // reduced: the parameters whose gradients reduce_grad() sums, each once. Those of the stage
+  // without the ones that a later reduction of this rank has.
+  StageRunner(PipelineStage stage, std::vector<NamedTensor> reduced)
+      : stage_(std::move(stage)), reduced_(std::move(reduced)) {}
 
   const PipelineStage& stage() const { return stage_; }
 
@@ -40,6 +48,7 @@ class StageRunner {
   void set_gradients_aside();
   // Starts to sum the gradients over `replicas`; zeros where this rank has none.
   void reduce_grad(const ProcessGroup& replicas);
+  // Parameters that no replica has used are without a gradient then, as in one process.
   void finish_reduction();
   // Adds what was set aside.
   void add_gradients_set_aside();
@@ -50,8 +59,12 @@ class StageRunner {
 
  private:
   PipelineStage stage_;
+  std::vector<NamedTensor> reduced_;
   std::map<int, StageGraph> live_;  // by microbatch
   std::vector<at::Tensor> aside_;   // by parameter
+  // A running reduction: its parameters, and how many replicas have used each of them.
+  std::vector<at::Tensor> reducing_;
+  at::Tensor num_uses_;
   std::optional<Work> reduction_;
 };
 

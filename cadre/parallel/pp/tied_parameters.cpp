@@ -154,7 +154,19 @@ void TiedParameters::tie(const std::vector<StageParameter>& parameters) {
 }
 
 void TiedParameters::sum_gradients() const {
-  for (const Tie& tie : ties_) sum_gradients(tie);
+  if (ties_.empty()) return;
+  std::vector<int64_t> uses;
+  for (const Tie& tie : ties_) {
+    const bool is_used = std::ranges::any_of(
+        tie.own, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+    uses.push_back(is_used ? 1 : 0);
+  }
+  const auto all = exchange_words(ranks_.group, uses, std::nullopt, "tied parameters");
+  for (size_t i = 0; i < ties_.size(); ++i) {
+    const bool is_used =
+        std::ranges::any_of(all, [&](const auto& of_rank) { return of_rank[i] != 0; });
+    if (is_used) sum_gradients(ties_[i]);
+  }
 }
 
 void TiedParameters::check_equal() const {

@@ -2,9 +2,9 @@
 // first stage and the head in the last one: equal at the start, and with one gradient, the sum of
 // what the stages computed.
 //
-// Threads: one. Blocking: tie() and check_equal() are collectives of the pipeline's ranks, and
-// tie() of its replicas, too; sum_gradients() one of the ranks that hold a tied parameter; until
-// the deadline of the groups. Lifetime: shares the tensors; keeps the groups; the sharded stages
+// Threads: one. Blocking: tie(), check_equal() and, where parameters are tied, sum_gradients() are
+// collectives of the pipeline's ranks, and tie() of its replicas, too; until the deadline of the
+// groups. Lifetime: shares the tensors; keeps the groups; the sharded stages
 // and the records outlive it. Errors: kInvalidArgument on all ranks; else as ProcessGroup.
 #pragma once
 
@@ -38,7 +38,8 @@ class TiedParameters {
   // These are one from now on: gives all of them the values of the first.
   void tie(const std::vector<StageParameter>& parameters);
   bool is_empty() const { return ties_.empty(); }
-  // In the order of ranks, so that all holders have the same bits.
+  // In the order of ranks, so that all holders have the same bits. One that no stage has used stays
+  // without a gradient.
   void sum_gradients() const;
   // Throws if the values of tied parameters differ.
   void check_equal() const;

@@ -194,6 +194,10 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at
                                        std::move(function), ForwardState{}, std::move(buffers)}));
 }
 
+bool is_checkpoint(const torch::autograd::Node& node) {
+  return dynamic_cast<const torch::autograd::CppNode<CheckpointFunction>*>(&node) != nullptr;
+}
+
 bool checkpointing_is_useful() {
   return at::GradMode::is_enabled();
 }

@@ -36,6 +36,10 @@
 #include "cadre/wrap/map_tensors.h"
 #include "cadre/wrap/output_tensors.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace cadre {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
@@ -45,6 +49,9 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
                                                 const std::vector<at::Tensor>& inputs,
                                                 std::vector<at::Tensor> buffers = {});
+// Whether it is the node of a checkpoint(), which computes in its backward, besides the gradients
+// of the inputs, those of all parameters that the function uses.
+CADRE_EXPORT bool is_checkpoint(const torch::autograd::Node& node);
 // Whether there is anything to save: grad is on.
 CADRE_EXPORT bool checkpointing_is_useful();
 

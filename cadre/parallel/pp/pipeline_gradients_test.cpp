@@ -1,0 +1,209 @@
+// Which gradients a step leaves, and which values they have, where a stage does not simply use each
+// of its parameters once: a tensor in two stages of a rank, parameters that no rank uses or only
+// one replica, sparse gradients, and losses that ignore labels. On threads as ranks: one pipeline
+// of two stages on each rank, and 2 replicas.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/pp/pp_test_model.h"
+
+namespace cadre {
+namespace {
+
+using testing::failure_of;
+using testing::filled;
+using ::testing::HasSubstr;
+using testing::run_groups;
+using torch::Tensor;
+
+constexpr int64_t kWidth = 3;
+constexpr int64_t kReplicaRows = 4;
+
+Tensor weight_of(double offset) {
+  return filled({kWidth, kWidth}, offset).requires_grad_();
+}
+
+Tensor residual_layer(const Tensor& x, const Tensor& weight) {
+  return x + torch::tanh(torch::linear(x, weight));
+}
+
+Tensor mean_square(const Tensor& output, const Tensor& target) {
+  return torch::mse_loss(output, target);
+}
+
+PipelineStage stage_with(int stage, const std::vector<NamedTensor>& parameters) {
+  const Tensor weight = parameters[0].tensor;
+  return {
+      [weight](const std::vector<Tensor>& x) { return std::vector{residual_layer(x[0], weight)}; },
+      parameters,
+      {.stage = stage, .num_stages = 2}};
+}
+
+// Of one of two replicas.
+Tensor inputs_of(int replica) {
+  return filled({kReplicaRows, kWidth}, 100 * replica + 20);
+}
+Tensor goals_of(int replica) {
+  return filled({kReplicaRows, kWidth}, 100 * replica + 70);
+}
+
+void run_replicas(const std::function<void(const DeviceMesh&)>& body) {
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
+    body(mesh);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Two steps: what the first one left is kept, and reduced once.
+TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
+  const Tensor alone = weight_of(1);
+  for (int step = 0; step < 2; ++step) {
+    const Tensor x = torch::cat({inputs_of(step), inputs_of(step + 1)});
+    const Tensor target = torch::cat({goals_of(step), goals_of(step + 1)});
+    mean_square(residual_layer(residual_layer(x, alone), alone), target).backward();
+  }
+  for (const char* schedule : {"interleaved-1f1b", "looped-bfs", "zb-v"}) {
+    run_replicas([&](const DeviceMesh& mesh) {
+      const Tensor weight = weight_of(1);
+      // The second stage names it twice.
+      Pipeline pipeline(
+          {stage_with(0, {{"weight", weight}}),
+           stage_with(1, {{"weight", weight}, {"again", weight}})},
+          mesh["pp"], {.schedule = schedule, .num_microbatches = 2, .replicas = mesh.group("dp")});
+      for (int step = 0; step < 2; ++step) {
+        const int batch = step + mesh.coordinate("dp");
+        pipeline.step(inputs_of(batch), goals_of(batch), mean_square);
+      }
+      EXPECT_TRUE(torch::allclose(weight.grad(), alone.grad(), 1e-10, 1e-13)) << schedule;
+    });
+  }
+}
+
+// How the ranks of a pipeline hold its stages.
+enum class StageForm { kAlone, kReplicas, kShards };
+
+PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {
+  PipelineOptions options{.schedule = "interleaved-1f1b", .num_microbatches = 2};
+  if (form == StageForm::kReplicas) options.replicas = mesh.group("dp");
+  if (form == StageForm::kShards) options.shards = mesh["dp"];
+  return options;
+}
+
+// Of the parameters with this name: how many have a gradient.
+int num_gradients(const Pipeline& pipeline, const std::string& name) {
+  int count = 0;
+  for (const ParameterShard& shard : pipeline.parameter_shards()) {
+    if (shard.name == name && shard.values.grad().defined()) ++count;
+  }
+  return count;
+}
+
+// As in one process: an optimizer then leaves the parameter as it is, also with weight decay.
+TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
+  for (const StageForm form : {StageForm::kAlone, StageForm::kReplicas, StageForm::kShards}) {
+    for (const bool is_tied : {false, true}) {
+      run_replicas([&](const DeviceMesh& mesh) {
+        Pipeline pipeline({stage_with(0, {{"weight", weight_of(1)}, {"extra", weight_of(2)}}),
+                           stage_with(1, {{"weight", weight_of(3)}, {"extra", weight_of(4)}})},
+                          mesh["pp"], options_for(form, mesh));
+        if (is_tied) pipeline.tie_parameters({{0, "extra"}, {1, "extra"}});
+        for (int step = 0; step < 2; ++step) {
+          pipeline.step(inputs_of(step), goals_of(step), mean_square);
+          EXPECT_EQ(num_gradients(pipeline, "weight"), 2);
+          EXPECT_EQ(num_gradients(pipeline, "extra"), 0);
+        }
+      });
+    }
+  }
+}
+
+// The other replica, and the other stage of a tied parameter, count as zeros.
+TEST(PipelineGradients, AParameterThatOneReplicaUsesHasOneOnAll) {
+  const Tensor alone = weight_of(2);
+  const Tensor output = residual_layer(inputs_of(0) + alone.sum(), weight_of(3));
+  (mean_square(output, goals_of(0)) / 2).backward();
+  const double expected = alone.grad().abs().sum().item<double>();
+  for (const StageForm form : {StageForm::kReplicas, StageForm::kShards}) {
+    for (const bool is_tied : {false, true}) {
+      run_replicas([&](const DeviceMesh& mesh) {
+        const Tensor extra = weight_of(2);
+        const bool is_used = mesh.coordinate("dp") == 1;
+        const PipelineStage first(
+            [=](const std::vector<Tensor>& x) {
+              return std::vector{is_used ? x[0] + extra.sum() : x[0] + 0.0};
+            },
+            {{"extra", extra}}, {.stage = 0, .num_stages = 2});
+        Pipeline pipeline(
+            {first, stage_with(1, {{"weight", weight_of(3)}, {"other", weight_of(4)}})}, mesh["pp"],
+            options_for(form, mesh));
+        if (is_tied) pipeline.tie_parameters({{0, "extra"}, {1, "other"}});
+        pipeline.step(inputs_of(0), goals_of(0), mean_square);
+        EXPECT_EQ(num_gradients(pipeline, "extra"), is_tied ? 2 : 1);
+        EXPECT_EQ(num_gradients(pipeline, "other"), 0);
+        const Tensor sum = torch::zeros({}, torch::kDouble);
+        for (const ParameterShard& shard : pipeline.parameter_shards()) {
+          if (shard.name == "extra") sum.add_(shard.values.grad().abs().sum());
+        }
+        mesh.group("dp").all_reduce(sum);
+        const int num_copies = (form == StageForm::kReplicas ? 2 : 1) * (is_tied ? 2 : 1);
+        EXPECT_NEAR(sum.item<double>(), num_copies * expected, 1e-12);
+      });
+    }
+  }
+}
+
+TEST(PipelineGradients, SparseOnesAreNotReduced) {
+  for (const StageForm form : {StageForm::kReplicas, StageForm::kShards}) {
+    run_replicas([&](const DeviceMesh& mesh) {
+      const Tensor table = filled({6, kWidth}, 1).requires_grad_();
+      const PipelineStage first(
+          [table](const std::vector<Tensor>& x) {
+            return std::vector{torch::embedding(table, x[0], -1, false, /*sparse=*/true)};
+          },
+          {{"table", table}}, {.stage = 0, .num_stages = 2});
+      Pipeline pipeline({first, stage_with(1, {{"weight", weight_of(3)}})}, mesh["pp"],
+                        options_for(form, mesh));
+      EXPECT_THAT(
+          failure_of([&] { pipeline.step(torch::arange(kReplicaRows), goals_of(0), mean_square); }),
+          HasSubstr("the gradient of \"table\" is not dense; make it dense, for example by "
+                    "an embedding with sparse(false)"));
+    });
+  }
+}
+
+// The recipe of the guide: the mean over the labels of the batch that count.
+TEST(PipelineGradients, IgnoredLabelsAreLeftOutOfTheMean) {
+  const Tensor x = inputs_of(0);
+  const Tensor labels = torch::tensor({-100, -100, 1, 2});  // none in the first microbatch
+  const Tensor alone = weight_of(1);
+  const Tensor expected =
+      torch::nn::functional::cross_entropy(residual_layer(residual_layer(x, alone), alone), labels);
+  expected.backward();
+  const auto result = run_groups(1, [&](const ProcessGroup& group) {
+    const Tensor weight = weight_of(1);
+    Pipeline pipeline({stage_with(0, {{"weight", weight}}), stage_with(1, {{"weight", weight}})},
+                      group, {.schedule = "interleaved-1f1b", .num_microbatches = 2});
+    const double share = labels.ne(-100).to(torch::kDouble).mean().item<double>();
+    const auto step = pipeline.step(x, labels, [=](const Tensor& logits, const Tensor& part) {
+      const auto options = torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+      const Tensor sum = torch::nn::functional::cross_entropy(logits, part, options);
+      return sum / (part.numel() * share);
+    });
+    EXPECT_NEAR(step.loss.item<double>(), expected.item<double>(), 1e-12);
+    EXPECT_TRUE(torch::allclose(weight.grad(), alone.grad(), 1e-10, 1e-13));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
