@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "cadre/base/error.h"
@@ -18,13 +19,29 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, format("parallelize_module: {}", problem));
 }
 
+// On a mismatch only the last star takes another character. Earlier ones need not: the text between
+// two stars has matched as early as it can, and if it has a dot, it can match in one place only. So
+// the time is at most the product of the lengths.
 bool matches(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern[0] != '*') {
-    return !name.empty() && pattern[0] == name[0] && matches(pattern.substr(1), name.substr(1));
+  size_t at = 0;       // in the pattern
+  size_t in_name = 0;  // before which the pattern up to `at` matches
+  std::optional<size_t> last_star;
+  size_t star_end = 0;  // in the name: of what the last star has taken
+  while (in_name < name.size()) {
+    if (at < pattern.size() && pattern[at] == '*') {
+      last_star = at++;
+      star_end = in_name;
+    } else if (at < pattern.size() && pattern[at] == name[in_name]) {
+      ++at;
+      ++in_name;
+    } else if (last_star && name[star_end] != '.') {
+      in_name = ++star_end;
+      at = *last_star + 1;
+    } else {
+      return false;
+    }
   }
-  if (matches(pattern.substr(1), name)) return true;
-  return !name.empty() && name[0] != '.' && matches(pattern, name.substr(1));
+  return pattern.find_first_not_of('*', at) == std::string_view::npos;
 }
 
 struct PlannedLayer {

@@ -235,5 +235,41 @@ TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// A pattern of many stars takes no longer than the product of the lengths.
+TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
+  const std::string name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab";
+  struct Outer : torch::nn::Module {
+    explicit Outer(const std::string& name) {
+      inner = register_module("inner", std::make_shared<torch::nn::Module>());
+      inner->register_module(name, Linear(2, 2));
+    }
+    std::shared_ptr<torch::nn::Module> inner;
+  };
+  const auto refusal_of = [&](const std::string& pattern) {
+    std::string message;
+    const auto result = run_groups(1, [&](const ProcessGroup& group) {
+      Outer outer(name);
+      const DeviceMesh mesh(group, {{"tp", 1}});
+      message = error_of(
+          [&] {
+            parallelize_module(outer, mesh, {{pattern, ParallelStyle::kColwise}});
+          },
+          ErrorCode::kInvalidArgument);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    return message;
+  };
+  std::string stars;
+  for (int i = 0; i < 30; ++i) stars += "*a";
+  for (const std::string& pattern :
+       {"inner." + stars + "b", "*." + stars + "*b*", std::string("i*r.*ab"), "*r*." + name}) {
+    EXPECT_EQ(refusal_of(pattern), "no error") << pattern;
+  }
+  for (const std::string& pattern : {"inner." + stars + "c", "*." + stars + "*bb", stars + "b",
+                                     "inner*" + name, std::string("*.*.*"), std::string("*.")}) {
+    EXPECT_THAT(refusal_of(pattern), HasSubstr("matches none")) << pattern;
+  }
+}
+
 }  // namespace
 }  // namespace cadre
