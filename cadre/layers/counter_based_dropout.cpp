@@ -247,6 +247,9 @@ std::optional<std::string> CounterBasedDropoutImpl::problem_of(const LayerParall
   if (how.style == ParallelStyle::kRowwise) {
     return "a dropout is kSequence, kColwise or kReplicated";
   }
+  if (how.gather_output) {
+    return "a dropout works on each element, so it gathers nothing; leave out gather_output";
+  }
   if (how.style == ParallelStyle::kColwise && !options.features) {
     return "set options.features to the size of the whole last dimension, which tells each rank "
            "which elements it holds";

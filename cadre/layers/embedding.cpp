@@ -93,6 +93,9 @@ std::optional<std::string> EmbeddingImpl::problem_of(const LayerParallelism& how
   if (how.style == ParallelStyle::kColwise) {
     return "an embedding is divided by its vocabulary: kRowwise; or it is kSequence or kReplicated";
   }
+  if (!how.input_is_parallel) {
+    return "an embedding takes whole indices in every style; leave out input_is_parallel = false";
+  }
   if (how.style == ParallelStyle::kReplicated) return std::nullopt;
   if (options.max_norm() || options.scale_grad_by_freq() || options.sparse()) {
     return "an embedding with max_norm, scale_grad_by_freq or sparse changes or counts rows "

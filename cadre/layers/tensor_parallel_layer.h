@@ -46,9 +46,9 @@ struct LayerParallelism {
   // Between column-parallel and row-parallel layers lie shards along T: the former gather their
   // input, the latter reduce-scatter their output.
   bool sequence_parallel = false;
-  // kColwise: the output is whole on every rank.
+  // Of a kColwise linear layer: the output is whole on every rank.
   bool gather_output = false;
-  // kRowwise: false if the input is whole on every rank.
+  // Of a kRowwise linear layer: false if the input is whole on every rank.
   bool input_is_parallel = true;
 };
 

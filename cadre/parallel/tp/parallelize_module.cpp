@@ -56,6 +56,7 @@ class Planner {
       : plan_(plan), num_matches_(plan.size()) {
     is_sequence_parallel_ = std::ranges::any_of(
         plan, [](const PlanEntry& entry) { return entry.style == ParallelStyle::kSequence; });
+    std::ranges::for_each(plan, check_options);
     add("", module);
     for (const auto& child : module.named_modules("", /*include_self=*/false)) {
       add(child.key(), *child.value());
@@ -73,6 +74,19 @@ class Planner {
   bool is_sequence_parallel() const { return is_sequence_parallel_; }
 
  private:
+  static void check_options(const PlanEntry& entry) {
+    const auto refuse_option = [&](std::string_view option, ParallelStyle style) {
+      refuse(format("the entry \"{}\" ({}) has {}, which only a {} layer obeys; leave it out",
+                    entry.pattern, to_string(entry.style), option, to_string(style)));
+    };
+    if (entry.gather_output && entry.style != ParallelStyle::kColwise) {
+      refuse_option("gather_output", ParallelStyle::kColwise);
+    }
+    if (!entry.input_is_parallel && entry.style != ParallelStyle::kRowwise) {
+      refuse_option("input_is_parallel = false", ParallelStyle::kRowwise);
+    }
+  }
+
   void add(const std::string& name, torch::nn::Module& module) {
     ++num_modules_;
     if (!name.empty()) names_ += format(" \"{}\"", name);

@@ -19,11 +19,11 @@
 //
 // Threads: as the module. Blocking: collective, until the group's deadline. Lifetime: the layers
 // and the records keep the group or mesh. Errors: kInvalidArgument for a mesh of several axes, a
-// pattern that matches no module, a module that two entries match, a layer that has no such style,
-// a module that is parallelized already or has gradients, ranks whose modules or plans differ. A
-// module is unchanged after an error. What only a forward shows, such as a column-parallel output
-// before a layer that is not row-parallel, is refused there (layers/tensor_parallel_layer.h).
-// Source: torch.distributed.tensor.parallel.parallelize_module.
+// pattern that matches no module, a module that two entries match, a layer that has no such style
+// or option, a module that is parallelized already or has gradients, ranks whose modules or plans
+// differ. A module is unchanged after an error. What only a forward shows, such as a
+// column-parallel output before a layer that is not row-parallel, is refused there
+// (layers/tensor_parallel_layer.h). Source: torch.distributed.tensor.parallel.parallelize_module.
 #pragma once
 
 #include <string>
@@ -44,7 +44,7 @@ struct PlanEntry {
   // The dotted name of a module; `*` in it stands for any characters but dots.
   std::string pattern;
   ParallelStyle style;
-  // See LayerParallelism.
+  // See LayerParallelism. Refused for layers that they do not apply to.
   bool gather_output = false;
   bool input_is_parallel = true;
 };

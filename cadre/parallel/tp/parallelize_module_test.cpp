@@ -149,6 +149,24 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
             "parallelize_module: the pattern \"first.attention\" (kColwise) matches "
             "\"first.attention\", a cadre::SelfAttentionImpl, which is no layer that can be "
             "divided; make it a cadre::Linear, Embedding, LayerNorm or CounterBasedDropout");
+  EXPECT_EQ(
+      refusal(mlp, {{.pattern = "first", .style = ParallelStyle::kRowwise, .gather_output = true}}),
+      "parallelize_module: the entry \"first\" (kRowwise) has gather_output, which only a "
+      "kColwise layer obeys; leave it out");
+  EXPECT_EQ(
+      refusal(mlp,
+              {{.pattern = "first", .style = ParallelStyle::kColwise, .input_is_parallel = false}}),
+      "parallelize_module: the entry \"first\" (kColwise) has input_is_parallel = false, "
+      "which only a kRowwise layer obeys; leave it out");
+  EXPECT_THAT(
+      refusal(
+          gpt,
+          {{.pattern = "tokens", .style = ParallelStyle::kRowwise, .input_is_parallel = false}}),
+      HasSubstr("leave out input_is_parallel = false"));
+  EXPECT_THAT(refusal(gpt, {{.pattern = "*.dropout_hidden",
+                             .style = ParallelStyle::kColwise,
+                             .gather_output = true}}),
+              HasSubstr("leave out gather_output"));
   const std::string on_group = " on the 1 ranks of group \"tp\": ";
   EXPECT_EQ(refusal(gpt, {{"*.norm_1", ParallelStyle::kColwise}}),
             "\"first.norm_1\" cannot be kColwise" + on_group +
