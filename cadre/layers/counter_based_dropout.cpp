@@ -216,6 +216,14 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
 
 DropoutRegion CounterBasedDropoutImpl::region_of(const at::Tensor& input) const {
   const LayerParallelism* const how = parallelism();
+  // Otherwise each rank would draw the mask of the first features for its part of them.
+  if (options.features && !has_style(ParallelStyle::kColwise) &&
+      (input.dim() == 0 || input.size(-1) != *options.features)) {
+    refuse(
+        format("the input {} has not the {} features of options.features; a layer whose input is "
+               "this rank's part of them is kColwise",
+               list_of(input.sizes()), *options.features));
+  }
   if (how == nullptr || how->style == ParallelStyle::kReplicated) return {};
   const int num_ranks = how->group.world_size();
   const int rank = how->group.rank();

@@ -94,12 +94,12 @@ class Planner {
     auto* const layer = dynamic_cast<TensorParallelLayer*>(&module);
     if (entry == nullptr) {
       const bool has_parameters = !module.named_parameters(/*recurse=*/false).is_empty();
-      if (is_sequence_parallel_ && has_parameters) {
+      if (is_sequence_parallel_ && (has_parameters || layer != nullptr)) {
         refuse(
-            format("no pattern of the plan matches \"{}\", which has parameters. The plan is "
-                   "sequence-parallel, so name it kSequence if its inputs are shards of the "
-                   "sequence, and kReplicated if they are whole sequences",
-                   name));
+            format("no pattern of the plan matches \"{}\", {}. The plan is sequence-parallel, so "
+                   "name it kSequence if its inputs are shards of the sequence, and kReplicated if "
+                   "they are whole sequences",
+                   name, has_parameters ? "which has parameters" : "whose style matters"));
       }
       if (layer != nullptr) {
         layers_.push_back({name, layer, {.pattern = name, .style = ParallelStyle::kReplicated}});

@@ -14,8 +14,9 @@
 //
 // With a kSequence entry, activations between blocks are shards of the sequence: column-parallel
 // layers gather them, row-parallel ones and divided embeddings reduce-scatter. Every layer with
-// parameters must then be in the plan, because a layer on shards that does not sum its gradients
-// would train wrongly; name those that see whole sequences kReplicated.
+// parameters, and every one of Cadre's layers, must then be in the plan, because a layer on shards
+// that does not sum its gradients would train wrongly, and a dropout would repeat one mask on all
+// ranks; name those that see whole sequences kReplicated.
 //
 // Threads: as the module. Blocking: collective, until the group's deadline. Lifetime: the layers
 // and the records keep the group or mesh. Errors: kInvalidArgument for a mesh of several axes, a

@@ -181,6 +181,13 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
             "parallelize_module: no pattern of the plan matches \"tokens\", which has parameters. "
             "The plan is sequence-parallel, so name it kSequence if its inputs are shards of the "
             "sequence, and kReplicated if they are whole sequences");
+  DividedGpt sequence(GptKind{.is_sequence_parallel = true});
+  std::vector<PlanEntry> without_dropout = sequence.plan();
+  std::erase_if(without_dropout, [](const PlanEntry& e) { return e.pattern == "*.dropout_2"; });
+  EXPECT_EQ(refusal(sequence, without_dropout),
+            "parallelize_module: no pattern of the plan matches \"first.dropout_2\", whose style "
+            "matters. The plan is sequence-parallel, so name it kSequence if its inputs are shards "
+            "of the sequence, and kReplicated if they are whole sequences");
   EXPECT_FALSE(gpt.tokens->is_parallelized());
   gpt.tokens->weight.mutable_grad() = torch::zeros_like(gpt.tokens->weight);
   EXPECT_EQ(refusal(gpt, gpt.plan()),
