@@ -18,9 +18,9 @@
 // Threads: as the module. Blocking: the constructor and the calls below but parameter_shards() are
 // collective, until the deadline of their groups. Lifetime: a value; keeps the mesh and shares the
 // parameters.
-// Errors: cadre::Error, kInvalidArgument, and a module that is unchanged, for an axis that does not
-// divide the number of experts, a module without such layers, one that is divided already or has
-// gradients, and, on all ranks, for layers that differ between ranks.
+// Errors: cadre::Error, kInvalidArgument, on all ranks also if one rank refuses, and a module that
+// is unchanged, for an axis that does not divide the number of experts, a module without such
+// layers, one that is divided already or has gradients, and for layers that differ between ranks.
 // Source: GShard, https://arxiv.org/abs/2006.16668. docs/decisions/0019-expert-parallel.md.
 #pragma once
 

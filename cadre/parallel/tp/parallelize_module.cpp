@@ -11,6 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/layers/common_refusal.h"
 
 namespace cadre {
 namespace {
@@ -191,21 +192,24 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
                   mesh.to_string(), mesh.axes().size()));
   }
   const ProcessGroup& group = mesh.group(mesh.axes()[0].name);
-  const Planner planner(module, plan);
+  std::optional<Planner> planner;
   const auto parallelism_of = [&](const PlanEntry& entry) {
     return LayerParallelism{.group = group,
                             .style = entry.style,
-                            .sequence_parallel = planner.is_sequence_parallel(),
+                            .sequence_parallel = planner->is_sequence_parallel(),
                             .gather_output = entry.gather_output,
                             .input_is_parallel = entry.input_is_parallel};
   };
   DividedParameters divided;
-  for (const PlannedLayer& planned : planner.layers()) {
-    planned.layer->check(parallelism_of(planned.entry), planned.name, divided);
-  }
-  if (group.world_size() > 1) check_plans_match(planner.layers(), group);
+  layers::check_on_all_ranks(group, [&] {
+    planner.emplace(module, plan);
+    for (const PlannedLayer& planned : planner->layers()) {
+      planned.layer->check(parallelism_of(planned.entry), planned.name, divided);
+    }
+  });
+  if (group.world_size() > 1) check_plans_match(planner->layers(), group);
   make_equal(module, group, "parallelize_module");
-  for (const PlannedLayer& planned : planner.layers()) {
+  for (const PlannedLayer& planned : planner->layers()) {
     planned.layer->parallelize(parallelism_of(planned.entry), planned.name, divided);
   }
   return records_of(module, mesh, divided);

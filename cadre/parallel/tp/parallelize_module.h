@@ -22,9 +22,10 @@
 // and the records keep the group or mesh. Errors: kInvalidArgument for a mesh of several axes, a
 // pattern that matches no module, a module that two entries match, a layer that has no such style
 // or option, a module that is parallelized already or has gradients, ranks whose modules or plans
-// differ. A module is unchanged after an error. What only a forward shows, such as a
-// column-parallel output before a layer that is not row-parallel, is refused there
-// (layers/tensor_parallel_layer.h). Source: torch.distributed.tensor.parallel.parallelize_module.
+// differ. What one rank refuses, all ranks throw, and the group stays usable. A module is unchanged
+// after an error. What only a forward shows, such as a column-parallel output before a layer that
+// is not row-parallel, is refused there (layers/tensor_parallel_layer.h).
+// Source: torch.distributed.tensor.parallel.parallelize_module.
 #pragma once
 
 #include <string>

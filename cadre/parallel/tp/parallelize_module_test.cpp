@@ -296,5 +296,42 @@ TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
   }
 }
 
+// All ranks throw it, and the group stays usable.
+TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto refused = [](const auto& call, const std::string& sentence) {
+      const std::string message = error_of(call, ErrorCode::kInvalidArgument);
+      require(message == sentence, message);
+    };
+    const DeviceMesh mesh(group, {{"tp", 2}});
+    DividedMlp model;
+    if (group.rank() == 1) model.first->weight.mutable_grad() = torch::ones({25, 12});
+    refused([&] { parallelize_module(model, mesh, model.plan()); },
+            "\"first\" cannot be kColwise on the 2 ranks of group \"tp\": its weight has a "
+            "gradient; parallelize a module before its first backward, or zero_grad() before (on "
+            "rank 1 of 2 of group \"tp\")");
+    require(!model.first->is_parallelized(), "a refused module is unchanged");
+    model.zero_grad();
+    refused(
+        [&] {
+          parallelize_module(model, mesh,
+                             {{group.rank() == 1 ? "5th" : "first", ParallelStyle::kColwise}});
+        },
+        "parallelize_module: the pattern \"5th\" (kColwise) matches none of the 5 modules in the "
+        "module; their names are \"first\" \"second\" \"third\" \"fourth\" (on rank 1 of 2 of "
+        "group \"tp\")");
+    parallelize_module(model, mesh, model.plan());
+    torch::nn::EmbeddingOptions options(8, 6);
+    if (group.rank() == 0) options.max_norm(1);
+    refused([&] { VocabParallelEmbedding(options, group); },
+            "\"VocabParallelEmbedding\" cannot be kRowwise on the 2 ranks of group \"world\": an "
+            "embedding with max_norm, scale_grad_by_freq or sparse changes or counts rows that "
+            "another rank has; construct it without (on rank 0 of 2 of group \"world\")");
+    require(model.forward(torch::ones({2, 12})).size(1) == 3, "the group is usable");
+    mesh.close();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 }  // namespace
 }  // namespace cadre
