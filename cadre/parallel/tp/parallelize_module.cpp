@@ -140,6 +140,28 @@ class Planner {
   std::vector<PlannedLayer> layers_;
 };
 
+// A module that is no layer of Cadre's would compute with a part as if it were the whole.
+void check_divided_only_in_layers(const torch::nn::Module& module,
+                                  const DividedParameters& divided) {
+  const auto check = [&](const std::string& name, const torch::nn::Module& each) {
+    if (dynamic_cast<const TensorParallelLayer*>(&each) != nullptr) return;
+    for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
+      const auto known = divided.find(parameter.value().unsafeGetTensorImpl());
+      if (known == divided.end() || !known->second.dim) continue;
+      refuse(
+          format("the parameter \"{}\" of \"{}\" is also one that the plan divides, but a {} "
+                 "computes with whole parameters; use a layer of Cadre's there, for a tied head "
+                 "Embedding::logits() or a cadre::Linear that is kColwise, or a parameter of its "
+                 "own",
+                 parameter.key(), name, each.name()));
+    }
+  };
+  check("", module);
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    check(child.key(), *child.value());
+  }
+}
+
 // The same sentence on all ranks if they differ in what becomes of any layer.
 void check_plans_match(const std::vector<PlannedLayer>& layers, const ProcessGroup& group) {
   Fnv1a digest;
@@ -206,6 +228,7 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
     for (const PlannedLayer& planned : planner->layers()) {
       planned.layer->check(parallelism_of(planned.entry), planned.name, divided);
     }
+    check_divided_only_in_layers(module, divided);
   });
   if (group.world_size() > 1) check_plans_match(planner->layers(), group);
   make_equal(module, group, "parallelize_module");

@@ -21,10 +21,11 @@
 // Threads: as the module. Blocking: collective, until the group's deadline. Lifetime: the layers
 // and the records keep the group or mesh. Errors: kInvalidArgument for a mesh of several axes, a
 // pattern that matches no module, a module that two entries match, a layer that has no such style
-// or option, a module that is parallelized already or has gradients, ranks whose modules or plans
-// differ. What one rank refuses, all ranks throw, and the group stays usable. A module is unchanged
-// after an error. What only a forward shows, such as a column-parallel output before a layer that
-// is not row-parallel, is refused there (layers/tensor_parallel_layer.h).
+// or option, a module that is parallelized already or has gradients, a divided parameter that is
+// also one of a module that is no layer of Cadre's, ranks whose modules or plans differ. What one
+// rank refuses, all ranks throw, and the group stays usable. A module is unchanged after an error.
+// What only a forward shows, such as a column-parallel output before a layer that is not
+// row-parallel, is refused there (layers/tensor_parallel_layer.h).
 // Source: torch.distributed.tensor.parallel.parallelize_module.
 #pragma once
 

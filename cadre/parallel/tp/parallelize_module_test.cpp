@@ -333,5 +333,36 @@ TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// A module of the user would compute with this rank's part as if it were the whole table.
+TEST(ParallelizeModule, RefusesADividedWeightThatAnotherModuleHas) {
+  struct Head : torch::nn::Module {
+    explicit Head(const Tensor& table) { weight = register_parameter("kernel", table); }
+    Tensor weight;
+  };
+  struct Foreign : torch::nn::Module {
+    Foreign() {
+      table = register_module("table", Embedding(11, 6));
+      head = register_module("head", std::make_shared<Head>(table->weight));
+    }
+    Embedding table{nullptr};
+    std::shared_ptr<Head> head;
+  };
+  for (const bool is_named : {false, true}) {
+    Foreign model;
+    std::vector<PlanEntry> plan = {{"table", ParallelStyle::kRowwise}};
+    if (is_named) plan.push_back({"head", ParallelStyle::kReplicated});
+    const std::string message = refusal(model, plan);
+    EXPECT_THAT(message, HasSubstr("parallelize_module: the parameter \"kernel\" of \"head\" is "
+                                   "also one that the plan divides"));
+    EXPECT_FALSE(model.table->is_parallelized());
+  }
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    Foreign whole;
+    parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
+                       {{"table", ParallelStyle::kReplicated}});
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 }  // namespace
 }  // namespace cadre
