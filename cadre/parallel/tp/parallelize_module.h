@@ -12,6 +12,11 @@
 // clip_grad_norm_(records, max_norm) of shard/sharded_norm.h. On an axis of one rank every layer
 // stays the plain one.
 //
+// Between a column-parallel layer and a row-parallel one each rank has a part of the features. A
+// parameter of your own there, as that of a PReLU, gets on each rank the gradient of its part only,
+// without an error, because parallelize_module() does not know where a module lies. Pass it through
+// functional::copy_to_group(parameter, group), whose backward sums over the ranks.
+//
 // With a kSequence entry, activations between blocks are shards of the sequence: column-parallel
 // layers gather them, row-parallel ones and divided embeddings reduce-scatter. Every layer with
 // parameters, and every one of Cadre's layers, must then be in the plan, because a layer on shards

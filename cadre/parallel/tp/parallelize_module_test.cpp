@@ -6,10 +6,12 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/group/differentiable.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/layout.h"
@@ -360,6 +362,43 @@ TEST(ParallelizeModule, RefusesADividedWeightThatAnotherModuleHas) {
     Foreign whole;
     parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
                        {{"table", ParallelStyle::kReplicated}});
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The way that the header gives for parameters whose inputs are parts of the features.
+TEST(ParallelizeModule, CopyToGroupSumsTheGradientOfAParameterBetweenDividedLayers) {
+  struct Scaled : torch::nn::Module {
+    Scaled() {
+      up = register_module("up", Linear(4, 7));
+      slope = register_parameter("slope", torch::full({1}, 0.25));
+      down = register_module("down", Linear(7, 4));
+      to(torch::kDouble);
+    }
+    Tensor forward(const Tensor& x) {
+      const Tensor own = group ? functional::copy_to_group(slope, *group) : slope;
+      return down(torch::prelu(up(x), own));
+    }
+    Linear up{nullptr}, down{nullptr};
+    Tensor slope;
+    std::optional<ProcessGroup> group;
+  };
+  torch::manual_seed(3);
+  const Tensor x = torch::randn({8, 4}, torch::kDouble);
+  Scaled plain;
+  plain.forward(x).square().sum().backward();
+  const Tensor expected = plain.slope.grad();
+  const std::vector<Tensor> weights = plain.parameters();
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const torch::AutoGradMode with_gradients(true);
+    Scaled model;
+    const std::vector<Tensor> own = model.parameters();
+    for (size_t i = 0; i < own.size(); ++i) own[i].set_data(weights[i].detach().clone());
+    parallelize_module(model, DeviceMesh(group, {{"tp", 2}}),
+                       {{"up", ParallelStyle::kColwise}, {"down", ParallelStyle::kRowwise}});
+    model.group = group;
+    model.forward(x).square().sum().backward();
+    require(torch::allclose(model.slope.grad(), expected, 1e-10, 1e-12), "the gradient");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
