@@ -68,7 +68,8 @@ class CADRE_EXPORT ExpertParallel {
   // Sums the gradient of each parameter over the ranks that have the same elements of it: of an
   // expert over the axes other than that of the experts, of other parameters over all. A parameter
   // without a gradient on this rank counts as zeros, and stays without one if none of these ranks
-  // has one, as in one process.
+  // has one, as in one process. Once for each step, after its last backward: a second call adds the
+  // sums again.
   void sum_gradients(const SumGradientsOptions& options = {}) const;
   // The same of a wrapper that shards what this has left on each rank: the gradients of the values
   // of its records. reduced_axes: those of the wrapper.
