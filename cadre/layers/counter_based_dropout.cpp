@@ -216,6 +216,14 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
 
 DropoutRegion CounterBasedDropoutImpl::region_of(const at::Tensor& input) const {
   const LayerParallelism* const how = parallelism();
+  // Otherwise each rank would draw the mask of the first features for its part of them.
+  if (options.features && !has_style(ParallelStyle::kColwise) &&
+      (input.dim() == 0 || input.size(-1) != *options.features)) {
+    refuse(
+        format("the input {} has not the {} features of options.features; a layer whose input is "
+               "this rank's part of them is kColwise",
+               list_of(input.sizes()), *options.features));
+  }
   if (how == nullptr || how->style == ParallelStyle::kReplicated) return {};
   const int num_ranks = how->group.world_size();
   const int rank = how->group.rank();
@@ -246,6 +254,9 @@ std::optional<int64_t> CounterBasedDropoutImpl::divided_dim(std::string_view, Pa
 std::optional<std::string> CounterBasedDropoutImpl::problem_of(const LayerParallelism& how) const {
   if (how.style == ParallelStyle::kRowwise) {
     return "a dropout is kSequence, kColwise or kReplicated";
+  }
+  if (how.gather_output) {
+    return "a dropout works on each element, so it gathers nothing; leave out gather_output";
   }
   if (how.style == ParallelStyle::kColwise && !options.features) {
     return "set options.features to the size of the whole last dimension, which tells each rank "

@@ -66,7 +66,8 @@ struct CounterBasedDropoutOptions {
   uint64_t layer;
   // Shared with the program, which moves it from step to step.
   std::shared_ptr<const DropoutStream> stream;
-  // The size of the last dimension of the whole tensor, for kColwise.
+  // The size of the last dimension of the whole tensor. Needed for kColwise; in other styles, if it
+  // is given, an input of another size is refused.
   std::optional<int64_t> features = {};
 };
 

@@ -150,6 +150,36 @@ TEST(CounterBasedDropout, RefusesWhatHasNoMask) {
               HasSubstr("options.stream is null"));
 }
 
+// Of a column-parallel output it would draw the mask of other features.
+TEST(CounterBasedDropout, RefusesAPartOfItsFeaturesUnlessColumnParallel) {
+  const CounterBasedDropoutOptions options{
+      .layer = kLayer, .stream = std::make_shared<DropoutStream>(kStream), .features = 8};
+  CounterBasedDropout plain(options);
+  EXPECT_EQ(plain(torch::ones({2, 3, 8})).size(-1), 8);
+  EXPECT_EQ(
+      error_of(
+          [&] {
+            plain(torch::ones({2, 3, 4}));
+          },
+          ErrorCode::kInvalidArgument),
+      "counter_based_dropout: the input (2, 3, 4) has not the 8 features of options.features; "
+      "a layer whose input is this rank's part of them is kColwise");
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    for (const auto style : {ParallelStyle::kReplicated, ParallelStyle::kSequence}) {
+      CounterBasedDropout dropout(options);
+      layers::parallelize_new(*dropout, {.group = group, .style = style}, "dropout");
+      dropout(torch::ones({2, 3, 8}));
+      const std::string message = error_of(
+          [&] {
+            dropout(torch::ones({2, 3, 4}));
+          },
+          ErrorCode::kInvalidArgument);
+      testing::require(message.find("has not the 8 features") != std::string::npos, message);
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // Prints; a speed has no place in a test's verdict on a busy machine.
 TEST(CounterBasedDropout, TimeBesideLibtorch) {
   at::set_num_threads(1);

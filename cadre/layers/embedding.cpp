@@ -17,7 +17,7 @@
 namespace cadre {
 namespace {
 
-// Every rank has the same indices, so all refuse them, not only the one that would have the row.
+// Every rank has the same indices, so all refuse them, not only the one that would look them up.
 void check_indices(const at::Tensor& indices, int64_t vocabulary) {
   if (indices.numel() == 0) return;
   const auto [smallest, largest] = at::aminmax(indices);
@@ -37,6 +37,7 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
   if (how == nullptr || how->style == ParallelStyle::kReplicated) {
     return torch::nn::EmbeddingImpl::forward(indices);
   }
+  check_indices(indices, options.num_embeddings());
   if (how->style == ParallelStyle::kRowwise) return rows_of(indices, *how);
   return at::embedding(functional::copy_to_group(weight, how->group),
                        functional::scatter_to_group(indices, how->group),
@@ -46,7 +47,6 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& indices) {
 // Each rank looks up the indices that its rows have and leaves zeros elsewhere; the sum over the
 // ranks has all of them.
 at::Tensor EmbeddingImpl::rows_of(const at::Tensor& indices, const LayerParallelism& how) const {
-  check_indices(indices, options.num_embeddings());
   const Chunk chunk = chunk_of(options.num_embeddings(), how.group.world_size(), how.group.rank());
   const at::Tensor local = indices.reshape({-1}) - chunk.begin;
   const at::Tensor places = local.ge(0).logical_and(local.lt(chunk.size)).nonzero().squeeze(1);
@@ -92,6 +92,9 @@ std::optional<int64_t> EmbeddingImpl::divided_dim(std::string_view, ParallelStyl
 std::optional<std::string> EmbeddingImpl::problem_of(const LayerParallelism& how) const {
   if (how.style == ParallelStyle::kColwise) {
     return "an embedding is divided by its vocabulary: kRowwise; or it is kSequence or kReplicated";
+  }
+  if (!how.input_is_parallel) {
+    return "an embedding takes whole indices in every style; leave out input_is_parallel = false";
   }
   if (how.style == ParallelStyle::kReplicated) return std::nullopt;
   if (options.max_norm() || options.scale_grad_by_freq() || options.sparse()) {

@@ -24,7 +24,8 @@ at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessG
 // The gradients of parameters of which every rank has the same values, summed over the group. Same
 // parameters in the same order on all ranks; one that is in the list twice (a tied weight) counts
 // once. A parameter without a gradient on this rank counts as zeros, and stays without one if no
-// rank has one, as in one process. caller: the name with which an error begins.
+// rank has one, as in one process. A second call adds the sums again. caller: the name with which
+// an error begins.
 void sum_gradients(const std::vector<at::Tensor>& parameters, const ProcessGroup& group,
                    std::string_view caller);
 

@@ -406,6 +406,10 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
     refused([&] { column->clone(); }, "clone the module before it is parallelized");
     refused([&] { VocabParallelEmbedding(torch::nn::EmbeddingOptions(8, 6).max_norm(1), group); },
             "max_norm, scale_grad_by_freq or sparse");
+    Embedding positions(6, 4);
+    layers::parallelize_new(*positions, {.group = group, .style = ParallelStyle::kSequence}, "p");
+    // Only rank 1's shard of them has one outside.
+    refused([&] { positions(torch::arange(8)); }, "reach from 0 to 7, but the vocabulary has 6");
     refused(
         [&] {
           vocab_parallel_cross_entropy(torch::ones({3, 3}), torch::zeros({3}, torch::kLong), group,

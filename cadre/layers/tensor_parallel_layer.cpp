@@ -4,6 +4,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/layers/common_refusal.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
@@ -111,5 +112,17 @@ void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
   wrap::broadcast_tensors(parameters, 0, group);
   wrap::broadcast_tensors(buffers, 0, group);
 }
+
+namespace layers {
+
+void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
+                     std::string_view type) {
+  DividedParameters divided;
+  check_on_all_ranks(how.group, [&] { layer.check(how, type, divided); });
+  make_equal(dynamic_cast<const torch::nn::Module&>(layer), how.group, type);
+  layer.parallelize(how, type, divided);
+}
+
+}  // namespace layers
 
 }  // namespace cadre

@@ -7,8 +7,9 @@
 // Threads: as the module. Blocking: parallelize() never; make_equal() is collective.
 // Lifetime: a parallelized layer keeps its group. A parameter stays the same tensor when it is
 // divided, so an optimizer that was made before has it.
-// Errors: kInvalidArgument with the layer's name for a style that the layer does not have, a
-// second parallelize(), and parameters that have a gradient already.
+// Errors: kInvalidArgument with the layer's name, of a constructor with a group on all ranks, for a
+// style that the layer does not have, a second parallelize(), and parameters that have a gradient
+// already.
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053 and, for sequence parallelism,
 // https://arxiv.org/abs/2205.05198; the styles of torch.distributed.tensor.parallel.
 // docs/decisions/0016-tensor-parallel.md.
@@ -46,9 +47,9 @@ struct LayerParallelism {
   // Between column-parallel and row-parallel layers lie shards along T: the former gather their
   // input, the latter reduce-scatter their output.
   bool sequence_parallel = false;
-  // kColwise: the output is whole on every rank.
+  // Of a kColwise linear layer: the output is whole on every rank.
   bool gather_output = false;
-  // kRowwise: false if the input is whole on every rank.
+  // Of a kRowwise linear layer: false if the input is whole on every rank.
   bool input_is_parallel = true;
 };
 
@@ -106,14 +107,10 @@ CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup
 
 namespace layers {
 
-// The constructor of a layer that is divided from the start: make_equal() and parallelize().
-template <typename Layer>
-void parallelize_new(Layer& layer, const LayerParallelism& how, std::string_view type) {
-  DividedParameters divided;
-  layer.check(how, type, divided);
-  make_equal(layer, how.group, type);
-  layer.parallelize(how, type, divided);
-}
+// The constructor of a layer that is divided from the start: check(), make_equal() and
+// parallelize(). What one rank refuses all ranks throw. REQUIRES: the layer is a torch::nn::Module.
+CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
+                                  std::string_view type);
 
 // clone() of a layer: `copy` is a new one with the same options.
 template <typename Layer>

@@ -92,7 +92,8 @@ class CADRE_EXPORT ContextParallel {
   // After backward: the gradients of parameters of which every rank has the same values, summed
   // over the group. Same parameters in the same order on all ranks; one that is in the list twice
   // (a tied weight) counts once. A parameter without a gradient on this rank counts as zeros, and
-  // stays without one if no rank has one, as in one process.
+  // stays without one if no rank has one, as in one process. Once for each step, after its last
+  // backward: a second call adds the sums again.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
 
  private:

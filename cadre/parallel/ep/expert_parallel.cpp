@@ -11,6 +11,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/layers/common_refusal.h"
 #include "cadre/layers/joint_loss.h"
 #include "cadre/layers/tensor_parallel_layer.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
@@ -157,19 +158,21 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh
                                const ExpertParallelOptions& options)
     : mesh_(mesh) {
   const std::string& axis = options.expert_axis;
-  const std::vector<NamedLayer> layers = layers_of(module);
-  if (layers.empty()) {
-    refuse_division(
-        format("the module \"{}\" has no MixtureOfExperts, so there is nothing to divide along "
-               "\"{}\"",
-               module.name(), axis));
-  }
-  for (const NamedLayer& named : layers) check_layer(named, mesh, axis);
+  const std::vector<NamedLayer> experts = layers_of(module);
+  layers::check_on_all_ranks(mesh.joint_group(names_of_axes(mesh)), [&] {
+    if (experts.empty()) {
+      refuse_division(
+          format("the module \"{}\" has no MixtureOfExperts, so there is nothing to divide along "
+                 "\"{}\"",
+                 module.name(), axis));
+    }
+    for (const NamedLayer& named : experts) check_layer(named, mesh, axis);
+  });
   const std::shared_ptr<const parallel::ExpertGroups> groups = groups_of(mesh, axis);
-  if (mesh.size() > 1) check_equal_on_all(text_of(layers, axis), groups->tokens);
+  if (mesh.size() > 1) check_equal_on_all(text_of(experts, axis), groups->tokens);
   make_equal(module, groups->tokens, "ExpertParallel");
   std::map<const c10::TensorImpl*, std::vector<int64_t>> divided;
-  for (const auto& [name, layer] : layers) {
+  for (const auto& [name, layer] : experts) {
     auto parameters = layer->named_parameters(/*recurse=*/false);
     for (const std::string& parameter : layer->names_of_expert_parameters()) {
       const at::Tensor& tensor = parameters[parameter];

@@ -18,9 +18,9 @@
 // Threads: as the module. Blocking: the constructor and the calls below but parameter_shards() are
 // collective, until the deadline of their groups. Lifetime: a value; keeps the mesh and shares the
 // parameters.
-// Errors: cadre::Error, kInvalidArgument, and a module that is unchanged, for an axis that does not
-// divide the number of experts, a module without such layers, one that is divided already or has
-// gradients, and, on all ranks, for layers that differ between ranks.
+// Errors: cadre::Error, kInvalidArgument, on all ranks also if one rank refuses, and a module that
+// is unchanged, for an axis that does not divide the number of experts, a module without such
+// layers, one that is divided already or has gradients, and for layers that differ between ranks.
 // Source: GShard, https://arxiv.org/abs/2006.16668. docs/decisions/0019-expert-parallel.md.
 #pragma once
 
@@ -68,7 +68,8 @@ class CADRE_EXPORT ExpertParallel {
   // Sums the gradient of each parameter over the ranks that have the same elements of it: of an
   // expert over the axes other than that of the experts, of other parameters over all. A parameter
   // without a gradient on this rank counts as zeros, and stays without one if none of these ranks
-  // has one, as in one process.
+  // has one, as in one process. Once for each step, after its last backward: a second call adds the
+  // sums again.
   void sum_gradients(const SumGradientsOptions& options = {}) const;
   // The same of a wrapper that shards what this has left on each rank: the gradients of the values
   // of its records. reduced_axes: those of the wrapper.

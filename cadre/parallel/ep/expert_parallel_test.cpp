@@ -162,5 +162,21 @@ TEST(ExpertParallel, RefusesWhatCannotBeDivided) {
   });
 }
 
+// All ranks throw it, and the groups stay usable.
+TEST(ExpertParallel, AllRanksRefuseWhatOneRefuses) {
+  run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
+    const bool is_last = mesh.coordinates() == std::vector<int>{1, 1};
+    MixtureOfExperts layer(MixtureOfExpertsOptions{
+        .features = 2, .hidden_features = 2, .num_experts = is_last ? 3 : 4});
+    require_refused([&] { const ExpertParallel experts(*layer, mesh); },
+                    "2 ranks do not divide its 3 experts; take a number of experts that is a "
+                    "multiple of 2 (on rank 3 of 4 of group ");
+    require_refused(
+        [&] { const ExpertParallel experts(model, mesh, {.expert_axis = is_last ? "tp" : "ep"}); },
+        "\"tp\"");
+    const ExpertParallel experts(model, mesh);
+  });
+}
+
 }  // namespace
 }  // namespace cadre

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/layers/common_refusal.h"
 
 namespace cadre {
 namespace {
@@ -18,13 +20,29 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, format("parallelize_module: {}", problem));
 }
 
+// On a mismatch only the last star takes another character. Earlier ones need not: the text between
+// two stars has matched as early as it can, and if it has a dot, it can match in one place only. So
+// the time is at most the product of the lengths.
 bool matches(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern[0] != '*') {
-    return !name.empty() && pattern[0] == name[0] && matches(pattern.substr(1), name.substr(1));
+  size_t at = 0;       // in the pattern
+  size_t in_name = 0;  // before which the pattern up to `at` matches
+  std::optional<size_t> last_star;
+  size_t star_end = 0;  // in the name: of what the last star has taken
+  while (in_name < name.size()) {
+    if (at < pattern.size() && pattern[at] == '*') {
+      last_star = at++;
+      star_end = in_name;
+    } else if (at < pattern.size() && pattern[at] == name[in_name]) {
+      ++at;
+      ++in_name;
+    } else if (last_star && name[star_end] != '.') {
+      in_name = ++star_end;
+      at = *last_star + 1;
+    } else {
+      return false;
+    }
   }
-  if (matches(pattern.substr(1), name)) return true;
-  return !name.empty() && name[0] != '.' && matches(pattern, name.substr(1));
+  return pattern.find_first_not_of('*', at) == std::string_view::npos;
 }
 
 struct PlannedLayer {
@@ -39,6 +57,7 @@ class Planner {
       : plan_(plan), num_matches_(plan.size()) {
     is_sequence_parallel_ = std::ranges::any_of(
         plan, [](const PlanEntry& entry) { return entry.style == ParallelStyle::kSequence; });
+    std::ranges::for_each(plan, check_options);
     add("", module);
     for (const auto& child : module.named_modules("", /*include_self=*/false)) {
       add(child.key(), *child.value());
@@ -56,6 +75,19 @@ class Planner {
   bool is_sequence_parallel() const { return is_sequence_parallel_; }
 
  private:
+  static void check_options(const PlanEntry& entry) {
+    const auto refuse_option = [&](std::string_view option, ParallelStyle style) {
+      refuse(format("the entry \"{}\" ({}) has {}, which only a {} layer obeys; leave it out",
+                    entry.pattern, to_string(entry.style), option, to_string(style)));
+    };
+    if (entry.gather_output && entry.style != ParallelStyle::kColwise) {
+      refuse_option("gather_output", ParallelStyle::kColwise);
+    }
+    if (!entry.input_is_parallel && entry.style != ParallelStyle::kRowwise) {
+      refuse_option("input_is_parallel = false", ParallelStyle::kRowwise);
+    }
+  }
+
   void add(const std::string& name, torch::nn::Module& module) {
     ++num_modules_;
     if (!name.empty()) names_ += format(" \"{}\"", name);
@@ -63,12 +95,12 @@ class Planner {
     auto* const layer = dynamic_cast<TensorParallelLayer*>(&module);
     if (entry == nullptr) {
       const bool has_parameters = !module.named_parameters(/*recurse=*/false).is_empty();
-      if (is_sequence_parallel_ && has_parameters) {
+      if (is_sequence_parallel_ && (has_parameters || layer != nullptr)) {
         refuse(
-            format("no pattern of the plan matches \"{}\", which has parameters. The plan is "
-                   "sequence-parallel, so name it kSequence if its inputs are shards of the "
-                   "sequence, and kReplicated if they are whole sequences",
-                   name));
+            format("no pattern of the plan matches \"{}\", {}. The plan is sequence-parallel, so "
+                   "name it kSequence if its inputs are shards of the sequence, and kReplicated if "
+                   "they are whole sequences",
+                   name, has_parameters ? "which has parameters" : "whose style matters"));
       }
       if (layer != nullptr) {
         layers_.push_back({name, layer, {.pattern = name, .style = ParallelStyle::kReplicated}});
@@ -107,6 +139,28 @@ class Planner {
   std::string names_;
   std::vector<PlannedLayer> layers_;
 };
+
+// A module that is no layer of Cadre's would compute with a part as if it were the whole.
+void check_divided_only_in_layers(const torch::nn::Module& module,
+                                  const DividedParameters& divided) {
+  const auto check = [&](const std::string& name, const torch::nn::Module& each) {
+    if (dynamic_cast<const TensorParallelLayer*>(&each) != nullptr) return;
+    for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
+      const auto known = divided.find(parameter.value().unsafeGetTensorImpl());
+      if (known == divided.end() || !known->second.dim) continue;
+      refuse(
+          format("the parameter \"{}\" of \"{}\" is also one that the plan divides, but a {} "
+                 "computes with whole parameters; use a layer of Cadre's there, for a tied head "
+                 "Embedding::logits() or a cadre::Linear that is kColwise, or a parameter of its "
+                 "own",
+                 parameter.key(), name, each.name()));
+    }
+  };
+  check("", module);
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    check(child.key(), *child.value());
+  }
+}
 
 // The same sentence on all ranks if they differ in what becomes of any layer.
 void check_plans_match(const std::vector<PlannedLayer>& layers, const ProcessGroup& group) {
@@ -160,21 +214,25 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
                   mesh.to_string(), mesh.axes().size()));
   }
   const ProcessGroup& group = mesh.group(mesh.axes()[0].name);
-  const Planner planner(module, plan);
+  std::optional<Planner> planner;
   const auto parallelism_of = [&](const PlanEntry& entry) {
     return LayerParallelism{.group = group,
                             .style = entry.style,
-                            .sequence_parallel = planner.is_sequence_parallel(),
+                            .sequence_parallel = planner->is_sequence_parallel(),
                             .gather_output = entry.gather_output,
                             .input_is_parallel = entry.input_is_parallel};
   };
   DividedParameters divided;
-  for (const PlannedLayer& planned : planner.layers()) {
-    planned.layer->check(parallelism_of(planned.entry), planned.name, divided);
-  }
-  if (group.world_size() > 1) check_plans_match(planner.layers(), group);
+  layers::check_on_all_ranks(group, [&] {
+    planner.emplace(module, plan);
+    for (const PlannedLayer& planned : planner->layers()) {
+      planned.layer->check(parallelism_of(planned.entry), planned.name, divided);
+    }
+    check_divided_only_in_layers(module, divided);
+  });
+  if (group.world_size() > 1) check_plans_match(planner->layers(), group);
   make_equal(module, group, "parallelize_module");
-  for (const PlannedLayer& planned : planner.layers()) {
+  for (const PlannedLayer& planned : planner->layers()) {
     planned.layer->parallelize(parallelism_of(planned.entry), planned.name, divided);
   }
   return records_of(module, mesh, divided);

@@ -12,17 +12,25 @@
 // clip_grad_norm_(records, max_norm) of shard/sharded_norm.h. On an axis of one rank every layer
 // stays the plain one.
 //
+// Between a column-parallel layer and a row-parallel one each rank has a part of the features. A
+// parameter of your own there, as that of a PReLU, gets on each rank the gradient of its part only,
+// without an error, because parallelize_module() does not know where a module lies. Pass it through
+// functional::copy_to_group(parameter, group), whose backward sums over the ranks.
+//
 // With a kSequence entry, activations between blocks are shards of the sequence: column-parallel
 // layers gather them, row-parallel ones and divided embeddings reduce-scatter. Every layer with
-// parameters must then be in the plan, because a layer on shards that does not sum its gradients
-// would train wrongly; name those that see whole sequences kReplicated.
+// parameters, and every one of Cadre's layers, must then be in the plan, because a layer on shards
+// that does not sum its gradients would train wrongly, and a dropout would repeat one mask on all
+// ranks; name those that see whole sequences kReplicated.
 //
 // Threads: as the module. Blocking: collective, until the group's deadline. Lifetime: the layers
 // and the records keep the group or mesh. Errors: kInvalidArgument for a mesh of several axes, a
-// pattern that matches no module, a module that two entries match, a layer that has no such style,
-// a module that is parallelized already or has gradients, ranks whose modules or plans differ. A
-// module is unchanged after an error. What only a forward shows, such as a column-parallel output
-// before a layer that is not row-parallel, is refused there (layers/tensor_parallel_layer.h).
+// pattern that matches no module, a module that two entries match, a layer that has no such style
+// or option, a module that is parallelized already or has gradients, a divided parameter that is
+// also one of a module that is no layer of Cadre's, ranks whose modules or plans differ. What one
+// rank refuses, all ranks throw, and the group stays usable. A module is unchanged after an error.
+// What only a forward shows, such as a column-parallel output before a layer that is not
+// row-parallel, is refused there (layers/tensor_parallel_layer.h).
 // Source: torch.distributed.tensor.parallel.parallelize_module.
 #pragma once
 
@@ -44,7 +52,7 @@ struct PlanEntry {
   // The dotted name of a module; `*` in it stands for any characters but dots.
   std::string pattern;
   ParallelStyle style;
-  // See LayerParallelism.
+  // See LayerParallelism. Refused for layers that they do not apply to.
   bool gather_output = false;
   bool input_is_parallel = true;
 };

@@ -6,10 +6,12 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/group/differentiable.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/layout.h"
@@ -149,6 +151,24 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
             "parallelize_module: the pattern \"first.attention\" (kColwise) matches "
             "\"first.attention\", a cadre::SelfAttentionImpl, which is no layer that can be "
             "divided; make it a cadre::Linear, Embedding, LayerNorm or CounterBasedDropout");
+  EXPECT_EQ(
+      refusal(mlp, {{.pattern = "first", .style = ParallelStyle::kRowwise, .gather_output = true}}),
+      "parallelize_module: the entry \"first\" (kRowwise) has gather_output, which only a "
+      "kColwise layer obeys; leave it out");
+  EXPECT_EQ(
+      refusal(mlp,
+              {{.pattern = "first", .style = ParallelStyle::kColwise, .input_is_parallel = false}}),
+      "parallelize_module: the entry \"first\" (kColwise) has input_is_parallel = false, "
+      "which only a kRowwise layer obeys; leave it out");
+  EXPECT_THAT(
+      refusal(
+          gpt,
+          {{.pattern = "tokens", .style = ParallelStyle::kRowwise, .input_is_parallel = false}}),
+      HasSubstr("leave out input_is_parallel = false"));
+  EXPECT_THAT(refusal(gpt, {{.pattern = "*.dropout_hidden",
+                             .style = ParallelStyle::kColwise,
+                             .gather_output = true}}),
+              HasSubstr("leave out gather_output"));
   const std::string on_group = " on the 1 ranks of group \"tp\": ";
   EXPECT_EQ(refusal(gpt, {{"*.norm_1", ParallelStyle::kColwise}}),
             "\"first.norm_1\" cannot be kColwise" + on_group +
@@ -163,6 +183,13 @@ TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
             "parallelize_module: no pattern of the plan matches \"tokens\", which has parameters. "
             "The plan is sequence-parallel, so name it kSequence if its inputs are shards of the "
             "sequence, and kReplicated if they are whole sequences");
+  DividedGpt sequence(GptKind{.is_sequence_parallel = true});
+  std::vector<PlanEntry> without_dropout = sequence.plan();
+  std::erase_if(without_dropout, [](const PlanEntry& e) { return e.pattern == "*.dropout_2"; });
+  EXPECT_EQ(refusal(sequence, without_dropout),
+            "parallelize_module: no pattern of the plan matches \"first.dropout_2\", whose style "
+            "matters. The plan is sequence-parallel, so name it kSequence if its inputs are shards "
+            "of the sequence, and kReplicated if they are whole sequences");
   EXPECT_FALSE(gpt.tokens->is_parallelized());
   gpt.tokens->weight.mutable_grad() = torch::zeros_like(gpt.tokens->weight);
   EXPECT_EQ(refusal(gpt, gpt.plan()),
@@ -231,6 +258,147 @@ TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
                 ErrorCode::kInvalidArgument)
                     .find("is also a parameter of another layer") != std::string::npos,
             "two ways to divide one weight");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A pattern of many stars takes no longer than the product of the lengths.
+TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
+  const std::string name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab";
+  struct Outer : torch::nn::Module {
+    explicit Outer(const std::string& name) {
+      inner = register_module("inner", std::make_shared<torch::nn::Module>());
+      inner->register_module(name, Linear(2, 2));
+    }
+    std::shared_ptr<torch::nn::Module> inner;
+  };
+  const auto refusal_of = [&](const std::string& pattern) {
+    std::string message;
+    const auto result = run_groups(1, [&](const ProcessGroup& group) {
+      Outer outer(name);
+      const DeviceMesh mesh(group, {{"tp", 1}});
+      message = error_of(
+          [&] {
+            parallelize_module(outer, mesh, {{pattern, ParallelStyle::kColwise}});
+          },
+          ErrorCode::kInvalidArgument);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    return message;
+  };
+  std::string stars;
+  for (int i = 0; i < 30; ++i) stars += "*a";
+  for (const std::string& pattern :
+       {"inner." + stars + "b", "*." + stars + "*b*", std::string("i*r.*ab"), "*r*." + name}) {
+    EXPECT_EQ(refusal_of(pattern), "no error") << pattern;
+  }
+  for (const std::string& pattern : {"inner." + stars + "c", "*." + stars + "*bb", stars + "b",
+                                     "inner*" + name, std::string("*.*.*"), std::string("*.")}) {
+    EXPECT_THAT(refusal_of(pattern), HasSubstr("matches none")) << pattern;
+  }
+}
+
+// All ranks throw it, and the group stays usable.
+TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto refused = [](const auto& call, const std::string& sentence) {
+      const std::string message = error_of(call, ErrorCode::kInvalidArgument);
+      require(message == sentence, message);
+    };
+    const DeviceMesh mesh(group, {{"tp", 2}});
+    DividedMlp model;
+    if (group.rank() == 1) model.first->weight.mutable_grad() = torch::ones({25, 12});
+    refused([&] { parallelize_module(model, mesh, model.plan()); },
+            "\"first\" cannot be kColwise on the 2 ranks of group \"tp\": its weight has a "
+            "gradient; parallelize a module before its first backward, or zero_grad() before (on "
+            "rank 1 of 2 of group \"tp\")");
+    require(!model.first->is_parallelized(), "a refused module is unchanged");
+    model.zero_grad();
+    refused(
+        [&] {
+          parallelize_module(model, mesh,
+                             {{group.rank() == 1 ? "5th" : "first", ParallelStyle::kColwise}});
+        },
+        "parallelize_module: the pattern \"5th\" (kColwise) matches none of the 5 modules in the "
+        "module; their names are \"first\" \"second\" \"third\" \"fourth\" (on rank 1 of 2 of "
+        "group \"tp\")");
+    parallelize_module(model, mesh, model.plan());
+    torch::nn::EmbeddingOptions options(8, 6);
+    if (group.rank() == 0) options.max_norm(1);
+    refused([&] { VocabParallelEmbedding(options, group); },
+            "\"VocabParallelEmbedding\" cannot be kRowwise on the 2 ranks of group \"world\": an "
+            "embedding with max_norm, scale_grad_by_freq or sparse changes or counts rows that "
+            "another rank has; construct it without (on rank 0 of 2 of group \"world\")");
+    require(model.forward(torch::ones({2, 12})).size(1) == 3, "the group is usable");
+    mesh.close();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A module of the user would compute with this rank's part as if it were the whole table.
+TEST(ParallelizeModule, RefusesADividedWeightThatAnotherModuleHas) {
+  struct Head : torch::nn::Module {
+    explicit Head(const Tensor& table) { weight = register_parameter("kernel", table); }
+    Tensor weight;
+  };
+  struct Foreign : torch::nn::Module {
+    Foreign() {
+      table = register_module("table", Embedding(11, 6));
+      head = register_module("head", std::make_shared<Head>(table->weight));
+    }
+    Embedding table{nullptr};
+    std::shared_ptr<Head> head;
+  };
+  for (const bool is_named : {false, true}) {
+    Foreign model;
+    std::vector<PlanEntry> plan = {{"table", ParallelStyle::kRowwise}};
+    if (is_named) plan.push_back({"head", ParallelStyle::kReplicated});
+    const std::string message = refusal(model, plan);
+    EXPECT_THAT(message, HasSubstr("parallelize_module: the parameter \"kernel\" of \"head\" is "
+                                   "also one that the plan divides"));
+    EXPECT_FALSE(model.table->is_parallelized());
+  }
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    Foreign whole;
+    parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
+                       {{"table", ParallelStyle::kReplicated}});
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The way that the header gives for parameters whose inputs are parts of the features.
+TEST(ParallelizeModule, CopyToGroupSumsTheGradientOfAParameterBetweenDividedLayers) {
+  struct Scaled : torch::nn::Module {
+    Scaled() {
+      up = register_module("up", Linear(4, 7));
+      slope = register_parameter("slope", torch::full({1}, 0.25));
+      down = register_module("down", Linear(7, 4));
+      to(torch::kDouble);
+    }
+    Tensor forward(const Tensor& x) {
+      const Tensor own = group ? functional::copy_to_group(slope, *group) : slope;
+      return down(torch::prelu(up(x), own));
+    }
+    Linear up{nullptr}, down{nullptr};
+    Tensor slope;
+    std::optional<ProcessGroup> group;
+  };
+  torch::manual_seed(3);
+  const Tensor x = torch::randn({8, 4}, torch::kDouble);
+  Scaled plain;
+  plain.forward(x).square().sum().backward();
+  const Tensor expected = plain.slope.grad();
+  const std::vector<Tensor> weights = plain.parameters();
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const torch::AutoGradMode with_gradients(true);
+    Scaled model;
+    const std::vector<Tensor> own = model.parameters();
+    for (size_t i = 0; i < own.size(); ++i) own[i].set_data(weights[i].detach().clone());
+    parallelize_module(model, DeviceMesh(group, {{"tp", 2}}),
+                       {{"up", ParallelStyle::kColwise}, {"down", ParallelStyle::kRowwise}});
+    model.group = group;
+    model.forward(x).square().sum().backward();
+    require(torch::allclose(model.slope.grad(), expected, 1e-10, 1e-12), "the gradient");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
